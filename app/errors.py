@@ -1,0 +1,151 @@
+"""What can go wrong, as one tree; each error knows its problem type and HTTP status (RFC 9457).
+
+    FlopwatchError
+    ├── InvalidRequest             422  a field is wrong; `errors` point at it
+    │   └── IdempotencyMismatch    422  the same Idempotency-Key came with another body
+    ├── Unauthorized               401
+    ├── NotFound                   404
+    ├── Conflict                   409  the job's state does not allow it
+    │   └── LeaseLost              409  this worker no longer owns the attempt; nothing was recorded
+    ├── BodyTooLarge               413
+    ├── DatabaseBusy               503  locked for longer than the timeout; try again
+    ├── DiskFull                   507  reads go on
+    └── InvalidEnvironment         500  this host, database or folder cannot be used; raised at start
+        ├── DatabaseNewer               written by a newer Flopwatch
+        └── NetworkFileSystem           SQLite's locks do not hold there
+
+A job that fails is no exception of the service but a value: its `error` is a problem built by `job_problem`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+PROBLEM_PREFIX = "urn:flopwatch:problem:"
+
+JOB_PROBLEM_TITLES = {
+    "cancelled": "The job was cancelled",
+    "crashed": "The job's process died",
+    "failed": "The job raised an error",
+    "invalid_environment": "The worker's environment cannot run this job",
+    "storage_full": "The worker ran out of disk space",
+    "timeout": "The job ran longer than its timeout_s",
+    "unsupported": "The worker does not support what the job asks for",
+    "worker_lost": "The worker that ran the job was lost",
+}
+
+
+@dataclass(frozen=True)
+class FieldError:
+    """One wrong field: a JSON pointer (RFC 6901) into the body as sent, and what to do about it."""
+
+    pointer: str
+    detail: str
+
+
+class FlopwatchError(Exception):
+    """Base of every error that the service answers with."""
+
+    code: ClassVar[str] = "internal_error"
+    status: ClassVar[int] = 500
+    title: ClassVar[str] = "Internal error"
+
+    def __init__(self, detail: str, *, errors: tuple[FieldError, ...] = ()) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.errors = errors
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Response headers that go with this error."""
+        return {}
+
+
+class InvalidRequest(FlopwatchError):
+    code = "invalid_request"
+    status = 422
+    title = "The request is not valid"
+
+
+class IdempotencyMismatch(InvalidRequest):
+    code = "idempotency_mismatch"
+    title = "This Idempotency-Key was used with another body"
+
+
+class Unauthorized(FlopwatchError):
+    code = "unauthorized"
+    status = 401
+    title = "A valid API token is needed"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"WWW-Authenticate": 'Basic realm="flopwatch", charset="UTF-8"'}
+
+
+class NotFound(FlopwatchError):
+    code = "not_found"
+    status = 404
+    title = "Not found"
+
+
+class Conflict(FlopwatchError):
+    code = "conflict"
+    status = 409
+    title = "The state does not allow this"
+
+
+class LeaseLost(Conflict):
+    code = "lease_lost"
+    title = "This worker no longer owns the attempt"
+
+
+class BodyTooLarge(FlopwatchError):
+    code = "body_too_large"
+    status = 413
+    title = "The request body is too large"
+
+
+class DatabaseBusy(FlopwatchError):
+    code = "database_busy"
+    status = 503
+    title = "The database is locked; try again"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Retry-After": "1"}
+
+
+class DiskFull(FlopwatchError):
+    code = "disk_full"
+    status = 507
+    title = "No space is left on the disk"
+
+
+class InvalidEnvironment(FlopwatchError):
+    code = "invalid_environment"
+    title = "Flopwatch cannot run here"
+
+
+class DatabaseNewer(InvalidEnvironment):
+    code = "database_newer"
+    title = "The database was written by a newer Flopwatch"
+
+
+class NetworkFileSystem(InvalidEnvironment):
+    code = "network_file_system"
+    title = "SQLite cannot be used on a network file system"
+
+
+def job_problem(code: str, detail: str, **extensions: Any) -> dict[str, Any]:
+    """The `error` of a job: a problem object whose `code` is one of JOB_PROBLEM_TITLES.
+
+    `extensions` are added as they are: exit_code, signal, log_head, log_tail, …
+    """
+    return {
+        "type": PROBLEM_PREFIX + code,
+        "title": JOB_PROBLEM_TITLES[code],
+        "code": code,
+        "detail": detail,
+        **extensions,
+    }

@@ -1,0 +1,45 @@
+"""Settings, read from the environment (`FLOPWATCH_*`). Nothing is built at import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """One process's settings; every field is an environment variable with the prefix FLOPWATCH_."""
+
+    model_config = SettingsConfigDict(env_prefix="FLOPWATCH_", frozen=True, extra="ignore")
+
+    data_dir: Path = Field(
+        default_factory=lambda: Path.home() / ".local" / "share" / "flopwatch",
+        description="Folder of the database, artifacts and logs. On a local disk.",
+    )
+    database_url: str | None = Field(
+        default=None, description="SQLAlchemy URL; by default SQLite in the data folder."
+    )
+    host: str = Field(default="127.0.0.1", description="Address that the server listens on.")
+    port: int = Field(default=8000, ge=0, le=65535, description="Port that the server listens on; 0 takes a free one.")
+    api_token: SecretStr | None = Field(default=None, description="When set, every route but /healthz asks for it.")
+    lease_s: float = Field(
+        default=30.0, gt=0, le=86_400, description="A worker silent for this many seconds loses its jobs."
+    )
+    busy_timeout_s: float = Field(
+        default=5.0, gt=0, le=600, description="How long a write waits for the database before 503, seconds."
+    )
+    max_body_bytes: int = Field(default=1 << 20, ge=1024, description="Largest request body, bytes.")
+    grace_s: float = Field(
+        default=10.0, ge=0, le=3600, description="Seconds between terminate and kill, and for a worker to drain."
+    )
+
+    @property
+    def resolved_database_url(self) -> str:
+        """The database's URL: FLOPWATCH_DATABASE_URL, or SQLite in the data folder."""
+        return self.database_url or f"sqlite:///{self.data_dir.absolute() / 'flopwatch.sqlite3'}"
+
+    @property
+    def artifacts_dir(self) -> Path:
+        """Folder of the content-addressed artifact files."""
+        return self.data_dir / "artifacts"

@@ -1,0 +1,69 @@
+"""What every job spec has: strict fields, the resources it needs, and how its results are laid out as a table."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict
+from pydantic_core import PydanticCustomError
+
+Device = Literal["auto", "cpu", "cuda"]
+Scalar = str | int | float | bool | None
+
+
+class StrictModel(BaseModel):
+    """A frozen model that refuses unknown fields, NaN, infinity and values of another type ("128" is no number)."""
+
+    model_config = ConfigDict(
+        frozen=True, strict=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class Resources(StrictModel):
+    """What a job needs of a host, known without torch; the queue keeps these as indexed columns of the job."""
+
+    device_type: Device
+    """`auto`: a GPU where the worker has one, else the CPU."""
+    devices: int
+    """Number of GPUs (of processes, on a CPU)."""
+    exclusive_host: bool = False
+    """Nothing else may run on the host meanwhile. CPU jobs always run alone, whatever this says."""
+
+
+class SpecBase(StrictModel):
+    """Base of every job kind's spec. A subclass sets `kind` to a Literal with its file's name as the default."""
+
+    kind: str
+
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
+    """Named partial specs that forms and the CLI offer."""
+    table_rows: ClassVar[tuple[str, ...]] = ()
+    """Coordinates that make the rows of this kind's default table."""
+    table_columns: ClassVar[tuple[str, ...]] = ()
+    """Metrics that make its columns, in this order."""
+
+    def resources(self) -> Resources:
+        """Devices this job needs."""
+        raise NotImplementedError
+
+    def requirements(self) -> frozenset[str]:
+        """Names that a worker must have, as "family:name": "attention:eager", "model:transformer_lm"."""
+        return frozenset()
+
+    def coordinates(self) -> dict[str, Scalar]:
+        """The coordinates that identify this job's case in its measurements and tables."""
+        raise NotImplementedError
+
+    @classmethod
+    def example(cls) -> Self:
+        """The spec with every default, which runs."""
+        return cls()
+
+
+def field_error(field: str, message: str) -> PydanticCustomError:
+    """An error of a model validator that belongs to one `field` (a name, or a/b path below the model).
+
+    The API appends the field to the pointer; pydantic alone would blame the whole model.
+    """
+    # Braces would be taken for a template's.
+    return PydanticCustomError("field_error", "{message}", {"field": field, "message": message})
