@@ -1,0 +1,38 @@
+"""How each kind runs: one runner per kind, in a file named as its spec's. Importing this imports no torch."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from workers.jobs.base import Runner
+from workers.outcome import Unsupported
+
+NOT_KINDS = {"base"}
+
+
+def _walk() -> dict[str, Runner]:
+    runners: dict[str, Runner] = {}
+    for module_info in pkgutil.iter_modules(__path__):
+        if module_info.name in NOT_KINDS:
+            continue
+        runner: Runner = importlib.import_module(f"{__name__}.{module_info.name}").RUNNER
+        if runner.kind != module_info.name:
+            raise RuntimeError(f"workers/jobs/{module_info.name}.py runs kind {runner.kind!r}: name the file after it")
+        runners[runner.kind] = runner
+    return runners
+
+
+RUNNERS: dict[str, Runner] = _walk()
+
+
+def runner_for(kind: str) -> Runner:
+    """The runner of a kind.
+
+    Raises:
+        Unsupported: this worker has none.
+    """
+    try:
+        return RUNNERS[kind]
+    except KeyError:
+        raise Unsupported(f"no runner for kind {kind!r}; this worker runs {', '.join(sorted(RUNNERS))}") from None
