@@ -1,0 +1,74 @@
+# Everything a developer types. `make help` lists it.
+#
+#   make demo PYTHON=python3.12             another interpreter
+#   make install TORCH="torch==2.11.0"      another torch (pip's own settings choose the index)
+#   make test ARGS="tests/app -k claim"     fewer tests
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+ARGS ?= tests
+GPU_ARGS ?= $(wildcard tests/kernels tests/parallel tests/workers)
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+# A test that hangs is a failure with a traceback, not a lost afternoon.
+TEST_TIMEOUT_S := 300
+
+.PHONY: help install demo test serve lint format typecheck gpu-test wheel clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(STAMP)  ## make .venv with the project and its development tools
+
+# Torch first: it is settled before anything that depends on it, so no later step can replace it. A CPU build of torch
+# brings no Triton; then ours does (Triton kernels are tested on the CPU by its interpreter).
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "Flopwatch needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version 2>&1)." \
+	       "Choose another: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing $(TORCH); the first time this downloads several hundred megabytes."
+	@$(PIP) "$(TORCH)"
+	@extras=dev; $(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("triton") is None)' \
+	  || extras=dev,triton; \
+	echo "Installing flopwatch[$$extras]."; \
+	$(PIP) "$(TORCH)" --editable ".[$$extras]"
+	@touch $@
+
+demo: install  ## run the main job end to end on a small sweep and print its table
+	@$(BIN)/python benchmarks/demo.py
+
+test: install  ## run the whole suite
+	$(BIN)/python -m pytest --timeout=$(TEST_TIMEOUT_S) $(ARGS)
+
+serve: install  ## run server and worker on this host
+	$(BIN)/flopwatch up
+
+lint: install  ## ruff and the import contracts
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+format: install  ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+typecheck: install  ## mypy --strict
+	$(BIN)/mypy
+
+gpu-test:  ## the tests that need a GPU; installs nothing: any python3 with torch and pytest will do
+	python3 -m pytest -m gpu --require-gpu $(GPU_ARGS)
+
+wheel: install  ## build dist/*.whl
+	$(BIN)/python -m pip --disable-pip-version-check wheel --no-deps --no-build-isolation --wheel-dir dist .
+
+clean:  ## remove everything that is not source
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,65 @@
+"""What all tests share. Needs pytest and torch only: GPU hosts run part of the suite with nothing else installed."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.metadata
+import os
+import random
+import secrets
+
+import pytest
+
+SEED = pytest.StashKey[int]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("flopwatch")
+    group.addoption("--random-seed", type=int, default=None, help="repeat a run's random choices")
+    group.addoption("--require-gpu", action="store_true", help="without a GPU, GPU tests fail instead of being skipped")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    chosen = config.getoption("--random-seed")
+    config.stash[SEED] = secrets.randbelow(2**32) if chosen is None else chosen
+    if not config.pluginmanager.hasplugin("timeout"):
+        config.addinivalue_line("markers", "timeout(seconds): kept by pytest-timeout, which is not installed here")
+    # The developer's own settings must change no test, and no test may touch the developer's own data.
+    for name in [name for name in os.environ if name.startswith("FLOPWATCH_")]:
+        del os.environ[name]
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    return [
+        f"random seed: {config.stash[SEED]} (repeat with --random-seed={config.stash[SEED]})",
+        f"torch: {importlib.metadata.version('torch')}",
+    ]
+
+
+@functools.cache
+def why_no_gpu() -> str | None:
+    """Why CUDA cannot be used here, or None. Without a driver this is known without importing torch (2 s)."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return "no NVIDIA driver"
+    import torch
+
+    return None if torch.cuda.is_available() else f"torch {torch.__version__} sees no CUDA device"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is None or (reason := why_no_gpu()) is None:
+        return
+    if item.config.getoption("--require-gpu"):
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> random.Random:
+    """Random choices of one test, from the run's printed seed and the test's name: the order of tests is no matter."""
+    seed = request.config.stash[SEED]
+    print(f"random seed: {seed}")
+    return random.Random(f"{seed} {request.node.nodeid}")
