@@ -1,0 +1,73 @@
+"""The checkout, and copies of it that a test may break."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("app", "kernels", "migrations", "parallel", "workers")
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The checkout."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def sources() -> list[Path]:
+    """Every file of the checkout that git does not ignore."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return [path for name in listing.stdout.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The packages and pyproject.toml, copied to where a test may change them."""
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="session")
+def run_python() -> Callable[..., str]:
+    """Standard output of code run in a new interpreter, which finds the packages of `folder` before installed ones."""
+
+    def run(code: str, *arguments: str, folder: Path, **environment: str) -> str:
+        result = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            cwd=folder,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def commands() -> frozenset[str]:
+    """The names of flopwatch's commands."""
+    import typer
+
+    from app.cli import app
+
+    command = typer.main.get_command(app)
+    return frozenset(getattr(command, "commands"))  # noqa: B009 - a group has them

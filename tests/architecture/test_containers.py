@@ -1,0 +1,84 @@
+"""Dockerfile and docker-compose.yml name only commands, settings, files and routes that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from app.settings import Settings
+
+SETTINGS = {f"FLOPWATCH_{name.upper()}" for name in Settings.model_fields}
+SERVICES = ("server", "worker")
+
+
+@pytest.fixture(scope="module")
+def compose(root: Path) -> dict[str, Any]:
+    return yaml.safe_load((root / "docker-compose.yml").read_text())
+
+
+@pytest.fixture(scope="module")
+def dockerfile(root: Path) -> str:
+    return (root / "Dockerfile").read_text()
+
+
+def test_server_and_worker_are_there(compose: dict[str, Any]) -> None:
+    assert set(compose["services"]) == set(SERVICES)
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_commands_exist(compose: dict[str, Any], commands: frozenset[str], service: str) -> None:
+    name, *arguments = compose["services"][service]["command"]
+    assert name in commands
+    assert not arguments, "check the options, too, once there are some"
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_settings_exist(compose: dict[str, Any], service: str) -> None:
+    environment = compose["services"][service]["environment"]
+    assert set(environment) <= SETTINGS
+    Settings.model_validate(
+        {name.removeprefix("FLOPWATCH_").lower(): value for name, value in environment.items() if value is not None}
+    )
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_both_use_the_one_volume_as_data_folder(compose: dict[str, Any], service: str) -> None:
+    definition = compose["services"][service]
+    assert definition["volumes"] == [f"data:{definition['environment']['FLOPWATCH_DATA_DIR']}"]
+    assert set(compose["volumes"]) == {"data"}
+
+
+def test_the_server_is_probed_where_it_listens(compose: dict[str, Any], dockerfile: str) -> None:
+    server = compose["services"]["server"]
+    port = re.search(r"FLOPWATCH_PORT=(\d+)", dockerfile)
+    assert port is not None
+    assert f"http://127.0.0.1:{port[1]}/healthz" in server["healthcheck"]["test"][-1]
+    compile(server["healthcheck"]["test"][-1], "healthcheck", "exec")
+    assert server["ports"] == [f"127.0.0.1:{port[1]}:{port[1]}"]
+
+
+def test_the_worker_gets_gpus_and_time_to_stop(compose: dict[str, Any]) -> None:
+    worker = compose["services"]["worker"]
+    (device,) = worker["deploy"]["resources"]["reservations"]["devices"]
+    assert device["capabilities"] == ["gpu"]
+    grace_s = float(worker["environment"]["FLOPWATCH_GRACE_S"])
+    assert float(worker["stop_grace_period"].removesuffix("s")) > grace_s
+
+
+def test_the_image_is_built_from_files_that_exist(root: Path, dockerfile: str, commands: frozenset[str]) -> None:
+    copied = [
+        source
+        for line in re.findall(r"^COPY (?!--from)(.+)$", dockerfile, flags=re.MULTILINE)
+        for source in line.split()[:-1]
+    ]
+    assert copied
+    kept = {line[1:] for line in (root / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert set(copied) == kept
+    assert all((root / source).exists() for source in copied)
+    assert set(re.findall(r"FLOPWATCH_[A-Z_]+", dockerfile)) <= SETTINGS
+    assert re.findall(r'^CMD \["(\w+)"\]', dockerfile, flags=re.MULTILINE)[0] in commands
+    assert re.search(r"^USER (?!root)\w+", dockerfile, flags=re.MULTILINE)

@@ -1,0 +1,91 @@
+"""Documents name only commands, targets, settings, routes and files that exist, and all settings and routes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
+OUTSIDE_THE_SCHEMA = {("GET", "/docs"), ("GET", "/ui"), ("GET", "/ui/jobs/{id}"), ("GET", "/"), ("GET", "/metrics")}
+"""Documented routes that OpenAPI does not list: pages, and answers that are not JSON."""
+
+
+def shell_lines(text: str) -> Iterator[str]:
+    """The lines of the fenced shell blocks, with continued lines joined."""
+    for block in re.findall(r"```(?:sh|bash|console)\n(.*?)```", text, flags=re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            yield line.removeprefix("$ ").strip()
+
+
+def mentioned(text: str, pattern: str) -> set[str]:
+    """First groups of `pattern` in shell blocks and `inline code`."""
+    inline = re.findall(r"(?<!`)`([^`\n]+)`", text)
+    return {match for line in [*shell_lines(text), *inline] for match in re.findall(pattern, line)}
+
+
+def test_there_are_documents() -> None:
+    assert len(DOCUMENTS) > 10
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_make_targets_exist(document: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    assert mentioned(document.read_text(), r"^make ([a-z-]+)") <= targets
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_commands_exist(document: Path, commands: frozenset[str]) -> None:
+    assert mentioned(document.read_text(), r"(?:^|[ /(])flopwatch ([a-z]+)") <= commands
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_settings_exist(document: Path) -> None:
+    settings = {f"FLOPWATCH_{name.upper()}" for name in Settings.model_fields}
+    assert set(re.findall(r"FLOPWATCH_[A-Z_]*[A-Z]", document.read_text())) <= settings
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    text = document.read_text()
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if not re.match(r"[a-z]+:", target):
+            path, _, _ = target.partition("#")
+            assert not path or (document.parent / path).exists(), target
+    for name in re.findall(r"`((?:app|benchmarks|kernels|migrations|parallel|tests|workers)/[\w/.-]*)`", text):
+        assert (ROOT / name).exists(), name
+
+
+def test_every_setting_is_documented() -> None:
+    documented = re.findall(r"^\| `(FLOPWATCH_\w+)`", (ROOT / "docs/settings.md").read_text(), flags=re.MULTILINE)
+    assert sorted(documented) == sorted(f"FLOPWATCH_{name.upper()}" for name in Settings.model_fields)
+
+
+def test_every_command_is_documented(commands: frozenset[str]) -> None:
+    documented = re.findall(r"^## `flopwatch (\w+)", (ROOT / "docs/cli.md").read_text(), flags=re.MULTILINE)
+    assert sorted(documented) == sorted(commands)
+
+
+def test_routes_and_their_page_agree(tmp_path: Path) -> None:
+    from app.main import create_app
+
+    schema = create_app(Settings(data_dir=tmp_path)).openapi()
+    served = {
+        (method.upper(), re.sub(r"\{\w+\}$|\{\w*id\}", lambda name: name[0], path))
+        for path, methods in schema["paths"].items()
+        for method in methods
+    }
+    page = (ROOT / "docs/http-api.md").read_text()
+    documented = set(re.findall(r"^\| `(GET|POST|DELETE|PUT|PATCH) (/[^ `?]*)", page, flags=re.MULTILINE))
+    shape = {(method, re.sub(r"\{\w+\}", "{}", path)) for method, path in documented - OUTSIDE_THE_SCHEMA}
+    assert shape == {(method, re.sub(r"\{\w+\}", "{}", path)) for method, path in served}

@@ -1,0 +1,108 @@
+"""Who may import whom. Each check is tried on a copy with a forbidden import, too: it must fail there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+RUNNERS = sorted(f"workers.jobs.{path.stem}" for path in (Path(__file__).parents[2] / "workers/jobs").glob("[!_]*.py"))
+
+FORBIDDEN_IMPORTS = {
+    "the service imports neither torch nor what runs on GPU hosts": ("app/settings.py", "import torch"),
+    "the service is built in layers": ("app/presets.py", "import app.store.engine"),
+    "only the store talks to the database": ("workers/agent.py", "import sqlalchemy"),
+    "kernels knows nothing of the others": ("kernels/__init__.py", "import parallel"),
+    "parallel knows nothing of the others": ("parallel/__init__.py", "import kernels"),
+    "the model and the measuring import nothing of the service": ("workers/model/__init__.py", "import app.presets"),
+    "migrations use the tables and the engine only": ("migrations/env.py", "import app.main"),
+    "pandas is used by the result tables only": ("app/store/queue.py", "import pandas"),
+}
+"""For each contract of pyproject.toml a file and a line that break it."""
+
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+roots, skipped = sys.argv[1].split(","), sys.argv[2].split(",")
+for root in roots:
+    package = importlib.import_module(root)
+    for info in pkgutil.walk_packages(getattr(package, "__path__", []), root + "."):
+        if info.name not in skipped and not info.name.endswith("__main__"):
+            importlib.import_module(info.name)
+print(*sorted({name.partition(".")[0] for name in sys.modules}))
+"""
+GPU_SIDE = {"torch", "triton", "workers", "kernels", "parallel"}
+
+
+def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
+    # Not the installed script: with -c the folder comes first on sys.path, so the copy's packages are the ones read.
+    return subprocess.run(
+        [sys.executable, "-c", "from importlinter.cli import lint_imports_command as c; c()", "--no-cache"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.fixture(scope="module")
+def imported(run_python: Callable[..., str]) -> Callable[..., set[str]]:
+    """Top-level names in sys.modules once every module of `roots` is imported in a new interpreter."""
+
+    def names(folder: Path, roots: str, skipped: str = "") -> set[str]:
+        return set(run_python(IMPORT_ALL, roots, skipped, folder=folder).split())
+
+    return names
+
+
+def break_it(copy: Path, file: str, line: str) -> None:
+    source = copy / file
+    future = "from __future__ import annotations\n"
+    text = source.read_text()
+    source.write_text(text.replace(future, f"{future}{line}\n", 1) if future in text else f"{line}\n{text}")
+
+
+def test_the_contracts_hold(root: Path) -> None:
+    result = lint_imports(root)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_every_contract_has_a_forbidden_import(root: Path) -> None:
+    contracts = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    assert {contract["name"] for contract in contracts} == set(FORBIDDEN_IMPORTS)
+
+
+@pytest.mark.parametrize("contract", FORBIDDEN_IMPORTS)
+def test_a_forbidden_import_breaks_its_contract(copy: Path, contract: str) -> None:
+    break_it(copy, *FORBIDDEN_IMPORTS[contract])
+    result = lint_imports(copy)
+    assert result.returncode != 0
+    assert f"{contract} BROKEN" in " ".join(result.stdout.split())
+
+
+def test_the_service_imports_nothing_of_gpu_hosts_and_no_pandas(root: Path, imported: Callable[..., set[str]]) -> None:
+    names = imported(root, "app", skipped="app.store.results")
+    assert not names & {*GPU_SIDE, "pandas"}
+    assert "fastapi" in names
+
+
+@pytest.mark.parametrize("package", ["parallel", "pandas"])
+def test_a_forbidden_import_is_seen_at_run_time(copy: Path, imported: Callable[..., set[str]], package: str) -> None:
+    break_it(copy, "app/settings.py", f"import {package}")
+    assert package in imported(copy, "app", skipped="app.store.results")
+
+
+@pytest.mark.parametrize("module", ["workers.agent", *RUNNERS])
+def test_the_agent_imports_no_torch(root: Path, imported: Callable[..., set[str]], module: str) -> None:
+    names = imported(root, module)
+    assert not names & {"torch", "triton", "pandas"}
+
+
+def test_a_torch_import_in_a_runner_is_seen(copy: Path, imported: Callable[..., set[str]]) -> None:
+    # A stand-in for torch, since the real one takes seconds to import.
+    (copy / "torch.py").write_text("")
+    break_it(copy, "workers/jobs/benchmark.py", "import torch")
+    assert "torch" in imported(copy, "workers.jobs.benchmark")

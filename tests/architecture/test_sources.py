@@ -1,0 +1,81 @@
+"""Habits that keep the sources readable and portable."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+FILE_LINES = 400
+FUNCTION_LINES = 60
+LONGER: dict[str, str] = {}
+"""Files and functions ("path" or "path::name") that may be longer, with the reason."""
+
+TEXT = {".css", ".html", ".md", ".mako", ".py", ".sh", ".toml", ".yaml", ".yml", ""}
+THIRD_PARTY = "app/web/static/"
+
+
+def python_files(sources: list[Path], root: Path) -> list[Path]:
+    return [path for path in sources if path.suffix == ".py" and path.relative_to(root).parts[0] != "tests"]
+
+
+def test_files_and_functions_fit_on_a_few_screens(sources: list[Path], root: Path) -> None:
+    too_long = set()
+    for path in python_files(sources, root):
+        name, text = path.relative_to(root).as_posix(), path.read_text()
+        if len(text.splitlines()) > FILE_LINES:
+            too_long.add(name)
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > FUNCTION_LINES:
+                    too_long.add(f"{name}::{node.name}")
+    assert too_long == set(LONGER)
+
+
+def test_no_errors_are_swallowed(sources: list[Path], root: Path) -> None:
+    swallowed = [
+        f"{path.relative_to(root)}:{node.lineno}"
+        for path in python_files(sources, root)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ExceptHandler)
+        and (node.type is None or (isinstance(node.type, ast.Name) and node.type.id in {"Exception", "BaseException"}))
+        and all(isinstance(statement, ast.Pass) for statement in node.body)
+    ]
+    assert not swallowed
+
+
+def test_nothing_names_one_machine(sources: list[Path], root: Path) -> None:
+    """No absolute path of somebody's machine, and no host that packages are downloaded from."""
+    # In pieces, so that this file does not find itself.
+    places = re.compile(r"(?<![\w./{}-])/(?:home|root|Users|work|mnt)" + r"/[\w.-]+")
+    hosts = re.compile("|".join(["pypi" + r"\.org", "python" + "hosted", "npm" + r"js\.", "download" + r"\.pytorch"]))
+    allowed = {"Dockerfile": {"/home/flopwatch"}}
+    for path in sources:
+        name = path.relative_to(root).as_posix()
+        if path.suffix not in TEXT or name.startswith(THIRD_PARTY):
+            continue
+        text = path.read_text()
+        assert set(places.findall(text)) <= allowed.get(name, set()), name
+        assert not hosts.findall(text), name
+
+
+def test_dependencies_are_bounded_on_both_sides(root: Path) -> None:
+    project = tomllib.loads((root / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"].values()
+    for requirement in [
+        *project["build-system"]["requires"],
+        *project["project"]["dependencies"],
+        *(requirement for extra in extras for requirement in extra),
+    ]:
+        specifier = requirement.partition(";")[0]
+        assert ">=" in specifier, requirement
+        assert "<" in specifier.replace("<=", "<"), requirement
+
+
+@pytest.mark.parametrize("name", ["README.md", "CHANGELOG.md", "CONTRIBUTING.md"])
+def test_a_newcomer_finds(root: Path, name: str) -> None:
+    assert len((root / name).read_text().splitlines()) > 10
