@@ -1,0 +1,68 @@
+"""`python -m workers agent | run SPEC`; keeper, warm and child are for launch.py alone."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import sys
+from pathlib import Path
+
+from workers.outcome import InvalidEnvironment
+
+
+def check_packages() -> None:
+    """Refuse to run with somebody else's `kernels`: another distribution has a package of that name.
+
+    Raises:
+        InvalidEnvironment: it names the folder that shadows ours.
+    """
+    home = Path(__file__).resolve().parent.parent
+    for name in ("app", "kernels", "parallel"):
+        found = importlib.util.find_spec(name)
+        origin = Path(found.origin).resolve() if found is not None and found.origin else None
+        if origin is None or origin.parent.parent != home:
+            raise InvalidEnvironment(f"package {name!r} is imported from {origin}, not from {home}: mend sys.path")
+
+
+def main(arguments: list[str]) -> int:
+    """Run one of the worker's processes; returns its exit code."""
+    match arguments:
+        case ["agent"]:
+            from app.settings import Settings
+            from workers.agent import serve
+
+            logging.basicConfig(
+                level=os.environ.get("FLOPWATCH_LOG_LEVEL", "INFO"), format="%(asctime)s %(levelname)s %(message)s"
+            )
+            check_packages()
+            serve(Settings())
+            return 0
+        case ["run", *rest]:
+            from workers.run_here import run_here
+
+            check_packages()
+            return run_here(rest)
+        case ["warm", descriptor]:
+            from workers import warm
+
+            warm.main(int(descriptor))
+            return 0
+        case ["keeper", control, messages, log]:
+            from workers import keeper
+
+            keeper.main(int(control), int(messages), int(log))
+            return 0
+        case ["child", messages]:
+            from workers import child
+
+            return child.main(int(messages))
+    print(__doc__, file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except InvalidEnvironment as error:
+        sys.exit(f"flopwatch: {error}")

@@ -1,0 +1,231 @@
+"""The agent: one per host. Claims what the host can run now, runs it, renews its leases, records the results."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import logging
+import os
+import platform
+import secrets
+import select
+import shutil
+import signal
+import socket
+import time
+from types import FrameType
+
+import psutil
+
+from app.errors import DatabaseBusy, DiskFull
+from app.settings import Settings
+from app.store.artifacts import ArtifactFiles
+from app.store.engine import Database, open_database
+from app.store.lease import Watcher
+from app.store.queue import Claim, Offer, Queue
+from workers.devices import DeviceLocks, Gpu, Lease, discover
+from workers.jobs import RUNNERS
+from workers.launch import Launcher
+from workers.outcome import Abandoned, Cancelled, GivenBack
+from workers.running import JobRun, scratch_root
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.05
+"""How often an idle agent looks for new work; one look costs microseconds."""
+
+
+def capabilities() -> frozenset[str]:
+    """Names this host has, as "family:name". Asks the registries, which know names without importing torch."""
+    import kernels.registry
+    import workers.model.registry
+
+    attention = {f"attention:{name}" for name in kernels.registry.names()}
+    models = {f"model:{name}" for name in workers.model.registry.names()}
+    return frozenset(attention | models)
+
+
+def versions() -> dict[str, str]:
+    """Versions of what results depend on."""
+    found = {"python": platform.python_version()}
+    for name in ("flopwatch", "torch", "triton"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+class Agent:
+    """One worker. `run` returns when a signal has asked for it and the jobs have ended or been given back."""
+
+    def __init__(self, settings: Settings, database: Database) -> None:
+        self.id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+        self._settings = settings
+        self._database = database
+        self._queue = Queue(database)
+        self._artifacts = ArtifactFiles(settings.artifacts_dir)
+        self._watch = database.watch()
+        self._watcher = Watcher(self._queue, settings.lease_s)
+        self._host = discover()
+        self._locks = DeviceLocks(self._host)
+        self._launcher = Launcher()
+        self._capabilities = capabilities()
+        self._runs: dict[int, JobRun] = {}
+        self._refused_with: tuple[bool, tuple[Gpu, ...]] | None = None
+        self._signals = 0
+        self._drain_until: float | None = None
+        self._wake, self._wake_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def run(self) -> None:
+        """Serve until SIGTERM or SIGINT."""
+        signal.set_wakeup_fd(self._wake_in, warn_on_full_buffer=False)
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(signum, self._on_signal)
+        self._launcher.start_warm()
+        self._remove_stale_scratch()
+        self._register()
+        try:
+            self._loop()
+        finally:
+            self._launcher.close()
+            self._watch.close()
+            self._queue.set_worker_state(self.id, "stopped")
+            logger.info("worker %s stopped", self.id)
+
+    def _loop(self) -> None:
+        next_beat = next_poll = 0.0
+        while not self._drained():
+            now = time.monotonic()
+            try:
+                if now >= next_beat:
+                    self._beat()
+                    next_beat = now + self._settings.lease_s / 3
+                if now >= next_poll:
+                    for job_id in self._watcher.poll():
+                        logger.warning("job %s: its worker was lost", job_id)
+                    next_poll = now + self._settings.lease_s / 4
+                self._join_ended()
+                if self._watch.changed():
+                    self._refused_with = None
+                    self._pass_on_cancels()
+                if self._drain_until is None:
+                    self._claim_what_fits()
+            except (DatabaseBusy, DiskFull) as error:
+                logger.warning("the store cannot be written now, trying again: %s", error)
+            if select.select([self._wake], [], [], TICK_S)[0]:
+                os.read(self._wake, 4096)
+
+    def _register(self) -> None:
+        self._queue.register_worker(
+            worker_id=self.id,
+            hostname=socket.gethostname(),
+            pid=os.getpid(),
+            kinds=sorted(RUNNERS),
+            capabilities=sorted(self._capabilities),
+            devices=self._host.as_devices(),
+            versions=versions(),
+        )
+        gpus = ", ".join(gpu.name for gpu in self._host.gpus) or "no GPU"
+        logger.info("worker %s ready: %s CPUs, %s", self.id, self._host.cpu_count, gpus)
+
+    def _beat(self) -> None:
+        self._queue.beat_worker(self.id)
+        renewal = self._queue.renew([run.claim for run in self._runs.values()])
+        for job_id in renewal.lost:
+            self._runs[job_id].stop.set(Abandoned())
+        for job_id in renewal.cancel_requested:
+            self._runs[job_id].stop.set(Cancelled())
+
+    def _pass_on_cancels(self) -> None:
+        if self._runs:
+            for job_id in self._queue.cancel_requested(list(self._runs)):
+                self._runs[job_id].stop.set(Cancelled())
+
+    def _join_ended(self) -> None:
+        for job_id, run in list(self._runs.items()):
+            if run.ended:
+                run.join()
+                del self._runs[job_id]
+
+    def _claim_what_fits(self) -> None:
+        """Claim until nothing more fits; try when the queue has changed, or the free devices since the last refusal."""
+        while True:
+            free = self._locks.take_free()
+            if not free.descriptors or (free.alone, free.gpus) == self._refused_with:
+                free.release()
+                return
+            claim = None
+            try:
+                claim = self._queue.claim(self.id, self._offer(free))
+            finally:
+                if claim is None:
+                    free.release()
+            if claim is None:
+                self._refused_with = (free.alone, free.gpus)
+                return
+            self._start(claim, free)
+
+    def _offer(self, free: Lease) -> Offer:
+        return Offer(
+            kinds=frozenset(RUNNERS),
+            capabilities=self._capabilities,
+            total_gpus=len(self._host.gpus),
+            free_gpus=len(free.gpus),
+            idle=free.alone,
+        )
+
+    def _start(self, claim: Claim, free: Lease) -> None:
+        on_cpu = claim.device_type == "cpu" or not self._host.gpus
+        alone = on_cpu or claim.exclusive_host
+        lease = self._locks.keep_only(free, gpus=0 if on_cpu else claim.devices, alone=alone)
+        run = JobRun(
+            claim,
+            lease,
+            queue=self._queue,
+            artifacts=self._artifacts,
+            launcher=self._launcher,
+            settings=self._settings,
+            neighbours=sorted(self._runs),
+            on_end=self._wake_up,
+        )
+        self._runs[claim.job_id] = run
+        logger.info("job %s: attempt %s of %s", claim.job_id, claim.attempt, claim.kind)
+        run.start()
+
+    def _wake_up(self) -> None:
+        os.write(self._wake_in, b"e")
+
+    def _on_signal(self, _signum: int, _frame: FrameType | None) -> None:
+        self._signals += 1
+
+    def _drained(self) -> bool:
+        """Whether a signal asked for the end and nothing runs any more; gives jobs back when the grace is over."""
+        if self._signals == 0:
+            return False
+        if self._drain_until is None:
+            logger.info("draining: %s running", len(self._runs))
+            self._drain_until = time.monotonic() + self._settings.grace_s
+            self._queue.set_worker_state(self.id, "draining")
+        if self._signals > 1 or time.monotonic() >= self._drain_until:
+            for run in self._runs.values():
+                run.stop.set(GivenBack())
+        self._join_ended()
+        return not self._runs
+
+    def _remove_stale_scratch(self) -> None:
+        """Remove what agents that were killed left behind."""
+        root = scratch_root(self._settings)
+        root.mkdir(parents=True, exist_ok=True)
+        for folder in root.iterdir():
+            pid = folder.name.partition("-")[0]
+            if pid.isdigit() and not psutil.pid_exists(int(pid)):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def serve(settings: Settings) -> None:
+    """Open the database, migrating it if needed, and run an agent until a signal ends it."""
+    database = open_database(settings)
+    try:
+        Agent(settings, database).run()
+    finally:
+        database.close()

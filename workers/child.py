@@ -1,0 +1,97 @@
+"""The entry point of a job's process: run one unit, tell the agent about it in JSON lines.
+
+    {"type": "started"}
+    {"type": "progress", "done": 3, "total": 10, "message": "measuring"}
+    {"type": "measurement", "measurement": {…}}
+    {"type": "artifact", "path": …, "name": …, "kind": …, "media_type": …}
+    {"type": "environment", "environment": {…}}, {"type": "validity", "validity": {…}}
+    {"type": "outcome", "code": null | "failed" | "unsupported" | …, "detail": "…"}     always the last
+
+A process that ends without an outcome has crashed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from workers.jobs import runner_for
+from workers.jobs.base import Unit, parse_spec
+from workers.keeper import Request
+from workers.outcome import EXIT_CODES, RunnerError
+
+if TYPE_CHECKING:
+    from workers.measure.measurement import Measurement
+
+
+class PipeReporter:
+    """A Reporter that writes JSON lines to a pipe, each with one write so that lines never mix."""
+
+    def __init__(self, descriptor: int, scratch: Path) -> None:
+        self._descriptor = descriptor
+        self._scratch = scratch
+        self._process = os.getpid()
+
+    @property
+    def scratch(self) -> Path:
+        return self._scratch
+
+    def progress(self, done: int, total: int, message: str) -> None:
+        self.send("progress", done=done, total=total, message=message)
+
+    def measure(self, measurement: Measurement) -> None:
+        self.send("measurement", measurement=measurement.to_wire())
+
+    def artifact(self, path: Path, *, name: str, kind: str, media_type: str) -> None:
+        self.send("artifact", path=str(path.absolute()), name=name, kind=kind, media_type=media_type)
+
+    def environment(self, fingerprint: Mapping[str, Any]) -> None:
+        self.send("environment", environment=dict(fingerprint))
+
+    def validity(self, verdict: Mapping[str, Any]) -> None:
+        self.send("validity", validity=dict(verdict))
+
+    def send(self, message_type: str, **content: Any) -> None:
+        """Write one message, whole."""
+        if os.getpid() != self._process:
+            raise RuntimeError("only the unit's own process reports: a fork of it must not")
+        line = json.dumps({"type": message_type, **content}, allow_nan=False).encode() + b"\n"
+        view = memoryview(line)
+        while view:
+            view = view[os.write(self._descriptor, view) :]
+
+
+def run_request(request: Request, messages: int) -> int:
+    """Run the request's unit and report on the descriptor `messages`; returns the exit code."""
+    reporter = PipeReporter(messages, Path(request.scratch))
+    # Forks of one parent would share its state.
+    random.seed()
+    reporter.send("started")
+    try:
+        runner_for(request.kind).run(parse_spec(request.spec), Unit(**request.unit), reporter)
+    except RunnerError as error:
+        code, detail = error.code, str(error)
+        traceback.print_exc()
+    except Exception as error:  # noqa: BLE001 - a runner and the user's model in it may raise anything
+        code, detail = "failed", f"{type(error).__name__}: {error}"
+        traceback.print_exc()
+    else:
+        reporter.send("outcome", code=None, detail="")
+        return 0
+    reporter.send("outcome", code=code, detail=detail)
+    return EXIT_CODES[code]
+
+
+def main(messages: int) -> int:
+    """`python -m workers child`: the request is the one line on standard input."""
+    os.set_inheritable(messages, False)
+    request = Request.from_line(sys.stdin.buffer.readline())
+    with Path(os.devnull).open("rb") as null:
+        os.dup2(null.fileno(), 0)
+    return run_request(request, messages)

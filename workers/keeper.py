@@ -1,0 +1,172 @@
+"""The keeper of one unit: starts the unit's process and answers for everything that process starts.
+
+It is the child subreaper of the unit, so a descendant in a session of its own is still found. It holds the file
+descriptors of the devices' locks: they are free again only when the keeper has ended every descendant and is gone,
+whoever killed the agent meanwhile. Its control socket leads to the agent:
+
+    agent → keeper   the request, one JSON line; then TERMINATE or KILL; end of file: the agent is dead, kill
+    keeper → agent   the report {"exit_code": int | null, "signal": int | null}, when everything has ended
+
+A unit in a new interpreter is kept by `python -m workers keeper`; one forked from the warm parent by a fork of it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from workers.processes import adopt_orphans, die_with_parent, kill_all, reap, signal_all
+
+TERMINATE = b"T"
+KILL = b"K"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a unit's process needs to know."""
+
+    kind: str
+    spec: dict[str, Any]
+    unit: dict[str, Any]
+    scratch: str
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables set in the unit's process before anything of it runs."""
+
+    def to_line(self) -> bytes:
+        """One JSON line."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> Request:
+        """The inverse of `to_line`."""
+        return cls(**json.loads(line))
+
+
+def keep(control: socket.socket, start: Callable[[Request], int]) -> None:
+    """Run one unit to its end; returns when nothing of it is left. Call it in a process made for it."""
+    adopt_orphans()
+    wakeup, wakeup_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wakeup_in, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    with control, control.makefile("rb", buffering=0) as incoming:
+        line = incoming.readline()
+        if not line.endswith(b"\n"):
+            return
+        pid = start(Request.from_line(line))
+        status = _wait(control, wakeup, pid)
+        kill_all()
+        code = os.waitstatus_to_exitcode(status) if status is not None else -signal.SIGKILL
+        report = {"exit_code": code if code >= 0 else None, "signal": -code if code < 0 else None}
+        try:
+            control.sendall(json.dumps(report).encode() + b"\n")
+        except OSError:
+            return  # nobody is left to hear it
+
+
+def _wait(control: socket.socket, wakeup: int, pid: int) -> int | None:
+    """Wait for the unit's process and obey the agent; returns the wait status, None when everything was killed."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(control, selectors.EVENT_READ)
+        selector.register(wakeup, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is control:
+                    order = _receive(control)
+                    if order == TERMINATE:
+                        signal_all(signal.SIGTERM)
+                    else:
+                        kill_all()
+                        return None
+                else:
+                    os.read(wakeup, 4096)
+            status = reap().get(pid)
+            if status is not None:
+                return status
+
+
+def _receive(control: socket.socket) -> bytes:
+    try:
+        return control.recv(1)
+    except ConnectionResetError:
+        return b""
+
+
+def fork_child(run: Callable[[Request], int], close: Sequence[int]) -> Callable[[Request], int]:
+    """How a keeper that was forked from the warm parent starts its unit: by one more fork.
+
+    Args:
+        run: called in the unit's process; its return value is the exit code.
+        close: file descriptors of the keeper's that the unit must not have.
+    """
+
+    def start(request: Request) -> int:
+        keeper = os.getpid()
+        pid = os.fork()
+        if pid:
+            return pid
+        code = 1
+        try:
+            die_with_parent(keeper)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.setpgid(0, 0)
+            for descriptor in close:
+                os.close(descriptor)
+            os.environ.update(request.environment)
+            code = run(request)
+        finally:
+            # Not sys.exit: it would unwind into the warm parent's and the keeper's frames.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    return start
+
+
+def exec_child(messages: int, log: int) -> Callable[[Request], int]:
+    """How a keeper in an interpreter of its own starts its unit: in a new interpreter, with the request on stdin."""
+
+    def start(request: Request) -> int:
+        keeper = os.getpid()
+        with tempfile.TemporaryFile() as stdin:
+            stdin.write(request.to_line())
+            stdin.seek(0)
+            process = subprocess.Popen(
+                [sys.executable, "-m", "workers", "child", str(messages)],
+                stdin=stdin,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **request.environment},
+                pass_fds=[messages],
+                process_group=0,
+                preexec_fn=lambda: die_with_parent(keeper),
+            )
+        return process.pid
+
+    return start
+
+
+def main(control: int, messages: int, log: int) -> None:
+    """`python -m workers keeper`: keep one unit that runs in a new interpreter."""
+    for descriptor in (control, messages, log):
+        fcntl.fcntl(descriptor, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
+    start = exec_child(messages, log)
+
+    def start_and_let_go(request: Request) -> int:
+        pid = start(request)
+        # The agent reads to the end of both pipes: only the unit may hold them open.
+        os.close(messages)
+        os.close(log)
+        return pid
+
+    keep(socket.socket(fileno=control), start_and_let_go)

@@ -1,0 +1,194 @@
+"""The only code that starts a job's processes: a keeper for each unit, forked from the warm parent or exec'd."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from workers import keeper, warm
+from workers.outcome import InvalidEnvironment
+from workers.processes import adopt_orphans, kill_all, reap
+
+
+@dataclass(frozen=True)
+class Report:
+    """How a unit's process ended: an exit code or a signal; neither when its keeper was killed."""
+
+    exit_code: int | None
+    signal: int | None
+
+
+class Process:
+    """A unit's process, as the agent holds it. `messages` and `log` are read until their end; then comes the report."""
+
+    def __init__(self, control: socket.socket, messages: int, log: int) -> None:
+        self.control = control
+        self.messages = messages
+        self.log = log
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the unit's process and all its descendants."""
+        self._order(keeper.TERMINATE)
+
+    def kill(self) -> None:
+        """Kill the unit's process and all its descendants."""
+        self._order(keeper.KILL)
+
+    def report(self) -> Report:
+        """Wait for the keeper's report: nothing of the unit is left then."""
+        received = bytearray()
+        try:
+            while chunk := self.control.recv(4096):
+                received += chunk
+        except ConnectionResetError:
+            received.clear()
+        return Report(**json.loads(received)) if received else Report(exit_code=None, signal=None)
+
+    def close(self) -> None:
+        """Close the pipes; the keeper, if it still runs, ends everything then."""
+        self.control.close()
+        os.close(self.messages)
+        os.close(self.log)
+
+    def _order(self, order: bytes) -> None:
+        # It may have ended by itself.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.control.sendall(order)
+
+
+class Launcher:
+    """Starts units. One per agent; safe to call from several threads."""
+
+    def __init__(self) -> None:
+        adopt_orphans()
+        self._lock = threading.Lock()
+        self._warm: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._ready = False
+        self._keepers: set[int] = set()
+
+    def start_warm(self) -> None:
+        """Start the warm parent without waiting for its imports."""
+        with self._lock:
+            self._ensure_warm()
+
+    def wait_until_warm(self) -> None:
+        """Wait for the warm parent's imports.
+
+        Raises:
+            InvalidEnvironment: it died; its standard error tells why.
+        """
+        with self._lock:
+            self._warm_socket()
+
+    def start(self, request: keeper.Request, start: Literal["fork", "exec"], locks: Sequence[int]) -> Process:
+        """Start one unit.
+
+        Args:
+            request: what to run.
+            start: "fork" from the warm parent, "exec" a new interpreter.
+            locks: file descriptors that the keeper holds open as long as anything of the unit lives.
+        """
+        ours, theirs = socket.socketpair()
+        messages, messages_in = os.pipe2(os.O_CLOEXEC)
+        log, log_in = os.pipe2(os.O_CLOEXEC)
+        try:
+            with self._lock:
+                self._end_orphans()
+                if start == "fork":
+                    self._fork([theirs.fileno(), messages_in, log_in, *locks])
+                else:
+                    self._exec(theirs.fileno(), messages_in, log_in, locks)
+        except BaseException:
+            ours.close()
+            os.close(messages)
+            os.close(log)
+            raise
+        finally:
+            theirs.close()
+            os.close(messages_in)
+            os.close(log_in)
+        process = Process(ours, messages, log)
+        # A keeper that died at once hears nothing; its missing report tells.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            ours.sendall(request.to_line())
+        return process
+
+    def close(self) -> None:
+        """End the warm parent and everything below this process."""
+        with self._lock:
+            if self._socket is not None:
+                self._socket.close()
+            self._socket = None
+            kill_all()
+            if self._warm is not None:
+                self._warm.wait()
+            self._warm = None
+
+    def _fork(self, descriptors: list[int]) -> None:
+        try:
+            socket.send_fds(self._warm_socket(), [warm.FORK], descriptors)
+        except (BrokenPipeError, ConnectionResetError):
+            # The warm parent was killed since; a new one serves this unit.
+            socket.send_fds(self._warm_socket(), [warm.FORK], descriptors)
+
+    def _exec(self, control: int, messages: int, log: int, locks: Sequence[int]) -> None:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "workers", "keeper", str(control), str(messages), str(log)],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[control, messages, log, *locks],
+            start_new_session=True,
+        )
+        self._keepers.add(process.pid)
+        process.returncode = 0  # reaped by _end_orphans, not by Popen's destructor
+
+    def _end_orphans(self) -> None:
+        """Reap keepers that ended; what a killed keeper or warm parent left behind is ours now: end it."""
+        warm_pid = self._warm.pid if self._warm is not None else None
+        ended = reap()
+        if self._warm is not None and warm_pid in ended:
+            self._warm.returncode = os.waitstatus_to_exitcode(ended[self._warm.pid])
+            self._drop_warm()
+        if ended:
+            self._keepers -= ended.keys()
+            spare = self._keepers | ({self._warm.pid} if self._warm is not None else set())
+            kill_all(spare)
+
+    def _ensure_warm(self) -> None:
+        if self._warm is not None and self._warm.poll() is None:
+            return
+        self._drop_warm()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._warm = subprocess.Popen(
+                [sys.executable, "-m", "workers", "warm", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self._socket = ours
+        self._ready = False
+
+    def _drop_warm(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+        self._socket = None
+        self._warm = None
+
+    def _warm_socket(self) -> socket.socket:
+        self._ensure_warm()
+        assert self._socket is not None
+        if not self._ready:
+            if self._socket.recv(1) != warm.READY:
+                self._drop_warm()
+                raise InvalidEnvironment("the warm parent could not start; the worker's log has its error")
+            self._ready = True
+        return self._socket

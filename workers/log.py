@@ -1,0 +1,83 @@
+"""A job's output: head and tail kept, the middle cut; whole lines to whoever follows it live."""
+
+from __future__ import annotations
+
+from collections import deque
+
+HEAD_BYTES = 256 << 10
+TAIL_BYTES = 256 << 10
+LIVE_BYTES = 1 << 20
+
+
+class CappedLog:
+    """Takes any number of bytes and keeps at most HEAD_BYTES + TAIL_BYTES (and one chunk) of them.
+
+    Followers get the first LIVE_BYTES as they come and the tail when the job has ended.
+    """
+
+    def __init__(
+        self, head_bytes: int = HEAD_BYTES, tail_bytes: int = TAIL_BYTES, live_bytes: int = LIVE_BYTES
+    ) -> None:
+        self._head_room = head_bytes
+        self._tail_bytes = tail_bytes
+        self._live_room = live_bytes
+        self._head = bytearray()
+        self._tail: deque[bytes] = deque()
+        self._tail_size = 0
+        self._cut = 0
+        self._live = bytearray()
+
+    def write(self, chunk: bytes) -> None:
+        """Take the next bytes of output."""
+        if self._live_room > 0:
+            self._live += chunk[: self._live_room]
+            self._live_room -= len(chunk)
+            if self._live_room <= 0:
+                self._live += b"\n[live output ends here; the log's tail follows when the job has ended]\n"
+        taken = chunk[: self._head_room]
+        self._head += taken
+        self._head_room -= len(taken)
+        rest = chunk[len(taken) :]
+        if rest:
+            self._tail.append(rest)
+            self._tail_size += len(rest)
+        while self._tail and self._tail_size - len(self._tail[0]) >= self._tail_bytes:
+            self._cut += len(self._tail[0])
+            self._tail_size -= len(self._tail.popleft())
+
+    def drain(self) -> str:
+        """What came since the last call, for followers."""
+        end = _whole_characters(self._live)
+        text = _decode(self._live[:end])
+        del self._live[:end]
+        return text
+
+    def head(self, size: int) -> str:
+        """The first `size` bytes."""
+        return _decode(self._head[:size])
+
+    def tail(self, size: int) -> str:
+        """The last `size` bytes."""
+        return _decode((bytes(self._head) + b"".join(self._tail))[-size:])
+
+    def text(self) -> str:
+        """The whole, or head and tail with a note of how much was cut between them."""
+        note = f"\n[… {self._cut} bytes cut …]\n" if self._cut else ""
+        return _decode(self._head) + note + _decode(b"".join(self._tail))
+
+
+def _decode(data: bytes | bytearray) -> str:
+    # NUL cannot be kept in PostgreSQL's text.
+    return data.decode(errors="replace").replace("\0", "\N{SYMBOL FOR NULL}")
+
+
+def _whole_characters(data: bytearray) -> int:
+    """Length of `data` without a UTF-8 sequence that is unfinished at its end."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte < 0x80:
+            break
+        if byte >= 0xC0:
+            length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return len(data) - back if length > back else len(data)
+    return len(data)

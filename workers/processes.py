@@ -1,0 +1,88 @@
+"""Linux process control: adopt orphans, find descendants, end them all."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Container
+
+import psutil
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def _prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl({option}): {os.strerror(code)}")
+
+
+def adopt_orphans() -> None:
+    """Make this process the child subreaper: descendants whose parent dies become its children, setsid or not."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int) -> None:
+    """Be killed when the parent dies. `parent` is its pid as known before the fork: it may be dead already."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def descendants(spare: Container[int] = ()) -> list[psutil.Process]:
+    """Live descendants of this process, in any session, less those below a child whose pid is in `spare`."""
+    found: list[psutil.Process] = []
+    for child in psutil.Process().children():
+        if child.pid in spare:
+            continue
+        found.append(child)
+        try:
+            found.extend(child.children(recursive=True))
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def signal_all(signum: int, spare: Container[int] = ()) -> int:
+    """Send a signal to every descendant; returns how many were reached."""
+    reached = 0
+    for process in descendants(spare):
+        try:
+            process.send_signal(signum)
+        except psutil.NoSuchProcess:
+            continue
+        reached += 1
+    return reached
+
+
+def kill_all(spare: Container[int] = ()) -> None:
+    """Kill every descendant and reap it; needs adopt_orphans(), else a grandchild can escape.
+
+    Repeats, because a process that forks while it is being killed leaves a new orphan, which becomes our child.
+    """
+    while signal_all(signal.SIGKILL, spare):
+        for child in psutil.Process().children():
+            if child.pid in spare:
+                continue
+            try:
+                os.waitpid(child.pid, os.WNOHANG)
+            except ChildProcessError:
+                continue
+        time.sleep(0.001)
+
+
+def reap() -> dict[int, int]:
+    """Reap every dead child; returns wait statuses by pid."""
+    statuses: dict[int, int] = {}
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return statuses
+        if pid == 0:
+            return statuses
+        statuses[pid] = status

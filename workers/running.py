@@ -1,0 +1,211 @@
+"""One claimed job while it runs: its units one after the other, what they tell, and how it ends."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from app.errors import DatabaseBusy, DiskFull, LeaseLost, job_problem
+from app.settings import Settings
+from app.store.artifacts import ArtifactFiles
+from app.store.queue import Claim, Finish, NewEvent, Queue, StoredArtifact
+from workers.devices import Lease
+from workers.jobs import runner_for
+from workers.jobs.base import Unit, parse_spec
+from workers.keeper import Request
+from workers.launch import Launcher
+from workers.outcome import Abandoned, Cancelled, Failed, GivenBack, Outcome, RunnerError, Succeeded
+from workers.spool import Spool
+from workers.unit_run import Listener, StopSignal, Timeout, UnitRun
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 0.5
+EXCERPT_BYTES = 4096
+
+
+class JobRun:
+    """Runs one claim in a thread of its own; the agent renews the claim meanwhile.
+
+    Only the thread touches the process, the spool and the queue's fenced writes; `stop` is the one call from outside.
+    """
+
+    def __init__(
+        self,
+        claim: Claim,
+        lease: Lease,
+        *,
+        queue: Queue,
+        artifacts: ArtifactFiles,
+        launcher: Launcher,
+        settings: Settings,
+        neighbours: list[int],
+        on_end: Callable[[], None],
+    ) -> None:
+        self.claim = claim
+        self.stop = StopSignal()
+        self._lease = lease
+        self._queue = queue
+        self._artifacts = artifacts
+        self._launcher = launcher
+        self._grace_s = settings.grace_s
+        self._neighbours = neighbours
+        self._on_end = on_end
+        self._spool = Spool()
+        self._events: list[NewEvent] = []
+        self._scratch = scratch_root(settings) / f"{os.getpid()}-{claim.job_id}-{claim.attempt}"
+        self._timeout = Timeout.after(claim.timeout_s)
+        self._thread = threading.Thread(target=self._run, name=f"job-{claim.job_id}")
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the outcome is recorded (or nothing may be) and the devices are given back."""
+        return not self._thread.is_alive()
+
+    def join(self) -> None:
+        """Wait for the end and free what is left."""
+        self._thread.join()
+        self.stop.close()
+
+    def _run(self) -> None:
+        try:
+            self._record(self._run_units())
+        except LeaseLost:
+            logger.warning("job %s: the lease was lost; nothing more was recorded", self.claim.job_id)
+        finally:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._lease.release()
+            self._on_end()
+
+    def _run_units(self) -> Outcome:
+        try:
+            units = runner_for(self.claim.kind).plan(parse_spec(self.claim.spec))
+        except RunnerError as error:
+            return Failed(error.code, str(error))
+        except Exception as error:
+            logger.exception("job %s could not be planned", self.claim.job_id)
+            return Failed("failed", f"{type(error).__name__}: {error}")
+        for index, unit in enumerate(units):
+            outcome = self.stop.reason or self._run_unit(unit, index, len(units))
+            if not isinstance(outcome, Succeeded):
+                return outcome
+        return Succeeded()
+
+    def _run_unit(self, unit: Unit, index: int, count: int) -> Outcome:
+        scratch = self._scratch / str(index)
+        scratch.mkdir(parents=True)
+        visible = ",".join(gpu.uuid for gpu in self._lease.gpus)
+        request = Request(
+            kind=self.claim.kind,
+            spec=self.claim.spec,
+            unit=asdict(unit),
+            scratch=str(scratch),
+            environment={"CUDA_VISIBLE_DEVICES": visible, **unit.environment},
+        )
+        try:
+            process = self._launcher.start(request, unit.start, self._lease.descriptors)
+        except RunnerError as error:
+            return Failed(error.code, str(error))
+        listener = Listener(
+            message=lambda message: self._take(message, unit, index, count),
+            output=self._spool.log.write,
+            flush=self._flush,
+        )
+        try:
+            return UnitRun(process, listener, self.stop, timeout=self._timeout, grace_s=self._grace_s).run()
+        finally:
+            process.close()
+
+    def _take(self, message: dict[str, Any], unit: Unit, index: int, count: int) -> None:
+        """Take one message of a unit's (see child.py)."""
+        match message["type"]:
+            case "started":
+                self._progress(index, count, unit.title)
+                self._flush()
+            case "progress":
+                total = message["total"]
+                self._progress(index * total + message["done"], count * total, message["message"])
+            case "measurement":
+                self._spool.add_measurement(message["measurement"])
+            case "artifact":
+                path = Path(message["path"])
+                sha256, size = self._artifacts.put(path)
+                path.unlink()
+                stored = StoredArtifact(message["name"], message["kind"], message["media_type"], size, sha256)
+                self._spool.artifacts.append(stored)
+            case "environment":
+                self._spool.add_environment(message["environment"], self._neighbours)
+            case "validity":
+                self._spool.add_validity(unit.title, message["validity"])
+            case other:
+                raise ValueError(f"unknown message type {other!r}")
+
+    def _progress(self, done: int, total: int, message: str) -> None:
+        # Only the newest counts: followers want where it is, not where it was.
+        self._events = [event for event in self._events if event.type != "progress"]
+        self._events.append(NewEvent("progress", {"done": done, "total": total, "message": message}))
+
+    def _flush(self) -> None:
+        """Write new events to the queue; when the database is busy or full they wait for the next time."""
+        text = self._spool.log.drain()
+        if text:
+            self._events.append(NewEvent("log", {"text": text}))
+        if not self._events:
+            return
+        try:
+            self._queue.report(self.claim, self._events)
+        except (DatabaseBusy, DiskFull) as error:
+            logger.warning("job %s: events wait: %s", self.claim.job_id, error)
+        else:
+            self._events.clear()
+
+    def _record(self, outcome: Outcome) -> None:
+        """Commit the outcome with all that was measured; tries until it lands or the lease is lost."""
+        while not isinstance(outcome, Abandoned) and not isinstance(self.stop.reason, Abandoned):
+            try:
+                if isinstance(outcome, GivenBack):
+                    self._queue.give_back(self.claim)
+                else:
+                    self._flush()
+                    self._queue.finish(self.claim, self._finish(outcome))
+            except (DatabaseBusy, DiskFull) as error:
+                logger.warning("job %s: its result waits: %s", self.claim.job_id, error)
+                time.sleep(RETRY_S)
+            else:
+                return
+
+    def _finish(self, outcome: Outcome) -> Finish:
+        spool = self._spool
+        state, error = "succeeded", None
+        if isinstance(outcome, Failed):
+            head, tail = spool.log.head(EXCERPT_BYTES), spool.log.tail(EXCERPT_BYTES)
+            state = "failed"
+            error = job_problem(outcome.code, outcome.detail, **outcome.extensions, log_head=head, log_tail=tail)
+        elif isinstance(outcome, Cancelled):
+            state = "cancelled"
+            error = job_problem("cancelled", "The job was cancelled while it ran.")
+        return Finish(
+            state=state,
+            error=error,
+            measurements=spool.measurements,
+            artifacts=spool.artifacts,
+            environment=spool.environment,
+            validity=spool.validity,
+            log=spool.log.text(),
+        )
+
+
+def scratch_root(settings: Settings) -> Path:
+    """Where units leave files before they are stored; on the store's own disk."""
+    return settings.data_dir / "scratch"

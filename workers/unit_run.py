@@ -1,0 +1,181 @@
+"""One unit's process, drained until it ends: messages and output as they come, and the end when it must."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from app.errors import DiskFull
+from workers.launch import Process, Report
+from workers.outcome import Abandoned, Cancelled, Failed, GivenBack, Outcome, Succeeded
+
+FLUSH_S = 0.5
+"""How often progress and log lines are written to the queue; seldom, since it costs the measured host CPU time."""
+MAX_MESSAGE_BYTES = 256 << 20
+READ_BYTES = 1 << 20
+
+
+class StopSignal:
+    """Why a job is to end before its time, and a descriptor that becomes readable with it."""
+
+    def __init__(self) -> None:
+        self.reason: Cancelled | GivenBack | Abandoned | None = None
+        self.descriptor, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def set(self, reason: Cancelled | GivenBack | Abandoned) -> None:
+        """Ask for the end; a lost lease outranks the other reasons. Any thread may call this."""
+        if self.reason is None or isinstance(reason, Abandoned):
+            self.reason = reason
+            os.write(self._write_end, b"s")
+
+    def close(self) -> None:
+        """Free the descriptors."""
+        os.close(self.descriptor)
+        os.close(self._write_end)
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Who hears what a unit tells."""
+
+    message: Callable[[dict[str, Any]], None]
+    """Every message but the outcome."""
+    output: Callable[[bytes], None]
+    """Standard output and error."""
+    flush: Callable[[], None]
+    """Called every FLUSH_S."""
+
+
+class UnitRun:
+    """Drains one unit's pipes until both end."""
+
+    def __init__(
+        self, process: Process, listener: Listener, stop: StopSignal, *, timeout: Timeout, grace_s: float
+    ) -> None:
+        self._process = process
+        self._listener = listener
+        self._stop = stop
+        self._timeout = timeout
+        self._grace_s = grace_s
+        self._pending = bytearray()
+        self._told: dict[str, Any] | None = None
+        self._failure: Failed | None = None
+        self._ending: Outcome | None = None
+        self._kill_at = float("inf")
+
+    def run(self) -> Outcome:
+        """Drain and watch the unit; returns when nothing of it is left.
+
+        Raises:
+            LeaseLost: from the listener; the caller closes the process, which ends it.
+        """
+        next_flush = time.monotonic() + FLUSH_S
+        with selectors.DefaultSelector() as selector:
+            takers = {self._process.messages: self._take_messages, self._process.log: self._listener.output}
+            for descriptor, take in takers.items():
+                os.set_blocking(descriptor, False)
+                selector.register(descriptor, selectors.EVENT_READ, take)
+            selector.register(self._stop.descriptor, selectors.EVENT_READ)
+            while len(selector.get_map()) > 1:
+                until = min(next_flush, self._kill_at, self._timeout.deadline if self._ending is None else next_flush)
+                for key, _ in selector.select(max(0.0, until - time.monotonic())):
+                    data = os.read(key.fd, READ_BYTES)
+                    if key.data is None:
+                        continue
+                    if data:
+                        key.data(data)
+                    else:
+                        selector.unregister(key.fd)
+                self._end_if_due()
+                if time.monotonic() >= next_flush:
+                    self._listener.flush()
+                    next_flush = time.monotonic() + FLUSH_S
+        return self._outcome(self._process.report())
+
+    def _end_if_due(self) -> None:
+        now = time.monotonic()
+        if self._ending is None:
+            timed_out = Failed("timeout", self._timeout.detail) if now >= self._timeout.deadline else None
+            self._ending = self._stop.reason or self._failure or timed_out
+            if self._ending is None:
+                return
+            self._process.terminate()
+            # What is cancelled or has timed out may say goodbye. A shutdown has waited already.
+            self._kill_at = now if isinstance(self._ending, GivenBack) else now + self._grace_s
+        if isinstance(self._stop.reason, Abandoned):
+            self._kill_at = min(self._kill_at, now)
+        if now >= self._kill_at:
+            self._process.kill()
+            self._kill_at = float("inf")
+
+    def _take_messages(self, data: bytes) -> None:
+        self._pending += data
+        if b"\n" not in data:
+            if len(self._pending) > MAX_MESSAGE_BYTES:
+                self._fail("failed", f"the job's process sent a message of more than {MAX_MESSAGE_BYTES} bytes")
+                self._pending.clear()
+            return
+        *lines, rest = self._pending.split(b"\n")
+        self._pending = bytearray(rest)
+        for line in lines:
+            self._take_message(line)
+
+    def _take_message(self, line: bytes) -> None:
+        try:
+            message = json.loads(line)
+            if message["type"] == "outcome":
+                self._told = message
+            else:
+                self._listener.message(message)
+        except DiskFull as error:
+            self._fail("storage_full", f"an artifact could not be stored: {error.detail}")
+        except (ValueError, KeyError, TypeError, OSError) as error:
+            self._fail("failed", f"the job's process sent a message that makes no sense: {error!r}")
+
+    def _fail(self, code: str, detail: str) -> None:
+        self._failure = self._failure or Failed(code, detail)
+
+    def _outcome(self, report: Report) -> Outcome:
+        if self._stop.reason is not None:
+            return self._stop.reason
+        if self._failure is not None:
+            return self._failure
+        if self._told is not None and self._told["code"] is None:
+            return Succeeded()  # also when it beat its timeout to the end
+        if self._ending is not None:
+            return self._ending
+        if self._told is not None:
+            return Failed(self._told["code"], self._told["detail"])
+        return _crash(report)
+
+
+@dataclass(frozen=True)
+class Timeout:
+    """When a job's time is over, on the monotonic clock."""
+
+    deadline: float
+    detail: str
+
+    @classmethod
+    def after(cls, timeout_s: float | None) -> Timeout:
+        """From now on; None: never."""
+        if timeout_s is None:
+            return cls(float("inf"), "")
+        return cls(time.monotonic() + timeout_s, f"the job ran longer than its timeout_s, {timeout_s:g} s")
+
+
+def _crash(report: Report) -> Failed:
+    if report.signal is not None:
+        name = signal.Signals(report.signal).name
+        hint = " (often by the kernel, out of memory)" if report.signal == signal.SIGKILL else ""
+        return Failed("crashed", f"the job's process was killed by {name}{hint}", {"signal": name, "exit_code": None})
+    if report.exit_code is not None:
+        detail = f"the job's process ended with exit code {report.exit_code} before its work was done"
+        return Failed("crashed", detail, {"signal": None, "exit_code": report.exit_code})
+    return Failed("crashed", "the job's process and its keeper were killed", {"signal": "SIGKILL", "exit_code": None})

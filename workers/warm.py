@@ -1,0 +1,113 @@
+"""The warm parent: a process with torch imported, from which keepers are forked in milliseconds.
+
+It is exec'd, not forked from the agent, stays single-threaded, and touches no tensor, NVML, database or CUDA: a fork
+of it must be as good as a new process. It reads one message per unit from its socket, the file descriptors
+(control, messages, log, locks…) in its ancillary data, and ends with the socket: then the agent is dead, and the
+keepers see that for themselves.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+import selectors
+import signal
+import socket
+import sys
+from pathlib import Path
+
+from workers import keeper
+from workers.child import run_request
+from workers.processes import adopt_orphans, kill_all, reap
+
+MAX_DESCRIPTORS = 64
+READY = b"R"
+FORK = b"F"
+
+PRELOADED = ("torch", "app.specs", "workers.jobs", "workers.model", "workers.measure", "kernels")
+
+
+def preload() -> None:
+    """Import what every unit needs, so that a fork finds it there."""
+    for name in PRELOADED:
+        module = importlib.import_module(name)
+        if name.partition(".")[0] == "workers":
+            for info in pkgutil.iter_modules(module.__path__):
+                importlib.import_module(f"{name}.{info.name}")
+
+
+def thread_count() -> int:
+    """Threads of this process, as the kernel counts them."""
+    return sum(1 for _ in Path("/proc/self/task").iterdir())
+
+
+def main(descriptor: int) -> None:
+    """Serve forks on the socket until it closes."""
+    adopt_orphans()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the agent's to handle
+    preload()
+    if (threads := thread_count()) != 1:
+        raise RuntimeError(f"the warm parent has {threads} threads after its imports: forks of it could deadlock")
+    wakeup, wakeup_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wakeup_in, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    server = socket.socket(fileno=descriptor)
+    server.set_inheritable(False)
+    keepers: set[int] = set()
+    server.sendall(READY)
+    with selectors.DefaultSelector() as selector:
+        selector.register(server, selectors.EVENT_READ)
+        selector.register(wakeup, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is server:
+                    order, descriptors, _, _ = socket.recv_fds(server, 1, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+                    if order != FORK:
+                        return
+                    keepers.add(_fork_keeper(descriptors, close=[descriptor, wakeup, wakeup_in]))
+                else:
+                    os.read(wakeup, 4096)
+            ended = reap()
+            if keepers & ended.keys():
+                keepers -= ended.keys()
+                # A keeper that was killed leaves its unit's processes to us.
+                kill_all(spare=keepers)
+
+
+def _fork_keeper(descriptors: list[int], close: list[int]) -> int:
+    pid = os.fork()
+    if pid:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return pid
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        for descriptor in close:
+            os.close(descriptor)
+        os.setsid()
+        control, messages, log, *_locks = descriptors
+        start = keeper.fork_child(lambda request: _run(request, messages, log), close=[control])
+
+        def start_and_let_go(request: keeper.Request) -> int:
+            child = start(request)
+            os.close(messages)
+            os.close(log)
+            return child
+
+        keeper.keep(socket.socket(fileno=control), start_and_let_go)
+        code = 0
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _run(request: keeper.Request, messages: int, log: int) -> int:
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(null)
+    os.close(log)
+    return run_request(request, messages)
