@@ -3,9 +3,23 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
-from sqlalchemy import JSON, Column, DateTime, Dialect, ForeignKey, Index, Integer, LargeBinary, Text, TypeDecorator, text
+from sqlalchemy import (
+    JSON,
+    Column,
+    DateTime,
+    Dialect,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    String,
+    Table,
+    Text,
+    TypeDecorator,
+    text,
+)
 from sqlmodel import Field, SQLModel
 
 
@@ -53,6 +67,7 @@ def _job_id(*, index: bool = True) -> Any:
 
 _NO_REUSE = {"sqlite_autoincrement": True}
 _CLAIMABLE = text("state = 'queued'")
+_RUNNING = text("state = 'running'")
 
 
 class Sweep(SQLModel, table=True):
@@ -117,12 +132,25 @@ class Job(SQLModel, table=True):
     cancel_requested_at: datetime | None = Field(default=None, sa_column=_time())
 
 
+class JobLabel(SQLModel, table=True):
+    """A job's labels again, one row each, so that a list filtered by label is answered from an index."""
+
+    __tablename__ = "job_label"
+    __table_args__: ClassVar[Any] = (Index("ix_job_label_key_value", "key", "value", "job_id"),)
+
+    job_id: int = Field(
+        sa_column=Column(Integer, ForeignKey("job.id", ondelete="CASCADE"), primary_key=True, autoincrement=False)
+    )
+    key: str = Field(sa_column=Column(String, primary_key=True))
+    value: str
+
+
 class Attempt(SQLModel, table=True):
     """One claim of a job by a worker: the fence (job, number, token) that every later write is conditional on."""
 
     __table_args__: ClassVar[Any] = (
         Index("ix_attempt_job_number", "job_id", "number"),
-        Index("ix_attempt_running", "id", sqlite_where=text("state = 'running'"), postgresql_where=text("state = 'running'")),
+        Index("ix_attempt_running", "id", sqlite_where=_RUNNING, postgresql_where=_RUNNING),
         _NO_REUSE,
     )
 
@@ -237,3 +265,16 @@ class IdempotencyKey(SQLModel, table=True):
     """The job or sweep that was made."""
     response: dict[str, Any] = Field(sa_column=_json(nullable=False))
     created_at: datetime = Field(sa_column=_time(nullable=False))
+
+
+_tables = SQLModel.metadata.tables
+
+sweep: Final[Table] = _tables["sweep"]
+job: Final[Table] = _tables["job"]
+job_label: Final[Table] = _tables["job_label"]
+attempt: Final[Table] = _tables["attempt"]
+measurement: Final[Table] = _tables["measurement"]
+artifact: Final[Table] = _tables["artifact"]
+event: Final[Table] = _tables["event"]
+worker: Final[Table] = _tables["worker"]
+idempotency_key: Final[Table] = _tables["idempotency_key"]

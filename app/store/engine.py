@@ -1,0 +1,162 @@
+"""The database: consistent reads, exclusive writes, and notice of change. The only way to a connection.
+
+The statements of the other modules are plain SQLAlchemy; what is SQLite's own lies in sqlite.py, and another database
+is another entry of BACKENDS.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy import Connection
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+
+from app.errors import InvalidEnvironment
+from app.settings import Settings
+from app.store.migrating import migrate
+from app.store.sqlite import DataVersion, SQLite
+
+BACKENDS = {"sqlite": SQLite}
+MIGRATION_TIMEOUT_S = 60.0
+
+
+class Database:
+    """One database, shared by all threads of a process, never across a fork.
+
+    url: SQLAlchemy's; `busy_timeout_s`: how long a write waits for other writers before DatabaseBusy.
+    """
+
+    def __init__(self, url: str, *, busy_timeout_s: float = 5.0) -> None:
+        try:
+            parsed = make_url(url)
+        except ArgumentError as error:
+            raise InvalidEnvironment("FLOPWATCH_DATABASE_URL is not a database URL.") from error
+        name = parsed.get_backend_name()
+        if name not in BACKENDS:
+            raise InvalidEnvironment(f"The database {name!r} is not supported; there is {', '.join(sorted(BACKENDS))}.")
+        _refuse_after_fork(parsed.render_as_string())
+        self.url = parsed.render_as_string()
+        self.backend = BACKENDS[name](parsed, busy_timeout_s)
+        self._reader = self.backend.engine
+        self._writer = self.backend.engine.execution_options(begin="IMMEDIATE")
+        self._watches: weakref.WeakSet[ChangeWatch] = weakref.WeakSet()
+        _open_databases.add(self)
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """One consistent snapshot, from the first statement on; rolled back on leaving."""
+        with self._translated(), self._reader.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """The only write transaction of the host: committed on leaving, rolled back on an exception.
+
+        Raises DatabaseBusy when other writers took too long, DiskFull when nothing can be written; reads go on.
+        """
+        with self._translated(), self.backend.write_lock():
+            with self._writer.begin() as connection:
+                yield connection
+            self.backend.after_write()
+
+    @contextmanager
+    def migration(self) -> Iterator[Connection]:
+        """A write transaction in which the schema may change."""
+        with self._translated(), self.backend.migration(MIGRATION_TIMEOUT_S) as connection:
+            yield connection
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        _refuse_after_fork(self.url)
+        try:
+            yield
+        except (DBAPIError, self._reader.dialect.dbapi.Error) as error:  # type: ignore[union-attr]
+            translated = self.backend.translate(error)
+            if translated is None:
+                raise
+            raise translated from error
+
+    def watch(self) -> ChangeWatch:
+        """A new watch on everybody's commits; for one thread."""
+        with self._translated():
+            watch = ChangeWatch(self.backend.change_counter())
+        self._watches.add(watch)
+        return watch
+
+    def checkpoint(self) -> None:
+        """Truncate the write-ahead log, as far as readers allow."""
+        with self._translated():
+            self.backend.checkpoint()
+
+    def backup(self, target: Path) -> None:
+        """Copy the database as of one moment into the file `target`, while others write on."""
+        with self._translated():
+            self.backend.backup(target)
+
+    def close(self) -> None:
+        """Close every connection."""
+        for watch in list(self._watches):
+            watch.close()
+        self.backend.close()
+        _open_databases.discard(self)
+
+
+class ChangeWatch:
+    """Tells whether anything was committed since it was last asked; cheap enough for 20 times a second."""
+
+    def __init__(self, counter: DataVersion) -> None:
+        self._counter = counter
+        self._last: int | None = None
+
+    def changed(self) -> bool:
+        """True the first time, and whenever anybody committed since the last call."""
+        value = self._counter.value()
+        changed, self._last = value != self._last, value
+        return changed
+
+    def close(self) -> None:
+        self._counter.close()
+
+
+def open_database(settings: Settings) -> Database:
+    """Open the database of `settings`, made or migrated as needed.
+
+    Raises NetworkFileSystem, DatabaseNewer or another InvalidEnvironment when it cannot be used.
+    """
+    database = Database(settings.resolved_database_url, busy_timeout_s=settings.busy_timeout_s)
+    try:
+        database.backend.prepare()
+        migrate(database)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+_open_databases: weakref.WeakSet[Database] = weakref.WeakSet()
+_inherited: set[str] = set()
+"""URLs that were open in the parent when this process was forked."""
+
+
+def _refuse_after_fork(url: str) -> None:
+    # SQLite keeps track of its file locks per process, in memory that a fork copies but without the locks themselves:
+    # a child would believe that it holds what only its parent does. Not even a new connection is safe there.
+    if url in _inherited:
+        raise InvalidEnvironment(
+            "This process was forked while the database was open, and SQLite does not survive that: "
+            "start the process with exec (subprocess, or multiprocessing's spawn) and open the database there."
+        )
+
+
+def _after_fork_in_child() -> None:
+    for database in list(_open_databases):
+        _inherited.add(database.url)
+        database.backend.forget()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

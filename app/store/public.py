@@ -1,0 +1,84 @@
+"""What clients see of the rows: JSON-ready dicts, as the API answers them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import RowMapping
+
+JOB_STATES = ("queued", "running", "succeeded", "failed", "cancelled")
+FINISHED_STATES = frozenset({"succeeded", "failed", "cancelled"})
+
+_JOB_FIELDS = (
+    "id",
+    "kind",
+    "name",
+    "labels",
+    "state",
+    "spec",
+    "priority",
+    "attempt",
+    "max_attempts",
+    "timeout_s",
+    "progress",
+    "error",
+    "worker_id",
+    "sweep_id",
+)
+
+
+def rfc3339(time: datetime | None) -> str | None:
+    """A UTC time with microseconds, ending in Z."""
+    return None if time is None else time.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def finite(value: float | None) -> float | None:
+    """JSON knows no NaN and no infinity; they are null there."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def job_dict(row: RowMapping | Mapping[str, Any]) -> dict[str, Any]:
+    """The public job of a row of the table `job`."""
+    path = f"/jobs/{row['id']}"
+    return {
+        **{field: row[field] for field in _JOB_FIELDS},
+        "created_at": rfc3339(row["created_at"]),
+        "started_at": rfc3339(row["started_at"]),
+        "finished_at": rfc3339(row["finished_at"]),
+        "cancel_requested_at": rfc3339(row["cancel_requested_at"]),
+        "environment": row["environment"],
+        "validity": row["validity"],
+        "links": {
+            "self": path,
+            **{name: f"{path}/{name}" for name in ("events", "logs", "measurements", "artifacts", "attempts")},
+            "ui": f"/ui{path}",
+        },
+    }
+
+
+def sweep_dict(row: RowMapping | Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
+    """The public sweep of a row of the table `sweep`, with its number of jobs by state."""
+    path = f"/sweeps/{row['id']}"
+    return {
+        **{field: row[field] for field in ("id", "name", "labels", "base", "grid", "exclude")},
+        "created_at": rfc3339(row["created_at"]),
+        "counts": {state: counts.get(state, 0) for state in JOB_STATES},
+        "links": {
+            "self": path,
+            "jobs": f"/jobs?sweep={row['id']}",
+            "table": f"/tables?sweep={row['id']}",
+            "ui": f"/ui{path}",
+        },
+    }
+
+
+def artifact_dict(row: RowMapping) -> dict[str, Any]:
+    """The public artifact of a row of the table `artifact`; `size` in bytes."""
+    return {
+        **{field: row[field] for field in ("name", "kind", "media_type", "size", "sha256")},
+        "url": f"/jobs/{row['job_id']}/artifacts/{quote(row['name'], safe='')}",
+    }

@@ -1,0 +1,349 @@
+"""The queue: the state machine of jobs, with every statement that moves one.
+
+    submit ─→ queued ─ claim ─→ running ─ finish ─→ succeeded | failed | cancelled
+                ↑ │                │
+                │ └─ cancel ───────┼─→ cancelled
+                └── give_back, recover (worker lost, attempts left)
+
+A claim carries (job, attempt, token). Everything that a worker writes about it afterwards first counts a beat of that
+very attempt while it runs: the fence. Once the attempt is no longer the worker's, the fence matches no row, LeaseLost
+is raised, and nothing of the transaction stays.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, delete, insert, literal_column, select, update
+
+from app.errors import Conflict, LeaseLost, NotFound, job_problem
+from app.store import tables
+from app.store.claims import QUEUED, next_job
+from app.store.public import FINISHED_STATES, job_dict
+from app.store.records import (
+    Claim,
+    Finish,
+    Idempotency,
+    MeasurementRecord,
+    NewEvent,
+    NewJob,
+    Offer,
+    Renewal,
+    Running,
+    StoredArtifact,
+    Submitted,
+)
+from app.store.registration import Registration
+from app.store.submission import NO_PROGRESS, Submission
+from app.store.tables import utc_now
+
+__all__ = [
+    "Claim",
+    "Finish",
+    "Idempotency",
+    "MeasurementRecord",
+    "NewEvent",
+    "NewJob",
+    "Offer",
+    "Queue",
+    "Renewal",
+    "Running",
+    "StoredArtifact",
+    "Submitted",
+]
+
+MAX_ID = 2**63 - 1
+
+_job, _attempt = tables.job.c, tables.attempt.c
+
+_TAKE = (
+    update(tables.job)
+    .where(_job.id == bindparam("job_id"), QUEUED)
+    .values(
+        state="running",
+        attempt=_job.attempt + 1,
+        worker_id=bindparam("by"),
+        started_at=bindparam("now"),
+        version=_job.version + 1,
+    )
+    .returning(
+        _job.attempt,
+        _job.kind,
+        _job.name,
+        _job.spec,
+        _job.timeout_s,
+        _job.device_type,
+        _job.devices,
+        _job.exclusive_host,
+    )
+)
+_BEGIN_ATTEMPT = insert(tables.attempt).returning(_attempt.id)
+_FENCE = (
+    update(tables.attempt)
+    .where(
+        _attempt.id == bindparam("attempt_id"),
+        _attempt.job_id == bindparam("of_job"),
+        _attempt.number == bindparam("of_number"),
+        _attempt.token == bindparam("of_token"),
+        _attempt.state == "running",
+    )
+    .values(beat=_attempt.beat + 1)
+)
+_END_ATTEMPT = update(tables.attempt).where(_attempt.id == bindparam("attempt_id"))
+_CHANGE_JOB = update(tables.job).where(_job.id == bindparam("job_id")).values(version=_job.version + 1)
+_JOB = select(tables.job).where(_job.id == bindparam("job_id"))
+_EVENT = insert(tables.event)
+_LOSE_ATTEMPT = (
+    update(tables.attempt)
+    .where(_attempt.id == bindparam("attempt_id"), _attempt.state == "running", _attempt.beat == bindparam("seen_beat"))
+    .values(state="lost")
+)
+_RUNNING = (
+    select(_attempt.id, _attempt.job_id, _attempt.number, _attempt.beat)
+    .where(_attempt.state == literal_column("'running'"))  # a literal, as in claims.py
+    .order_by(_attempt.id)
+)
+
+
+class Queue(Submission, Registration):
+    """The queue of one database. Every method is one transaction."""
+
+    def claim(self, worker_id: str, offer: Offer) -> Claim | None:
+        """Take the job that the worker must run next, counting the attempt; None when it can start none now."""
+        with self._database.read() as connection:  # an idle worker keeps nobody from writing
+            if next_job(connection, worker_id, offer) is None:
+                return None
+        with self._database.write() as connection:
+            job_id = next_job(connection, worker_id, offer)
+            if job_id is None:
+                return None
+            now, token = utc_now(), secrets.token_hex(16)
+            job = connection.execute(_TAKE, {"job_id": job_id, "by": worker_id, "now": now}).one()
+            attempt_id = connection.execute(
+                _BEGIN_ATTEMPT,
+                {
+                    "job_id": job_id,
+                    "number": job.attempt,
+                    "token": token,
+                    "worker_id": worker_id,
+                    "state": "running",
+                    "beat": 0,
+                    "started_at": now,
+                },
+            ).scalar_one()
+            _say(connection, job_id, job.attempt, "state", {"state": "running", "worker_id": worker_id})
+        return Claim(
+            job_id=job_id,
+            attempt=job.attempt,
+            token=token,
+            attempt_id=attempt_id,
+            worker_id=worker_id,
+            kind=job.kind,
+            name=job.name,
+            spec=job.spec,
+            timeout_s=job.timeout_s,
+            device_type=job.device_type,
+            devices=job.devices,
+            exclusive_host=job.exclusive_host,
+        )
+
+    def renew(self, claims: Sequence[Claim]) -> Renewal:
+        """One heartbeat of each claim; tells which are lost, and which of the others are to be cancelled."""
+        if not claims:
+            return Renewal(frozenset(), frozenset())
+        with self._database.write() as connection:
+            held = [claim.job_id for claim in claims if _beat(connection, claim)]
+            asked = select(_job.id).where(_job.id.in_(held), _job.cancel_requested_at.is_not(None))
+            cancel_requested = frozenset(connection.execute(asked).scalars())
+        return Renewal(frozenset(claim.job_id for claim in claims) - frozenset(held), cancel_requested)
+
+    def report(self, claim: Claim, events: Sequence[NewEvent]) -> None:
+        """Record what happened in a running attempt; a `progress` event is also the job's progress."""
+        with self._database.write() as connection:
+            _pass_fence(connection, claim)
+            now = utc_now()
+            rows = [
+                {
+                    "job_id": claim.job_id,
+                    "attempt": claim.attempt,
+                    "type": event.type,
+                    "data": event.data,
+                    "created_at": now,
+                }
+                for event in events
+            ]
+            if rows:
+                connection.execute(_EVENT, rows)
+            progress = next((event.data for event in reversed(events) if event.type == "progress"), None)
+            if progress is not None:
+                _change(connection, claim.job_id, progress=progress)
+
+    def finish(self, claim: Claim, finish: Finish, before_commit: Callable[[], None] | None = None) -> str:
+        """End an attempt: state, measurements, artifacts and log land together, or LeaseLost and none of them.
+
+        Returns the state that the job ended in: a cancel that somebody asked for wins over any other. What is measured
+        by a job that does not succeed is kept, marked partial. `before_commit` runs when nothing but the commit is
+        left, inside the write transaction: there ArtifactFiles.ensure can make sure that no file was removed meanwhile.
+        """
+        with self._database.write() as connection:
+            _pass_fence(connection, claim)
+            job = connection.execute(_JOB, {"job_id": claim.job_id}).one()
+            state = "cancelled" if job.cancel_requested_at is not None else finish.state
+            error = finish.error
+            if state == "cancelled" and (error is None or error.get("code") != "cancelled"):
+                error = job_problem("cancelled", "The job was cancelled while it ran.")
+            _insert_results(connection, claim, finish, partial=state != "succeeded")
+            _end_attempt(connection, claim.attempt_id, state, error=error, log=finish.log)
+            _finish_job(
+                connection,
+                claim.job_id,
+                claim.attempt,
+                state,
+                error,
+                environment=finish.environment,
+                validity=finish.validity,
+            )
+            if before_commit is not None:
+                before_commit()
+        return state
+
+    def give_back(self, claim: Claim) -> None:
+        """Put a running job back into the queue without counting the attempt; a cancel that was asked for wins."""
+        with self._database.write() as connection:
+            _pass_fence(connection, claim)
+            job = connection.execute(_JOB, {"job_id": claim.job_id}).one()
+            if job.cancel_requested_at is not None:
+                error = job_problem("cancelled", "The job was cancelled while it ran.")
+                _end_attempt(connection, claim.attempt_id, "cancelled", error=error)
+                _finish_job(connection, claim.job_id, claim.attempt, "cancelled", error)
+            else:
+                _end_attempt(connection, claim.attempt_id, "given_back")
+                _requeue(connection, claim.job_id, claim.attempt, "given_back", counted=False)
+
+    def cancel(self, job_id: int) -> dict[str, Any]:
+        """Cancel a job: at once when it is queued, else as soon as its worker hears of it; returns the public job.
+
+        Again: the same answer. Raises NotFound, or Conflict when the job has succeeded or failed.
+        """
+        with self._database.write() as connection:
+            job = _find(connection, job_id)
+            if job.state in ("succeeded", "failed"):
+                raise Conflict(f"Job {job_id} has {job.state}: there is nothing to cancel.")
+            now = utc_now()
+            if job.state == "queued":
+                error = job_problem("cancelled", "The job was cancelled before it ran.")
+                _finish_job(connection, job_id, job.attempt, "cancelled", error, cancel_requested_at=now)
+            elif job.state == "running" and job.cancel_requested_at is None:
+                _change(connection, job_id, cancel_requested_at=now)
+                _say(connection, job_id, job.attempt, "state", {"state": "running", "cancel_requested": True})
+            return job_dict(_find(connection, job_id)._mapping)
+
+    def delete(self, job_id: int) -> list[str]:
+        """Delete a finished job with all that belongs to it; Conflict when it is not finished.
+
+        Returns the hashes of the contents that no artifact refers to any more, for ArtifactFiles.remove.
+        """
+        with self._database.write() as connection:
+            job = _find(connection, job_id)
+            if job.state not in FINISHED_STATES:
+                raise Conflict(f"Job {job_id} is {job.state}: cancel it first.")
+            artifact = tables.artifact.c
+            contents = set(connection.execute(select(artifact.sha256).where(artifact.job_id == job_id)).scalars())
+            connection.execute(delete(tables.job).where(_job.id == job_id))
+            kept = set(connection.execute(select(artifact.sha256).where(artifact.sha256.in_(contents))).scalars())
+        return sorted(contents - kept)
+
+    def running(self) -> list[Running]:
+        """Every attempt that runs, with its beat."""
+        with self._database.read() as connection:
+            return [Running(*row) for row in connection.execute(_RUNNING)]
+
+    def recover(self, running: Running) -> str | None:
+        """Take a job from a lost worker: back to the queue, or `worker_lost` when its attempts are used up.
+
+        Returns the job's new state; None when the attempt has ended or beaten since it was seen.
+        """
+        with self._database.write() as connection:
+            error = job_problem("worker_lost", "The worker fell silent for longer than its lease.")
+            seen = {"attempt_id": running.attempt_id, "seen_beat": running.beat}
+            lost = {"error": error, "finished_at": utc_now()}
+            if connection.execute(_LOSE_ATTEMPT, {**seen, **lost}).rowcount == 0:
+                return None
+            job = _find(connection, running.job_id)
+            if job.cancel_requested_at is not None:
+                error = job_problem("cancelled", "The job was cancelled while it ran; its worker was lost.")
+                _finish_job(connection, job.id, running.attempt, "cancelled", error)
+                return "cancelled"
+            if job.attempt < job.max_attempts:
+                _requeue(connection, job.id, running.attempt, "worker_lost", counted=True)
+                return "queued"
+            error["detail"] += f" It was attempt {job.attempt} of {job.max_attempts}."
+            _finish_job(connection, job.id, running.attempt, "failed", error)
+            return "failed"
+
+
+def _find(connection: Connection, job_id: int) -> Any:
+    row = connection.execute(_JOB, {"job_id": job_id}).one_or_none() if 0 < job_id <= MAX_ID else None
+    if row is None:
+        raise NotFound(f"There is no job {job_id}.")
+    return row
+
+
+def _beat(connection: Connection, claim: Claim) -> bool:
+    fence = {
+        "attempt_id": claim.attempt_id,
+        "of_job": claim.job_id,
+        "of_number": claim.attempt,
+        "of_token": claim.token,
+    }
+    return connection.execute(_FENCE, fence).rowcount == 1
+
+
+def _pass_fence(connection: Connection, claim: Claim) -> None:
+    if not _beat(connection, claim):
+        raise LeaseLost(f"Attempt {claim.attempt} of job {claim.job_id} is no longer this worker's.")
+
+
+def _say(connection: Connection, job_id: int, attempt: int, type_: str, data: dict[str, Any]) -> None:
+    row = {"job_id": job_id, "attempt": attempt, "type": type_, "data": data, "created_at": utc_now()}
+    connection.execute(_EVENT, row)
+
+
+def _change(connection: Connection, job_id: int, **values: Any) -> None:
+    connection.execute(_CHANGE_JOB, {"job_id": job_id, **values})
+
+
+def _end_attempt(
+    connection: Connection, attempt_id: int, state: str, *, error: dict[str, Any] | None = None, log: str | None = None
+) -> None:
+    ended = {"state": state, "error": error, "log": log, "finished_at": utc_now()}
+    connection.execute(_END_ATTEMPT, {"attempt_id": attempt_id, **ended})
+
+
+def _finish_job(
+    connection: Connection, job_id: int, attempt: int, state: str, error: dict[str, Any] | None, **values: Any
+) -> None:
+    _change(connection, job_id, state=state, error=error, finished_at=utc_now(), **values)
+    _say(connection, job_id, attempt, "state", {"state": state})
+    _say(connection, job_id, attempt, "done", {"state": state, "error": error})
+
+
+def _requeue(connection: Connection, job_id: int, attempt: int, reason: str, *, counted: bool) -> None:
+    values = {} if counted else {"attempt": attempt - 1}
+    _change(connection, job_id, state="queued", worker_id=None, started_at=None, progress=NO_PROGRESS, **values)
+    _say(connection, job_id, attempt, "state", {"state": "queued", "reason": reason})
+
+
+def _insert_results(connection: Connection, claim: Claim, finish: Finish, *, partial: bool) -> None:
+    of = {"job_id": claim.job_id, "attempt": claim.attempt}
+    if finish.measurements:
+        rows = [{**of, "partial": partial, **vars(record)} for record in finish.measurements]
+        connection.execute(insert(tables.measurement), rows)
+    # A job has one artifact of a name: the last.
+    artifacts = {artifact.name: artifact for artifact in finish.artifacts}
+    if artifacts:
+        now = utc_now()
+        rows = [{**of, "created_at": now, **vars(artifact)} for artifact in artifacts.values()]
+        connection.execute(insert(tables.artifact), rows)

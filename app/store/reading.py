@@ -1,0 +1,286 @@
+"""What clients read: public dicts and lists, ready for JSON. Every method is one consistent snapshot."""
+
+from __future__ import annotations
+
+import array
+import sys
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, exists, func, select
+
+from app.errors import FieldError, InvalidRequest, NotFound
+from app.store import tables
+from app.store.engine import Database
+from app.store.public import JOB_STATES, artifact_dict, finite, job_dict, rfc3339, sweep_dict
+
+MAX_ID = 2**63 - 1
+"""The database's integers have 64 bits; a number from a URL can have any."""
+MAX_PAGE = 1000
+
+STATISTICS = ("n", "mean", "std", "median", "min", "max", "p05", "p25", "p75", "p95")
+_FACTS = ("phase", "metric", "unit", "outcome", "reason", "partial")
+
+
+class Reading:
+    """The queries of one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def job(self, job_id: int) -> tuple[dict[str, Any], int]:
+        """The public job, and its version, which grows with every change. Raises NotFound, as all below."""
+        with self._database.read() as connection:
+            row = _job(connection, job_id)
+        return job_dict(row._mapping), row.version
+
+    def jobs(
+        self,
+        state: str | None = None,
+        kind: str | None = None,
+        labels: Sequence[tuple[str, str]] = (),
+        sweep: int | None = None,
+        limit: int = 50,
+        after: str | None = None,
+    ) -> tuple[list[dict[str, Any]], str | None]:
+        """Jobs that match everything given, newest first, and the cursor of the next page."""
+        job = tables.job.c
+        query = select(tables.job)
+        if state is not None:
+            query = query.where(job.state == state)
+        if kind is not None:
+            query = query.where(job.kind == kind)
+        if sweep is not None:
+            query = query.where(job.sweep_id == _in_range(sweep))
+        label = tables.job_label.c
+        for key, value in labels:
+            query = query.where(exists().where(label.job_id == job.id, label.key == key, label.value == value))
+        rows, following = self._page(query, job.id, limit, after)
+        return [job_dict(row._mapping) for row in rows], following
+
+    def _page(
+        self, query: Select[Any], id_column: Any, limit: int, after: str | None
+    ) -> tuple[Sequence[Row[Any]], str | None]:
+        limit = min(limit, MAX_PAGE)
+        if after is not None:
+            query = query.where(id_column < _cursor(after))
+        with self._database.read() as connection:
+            rows = connection.execute(query.order_by(id_column.desc()).limit(limit + 1)).all()
+        return rows[:limit], str(rows[limit - 1].id) if len(rows) > limit else None
+
+    def events(self, job_id: int, after: int = 0, limit: int = 500) -> list[dict[str, Any]]:
+        """The job's events with an id above `after`, in order."""
+        event = tables.event.c
+        with self._database.read() as connection:
+            _job(connection, job_id)
+            query = select(tables.event).where(event.job_id == job_id, event.id > _in_range(after))
+            rows = connection.execute(query.order_by(event.id).limit(min(limit, MAX_PAGE))).all()
+        return [
+            {
+                "id": row.id,
+                "job_id": row.job_id,
+                "attempt": row.attempt,
+                "type": row.type,
+                "data": row.data,
+                "created_at": rfc3339(row.created_at),
+            }
+            for row in rows
+        ]
+
+    def attempts(self, job_id: int) -> list[dict[str, Any]]:
+        """Every attempt that the job had, lost and given back ones too, in order."""
+        with self._database.read() as connection:
+            _job(connection, job_id)
+            rows = _attempts(connection, job_id)
+        return [
+            {
+                "number": row.number,
+                "worker_id": row.worker_id,
+                "state": row.state,
+                "error": row.error,
+                "started_at": rfc3339(row.started_at),
+                "finished_at": rfc3339(row.finished_at),
+            }
+            for row in rows
+        ]
+
+    def log(self, job_id: int) -> str:
+        """The output of the job's last attempt: as recorded at its end, or as far as reported."""
+        event = tables.event.c
+        with self._database.read() as connection:
+            _job(connection, job_id)
+            attempts = _attempts(connection, job_id)
+            if not attempts:
+                return ""
+            if attempts[-1].log is not None:
+                return str(attempts[-1].log)
+            query = select(event.type, event.data).where(
+                event.job_id == job_id, event.attempt == attempts[-1].number, event.type.in_(("state", "log"))
+            )
+            text: list[str] = []
+            for row in connection.execute(query.order_by(event.id)):
+                if row.type == "log":
+                    text.append(row.data["text"])
+                elif "worker_id" in row.data:  # a claim: one that was given back before had the same number
+                    text.clear()
+        return "".join(text)
+
+    def measurements(self, job_id: int, samples: bool = False) -> dict[str, Any]:
+        """`columns` and `rows`: a row is one metric of one case, an object keyed by column name.
+
+        The columns are the cases' coordinates, then phase, metric, unit, outcome, …, the statistics in the row's unit,
+        and with `samples` the raw samples. A coordinate with the name of another column is called "case.<name>".
+        """
+        with self._database.read() as connection:
+            _job(connection, job_id)
+            table = tables.measurement
+            query = select(table).where(table.c.job_id == job_id).order_by(table.c.id)
+            rows = connection.execute(query).mappings().all()
+        taken = {*_FACTS, *STATISTICS, "samples"}
+        names = {name: f"case.{name}" if name in taken else name for row in rows for name in row["case"]}
+        values = []
+        for row in rows:
+            value: dict[str, Any] = {column: row["case"].get(name) for name, column in names.items()}
+            value |= {name: row[name] for name in _FACTS}
+            value |= {name: finite(row[name]) for name in STATISTICS}
+            if samples:
+                value["samples"] = _unpack(row["samples"])
+            values.append(value)
+        columns = [{"name": column, "type": _json_type(column, values), "unit": None} for column in names.values()]
+        columns += [{"name": n, "type": "boolean" if n == "partial" else "string", "unit": None} for n in _FACTS]
+        columns += [{"name": n, "type": "integer" if n == "n" else "number", "unit": None} for n in STATISTICS]
+        if samples:
+            columns.append({"name": "samples", "type": "array", "unit": None})
+        return {"columns": columns, "rows": values}
+
+    def artifacts(self, job_id: int) -> list[dict[str, Any]]:
+        """The job's artifacts by name."""
+        artifact = tables.artifact.c
+        with self._database.read() as connection:
+            _job(connection, job_id)
+            query = select(tables.artifact).where(artifact.job_id == job_id).order_by(artifact.name)
+            return [artifact_dict(row) for row in connection.execute(query).mappings()]
+
+    def artifact(self, job_id: int, name: str) -> dict[str, Any]:
+        """One artifact of a job."""
+        artifact = tables.artifact.c
+        with self._database.read() as connection:
+            _job(connection, job_id)
+            query = select(tables.artifact).where(artifact.job_id == job_id, artifact.name == name)
+            row = connection.execute(query).mappings().one_or_none()
+        if row is None:
+            raise NotFound(f"Job {job_id} has no artifact {name!r}.")
+        return artifact_dict(row)
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Every worker that ever registered, with the ids of the jobs it runs."""
+        worker, job = tables.worker.c, tables.job.c
+        with self._database.read() as connection:
+            rows = connection.execute(select(tables.worker).order_by(worker.registered_at, worker.id)).all()
+            running = connection.execute(
+                select(job.id, job.worker_id).where(job.state == "running").order_by(job.id)
+            ).all()
+        return [
+            {
+                "id": row.id,
+                "hostname": row.hostname,
+                "pid": row.pid,
+                "state": row.state,
+                "kinds": row.kinds,
+                "capabilities": row.capabilities,
+                "devices": row.devices,
+                "versions": row.versions,
+                "job_ids": [job_id for job_id, worker_id in running if worker_id == row.id],
+                "registered_at": rfc3339(row.registered_at),
+                "last_seen_at": rfc3339(row.last_seen_at),
+            }
+            for row in rows
+        ]
+
+    def sweep(self, sweep_id: int) -> dict[str, Any]:
+        """The public sweep with its number of jobs by state."""
+        with self._database.read() as connection:
+            query = select(tables.sweep).where(tables.sweep.c.id == _known(sweep_id, "sweep"))
+            row = connection.execute(query).mappings().one_or_none()
+            if row is None:
+                raise NotFound(f"There is no sweep {sweep_id}.")
+            return sweep_dict(row, _sweep_counts(connection, [sweep_id]).get(sweep_id, {}))
+
+    def sweeps(self, limit: int = 50, after: str | None = None) -> tuple[list[dict[str, Any]], str | None]:
+        """Sweeps, newest first, and the cursor of the next page."""
+        rows, following = self._page(select(tables.sweep), tables.sweep.c.id, limit, after)
+        with self._database.read() as connection:
+            counts = _sweep_counts(connection, [row.id for row in rows])
+        return [sweep_dict(row._mapping, counts.get(row.id, {})) for row in rows], following
+
+    def counts(self) -> dict[str, int]:
+        """The number of jobs in each state."""
+        job = tables.job.c
+        with self._database.read() as connection:
+            rows = connection.execute(select(job.state, func.count()).group_by(job.state)).all()
+        return {state: dict(map(tuple, rows)).get(state, 0) for state in JOB_STATES}
+
+    def known_names(self) -> dict[str, set[str]]:
+        """The kinds and the capabilities that registered workers have; both empty while none ever registered."""
+        worker = tables.worker.c
+        with self._database.read() as connection:
+            rows = connection.execute(select(worker.kinds, worker.capabilities)).all()
+        return {
+            "kinds": {kind for row in rows for kind in row.kinds},
+            "capabilities": {name for row in rows for name in row.capabilities},
+        }
+
+
+def _known(number: int, what: str) -> int:
+    if not 0 < number <= MAX_ID:
+        raise NotFound(f"There is no {what} {number}.")
+    return number
+
+
+def _in_range(number: int) -> int:
+    return max(0, min(number, MAX_ID))
+
+
+def _job(connection: Connection, job_id: int) -> Row[Any]:
+    row = connection.execute(select(tables.job).where(tables.job.c.id == _known(job_id, "job"))).one_or_none()
+    if row is None:
+        raise NotFound(f"There is no job {job_id}.")
+    return row
+
+
+def _attempts(connection: Connection, job_id: int) -> Sequence[Row[Any]]:
+    attempt = tables.attempt.c
+    return connection.execute(select(tables.attempt).where(attempt.job_id == job_id).order_by(attempt.id)).all()
+
+
+def _sweep_counts(connection: Connection, sweep_ids: Sequence[int]) -> dict[int, dict[str, int]]:
+    job = tables.job.c
+    query = select(job.sweep_id, job.state, func.count()).where(job.sweep_id.in_(sweep_ids))
+    counts: dict[int, dict[str, int]] = {}
+    for sweep_id, state, number in connection.execute(query.group_by(job.sweep_id, job.state)):
+        counts.setdefault(sweep_id, {})[state] = number
+    return counts
+
+
+def _cursor(after: str) -> int:
+    if not (after.isascii() and after.isdecimal() and len(after) < len(str(MAX_ID))):
+        detail = "This is no cursor of this list: pass `next` of the page before, as it is."
+        raise InvalidRequest(detail, errors=(FieldError("/after", detail),))
+    return int(after)
+
+
+def _json_type(column: str, rows: Sequence[dict[str, Any]]) -> str:
+    types = {type(row[column]) for row in rows} - {type(None)}
+    if types and types <= {int, float}:
+        return "integer" if types == {int} else "number"
+    return "boolean" if types == {bool} else "string"
+
+
+def _unpack(samples: bytes | None) -> list[float | None] | None:
+    if samples is None:
+        return None
+    values = array.array("d", zlib.decompress(samples))
+    if sys.byteorder == "big":
+        values.byteswap()
+    return [finite(value) for value in values]

@@ -1,0 +1,150 @@
+"""What goes into the queue and comes out of it: plain frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from app.specs.base import SpecBase
+
+
+@dataclass(frozen=True)
+class NewJob:
+    """A job to submit; `timeout_s` in seconds, None: no limit."""
+
+    spec: SpecBase
+    name: str | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+    priority: int = 0
+    timeout_s: float | None = None
+    max_attempts: int = 2
+
+
+@dataclass(frozen=True)
+class Idempotency:
+    """A request's Idempotency-Key, its route, and a digest of its canonical body."""
+
+    key: str
+    route: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """The public job or sweep of the first answer; `replayed` when this was not the first request with its key."""
+
+    response: dict[str, Any]
+    replayed: bool
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a worker can run now. `idle`: nothing else runs on its host."""
+
+    kinds: frozenset[str]
+    capabilities: frozenset[str]
+    total_gpus: int
+    free_gpus: int
+    idle: bool
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A job in a worker's hands. (job_id, attempt, token) is the fence of everything the worker writes about it."""
+
+    job_id: int
+    attempt: int
+    """The attempt's number, from 1."""
+    token: str
+    attempt_id: int
+    worker_id: str
+    kind: str
+    name: str | None
+    spec: dict[str, Any]
+    timeout_s: float | None
+    device_type: str
+    devices: int
+    exclusive_host: bool
+
+
+@dataclass(frozen=True)
+class NewEvent:
+    """Something that happened to a job: `progress` {"done", "total", "message"}, `log` {"text"}, …"""
+
+    type: str
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class MeasurementRecord:
+    """One metric of one case; the statistics are None where `outcome` is not "ok"."""
+
+    case: dict[str, Any]
+    phase: str | None
+    metric: str
+    unit: str
+    outcome: str
+    reason: str | None
+    n: int | None
+    mean: float | None
+    std: float | None
+    median: float | None
+    min: float | None
+    max: float | None
+    p05: float | None
+    p25: float | None
+    p75: float | None
+    p95: float | None
+    samples: bytes | None
+    """Little-endian float64, zlib."""
+
+
+@dataclass(frozen=True)
+class StoredArtifact:
+    """A file that ArtifactFiles.put has stored; `size` in bytes."""
+
+    name: str
+    kind: str
+    media_type: str
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Finish:
+    """How an attempt ended, with everything it leaves. A failed one has an `error` (app.errors.job_problem)."""
+
+    state: Literal["succeeded", "failed", "cancelled"]
+    error: dict[str, Any] | None = None
+    measurements: Sequence[MeasurementRecord] = ()
+    artifacts: Sequence[StoredArtifact] = ()
+    environment: dict[str, Any] | None = None
+    validity: dict[str, Any] | None = None
+    log: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.state not in ("succeeded", "failed", "cancelled"):
+            raise ValueError(f"an attempt cannot end as {self.state!r}")
+        if self.state == "failed" and self.error is None:
+            raise ValueError("a failed attempt has an error")
+        if self.state == "succeeded" and self.error is not None:
+            raise ValueError("an attempt with an error has not succeeded")
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """The ids of the jobs that the worker has lost, and of those that somebody asked to cancel."""
+
+    lost: frozenset[int]
+    cancel_requested: frozenset[int]
+
+
+@dataclass(frozen=True)
+class Running:
+    """An attempt that runs, and its heartbeat counter as a watcher saw it."""
+
+    attempt_id: int
+    job_id: int
+    attempt: int
+    beat: int

@@ -1,0 +1,83 @@
+"""Workers and their signs of life."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+from sqlalchemy import bindparam, case, insert, literal, select, update
+
+from app.store import tables
+from app.store.engine import Database
+from app.store.tables import utc_now
+
+WorkerState = Literal["active", "draining", "stopped", "lost"]
+ALIVE = ("active", "draining")
+
+_worker = tables.worker.c
+_CHANGE = update(tables.worker).where(_worker.id == bindparam("worker_id"))
+_BEAT = _CHANGE.values(
+    beat=_worker.beat + 1,
+    # One that was given up for lost, stopped for a while or cut off, is back.
+    state=case((_worker.state == "lost", literal("active")), else_=_worker.state),
+)
+_LOSE = _CHANGE.where(_worker.beat == bindparam("seen_beat"), _worker.state.in_(ALIVE)).values(state="lost")
+_ALIVE = select(_worker.id, _worker.beat).where(_worker.state.in_(ALIVE))
+
+
+class Registration:
+    """The part of the queue that knows the workers."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def register_worker(
+        self,
+        worker_id: str,
+        hostname: str,
+        pid: int,
+        kinds: Iterable[str],
+        capabilities: Iterable[str],
+        devices: Sequence[dict[str, Any]],
+        versions: dict[str, Any],
+    ) -> None:
+        """Add a worker as active, or say anew what it can run.
+
+        devices: one object each, with a "type"; those of type "cuda" are GPUs. capabilities: "family:name".
+        """
+        now = utc_now()
+        row = {
+            "hostname": hostname,
+            "pid": pid,
+            "state": "active",
+            "kinds": sorted(kinds),
+            "capabilities": sorted(capabilities),
+            "devices": list(devices),
+            "versions": dict(versions),
+            "registered_at": now,
+            "last_seen_at": now,
+        }
+        with self._database.write() as connection:
+            if connection.execute(_CHANGE.values(beat=_worker.beat + 1), {"worker_id": worker_id, **row}).rowcount == 0:
+                connection.execute(insert(tables.worker), {"id": worker_id, "beat": 0, **row})
+
+    def beat_worker(self, worker_id: str) -> None:
+        """One sign of life."""
+        with self._database.write() as connection:
+            connection.execute(_BEAT, {"worker_id": worker_id, "last_seen_at": utc_now()})
+
+    def set_worker_state(self, worker_id: str, state: WorkerState) -> None:
+        """active: takes jobs; draining: takes no new ones; stopped: has ended in an orderly way; lost: silent."""
+        with self._database.write() as connection:
+            connection.execute(_CHANGE, {"worker_id": worker_id, "state": state, "last_seen_at": utc_now()})
+
+    def worker_beats(self) -> dict[str, int]:
+        """The heartbeat counter of every worker that is thought to live."""
+        with self._database.read() as connection:
+            return {row.id: row.beat for row in connection.execute(_ALIVE)}
+
+    def lose_worker(self, worker_id: str, seen_beat: int) -> bool:
+        """Mark a worker as lost, unless it has beaten since `seen_beat`."""
+        with self._database.write() as connection:
+            seen = {"worker_id": worker_id, "seen_beat": seen_beat}
+            return connection.execute(_LOSE, seen).rowcount == 1

@@ -1,0 +1,240 @@
+"""SQLite: which library, how a connection is set up, how writes are kept apart, what its errors mean.
+
+Everything the store knows of SQLite is here; another database is another module with the same functions and class.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from sqlalchemy import URL, Connection, Engine, QueuePool, create_engine
+from sqlalchemy import event as events
+from sqlalchemy.exc import DBAPIError
+
+from app.errors import DatabaseBusy, DiskFull, FlopwatchError, InvalidEnvironment
+from app.store.file_systems import refuse_network_file_system
+from app.store.locking import WriteLock
+
+logger = logging.getLogger(__name__)
+
+SAFE_VERSION = (3, 51, 3)
+"""Older ones can corrupt a WAL database that several processes write and checkpoint."""
+WAL_LIMIT_BYTES = 64 << 20
+"""A write that leaves a longer log behind truncates it."""
+WAL_RETRY_S = 10.0
+POOL_SIZE = 8
+
+BUSY, LOCKED, IOERR, FULL = 5, 6, 10, 13
+IOERR_WRITE, IOERR_SHMSIZE = IOERR | 3 << 8, IOERR | 19 << 8
+
+
+@cache
+def driver() -> ModuleType:
+    """The DBAPI module: pysqlite3, which brings its own SQLite, or Python's where there is no wheel of it.
+
+    Warns once, loudly, when the fallback's SQLite is older than SAFE_VERSION; raises InvalidEnvironment when
+    pysqlite3's is.
+    """
+    try:
+        from pysqlite3 import dbapi2
+    except ImportError:
+        if sqlite3.sqlite_version_info < SAFE_VERSION:
+            message = (
+                f"pysqlite3 is not installed and Python's own SQLite is {sqlite3.sqlite_version}: before "
+                f"{'.'.join(map(str, SAFE_VERSION))} a database that several processes write can be corrupted."
+            )
+            logger.warning(message)
+            warnings.warn(message, RuntimeWarning, stacklevel=2)
+        return sqlite3
+    module: ModuleType = dbapi2
+    if dbapi2.sqlite_version_info < SAFE_VERSION:
+        raise InvalidEnvironment(
+            f"pysqlite3 carries SQLite {dbapi2.sqlite_version}; at least {'.'.join(map(str, SAFE_VERSION))} is needed."
+        )
+    return module
+
+
+class SQLite:
+    """One SQLite database file, as Database needs it."""
+
+    def __init__(self, url: URL, busy_timeout_s: float) -> None:
+        if not url.database or url.database == ":memory:":
+            raise InvalidEnvironment("The database must be a file: server and workers share it.")
+        self.path = Path(url.database).absolute()
+        self._busy_timeout_s = busy_timeout_s
+        self._lock = WriteLock(self.path.with_name(self.path.name + ".lock"))
+        self._wal = self.path.with_name(self.path.name + "-wal")
+        self._truncate_after = 0.0
+        self.engine = self._create_engine(url)
+
+    def _create_engine(self, url: URL) -> Engine:
+        engine = create_engine(
+            url.set(database=str(self.path)),
+            module=driver(),
+            poolclass=QueuePool,
+            pool_size=POOL_SIZE,
+            max_overflow=-1,
+            # The driver opens no transaction by itself: the `begin` event below does, and says which kind.
+            connect_args={
+                "isolation_level": None,
+                "timeout": self._busy_timeout_s,
+                "check_same_thread": False,
+            },
+        )
+        events.listen(engine, "connect", self._set_up)
+        events.listen(engine, "begin", _begin)
+        return engine
+
+    def _set_up(self, dbapi_connection: Any, _record: object) -> None:
+        cursor = dbapi_connection.cursor()
+        cursor.execute(f"PRAGMA busy_timeout = {round(self._busy_timeout_s * 1000)}")
+        cursor.execute("PRAGMA journal_mode = WAL")
+        cursor.execute("PRAGMA synchronous = FULL")
+        cursor.execute("PRAGMA foreign_keys = ON")
+        cursor.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
+        cursor.close()
+
+    def prepare(self) -> None:
+        """Make the folder; refuse a network file system."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        refuse_network_file_system(self.path)
+
+    def write_lock(self, timeout_s: float | None = None) -> AbstractContextManager[None]:
+        """What keeps writers apart, so that BEGIN IMMEDIATE finds nobody in its way."""
+        return self._lock.hold(self._busy_timeout_s if timeout_s is None else timeout_s)
+
+    def after_write(self) -> None:
+        """Truncate a log that has grown long; called with the write lock held, after the commit.
+
+        SQLite's automatic checkpoints start the log over but never shorten it, and a reader who stays keeps them from
+        it. Readers are not waited for: when one is in the way, another write tries again later.
+        """
+        now = time.monotonic()
+        if now < self._truncate_after or _size(self._wal) <= WAL_LIMIT_BYTES:
+            return
+        self._truncate_after = now + WAL_RETRY_S
+        self.checkpoint(wait_s=0.0)
+
+    def checkpoint(self, wait_s: float | None = None) -> None:
+        """Move the log into the database file and truncate it, as far as readers allow within `wait_s` seconds."""
+        wait = self._busy_timeout_s if wait_s is None else wait_s
+        with self._raw_connection() as cursor:
+            cursor.execute(f"PRAGMA busy_timeout = {round(wait * 1000)}")
+            try:
+                cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            finally:
+                cursor.execute(f"PRAGMA busy_timeout = {round(self._busy_timeout_s * 1000)}")
+
+    @contextmanager
+    def _raw_connection(self) -> Iterator[Any]:
+        connection = self.engine.raw_connection()
+        try:
+            yield connection.cursor()
+        finally:
+            connection.close()
+
+    @contextmanager
+    def migration(self, timeout_s: float) -> Iterator[Connection]:
+        """A write transaction with foreign keys off, as batch migrations need; they are checked before the commit."""
+        with self.write_lock(timeout_s), self.engine.connect() as connection:
+            raw = connection.connection.driver_connection
+            assert raw is not None
+            raw.execute("PRAGMA foreign_keys = OFF")  # has no effect inside a transaction
+            try:
+                with connection.execution_options(begin="IMMEDIATE").begin():
+                    yield connection
+                    broken = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
+                    if broken:
+                        raise InvalidEnvironment(f"The migration broke {len(broken)} references: {broken[:5]}")
+            finally:
+                raw.execute("PRAGMA foreign_keys = ON")
+
+    def backup(self, target: Path) -> None:
+        """Copy the database, consistent as of one moment, into the new file `target`."""
+        source = self.engine.raw_connection()
+        try:
+            copy = driver().connect(str(target))
+            try:
+                source.driver_connection.backup(copy)  # type: ignore[union-attr]
+            finally:
+                copy.close()
+        finally:
+            source.close()
+
+    def change_counter(self) -> DataVersion:
+        """What ChangeWatch polls."""
+        return DataVersion(self.engine)
+
+    def translate(self, error: Exception) -> FlopwatchError | None:
+        """The project's error for one of the driver's, or None when there is none."""
+        original = error.orig if isinstance(error, DBAPIError) else error
+        code = getattr(original, "sqlite_errorcode", None)
+        if code is None:
+            return None
+        if code & 0xFF in (BUSY, LOCKED):
+            return DatabaseBusy(f"The database was locked for longer than {self._busy_timeout_s:g} s.")
+        if (
+            code & 0xFF == FULL
+            or code in (IOERR_WRITE, IOERR_SHMSIZE)
+            or (code & 0xFF == IOERR and self._disk_is_full())
+        ):
+            return DiskFull(
+                f"The database could not grow, its disk is full or a file-size limit is reached: {original}."
+            )
+        return None
+
+    def _disk_is_full(self) -> bool:
+        status = os.statvfs(self.path.parent)
+        return status.f_bavail * status.f_frsize < 1 << 20
+
+    def close(self) -> None:
+        self.engine.dispose()
+        self._lock.close()
+
+    def forget(self) -> None:
+        """In a forked child: let go of everything without closing it; closing would drop the parent's locks."""
+        _never_closed.append(self.engine.pool)
+        self.engine.dispose(close=False)
+        self._lock.forget()
+
+
+_never_closed: list[object] = []
+"""Pools that a fork copied. Kept, because garbage collection would close their connections."""
+
+
+class DataVersion:
+    """`PRAGMA data_version` on a connection of its own, which never writes: it changes with everybody's commits."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._connection = engine.raw_connection()
+        self._connection.detach()
+        self._cursor = self._connection.cursor()
+
+    def value(self) -> int:
+        return int(self._cursor.execute("PRAGMA data_version").fetchone()[0])
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _begin(connection: Connection) -> None:
+    # A read that turns into a write fails at once with a snapshot error that no timeout covers: a write says so first.
+    mode = connection.get_execution_options().get("begin", "DEFERRED")
+    connection.exec_driver_sql(f"BEGIN {mode}")
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
