@@ -159,6 +159,14 @@ class Queue(Submission, Registration):
             cancel_requested = frozenset(connection.execute(asked).scalars())
         return Renewal(frozenset(claim.job_id for claim in claims) - frozenset(held), cancel_requested)
 
+    def cancel_requested(self, job_ids: Sequence[int]) -> frozenset[int]:
+        """Which of these running jobs somebody wants cancelled: renew tells it too, but as seldom as the lease allows."""
+        asked = select(_job.id).where(
+            _job.id.in_(job_ids), _job.state == "running", _job.cancel_requested_at.is_not(None)
+        )
+        with self._database.read() as connection:
+            return frozenset(connection.execute(asked).scalars())
+
     def report(self, claim: Claim, events: Sequence[NewEvent]) -> None:
         """Record what happened in a running attempt; a `progress` event is also the job's progress."""
         with self._database.write() as connection:
