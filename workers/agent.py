@@ -22,9 +22,11 @@ from app.store.artifacts import ArtifactFiles
 from app.store.engine import Database, open_database
 from app.store.lease import Watcher
 from app.store.queue import Claim, Offer, Queue
+from kernels.registry import ATTENTION
 from workers.devices import DeviceLocks, Gpu, Lease, discover
 from workers.jobs import RUNNERS
 from workers.launch import Launcher
+from workers.model.registry import MODELS
 from workers.outcome import Abandoned, Cancelled, GivenBack
 from workers.running import JobRun, scratch_root
 
@@ -35,13 +37,8 @@ TICK_S = 0.05
 
 
 def capabilities() -> frozenset[str]:
-    """Names this host has, as "family:name". Asks the registries, which know names without importing torch."""
-    import kernels.registry
-    import workers.model.registry
-
-    attention = {f"attention:{name}" for name in kernels.registry.names()}
-    models = {f"model:{name}" for name in workers.model.registry.names()}
-    return frozenset(attention | models)
+    """Names this host has, as "family:name". Registries know names without importing what they stand for."""
+    return frozenset({f"attention:{name}" for name in ATTENTION.names()} | {f"model:{name}" for name in MODELS.names()})
 
 
 def versions() -> dict[str, str]:

@@ -1,0 +1,139 @@
+"""A whole Flopwatch for benchmarks and acceptance tests: the real server and real workers over one temporary folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+
+FINAL_STATES = {"succeeded", "failed", "cancelled"}
+START_TIMEOUT_S = 60.0
+
+T = TypeVar("T")
+
+
+def wait_until(condition: Callable[[], T], *, timeout_s: float, what: str, poll_s: float = 0.02) -> T:
+    """Poll until `condition` returns something true; returns that.
+
+    Raises:
+        TimeoutError: it names `what` was waited for.
+    """
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {timeout_s:g} s for {what}")
+        time.sleep(poll_s)
+    return found
+
+
+class Service:
+    """Starts and stops the processes; `client` talks to the server."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str] | None = None) -> None:
+        self.folder = folder
+        self.data_dir = folder / "data"
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("FLOPWATCH_")},
+            "FLOPWATCH_DATA_DIR": str(self.data_dir),
+            "FLOPWATCH_PORT": "0",
+            "PYTHONUNBUFFERED": "1",
+            **(environment or {}),
+        }
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self.server: subprocess.Popen[bytes] | None = None
+        self.url = ""
+        self._clients = ExitStack()
+        self._count = 0
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start_process(
+        self, name: str, arguments: list[str], **environment: str
+    ) -> tuple[subprocess.Popen[bytes], Path]:
+        """Start `python -m ARGUMENTS`; its output goes to a file, whose path is returned too."""
+        self._count += 1
+        log = self.folder / f"{self._count:02d}-{name}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", *arguments],
+                env={**self.environment, **environment},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        self.processes.append(process)
+        return process, log
+
+    def start_server(self, **environment: str) -> httpx.Client:
+        """Start the server and wait until it answers; returns a client of it. A restarted one keeps its port."""
+        if self.url:
+            environment.setdefault("FLOPWATCH_PORT", self.url.rpartition(":")[2])
+        self.server, log = self.start_process("server", ["app.cli", "serve"], **environment)
+        self.url = self._wait_for_line(self.server, log, rb"listening on (http://\S+)")
+        return self.client()
+
+    def client(self, timeout_s: float = 90.0) -> httpx.Client:
+        """One more client of the server."""
+        return self._clients.enter_context(httpx.Client(base_url=self.url, timeout=timeout_s))
+
+    def start_worker(self, **environment: str) -> subprocess.Popen[bytes]:
+        """Start a worker and wait until it has registered and its warm parent is up."""
+        process, log = self.start_process("worker", ["workers", "agent"], **environment)
+        self._wait_for_line(process, log, rb"worker (\S+) ready")
+        return process
+
+    def stop(self) -> None:
+        """Ask every process to end, then make it."""
+        self._clients.close()
+        running = [process for process in self.processes if process.poll() is None]
+        for process in running:
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+        for process in running:
+            try:
+                process.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def logs(self) -> str:
+        """The output of all processes so far."""
+        parts = [f"== {path.name}\n{path.read_text(errors='replace')}" for path in sorted(self.folder.glob("*.log"))]
+        return "\n".join(parts)
+
+    def _wait_for_line(self, process: subprocess.Popen[bytes], log: Path, pattern: bytes) -> str:
+        def find() -> str | None:
+            if found := re.search(pattern, log.read_bytes()):
+                return found[1].decode()
+            if process.poll() is not None:
+                raise RuntimeError(f"{log.name} ended with {process.returncode}:\n{log.read_text(errors='replace')}")
+            return None
+
+        return wait_until(find, timeout_s=START_TIMEOUT_S, what=f"{pattern!r} in {log.name}")  # type: ignore[return-value]
+
+
+def wait_for_job(client: httpx.Client, job_id: int, *, timeout_s: float = 60.0) -> dict[str, Any]:
+    """The job, once it has ended."""
+
+    def final() -> dict[str, Any] | None:
+        job: dict[str, Any] = client.get(f"/jobs/{job_id}").raise_for_status().json()
+        return job if job["state"] in FINAL_STATES else None
+
+    return wait_until(final, timeout_s=timeout_s, what=f"job {job_id} to end")  # type: ignore[return-value]

@@ -1,0 +1,105 @@
+"""An installed distribution with models that go wrong, for the acceptance tests.
+
+They come to a worker as any user's model does: the folder is on the worker's path, and its metadata registers them as
+entry points `flopwatch.models`. Files below $MISBEHAVE_FOLDER tell the test what happened and hold jobs back.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+
+class Plain(nn.Module):
+    """A model with one embedding and one projection that does as it should."""
+
+    def __init__(self, vocab_size: int, d_model: int, **_others: Any) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+        self.folder = Path(os.environ["MISBEHAVE_FOLDER"])
+        self.embedding = nn.Embedding(vocab_size, d_model)
+        self.projection = nn.Linear(d_model, vocab_size, bias=False)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        self.misbehave()
+        logits: Tensor = self.projection(self.embedding(token_ids))
+        return logits
+
+    def misbehave(self) -> None:
+        """What a subclass does wrong."""
+
+    def append(self, name: str, line: str) -> None:
+        """Add a line to a file of the folder, whole, whoever else writes."""
+        descriptor = os.open(self.folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(descriptor, f"{line}\n".encode())
+        finally:
+            os.close(descriptor)
+
+
+class Counted(Plain):
+    """Writes down that it ran; its vocabulary's size says which job it is."""
+
+    def misbehave(self) -> None:
+        self.append("runs", str(self.vocab_size))
+
+
+class Gated(Plain):
+    """Waits in its forward pass until the file `open` is there; its pid tells that it has started."""
+
+    def misbehave(self) -> None:
+        self.append("started", str(os.getpid()))
+        while not (self.folder / "open").exists():
+            time.sleep(0.01)
+
+
+class Stubborn(Plain):
+    """Ignores SIGTERM, as does its child in a session of its own; never ends by itself."""
+
+    def misbehave(self) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
+        grandchild = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+        self.append("started", f"{os.getpid()} {grandchild.pid}")
+        while True:
+            time.sleep(0.1)
+
+
+class Segfault(Plain):
+    """Dies by SIGSEGV."""
+
+    def misbehave(self) -> None:
+        print("about to fall over", flush=True)
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+
+class Exits(Plain):
+    """Leaves with exit code 3."""
+
+    def misbehave(self) -> None:
+        os._exit(3)
+
+
+class Raises(Plain):
+    """Raises an error of its own."""
+
+    def misbehave(self) -> None:
+        raise ValueError("the loss is a pineapple")
+
+
+class Chatty(Plain):
+    """Prints 100 MB, between a first and a last line that must be kept."""
+
+    def misbehave(self) -> None:
+        print("first line", flush=True)
+        block = ("x" * 99 + "\n") * 10_000
+        for _ in range(100):
+            sys.stdout.write(block)
+        print("last line", flush=True)
