@@ -20,11 +20,13 @@ from types import FrameType
 from typing import Any, TypeVar
 
 import httpx
+import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
+GRACE_S = "2"
 DEMO_TIMEOUT_S = 1800.0
 POLL_S = 0.2
 
@@ -73,7 +75,11 @@ def service(folder: Path) -> Iterator[httpx.Client]:
     port = free_port()
     log = folder / "service.log"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("FLOPWATCH_")}
-    environment |= {"FLOPWATCH_DATA_DIR": str(folder / "data"), "FLOPWATCH_PORT": str(port)}
+    environment |= {
+        "FLOPWATCH_DATA_DIR": str(folder / "data"),
+        "FLOPWATCH_PORT": str(port),
+        "FLOPWATCH_GRACE_S": GRACE_S,  # who interrupts a demo does not want to wait
+    }
     command = [str(Path(sys.executable).with_name("flopwatch")), "up"]
     console.print(f"Starting server and worker on port {port}, with their data in {folder}")
     with log.open("wb") as output:
@@ -99,7 +105,10 @@ def stop(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        family = psutil.Process(process.pid)
+        for member in (*family.children(recursive=True), family):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.kill()
         process.wait()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -67,7 +68,18 @@ def commands() -> frozenset[str]:
     """The names of flopwatch's commands."""
     import typer
 
-    from app.cli import app
+    from app.cli.commands import cli
 
-    command = typer.main.get_command(app)
-    return frozenset(getattr(command, "commands"))  # noqa: B009 - a group has them
+    return frozenset(name for name in vars(typer.main.get_command(cli))["commands"])
+
+
+@pytest.fixture(scope="session")
+def settings(sources: list[Path], root: Path) -> frozenset[str]:
+    """The environment variables that are read: the settings, and what the code reads beside them."""
+    from app.settings import Settings
+
+    code = [
+        path.read_text() for path in sources if path.relative_to(root).parts[0] in PACKAGES and path.suffix == ".py"
+    ]
+    read = {name for text in code for name in re.findall(r"[\"'](FLOPWATCH_[A-Z_]+)[\"']", text)}
+    return frozenset({f"FLOPWATCH_{name.upper()}" for name in Settings.model_fields} | read)
