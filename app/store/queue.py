@@ -160,7 +160,7 @@ class Queue(Submission, Registration):
         return Renewal(frozenset(claim.job_id for claim in claims) - frozenset(held), cancel_requested)
 
     def cancel_requested(self, job_ids: Sequence[int]) -> frozenset[int]:
-        """Which of these running jobs somebody wants cancelled: renew tells it too, but as seldom as the lease allows."""
+        """Which of these running jobs somebody wants cancelled; renew tells it too, but seldom."""
         asked = select(_job.id).where(
             _job.id.in_(job_ids), _job.state == "running", _job.cancel_requested_at.is_not(None)
         )
