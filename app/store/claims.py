@@ -28,7 +28,8 @@ from sqlalchemy import (
 from app.store import tables
 from app.store.records import Offer
 
-PAGE = 50
+FIRST, NEXT = 4, 200
+"""Rows that are looked at: nearly always the first decides."""
 
 _job = tables.job.c
 # A literal: with a bound value SQLite could not tell that the partial index ix_job_claimable holds the answer.
@@ -48,9 +49,11 @@ def _candidates(*conditions: ColumnElement[bool]) -> Select[Any]:
             _job.exclusive_host,
             _job.requirements,
         )
+        # Else it takes ix_job_state_id and sorts the whole queue for every claim: 30 ms with 100 000 queued.
+        .with_hint(tables.job, "INDEXED BY ix_job_claimable", "sqlite")
         .where(QUEUED, _job.kind.in_(_KINDS), *conditions)
         .order_by(*_ORDER)
-        .limit(PAGE)
+        .limit(bindparam("limit"))
     )
 
 
@@ -83,7 +86,7 @@ class _Other:
 def next_job(connection: Connection, worker_id: str, offer: Offer) -> int | None:
     """The id of the job that the worker must run next, or None when there is none that it can start now."""
     on_gpus = offer.total_gpus > 0
-    values: dict[str, Any] = {"kinds": sorted(offer.kinds)}
+    values: dict[str, Any] = {"kinds": sorted(offer.kinds), "limit": FIRST}
     if on_gpus:
         values["total_gpus"] = offer.total_gpus
     others: list[_Other] | None = None
@@ -95,9 +98,9 @@ def next_job(connection: Connection, worker_id: str, offer: Offer) -> int | None
                 if any(other.could_run(job) for other in others):
                     continue
             return int(job.id) if _fits_now(job, offer) else None
-        if len(page) < PAGE:
+        if len(page) < values["limit"]:
             return None
-        values |= {"last_priority": page[-1].priority, "last_id": page[-1].id}
+        values |= {"limit": NEXT, "last_priority": page[-1].priority, "last_id": page[-1].id}
         page = connection.execute(NEXT_PAGE[on_gpus], values).all()
 
 
