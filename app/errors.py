@@ -4,6 +4,7 @@
     ├── InvalidRequest             422  a field is wrong; `errors` point at it
     │   └── IdempotencyMismatch    422  the same Idempotency-Key came with another body
     ├── Unauthorized               401
+    ├── CrossSiteRequest           403  a browser was made to send it by another site's page
     ├── NotFound                   404
     ├── Conflict                   409  the job's state does not allow it
     │   └── LeaseLost              409  this worker no longer owns the attempt; nothing was recorded
@@ -81,6 +82,12 @@ class Unauthorized(FlopwatchError):
     @property
     def headers(self) -> dict[str, str]:
         return {"WWW-Authenticate": 'Basic realm="flopwatch", charset="UTF-8"'}
+
+
+class CrossSiteRequest(FlopwatchError):
+    code = "cross_site_request"
+    status = 403
+    title = "Requests that change something must come from this site"
 
 
 class NotFound(FlopwatchError):

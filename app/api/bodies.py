@@ -1,0 +1,144 @@
+"""Request bodies: read up to the limit, parsed strictly, validated, with pointers into what was sent."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, TypeVar
+
+from fastapi import Request
+from pydantic import AfterValidator, BaseModel, Field, StringConstraints, ValidationError
+from pydantic_core import from_json
+
+from app.api.pointers import Location, field_errors, pointer
+from app.errors import BodyTooLarge, FieldError, InvalidRequest
+from app.specs import JobSpec
+from app.specs.base import StrictModel
+
+# How much of an oversized body is read and thrown away, so that a client that is still sending sees the answer.
+DRAINED_BYTES = 16 << 20
+
+MAX_LABELS = 64
+MAX_TIMEOUT_S = 30 * 86_400.0
+
+
+def _one_line(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("must be printable, on one line")
+    return text
+
+
+Line = Annotated[str, StringConstraints(min_length=1, max_length=200), AfterValidator(_one_line)]
+LabelKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]{0,62}$")]
+LabelValue = Annotated[str, StringConstraints(max_length=200), AfterValidator(_one_line)]
+
+
+class JobOptions(StrictModel):
+    """What a client may say of a job besides its spec."""
+
+    name: Line | None = None
+    """For people to read."""
+    labels: dict[LabelKey, LabelValue] = Field(default={}, max_length=MAX_LABELS)
+    """For people and scripts to filter by."""
+    priority: int = Field(default=0, ge=-1000, le=1000)
+    """Higher runs first."""
+    timeout_s: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT_S)
+    """The job and everything it started is ended after this many seconds; null: never."""
+    max_attempts: int = Field(default=2, ge=1, le=100)
+    """How often the job may be started; it starts again only when its worker was lost."""
+
+
+class JobBody(JobOptions):
+    """The body of `POST /jobs`."""
+
+    spec: JobSpec
+
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class Body(Generic[Model]):
+    """A validated body, with the JSON it came from."""
+
+    model: Model
+    sent: Any
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the canonical JSON: the same whatever the order of keys and the white space."""
+        canonical = json.dumps(self.sent, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def json_body(model: type[Model], *, union_at: Location | None = None) -> Callable[[Request], Awaitable[Body[Model]]]:
+    """A dependency that reads the request's body as `model`."""
+
+    async def read(request: Request) -> Body[Model]:
+        raw = await read_limited(request, request.app.state.services.settings.max_body_bytes)
+        sent = parse(raw)
+        try:
+            # From the JSON text, not from `sent`: strict validation knows then that an array may be a tuple.
+            return Body(model.model_validate_json(raw), sent)
+        except ValidationError as error:
+            errors = field_errors(error.errors(include_url=False), sent, model, union_at=union_at)
+            raise InvalidRequest(summary(errors), errors=errors) from None
+
+    return read
+
+
+def summary(errors: tuple[FieldError, ...]) -> str:
+    """One sentence for `detail`; the list has the rest."""
+    first = errors[0]
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return f"{first.pointer or 'The body'}: {first.detail}{more}"
+
+
+def request_body(model: type[BaseModel]) -> dict[str, Any]:
+    """What /openapi.json says of a body read by `json_body`; app.main adds the schema itself."""
+    reference = {"$ref": f"#/components/schemas/{model.__name__}"}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": reference}}}}
+
+
+async def read_limited(request: Request, limit: int) -> bytes:
+    """The body, if it has at most `limit` bytes; counted, since Content-Length may be missing."""
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size <= limit:
+            chunks.append(chunk)
+        elif size > limit + DRAINED_BYTES:
+            break
+    if size > limit:
+        raise BodyTooLarge(f"The body has more than {limit} bytes (FLOPWATCH_MAX_BODY_BYTES).")
+    return b"".join(chunks)
+
+
+def parse(raw: bytes) -> Any:
+    """JSON to Python. NaN, lone surrogates, NUL and endless numbers are refused; so is what nests too deeply."""
+    try:
+        value = from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
+        detail = f"This is not JSON: {error}"
+        raise InvalidRequest(detail, errors=(FieldError("", detail),)) from None
+    if rb"\u0000" in raw and (found := _with_nul(value, ())) is not None:
+        field = FieldError(pointer(found), "Text must not contain NUL characters: no database keeps them all")
+        raise InvalidRequest(summary((field,)), errors=(field,))
+    return value
+
+
+def _with_nul(value: Any, location: tuple[int | str, ...]) -> tuple[int | str, ...] | None:
+    if isinstance(value, str):
+        return location if "\0" in value else None
+    if isinstance(value, dict):
+        if any("\0" in key for key in value):
+            return location
+        items: Any = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
+    else:
+        return None
+    return next((found for key, item in items if (found := _with_nul(item, (*location, key))) is not None), None)

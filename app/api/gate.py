@@ -1,0 +1,89 @@
+"""Before any route: the API token, and no requests that another site makes a browser send. After: security headers."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import secrets
+from collections.abc import MutableMapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.api.problems import problem, problem_response
+from app.errors import CrossSiteRequest, FlopwatchError, Unauthorized
+
+OPEN_PATHS = frozenset({"/healthz"})
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+
+
+class Gate:
+    """ASGI middleware around the whole application."""
+
+    def __init__(self, app: ASGIApp, token: str | None) -> None:
+        self.app = app
+        self.token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        try:
+            self._admit(scope)
+        except FlopwatchError as error:
+            await problem_response(problem(error, scope["path"]), error.headers)(scope, receive, send)
+            return
+        await self.app(scope, receive, _with_security_headers(send))
+
+    def _admit(self, scope: MutableMapping[str, Any]) -> None:
+        headers = Headers(scope=scope)
+        if self.token is not None and scope["path"] not in OPEN_PATHS and not has_token(headers, self.token):
+            raise Unauthorized(
+                "Send the API token as `Authorization: Bearer TOKEN`, or as the password of HTTP Basic with any user."
+            )
+        if scope["method"] not in SAFE_METHODS and is_cross_site(headers):
+            raise CrossSiteRequest("A page of another site sent this request; nothing was changed.")
+
+
+def has_token(headers: Headers, token: str) -> bool:
+    """Whether the request carries the token, as a bearer token or as Basic's password."""
+    scheme, _, credentials = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "basic":
+        try:
+            decoded = base64.b64decode(credentials, validate=True)
+        except binascii.Error:
+            return False
+        sent = decoded.partition(b":")[2]
+    elif scheme.lower() == "bearer":
+        sent = credentials.strip().encode()
+    else:
+        return False
+    return secrets.compare_digest(sent, token.encode())
+
+
+def is_cross_site(headers: Headers) -> bool:
+    """Whether a browser says that the request comes from another origin's page."""
+    site = headers.get("sec-fetch-site")
+    if site is not None:
+        return site not in ("same-origin", "none")
+    origin = headers.get("origin")
+    return origin is not None and urlsplit(origin).netloc != headers.get("host")
+
+
+def _with_security_headers(send: Send) -> Send:
+    async def send_with_headers(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            headers.setdefault("X-Content-Type-Options", "nosniff")
+            headers.setdefault("Referrer-Policy", "same-origin")
+            headers.setdefault("Content-Security-Policy", PAGE_POLICY)
+        await send(message)
+
+    return send_with_headers

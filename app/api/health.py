@@ -1,0 +1,49 @@
+"""/healthz, /readyz, /metrics: for the machines that watch this one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from fastapi import APIRouter
+from fastapi.responses import PlainTextResponse, Response
+
+from app.api.parameters import NO_QUERY, Json
+from app.api.services import CurrentServices
+
+router = APIRouter(tags=["health"])
+
+JOB_STATES = ("queued", "running", "succeeded", "failed", "cancelled")
+WORKER_STATES = ("active", "draining", "stopped", "lost")
+
+
+@router.get("/healthz", dependencies=[NO_QUERY], summary="Is the process alive?")
+async def healthz() -> Response:
+    """Needs no token and no database."""
+    return Json({"status": "ok"})
+
+
+@router.get("/readyz", dependencies=[NO_QUERY], summary="Can it do its work?")
+def readyz(services: CurrentServices) -> Response:
+    """Reads the database; answers 503 when that fails."""
+    services.reading.counts()
+    return Json({"status": "ready"})
+
+
+@router.get("/metrics", dependencies=[NO_QUERY], response_class=PlainTextResponse, summary="Prometheus metrics")
+def metrics(services: CurrentServices) -> Response:
+    """Text format 0.0.4 of Prometheus."""
+    counts = services.reading.counts()
+    workers = Counter(worker["state"] for worker in services.reading.workers())
+    lines = [
+        *_gauge("flopwatch_jobs", "Jobs by state.", {state: counts.get(state, 0) for state in JOB_STATES}),
+        *_gauge("flopwatch_workers", "Workers by state.", {state: workers[state] for state in WORKER_STATES}),
+    ]
+    return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _gauge(name: str, text: str, by_state: Mapping[str, int]) -> Iterator[str]:
+    yield f"# HELP {name} {text}"
+    yield f"# TYPE {name} gauge"
+    for state, count in by_state.items():
+        yield f'{name}{{state="{state}"}} {count}'

@@ -1,0 +1,142 @@
+"""/jobs: submit, list, show, cancel, delete."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import Response
+from pydantic import Field
+
+from app.api.bodies import Body, JobBody, json_body, request_body
+from app.api.names import check_names, known_names
+from app.api.parameters import (
+    FINISHED,
+    MAX_ID,
+    NO_QUERY,
+    Cursor,
+    ETag,
+    JobId,
+    JobState,
+    Json,
+    Label,
+    Limit,
+    StrictQuery,
+    Text,
+    idempotency,
+    wait_seconds,
+)
+from app.api.schemas import Job, Page
+from app.api.services import CurrentServices, Services
+from app.store.queue import NewJob, Submitted
+
+router = APIRouter(prefix="/jobs", tags=["jobs"])
+
+read_job_body = json_body(JobBody, union_at=("spec",))
+
+
+class JobsQuery(StrictQuery):
+    """Filters of `GET /jobs`; all must hold."""
+
+    state: JobState | None = None
+    kind: Text | None = None
+    label: list[Label] = Field(default=[])
+    """key:value; repeat it for several."""
+    sweep: Annotated[int, Field(ge=1, le=MAX_ID)] | None = None
+    limit: Limit = 50
+    after: Cursor | None = None
+    """`next` of the page before."""
+
+
+@router.post(
+    "",
+    status_code=201,
+    responses={201: {"model": Job}},
+    openapi_extra=request_body(JobBody),
+    dependencies=[NO_QUERY],
+    summary="Submit a job",
+)
+async def submit(
+    request: Request, services: CurrentServices, body: Annotated[Body[JobBody], Depends(read_job_body)]
+) -> Response:
+    """`Idempotency-Key` makes repeating safe; `Prefer: wait=N` holds the answer until the job is done."""
+    key = idempotency(request.headers, "POST /jobs", body.digest)
+    spec, options = body.model.spec, body.model
+
+    def store() -> Submitted:
+        check_names(spec, known_names(services), "/spec")
+        new = NewJob(
+            spec=spec,
+            name=options.name,
+            labels=options.labels,
+            priority=options.priority,
+            timeout_s=options.timeout_s,
+            max_attempts=options.max_attempts,
+        )
+        return services.queue.submit(new, key)
+
+    submitted = await run_sync(store)
+    job = submitted.response
+    headers = {"Location": f"/jobs/{job['id']}"}
+    if submitted.replayed:
+        headers["Idempotency-Replayed"] = "true"
+    seconds = wait_seconds(request.headers)
+    if seconds is not None:
+        job = await finished_job(services, job["id"], seconds)
+        headers["Preference-Applied"] = f"wait={seconds}"
+    return Json(job, status_code=201, headers=headers)
+
+
+async def finished_job(services: Services, job_id: int, timeout_s: float) -> dict[str, Any]:
+    """The job once it is finished, or as it is after `timeout_s`."""
+    deadline = asyncio.get_running_loop().time() + timeout_s
+    while True:
+        generation = services.changes.generation
+        job, _version = await run_sync(services.reading.job, job_id)
+        left_s = deadline - asyncio.get_running_loop().time()
+        if job["state"] in FINISHED or left_s <= 0 or services.changes.stopping:
+            return job
+        await services.changes.after(generation, left_s)
+
+
+@router.get("", responses={200: {"model": Page[Job]}}, summary="List jobs, newest first")
+def list_jobs(services: CurrentServices, query: Annotated[JobsQuery, Query()]) -> Response:
+    jobs, following = services.reading.jobs(
+        state=query.state,
+        kind=query.kind,
+        labels=query.label,  # type: ignore[arg-type]  # pairs, once validated
+        sweep=query.sweep,
+        limit=query.limit,
+        after=query.after,
+    )
+    return Json({"data": jobs, "next": following})
+
+
+@router.get("/{job_id}", responses={200: {"model": Job}, 304: {}}, dependencies=[NO_QUERY], summary="Show a job")
+def show(request: Request, services: CurrentServices, job_id: JobId) -> Response:
+    job, version = services.reading.job(job_id)
+    tag = ETag(f"{job_id}-{version}", weak=True)
+    if tag.is_known_to(request):
+        return Response(status_code=304, headers={"ETag": str(tag)})
+    return Json(job, headers={"ETag": str(tag)})
+
+
+@router.post(
+    "/{job_id}/cancel",
+    status_code=202,
+    responses={202: {"model": Job}},
+    dependencies=[NO_QUERY],
+    summary="Cancel a job",
+)
+def cancel(services: CurrentServices, job_id: JobId) -> Response:
+    """A queued job is cancelled at once; a running one as soon as its worker has ended its processes."""
+    return Json(services.queue.cancel(job_id), status_code=202)
+
+
+@router.delete("/{job_id}", status_code=204, dependencies=[NO_QUERY], summary="Delete a finished job")
+def delete(services: CurrentServices, job_id: JobId) -> Response:
+    """Its results and files go with it."""
+    services.files.remove(services.queue.delete(job_id))
+    return Response(status_code=204)

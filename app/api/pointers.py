@@ -1,0 +1,137 @@
+"""From pydantic's errors to JSON pointers (RFC 6901) into the body as the client sent it, with a cure in words."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails
+
+from app.errors import FieldError
+from app.specs import KINDS
+
+Location = tuple[int | str, ...]
+
+MAX_ERRORS = 50
+SHOWN_VALUE_CHARACTERS = 60
+
+
+def pointer(location: Iterable[int | str]) -> str:
+    """The JSON pointer of a location; "" is the whole document."""
+    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in location)
+
+
+def field_errors(
+    errors: Sequence[ErrorDetails], body: Any, model: type[BaseModel], *, union_at: Location | None = None
+) -> tuple[FieldError, ...]:
+    """What was wrong with `body`, as validated by `model`.
+
+    `union_at` is the location of the job spec in the body, if it has one: pydantic puts the union's tag after it, which
+    the client never sent.
+    """
+    found = {}
+    for error in errors[:MAX_ERRORS]:
+        location = sent_location(error, body, union_at)
+        field = FieldError(pointer(location), describe(error, model))
+        found[field.pointer, field.detail] = field
+    return tuple(found.values())
+
+
+def sent_location(error: ErrorDetails, body: Any, union_at: Location | None) -> Location:
+    """An error's place in the body as sent: union tags, labels and dictionary-key marks removed, fields added."""
+    location = list(error["loc"])
+    if union_at is not None and error["loc"][: len(union_at)] == union_at:
+        del location[len(union_at) : len(union_at) + 1]
+    sent: list[int | str] = []
+    value = body
+    for position, part in enumerate(location):
+        inside = _descend(value, part)
+        is_new = error["type"] == "missing" and position == len(location) - 1
+        if inside is _NOTHING and not is_new:
+            continue
+        sent.append(part)
+        value = inside
+    if error["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        sent.append("kind")
+    if error["type"] == "field_error":
+        sent.extend(str(error["ctx"]["field"]).split("/"))
+    return tuple(sent)
+
+
+_NOTHING: Any = object()
+
+
+def _descend(value: Any, part: int | str) -> Any:
+    if isinstance(value, Mapping):
+        return value.get(part, _NOTHING)
+    if isinstance(value, list) and isinstance(part, int) and part < len(value):
+        return value[part]
+    return _NOTHING
+
+
+def describe(error: ErrorDetails, model: type[BaseModel]) -> str:
+    """What is wrong and how to cure it, in one sentence."""
+    kind = error["type"]
+    if kind in ("union_tag_invalid", "union_tag_not_found"):
+        return _describe_kind(error)
+    if kind == "extra_forbidden":
+        return _describe_unknown(str(error["loc"][-1]), fields_at(model, error["loc"][:-1]))
+    if kind in ("missing", "field_error"):
+        return error["msg"]
+    return f"{error['msg']}; got {shown(error['input'])}"
+
+
+def _describe_kind(error: ErrorDetails) -> str:
+    known = ", ".join(sorted(KINDS))
+    if error["type"] == "union_tag_not_found":
+        return f"kind is missing; known kinds: {known}"
+    return f"Unknown kind {shown(error['ctx']['tag'])}; known kinds: {known}"
+
+
+def _describe_unknown(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else f"; known here: {', '.join(known)}" if known else ""
+    return f"Unknown field{hint}"
+
+
+def fields_at(model: type[BaseModel], location: Iterable[int | str]) -> list[str]:
+    """Names of the fields that may stand at a pydantic location below `model`."""
+    current: type[BaseModel] | None = model
+    for part in location:
+        if current is None:
+            return []
+        if isinstance(part, str) and part in current.model_fields:
+            current = _model_in(current.model_fields[part].annotation)
+        elif isinstance(part, str) and part in KINDS:
+            current = KINDS[part]
+    return list(current.model_fields) if current is not None else []
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for part in typing.get_args(annotation) if (found := _model_in(part)) is not None), None)
+
+
+def shown(value: Any) -> str:
+    """A value as JSON, cut to a readable length."""
+    text = json.dumps(value, default=str)
+    return text if len(text) <= SHOWN_VALUE_CHARACTERS else text[: SHOWN_VALUE_CHARACTERS - 1] + "…"
+
+
+def parameter_errors(errors: Iterable[Any]) -> tuple[FieldError, ...]:
+    """Wrong query parameters, headers and path parameters; they have no place in the body, so the pointer is empty."""
+    found = []
+    for error in errors:
+        where, *rest = error["loc"]
+        name = ".".join(str(part) for part in rest)
+        if error["type"] == "extra_forbidden":
+            detail = f"Unknown {where} parameter {name!r}: leave it out; /docs lists this route's parameters"
+        else:
+            detail = f"{where.capitalize()} parameter {name!r}: {error['msg']}; got {shown(error['input'])}"
+        found.append(FieldError("", detail))
+    return tuple(found)

@@ -1,0 +1,100 @@
+"""Every error as RFC 9457 problem+json: ours, the framework's and the unforeseen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from pydantic_core import to_json
+from starlette.exceptions import HTTPException
+
+from app.api.pointers import parameter_errors
+from app.errors import PROBLEM_PREFIX, FlopwatchError, InvalidRequest
+
+PROBLEM_MEDIA_TYPE = "application/problem+json"
+
+# Codes for statuses that the framework raises by itself.
+HTTP_CODES = {400: "bad_request", 404: "not_found", 405: "method_not_allowed", 416: "range_not_satisfiable"}
+
+
+def problem(error: FlopwatchError, instance: str) -> dict[str, Any]:
+    """The problem object of an error; `instance` is the request's path."""
+    body: dict[str, Any] = {
+        "type": PROBLEM_PREFIX + error.code,
+        "title": error.title,
+        "status": error.status,
+        "detail": error.detail,
+        "instance": instance,
+        "code": error.code,
+    }
+    if error.errors:
+        body["errors"] = [{"pointer": field.pointer, "detail": field.detail} for field in error.errors]
+    return body
+
+
+def problem_response(body: dict[str, Any], headers: Mapping[str, str] | None = None) -> Response:
+    """A problem as the answer to a request."""
+    return Response(to_json(body), status_code=body["status"], media_type=PROBLEM_MEDIA_TYPE, headers=headers)
+
+
+def http_problem(error: HTTPException, request: Request) -> dict[str, Any]:
+    """The problem object of an error that the framework raised: no such route, wrong method, …"""
+    code = HTTP_CODES.get(error.status_code, "http_error")
+    title = HTTPStatus(error.status_code).phrase
+    detail = error.detail if error.detail != title else ""
+    if error.status_code == HTTPStatus.NOT_FOUND and not detail:
+        detail = f"There is nothing at {request.url.path}; /docs lists the routes."
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = (error.headers or {}).get("Allow", "")
+        detail = f"{request.url.path} does not take {request.method}" + (f"; it takes {allowed}." if allowed else ".")
+    return {
+        "type": PROBLEM_PREFIX + code,
+        "title": title,
+        "status": error.status_code,
+        "detail": detail or title,
+        "instance": request.url.path,
+        "code": code,
+    }
+
+
+def invalid_parameters(error: RequestValidationError) -> InvalidRequest:
+    """Query parameters, path parameters and headers that the framework found wrong."""
+    errors = parameter_errors(error.errors())
+    return InvalidRequest("; ".join(field.detail for field in errors), errors=errors)
+
+
+# Makes a page of a problem, or None when the request is not for a page.
+ErrorPage = Callable[[Request, dict[str, Any]], Response | None]
+
+
+def install(app: FastAPI, error_page: ErrorPage) -> None:
+    """Answer every error of `app` as a problem; errors of pages with a page."""
+
+    def answer(request: Request, body: dict[str, Any], headers: Mapping[str, str] | None = None) -> Response:
+        page = error_page(request, body)
+        if page is None:
+            return problem_response(body, headers)
+        page.headers.update(headers or {})
+        return page
+
+    @app.exception_handler(FlopwatchError)
+    async def _ours(request: Request, error: FlopwatchError) -> Response:
+        return answer(request, problem(error, request.url.path), error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def _parameters(request: Request, error: RequestValidationError) -> Response:
+        return answer(request, problem(invalid_parameters(error), request.url.path))
+
+    @app.exception_handler(HTTPException)
+    async def _http(request: Request, error: HTTPException) -> Response:
+        return answer(request, http_problem(error, request), error.headers)
+
+    @app.exception_handler(Exception)
+    async def _unforeseen(request: Request, _error: Exception) -> Response:
+        # The server logs the traceback; it is no business of the client's.
+        unforeseen = FlopwatchError("An error that we did not foresee; the server's log says more.")
+        return answer(request, problem(unforeseen, request.url.path))

@@ -1,0 +1,76 @@
+"""/jobs/{id}/…: what a job left behind: log, measurements, artifacts, attempts."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from fastapi import APIRouter, HTTPException, Query, Request
+from fastapi.responses import FileResponse, PlainTextResponse, Response
+from pydantic import Field
+
+from app.api.parameters import NO_QUERY, ETag, JobId, Json, StrictQuery
+from app.api.schemas import Artifact, Attempt, Measurements, Page
+from app.api.services import CurrentServices
+from app.errors import NotFound
+
+router = APIRouter(prefix="/jobs/{job_id}", tags=["results"])
+
+
+class MeasurementsQuery(StrictQuery):
+    samples: Annotated[bool, Field(description="Add the raw samples of every row.")] = False
+
+
+@router.get("/logs", dependencies=[NO_QUERY], response_class=PlainTextResponse, summary="A job's output")
+def logs(services: CurrentServices, job_id: JobId) -> Response:
+    """Standard output and error of the last attempt; head and tail are kept, the middle of a long log is cut."""
+    return PlainTextResponse(services.reading.log(job_id))
+
+
+@router.get("/measurements", responses={200: {"model": Measurements}}, summary="A job's measurements")
+def measurements(services: CurrentServices, job_id: JobId, query: Annotated[MeasurementsQuery, Query()]) -> Response:
+    """One row is one metric of one case."""
+    return Json(services.reading.measurements(job_id, samples=query.samples))
+
+
+@router.get("/attempts", responses={200: {"model": Page[Attempt]}}, dependencies=[NO_QUERY], summary="A job's attempts")
+def attempts(services: CurrentServices, job_id: JobId) -> Response:
+    return Json({"data": services.reading.attempts(job_id), "next": None})
+
+
+@router.get("/artifacts", responses={200: {"model": Page[Artifact]}}, dependencies=[NO_QUERY], summary="A job's files")
+def artifacts(services: CurrentServices, job_id: JobId) -> Response:
+    return Json({"data": services.reading.artifacts(job_id), "next": None})
+
+
+@router.get("/artifacts/{name}", dependencies=[NO_QUERY], response_class=FileResponse, summary="Download a file")
+def artifact(request: Request, services: CurrentServices, job_id: JobId, name: str) -> Response:
+    """Whole or in ranges; the strong ETag is the content's SHA-256."""
+    found = services.reading.artifact(job_id, name)
+    tag = ETag(found["sha256"])
+    if tag.is_known_to(request):
+        return Response(status_code=304, headers={"ETag": str(tag)})
+    path = services.files.open_path(found["sha256"])
+    if not path.is_file():
+        raise NotFound(f"The file of artifact {name!r} of job {job_id} is gone from the server's disk.")
+    check_range(request, found["size"])
+    return FileResponse(
+        path, media_type=found["media_type"], filename=name, headers={"ETag": str(tag), "Cache-Control": "no-cache"}
+    )
+
+
+def check_range(request: Request, size: int) -> None:
+    """Refuse a Range outside the file; forget one that cannot be read, as RFC 9110 section 14.2 asks."""
+    wanted = request.headers.get("range")
+    if wanted is None:
+        return
+    parts = [part.strip() for part in wanted.removeprefix("bytes=").split(",")]
+    readable = wanted.startswith("bytes=") and all(re.fullmatch(r"\d+-\d*|-\d+", part, re.ASCII) for part in parts)
+    bounds = [part.split("-") for part in parts] if readable else []
+    if any(start and end and int(start) > int(end) for start, end in bounds):
+        readable = False
+    if not readable:
+        request.scope["headers"] = [header for header in request.scope["headers"] if header[0] != b"range"]
+        return
+    if any((start and int(start) >= size) or (not start and int(end) == 0) for start, end in bounds):
+        raise HTTPException(416, f"The file has {size} bytes.", headers={"Content-Range": f"bytes */{size}"})

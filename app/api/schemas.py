@@ -1,0 +1,109 @@
+"""The shapes of answers, for /openapi.json; the store builds the values."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+from typing_extensions import TypedDict
+
+from app.api.parameters import JobState
+
+
+class Progress(TypedDict):
+    done: int
+    total: int
+    message: str
+
+
+class Job(TypedDict):
+    id: int
+    kind: str
+    name: str | None
+    labels: dict[str, str]
+    state: JobState
+    spec: dict[str, Any]
+    priority: int
+    attempt: int
+    max_attempts: int
+    timeout_s: float | None
+    progress: Progress
+    error: dict[str, Any] | None
+    worker_id: str | None
+    sweep_id: int | None
+    created_at: str
+    started_at: str | None
+    finished_at: str | None
+    cancel_requested_at: str | None
+    environment: dict[str, Any] | None
+    validity: dict[str, Any] | None
+    links: dict[str, str]
+
+
+class Attempt(TypedDict):
+    number: int
+    worker_id: str
+    state: str
+    error: dict[str, Any] | None
+    started_at: str
+    finished_at: str | None
+
+
+class Event(TypedDict):
+    id: int
+    job_id: int
+    attempt: int
+    type: str
+    data: dict[str, Any]
+    created_at: str
+
+
+class Artifact(TypedDict):
+    name: str
+    kind: str
+    media_type: str
+    size: int
+    sha256: str
+    url: str
+
+
+class Column(TypedDict):
+    name: str
+    type: str
+    unit: str | None
+
+
+class Measurements(TypedDict):
+    columns: list[Column]
+    rows: list[dict[str, Any]]
+
+
+class Sweep(TypedDict):
+    id: int
+    name: str | None
+    labels: dict[str, str]
+    base: dict[str, Any]
+    grid: dict[str, list[Any]]
+    exclude: list[dict[str, Any]]
+    counts: dict[str, int]
+    created_at: str
+
+
+class Worker(TypedDict):
+    id: str
+    hostname: str
+    pid: int
+    state: str
+    kinds: list[str]
+    capabilities: list[str]
+    devices: list[Any]
+    versions: dict[str, Any]
+    registered_at: str
+    last_seen_at: str
+
+
+Item = TypeVar("Item")
+
+
+class Page(TypedDict, Generic[Item]):
+    data: list[Item]
+    next: str | None

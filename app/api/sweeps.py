@@ -1,0 +1,148 @@
+"""/sweeps: a grid of jobs submitted together."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import Response
+from pydantic import Field, JsonValue, StringConstraints, ValidationError
+from pydantic_core import to_json
+
+from app.api.bodies import Body, JobOptions, json_body, request_body, summary
+from app.api.names import known_names, unknown_names
+from app.api.parameters import NO_QUERY, Cursor, Json, Limit, StrictQuery, SweepId, idempotency
+from app.api.pointers import MAX_ERRORS, describe, pointer, sent_location
+from app.api.schemas import Page, Sweep
+from app.api.services import CurrentServices, Services
+from app.errors import Conflict, FieldError, InvalidRequest
+from app.specs import SpecBase, spec_adapter
+from app.specs.sweep import Point, expand
+from app.store.queue import NewJob, Submitted
+
+router = APIRouter(prefix="/sweeps", tags=["sweeps"])
+
+GridPath = Annotated[str, StringConstraints(max_length=200, pattern=r"^[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)*$")]
+GridValues = Annotated[list[JsonValue], Field(min_length=1, max_length=1000)]
+
+
+class SweepBody(JobOptions):
+    """The body of `POST /sweeps`; name, labels and the other options go to every job."""
+
+    base: dict[str, JsonValue]
+    """The spec that the jobs have in common, with its kind."""
+    grid: dict[GridPath, GridValues] = Field(min_length=1, max_length=32)
+    """Dotted paths below the spec, each with the values to try; one job per combination."""
+    exclude: list[dict[str, JsonValue]] = Field(default=[], max_length=1000)
+    """Partial points, such as {"model.size": "xl"}; combinations that match one are left out."""
+
+
+read_sweep_body = json_body(SweepBody)
+
+
+class SweepsQuery(StrictQuery):
+    limit: Limit = 50
+    after: Cursor | None = None
+    """`next` of the page before."""
+
+
+@router.post(
+    "",
+    status_code=201,
+    responses={201: {"model": Sweep}},
+    openapi_extra=request_body(SweepBody),
+    dependencies=[NO_QUERY],
+    summary="Submit a sweep",
+)
+async def submit(
+    request: Request, services: CurrentServices, body: Annotated[Body[SweepBody], Depends(read_sweep_body)]
+) -> Response:
+    """All jobs of the grid or, when one of them is not valid, none. `Idempotency-Key` makes repeating safe."""
+    key = idempotency(request.headers, "POST /sweeps", body.digest)
+    options = body.model
+
+    def store() -> Submitted:
+        jobs = [
+            NewJob(
+                spec=spec,
+                name=options.name,
+                labels=options.labels,
+                priority=options.priority,
+                timeout_s=options.timeout_s,
+                max_attempts=options.max_attempts,
+            )
+            for spec in valid_specs(services, expand(options.base, options.grid, options.exclude))
+        ]
+        return services.queue.submit_sweep(
+            options.name, options.labels, options.base, options.grid, options.exclude, jobs, key
+        )
+
+    submitted = await run_sync(store)
+    headers = {"Location": f"/sweeps/{submitted.response['id']}"}
+    if submitted.replayed:
+        headers["Idempotency-Replayed"] = "true"
+    return Json(submitted.response, status_code=201, headers=headers)
+
+
+def valid_specs(services: Services, points: list[Point]) -> list[SpecBase]:
+    """Every point's spec, validated; raises InvalidRequest that points into base and grid."""
+    known = known_names(services)
+    specs: list[SpecBase] = []
+    errors: dict[tuple[str, str], FieldError] = {}
+    for point in points:
+        try:
+            spec = spec_adapter.validate_json(to_json(point.spec))
+        except ValidationError as invalid:
+            found = [
+                (sent_location(error, point.spec, ()), describe(error, SpecBase))
+                for error in invalid.errors(include_url=False)
+            ]
+        else:
+            found = list(unknown_names(spec, known))
+            specs.append(spec)
+        for location, detail in found:
+            field = FieldError(pointer(point.origin(location)), detail)
+            errors[field.pointer, field.detail] = field
+        if len(errors) >= MAX_ERRORS:
+            break
+    if errors:
+        fields = tuple(errors.values())
+        raise InvalidRequest(summary(fields), errors=fields)
+    return specs
+
+
+@router.get("", responses={200: {"model": Page[Sweep]}}, summary="List sweeps, newest first")
+def list_sweeps(services: CurrentServices, query: Annotated[SweepsQuery, Query()]) -> Response:
+    sweeps, following = services.reading.sweeps(limit=query.limit, after=query.after)
+    return Json({"data": sweeps, "next": following})
+
+
+@router.get("/{sweep_id}", responses={200: {"model": Sweep}}, dependencies=[NO_QUERY], summary="Show a sweep")
+def show(services: CurrentServices, sweep_id: SweepId) -> Response:
+    """With `counts` of its jobs by state."""
+    return Json(services.reading.sweep(sweep_id))
+
+
+@router.post(
+    "/{sweep_id}/cancel",
+    status_code=202,
+    responses={202: {"model": Sweep}},
+    dependencies=[NO_QUERY],
+    summary="Cancel what is left of a sweep",
+)
+def cancel(services: CurrentServices, sweep_id: SweepId) -> Response:
+    """Cancels the jobs that are not finished; the others keep their results."""
+    services.reading.sweep(sweep_id)
+    for state in ("queued", "running"):
+        after = None
+        while True:
+            jobs, after = services.reading.jobs(state=state, sweep=sweep_id, limit=500, after=after)
+            for job in jobs:
+                try:
+                    services.queue.cancel(job["id"])
+                except Conflict:  # it finished meanwhile
+                    continue
+            if after is None:
+                break
+    return Json(services.reading.sweep(sweep_id), status_code=202)

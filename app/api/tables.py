@@ -1,0 +1,59 @@
+"""/tables: measurements of many jobs as one table."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query
+from fastapi.responses import Response
+from pydantic import Field
+
+from app.api.parameters import MAX_ID, StrictQuery, Text
+from app.api.services import CurrentServices
+
+router = APIRouter(prefix="/tables", tags=["results"])
+
+Format = Literal["json", "csv", "markdown", "latex", "html"]
+
+MEDIA_TYPES: dict[Format, str] = {
+    "json": "application/json",
+    "csv": "text/csv; charset=utf-8",
+    "markdown": "text/markdown; charset=utf-8",
+    "latex": "application/x-latex; charset=utf-8",
+    "html": "text/html; charset=utf-8",
+}
+
+
+class TableQuery(StrictQuery):
+    """Which jobs, and how to lay their measurements out."""
+
+    kind: Text | None = None
+    sweep: Annotated[int, Field(ge=1, le=MAX_ID)] | None = None
+    job: list[Annotated[int, Field(ge=1, le=MAX_ID)]] = Field(default=[], max_length=1000)
+    """A job's id; repeat it for several."""
+    rows: list[Text] = Field(default=[], max_length=100)
+    """Coordinates that make the rows, repeated or separated by commas; by default the kind's own."""
+    columns: list[Text] = Field(default=[], max_length=100)
+    """Metrics that make the columns, repeated or separated by commas; by default the kind's own."""
+    format: Format = "json"
+
+
+@router.get("", summary="A table of measurements")
+def table(services: CurrentServices, query: Annotated[TableQuery, Query()]) -> Response:
+    """One row per case, one column per metric."""
+    # pandas takes half a second to import, which the server's start should not.
+    from app.store import results
+
+    frame = results.table(
+        services.database,
+        kind=query.kind,
+        sweep=query.sweep,
+        jobs=query.job,
+        rows=_split(query.rows),
+        columns=_split(query.columns),
+    )
+    return Response(results.render(frame, query.format), media_type=MEDIA_TYPES[query.format])
+
+
+def _split(names: list[str]) -> list[str] | None:
+    return [name.strip() for text in names for name in text.split(",") if name.strip()] or None

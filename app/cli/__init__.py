@@ -1,0 +1,8 @@
+"""The `flopwatch` command. Modules here import what is slow inside their functions, so that --help is quick."""
+
+
+def main() -> None:
+    """Entry point of the command."""
+    from app.cli.commands import cli
+
+    cli()

@@ -1,0 +1,18 @@
+"""Every command, put together."""
+
+from __future__ import annotations
+
+import typer
+
+from app.cli import jobs, processes, results
+
+cli = typer.Typer(
+    help="A profiling job queue for transformer training.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for module in (processes, jobs, results):
+    for command in module.COMMANDS:
+        cli.command()(command)
+cli.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(processes.worker)

@@ -1,0 +1,253 @@
+"""Commands that submit jobs and watch them: submit, sweep, jobs, show, logs, cancel."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
+
+import typer
+
+from app.cli import arguments
+from app.cli.processes import fail
+
+if TYPE_CHECKING:
+    from app.cli.client import Client
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+POLL_S = 0.5
+
+JobId = Annotated[int, typer.Argument(metavar="ID", help="The job's id.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the server's answer.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait until it is done; exit code 0 only when it succeeded.")]
+Name = Annotated[str | None, typer.Option(help="A name, for people.")]
+Label = Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A label; may be repeated.")]
+Priority = Annotated[int, typer.Option(help="Higher runs first.")]
+TimeoutS = Annotated[float | None, typer.Option(help="End the job after this many seconds.")]
+MaxAttempts = Annotated[int, typer.Option(help="How often it may be started when workers are lost.")]
+Key = Annotated[str | None, typer.Option("--idempotency-key", help="Submitting again with this key changes nothing.")]
+
+
+def explained(command: Callable[P, R]) -> Callable[P, R]:
+    """The command, with the server's problems as messages and exit code 1."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        from app.cli.client import CliError
+
+        try:
+            return command(*args, **kwargs)
+        except CliError as error:
+            fail(str(error))
+
+    return wrapped
+
+
+def client() -> Client:
+    from app.cli.client import Client
+
+    return Client.from_environment()
+
+
+@explained
+def submit(
+    kind: Annotated[str, typer.Argument(help="The kind of job; `flopwatch specs` lists them.")],
+    fields: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE…", help="The spec's fields; model.size=tiny nests.")
+    ] = None,
+    *,
+    wait: Wait = False,
+    as_json: AsJson = False,
+    name: Name = None,
+    label: Label = None,
+    priority: Priority = 0,
+    timeout_s: TimeoutS = None,
+    max_attempts: MaxAttempts = 2,
+    idempotency_key: Key = None,
+) -> None:
+    """Submit one job."""
+    from app.cli.output import print_job, print_json, print_measurements
+
+    server = client()
+    options = _options(name, label, priority, timeout_s, max_attempts)
+    body = {"spec": arguments.parse_spec(kind, fields or []), **options}
+    job = server.send("POST", "/jobs", body=body, headers=_idempotency(idempotency_key)).json()
+    if not as_json:
+        typer.echo(f"job {job['id']} {job['state']}: {server.url}{job['links']['ui']}", err=wait)
+    if wait:
+        with _going_on_when_interrupted(f"job {job['id']} goes on; `flopwatch cancel {job['id']}` ends it"):
+            _follow(server, job["id"])
+        job = server.get(f"/jobs/{job['id']}")
+    if as_json:
+        print_json(job)
+    elif wait:
+        print_job(job)
+        print_measurements(server.get(f"/jobs/{job['id']}/measurements"))
+    if wait and job["state"] != "succeeded":
+        raise typer.Exit(1)
+
+
+@explained
+def sweep(
+    kind: Annotated[str, typer.Argument(help="The kind of job.")],
+    fields: Annotated[
+        list[str], typer.Argument(metavar="KEY=V1,V2…", help="Fields; those with several values make the grid.")
+    ],
+    *,
+    exclude: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE,…", help="Leave these combinations out; may be repeated.")
+    ] = None,
+    wait: Wait = False,
+    as_json: AsJson = False,
+    name: Name = None,
+    label: Label = None,
+    priority: Priority = 0,
+    timeout_s: TimeoutS = None,
+    max_attempts: MaxAttempts = 2,
+    idempotency_key: Key = None,
+) -> None:
+    """Submit one job per combination of values."""
+    from app.cli.output import print_json
+
+    server = client()
+    base, grid = arguments.parse_sweep(kind, fields)
+    body = {
+        "base": base,
+        "grid": grid,
+        "exclude": [arguments.parse_point(point) for point in exclude or []],
+        **_options(name, label, priority, timeout_s, max_attempts),
+    }
+    made = server.send("POST", "/sweeps", body=body, headers=_idempotency(idempotency_key)).json()
+    total = sum(made["counts"].values())
+    if not as_json:
+        typer.echo(f"sweep {made['id']} with {total} jobs: {server.url}/ui/sweeps/{made['id']}", err=wait)
+    if wait:
+        with _going_on_when_interrupted(f"sweep {made['id']} goes on"):
+            made = _follow_sweep(server, made["id"], total)
+    if as_json:
+        print_json(made)
+    elif wait:
+        typer.echo(server.text("/tables", sweep=made["id"], format="markdown"))
+        typer.echo(", ".join(f"{count} {state}" for state, count in made["counts"].items() if count))
+    if wait and made["counts"]["succeeded"] != total:
+        raise typer.Exit(1)
+
+
+@explained
+def jobs(
+    *,
+    state: Annotated[str | None, typer.Option(help="Only jobs in this state.")] = None,
+    kind: Annotated[str | None, typer.Option(help="Only jobs of this kind.")] = None,
+    label: Label = None,
+    sweep_id: Annotated[int | None, typer.Option("--sweep", metavar="ID", help="Only jobs of this sweep.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """List jobs, newest first."""
+    from app.cli.output import print_columns, print_json
+
+    labels = [f"{key}:{value}" for key, value in arguments.parse_labels(label or []).items()] or None
+    found = client().pages("/jobs", limit, state=state, kind=kind, label=labels, sweep=sweep_id)
+    if as_json:
+        print_json(found)
+        return
+    keys = ("id", "kind", "state", "name", "labels", "priority", "created_at", "finished_at")
+    print_columns(keys, [[job[key] for key in keys] for job in found])
+
+
+@explained
+def show(job_id: JobId, *, as_json: AsJson = False) -> None:
+    """Show a job and its measurements."""
+    from app.cli.output import print_job, print_json, print_measurements
+
+    server = client()
+    job = server.get(f"/jobs/{job_id}")
+    if as_json:
+        print_json(job)
+        return
+    print_job(job)
+    print_measurements(server.get(f"/jobs/{job_id}/measurements"))
+
+
+@explained
+def logs(
+    job_id: JobId,
+    *,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is done.")] = False,
+) -> None:
+    """Print a job's output."""
+    server = client()
+    if not follow or server.get(f"/jobs/{job_id}")["finished_at"]:
+        typer.echo(server.text(f"/jobs/{job_id}/logs"), nl=False)
+        return
+    for event in server.events(job_id):
+        if event.type == "log":
+            typer.echo(event.data["text"], nl=False)
+
+
+@explained
+def cancel(job_ids: Annotated[list[int], typer.Argument(metavar="ID…", help="The jobs' ids.")]) -> None:
+    """Cancel jobs, queued or running."""
+    server = client()
+    for job_id in job_ids:
+        job = server.send("POST", f"/jobs/{job_id}/cancel").json()
+        typer.echo(f"job {job_id} {'cancelled' if job['state'] == 'cancelled' else 'is being cancelled'}")
+
+
+COMMANDS = (submit, sweep, jobs, show, logs, cancel)
+
+
+def _options(
+    name: str | None, label: list[str] | None, priority: int, timeout_s: float | None, max_attempts: int
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "labels": arguments.parse_labels(label or []),
+        "priority": priority,
+        "timeout_s": timeout_s,
+        "max_attempts": max_attempts,
+    }
+
+
+def _idempotency(key: str | None) -> dict[str, str]:
+    return {} if key is None else {"Idempotency-Key": key}
+
+
+@contextlib.contextmanager
+def _going_on_when_interrupted(message: str) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(message, err=True)
+        raise typer.Exit(130) from None
+
+
+def _follow(server: Client, job_id: int) -> None:
+    """Show a job's progress until it is done."""
+    from app.cli.output import progress_display
+
+    with progress_display() as display:
+        for event in server.events(job_id):
+            if event.type == "progress":
+                display(event.data["done"], event.data["total"], event.data["message"])
+            elif event.type == "state":
+                display(0, 0, event.data["state"])
+
+
+def _follow_sweep(server: Client, sweep_id: int, total: int) -> dict[str, Any]:
+    """Show how many jobs of a sweep are done, until all are; the sweep then."""
+    from app.cli.output import progress_display
+
+    with progress_display() as display:
+        while True:
+            found: dict[str, Any] = server.get(f"/sweeps/{sweep_id}")
+            counts = found["counts"]
+            done = counts["succeeded"] + counts["failed"] + counts["cancelled"]
+            display(done, total, f"{counts['running']} running, {counts['failed']} failed")
+            if done >= total:
+                return found
+            time.sleep(POLL_S)

@@ -1,0 +1,100 @@
+"""What the command line prints: aligned columns, progress, a job in words."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import typer
+
+from app.cli.client import problem_text
+from app.layout import number, varying_coordinates
+
+Show = Callable[[int, int, str], None]
+
+
+def print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_columns(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """A plain table: the same on a terminal and in a pipe."""
+    cells = [list(head), *([_cell(value) for value in row] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
+    for row in cells:
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, dict):
+        return ",".join(f"{key}={item}" for key, item in value.items()) or "–"
+    return number(value)
+
+
+def print_job(job: dict[str, Any]) -> None:
+    """A job's main facts, one per line."""
+    typer.echo(f"job {job['id']}: {job['kind']}, {job['state']}" + (f" ({job['name']})" if job["name"] else ""))
+    progress = job["progress"]
+    facts = {
+        "labels": _cell(job["labels"]) if job["labels"] else None,
+        "attempt": f"{job['attempt']} of {job['max_attempts']}",
+        "worker": job["worker_id"],
+        "created": job["created_at"],
+        "started": job["started_at"],
+        "finished": job["finished_at"],
+        "progress": f"{progress['done']}/{progress['total']} {progress['message']}" if progress["total"] else None,
+    }
+    for name, value in facts.items():
+        if value is not None:
+            typer.echo(f"  {name + ':':10}{value}")
+    if job["error"] is not None:
+        typer.echo(problem_text(job["error"]))
+
+
+def print_measurements(measurements: dict[str, Any]) -> None:
+    """The metrics of a job's cases, with the coordinates that differ between rows."""
+    rows = measurements["rows"]
+    if not rows:
+        return
+    names = [*varying_coordinates(measurements), "metric", "unit"]
+    statistics = ["n", "mean", "std", "median"]
+    lines = []
+    for row in rows:
+        values = [row[name] for name in statistics] if row["outcome"] == "ok" else [row["outcome"], None, None, None]
+        lines.append([*(row[name] for name in names), *values])
+    print_columns([*names, *statistics], lines)
+
+
+@contextlib.contextmanager
+def progress_display() -> Iterator[Show]:
+    """Shows (done, total, message) as a bar on a terminal and as plain lines elsewhere, on stderr."""
+    if not sys.stderr.isatty():
+        yield _plain_progress()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("waiting", total=None)
+
+        def show(done: int, total: int, message: str) -> None:
+            bar.update(task, completed=done, total=total or None, description=message)
+
+        yield show
+
+
+def _plain_progress() -> Show:
+    last = ""
+
+    def show(done: int, total: int, message: str) -> None:
+        nonlocal last
+        line = f"{done}/{total} {message}" if total else message
+        if line != last:
+            typer.echo(line, err=True)
+        last = line
+
+    return show

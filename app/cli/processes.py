@@ -1,0 +1,139 @@
+"""Commands that are or start processes: up, serve, worker, run, backup."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from app.settings import Settings
+
+Host = Annotated[str | None, typer.Option(help="Address to listen on (FLOPWATCH_HOST).")]
+Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one (FLOPWATCH_PORT).")]
+
+LOOK_S = 0.1
+
+
+def serve(host: Host = None, port: Port = None) -> None:
+    """Run the server."""
+    from app.cli.server import listen
+
+    settings = _settings(FLOPWATCH_HOST=host, FLOPWATCH_PORT=port)
+    _check_database(settings)
+    raise typer.Exit(listen(settings))
+
+
+def worker(context: typer.Context) -> None:
+    """Run a worker on this host; it takes over this very process."""
+    _become_workers("agent", *context.args)
+
+
+def run(spec: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A spec, as JSON.")]) -> None:
+    """Run one job without server and queue, in this very process id, so that profilers can wrap it."""
+    _become_workers("run", str(spec))
+
+
+def up(host: Host = None, port: Port = None) -> None:
+    """Run server and worker together until interrupted."""
+    settings = _settings(FLOPWATCH_HOST=host, FLOPWATCH_PORT=port)
+    _check_database(settings)
+    stop_signals: list[int] = []
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda received, _frame: stop_signals.append(received))
+    children = {
+        "server": _start("app.cli", "serve"),
+        "worker": _start("workers", "agent"),
+    }
+    try:
+        while not stop_signals and all(child.poll() is None for child in children.values()):
+            time.sleep(LOOK_S)
+        dead = [name for name, child in children.items() if child.poll() is not None]
+        if not stop_signals:
+            typer.echo(f"error: the {dead[0]} ended with exit code {children[dead[0]].returncode}", err=True)
+    finally:
+        # The worker first: the server keeps showing how its job ends.
+        for child in reversed(children.values()):
+            _stop(child, settings.grace_s)
+    if not stop_signals:
+        raise typer.Exit(1)
+
+
+def backup(path: Annotated[Path, typer.Argument(help="The file to write; it must not exist.")]) -> None:
+    """Copy the database to a file as of one moment, while server and workers go on. Artifacts are not in it."""
+    from app.errors import FlopwatchError
+    from app.store.engine import open_database
+
+    if path.exists():
+        raise typer.BadParameter(f"{path} exists already; backups are never overwritten.")
+    settings = _settings()
+    try:
+        database = open_database(settings)
+        try:
+            database.backup(path)
+        finally:
+            database.close()
+    except FlopwatchError as error:
+        fail(f"{error.title}: {error.detail}")
+    typer.echo(f"{path}: {path.stat().st_size} bytes. Copy {settings.artifacts_dir} as well to keep the files of jobs.")
+
+
+COMMANDS = (up, serve, run, backup)
+
+
+def fail(message: str) -> NoReturn:
+    """Print an error and leave."""
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(1)
+
+
+def _settings(**changes: object) -> Settings:
+    """The environment's settings; `changes` are written back to it, for this process's children."""
+    from pydantic import ValidationError
+
+    from app.settings import Settings
+
+    os.environ.update({name: str(value) for name, value in changes.items() if value is not None})
+    try:
+        return Settings()
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)
+        fail("; ".join(f"FLOPWATCH_{str(one['loc'][0]).upper()}: {one['msg']}" for one in wrong))
+
+
+def _check_database(settings: Settings) -> None:
+    """Migrate the database, or say plainly why it cannot be used."""
+    from app.errors import FlopwatchError
+    from app.store.engine import open_database
+
+    try:
+        open_database(settings).close()
+    except FlopwatchError as error:
+        fail(f"{error.title}: {error.detail}")
+
+
+def _become_workers(*arguments: str) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "workers", *arguments])  # noqa: S606
+
+
+def _start(module: str, *arguments: str) -> subprocess.Popen[bytes]:
+    # In a group of its own: an interrupt from the terminal reaches `up` alone, which stops them in order.
+    return subprocess.Popen([sys.executable, "-m", module, *arguments], process_group=0)
+
+
+def _stop(child: subprocess.Popen[bytes], grace_s: float) -> None:
+    child.terminate()
+    try:
+        # Its own grace, and a moment to write down how it went.
+        child.wait(2 * grace_s + 5)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()

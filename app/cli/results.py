@@ -1,0 +1,127 @@
+"""Commands that fetch results: table, download, specs."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import hashlib
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from app.cli.jobs import AsJson, JobId, client, explained
+
+if TYPE_CHECKING:
+    from app.cli.client import Client
+
+
+class Format(enum.StrEnum):
+    """What `table` prints."""
+
+    markdown = "markdown"
+    latex = "latex"
+    csv = "csv"
+    json = "json"
+    html = "html"
+
+
+@explained
+def table(
+    *,
+    sweep: Annotated[int | None, typer.Option(metavar="ID", help="Jobs of this sweep.")] = None,
+    job: Annotated[list[int] | None, typer.Option(metavar="ID", help="This job; may be repeated.")] = None,
+    kind: Annotated[str | None, typer.Option(help="Jobs of this kind.")] = None,
+    rows: Annotated[str | None, typer.Option(metavar="NAMES", help="Coordinates that make the rows.")] = None,
+    columns: Annotated[str | None, typer.Option(metavar="NAMES", help="Metrics that make the columns.")] = None,
+    output_format: Annotated[Format, typer.Option("--format", help="How to write it.")] = Format.markdown,
+) -> None:
+    """Print a table of measurements: one row per case, one column per metric."""
+    chosen: dict[str, Any] = {"sweep": sweep, "job": job, "kind": kind, "rows": rows, "columns": columns}
+    text = client().text("/tables", format=output_format.value, **chosen)
+    typer.echo(text, nl=not text.endswith("\n"))
+
+
+@explained
+def download(
+    job_id: JobId,
+    name: Annotated[str | None, typer.Argument(help="One file; by default all of them.")] = None,
+    *,
+    to: Annotated[Path, typer.Option(file_okay=False, help="Folder to write into.")] = Path(),
+) -> None:
+    """Download a job's files."""
+    from app.cli.client import CliError
+
+    server = client()
+    found = server.get(f"/jobs/{job_id}/artifacts")["data"]
+    chosen = [artifact for artifact in found if name in (None, artifact["name"])]
+    if name is not None and not chosen:
+        names = ", ".join(artifact["name"] for artifact in found) or "none"
+        raise CliError(f"Job {job_id} has no file {name!r}; it has: {names}.")
+    to.mkdir(parents=True, exist_ok=True)
+    for artifact in chosen:
+        target = to / Path(artifact["name"]).name
+        _fetch(server, artifact, target)
+        typer.echo(f"{target}: {artifact['size']} bytes")
+
+
+def _fetch(server: Client, artifact: dict[str, Any], target: Path) -> None:
+    """Write one artifact, whole and checked, or not at all."""
+    from app.cli.client import CliError
+
+    partial = target.with_name(target.name + ".part")
+    digest = hashlib.sha256()
+    try:
+        with server.download(artifact["url"]) as response, partial.open("wb") as file:
+            for chunk in response.iter_bytes():
+                digest.update(chunk)
+                file.write(chunk)
+        if digest.hexdigest() != artifact["sha256"]:
+            raise CliError(f"{artifact['name']} arrived damaged; try again.")
+        os.replace(partial, target)  # noqa: PTH105
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            partial.unlink()
+
+
+@explained
+def specs(
+    kind: Annotated[str | None, typer.Argument(help="One kind, with its fields.")] = None, *, as_json: AsJson = False
+) -> None:
+    """List the kinds of job, or the fields of one."""
+    from app.cli.client import CliError
+    from app.cli.output import print_columns, print_json
+
+    found = client().get("/specs")["data"]
+    if kind is not None:
+        found = [spec for spec in found if spec["kind"] == kind]
+        if not found:
+            raise CliError(f"There is no kind {kind!r}; `flopwatch specs` lists them.")
+    if as_json:
+        print_json(found)
+    elif kind is None:
+        print_columns(
+            ("kind", "description"), [(spec["kind"], spec["description"].partition("\n")[0]) for spec in found]
+        )
+    else:
+        print_columns(("field", "default", "description"), list(_fields(found[0]["schema"], found[0]["example"])))
+
+
+def _fields(schema: dict[str, Any], example: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, str]]:
+    """(dotted path, default, description) of every field; nested models are unfolded."""
+    definitions = schema.get("$defs", {})
+    rows = []
+    for name, field in schema["properties"].items():
+        path, default = prefix + name, example.get(name)
+        inner = definitions.get(field.get("$ref", "").rpartition("/")[2])
+        if inner is not None and isinstance(default, dict):
+            rows += _fields({**inner, "$defs": definitions}, default, path + ".")
+        elif path != "kind":
+            choices = " | ".join(map(str, field.get("enum", ())))
+            text = field.get("description", "").replace("\n", " ")
+            rows.append((path, default, f"{choices}: {text}" if choices else text))
+    return rows
+
+
+COMMANDS = (table, download, specs)

@@ -1,0 +1,49 @@
+"""The server process: uvicorn with one application; says where it listens, ends its streams when told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+from socket import socket
+from types import FrameType
+
+import uvicorn
+
+from app.main import create_app
+from app.settings import Settings
+
+# Requests in flight when the server is told to stop get this long; streams end at once.
+SHUTDOWN_S = 10
+
+
+class Server(uvicorn.Server):
+    """Prints "listening on http://…" once it does."""
+
+    async def startup(self, sockets: list[socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+        for server in self.servers if self.started else ():
+            for listener in server.sockets:
+                host, port = listener.getsockname()[:2]
+                print(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        services = getattr(self.config.app.state, "services", None)  # type: ignore[union-attr]
+        if services is not None:
+            self._loop.call_soon_threadsafe(services.changes.stop)
+        super().handle_exit(sig, frame)
+
+
+def listen(settings: Settings) -> int:
+    """Serve until told to stop; the process's exit code."""
+    config = uvicorn.Config(
+        create_app(settings),
+        host=settings.host,
+        port=settings.port,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=SHUTDOWN_S,
+    )
+    server = Server(config)
+    server.run()
+    return 0 if server.started else 1

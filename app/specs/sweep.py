@@ -1,0 +1,120 @@
+"""Sweeps: one base spec and a grid of values, expanded to one spec per combination.
+
+A grid maps dotted paths below the spec ("context_length", "model.size") to lists of values. Combinations run in the
+grid's order, the last path fastest. `exclude` lists partial points: a combination that has all values of one of them is
+left out. The specs are not validated here; `Point.origin` tells where in the sweep a wrong field came from.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from app.errors import FieldError, InvalidRequest
+
+MAX_JOBS = 10_000
+
+Location = tuple[int | str, ...]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One combination: the spec, and which value of each path it has."""
+
+    spec: dict[str, Any]
+    choice: dict[str, int]
+
+    def origin(self, location: Location) -> Location:
+        """Where in the sweep's body the spec's field at `location` was set."""
+        for path, index in self.choice.items():
+            parts = tuple(path.split("."))
+            if location[: len(parts)] == parts:
+                return ("grid", path, index, *location[len(parts) :])
+        return ("base", *location)
+
+
+def expand(
+    base: Mapping[str, Any], grid: Mapping[str, Sequence[Any]], exclude: Sequence[Mapping[str, Any]]
+) -> list[Point]:
+    """Every combination that is not excluded; raises InvalidRequest, with pointers, for a grid that makes no sense."""
+    errors = tuple(_problems(base, grid, exclude))
+    if errors:
+        raise InvalidRequest(f"{errors[0].pointer}: {errors[0].detail}", errors=errors)
+    left_out = [{path: _position(grid[path], value) for path, value in partial.items()} for partial in exclude]
+    points = []
+    for indices in itertools.product(*(range(len(values)) for values in grid.values())):
+        choice = dict(zip(grid, indices, strict=True))
+        if not any(partial.items() <= choice.items() for partial in left_out):
+            points.append(
+                Point(_with_values(base, {path: grid[path][index] for path, index in choice.items()}), choice)
+            )
+    if not points:
+        field = FieldError("/exclude", "Every combination is excluded: no job is left")
+        raise InvalidRequest(f"{field.pointer}: {field.detail}", errors=(field,))
+    return points
+
+
+def _with_values(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    spec = dict(base)
+    for path, value in values.items():
+        *parents, last = path.split(".")
+        inside = spec
+        for parent in parents:
+            # Copied on the way down: the points share what they do not set.
+            inside[parent] = dict(inside.get(parent, {}))
+            inside = inside[parent]
+        inside[last] = value
+    return spec
+
+
+def _problems(
+    base: Mapping[str, Any], grid: Mapping[str, Sequence[Any]], exclude: Sequence[Mapping[str, Any]]
+) -> Iterator[FieldError]:
+    count = math.prod(len(values) for values in grid.values())
+    if count > MAX_JOBS:
+        yield FieldError("/grid", f"{count} combinations; a sweep has at most {MAX_JOBS}: split it")
+    for path, values in grid.items():
+        yield from _path_problems(base, grid, path)
+        seen = set()
+        for index, value in enumerate(values):
+            if (text := _canonical(value)) in seen:
+                yield FieldError(f"/grid/{path}/{index}", f"{text} is in the list twice")
+            seen.add(text)
+    for index, partial in enumerate(exclude):
+        if not partial:
+            yield FieldError(f"/exclude/{index}", "An empty point would exclude everything")
+        for path, value in partial.items():
+            at = f"/exclude/{index}/{path.replace('~', '~0').replace('/', '~1')}"
+            if path not in grid:
+                yield FieldError(at, f"Not a path of the grid; its paths: {', '.join(grid)}")
+            elif _position(grid[path], value) is None:
+                yield FieldError(at, f"{_canonical(value)} is not in the grid's list, so this excludes nothing")
+
+
+def _path_problems(base: Mapping[str, Any], grid: Mapping[str, Any], path: str) -> Iterator[FieldError]:
+    if path == "kind":
+        yield FieldError("/grid/kind", "A sweep is of one kind: set it in base")
+    parents = path.split(".")[:-1]
+    inside: Any = base
+    for depth, parent in enumerate(parents, start=1):
+        above = ".".join(parents[:depth])
+        if above in grid:
+            yield FieldError(f"/grid/{path}", f"The grid also sets {above}, which this is a part of: sweep one of them")
+        inside = inside.get(parent, {})
+        if not isinstance(inside, Mapping):
+            yield FieldError("/base/" + above.replace(".", "/"), f"Must be an object, since the grid sets {path}")
+            return
+
+
+def _canonical(value: Any) -> str:
+    # Python takes 1, 1.0 and true for equal; JSON does not.
+    return json.dumps(value, sort_keys=True)
+
+
+def _position(values: Sequence[Any], value: Any) -> int | None:
+    text = _canonical(value)
+    return next((index for index, candidate in enumerate(values) if _canonical(candidate) == text), None)

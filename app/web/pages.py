@@ -1,0 +1,115 @@
+"""/ui: jobs, one job, sweeps, workers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import RedirectResponse, Response
+from pydantic import BeforeValidator, Field
+
+from app.api.parameters import FINISHED, MAX_ID, NO_QUERY, Cursor, JobId, JobState, Label, StrictQuery, SweepId, Text
+from app.api.services import CurrentServices
+from app.layout import varying_coordinates
+from app.specs import KINDS
+from app.store.public import JOB_STATES
+from app.web.templates import render
+
+router = APIRouter(prefix="/ui", include_in_schema=False)
+
+JOBS_PER_PAGE = 50
+# Of a long log the page shows the end; a link leads to all of it.
+SHOWN_LOG_CHARACTERS = 20_000
+
+# A form sends every field, the empty ones too.
+NONE_IF_EMPTY = BeforeValidator(lambda value: value or None)
+
+
+class Filters(StrictQuery):
+    """What the form above the list of jobs sends."""
+
+    state: Annotated[JobState | None, NONE_IF_EMPTY] = None
+    kind: Annotated[Text | None, NONE_IF_EMPTY] = None
+    label: Annotated[Label | None, NONE_IF_EMPTY] = None
+    sweep: Annotated[Annotated[int, Field(ge=1, le=MAX_ID)] | None, NONE_IF_EMPTY] = None
+    after: Annotated[Cursor | None, NONE_IF_EMPTY] = None
+
+
+@router.get("")
+def jobs(request: Request, services: CurrentServices, filters: Annotated[Filters, Query()]) -> Response:
+    chosen = {name: value for name, value in request.query_params.items() if value}
+    labels: Any = [] if filters.label is None else [filters.label]
+    found, following = services.reading.jobs(
+        state=filters.state,
+        kind=filters.kind,
+        labels=labels,
+        sweep=filters.sweep,
+        limit=JOBS_PER_PAGE,
+        after=filters.after,
+    )
+    return render(
+        request,
+        "jobs.html",
+        jobs=found,
+        older=f"/ui?{urlencode({**chosen, 'after': following})}" if following is not None else None,
+        newest="/ui?" + urlencode({name: value for name, value in chosen.items() if name != "after"}),
+        chosen=chosen,
+        this="/ui" + (f"?{urlencode(chosen)}" if chosen else ""),
+        states=JOB_STATES,
+        kinds=sorted(KINDS),
+        counts=services.reading.counts(),
+    )
+
+
+@router.get("/jobs/{job_id}", dependencies=[NO_QUERY])
+def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
+    found, _version = services.reading.job(job_id)
+    measurements = services.reading.measurements(job_id)
+    log = services.reading.log(job_id)
+    return render(
+        request,
+        "job.html",
+        job=found,
+        finished=found["state"] in FINISHED,
+        measurements=measurements["rows"],
+        coordinates=varying_coordinates(measurements),
+        artifacts=services.reading.artifacts(job_id),
+        attempts=services.reading.attempts(job_id),
+        log=log[-SHOWN_LOG_CHARACTERS:],
+        log_is_cut=len(log) > SHOWN_LOG_CHARACTERS,
+    )
+
+
+@router.post("/jobs/{job_id}/cancel", dependencies=[NO_QUERY])
+def cancel(services: CurrentServices, job_id: JobId) -> Response:
+    services.queue.cancel(job_id)
+    return RedirectResponse(f"/ui/jobs/{job_id}", status_code=303)
+
+
+@router.get("/sweeps/{sweep_id}", dependencies=[NO_QUERY])
+def sweep(request: Request, services: CurrentServices, sweep_id: SweepId) -> Response:
+    from app.store import results  # pandas, as in app.api.tables
+
+    found = services.reading.sweep(sweep_id)
+    frame = results.table(services.database, sweep=sweep_id)
+    return render(
+        request,
+        "sweep.html",
+        sweep=found,
+        finished=not found["counts"]["queued"] and not found["counts"]["running"],
+        columns=[str(column) for column in frame.columns],
+        rows=frame.astype(object).where(frame.notna(), None).to_numpy().tolist(),
+    )
+
+
+@router.get("/workers", dependencies=[NO_QUERY])
+def workers(request: Request, services: CurrentServices) -> Response:
+    return render(request, "workers.html", workers=services.reading.workers())
+
+
+def error_page(request: Request, problem: dict[str, Any]) -> Response | None:
+    """The page of an error of a page; None for requests that are not for pages."""
+    if not request.url.path.startswith(router.prefix):
+        return None
+    return render(request, "error.html", status_code=problem["status"], problem=problem)

@@ -1,0 +1,37 @@
+"""The Jinja2 environment, with the filters that templates use."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import Response
+from fastapi.templating import Jinja2Templates
+
+from app.layout import number
+
+
+@functools.cache
+def _templates() -> Jinja2Templates:
+    templates = Jinja2Templates(directory=Path(__file__).parent / "html")
+    templates.env.trim_blocks = templates.env.lstrip_blocks = True
+    templates.env.filters |= {"number": number, "moment": moment, "pretty": pretty}
+    return templates
+
+
+def render(request: Request, template: str, status_code: int = 200, **values: Any) -> Response:
+    """A page; values are escaped."""
+    return _templates().TemplateResponse(request, template, values, status_code=status_code)
+
+
+def moment(time: str | None) -> str:
+    """2026-01-02T03:04:05.678901Z → 2026-01-02 03:04:05 UTC."""
+    return "–" if time is None else f"{time[:10]} {time[11:19]} UTC"
+
+
+def pretty(value: Any) -> str:
+    """Indented JSON."""
+    return json.dumps(value, indent=2, ensure_ascii=False)
