@@ -13,7 +13,7 @@ is raised, and nothing of the transaction stays.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, insert, literal_column, select, update
@@ -188,12 +188,12 @@ class Queue(Submission, Registration):
             if progress is not None:
                 _change(connection, claim.job_id, progress=progress)
 
-    def finish(self, claim: Claim, finish: Finish, before_commit: Callable[[], None] | None = None) -> str:
+    def finish(self, claim: Claim, finish: Finish) -> str:
         """End an attempt: state, measurements, artifacts and log land together, or LeaseLost and none of them.
 
         Returns the state that the job ended in: a cancel that somebody asked for wins over any other. What is measured
-        by a job that does not succeed is kept, marked partial. `before_commit` runs when nothing but the commit is
-        left, inside the write transaction: there ArtifactFiles.ensure can make sure that no file was removed meanwhile.
+        by a job that does not succeed is kept, marked partial. The artifacts' files must be there and held (see
+        artifacts.py).
         """
         with self._database.write() as connection:
             _pass_fence(connection, claim)
@@ -213,8 +213,6 @@ class Queue(Submission, Registration):
                 environment=finish.environment,
                 validity=finish.validity,
             )
-            if before_commit is not None:
-                before_commit()
         return state
 
     def give_back(self, claim: Claim) -> None:

@@ -1,0 +1,203 @@
+"""Artifact files, named after their content: `ab/cdef…` under one folder, written whole or not at all.
+
+A content is written to a temporary file, synced, linked to its name, and the folder is synced; only then may a row of
+the table `artifact` refer to it. Between the two, the content is *held*: put() keeps a shared lock on the file until
+release(), or until the process ends, whichever way. Nobody removes a content that is referred to or held: removal looks
+for references inside the database's write lock, so that none can appear meanwhile, and for holds by trying for the
+exclusive lock. What was left because of a hold that then led nowhere is an orphan, and swept later.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy import Connection, select
+
+from app.errors import DiskFull, NotFound
+from app.store import tables
+from app.store.engine import Database
+
+CHUNK_BYTES = 1 << 20
+BATCH = 500
+"""Contents that are looked at in one transaction."""
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class ArtifactFiles:
+    """The contents below one folder, on a local disk; threads and processes may share it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._incoming = folder / "incoming"
+        self._guard = threading.Lock()
+        self._held: dict[str, list[int]] = {}
+
+    def put(self, path: Path) -> tuple[str, int]:
+        """Store a copy of the file `path` and hold it; returns its SHA-256 and its size in bytes.
+
+        Raises DiskFull, and leaves nothing behind then.
+        """
+        temporary = self._incoming / uuid.uuid4().hex
+        with self._space_errors():
+            self._incoming.mkdir(parents=True, exist_ok=True)
+            try:
+                sha256, size = _copy(path, temporary)
+                self._link(temporary, sha256)
+            finally:
+                temporary.unlink(missing_ok=True)
+        return sha256, size
+
+    def _link(self, temporary: Path, sha256: str) -> None:
+        target = self._path(sha256)
+        if not target.parent.is_dir():
+            target.parent.mkdir(exist_ok=True)
+            _sync_folder(self._folder)
+        while not self._hold(sha256, target):  # the same content from elsewhere: that file it is
+            lock = _locked(temporary)
+            assert lock is not None
+            try:
+                # Not a rename: that would replace a file that others hold.
+                target.hardlink_to(temporary)
+            except FileExistsError:
+                os.close(lock)
+                continue
+            self._remember(sha256, lock)
+            break
+        _sync_folder(target.parent)
+
+    def _hold(self, sha256: str, path: Path) -> bool:
+        lock = _locked(path)
+        if lock is None:
+            return False
+        self._remember(sha256, lock)
+        return True
+
+    def _remember(self, sha256: str, lock: int) -> None:
+        with self._guard:
+            self._held.setdefault(sha256, []).append(lock)
+
+    def release(self, sha256s: Iterable[str]) -> None:
+        """End the hold of one put() of each content: its row is committed, or nothing will come of it."""
+        with self._guard:
+            for sha256 in sha256s:
+                locks = self._held[sha256]
+                os.close(locks.pop())
+                if not locks:
+                    del self._held[sha256]
+
+    def open_path(self, sha256: str) -> Path:
+        """The file of a content; NotFound when there is none."""
+        path = self._path(sha256)
+        if not path.is_file():
+            raise NotFound("The artifact's file is gone.")
+        return path
+
+    def remove(self, sha256s: Iterable[str], database: Database) -> list[str]:
+        """Remove the contents that no artifact refers to and nobody holds; returns those that were."""
+        removed: list[str] = []
+        for batch in _batches(sorted(set(sha256s))):
+            with database.write() as connection:
+                referred = _referred(connection, batch)
+                removed += [sha256 for sha256 in batch if sha256 not in referred and _remove(self._path(sha256))]
+        return removed
+
+    def sweep_orphans(self, database: Database, older_than_s: float) -> list[str]:
+        """Remove what nothing refers to or holds and is older than `older_than_s` seconds; returns the contents."""
+        before = time.time() - older_than_s
+        for path in self._incoming.glob("*"):
+            if _modified(path) < before:
+                path.unlink(missing_ok=True)
+        old = [path for path in self._folder.glob("[0-9a-f][0-9a-f]/*") if _modified(path) < before]
+        contents = [path.parent.name + path.name for path in old]
+        orphans: list[str] = []
+        for batch in _batches(contents):
+            with database.read() as connection:
+                orphans += set(batch) - _referred(connection, batch)
+        return self.remove(orphans, database)
+
+    def _path(self, sha256: str) -> Path:
+        if not _SHA256.fullmatch(sha256):
+            raise NotFound(f"{sha256!r} is no SHA-256.")
+        return self._folder / sha256[:2] / sha256[2:]
+
+    @contextmanager
+    def _space_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in _NO_SPACE:
+                raise
+            raise DiskFull(f"The artifact does not fit on the disk of {self._folder}: {error.strerror}.") from error
+
+
+def _copy(source: Path, target: Path) -> tuple[str, int]:
+    digest, size = hashlib.sha256(), 0
+    with source.open("rb") as reader, target.open("xb") as writer:
+        while chunk := reader.read(CHUNK_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+            writer.write(chunk)
+        writer.flush()
+        os.fsync(writer.fileno())
+    return digest.hexdigest(), size
+
+
+def _locked(path: Path, mode: int = fcntl.LOCK_SH) -> int | None:
+    """A descriptor with a lock on the file of this name; None when there is no file (or, asked not to wait, no lock)."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, mode)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+    except BlockingIOError:
+        pass
+    os.close(descriptor)  # held by others, or removed while this was waiting
+    return None
+
+
+def _remove(path: Path) -> bool:
+    lock = _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    if lock is None:
+        return False
+    path.unlink()
+    os.close(lock)
+    return True
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return float("inf")
+
+
+def _batches(contents: Sequence[str]) -> Iterator[Sequence[str]]:
+    for start in range(0, len(contents), BATCH):
+        yield contents[start : start + BATCH]
+
+
+def _referred(connection: Connection, sha256s: Sequence[str]) -> set[str]:
+    sha256 = tables.artifact.c.sha256
+    return set(connection.execute(select(sha256).where(sha256.in_(sha256s)).distinct()).scalars())
