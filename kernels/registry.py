@@ -1,0 +1,142 @@
+"""Implementations by name: built in, or installed as entry points.
+
+What is installed in an entry-point group is the allow-list; nothing is ever imported by a name from a request. Names
+are listed from metadata, without importing what they stand for, so the agent reports them without torch.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+AttentionFunction: TypeAlias = "Callable[[Tensor, Tensor, Tensor, bool], Tensor]"
+"""(q, k, v, is_causal) -> output, shapes and alignment as `kernels.attention` says."""
+
+
+class RegistryError(Exception):
+    """Base of this module's errors."""
+
+
+class UnknownName(RegistryError):
+    """No such implementation here; the message lists the known ones."""
+
+
+class DuplicateName(RegistryError):
+    """Two implementations claim one name."""
+
+
+class BrokenEntryPoint(RegistryError):
+    """An installed implementation could not be loaded."""
+
+
+class Registry:
+    """The implementations of one kind of thing.
+
+    Args:
+        what: What they are, for messages: "attention implementation".
+        group: Entry-point group that others may install theirs in.
+        built_in: Ours, as name -> "module:attribute".
+        check: Called with each loaded object; raises TypeError if it is not of that kind.
+    """
+
+    def __init__(
+        self, what: str, group: str, built_in: Mapping[str, str], check: Callable[[object], None] = lambda _: None
+    ) -> None:
+        self.what = what
+        self.group = group
+        self._check = check
+        self._built_in = {name: EntryPoint(name, value, group) for name, value in built_in.items()}
+
+    def names(self) -> tuple[str, ...]:
+        """All names, sorted. Imports none of them.
+
+        Raises:
+            DuplicateName: two distributions, or one and ours, claim one name.
+        """
+        return tuple(sorted(self._entries))
+
+    def load(self, name: str) -> Any:
+        """The object that `name` stands for, imported now.
+
+        Raises:
+            UnknownName: there is none.
+            BrokenEntryPoint: importing it failed, or it is something else than it should be.
+        """
+        # Ours first: reading every installed distribution's metadata takes tens of milliseconds.
+        entry = self._built_in.get(name) or self._entries.get(name)
+        if entry is None:
+            raise UnknownName(f"unknown {self.what} {name!r}; known are {', '.join(self.names())}")
+        try:
+            loaded = entry.load()
+            self._check(loaded)
+        except Exception as error:
+            raise BrokenEntryPoint(
+                f"{self.what} {name!r} (entry point {entry.value!r} of group {self.group!r}) could not be loaded: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        return loaded
+
+    @functools.cached_property
+    def _entries(self) -> Mapping[str, EntryPoint]:
+        entries = dict(self._built_in)
+        for entry in entry_points(group=self.group):
+            known = entries.setdefault(entry.name, entry)
+            if known.value != entry.value:
+                raise DuplicateName(
+                    f"two {self.what}s are called {entry.name!r}: {known.value!r} and {entry.value!r}; uninstall one"
+                )
+        return entries
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """One way to compute attention, and where it works."""
+
+    name: str
+    function: AttentionFunction
+    dtypes: Mapping[str, frozenset[str]]
+    """Data types ("float32", "bfloat16", …) it takes, by device type ("cpu", "cuda")."""
+    has_backward: bool = True
+
+    @property
+    def devices(self) -> frozenset[str]:
+        """Device types it runs on."""
+        return frozenset(self.dtypes)
+
+    def why_not(self, device: str, dtype: str, *, backward: bool) -> str | None:
+        """Why it cannot run so; None if it can."""
+        if device not in self.dtypes:
+            return f"attention {self.name!r} does not run on {device}, only on {', '.join(sorted(self.dtypes))}"
+        if dtype not in self.dtypes[device]:
+            return (
+                f"attention {self.name!r} does not take {dtype} on {device}: {', '.join(sorted(self.dtypes[device]))}"
+            )
+        if backward and not self.has_backward:
+            return f"attention {self.name!r} has no backward pass: use mode forward or generate"
+        return None
+
+
+def _check_implementation(loaded: object) -> None:
+    if not isinstance(loaded, Implementation):
+        raise TypeError(f"expected a kernels.registry.Implementation, not {type(loaded).__name__}")
+
+
+ATTENTION = Registry(
+    "attention implementation",
+    "flopwatch.attention",
+    {
+        "eager": "kernels.attention.library:eager",
+        "sdpa_cudnn": "kernels.attention.library:sdpa_cudnn",
+        "sdpa_efficient": "kernels.attention.library:sdpa_efficient",
+        "sdpa_flash": "kernels.attention.library:sdpa_flash",
+        "sdpa_math": "kernels.attention.library:sdpa_math",
+    },
+    _check_implementation,
+)
+"""Every attention implementation; `ATTENTION.load(name)` gives its `Implementation`."""

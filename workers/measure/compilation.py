@@ -1,0 +1,44 @@
+"""What torch.compile did so far in this process: graphs, breaks, and whether its cache on disk helped."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Compilation:
+    """Dynamo's and Inductor's counters at one moment."""
+
+    graphs: int = 0
+    graph_breaks: int = 0
+    frames_not_compiled: int = 0
+    """Functions that fell back to eager, among others by too many recompilations."""
+    cache_hits: int = 0
+    cache_misses: int = 0
+
+    @property
+    def cache(self) -> str:
+        """The compile cache on disk: "cold", "warm", "mixed", or "unused" when nothing asked for it."""
+        if self.cache_hits and self.cache_misses:
+            return "mixed"
+        if self.cache_hits:
+            return "warm"
+        return "cold" if self.cache_misses else "unused"
+
+
+def compilation() -> Compilation:
+    """The counters now; all zero if nothing was compiled. Does not import the compiler."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    if utils is None:
+        return Compilation()
+    counters = utils.counters
+    frames, caches = counters["frames"], (counters["aot_autograd"], counters["inductor"])
+    return Compilation(
+        graphs=counters["stats"]["unique_graphs"],
+        graph_breaks=sum(counters["graph_break"].values()),
+        frames_not_compiled=frames["total"] - frames["ok"],
+        # The outer cache answers for the inner one: on a hit Inductor's is not asked.
+        cache_hits=max(caches[0]["autograd_cache_hit"], caches[1]["fxgraph_cache_hit"]),
+        cache_misses=max(caches[0]["autograd_cache_miss"], caches[1]["fxgraph_cache_miss"]),
+    )

@@ -1,0 +1,72 @@
+"""One metric of one case, as a runner reports it and as it travels to the agent."""
+
+from __future__ import annotations
+
+import base64
+import sys
+import zlib
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from workers.measure.statistics import Summary, summarize
+
+Scalar = str | int | float | bool | None
+STATISTICS = tuple(field.name for field in fields(Summary))
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One metric of one case.
+
+    `case` holds the coordinates that identify the case. Without samples there is no value, and `outcome` ("oom",
+    "unknown", …) and `reason` say why; a missing value is never 0.
+
+    Raises:
+        ValueError: outcome "ok" without samples, another outcome with samples or without a reason.
+    """
+
+    case: Mapping[str, Scalar]
+    phase: str | None
+    metric: str
+    unit: str
+    outcome: str = "ok"
+    reason: str | None = None
+    samples: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.outcome == "ok") != bool(self.samples):
+            raise ValueError(f"{self.metric}: outcome {self.outcome!r} with {len(self.samples or ())} samples")
+        if self.outcome != "ok" and not self.reason:
+            raise ValueError(f"{self.metric}: outcome {self.outcome!r} needs a reason")
+
+    def to_wire(self) -> dict[str, Any]:
+        """JSON-ready: the fields, the statistics, and the raw samples as base64 of zlib of little-endian float64."""
+        wire: dict[str, Any] = {
+            "case": dict(self.case),
+            "phase": self.phase,
+            "metric": self.metric,
+            "unit": self.unit,
+            "outcome": self.outcome,
+            "reason": self.reason,
+        }
+        if not self.samples:
+            return wire | dict.fromkeys((*STATISTICS, "samples"))
+        return wire | asdict(summarize(self.samples)) | {"samples": base64.b64encode(pack(self.samples)).decode()}
+
+
+def pack(samples: Sequence[float]) -> bytes:
+    """Samples as zlib of little-endian float64."""
+    values = array("d", samples)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return zlib.compress(values.tobytes(), 1)
+
+
+def unpack(packed: bytes) -> array[float]:
+    """The samples that `pack` packed."""
+    values = array("d", zlib.decompress(packed))
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values

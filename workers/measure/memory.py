@@ -1,0 +1,113 @@
+"""Peak memory, and recognising that there was not enough of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+MIB = 2**20
+OUT_OF_MEMORY_MESSAGES = (
+    "out of memory",
+    "can't allocate memory",
+    "not enough memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+"""Parts of RuntimeError messages with which libraries say so without the class that torch has for it."""
+
+
+class OutOfMemory(Exception):
+    """The device's memory did not hold the case; the message says in which phase."""
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error, or one that caused it (compilers wrap them), is the device's or the host's lack of memory."""
+    seen = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, torch.OutOfMemoryError | MemoryError):
+            return True
+        if isinstance(error, RuntimeError) and any(message in str(error) for message in OUT_OF_MEMORY_MESSAGES):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
+
+
+@contextmanager
+def memory_needed_for(what: str) -> Iterator[None]:
+    """Turns a lack of memory inside into OutOfMemory that names `what`; other errors pass."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error):
+            raise OutOfMemory(f"out of memory in {what}") from error
+        raise
+
+
+class MemoryMeter(Protocol):
+    """Peak memory of a stretch of work."""
+
+    def reset(self) -> None:
+        """Start of the stretch."""
+
+    def peak_mib(self) -> tuple[float | None, str]:
+        """Its peak in MiB and how it was measured, or None and the reason why there is none."""
+        ...
+
+
+class CudaMemory:
+    """Peak of tensors allocated by torch's allocator on the current GPU, the model's included."""
+
+    def reset(self) -> None:
+        torch.cuda.reset_peak_memory_stats()
+
+    def peak_mib(self) -> tuple[float | None, str]:
+        reserved = torch.cuda.max_memory_reserved() / MIB
+        return torch.cuda.max_memory_allocated() / MIB, f"allocated by torch; {reserved:.0f} MiB reserved"
+
+
+class HostMemory:
+    """Growth of this process's resident set from the meter's creation to its peak after `reset`.
+
+    Create it before the model, so that the growth holds the model.
+    """
+
+    def __init__(self, process: Path = Path("/proc/self")) -> None:
+        self._process = process
+        self._before = self._status("VmRSS")
+        self._reset_failed = False
+
+    def reset(self) -> None:
+        try:
+            (self._process / "clear_refs").write_text("5")  # resets the high-water mark to what is resident now
+        except OSError:
+            self._reset_failed = True
+        else:
+            self._reset_failed = False
+
+    def peak_mib(self) -> tuple[float | None, str]:
+        peak = self._status("VmHWM")
+        if self._before is None or peak is None:
+            return None, "this system does not tell a process's resident memory"
+        if self._reset_failed:
+            return None, "this system does not let a process reset the peak of its resident memory"
+        if peak <= self._before:
+            return None, "the work fitted into memory that the process held before"
+        return (peak - self._before) / 1024, "growth of the process's resident memory"
+
+    def _status(self, field: str) -> int | None:
+        """A field of /proc/self/status in KiB."""
+        try:
+            lines = (self._process / "status").read_text().splitlines()
+        except OSError:
+            return None
+        return next((int(line.split()[1]) for line in lines if line.startswith(f"{field}:")), None)
+
+
+def memory_meter(device: torch.device) -> MemoryMeter:
+    """The meter of a device."""
+    return CudaMemory() if device.type == "cuda" else HostMemory()

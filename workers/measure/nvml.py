@@ -1,0 +1,132 @@
+"""What NVML tells of the GPU that torch uses. Absent library, driver or answer: None, never an error."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+THROTTLE_REASONS = {
+    0x04: "software power cap",
+    0x08: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+}
+"""NVML's clock event reasons that lower the clocks; the others (idle, application clocks, display) are settings."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A GPU's state at one moment; None where the device does not tell."""
+
+    sm_clock_mhz: int | None
+    memory_clock_mhz: int | None
+    temperature_c: int | None
+    power_w: float | None
+    throttle_reasons: int | None
+    """NVML's bit mask."""
+    process_ids: frozenset[int] | None
+    """Processes with a compute context, as the host numbers them."""
+
+
+class Gpu:
+    """One GPU by NVML."""
+
+    def __init__(self, nvml: Any, handle: Any) -> None:
+        self._nvml = nvml
+        self._handle = handle
+
+    def ask(self, function: str, *arguments: Any) -> Any:
+        """The answer of `nvml<function>` for this GPU; None if it, or the library, does not know."""
+        return ask(self._nvml, function, self._handle, *arguments)
+
+    def read(self) -> Reading:
+        """The present state; takes a few milliseconds."""
+        nvml = self._nvml
+        power_mw = self.ask("DeviceGetPowerUsage")
+        processes = self.ask("DeviceGetComputeRunningProcesses")
+        return Reading(
+            sm_clock_mhz=self.ask("DeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+            memory_clock_mhz=self.ask("DeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
+            temperature_c=self.ask("DeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+            power_w=None if power_mw is None else power_mw / 1000,
+            throttle_reasons=self.ask("DeviceGetCurrentClocksThrottleReasons"),
+            process_ids=None if processes is None else frozenset(process.pid for process in processes),
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """What does not change during a measurement."""
+        nvml = self._nvml
+        limit_mw = self.ask("DeviceGetEnforcedPowerLimit")
+        persistence = self.ask("DeviceGetPersistenceMode")
+        pci = self.ask("DeviceGetPciInfo")
+        return {
+            "driver": _text(ask(nvml, "SystemGetDriverVersion")),
+            "power_limit_w": None if limit_mw is None else limit_mw / 1000,
+            "max_sm_clock_mhz": self.ask("DeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM),
+            "max_memory_clock_mhz": self.ask("DeviceGetMaxClockInfo", nvml.NVML_CLOCK_MEM),
+            "persistence_mode": None if persistence is None else bool(persistence),
+            "pci_bus_id": None if pci is None else _text(pci.busId),
+            "pcie_generation": self.ask("DeviceGetCurrPcieLinkGeneration"),
+            "pcie_width": self.ask("DeviceGetCurrPcieLinkWidth"),
+            "vbios": _text(self.ask("DeviceGetVbiosVersion")),
+        }
+
+    def neighbours(self) -> list[Gpu]:
+        """The host's other GPUs."""
+        own = self.ask("DeviceGetUUID")
+        count = ask(self._nvml, "DeviceGetCount") or 0
+        handles = (ask(self._nvml, "DeviceGetHandleByIndex", index) for index in range(count))
+        gpus = (Gpu(self._nvml, handle) for handle in handles if handle is not None)
+        return [gpu for gpu in gpus if gpu.ask("DeviceGetUUID") != own]
+
+    def nvlinks(self) -> int:
+        """Number of active NVLink connections."""
+        links = range(getattr(self._nvml, "NVML_NVLINK_MAX_LINKS", 0))
+        active = 0
+        for link in links:
+            state = self.ask("DeviceGetNvLinkState", link)
+            if state is None:  # the device has no such link, nor later ones
+                break
+            active += bool(state)
+        return active
+
+
+@functools.cache
+def _library() -> Any | None:
+    try:
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return pynvml
+
+
+def find_gpu(uuid: str, library: Callable[[], Any | None] = _library) -> Gpu | None:
+    """The GPU of a UUID as torch prints it (without "GPU-"); None if NVML is absent or does not know it."""
+    nvml = library()
+    if nvml is None:
+        return None
+    handle = ask(nvml, "DeviceGetHandleByUUID", uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+    return None if handle is None else Gpu(nvml, handle)
+
+
+def ask(nvml: Any, function: str, *arguments: Any) -> Any:
+    """The answer of `nvml<function>`, or None."""
+    call = getattr(nvml, f"nvml{function}", None)
+    if call is None:
+        return None
+    try:
+        return call(*arguments)
+    except nvml.NVMLError:
+        return None
+
+
+def _text(value: str | bytes | None) -> str | None:
+    return value.decode() if isinstance(value, bytes) else value

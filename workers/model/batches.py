@@ -1,0 +1,21 @@
+"""Random batches: the time of a dense model's step does not depend on which tokens it sees."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class RandomBatches:
+    """Uniformly random token batches, made on the device; equal for equal seeds on one kind of device."""
+
+    def __init__(self, vocab_size: int, batch_size: int, context_length: int, device: torch.device, seed: int) -> None:
+        self.vocab_size = vocab_size
+        self.shape = (batch_size, context_length + 1)
+        self.device = device
+        self.generator = torch.Generator(device).manual_seed(seed)
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        """Inputs and targets, each (batch_size, context_length) int64; targets are the inputs moved on by one token."""
+        tokens = torch.randint(self.vocab_size, self.shape, device=self.device, generator=self.generator)
+        return tokens[:, :-1], tokens[:, 1:]

@@ -1,0 +1,126 @@
+"""Generation: key-value cache, sampling, and the loop over new tokens."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class KeyValueCache:
+    """Keys and values of every layer for the tokens seen so far: two (layers, batch, heads, max_length, head_dim)."""
+
+    def __init__(
+        self,
+        num_layers: int,
+        batch_size: int,
+        num_heads: int,
+        max_length: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.keys = torch.empty(num_layers, batch_size, num_heads, max_length, head_dim, dtype=dtype, device=device)
+        self.values = torch.empty_like(self.keys)
+        self.length = 0
+        """Tokens in it; the model moves it on after the last layer."""
+
+    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Store one layer's new keys and values (batch, heads, new, head_dim); return all of that layer's."""
+        end = self.length + k.shape[-2]
+        self.keys[layer, :, :, self.length : end] = k
+        self.values[layer, :, :, self.length : end] = v
+        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+
+
+class CachedModel(Protocol):
+    """What generation asks of a model."""
+
+    context_length: int
+
+    def __call__(self, token_ids: Tensor, cache: KeyValueCache | None = None, last_only: bool = False) -> Tensor: ...
+
+    def new_cache(self, batch_size: int, max_length: int) -> KeyValueCache: ...
+
+
+def sample(
+    logits: Tensor, *, temperature: float = 1.0, top_k: int | None = None, generator: torch.Generator | None = None
+) -> Tensor:
+    """Draw one token per row.
+
+    Args:
+        logits: (batch, vocabulary).
+        temperature: Divides the logits; 0 takes the most likely token.
+        top_k: Draw among the k most likely tokens only.
+
+    Returns:
+        Token ids (batch, 1).
+    """
+    if temperature < 0 or (top_k is not None and top_k < 1):
+        raise ValueError(f"temperature must be at least 0 and top_k at least 1, not {temperature} and {top_k}")
+    if temperature == 0:
+        return logits.argmax(dim=-1, keepdim=True)
+    logits = logits.float() / temperature
+    if top_k is None or top_k >= logits.shape[-1]:
+        return torch.multinomial(torch.softmax(logits, dim=-1), 1, generator=generator)
+    likeliest, token_ids = logits.topk(top_k, dim=-1)
+    choice = torch.multinomial(torch.softmax(likeliest, dim=-1), 1, generator=generator)
+    return token_ids.gather(-1, choice)
+
+
+@torch.no_grad()
+def generate(
+    model: CachedModel,
+    prompt: Tensor,
+    max_new_tokens: int,
+    *,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    end_token_id: int | None = None,
+    use_cache: bool = True,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Continue each row of `prompt`.
+
+    Args:
+        prompt: (batch, prompt length) or (prompt length,), at least one token.
+        max_new_tokens: Tokens to add.
+        temperature, top_k, generator: See `sample`.
+        end_token_id: A row that drew it is filled up with it; all rows done ends early.
+        use_cache: Keep keys and values; without it, every step runs the whole sequence again.
+
+    Returns:
+        Prompt and continuation, (batch, prompt length + new tokens), or without the batch axis as `prompt`.
+
+    Raises:
+        ValueError: the prompt is empty, or prompt and new tokens exceed the model's context length.
+    """
+    if prompt.dim() == 1:
+        options = {"temperature": temperature, "top_k": top_k, "generator": generator}
+        return generate(
+            model,
+            prompt.unsqueeze(0),
+            max_new_tokens,
+            end_token_id=end_token_id,
+            use_cache=use_cache,
+            **options,  # type: ignore[arg-type]
+        ).squeeze(0)
+    batch_size, length = prompt.shape
+    if length == 0:
+        raise ValueError("the prompt is empty")
+    if length + max_new_tokens > model.context_length:
+        raise ValueError(f"{length} + {max_new_tokens} tokens exceed the context length ({model.context_length})")
+    cache = model.new_cache(batch_size, length + max_new_tokens) if use_cache else None
+    tokens = new = prompt
+    ended = torch.zeros(batch_size, 1, dtype=torch.bool, device=prompt.device)
+    for _ in range(max_new_tokens):
+        logits = model(tokens if cache is None else new, cache=cache, last_only=True)[:, -1]
+        new = sample(logits, temperature=temperature, top_k=top_k, generator=generator)
+        if end_token_id is not None:
+            new = new.masked_fill(ended, end_token_id)
+            ended = new == end_token_id
+        tokens = torch.cat((tokens, new), dim=-1)
+        if end_token_id is not None and bool(ended.all()):
+            break
+    return tokens

@@ -1,0 +1,24 @@
+"""Cross-entropy of next-token predictions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean of -log softmax(logits)[target], in nats, computed in float32.
+
+    Stable for logits of any size: the log-sum-exp subtracts each row's maximum before it exponentiates.
+
+    Args:
+        logits: (…, vocabulary).
+        targets: (…), integers below vocabulary.
+
+    Returns:
+        A scalar, float32 (float64 for float64 logits).
+    """
+    if logits.dtype != torch.float64:
+        logits = logits.float()
+    target_logits = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    return (torch.logsumexp(logits, dim=-1) - target_logits).mean()

@@ -1,0 +1,110 @@
+"""AdamW written out, gradient clipping, and the optimizers that a benchmark can choose from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+
+class AdamW(Optimizer):
+    """Adam with decoupled weight decay (Loshchilov & Hutter, 2019, algorithm 2), one parameter at a time.
+
+    As in torch's AdamW, the decay is multiplied by the learning rate. State per parameter: two tensors of its shape
+    (first and second moment) and the step's number.
+
+    Args:
+        params: Parameters or parameter groups.
+        lr: Learning rate.
+        betas: Decay rates of the two moments.
+        eps: Added to the square root of the second moment.
+        weight_decay: Decay per unit of learning rate.
+
+    Raises:
+        ValueError: a hyper-parameter is out of range.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+    ) -> None:
+        if lr < 0 or eps < 0 or weight_decay < 0 or not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"out of range: lr={lr}, betas={betas}, eps={eps}, weight_decay={weight_decay}")
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Update every parameter that has a gradient; returns the closure's loss, if there is one."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, group)
+        return loss
+
+    def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if not state:
+            state["step"] = 0
+            state["exp_avg"] = torch.zeros_like(parameter)
+            state["exp_avg_sq"] = torch.zeros_like(parameter)
+        state["step"] += 1
+        beta1, beta2 = group["betas"]
+        first, second = state["exp_avg"], state["exp_avg_sq"]
+        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        first.mul_(beta1).add_(gradient, alpha=1 - beta1)
+        second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        # Bias corrections: both moments start at zero and are too small at first.
+        step_size = group["lr"] / (1 - beta1 ** state["step"])
+        denominator = second.sqrt().div_(math.sqrt(1 - beta2 ** state["step"])).add_(group["eps"])
+        parameter.addcdiv_(first, denominator, value=-step_size)
+
+
+@torch.no_grad()
+def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
+    """Scale all gradients in place so that their common L2 norm is at most `max_norm`.
+
+    Returns:
+        The norm before, a scalar tensor; nothing here waits for the device.
+    """
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not gradients:
+        return torch.zeros(())
+    norm: Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients]))
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(scale)
+    return norm
+
+
+def make_optimizer(name: str, model: nn.Module, lr: float = 1e-3) -> Optimizer:
+    """The benchmark spec's `optimizer` over the model's trainable parameters.
+
+    `torch_adamw` is torch's default for the device (on a GPU, horizontally fused "foreach"), `torch_fused_adamw` its
+    single-kernel one.
+    """
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    match name:
+        case "adamw":
+            return AdamW(parameters, lr=lr)
+        case "torch_adamw":
+            return torch.optim.AdamW(parameters, lr=lr)
+        case "torch_fused_adamw":
+            return torch.optim.AdamW(parameters, lr=lr, fused=True)
+    raise ValueError(f"unknown optimizer {name!r}; known are adamw, torch_adamw, torch_fused_adamw")

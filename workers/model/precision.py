@@ -1,0 +1,54 @@
+"""What `fp32`, `tf32`, `bf16` and `fp16` mean here, in one place.
+
+Parameters and optimizer state are float32 in all of them. tf32 rounds the inputs of float32 matrix products to 10 bits
+of mantissa; bf16 and fp16 run matrix products in that type by autocast, fp16 with gradient scaling.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Precision:
+    """One of the spec's precisions."""
+
+    name: str
+    compute_dtype: torch.dtype
+    """Type that attention sees."""
+    matmul_precision: str = "highest"
+    """Of products whose inputs are float32; "highest" is IEEE float32, "high" allows TF32."""
+
+    def apply(self) -> None:
+        """Set this process's matrix-product precision.
+
+        Raises:
+            RuntimeError: the setting did not take.
+        """
+        torch.set_float32_matmul_precision(self.matmul_precision)
+        if torch.get_float32_matmul_precision() != self.matmul_precision:
+            raise RuntimeError(f"torch refuses float32 matrix products in precision {self.matmul_precision!r}")
+
+    def autocast(self, device_type: str) -> AbstractContextManager[object]:
+        """Context of the forward pass."""
+        if self.compute_dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(device_type, dtype=self.compute_dtype)
+
+    def gradient_scaler(self, device_type: str) -> torch.amp.GradScaler | None:
+        """fp16's gradients underflow without one; the others need none."""
+        return torch.amp.GradScaler(device_type) if self.compute_dtype == torch.float16 else None
+
+
+PRECISIONS = {
+    precision.name: precision
+    for precision in (
+        Precision("fp32", torch.float32),
+        Precision("tf32", torch.float32, matmul_precision="high"),
+        Precision("bf16", torch.bfloat16),
+        Precision("fp16", torch.float16),
+    )
+}

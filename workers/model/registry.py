@@ -1,0 +1,25 @@
+"""Models by name: ours, and what is installed in the entry-point group `flopwatch.models`.
+
+An entry point is a class, or any callable, that takes TransformerLM's arguments (`attention` and
+`activation_checkpointing` included) and returns a module that maps token ids (batch, context) to logits (batch,
+context, vocabulary). What a model may offer beyond that:
+
+- `forward_flops(batch_size, context_length) -> int` and `generate_flops(batch_size, prompt_length, new_tokens) -> int`:
+  FLOPs of one forward pass and of one generation; without them, `tflops` and `mfu` are null.
+- `new_cache(batch_size, max_length)` and `forward(token_ids, cache=…, last_only=True)`: mode `generate` needs them.
+"""
+
+from __future__ import annotations
+
+from kernels.registry import Registry
+
+
+def _check_model(loaded: object) -> None:
+    if not callable(loaded):
+        raise TypeError(f"expected a model class or a function that builds one, not {type(loaded).__name__}")
+
+
+MODELS = Registry(
+    "model", "flopwatch.models", {"transformer_lm": "workers.model.transformer:TransformerLM"}, _check_model
+)
+"""Every model; `MODELS.load(name)` gives what builds it."""

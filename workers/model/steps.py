@@ -1,0 +1,162 @@
+"""The work of one step, cut into the phases that are timed apart. What jobs time, profile and record is these.
+
+A step's `prepare` runs before the clock starts; then its phases run in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from workers.model.batches import RandomBatches
+from workers.model.generation import CachedModel, sample
+from workers.model.loss import cross_entropy
+from workers.model.optimizer import clip_gradients
+from workers.model.precision import Precision
+from workers.model.schedule import cosine_learning_rate
+
+MAX_LEARNING_RATE = 1e-3
+
+
+class Step(Protocol):
+    """A unit of repeated work."""
+
+    @property
+    def phases(self) -> dict[str, Callable[[], None]]:
+        """Name -> work, in the order they run."""
+        ...
+
+    def prepare(self) -> None:
+        """What is not measured: the next batch."""
+
+
+class ForwardStep:
+    """Forward pass and loss, without gradients. Phase: forward."""
+
+    def __init__(self, model: Callable[[Tensor], Tensor], batches: RandomBatches, precision: Precision) -> None:
+        self.model = model
+        self.batches = batches
+        self.precision = precision
+        self.device_type = batches.device.type
+        self.phases: dict[str, Callable[[], None]] = {"forward": self.forward}
+
+    def prepare(self) -> None:
+        self.inputs, self.targets = self.batches.next()
+
+    def forward(self) -> None:
+        with torch.no_grad():
+            self.loss = self._loss()
+
+    def _loss(self) -> Tensor:
+        with self.precision.autocast(self.device_type):
+            return cross_entropy(self.model(self.inputs), self.targets)
+
+
+class BackwardStep(ForwardStep):
+    """Forward pass, loss and gradients. Phases: forward, backward."""
+
+    def __init__(
+        self, model: Callable[[Tensor], Tensor], batches: RandomBatches, precision: Precision, module: nn.Module
+    ) -> None:
+        super().__init__(model, batches, precision)
+        self.module = module
+        self.scaler = precision.gradient_scaler(self.device_type)
+        self.phases = {"forward": self.forward, "backward": self.backward}
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.module.zero_grad(set_to_none=True)
+
+    def forward(self) -> None:
+        self.loss = self._loss()
+
+    def backward(self) -> None:
+        loss = self.loss if self.scaler is None else self.scaler.scale(self.loss)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+
+class TrainStep(BackwardStep):
+    """A whole training step. Phases: forward, backward, optimizer.
+
+    The optimizer's phase holds everything between the gradients and the next step: unscaling, clipping, the learning
+    rate of the schedule, the update, and dropping the gradients.
+    """
+
+    def __init__(
+        self,
+        model: Callable[[Tensor], Tensor],
+        batches: RandomBatches,
+        precision: Precision,
+        module: nn.Module,
+        optimizer: Optimizer,
+        total_steps: int,
+        gradient_clip_norm: float | None = None,
+    ) -> None:
+        super().__init__(model, batches, precision, module)
+        self.optimizer = optimizer
+        self.total_steps = total_steps
+        self.gradient_clip_norm = gradient_clip_norm
+        self.steps_done = 0
+        self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        self.phases = {"forward": self.forward, "backward": self.backward, "optimizer": self.optimize}
+
+    def optimize(self) -> None:
+        self._set_learning_rate()
+        if self.gradient_clip_norm is not None:
+            if self.scaler is not None:
+                self.scaler.unscale_(self.optimizer)
+            clip_gradients(self.parameters, self.gradient_clip_norm)
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.steps_done += 1
+
+    def _set_learning_rate(self) -> None:
+        learning_rate = cosine_learning_rate(
+            self.steps_done + 1,
+            max_learning_rate=MAX_LEARNING_RATE,
+            min_learning_rate=0.1 * MAX_LEARNING_RATE,
+            warmup_steps=max(1, self.total_steps // 10),
+            cosine_steps=self.total_steps,
+        )
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+
+
+class GenerateStep:
+    """Continue a random prompt by `new_tokens` tokens, greedily. Phases: prefill (first token), decode (the others)."""
+
+    def __init__(
+        self, model: CachedModel, module: CachedModel, batches: RandomBatches, precision: Precision, new_tokens: int
+    ) -> None:
+        self.model = model
+        self.module = module
+        self.batches = batches
+        self.precision = precision
+        self.new_tokens = new_tokens
+        self.device_type = batches.device.type
+        self.phases: dict[str, Callable[[], None]] = {"prefill": self.prefill, "decode": self.decode}
+
+    def prepare(self) -> None:
+        self.prompt, _ = self.batches.next()
+        batch_size, length = self.prompt.shape
+        with self.precision.autocast(self.device_type):
+            self.cache = self.module.new_cache(batch_size, length + self.new_tokens)
+
+    def prefill(self) -> None:
+        self.token = self._next(self.prompt)
+
+    def decode(self) -> None:
+        for _ in range(self.new_tokens - 1):
+            self.token = self._next(self.token)
+
+    def _next(self, token_ids: Tensor) -> Tensor:
+        with torch.no_grad(), self.precision.autocast(self.device_type):
+            return sample(self.model(token_ids, cache=self.cache, last_only=True)[:, -1], temperature=0)

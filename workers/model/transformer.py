@@ -1,0 +1,249 @@
+"""TransformerLM: a decoder-only language model in plain PyTorch.
+
+Pre-norm blocks (Xiong et al., 2020) with RMSNorm (Zhang & Sennrich, 2019), rotary position embeddings (Su et al.,
+2021) and SwiGLU (Shazeer, 2020); no biases; input and output embeddings are separate. Written out, one operation after
+another, so that a profile shows where the time goes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from kernels.attention.reference import attention as reference_attention
+from workers.model import accounting
+from workers.model.generation import KeyValueCache, generate
+
+if TYPE_CHECKING:
+    from kernels.registry import AttentionFunction
+
+
+class Linear(nn.Linear):
+    """x Wᵀ without a bias, Glorot-normal weights."""
+
+    def __init__(self, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features, bias=False)
+
+    def reset_parameters(self) -> None:
+        nn.init.xavier_normal_(self.weight)
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last axis, computed in float32."""
+
+    def __init__(self, d_model: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(d_model))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)
+        return (wide * scale * self.weight).to(x.dtype)
+
+
+class SwiGLU(nn.Module):
+    """W2(silu(W1 x) * W3 x)."""
+
+    def __init__(self, d_model: int, d_ff: int) -> None:
+        super().__init__()
+        self.w1 = Linear(d_model, d_ff)
+        self.w2 = Linear(d_ff, d_model)
+        self.w3 = Linear(d_model, d_ff)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.w2(F.silu(self.w1(x)) * self.w3(x))
+        return out
+
+
+def rotary_angles(context_length: int, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of position * theta^(-2i / head_dim), each (context_length, head_dim / 2), float32."""
+    # In float64: a float32 product loses the angle at long contexts.
+    frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    angles = torch.outer(torch.arange(context_length, dtype=torch.float64), frequencies)
+    return angles.cos().float(), angles.sin().float()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate each pair (x[2i], x[2i+1]) by its position's angle; x is (…, sequence, head_dim)."""
+    even, odd = x[..., 0::2], x[..., 1::2]
+    rotated = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)
+    return rotated.flatten(-2).to(x.dtype)
+
+
+class MultiHeadAttention(nn.Module):
+    """Causal multi-head self-attention with rotary position embeddings."""
+
+    def __init__(self, d_model: int, num_heads: int, attention: AttentionFunction) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.attention = attention
+        self.q_proj = Linear(d_model, d_model)
+        self.k_proj = Linear(d_model, d_model)
+        self.v_proj = Linear(d_model, d_model)
+        self.output_proj = Linear(d_model, d_model)
+
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, cache: KeyValueCache | None = None, layer: int = 0
+    ) -> Tensor:
+        q = rotate(self._split(self.q_proj(x)), cos, sin)
+        k = rotate(self._split(self.k_proj(x)), cos, sin)
+        v = self._split(self.v_proj(x))
+        is_causal = True
+        if cache is not None:
+            k, v = cache.append(layer, k, v)
+            # A single new token sees everything before it; a top-left mask would hide all but the first key.
+            is_causal = q.shape[-2] > 1
+        out = self.attention(q, k, v, is_causal)
+        merged: Tensor = self.output_proj(out.transpose(1, 2).flatten(-2))
+        return merged
+
+    def _split(self, x: Tensor) -> Tensor:
+        """(batch, sequence, d_model) -> (batch, heads, sequence, head_dim)."""
+        batch, sequence, _ = x.shape
+        return x.view(batch, sequence, self.num_heads, -1).transpose(1, 2)
+
+
+class TransformerBlock(nn.Module):
+    """x + attention(norm(x)), then x + feed-forward(norm(x))."""
+
+    def __init__(self, d_model: int, num_heads: int, d_ff: int, attention: AttentionFunction) -> None:
+        super().__init__()
+        self.ln1 = RMSNorm(d_model)
+        self.attn = MultiHeadAttention(d_model, num_heads, attention)
+        self.ln2 = RMSNorm(d_model)
+        self.ffn = SwiGLU(d_model, d_ff)
+
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, cache: KeyValueCache | None = None, layer: int = 0
+    ) -> Tensor:
+        x = x + self.attn(self.ln1(x), cos, sin, cache, layer)
+        out: Tensor = x + self.ffn(self.ln2(x))
+        return out
+
+
+class TransformerLM(nn.Module):
+    """Decoder-only transformer language model.
+
+    Args:
+        vocab_size: Tokens in the vocabulary.
+        context_length: Longest sequence; rotary angles are tabulated up to it.
+        d_model: Width of the residual stream.
+        num_layers: Number of blocks.
+        num_heads: Attention heads; d_model / num_heads must be an even integer.
+        d_ff: Width of the feed-forward layer.
+        rope_theta: Base of the rotary angles.
+        attention: (q, k, v, is_causal) -> output; `kernels.registry.ATTENTION` has them by name.
+        activation_checkpointing: Keep each block's input only, and recompute the rest in the backward pass.
+
+    Raises:
+        ValueError: the head dimension is not an even integer.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        context_length: int,
+        d_model: int,
+        num_layers: int,
+        num_heads: int,
+        d_ff: int,
+        rope_theta: float = 10_000.0,
+        *,
+        attention: AttentionFunction = reference_attention,
+        activation_checkpointing: bool = False,
+    ) -> None:
+        super().__init__()
+        if d_model % (2 * num_heads):
+            raise ValueError(f"d_model ({d_model}) must be a multiple of 2 × num_heads ({num_heads})")
+        self.shape = accounting.Shape(vocab_size, d_model, num_layers, num_heads, d_ff)
+        self.context_length = context_length
+        self.activation_checkpointing = activation_checkpointing
+        self.token_embeddings = nn.Embedding(vocab_size, d_model)
+        self.layers = nn.ModuleList(TransformerBlock(d_model, num_heads, d_ff, attention) for _ in range(num_layers))
+        self.ln_final = RMSNorm(d_model)
+        self.lm_head = Linear(d_model, vocab_size)
+        cos, sin = rotary_angles(context_length, d_model // num_heads, rope_theta)
+        self.register_buffer("rope_cos", cos, persistent=False)
+        self.register_buffer("rope_sin", sin, persistent=False)
+        self.rope_cos: Tensor
+        self.rope_sin: Tensor
+
+    def forward(self, token_ids: Tensor, cache: KeyValueCache | None = None, last_only: bool = False) -> Tensor:
+        """Next-token logits.
+
+        Args:
+            token_ids: (batch, sequence), integers below vocab_size.
+            cache: Keys and values of the tokens before these; it is extended by these. With tokens in it, it takes one
+                more at a time.
+            last_only: Logits of the last position only.
+
+        Returns:
+            (batch, sequence, vocab_size), or (batch, 1, vocab_size) with `last_only`.
+
+        Raises:
+            ValueError: more than context_length tokens, or several tokens on top of a filled cache.
+        """
+        start = 0 if cache is None else cache.length
+        end = start + token_ids.shape[-1]
+        if end > self.context_length:
+            raise ValueError(f"{end} tokens are more than the context length ({self.context_length})")
+        if start and end - start > 1:
+            raise ValueError("a filled cache takes one token at a time")
+        cos, sin = self.rope_cos[start:end], self.rope_sin[start:end]
+        x = self.token_embeddings(token_ids)
+        for index, block in enumerate(self.layers):
+            if self.activation_checkpointing and torch.is_grad_enabled():
+                # No dropout: there is no random state to keep.
+                x = checkpoint(block, x, cos, sin, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = block(x, cos, sin, cache, index)
+        if cache is not None:
+            cache.length = end
+        if last_only:
+            x = x[:, -1:]
+        logits: Tensor = self.lm_head(self.ln_final(x))
+        return logits
+
+    def forward_flops(self, batch_size: int, context_length: int) -> int:
+        """Floating-point operations of one forward pass; see `workers.model.accounting`."""
+        return accounting.forward_flops(self.shape, batch_size, context_length)
+
+    def generate_flops(self, batch_size: int, prompt_length: int, new_tokens: int) -> int:
+        """Floating-point operations of generating `new_tokens` with a cache; see `workers.model.accounting`."""
+        return accounting.generate_flops(self.shape, batch_size, prompt_length, new_tokens)
+
+    def new_cache(self, batch_size: int, max_length: int) -> KeyValueCache:
+        """An empty key-value cache for sequences of up to `max_length` tokens."""
+        weight = self.lm_head.weight
+        device = weight.device
+        dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else weight.dtype
+        heads, head_dim = self.shape.num_heads, self.shape.head_dim
+        return KeyValueCache(self.shape.num_layers, batch_size, heads, max_length, head_dim, dtype, device)
+
+    def generate(
+        self,
+        prompt: Tensor,
+        max_new_tokens: int,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        end_token_id: int | None = None,
+        use_cache: bool = True,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Continue `prompt`; see `workers.model.generation.generate`."""
+        return generate(
+            self,
+            prompt,
+            max_new_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            end_token_id=end_token_id,
+            use_cache=use_cache,
+            generator=generator,
+        )
