@@ -77,7 +77,7 @@ def run_request(request: Request, messages: int) -> int:
         runner_for(request.kind).run(parse_spec(request.spec), Unit(**request.unit), reporter)
     except RunnerError as error:
         code, detail = error.code, str(error)
-        traceback.print_exc()
+        sys.stderr.write(f"{code}: {detail}\n")
     except Exception as error:  # noqa: BLE001 - a runner and the user's model in it may raise anything
         code, detail = "failed", f"{type(error).__name__}: {error}"
         traceback.print_exc()

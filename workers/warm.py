@@ -29,7 +29,21 @@ PRELOADED = ("torch", "app.specs", "workers.jobs", "workers.model", "workers.mea
 
 
 def preload() -> None:
-    """Import what every unit needs, so that a fork finds it there."""
+    """Import what every unit needs, so that a fork finds it there.
+
+    NumPy's OpenBLAS would start a thread per core when it is loaded; torch, which brings its own BLAS, does not.
+    """
+    set_by_user = os.environ.get("OPENBLAS_NUM_THREADS")
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    try:
+        _import_all()
+    finally:
+        del os.environ["OPENBLAS_NUM_THREADS"]
+        if set_by_user is not None:
+            os.environ["OPENBLAS_NUM_THREADS"] = set_by_user
+
+
+def _import_all() -> None:
     for name in PRELOADED:
         module = importlib.import_module(name)
         if name.partition(".")[0] == "workers":

@@ -1,0 +1,213 @@
+"""The launcher with its warm parent, keepers and children. It reaps every child of its process, so it gets its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).resolve().parent.parent
+
+PRELUDE = """
+import fcntl, json, os, signal, sys, time
+import psutil
+from pathlib import Path
+from workers.keeper import Request
+from workers.launch import Launcher
+
+FOLDER = Path(os.environ["MISBEHAVE_FOLDER"])
+
+def request(model, **environment):
+    shape = {"d_model": 8, "d_ff": 8, "num_layers": 1, "num_heads": 1, "vocab_size": 16}
+    spec = {"kind": "benchmark", "model": {"name": model, **shape}, "batch_size": 1, "context_length": 1,
+            "mode": "forward", "warmup_steps": 0, "measure_steps": 1, "device": "cpu"}
+    unit = {"title": "unit", "params": {"replicate": 0}, "start": START, "environment": {}}
+    return Request("benchmark", spec, unit, str(FOLDER), environment)
+
+def read(descriptor):
+    data = b""
+    while chunk := os.read(descriptor, 1 << 16):
+        data += chunk
+    return data.decode()
+
+def wait_for(path):
+    deadline = time.monotonic() + 60
+    while not path.exists() or not path.read_text().endswith("\\n"):
+        assert time.monotonic() < deadline, f"no {path}"
+        time.sleep(0.01)
+    return path.read_text().split()
+
+def alive(pid):
+    try:
+        return psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+launcher = Launcher()
+"""
+
+
+def run_script(folder: Path, start: str, body: str) -> Any:
+    """Run `body` after PRELUDE in a process of its own; returns what it prints as JSON."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS / "plugins")]),
+        "MISBEHAVE_FOLDER": str(folder),
+        "TMPDIR": str(folder),
+    }
+    script = f"START = {start!r}\n" + PRELUDE + textwrap.dedent(body) + "\nlauncher.close()\n"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+starts = pytest.mark.parametrize("start", ["fork", "exec"])
+
+
+@starts
+def test_a_unit_reports_and_its_output_is_captured(tmp_path: Path, start: str) -> None:
+    told = run_script(
+        tmp_path,
+        start,
+        """
+        process = launcher.start(request("counted"), START, [])
+        messages, log = read(process.messages), read(process.log)
+        report = process.report()
+        print(json.dumps([messages, log, vars(report)]))
+        """,
+    )
+    messages = [json.loads(line) for line in told[0].splitlines()]
+    assert messages[0] == {"type": "started"}
+    assert messages[-1] == {"type": "outcome", "code": None, "detail": ""}
+    assert {message["type"] for message in messages} >= {"measurement", "environment", "validity"}
+    assert told[2] == {"exit_code": 0, "signal": None}
+    assert (tmp_path / "runs").read_text()
+
+
+@starts
+@pytest.mark.parametrize(
+    ("model", "report", "output"),
+    [
+        ("segfault", {"exit_code": None, "signal": 11}, "about to fall over"),
+        ("exits", {"exit_code": 3, "signal": None}, ""),
+        ("raises", {"exit_code": 1, "signal": None}, "the loss is a pineapple"),
+    ],
+)
+def test_how_a_unit_died_is_reported(tmp_path: Path, start: str, model: str, report: Any, output: str) -> None:
+    told = run_script(
+        tmp_path,
+        start,
+        f"""
+        process = launcher.start(request({model!r}), START, [])
+        messages, log = read(process.messages), read(process.log)
+        print(json.dumps([vars(process.report()), log]))
+        """,
+    )
+    assert told[0] == report
+    assert output in told[1]
+
+
+@starts
+def test_kill_ends_a_descendant_in_a_session_of_its_own(tmp_path: Path, start: str) -> None:
+    told = run_script(
+        tmp_path,
+        start,
+        """
+        process = launcher.start(request("stubborn"), START, [])
+        pids = wait_for(FOLDER / "started")
+        before = [alive(pid) for pid in pids]
+        process.terminate()
+        time.sleep(0.2)  # SIGTERM is ignored: nothing to wait for
+        ignored = [alive(pid) for pid in pids]
+        process.kill()
+        report = process.report()
+        print(json.dumps([before, ignored, [alive(pid) for pid in pids], vars(report)]))
+        """,
+    )
+    assert told == [[True, True], [True, True], [False, False], {"exit_code": None, "signal": 9}]
+
+
+@starts
+@pytest.mark.parametrize("victim", ["agent's end", "keeper", "child"])
+def test_nothing_survives_and_locks_are_held_until_then(tmp_path: Path, start: str, victim: str) -> None:
+    told = run_script(
+        tmp_path,
+        start,
+        f"""
+        lock = os.open(FOLDER / "lock", os.O_RDWR | os.O_CREAT)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        process = launcher.start(request("stubborn"), START, [lock])
+        os.close(lock)
+        child, grandchild = wait_for(FOLDER / "started")
+        probe = os.open(FOLDER / "lock", os.O_RDWR)
+        try:
+            fcntl.flock(probe, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = False
+        except BlockingIOError:
+            held = True
+        victim = {victim!r}
+        if victim == "agent's end":
+            process.close()
+        elif victim == "keeper":
+            os.kill(psutil.Process(int(child)).ppid(), signal.SIGKILL)
+        else:
+            os.kill(int(child), signal.SIGKILL)
+        if victim == "keeper" and START == "exec":
+            launcher.wait_until_warm()
+            process.report()
+            launcher.start(request("counted"), START, []).close()  # orphans are ended with the next start
+        died = time.monotonic()
+        fcntl.flock(probe, fcntl.LOCK_EX)
+        gone = [alive(pid) for pid in (child, grandchild)]
+        deadline = time.monotonic() + 5
+        while any(alive(pid) for pid in (child, grandchild)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        print(json.dumps([held, gone[0], [alive(pid) for pid in (child, grandchild)], time.monotonic() - died]))
+        """,
+    )
+    held, child_alive_when_unlocked, still_alive, seconds = told
+    assert held
+    assert not child_alive_when_unlocked
+    assert still_alive == [False, False]
+    assert seconds < 2
+
+
+def test_a_killed_warm_parent_is_replaced(tmp_path: Path) -> None:
+    told = run_script(
+        tmp_path,
+        "fork",
+        """
+        launcher.wait_until_warm()
+        first = psutil.Process().children()[0]
+        first.kill()
+        deadline = time.monotonic() + 10
+        while first.is_running() and first.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process = launcher.start(request("counted"), START, [])
+        messages = read(process.messages)
+        print(json.dumps([json.loads(messages.splitlines()[-1]), vars(process.report())]))
+        """,
+    )
+    assert told == [{"type": "outcome", "code": None, "detail": ""}, {"exit_code": 0, "signal": None}]
+
+
+def test_the_warm_parent_touches_no_gpu_and_has_one_thread(tmp_path: Path) -> None:
+    told = run_script(
+        tmp_path,
+        "fork",
+        """
+        launcher.wait_until_warm()
+        warm = psutil.Process().children()[0]
+        mapped = [region.path for region in warm.memory_maps() if "libcuda.so" in region.path or "nvidia-ml" in region.path]
+        print(json.dumps([warm.num_threads(), mapped]))
+        """,
+    )
+    assert told == [1, []]
