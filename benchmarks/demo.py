@@ -156,12 +156,14 @@ def run_sweep(client: httpx.Client, environment: Mapping[str, str]) -> None:
     if not answer:
         raise DemoFailed(f"flopwatch sweep ended with exit code {code}")
     sweep = str(json.loads(answer)["id"])
-    _, table = command(environment, "table", "--sweep", sweep, "--columns", COLUMNS)
+    shown, table = command(environment, "table", "--sweep", sweep, "--columns", COLUMNS)
     print(table)
     if code != 0:
         _, failed = command(environment, "jobs", "--sweep", sweep, "--state", "failed", "--json")
         reasons = [f"job {job['id']}: {job['error']['detail']}" for job in json.loads(failed)]
         raise DemoFailed("\n".join(["not every job succeeded", *reasons]))
+    if shown != 0:
+        raise DemoFailed(f"flopwatch table ended with exit code {shown}")
 
 
 def command(environment: Mapping[str, str], *arguments: str) -> tuple[int, str]:

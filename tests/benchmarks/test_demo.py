@@ -1,0 +1,77 @@
+"""`make demo` ends with a table, and leaves nothing behind however it ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+DEMO = Path(__file__).parents[2] / "benchmarks" / "demo.py"
+DEADLINE_S = 200.0
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """The demo, with `tmp_path` as its folder for temporary files."""
+    with subprocess.Popen(
+        [sys.executable, str(DEMO)],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        yield process
+        process.kill()
+        for left in processes_of(tmp_path):
+            left.kill()
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Live processes that were started with `folder` for their temporary files."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("TMPDIR") == str(folder) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+@pytest.mark.acceptance
+def test_it_prints_a_table(demo: subprocess.Popen[str], tmp_path: Path) -> None:
+    output, _ = demo.communicate(timeout=DEADLINE_S)
+    assert demo.returncode == 0, output
+    rows = [line for line in output.splitlines() if line.startswith("|")]
+    assert all(name in rows[0] for name in ("forward_ms", "backward_ms", "optimizer_ms", "step_ms"))
+    cases = [re.split(r"\s*\|\s*", row.strip("| ")) for row in rows[2:]]
+    assert [case[:2] for case in cases] == [[size, length] for size in ("tiny", "small") for length in ("128", "256")]
+    assert all(float(cell) > 0 for case in cases for cell in case[2:])
+    assert not processes_of(tmp_path)
+    assert not list(tmp_path.glob("flopwatch-demo-*"))
+
+
+@pytest.mark.acceptance
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_nothing_is_left_of_an_interrupted_demo(
+    demo: subprocess.Popen[str], tmp_path: Path, signum: signal.Signals, code: int
+) -> None:
+    assert demo.stdout is not None
+    assert any("1 running" in line for line in demo.stdout)
+    assert len(processes_of(tmp_path)) > 2  # what is gone in the end was there
+    os.killpg(demo.pid, signum)  # as a terminal does
+    assert demo.wait(DEADLINE_S) == code
+    deadline = time.monotonic() + 10.0
+    while processes_of(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not processes_of(tmp_path)
+    assert not list(tmp_path.glob("flopwatch-demo-*"))
