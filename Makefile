@@ -11,7 +11,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 ARGS ?= tests
-GPU_ARGS ?= $(wildcard tests/kernels tests/parallel tests/workers)
+# Where tests import nothing beyond torch and pytest; GPU hosts may lack the service's dependencies.
+GPU_ARGS ?= $(wildcard tests/kernels tests/parallel tests/workers/measure tests/workers/model)
 
 VENV := .venv
 BIN := $(VENV)/bin

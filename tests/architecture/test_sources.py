@@ -11,7 +11,9 @@ import pytest
 
 FILE_LINES = 400
 FUNCTION_LINES = 60
-LONGER: dict[str, str] = {}
+LONGER: dict[str, str] = {
+    "migrations/versions/0001_create_every_table.py::upgrade": "declares every table; a migration never changes",
+}
 """Files and functions ("path" or "path::name") that may be longer, with the reason."""
 
 TEXT = {".css", ".html", ".md", ".mako", ".py", ".sh", ".toml", ".yaml", ".yml", ""}
@@ -53,7 +55,7 @@ def test_nothing_names_one_machine(sources: list[Path], root: Path) -> None:
     # In pieces, so that this file does not find itself.
     places = re.compile(r"(?<![\w./{}-])/(?:home|root|Users|work|mnt)" + r"/[\w.-]+")
     hosts = re.compile("|".join(["pypi" + r"\.org", "python" + "hosted", "npm" + r"js\.", "download" + r"\.pytorch"]))
-    allowed = {"Dockerfile": {"/home/flopwatch"}}
+    allowed = {"Dockerfile": {"/home" + "/flopwatch"}}
     for path in sources:
         name = path.relative_to(root).as_posix()
         if path.suffix not in TEXT or name.startswith(THIRD_PARTY):

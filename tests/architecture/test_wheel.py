@@ -53,8 +53,8 @@ def test_the_wheel_has_every_file_of_the_packages(wheel: Path, root: Path, sourc
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert packed == expected
-    for needed in ("migrations/env.py", "app/web/templates/", "app/web/static/"):
-        assert any(name.startswith(needed) for name in packed), needed
+    for needed in ("migrations/versions/*.py", "app/web/*/*.html", "app/web/static/*.css"):
+        assert any(Path(name).match(needed) for name in packed), needed
 
 
 def test_the_service_runs_from_the_wheel(wheel: Path, tmp_path: Path, run_python: Callable[..., str]) -> None:
