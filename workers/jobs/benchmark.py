@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
     from kernels.registry import Registry
     from workers.measure.timing import StepTimes
+    from workers.measure.validity import Monitor
     from workers.model.generation import CachedModel
     from workers.model.steps import Step
 
@@ -33,6 +36,8 @@ PHASE_METRICS = {
     "decode": "decode_ms_per_token",
 }
 RATES = {"tokens_per_s": "tokens/s", "tflops": "TFLOP/s", "mfu": "fraction", "ceiling_percent": "%"}
+ONCE = {"first_step_ms", "peak_memory_mib"}
+"""Metrics with one value however many steps are measured."""
 NO_COMPILER = {"InvalidCxxCompiler", "TritonMissing", "GPUTooOldForTriton"}
 """torch.compile's errors for a host without what it needs."""
 NO_CEILING = "no measured ceiling of this device is on record"
@@ -78,6 +83,21 @@ class Values:
             samples = self.samples.get(metric.name)
             report.measure(Measurement(case, metric.phase, metric.name, metric.unit, outcome, reason, samples))
 
+    def save(self, report: Reporter, replicate: int) -> None:
+        """The raw samples as a file for spreadsheets: one row per step, one column per metric measured each step."""
+        columns = {name: samples for name, samples in self.samples.items() if name not in ONCE}
+        if not columns:
+            return
+        name = f"samples-{replicate}.csv.gz"
+        path = report.scratch / name
+        with gzip.open(path, "wt", compresslevel=1, newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["step", *columns])
+            writer.writerows(
+                [step, *values] for step, values in enumerate(zip(*columns.values(), strict=True), start=1)
+            )
+        report.artifact(path, name=name, kind="samples", media_type="application/gzip")
+
 
 class BenchmarkRunner:
     """The runner of kind `benchmark`."""
@@ -100,6 +120,7 @@ class BenchmarkRunner:
         """Measure one replicate and report it. Running out of memory is a result."""
         from workers.measure import environment
         from workers.measure.memory import OutOfMemory
+        from workers.measure.validity import Monitor
 
         device = choose_device(spec)
         build_model = choose_model(spec, device)
@@ -110,9 +131,12 @@ class BenchmarkRunner:
             "device": environment.device_name(device),
             "replicate": unit.params.get("replicate", 0),
         }
+        monitor = Monitor(device)
         try:
-            values = measure(spec, device, build_model, report)
+            values = measure(spec, device, build_model, monitor, report)
         except OutOfMemory as error:
+            monitor.watch(last=True)
+            report.validity(monitor.verdict([], compiled=False, warmup_steps=spec.warmup_steps))
             values = Values()
             values.missing = {metric.name: ("oom", str(error)) for metric in metrics(spec.mode)}
         except RuntimeError as error:
@@ -120,6 +144,7 @@ class BenchmarkRunner:
                 raise meaning from error
             raise
         values.report(spec.mode, case, report)
+        values.save(report, case["replicate"])
 
 
 RUNNER = BenchmarkRunner()
@@ -208,7 +233,11 @@ def set_precision(spec: BenchmarkSpec, device: torch.device) -> None:
 
 
 def measure(
-    spec: BenchmarkSpec, device: torch.device, build_model: Callable[[], torch.nn.Module], report: Reporter
+    spec: BenchmarkSpec,
+    device: torch.device,
+    build_model: Callable[[], torch.nn.Module],
+    monitor: Monitor,
+    report: Reporter,
 ) -> Values:
     """Build the model, run the steps, and report their validity.
 
@@ -217,13 +246,11 @@ def measure(
     """
     from workers.measure.memory import memory_meter, memory_needed_for
     from workers.measure.timing import make_clock, time_steps
-    from workers.measure.validity import Monitor
 
     meter = memory_meter(device)
     report.progress(0, spec.warmup_steps + spec.measure_steps, "making the model")
     with memory_needed_for("making the model"):
         model, step = build_step(spec, device, build_model)
-    monitor = Monitor(device)
 
     def measuring() -> None:
         meter.reset()

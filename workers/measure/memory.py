@@ -37,6 +37,12 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
+def gist(error: BaseException) -> str:
+    """The first sentences of an error, on one line: allocators add a page of advice."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 160 else f"{text[:160]}…"
+
+
 @contextmanager
 def memory_needed_for(what: str) -> Iterator[None]:
     """Turns a lack of memory inside into OutOfMemory that names `what`; other errors pass."""
@@ -44,7 +50,7 @@ def memory_needed_for(what: str) -> Iterator[None]:
         yield
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
-            raise OutOfMemory(f"out of memory in {what}") from error
+            raise OutOfMemory(f"out of memory in {what}: {gist(error)}") from error
         raise
 
 

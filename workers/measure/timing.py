@@ -16,7 +16,7 @@ from typing import Protocol
 
 import torch
 
-from workers.measure.memory import OutOfMemory, is_out_of_memory
+from workers.measure.memory import OutOfMemory, gist, is_out_of_memory
 
 REPORT_INTERVAL_S = 0.5
 
@@ -143,7 +143,7 @@ def time_steps(
                 stepped(index + 1, total)
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
-            raise OutOfMemory(f"out of memory in {where} of step {index + 1} of {total}") from error
+            raise OutOfMemory(f"out of memory in {where} of step {index + 1} of {total}: {gist(error)}") from error
         raise
     return times
 

@@ -55,12 +55,12 @@ def check_stability(samples: Sequence[float]) -> list[Check]:
     """Spread and trend of the steps' times."""
     variation = statistics.coefficient_of_variation(samples)
     if variation is None:
-        spread = Check("variation", True, f"{len(samples)} sample: too few to judge")
+        spread = Check("variation", True, f"samples: {len(samples)}, too few to judge")
     else:
         spread = Check("variation", variation <= MAX_VARIATION, f"coefficient of variation {variation:.1%}")
     drift = statistics.drift(samples)
     if drift is None:
-        return [spread, Check("drift", True, f"{len(samples)} samples: too few to judge")]
+        return [spread, Check("drift", True, f"samples: {len(samples)}, too few to judge")]
     return [spread, Check("drift", abs(drift) <= MAX_DRIFT, f"last third {drift:+.1%} against the first")]
 
 
@@ -162,12 +162,16 @@ class Monitor:
         self._device = device
         self._gpu: Gpu | None = gpu_by_nvml(device)
         self._readings: list[Reading] = []
+        self._begin()
 
-    def start(self, *, warm: bool) -> None:
-        """The measured steps begin; `warm`: the device has just worked, so its clocks now count."""
+    def _begin(self) -> None:
         self._compilation = compilation()
         self._load = read_host_load()
         self._started = self._read_at = time.perf_counter()
+
+    def start(self, *, warm: bool) -> None:
+        """The measured steps begin; `warm`: the device has just worked, so its clocks now count."""
+        self._begin()
         if warm and self._gpu is not None:
             self._readings.append(self._gpu.read())
 
@@ -179,7 +183,7 @@ class Monitor:
             self._read_at = now
 
     def verdict(self, samples: Sequence[float], *, compiled: bool, warmup_steps: int) -> dict[str, Any]:
-        """The verdict on these samples."""
+        """The verdict on these samples; on none, after the memory ran out, it tells who else was there."""
         on_gpu = self._device.type == "cuda"
         checks = check_stability(samples)
         if compiled:
