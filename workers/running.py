@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from app.errors import DatabaseBusy, DiskFull, LeaseLost, job_problem
 from app.settings import Settings
@@ -84,6 +84,7 @@ class JobRun:
         except LeaseLost:
             logger.warning("job %s: the lease was lost; nothing more was recorded", self.claim.job_id)
         finally:
+            self._artifacts.release(artifact.sha256 for artifact in self._spool.artifacts)
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._lease.release()
             self._on_end()
@@ -187,14 +188,13 @@ class JobRun:
 
     def _finish(self, outcome: Outcome) -> Finish:
         spool = self._spool
-        state, error = "succeeded", None
+        state: Literal["succeeded", "failed", "cancelled"] = "succeeded"
+        error: dict[str, Any] | None = None
         if isinstance(outcome, Failed):
-            head, tail = spool.log.head(EXCERPT_BYTES), spool.log.tail(EXCERPT_BYTES)
-            state = "failed"
-            error = job_problem(outcome.code, outcome.detail, **outcome.extensions, log_head=head, log_tail=tail)
+            excerpts = {"log_head": spool.log.head(EXCERPT_BYTES), "log_tail": spool.log.tail(EXCERPT_BYTES)}
+            state, error = "failed", job_problem(outcome.code, outcome.detail, **outcome.extensions, **excerpts)
         elif isinstance(outcome, Cancelled):
-            state = "cancelled"
-            error = job_problem("cancelled", "The job was cancelled while it ran.")
+            state, error = "cancelled", job_problem("cancelled", "The job was cancelled while it ran.")
         return Finish(
             state=state,
             error=error,

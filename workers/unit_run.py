@@ -124,7 +124,7 @@ class UnitRun:
         *lines, rest = self._pending.split(b"\n")
         self._pending = bytearray(rest)
         for line in lines:
-            self._take_message(line)
+            self._take_message(bytes(line))
 
     def _take_message(self, line: bytes) -> None:
         try:
