@@ -154,7 +154,7 @@ def _copy(source: Path, target: Path) -> tuple[str, int]:
 
 
 def _locked(path: Path, mode: int = fcntl.LOCK_SH) -> int | None:
-    """A descriptor with a lock on the file of this name; None when there is no file (or, asked not to wait, no lock)."""
+    """A descriptor with a lock on the file; None when there is no file or, if asked not to wait, others hold it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

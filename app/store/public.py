@@ -10,6 +10,10 @@ from urllib.parse import quote
 
 from sqlalchemy import RowMapping
 
+from app.errors import NotFound
+
+MAX_ID = 2**63 - 1
+"""The database's integers have 64 bits; a number from a URL can have any."""
 JOB_STATES = ("queued", "running", "succeeded", "failed", "cancelled")
 FINISHED_STATES = frozenset({"succeeded", "failed", "cancelled"})
 
@@ -29,6 +33,13 @@ _JOB_FIELDS = (
     "worker_id",
     "sweep_id",
 )
+
+
+def checked_id(number: int, what: str) -> int:
+    """`number`, if the database can have it as an id; else NotFound."""
+    if not 0 < number <= MAX_ID:
+        raise NotFound(f"There is no {what} {number}.")
+    return number
 
 
 def rfc3339(time: datetime | None) -> str | None:

@@ -21,7 +21,7 @@ from sqlalchemy import Connection, bindparam, delete, insert, literal_column, se
 from app.errors import Conflict, LeaseLost, NotFound, job_problem
 from app.store import tables
 from app.store.claims import QUEUED, next_job
-from app.store.public import FINISHED_STATES, job_dict
+from app.store.public import FINISHED_STATES, checked_id, job_dict
 from app.store.records import (
     Claim,
     Finish,
@@ -53,8 +53,6 @@ __all__ = [
     "StoredArtifact",
     "Submitted",
 ]
-
-MAX_ID = 2**63 - 1
 
 _job, _attempt = tables.job.c, tables.attempt.c
 
@@ -291,7 +289,7 @@ class Queue(Submission, Registration):
 
 
 def _find(connection: Connection, job_id: int) -> Any:
-    row = connection.execute(_JOB, {"job_id": job_id}).one_or_none() if 0 < job_id <= MAX_ID else None
+    row = connection.execute(_JOB, {"job_id": checked_id(job_id, "job")}).one_or_none()
     if row is None:
         raise NotFound(f"There is no job {job_id}.")
     return row

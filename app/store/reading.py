@@ -13,10 +13,8 @@ from sqlalchemy import Connection, Row, Select, exists, func, select
 from app.errors import FieldError, InvalidRequest, NotFound
 from app.store import tables
 from app.store.engine import Database
-from app.store.public import JOB_STATES, artifact_dict, finite, job_dict, rfc3339, sweep_dict
+from app.store.public import JOB_STATES, MAX_ID, artifact_dict, checked_id, finite, job_dict, rfc3339, sweep_dict
 
-MAX_ID = 2**63 - 1
-"""The database's integers have 64 bits; a number from a URL can have any."""
 MAX_PAGE = 1000
 
 STATISTICS = ("n", "mean", "std", "median", "min", "max", "p05", "p25", "p75", "p95")
@@ -201,7 +199,7 @@ class Reading:
     def sweep(self, sweep_id: int) -> dict[str, Any]:
         """The public sweep with its number of jobs by state."""
         with self._database.read() as connection:
-            query = select(tables.sweep).where(tables.sweep.c.id == _known(sweep_id, "sweep"))
+            query = select(tables.sweep).where(tables.sweep.c.id == checked_id(sweep_id, "sweep"))
             row = connection.execute(query).mappings().one_or_none()
             if row is None:
                 raise NotFound(f"There is no sweep {sweep_id}.")
@@ -232,18 +230,12 @@ class Reading:
         }
 
 
-def _known(number: int, what: str) -> int:
-    if not 0 < number <= MAX_ID:
-        raise NotFound(f"There is no {what} {number}.")
-    return number
-
-
 def _in_range(number: int) -> int:
     return max(0, min(number, MAX_ID))
 
 
 def _job(connection: Connection, job_id: int) -> Row[Any]:
-    row = connection.execute(select(tables.job).where(tables.job.c.id == _known(job_id, "job"))).one_or_none()
+    row = connection.execute(select(tables.job).where(tables.job.c.id == checked_id(job_id, "job"))).one_or_none()
     if row is None:
         raise NotFound(f"There is no job {job_id}.")
     return row
