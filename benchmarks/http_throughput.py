@@ -8,8 +8,6 @@ share is small, and the processors are busy, the figure is the server's.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import http.client
 import json
 import multiprocessing
 import tempfile
@@ -17,10 +15,10 @@ import time
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import psutil
 
+from benchmarks.loopback import Loopback
 from benchmarks.report import print_report, spread
 from benchmarks.service import Service
 
@@ -34,19 +32,12 @@ START_TIMEOUT_S = 120.0
 
 def submit(url: str, seconds: float, most: int, start: Barrier, answers: Connection) -> None:
     """One client: submit for `seconds` s, `most` jobs at the most; answers (first, last, CPU seconds, jobs)."""
-    address = urlsplit(url)
-    body, headers = json.dumps(BODY).encode(), {"Content-Type": "application/json"}
-    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=60)
-    with contextlib.closing(connection):
-        connection.connect()
+    body = json.dumps(BODY).encode()
+    with Loopback(url) as client:
         start.wait(START_TIMEOUT_S)
         cpu_s, first, jobs = time.process_time(), time.monotonic(), 0
         while jobs < most and time.monotonic() < first + seconds:
-            connection.request("POST", "/jobs", body, headers)
-            with connection.getresponse() as response:
-                answer = response.read()
-                if response.status != http.client.CREATED:
-                    raise RuntimeError(f"submission {jobs + 1} was refused: {answer.decode()}")
+            client.post("/jobs", body)
             jobs += 1
     answers.send((first, time.monotonic(), time.process_time() - cpu_s, jobs))
 

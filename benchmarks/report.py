@@ -30,7 +30,9 @@ def host() -> str:
     """The processor and the versions that the figures depend on."""
     versions = [f"{name} {importlib.metadata.version(name)}" for name in PACKAGES]
     sqlite = f"SQLite {driver().sqlite_version}"
-    return f"{os.cpu_count()} × {_processor()}; " + ", ".join([f"Python {platform.python_version()}", sqlite, *versions])
+    return f"{os.cpu_count()} × {_processor()}; " + ", ".join(
+        [f"Python {platform.python_version()}", sqlite, *versions]
+    )
 
 
 def _processor() -> str:

@@ -18,11 +18,12 @@ import httpx
 
 FINAL_STATES = {"succeeded", "failed", "cancelled"}
 START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 20.0
 
 T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], T], *, timeout_s: float, what: str, poll_s: float = 0.02) -> T:
+def wait_until(condition: Callable[[], T | None], *, timeout_s: float, what: str, poll_s: float = 0.02) -> T:
     """Poll until `condition` returns something true; returns that.
 
     Raises:
@@ -102,13 +103,17 @@ class Service:
     def stop(self) -> None:
         """Ask every process to end, then make it."""
         self._clients.close()
-        running = [process for process in self.processes if process.poll() is None]
+        self.stop_processes(*self.processes)
+
+    def stop_processes(self, *processes: subprocess.Popen[bytes]) -> None:
+        """Ask these processes to end, then make them."""
+        running = [process for process in processes if process.poll() is None]
         for process in running:
             process.send_signal(signal.SIGCONT)
             process.terminate()
         for process in running:
             try:
-                process.wait(timeout=20)
+                process.wait(timeout=STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -126,7 +131,7 @@ class Service:
                 raise RuntimeError(f"{log.name} ended with {process.returncode}:\n{log.read_text(errors='replace')}")
             return None
 
-        return wait_until(find, timeout_s=START_TIMEOUT_S, what=f"{pattern!r} in {log.name}")  # type: ignore[return-value]
+        return wait_until(find, timeout_s=START_TIMEOUT_S, what=f"{pattern!r} in {log.name}")
 
 
 def wait_for_job(client: httpx.Client, job_id: int, *, timeout_s: float = 60.0) -> dict[str, Any]:
@@ -136,4 +141,4 @@ def wait_for_job(client: httpx.Client, job_id: int, *, timeout_s: float = 60.0) 
         job: dict[str, Any] = client.get(f"/jobs/{job_id}").raise_for_status().json()
         return job if job["state"] in FINAL_STATES else None
 
-    return wait_until(final, timeout_s=timeout_s, what=f"job {job_id} to end")  # type: ignore[return-value]
+    return wait_until(final, timeout_s=timeout_s, what=f"job {job_id} to end")
