@@ -41,6 +41,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        responses={"default": problems.DOCUMENTED},
     )
     problems.install(app, pages.error_page)
     app.add_middleware(Gate, token=settings.api_token.get_secret_value() if settings.api_token else None)

@@ -138,5 +138,5 @@ def cancel(services: CurrentServices, job_id: JobId) -> Response:
 @router.delete("/{job_id}", status_code=204, dependencies=[NO_QUERY], summary="Delete a finished job")
 def delete(services: CurrentServices, job_id: JobId) -> Response:
     """Its results and files go with it."""
-    services.files.remove(services.queue.delete(job_id))
+    services.files.remove(services.queue.delete(job_id), services.database)
     return Response(status_code=204)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
@@ -19,6 +20,31 @@ PROBLEM_MEDIA_TYPE = "application/problem+json"
 
 # Codes for statuses that the framework raises by itself.
 HTTP_CODES = {400: "bad_request", 404: "not_found", 405: "method_not_allowed", 416: "range_not_satisfiable"}
+
+# What /openapi.json says of the errors of every route.
+DOCUMENTED: dict[str, Any] = {
+    "description": "A problem (RFC 9457).",
+    "content": {
+        PROBLEM_MEDIA_TYPE: {
+            "schema": {
+                "type": "object",
+                "required": ["type", "title", "status", "detail", "instance", "code"],
+                "properties": {
+                    **{name: {"type": "string"} for name in ("type", "title", "detail", "instance", "code")},
+                    "status": {"type": "integer"},
+                    "errors": {
+                        "type": "array",
+                        "items": {
+                            "type": "object",
+                            "required": ["pointer", "detail"],
+                            "properties": {"pointer": {"type": "string"}, "detail": {"type": "string"}},
+                        },
+                    },
+                },
+            }
+        }
+    },
+}
 
 
 def problem(error: FlopwatchError, instance: str) -> dict[str, Any]:
@@ -49,8 +75,7 @@ def http_problem(error: HTTPException, request: Request) -> dict[str, Any]:
     if error.status_code == HTTPStatus.NOT_FOUND and not detail:
         detail = f"There is nothing at {request.url.path}; /docs lists the routes."
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        allowed = (error.headers or {}).get("Allow", "")
-        detail = f"{request.url.path} does not take {request.method}" + (f"; it takes {allowed}." if allowed else ".")
+        detail = f"{request.url.path} does not take {request.method}; it takes {', '.join(allowed_methods(request))}."
     return {
         "type": PROBLEM_PREFIX + code,
         "title": title,
@@ -59,6 +84,15 @@ def http_problem(error: HTTPException, request: Request) -> dict[str, Any]:
         "instance": request.url.path,
         "code": code,
     }
+
+
+def allowed_methods(request: Request) -> list[str]:
+    """Methods of every route with the request's path; the framework names those of the first only."""
+    methods = set()
+    for template, operations in request.app.openapi()["paths"].items():
+        if re.fullmatch(re.sub(r"\\{[^}]*\\}", "[^/]+", re.escape(template)), request.url.path):
+            methods |= {method.upper() for method in operations}
+    return sorted(methods) or ["GET"]
 
 
 def invalid_parameters(error: RequestValidationError) -> InvalidRequest:
@@ -91,7 +125,10 @@ def install(app: FastAPI, error_page: ErrorPage) -> None:
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:
-        return answer(request, http_problem(error, request), error.headers)
+        headers = dict(error.headers or {})
+        if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+            headers["Allow"] = ", ".join(allowed_methods(request))
+        return answer(request, http_problem(error, request), headers)
 
     @app.exception_handler(Exception)
     async def _unforeseen(request: Request, _error: Exception) -> Response:

@@ -12,7 +12,6 @@ from pydantic import Field
 from app.api.parameters import NO_QUERY, ETag, JobId, Json, StrictQuery
 from app.api.schemas import Artifact, Attempt, Measurements, Page
 from app.api.services import CurrentServices
-from app.errors import NotFound
 
 router = APIRouter(prefix="/jobs/{job_id}", tags=["results"])
 
@@ -51,8 +50,6 @@ def artifact(request: Request, services: CurrentServices, job_id: JobId, name: s
     if tag.is_known_to(request):
         return Response(status_code=304, headers={"ETag": str(tag)})
     path = services.files.open_path(found["sha256"])
-    if not path.is_file():
-        raise NotFound(f"The file of artifact {name!r} of job {job_id} is gone from the server's disk.")
     check_range(request, found["size"])
     return FileResponse(
         path, media_type=found["media_type"], filename=name, headers={"ETag": str(tag), "Cache-Control": "no-cache"}

@@ -1,0 +1,193 @@
+"""The life of a job over HTTP."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
+JOB_KEYS = {
+    "id", "kind", "name", "labels", "state", "spec", "priority", "attempt", "max_attempts", "timeout_s", "progress",
+    "error", "worker_id", "sweep_id", "created_at", "started_at", "finished_at", "cancel_requested_at", "environment",
+    "validity", "links",
+}  # fmt: skip
+
+
+def test_submitted_job(site: Any) -> None:
+    options = {"name": "first", "labels": {"run": "a", "b": ""}, "priority": 3, "timeout_s": 1.5, "max_attempts": 4}
+    response = site.http.post("/jobs", json={"spec": {**TINY, "context_length": 64}, **options})
+    assert response.status_code == 201
+    job = response.json()
+    assert response.headers["location"] == f"/jobs/{job['id']}" == job["links"]["self"]
+    assert set(job) == JOB_KEYS
+    assert {key: job[key] for key in options} == options
+    assert job["state"] == "queued"
+    assert job["spec"]["context_length"] == 64
+    assert job["spec"]["batch_size"] == 4, "defaults are filled in"
+    assert site.job(job["id"]) == job
+    for link in ("self", "events", "logs", "measurements", "artifacts", "attempts", "ui"):
+        assert site.http.get(job["links"][link]).status_code == 200, link
+
+
+def test_defaults(site: Any) -> None:
+    job = site.submit()
+    assert (job["name"], job["labels"], job["priority"], job["timeout_s"], job["max_attempts"]) == (None, {}, 0, None, 2)
+
+
+def test_list_is_filtered_and_paged(fresh_site: Any) -> None:
+    site = fresh_site
+    ids = [site.submit(labels={"n": str(n), "all": "yes"})["id"] for n in range(5)]
+    site.http.post(f"/jobs/{ids[0]}/cancel")
+
+    def listed(**query: Any) -> list[int]:
+        found, after = [], None
+        while True:
+            page = site.http.get("/jobs", params={**query, **({"after": after} if after else {})}).json()
+            found += [job["id"] for job in page["data"]]
+            after = page["next"]
+            if after is None:
+                return found
+
+    newest_first = ids[::-1]
+    assert listed() == newest_first
+    assert listed(limit=2) == newest_first
+    assert listed(limit=5) == newest_first
+    assert listed(state="cancelled") == [ids[0]]
+    assert listed(kind="benchmark", label=["all:yes", "n:3"]) == [ids[3]]
+    assert listed(label="n:9") == []
+    assert listed(sweep=1) == []
+    assert listed(kind="unheard-of") == []
+
+
+def test_etag(site: Any) -> None:
+    job = site.submit()
+    path = f"/jobs/{job['id']}"
+    tag = site.http.get(path).headers["etag"]
+    assert tag.startswith('W/"')
+    for known in (tag, f'"other", {tag}', tag.removeprefix("W/"), "*"):
+        response = site.http.get(path, headers={"If-None-Match": known})
+        assert (response.status_code, response.content, response.headers["etag"]) == (304, b"", tag)
+    site.http.post(path + "/cancel")
+    changed = site.http.get(path, headers={"If-None-Match": tag})
+    assert changed.status_code == 200
+    assert changed.headers["etag"] != tag
+
+
+def test_cancel_in_every_state(site: Any) -> None:
+    queued = site.submit(priority=10)
+    for _ in range(2):
+        response = site.http.post(f"/jobs/{queued['id']}/cancel")
+        assert (response.status_code, response.json()["state"]) == (202, "cancelled")
+    running = site.submit(priority=10)
+    claim = site.worker.claim_job(running["id"])
+    for _ in range(2):
+        response = site.http.post(f"/jobs/{running['id']}/cancel")
+        assert (response.status_code, response.json()["state"]) == (202, "running")
+        assert response.json()["cancel_requested_at"] is not None
+    assert site.worker.finish(claim) == "cancelled", "nothing overwrites a cancel"
+    done = site.submit(priority=10)
+    site.worker.finish(site.worker.claim_job(done["id"]))
+    response = site.http.post(f"/jobs/{done['id']}/cancel")
+    assert (response.status_code, response.json()["code"]) == (409, "conflict")
+    assert site.job(done["id"])["state"] == "succeeded"
+
+
+def test_delete(site: Any) -> None:
+    job = site.submit(priority=10)
+    path = f"/jobs/{job['id']}"
+    assert site.http.delete(path).status_code == 409
+    claim = site.worker.claim_job(job["id"])
+    assert site.http.delete(path).status_code == 409
+    site.worker.finish(claim)
+    assert site.http.delete(path).status_code == 204
+    for gone in (path, path + "/events", path + "/logs", path + "/measurements", path + "/artifacts", path + "/attempts"):
+        assert site.http.get(gone).status_code == 404, gone
+    assert site.http.delete(path).status_code == 404
+
+
+def test_idempotency_key(site: Any) -> None:
+    body = {"spec": TINY, "name": "once"}
+    first = site.http.post("/jobs", json=body, headers={"Idempotency-Key": "k1"})
+    reordered = site.http.post("/jobs", json=dict(reversed(body.items())), headers={"Idempotency-Key": "k1"})
+    assert (first.status_code, reordered.status_code) == (201, 201)
+    assert first.json() == reordered.json()
+    assert "idempotency-replayed" not in first.headers
+    assert reordered.headers["idempotency-replayed"] == "true"
+    before = site.rows()
+    other = site.http.post("/jobs", json={**body, "name": "twice"}, headers={"Idempotency-Key": "k1"})
+    assert (other.status_code, other.json()["code"]) == (422, "idempotency_mismatch")
+    assert site.rows() == before
+    another = site.http.post("/jobs", json=body, headers={"Idempotency-Key": "k2"})
+    assert another.json()["id"] != first.json()["id"]
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256, "a\tb"])
+def test_bad_idempotency_key(site: Any, key: str) -> None:
+    response = site.http.post("/jobs", json={"spec": TINY}, headers={"Idempotency-Key": key})
+    assert response.status_code == 422
+    assert "Idempotency-Key" in response.json()["detail"]
+
+
+def test_twenty_threads_with_one_key(fresh_site: Any) -> None:
+    ids: list[int] = []
+    start = threading.Barrier(20)
+
+    def submit() -> None:
+        start.wait()
+        response = fresh_site.http.post("/jobs", json={"spec": TINY}, headers={"Idempotency-Key": "same"})
+        ids.append(response.json()["id"])
+
+    threads = [threading.Thread(target=submit) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(ids) == 20
+    assert len(set(ids)) == 1
+    assert fresh_site.rows()["job"] == 1
+
+
+def test_wait_until_done(site: Any, until: Any) -> None:
+    answers: list[Any] = []
+    started = time.monotonic()
+
+    def submit() -> None:
+        body = {"spec": TINY, "name": "awaited", "priority": 20}
+        answers.append(site.http.post("/jobs", json=body, headers={"Prefer": "respond-async, wait=30"}))
+
+    thread = threading.Thread(target=submit)
+    thread.start()
+    [job] = until(lambda: [j for j in site.http.get("/jobs").json()["data"] if j["name"] == "awaited"], "the job")
+    site.worker.finish(site.worker.claim_job(job["id"]))
+    thread.join(10)
+    assert answers[0].status_code == 201
+    assert answers[0].json()["state"] == "succeeded"
+    assert answers[0].headers["preference-applied"] == "wait=30"
+    assert time.monotonic() - started < 15, "the answer came when the job was done, not when the wait was over"
+
+
+@pytest.mark.parametrize(("preference", "applied"), [("wait=0", "wait=0"), ("wait=1", "wait=1"), ("Wait = 0", "wait=0")])
+def test_wait_passes(site: Any, preference: str, applied: str) -> None:
+    response = site.http.post("/jobs", json={"spec": TINY}, headers={"Prefer": preference})
+    assert (response.status_code, response.json()["state"]) == (201, "queued")
+    assert response.headers["preference-applied"] == applied
+
+
+@pytest.mark.parametrize("preference", ["wait", "wait=-1", "wait=soon", "return=minimal", ""])
+def test_senseless_preferences_are_ignored(site: Any, preference: str) -> None:
+    response = site.http.post("/jobs", json={"spec": TINY}, headers={"Prefer": preference})
+    assert response.status_code == 201
+    assert "preference-applied" not in response.headers
+
+
+def test_attempts(site: Any) -> None:
+    job = site.submit(priority=10)
+    site.services.queue.give_back(site.worker.claim_job(job["id"]))
+    site.worker.finish(site.worker.claim_job(job["id"]), "failed")
+    found = site.http.get(f"/jobs/{job['id']}/attempts").json()
+    assert [attempt["state"] for attempt in found["data"]] == ["given_back", "failed"]
+    assert site.job(job["id"])["attempt"] == 1
+    assert site.job(job["id"])["error"]["code"] == "failed"

@@ -1,0 +1,220 @@
+"""Bad input: a problem that names the place, never a 500, and nothing stored."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
+
+
+def checked(response: httpx.Response, status: int) -> dict[str, Any]:
+    """The problem, once it is one."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    problem: dict[str, Any] = response.json()
+    assert {"type", "title", "status", "detail", "instance", "code"} <= set(problem)
+    assert problem["status"] == status
+    assert problem["type"] == f"urn:flopwatch:problem:{problem['code']}"
+    assert problem["instance"] == response.request.url.path
+    assert problem["detail"]
+    return problem
+
+
+HUGE = 10**400
+CUSTOM = {"d_model": 100, "d_ff": 64, "num_layers": 1, "num_heads": 3}
+
+INVALID: list[tuple[Any, str, str]] = [
+    ({"spec": {**TINY, "context_lenght": 64}}, "/spec/context_lenght", "did you mean context_length?"),
+    ({"spec": {**TINY, "context_length": "128"}}, "/spec/context_length", 'got "128"'),
+    ({"spec": {**TINY, "context_length": 1.5}}, "/spec/context_length", "integer"),
+    ({"spec": {**TINY, "context_length": True}}, "/spec/context_length", "integer"),
+    ({"spec": {**TINY, "context_length": 0}}, "/spec/context_length", "greater than or equal to 1"),
+    ({"spec": {**TINY, "context_length": HUGE}}, "/spec/context_length", "less than or equal"),
+    ({"spec": {**TINY, "measure_steps": 1_000_001}}, "/spec/measure_steps", "1000000"),
+    ({"spec": {**TINY, "precision": "fp8"}}, "/spec/precision", "'bf16'"),
+    ({"spec": {**TINY, "compile": 1}}, "/spec/compile", "boolean"),
+    ({"spec": {**TINY, "gradient_clip_norm": 0}}, "/spec/gradient_clip_norm", "greater than 0"),
+    ({"spec": {**TINY, "device": "cpu", "precision": "tf32"}}, "/spec/precision", "tf32 is a GPU format"),
+    ({"spec": {**TINY, "model": {"size": "huge"}}}, "/spec/model/size", "'tiny'"),
+    ({"spec": {**TINY, "model": {"size": "tiny", "d_model": 4}}}, "/spec/model/d_model", "leave d_model out"),
+    ({"spec": {**TINY, "model": {"d_model": 64}}}, "/spec/model/d_ff", "give size, or all of"),
+    ({"spec": {**TINY, "model": CUSTOM}}, "/spec/model/d_model", "multiple of 2 × num_heads"),
+    ({"spec": {**TINY, "model": {"size": "tiny", "a/b~c": 1}}}, "/spec/model/a~1b~0c", "Unknown field"),
+    ({"spec": {**TINY, "model": None}}, "/spec/model", "got null"),
+    ({"spec": {**TINY, "attention": "os.system; rm"}}, "/spec/attention", "pattern"),
+    ({"spec": {**TINY, "benchmark": 1}}, "/spec/benchmark", "Unknown field"),
+    ({"spec": {"kind": "benchmak"}}, "/spec/kind", "known kinds: benchmark"),
+    ({"spec": {"kind": 7}}, "/spec/kind", "known kinds: benchmark"),
+    ({"spec": {}}, "/spec/kind", "known kinds: benchmark"),
+    ({"spec": []}, "/spec", "got []"),
+    ({"spec": None}, "/spec", "got null"),
+    ({}, "/spec", "Field required"),
+    ([], "", "got []"),
+    (None, "", "got null"),
+    ("text", "", 'got "text"'),
+    ({"spec": TINY, "kind": "benchmark"}, "/kind", "Unknown field"),
+    ({"spec": TINY, "name": ""}, "/name", "at least 1"),
+    ({"spec": TINY, "name": "x" * 201}, "/name", "at most 200"),
+    ({"spec": TINY, "name": "two\nlines"}, "/name", "one line"),
+    ({"spec": TINY, "labels": {"a b": "c"}}, "/labels/a b", "pattern"),
+    ({"spec": TINY, "labels": {"a": 1}}, "/labels/a", "string"),
+    ({"spec": TINY, "labels": {"a": "x" * 201}}, "/labels/a", "at most 200"),
+    ({"spec": TINY, "labels": {str(n): "" for n in range(65)}}, "/labels", "at most 64"),
+    ({"spec": TINY, "priority": 1001}, "/priority", "1000"),
+    ({"spec": TINY, "priority": HUGE}, "/priority", "1000"),
+    ({"spec": TINY, "timeout_s": 0}, "/timeout_s", "greater than 0"),
+    ({"spec": TINY, "timeout_s": 1e9}, "/timeout_s", "less than"),
+    ({"spec": TINY, "timeout_s": "60"}, "/timeout_s", 'got "60"'),
+    ({"spec": TINY, "max_attempts": 0}, "/max_attempts", "1"),
+    ({"spec": TINY, "max_attempts": 2.0}, "/max_attempts", "integer"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "pointer", "hint"), INVALID, ids=[f"{p or 'body'}: {h}" for _, p, h in INVALID])
+def test_invalid_fields(site: Any, body: Any, pointer: str, hint: str) -> None:
+    before = site.rows()
+    problem = checked(site.http.post("/jobs", content=json.dumps(body)), 422)
+    [error] = problem["errors"]
+    assert error["pointer"] == pointer
+    assert hint in error["detail"]
+    assert error["detail"] in problem["detail"]
+    assert site.rows() == before
+
+
+def test_every_wrong_field_is_named(site: Any) -> None:
+    body = {"spec": {**TINY, "batch_size": 0, "seed": -1, "x": 1}, "priority": "high"}
+    problem = checked(site.http.post("/jobs", json=body), 422)
+    pointers = [error["pointer"] for error in problem["errors"]]
+    assert sorted(pointers) == ["/priority", "/spec/batch_size", "/spec/seed", "/spec/x"]
+
+
+RAW: list[tuple[str, bytes, str, str]] = [
+    ("broken", b'{"spec": {"kind": }}', "", "line 1 column 19"),
+    ("second line", b'{\n  "spec" 1}', "", "line 2 column 10"),
+    ("empty", b"", "", "line 1"),
+    ("trailing", b"{} {}", "", "trailing characters"),
+    ("not utf-8", b'{"name": "\xff"}', "", "unicode"),
+    ("byte order mark", b"\xef\xbb\xbf{}", "", "line 1"),
+    ("nan", b'{"spec": {"kind": "benchmark"}, "timeout_s": NaN}', "", "line 1 column"),
+    ("infinity", b'{"spec": {"kind": "benchmark"}, "timeout_s": -Infinity}', "", "line 1 column"),
+    ("overflow", b'{"spec": {"kind": "benchmark"}, "timeout_s": 1e999}', "/timeout_s", "finite"),
+    ("many digits", b'{"spec": {"kind": "benchmark"}, "priority": ' + b"9" * 100_000 + b"}", "", "number out of range"),
+    ("lone surrogate", rb'{"spec": {"kind": "benchmark"}, "name": "\ud800"}', "", "line 1"),
+    ("nul in a value", rb'{"spec": {"kind": "benchmark"}, "labels": {"a": "x\u0000"}}', "/labels/a", "NUL"),
+    ("nul in a key", rb'{"spec": {"kind": "benchmark"}, "labels": {"a\u0000": "x"}}', "/labels", "NUL"),
+    ("deep", b'{"spec": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "", "recursion limit"),
+    ("form", b"spec=benchmark", "", "not JSON"),
+]
+
+
+@pytest.mark.parametrize(("raw", "pointer", "hint"), [row[1:] for row in RAW], ids=[row[0] for row in RAW])
+def test_not_even_json(site: Any, raw: bytes, pointer: str, hint: str) -> None:
+    before = site.rows()
+    [error] = checked(site.http.post("/jobs", content=raw), 422)["errors"]
+    assert error["pointer"] == pointer
+    assert hint in error["detail"]
+    assert site.rows() == before
+
+
+@pytest.mark.parametrize("chunked", [False, True], ids=["length", "chunked"])
+@pytest.mark.parametrize("route", ["/jobs", "/sweeps"])
+def test_body_over_the_limit(site: Any, route: str, *, chunked: bool) -> None:
+    limit = site.services.settings.max_body_bytes
+    body = json.dumps({"spec": TINY, "name": "x" * (limit + 1)}).encode()
+    before = site.rows()
+    problem = checked(site.http.post(route, content=iter([body[:1000], body[1000:]]) if chunked else body), 413)
+    assert str(limit) in problem["detail"]
+    assert site.rows() == before
+
+
+def test_body_at_the_limit(site: Any) -> None:
+    limit = site.services.settings.max_body_bytes
+    body = json.dumps({"spec": TINY}).encode()
+    assert site.http.post("/jobs", content=body + b" " * (limit - len(body))).status_code == 201
+    checked(site.http.post("/jobs", content=body + b" " * (limit - len(body) + 1)), 413)
+
+
+UNKNOWN_IDS = ["0", "999999", "-1", "abc", "1.0", "1e3", "%20", str(2**63 - 1), str(2**63), "9" * 100, "١", "%00"]
+JOB_ROUTES = [
+    ("GET", ""), ("DELETE", ""), ("POST", "/cancel"), ("GET", "/events"), ("GET", "/logs"), ("GET", "/measurements"),
+    ("GET", "/artifacts"), ("GET", "/artifacts/x"), ("GET", "/attempts"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("unknown", UNKNOWN_IDS)
+@pytest.mark.parametrize(("method", "suffix"), JOB_ROUTES)
+def test_unknown_jobs(site: Any, unknown: str, method: str, suffix: str) -> None:
+    assert checked(site.http.request(method, f"/jobs/{unknown}{suffix}"), 404)["code"] == "not_found"
+
+
+@pytest.mark.parametrize("unknown", UNKNOWN_IDS)
+def test_unknown_sweeps(site: Any, unknown: str) -> None:
+    checked(site.http.get(f"/sweeps/{unknown}"), 404)
+    checked(site.http.post(f"/sweeps/{unknown}/cancel"), 404)
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/jobs/", "/jobs/1/nothing", "/static/nothing.js", "/static/%2e%2e/pages.py"])
+def test_unknown_routes(site: Any, path: str) -> None:
+    checked(site.http.get(path), 404)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [("PUT", "/jobs", "GET, POST"), ("PATCH", "/jobs/1", "DELETE, GET"), ("GET", "/jobs/1/cancel", "POST")],
+)
+def test_wrong_methods(site: Any, method: str, path: str, allowed: str) -> None:
+    response = site.http.request(method, path)
+    problem = checked(response, 405)
+    assert problem["code"] == "method_not_allowed"
+    assert response.headers["allow"] == allowed
+    assert allowed in problem["detail"]
+
+
+QUERIES = [
+    ("/jobs?limit=0", "limit"), ("/jobs?limit=501", "limit"), ("/jobs?limit=x", "limit"), ("/jobs?state=done", "state"),
+    ("/jobs?after=x", "after"), ("/jobs?after=" + "9" * 30, "after"), ("/jobs?label=x", "label"),
+    ("/jobs?sweep=x", "sweep"), ("/jobs?sweep=" + "9" * 30, "sweep"), ("/jobs?colour=red", "colour"),
+    ("/jobs?kind=%00", "kind"), ("/jobs?kind=" + "x" * 201, "kind"), ("/sweeps?state=queued", "state"),
+    ("/jobs/{id}?x=1", "x"), ("/jobs/{id}/events?after=-1", "after"), ("/jobs/{id}/measurements?samples=maybe", "samples"),
+    ("/jobs/{id}/logs?tail=3", "tail"), ("/tables?format=xml", "format"), ("/tables?job=x", "job"),
+    ("/workers?x=1", "x"), ("/specs?x=1", "x"), ("/healthz?x=1", "x"), ("/metrics?x=1", "x"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "parameter"), QUERIES, ids=[path for path, _ in QUERIES])
+def test_bad_query_parameters(site: Any, path: str, parameter: str) -> None:
+    job = site.submit()
+    [error] = checked(site.http.get(path.replace("{id}", str(job["id"]))), 422)["errors"]
+    assert error["pointer"] == ""
+    assert parameter in error["detail"]
+
+
+def test_query_parameters_on_writes(site: Any) -> None:
+    before = site.rows()
+    checked(site.http.post("/jobs?wait=5", json={"spec": TINY}), 422)
+    assert site.rows() == before
+
+
+def test_an_unforeseen_error_is_a_problem_too(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("secret detail")
+
+    monkeypatch.setattr(type(site.services.reading), "workers", broken)
+    response = site.http.get("/workers")
+    problem = checked(response, 500)
+    assert problem["code"] == "internal_error"
+    assert "secret" not in response.text
+
+
+def test_locked_database(serve: Any, tmp_path: Any) -> None:
+    with serve(tmp_path, busy_timeout_s=0.2) as site:
+        with site.services.database.write():
+            response = site.http.post("/jobs", json={"spec": TINY})
+            assert checked(response, 503)["code"] == "database_busy"
+            assert int(response.headers["retry-after"]) >= 1
+            assert site.http.get("/jobs").status_code == 200, "reads go on"
+        assert site.http.post("/jobs", json={"spec": TINY}).status_code == 201

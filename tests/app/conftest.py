@@ -1,0 +1,159 @@
+"""A real server, on a real database in a temporary folder, and a worker played by the test."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import pytest
+import uvicorn
+
+from app.api.services import Services
+from app.errors import job_problem
+from app.main import create_app
+from app.settings import Settings
+from app.store.queue import Claim, Finish, MeasurementRecord, NewEvent, Offer
+
+START_TIMEOUT_S = 30.0
+KINDS = frozenset({"benchmark"})
+CAPABILITIES = frozenset({"attention:eager", "model:transformer_lm"})
+TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
+
+Found = TypeVar("Found")
+
+
+def wait_for(look: Callable[[], Found], what: str, timeout_s: float = 10.0) -> Found:
+    """The first true answer of `look`."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
+        time.sleep(0.01)
+    return found
+
+
+@dataclass
+class Worker:
+    """A worker that does what the test says."""
+
+    services: Services
+    id: str = "test-worker"
+    claims: list[Claim] = field(default_factory=list)
+
+    def register(self, kinds: frozenset[str] = KINDS, capabilities: frozenset[str] = CAPABILITIES) -> None:
+        devices = [{"type": "cpu", "name": "test CPU"}]
+        self.services.queue.register_worker(self.id, "host", 1, kinds, capabilities, devices, {"torch": "2.13"})
+
+    def claim(self) -> Claim:
+        claim = self.services.queue.claim(self.id, Offer(KINDS, CAPABILITIES, total_gpus=0, free_gpus=0, idle=True))
+        assert claim is not None, "nothing to claim"
+        return claim
+
+    def claim_job(self, job_id: int) -> Claim:
+        """Claim until it is this job; those in front of it are cancelled."""
+        while (claim := self.claim()).job_id != job_id:
+            self.finish(claim, "cancelled")
+        return claim
+
+    def report(self, claim: Claim, type_: str, **data: Any) -> None:
+        self.services.queue.report(claim, [NewEvent(type_, data)])
+
+    def finish(self, claim: Claim, state: Any = "succeeded", **results: Any) -> str:
+        if state == "failed":
+            results.setdefault("error", job_problem("failed", "It broke."))
+        return self.services.queue.finish(claim, Finish(state, **results))
+
+
+def record(metric: str, value: float | None, outcome: str = "ok", **case: Any) -> MeasurementRecord:
+    """A measurement of one sample."""
+    reason = None if value is not None else "out of memory"
+    statistics = (1 if value is not None else None, value, 0.0 if value is not None else None, *[value] * 7)
+    return MeasurementRecord(case, "forward", metric, "ms", outcome, reason, *statistics, samples=None)
+
+
+@dataclass
+class Site:
+    """A running server."""
+
+    url: str
+    services: Services
+    worker: Worker
+    http: httpx.Client
+
+    def submit(self, *, spec: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+        """Submit a tiny benchmark, with these spec fields and options."""
+        response = self.http.post("/jobs", json={"spec": TINY | (spec or {}), **options})
+        assert response.status_code == 201, response.text
+        job: dict[str, Any] = response.json()
+        return job
+
+    def job(self, job_id: int) -> dict[str, Any]:
+        job: dict[str, Any] = self.http.get(f"/jobs/{job_id}").json()
+        return job
+
+    def rows(self) -> dict[str, int]:
+        """How much is stored."""
+        with self.services.database.read() as connection:
+            return {
+                name: connection.exec_driver_sql(f"select count(*) from {name}").scalar_one()
+                for name in ("job", "sweep", "event", "idempotency_key")
+            }
+
+
+@contextlib.contextmanager
+def serving(folder: Path, **settings: Any) -> Iterator[Site]:
+    """A server in a thread of this process."""
+    app = create_app(Settings(data_dir=folder, **settings))
+    config = uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=2, lifespan="on")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, name="server")
+    thread.start()
+    try:
+        wait_for(lambda: server.started or not thread.is_alive(), "the server's start", START_TIMEOUT_S)
+        assert server.started
+        url = "http://127.0.0.1:{}".format(server.servers[0].sockets[0].getsockname()[1])
+        services = app.state.services
+        with httpx.Client(base_url=url, timeout=30.0, trust_env=False) as http:
+            yield Site(url, services, Worker(services), http)
+        services.changes.stop()
+    finally:
+        server.should_exit = True
+        thread.join(START_TIMEOUT_S)
+        assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A server that the tests of one module share: they look only at what they made themselves."""
+    with serving(tmp_path_factory.mktemp("site")) as running:
+        yield running
+
+
+@pytest.fixture
+def fresh_site(tmp_path: Path) -> Iterator[Site]:
+    """A server of one test's own."""
+    with serving(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def serve() -> Callable[..., contextlib.AbstractContextManager[Site]]:
+    """Start a server with settings of one's own."""
+    return serving
+
+
+@pytest.fixture(scope="session")
+def measured() -> Callable[..., MeasurementRecord]:
+    """Make a measurement."""
+    return record
+
+
+@pytest.fixture(scope="session")
+def until() -> Callable[..., Any]:
+    """Wait for a condition."""
+    return wait_for
