@@ -7,6 +7,7 @@ asked by one client with one connection; the routes take turns, so that whatever
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import tempfile
 import time
@@ -15,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from app.errors import job_problem
-from app.settings import Settings
-from app.store.engine import Database, open_database
+from app.store.engine import open_database
 from benchmarks.loopback import Loopback
 from benchmarks.report import percentiles, print_report
 from benchmarks.seeding import copy_job
-from benchmarks.service import Service, wait_for_job
+from benchmarks.service import Service, submit, wait_for_job
 
 TINY = {
     "kind": "benchmark",
@@ -35,20 +35,30 @@ SUITES = 20
 WARMUP = 5
 
 
-def seed(database: Database, done: int, waiting: int, finished: int, queued: int) -> range:
-    """Copies of the jobs `done`, 1 in 20 of them failed, and then of `waiting`; returns the ids of the finished ones."""
-    error = job_problem("timeout", "the job ran longer than its timeout_s, 60 s", log_head="", log_tail="")
-
-    def labels(job_id: int) -> dict[str, Any]:
-        return {"labels": {"suite": f"suite-{job_id % SUITES}", "run": f"run-{job_id}"}}
-
-    def change(job_id: int) -> dict[str, Any]:
-        ended = {"state": "failed", "error": error} if job_id % 20 == 7 else {}
-        return labels(job_id) | ended
-
-    ids = copy_job(database, done, finished, change, measured_every=10)
-    copy_job(database, waiting, queued, labels)
+def fill(service: Service, finished: int, queued: int) -> range:
+    """Start the server, run a job, stop the worker and copy the job; returns the ids of the finished copies."""
+    client = service.start_server()
+    worker = service.start_worker()
+    done = wait_for_job(client, submit(client, BODY))
+    if done["state"] != "succeeded":
+        raise RuntimeError(f"the job to copy has {done['state']}: {done['error']}")
+    service.stop_processes(worker)
+    waiting = submit(client, BODY)
+    with contextlib.closing(open_database(service.settings())) as database:
+        ids = copy_job(database, done["id"], finished, as_finished, measured_every=10)
+        copy_job(database, waiting, queued, labels)
     return ids
+
+
+def labels(job_id: int) -> dict[str, Any]:
+    """One label that many jobs share, and one that no other job has."""
+    return {"labels": {"suite": f"suite-{job_id % SUITES}", "run": f"run-{job_id}"}}
+
+
+def as_finished(job_id: int) -> dict[str, Any]:
+    """1 job in 20 has failed, the others as the original."""
+    error = job_problem("timeout", "the job ran longer than its timeout_s, 60 s", log_head="", log_tail="")
+    return labels(job_id) | ({"state": "failed", "error": error} if job_id % SUITES == 7 else {})
 
 
 def requests(client: Loopback, ids: range) -> dict[str, Callable[[int], bytes]]:
@@ -101,20 +111,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=300, help="times that each request is sent")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="flopwatch-") as folder, Service(Path(folder)) as service:
-        client = service.start_server()
-        worker = service.start_worker()
-        with Loopback(service.url) as loopback:
-            done = wait_for_job(client, loopback.submit(BODY)["id"])
-            if done["state"] != "succeeded":
-                raise RuntimeError(f"the job to copy has {done['state']}: {done['error']}")
-            service.stop_processes(worker)
-            waiting = loopback.submit(BODY)
-            database = open_database(Settings(data_dir=service.data_dir, database_url=None))
-            try:
-                ids = seed(database, done["id"], waiting["id"], arguments.finished, arguments.queued)
-            finally:
-                database.close()
-            table = time_requests(loopback, ids, arguments.rounds)
+        ids = fill(service, arguments.finished, arguments.queued)
+        with Loopback(service.url) as client:
+            table = time_requests(client, ids, arguments.rounds)
     print_report(
         f"{arguments.rounds} times each, with {arguments.finished} finished and {arguments.queued} queued jobs", table
     )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import http.client
-import json
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 from urllib.parse import urlsplit
 
 JSON = {"Content-Type": "application/json"}
@@ -43,11 +42,6 @@ class Loopback:
             RuntimeError: it was not 201.
         """
         return self._request("POST", path, body, http.client.CREATED)
-
-    def submit(self, job: dict[str, Any]) -> dict[str, Any]:
-        """`POST /jobs`; the new job."""
-        answer: dict[str, Any] = json.loads(self.post("/jobs", json.dumps(job).encode()))
-        return answer
 
     def _request(self, method: str, path: str, body: bytes | None, expected: int) -> bytes:
         self._connection.request(method, path, body, JSON if body is not None else {})

@@ -16,6 +16,8 @@ from typing import Any, Self, TypeVar
 
 import httpx
 
+from app.settings import Settings
+
 FINAL_STATES = {"succeeded", "failed", "cancelled"}
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
@@ -64,6 +66,10 @@ class Service:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    def settings(self) -> Settings:
+        """For looking into the database beside the server, or writing to it."""
+        return Settings(data_dir=self.data_dir, database_url=None)
 
     def start_process(
         self, name: str, arguments: list[str], **environment: str
@@ -132,6 +138,11 @@ class Service:
             return None
 
         return wait_until(find, timeout_s=START_TIMEOUT_S, what=f"{pattern!r} in {log.name}")
+
+
+def submit(client: httpx.Client, job: dict[str, Any]) -> int:
+    """Submit a job; returns its id."""
+    return int(client.post("/jobs", json=job).raise_for_status().json()["id"])
 
 
 def wait_for_job(client: httpx.Client, job_id: int, *, timeout_s: float = 60.0) -> dict[str, Any]:
