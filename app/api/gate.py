@@ -62,7 +62,7 @@ def has_token(headers: Headers, token: str) -> bool:
             return False
         sent = decoded.partition(b":")[2]
     elif scheme.lower() == "bearer":
-        sent = credentials.strip().encode()
+        sent = credentials.strip().encode("latin-1")  # the bytes as they came
     else:
         return False
     return secrets.compare_digest(sent, token.encode())

@@ -84,8 +84,9 @@ class Sweep(TypedDict):
     base: dict[str, Any]
     grid: dict[str, list[Any]]
     exclude: list[dict[str, Any]]
-    counts: dict[str, int]
     created_at: str
+    counts: dict[str, int]
+    links: dict[str, str]
 
 
 class Worker(TypedDict):
@@ -97,6 +98,7 @@ class Worker(TypedDict):
     capabilities: list[str]
     devices: list[Any]
     versions: dict[str, Any]
+    job_ids: list[int]
     registered_at: str
     last_seen_at: str
 

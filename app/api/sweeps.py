@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated
 
 from anyio.to_thread import run_sync
@@ -13,7 +14,7 @@ from pydantic_core import to_json
 from app.api.bodies import Body, JobOptions, json_body, request_body, summary
 from app.api.names import known_names, unknown_names
 from app.api.parameters import NO_QUERY, Cursor, Json, Limit, StrictQuery, SweepId, idempotency
-from app.api.pointers import MAX_ERRORS, describe, pointer, sent_location
+from app.api.pointers import MAX_ERRORS, Location, describe, pointer, sent_location
 from app.api.schemas import Page, Sweep
 from app.api.services import CurrentServices, Services
 from app.errors import Conflict, FieldError, InvalidRequest
@@ -94,15 +95,12 @@ def valid_specs(services: Services, points: list[Point]) -> list[SpecBase]:
         try:
             spec = spec_adapter.validate_json(to_json(point.spec))
         except ValidationError as invalid:
-            found = [
-                (sent_location(error, point.spec, ()), describe(error, SpecBase))
-                for error in invalid.errors(include_url=False)
-            ]
+            found = list(_misfits(point, invalid))
         else:
-            found = list(unknown_names(spec, known))
+            found = [(point.origin(location), detail) for location, detail in unknown_names(spec, known)]
             specs.append(spec)
         for location, detail in found:
-            field = FieldError(pointer(point.origin(location)), detail)
+            field = FieldError(pointer(location), detail)
             errors[field.pointer, field.detail] = field
         if len(errors) >= MAX_ERRORS:
             break
@@ -110,6 +108,14 @@ def valid_specs(services: Services, points: list[Point]) -> list[SpecBase]:
         fields = tuple(errors.values())
         raise InvalidRequest(summary(fields), errors=fields)
     return specs
+
+
+def _misfits(point: Point, invalid: ValidationError) -> Iterator[tuple[Location, str]]:
+    for error in invalid.errors(include_url=False):
+        origin = point.origin(sent_location(error, point.spec, ()))
+        if error["type"] == "extra_forbidden" and origin[0] == "grid" and len(origin) == len(("grid", "path", "index")):
+            origin = origin[:2]  # the path is wrong, whichever the value
+        yield origin, describe(error, SpecBase)
 
 
 @router.get("", responses={200: {"model": Page[Sweep]}}, summary="List sweeps, newest first")

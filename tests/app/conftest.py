@@ -116,7 +116,7 @@ def serving(folder: Path, **settings: Any) -> Iterator[Site]:
     try:
         wait_for(lambda: server.started or not thread.is_alive(), "the server's start", START_TIMEOUT_S)
         assert server.started
-        url = "http://127.0.0.1:{}".format(server.servers[0].sockets[0].getsockname()[1])
+        url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
         services = app.state.services
         with httpx.Client(base_url=url, timeout=30.0, trust_env=False) as http:
             yield Site(url, services, Worker(services), http)

@@ -34,7 +34,13 @@ def test_submitted_job(site: Any) -> None:
 
 def test_defaults(site: Any) -> None:
     job = site.submit()
-    assert (job["name"], job["labels"], job["priority"], job["timeout_s"], job["max_attempts"]) == (None, {}, 0, None, 2)
+    assert (job["name"], job["labels"], job["priority"], job["timeout_s"], job["max_attempts"]) == (
+        None,
+        {},
+        0,
+        None,
+        2,
+    )
 
 
 def test_list_is_filtered_and_paged(fresh_site: Any) -> None:
@@ -103,7 +109,14 @@ def test_delete(site: Any) -> None:
     assert site.http.delete(path).status_code == 409
     site.worker.finish(claim)
     assert site.http.delete(path).status_code == 204
-    for gone in (path, path + "/events", path + "/logs", path + "/measurements", path + "/artifacts", path + "/attempts"):
+    for gone in (
+        path,
+        path + "/events",
+        path + "/logs",
+        path + "/measurements",
+        path + "/artifacts",
+        path + "/attempts",
+    ):
         assert site.http.get(gone).status_code == 404, gone
     assert site.http.delete(path).status_code == 404
 
@@ -169,7 +182,9 @@ def test_wait_until_done(site: Any, until: Any) -> None:
     assert time.monotonic() - started < 15, "the answer came when the job was done, not when the wait was over"
 
 
-@pytest.mark.parametrize(("preference", "applied"), [("wait=0", "wait=0"), ("wait=1", "wait=1"), ("Wait = 0", "wait=0")])
+@pytest.mark.parametrize(
+    ("preference", "applied"), [("wait=0", "wait=0"), ("wait=1", "wait=1"), ("Wait = 0", "wait=0")]
+)
 def test_wait_passes(site: Any, preference: str, applied: str) -> None:
     response = site.http.post("/jobs", json={"spec": TINY}, headers={"Prefer": preference})
     assert (response.status_code, response.json()["state"]) == (201, "queued")

@@ -157,7 +157,9 @@ def test_unknown_sweeps(site: Any, unknown: str) -> None:
     checked(site.http.post(f"/sweeps/{unknown}/cancel"), 404)
 
 
-@pytest.mark.parametrize("path", ["/nothing", "/jobs/", "/jobs/1/nothing", "/static/nothing.js", "/static/%2e%2e/pages.py"])
+@pytest.mark.parametrize(
+    "path", ["/nothing", "/jobs/", "/jobs/1/nothing", "/static/nothing.js", "/static/%2e%2e/pages.py"]
+)
 def test_unknown_routes(site: Any, path: str) -> None:
     checked(site.http.get(path), 404)
 
@@ -179,7 +181,8 @@ QUERIES = [
     ("/jobs?after=x", "after"), ("/jobs?after=" + "9" * 30, "after"), ("/jobs?label=x", "label"),
     ("/jobs?sweep=x", "sweep"), ("/jobs?sweep=" + "9" * 30, "sweep"), ("/jobs?colour=red", "colour"),
     ("/jobs?kind=%00", "kind"), ("/jobs?kind=" + "x" * 201, "kind"), ("/sweeps?state=queued", "state"),
-    ("/jobs/{id}?x=1", "x"), ("/jobs/{id}/events?after=-1", "after"), ("/jobs/{id}/measurements?samples=maybe", "samples"),
+    ("/jobs/{id}?x=1", "x"), ("/jobs/{id}/events?after=-1", "after"),
+    ("/jobs/{id}/measurements?samples=maybe", "samples"),
     ("/jobs/{id}/logs?tail=3", "tail"), ("/tables?format=xml", "format"), ("/tables?job=x", "job"),
     ("/workers?x=1", "x"), ("/specs?x=1", "x"), ("/healthz?x=1", "x"), ("/metrics?x=1", "x"),
 ]  # fmt: skip

@@ -1,0 +1,168 @@
+"""Events, as a list and as a stream."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from app.api import events
+
+STREAM = {"Accept": "text/event-stream"}
+
+
+def parse(lines: Iterator[str]) -> Iterator[tuple[int, str, Any]]:
+    """(id, type, data) of each event."""
+    fields: dict[str, str] = {}
+    for line in lines:
+        if line.startswith(":"):
+            continue
+        if line:
+            name, _, value = line.partition(": ")
+            fields[name] = value
+        elif fields:
+            yield int(fields["id"]), fields["event"], json.loads(fields["data"])
+            fields = {}
+
+
+def run(site: Any, **report: Any) -> int:
+    """A finished job with a progress and a log event."""
+    job_id: int = site.submit(priority=10)["id"]
+    claim = site.worker.claim_job(job_id)
+    site.worker.report(claim, "progress", done=1, total=2, message="half")
+    site.worker.report(claim, "log", text=report.get("text", "hello\n"))
+    site.worker.finish(claim)
+    return job_id
+
+
+def streamed(site: Any, job_id: int, **headers: str) -> list[tuple[int, str, Any]]:
+    with site.http.stream("GET", f"/jobs/{job_id}/events", headers={**STREAM, **headers}) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        return list(parse(response.iter_lines()))
+
+
+def test_list(site: Any) -> None:
+    job_id = run(site)
+    page = site.http.get(f"/jobs/{job_id}/events").json()
+    assert page["next"] is None
+    assert [event["type"] for event in page["data"]] == ["state", "state", "progress", "log", "state", "done"]
+    assert {event["job_id"] for event in page["data"]} == {job_id}
+    first = site.http.get(f"/jobs/{job_id}/events?limit=4").json()
+    rest = site.http.get(f"/jobs/{job_id}/events", params={"limit": 4, "after": first["next"]}).json()
+    assert first["data"] + rest["data"] == page["data"]
+    assert rest["next"] is None
+
+
+def test_stream_of_a_finished_job(site: Any) -> None:
+    job_id = run(site, text="naïve\nlines\r\n\n: no comment\n")
+    listed = site.http.get(f"/jobs/{job_id}/events").json()["data"]
+    assert streamed(site, job_id) == [(event["id"], event["type"], event["data"]) for event in listed]
+
+
+def test_stream_is_resumed(site: Any) -> None:
+    job_id = run(site)
+    everything = streamed(site, job_id)
+    for position, (event_id, _, _) in enumerate(everything[:-1]):
+        assert streamed(site, job_id, **{"Last-Event-ID": str(event_id)}) == everything[position + 1 :]
+    done = {"Last-Event-ID": str(everything[-1][0])}
+    assert site.http.get(f"/jobs/{job_id}/events", headers={**STREAM, **done}).status_code == 204
+
+
+def test_bad_last_event_id(site: Any) -> None:
+    response = site.http.get(f"/jobs/{run(site)}/events", headers={**STREAM, "Last-Event-ID": "x"})
+    assert response.status_code == 422
+    assert "last-event-id" in response.json()["detail"].lower()
+
+
+def test_live_stream(site: Any, until: Any) -> None:
+    job_id = site.submit(priority=10)["id"]
+    seen: list[tuple[int, str, Any]] = []
+
+    def follow() -> None:
+        with httpx.stream("GET", f"{site.url}/jobs/{job_id}/events", headers=STREAM, timeout=30) as response:
+            seen.extend(parse(response.iter_lines()))
+
+    def types() -> list[str]:
+        return [type_ for _, type_, _ in seen]
+
+    with httpx.stream("GET", f"{site.url}/jobs/{job_id}/events", headers=STREAM, timeout=30) as response:
+        stream = parse(response.iter_lines())
+        assert next(stream)[1:] == ("state", {"state": "queued"})
+        claim = site.worker.claim_job(job_id)
+        assert next(stream)[2]["state"] == "running"
+        for done in range(3):
+            site.worker.report(claim, "progress", done=done, total=3, message="step")
+            assert next(stream)[1:] == ("progress", {"done": done, "total": 3, "message": "step"})
+        thread = threading.Thread(target=follow)
+        thread.start()
+        site.worker.finish(claim, "failed")
+        assert next(stream)[2] == {"state": "failed"}
+        _, last, data = next(stream)
+        assert (last, data["error"]["code"]) == ("done", "failed")
+        assert list(stream) == [], "the stream ends after done"
+    thread.join(10)
+    assert types()[-1] == "done"
+
+
+def test_two_hundred_events_in_order(site: Any) -> None:
+    job_id = site.submit(priority=10)["id"]
+    claim = site.worker.claim_job(job_id)
+    for number in range(1200):
+        if number % 3 == 0:
+            site.worker.report(claim, "log", text=str(number))
+    site.worker.finish(claim)
+    texts = [data["text"] for _, type_, data in streamed(site, job_id) if type_ == "log"]
+    assert texts == [str(number) for number in range(0, 1200, 3)]
+
+
+def test_keep_alive(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "KEEP_ALIVE_S", 0.05)
+    job_id = site.submit()["id"]
+    with site.http.stream("GET", f"/jobs/{job_id}/events", headers=STREAM) as response:
+        lines = response.iter_lines()
+        assert any(line == ": keep-alive" for _, line in zip(range(50), lines, strict=False))
+
+
+def test_a_stream_holds_no_transaction(site: Any) -> None:
+    """The log could not be truncated if it did."""
+    job_id = site.submit()["id"]
+    with site.http.stream("GET", f"/jobs/{job_id}/events", headers=STREAM) as response:
+        next(parse(response.iter_lines()))
+        for _ in range(20):
+            site.submit()
+        site.services.database.checkpoint()
+        log = site.services.settings.data_dir / "flopwatch.sqlite3-wal"
+        assert not log.exists() or log.stat().st_size == 0
+
+
+def test_deleted_job_ends_its_stream(site: Any) -> None:
+    job_id = run(site)
+    stop = streamed(site, job_id)[-2][0]
+    assert site.http.delete(f"/jobs/{job_id}").status_code == 204
+    response = site.http.get(f"/jobs/{job_id}/events", headers={**STREAM, "Last-Event-ID": str(stop)})
+    assert response.status_code == 404
+
+
+def test_nobody_polls_while_nobody_waits(site: Any, until: Any) -> None:
+    changes = site.services.changes
+    until(lambda: changes._waiting == 0 and changes._poller is None, "the poller's end")
+    job_id = site.submit()["id"]
+    with site.http.stream("GET", f"/jobs/{job_id}/events", headers=STREAM) as response:
+        next(parse(response.iter_lines()))
+        until(lambda: changes._poller is not None, "the poller")
+    until(lambda: changes._waiting == 0 and changes._poller is None, "the poller's end")
+
+
+def test_stopping_ends_streams(serve: Any, tmp_path: Any) -> None:
+    with serve(tmp_path) as site:
+        job_id = site.submit()["id"]
+        with site.http.stream("GET", f"/jobs/{job_id}/events", headers=STREAM) as response:
+            stream = parse(response.iter_lines())
+            next(stream)
+            site.services.changes.stop()
+            assert list(stream) == []

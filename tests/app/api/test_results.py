@@ -1,0 +1,175 @@
+"""What a job left behind: log, measurements, files; and tables of them."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import random
+import struct
+import zlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.store.queue import StoredArtifact
+
+
+@pytest.fixture
+def content(rng: random.Random) -> bytes:
+    return rng.randbytes(10_000)
+
+
+@pytest.fixture
+def downloadable(site: Any, content: bytes, tmp_path: Path) -> str:
+    """The URL of a job's file."""
+    source = tmp_path / "trace"
+    source.write_bytes(content)
+    job_id = site.submit(priority=10)["id"]
+    claim = site.worker.claim_job(job_id)
+    sha256, size = site.services.files.put(source)
+    site.worker.finish(
+        claim, artifacts=[StoredArtifact("trace (1).json.gz", "trace", "application/gzip", size, sha256)]
+    )
+    site.services.files.release([sha256])
+    [artifact] = site.http.get(f"/jobs/{job_id}/artifacts").json()["data"]
+    assert set(artifact) == {"name", "kind", "media_type", "size", "sha256", "url"}
+    assert artifact["sha256"] == hashlib.sha256(content).hexdigest()
+    url: str = artifact["url"]
+    return url
+
+
+def test_download(site: Any, downloadable: str, content: bytes) -> None:
+    response = site.http.get(downloadable)
+    assert response.status_code == 200
+    assert response.content == content
+    assert response.headers["content-type"] == "application/gzip"
+    assert response.headers["etag"] == f'"{hashlib.sha256(content).hexdigest()}"'
+    assert response.headers["content-disposition"].startswith("attachment")
+    assert "trace%20%281%29.json.gz" in response.headers["content-disposition"]
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert "content-encoding" not in response.headers
+
+
+def test_ranges(site: Any, downloadable: str, content: bytes) -> None:
+    def get(**headers: str) -> Any:
+        return site.http.get(downloadable, headers=headers)
+
+    etag = get().headers["etag"]
+    for wanted, expected in [
+        ("bytes=0-9", content[:10]),
+        ("bytes=10-", content[10:]),
+        ("bytes=-7", content[-7:]),
+        ("bytes=9990-99999", content[9990:]),
+    ]:
+        response = get(Range=wanted)
+        assert (response.status_code, response.content) == (206, expected), wanted
+        assert response.headers["content-range"].endswith("/10000")
+    assert get(Range="bytes=5-", **{"If-Range": etag}).content == content[5:]
+    assert get(Range="bytes=5-", **{"If-Range": '"another"'}).content == content
+    for wanted in ("lines=1-2", "bytes=x-", "bytes=", "bytes=9-3", "bytes"):
+        assert get(Range=wanted).content == content, wanted
+    for wanted in ("bytes=10000-", "bytes=-0"):
+        response = get(Range=wanted)
+        assert response.status_code == 416
+        assert response.headers["content-range"] == "bytes */10000"
+        assert response.json()["code"] == "range_not_satisfiable"
+    response = get(**{"If-None-Match": etag})
+    assert (response.status_code, response.content) == (304, b"")
+
+
+def test_unknown_artifact(site: Any) -> None:
+    job_id = site.submit()["id"]
+    for name in ("nothing", "..%2f..%2fflopwatch.sqlite3", "%00"):
+        response = site.http.get(f"/jobs/{job_id}/artifacts/{name}")
+        assert (response.status_code, response.json()["code"]) == (404, "not_found")
+
+
+def test_deleting_a_job_deletes_its_files(site: Any, downloadable: str, content: bytes) -> None:
+    path = site.services.files.open_path(hashlib.sha256(content).hexdigest())
+    assert path.is_file()
+    assert site.http.delete(downloadable.partition("/artifacts")[0]).status_code == 204
+    assert not path.exists()
+
+
+def test_log(site: Any) -> None:
+    job_id = site.submit(priority=10)["id"]
+    path = f"/jobs/{job_id}/logs"
+    assert site.http.get(path).text == ""
+    claim = site.worker.claim_job(job_id)
+    site.worker.report(claim, "log", text="so far\n")
+    assert site.http.get(path).text == "so far\n"
+    site.worker.finish(claim, log="naïve <b>\n")
+    response = site.http.get(path)
+    assert response.text == "naïve <b>\n"
+    assert response.headers["content-type"] == "text/plain; charset=utf-8"
+
+
+def test_measurements(site: Any, measured: Any) -> None:
+    job_id = site.submit(priority=10)["id"]
+    claim = site.worker.claim_job(job_id)
+    samples = zlib.compress(struct.pack("<2d", 1.0, 2.0))
+    found = replace(measured("forward_ms", 1.5, model="tiny", context_length=8), samples=samples, n=2)
+    oom = measured("forward_ms", None, outcome="oom", model="tiny", context_length=16)
+    site.worker.finish(claim, measurements=[found, oom])
+    table = site.http.get(f"/jobs/{job_id}/measurements").json()
+    names = [column["name"] for column in table["columns"]]
+    assert {"model", "context_length", "phase", "metric", "unit", "outcome", "n", "mean", "std", "median"} <= set(names)
+    assert all(list(row) == names for row in table["rows"])
+    first, second = table["rows"]
+    assert (first["mean"], first["n"], first["outcome"], first["context_length"]) == (1.5, 2, "ok", 8)
+    assert (second["mean"], second["n"], second["outcome"], second["reason"]) == (None, None, "oom", "out of memory")
+    for flag in ("1", "true"):
+        rows = site.http.get(f"/jobs/{job_id}/measurements?samples={flag}").json()["rows"]
+        assert [row["samples"] for row in rows] == [[1.0, 2.0], None]
+
+
+def finished(site: Any, measured: Any) -> tuple[int, int]:
+    """Two jobs with a result each."""
+    ids = []
+    for length, value in ((8, 1.0), (16, 2.0)):
+        job_id = site.submit(spec={"context_length": length}, priority=10)["id"]
+        claim = site.worker.claim_job(job_id)
+        site.worker.finish(claim, measurements=[measured("forward_ms", value, model="tiny", context_length=length)])
+        ids.append(job_id)
+    return ids[0], ids[1]
+
+
+def test_tables(site: Any, measured: Any) -> None:
+    query: dict[str, Any] = {"job": list(finished(site, measured)), "columns": "forward_ms"}
+
+    def get(format_: str) -> Any:
+        response = site.http.get("/tables", params={**query, "format": format_})
+        assert response.status_code == 200, response.text
+        return response
+
+    rows = json.loads(get("json").text)["rows"]
+    assert [(row["model"], row["context_length"], row["forward_ms"]) for row in rows] == [
+        ("tiny", 8, 1),
+        ("tiny", 16, 2),
+    ]
+    assert site.http.get("/tables", params=query).json()["rows"] == rows, "JSON is the default"
+    assert [row["forward_ms"] for row in csv.DictReader(io.StringIO(get("csv").text))] == ["1.0", "2.0"]
+    markdown = get("markdown")
+    assert markdown.headers["content-type"].startswith("text/markdown")
+    assert len([line for line in markdown.text.splitlines() if line.startswith("|")]) == 4
+    assert r"\begin{tabular}" in get("latex").text
+    assert "<table" in get("html").text
+
+
+def test_table_of_nothing(site: Any) -> None:
+    job_id = site.submit()["id"]
+    for format_ in ("json", "csv", "markdown", "latex", "html"):
+        assert site.http.get("/tables", params={"job": job_id, "format": format_}).status_code == 200
+
+
+def test_tables_of_unknown_things(site: Any, measured: Any) -> None:
+    ids = list(finished(site, measured))
+    assert site.http.get("/tables?sweep=999").status_code == 404
+    assert site.http.get("/tables?job=99999").status_code == 404
+    response = site.http.get("/tables", params={"job": ids, "columns": "colour"})
+    assert response.status_code == 422
+    assert "colour" in response.json()["detail"]

@@ -1,0 +1,203 @@
+"""Health, metrics, workers, documentation, the token, and requests from other sites."""
+
+from __future__ import annotations
+
+import base64
+import re
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter
+
+from app.api import schemas
+from app.main import create_app
+from app.settings import Settings
+
+TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
+
+
+def test_health(site: Any) -> None:
+    assert site.http.get("/healthz").json() == {"status": "ok"}
+    assert site.http.get("/readyz").json() == {"status": "ready"}
+
+
+def test_not_ready_without_a_database(serve: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from app.errors import DatabaseBusy
+
+    def busy(*_: Any) -> None:
+        raise DatabaseBusy("locked")
+
+    with serve(tmp_path) as site:
+        monkeypatch.setattr(type(site.services.reading), "counts", busy)
+        assert site.http.get("/readyz").status_code == 503
+        assert site.http.get("/healthz").status_code == 200
+
+
+def test_metrics(fresh_site: Any) -> None:
+    fresh_site.worker.register()
+    fresh_site.submit()
+    response = fresh_site.http.get("/metrics")
+    assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    lines = response.text.splitlines()
+    assert 'flopwatch_jobs{state="queued"} 1' in lines
+    assert 'flopwatch_jobs{state="failed"} 0' in lines
+    assert 'flopwatch_workers{state="active"} 1' in lines
+    assert "# TYPE flopwatch_jobs gauge" in lines
+    assert all(re.fullmatch(r'# (HELP|TYPE) .+|\w+\{state="\w+"\} \d+', line) for line in lines)
+
+
+def test_workers(fresh_site: Any) -> None:
+    assert fresh_site.http.get("/workers").json() == {"data": [], "next": None}
+    fresh_site.worker.register()
+    [worker] = fresh_site.http.get("/workers").json()["data"]
+    assert (worker["id"], worker["state"], worker["kinds"]) == ("test-worker", "active", ["benchmark"])
+    TypeAdapter(schemas.Worker).validate_python(worker, strict=True)
+
+
+def test_answers_have_the_documented_shapes(site: Any, measured: Any) -> None:
+    sweep = site.http.post("/sweeps", json={"base": TINY, "grid": {"seed": [1, 2]}, "priority": 10}).json()
+    claim = site.worker.claim()
+    site.worker.finish(claim, measurements=[measured("forward_ms", 1.0, model="tiny")])
+    job = site.job(claim.job_id)
+    shapes: list[tuple[Any, Any]] = [
+        (schemas.Job, job),
+        (schemas.Page[schemas.Job], site.http.get("/jobs").json()),
+        (schemas.Page[schemas.Event], site.http.get(job["links"]["events"]).json()),
+        (schemas.Page[schemas.Attempt], site.http.get(job["links"]["attempts"]).json()),
+        (schemas.Page[schemas.Artifact], site.http.get(job["links"]["artifacts"]).json()),
+        (schemas.Measurements, site.http.get(job["links"]["measurements"]).json()),
+        (schemas.Sweep, sweep),
+    ]
+    for shape, answer in shapes:
+        TypeAdapter(shape).validate_python(answer, strict=True)
+        if shape in (schemas.Job, schemas.Sweep):
+            assert set(answer) == set(shape.__annotations__)
+
+
+def test_openapi(site: Any) -> None:
+    schema = site.http.get("/openapi.json").json()
+    documented = {path for path in schema["paths"] if not path.startswith("/ui")}
+    assert {
+        "/jobs",
+        "/jobs/{job_id}/events",
+        "/sweeps/{sweep_id}/cancel",
+        "/tables",
+        "/specs",
+        "/healthz",
+    } <= documented
+    body = schema["paths"]["/jobs"]["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    names = schema["components"]["schemas"]
+    assert {"spec", "name", "labels"} <= set(names[body.rpartition("/")[2]]["properties"])
+    for reference in re.findall(r'"\$ref":"#/components/schemas/([^"]+)"', site.http.get("/openapi.json").text):
+        assert reference in names
+    for path, operations in schema["paths"].items():
+        for method, operation in operations.items():
+            assert "default" in operation["responses"], (method, path)
+            assert "422" not in operation["responses"], (method, path)
+
+
+def test_docs_need_nobody_else(site: Any) -> None:
+    page = site.http.get("/docs")
+    assert page.status_code == 200
+    references = re.findall(r'(?:src|href)="([^"]+)"', page.text)
+    assert len(references) >= 4
+    for reference in references:
+        assert reference.startswith("/")
+        assert site.http.get(reference).status_code == 200, reference
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+
+
+def test_root_leads_to_the_pages(site: Any) -> None:
+    response = site.http.get("/")
+    assert response.is_redirect
+    assert response.headers["location"] == "/ui"
+
+
+@pytest.fixture(scope="module")
+def guarded(serve: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with serve(tmp_path_factory.mktemp("guarded"), api_token="s3cret-ü") as site:
+        yield site
+
+
+def basic(credentials: str) -> dict[str, str]:
+    return {"Authorization": "Basic " + base64.b64encode(credentials.encode()).decode()}
+
+
+TOKEN = "s3cret-ü".encode()
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"Authorization": "Bearer wrong"},
+        {"Authorization": "Bearer"},
+        {"Authorization": "Basic !!!"},
+        {"Authorization": "Basic"},
+        {"Authorization": "Digest s3cret"},
+        basic("user:wrong"),
+        basic("s3cret-ü:"),
+        basic("no colon"),
+    ],
+    ids=str,
+)
+def test_without_the_token(guarded: Any, headers: dict[str, str]) -> None:
+    before = guarded.rows()
+    paths = ("/jobs", "/ui", "/docs", "/openapi.json", "/metrics", "/readyz", "/static/style.css", "/nothing", "/")
+    for path in paths:
+        response = guarded.http.get(path, headers=headers)
+        assert (response.status_code, response.json()["code"]) == (401, "unauthorized"), path
+        assert response.headers["www-authenticate"].startswith("Basic")
+    assert guarded.http.post("/jobs", json={"spec": TINY}, headers=headers).status_code == 401
+    assert guarded.http.get("/healthz", headers=headers).status_code == 200
+    assert guarded.rows() == before
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{b"Authorization": b"Bearer " + TOKEN}, {b"authorization": b"bearer " + TOKEN}, basic("anybody:s3cret-ü")],
+    ids=str,
+)
+def test_with_the_token(guarded: Any, headers: Any) -> None:
+    for path in ("/jobs", "/ui", "/docs", "/metrics"):
+        assert guarded.http.get(path, headers=headers).status_code == 200
+
+
+CROSS_SITE = [
+    ({"Sec-Fetch-Site": "cross-site"}, False),
+    ({"Sec-Fetch-Site": "same-site"}, False),
+    ({"Sec-Fetch-Site": "same-origin"}, True),
+    ({"Sec-Fetch-Site": "none"}, True),
+    ({"Origin": "https://evil.example"}, False),
+    ({"Origin": "null"}, False),
+    ({"Origin": "{url}"}, True),
+    ({}, True),
+]
+
+
+@pytest.mark.parametrize(("headers", "allowed"), CROSS_SITE, ids=[str(headers) for headers, _ in CROSS_SITE])
+def test_requests_that_another_site_sends(site: Any, headers: dict[str, str], *, allowed: bool) -> None:
+    sent = {name: value.replace("{url}", site.url) for name, value in headers.items()}
+    before = site.rows()
+    response = site.http.post("/jobs", json={"spec": TINY}, headers=sent)
+    if allowed:
+        assert response.status_code == 201
+    else:
+        assert (response.status_code, response.json()["code"]) == (403, "cross_site_request")
+        assert site.rows() == before
+    assert site.http.get("/jobs", headers=sent).status_code == 200, "reading is what links do"
+
+
+def test_nothing_is_built_before_the_start(tmp_path: Any) -> None:
+    create_app(Settings(data_dir=tmp_path / "data"))
+    assert not (tmp_path / "data").exists()
+
+
+def test_lost_workers_are_noticed(serve: Any, tmp_path: Any, until: Any) -> None:
+    with serve(tmp_path, lease_s=0.4) as site:
+        site.worker.register()
+        job = site.submit(max_attempts=1)
+        site.worker.claim()
+        until(lambda: site.job(job["id"])["state"] == "failed", "the watcher", 10)
+        assert site.job(job["id"])["error"]["code"] == "worker_lost"
+        until(lambda: site.http.get("/workers").json()["data"][0]["state"] == "lost", "the worker's loss", 10)

@@ -1,0 +1,85 @@
+"""/specs, and names that only workers know."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.specs import KINDS, spec_adapter
+
+TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
+
+
+def test_every_kind_is_described(site: Any) -> None:
+    page = site.http.get("/specs").json()
+    assert [spec["kind"] for spec in page["data"]] == sorted(KINDS)
+    for spec in page["data"]:
+        assert spec["description"]
+        assert spec["schema"]["additionalProperties"] is False
+        for name, field in spec["schema"]["properties"].items():
+            assert name == "kind" or "description" in field or "$ref" in field, name
+        spec_adapter.validate_python(spec["example"])
+        for preset in spec["presets"].values():
+            spec_adapter.validate_python({"kind": spec["kind"], **preset})
+
+
+def test_examples_can_be_submitted(site: Any) -> None:
+    for spec in site.http.get("/specs").json()["data"]:
+        assert site.http.post("/jobs", json={"spec": spec["example"]}).status_code == 201
+
+
+def test_names_are_free_until_a_worker_registers(fresh_site: Any) -> None:
+    site = fresh_site
+
+    def answer(**fields: Any) -> Any:
+        return site.http.post("/jobs", json={"spec": TINY | fields})
+
+    assert answer(attention="mine").status_code == 201
+    assert "enum" not in site.http.get("/specs").json()["data"][0]["schema"]["properties"]["attention"]
+
+    site.worker.register(capabilities=frozenset({"attention:eager", "attention:flex", "model:transformer_lm"}))
+    before = site.rows()
+    for fields, pointer, known in [
+        ({"attention": "mine"}, "/spec/attention", "eager, flex"),
+        ({"model": {"size": "tiny", "name": "other"}}, "/spec/model/name", "transformer_lm"),
+    ]:
+        response = answer(**fields)
+        assert response.status_code == 422
+        [error] = response.json()["errors"]
+        assert error["pointer"] == pointer
+        assert known in error["detail"]
+    assert site.rows() == before
+    assert answer(attention="flex").status_code == 201
+
+    schema = site.http.get("/specs").json()["data"][0]["schema"]
+    assert schema["properties"]["attention"]["enum"] == ["eager", "flex"]
+    assert schema["$defs"]["ModelSpec"]["properties"]["name"]["enum"] == ["transformer_lm"]
+
+    sweep = site.http.post("/sweeps", json={"base": TINY, "grid": {"attention": ["eager", "mine"]}})
+    assert [error["pointer"] for error in sweep.json()["errors"]] == ["/grid/attention/1"]
+
+
+def test_names_of_all_workers_count(fresh_site: Any) -> None:
+    site = fresh_site
+    site.worker.register()
+    site.worker.id = "second"
+    site.worker.register(capabilities=frozenset({"attention:flex", "model:transformer_lm"}))
+    for name, status in (("eager", 201), ("flex", 201), ("other", 422)):
+        assert site.http.post("/jobs", json={"spec": {**TINY, "attention": name}}).status_code == status
+
+
+def test_a_kind_that_no_worker_runs(fresh_site: Any) -> None:
+    fresh_site.worker.register(kinds=frozenset({"profile"}))
+    [error] = fresh_site.http.post("/jobs", json={"spec": TINY}).json()["errors"]
+    assert error["pointer"] == "/spec/kind"
+    assert "profile" in error["detail"]
+    assert fresh_site.http.get("/specs").json()["data"][0]["available"] is False
+
+
+@pytest.mark.parametrize("state", ["draining", "stopped", "lost"])
+def test_names_of_absent_workers_still_count(fresh_site: Any, state: str) -> None:
+    fresh_site.worker.register()
+    fresh_site.services.queue.set_worker_state(fresh_site.worker.id, state)
+    assert fresh_site.http.post("/jobs", json={"spec": TINY}).status_code == 201
+    assert fresh_site.http.post("/jobs", json={"spec": {**TINY, "attention": "x"}}).status_code == 422

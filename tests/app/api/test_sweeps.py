@@ -1,0 +1,115 @@
+"""Sweeps over HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+BASE = {"kind": "benchmark", "model": {"size": "tiny"}, "batch_size": 2}
+GRID = {"model.size": ["tiny", "small"], "context_length": [8, 16, 32]}
+
+
+def test_submitted_sweep(site: Any) -> None:
+    body = {"base": BASE, "grid": GRID, "exclude": [{"model.size": "small", "context_length": 32}], "name": "both"}
+    response = site.http.post("/sweeps", json={**body, "labels": {"run": "s"}, "priority": 2, "timeout_s": 9})
+    assert response.status_code == 201
+    sweep = response.json()
+    assert response.headers["location"] == f"/sweeps/{sweep['id']}"
+    assert {key: sweep[key] for key in body} == body
+    assert sweep["counts"] == {"queued": 5, "running": 0, "succeeded": 0, "failed": 0, "cancelled": 0}
+    assert site.http.get(f"/sweeps/{sweep['id']}").json() == sweep
+    jobs = site.http.get(f"/jobs?sweep={sweep['id']}").json()["data"][::-1]
+    points = [(job["spec"]["model"]["size"], job["spec"]["context_length"]) for job in jobs]
+    assert points == [("tiny", 8), ("tiny", 16), ("tiny", 32), ("small", 8), ("small", 16)]
+    assert {job["spec"]["batch_size"] for job in jobs} == {2}
+    assert all(job["labels"] == {"run": "s"} and job["priority"] == 2 and job["timeout_s"] == 9 for job in jobs)
+    assert {job["sweep_id"] for job in jobs} == {sweep["id"]}
+    assert site.http.get(f"/ui/sweeps/{sweep['id']}").status_code == 200
+
+
+def test_list_is_paged(fresh_site: Any) -> None:
+    ids = [fresh_site.http.post("/sweeps", json={"base": BASE, "grid": GRID}).json()["id"] for _ in range(3)]
+    first = fresh_site.http.get("/sweeps?limit=2").json()
+    assert [sweep["id"] for sweep in first["data"]] == ids[:0:-1]
+    rest = fresh_site.http.get("/sweeps", params={"limit": 2, "after": first["next"]}).json()
+    assert [sweep["id"] for sweep in rest["data"]] == ids[:1]
+    assert rest["next"] is None
+
+
+def test_cancel(fresh_site: Any) -> None:
+    site = fresh_site
+    sweep = site.http.post("/sweeps", json={"base": BASE, "grid": GRID}).json()
+    done, running = site.worker.claim(), site.worker.claim()
+    site.worker.finish(done)
+    path = f"/sweeps/{sweep['id']}/cancel"
+    for _ in range(2):
+        response = site.http.post(path)
+        assert response.status_code == 202
+        assert response.json()["counts"] == {"queued": 0, "running": 1, "succeeded": 1, "failed": 0, "cancelled": 4}
+    assert site.worker.finish(running) == "cancelled"
+
+
+def test_idempotency_key(site: Any) -> None:
+    body = {"base": BASE, "grid": GRID}
+    answers = [site.http.post("/sweeps", json=body, headers={"Idempotency-Key": "s"}) for _ in range(2)]
+    assert answers[0].json() == answers[1].json()
+    assert answers[1].headers["idempotency-replayed"] == "true"
+    other = site.http.post("/sweeps", json={**body, "name": "x"}, headers={"Idempotency-Key": "s"})
+    assert other.status_code == 422
+    job = site.http.post("/jobs", json={"spec": BASE}, headers={"Idempotency-Key": "s"})
+    assert job.status_code == 201, "keys belong to a route"
+
+
+INVALID: list[tuple[dict[str, Any], str, str]] = [
+    ({"grid": {"context_length": [8, "16"]}}, "/grid/context_length/1", 'got "16"'),
+    ({"grid": {"model.size": ["tiny", "huge"]}}, "/grid/model.size/1", "'tiny'"),
+    ({"grid": {"model": [{"size": "tiny"}, {"size": 1}]}}, "/grid/model/1/size", "got 1"),
+    ({"grid": {"contxt": [1, 2]}}, "/grid/contxt", "Unknown field"),
+    ({"grid": {"model.depth": [1]}}, "/grid/model.depth", "Unknown field"),
+    ({"grid": {"model.size.x": [1]}}, "/base/model/size", "Must be an object"),
+    ({"grid": {"model": [{"size": "tiny"}], "model.size": ["tiny"]}}, "/grid/model.size", "also sets model"),
+    ({"grid": {"kind": ["benchmark"]}}, "/grid/kind", "set it in base"),
+    ({"grid": {"context_length": [8, 8]}}, "/grid/context_length/1", "twice"),
+    ({"grid": {"context_length": []}}, "/grid/context_length", "at least 1"),
+    ({"grid": {"a b": [1]}}, "/grid/a b", "pattern"),
+    ({"grid": {}}, "/grid", "at least 1"),
+    ({"grid": {f: list(range(1, 102)) for f in ("seed", "batch_size")}}, "/grid", "at most 10000"),
+    ({"base": {**BASE, "batch_size": 0}}, "/base/batch_size", "greater than or equal to 1"),
+    ({"base": {**BASE, "x": 0}}, "/base/x", "Unknown field"),
+    ({"base": {**BASE, "kind": "benchmak"}}, "/base/kind", "known kinds: benchmark"),
+    ({"base": {"model": {"size": "tiny"}}}, "/base/kind", "known kinds: benchmark"),
+    ({"base": {**BASE, "model": {"d_model": 10}}}, "/base/model/d_ff", "give size"),
+    ({"base": []}, "/base", "got []"),
+    ({"exclude": [{"context_length": 64}]}, "/exclude/0/context_length", "excludes nothing"),
+    ({"exclude": [{"seed": 64}]}, "/exclude/0/seed", "Not a path of the grid"),
+    ({"exclude": [{}]}, "/exclude/0", "exclude everything"),
+    ({"exclude": [{"context_length": n} for n in (8, 16)]}, "/exclude", "no job is left"),
+    ({"exclude": {}}, "/exclude", "got {}"),
+    ({"spec": BASE}, "/spec", "Unknown field"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("part", "pointer", "hint"), INVALID, ids=[f"{p}: {h}" for _, p, h in INVALID])
+def test_invalid_sweeps(site: Any, part: dict[str, Any], pointer: str, hint: str) -> None:
+    before = site.rows()
+    body = {"base": BASE, "grid": {"context_length": [8, 16]}} | part
+    response = site.http.post("/sweeps", json=body)
+    assert response.status_code == 422, response.text
+    errors = response.json()["errors"]
+    assert [error["pointer"] for error in errors] == [pointer]
+    assert hint in errors[0]["detail"]
+    assert site.rows() == before
+
+
+def test_a_value_is_wrong_only_with_another(site: Any) -> None:
+    """The place of an error of two fields together is the one that the spec blames."""
+    body = {"base": {**BASE, "device": "cpu"}, "grid": {"precision": ["fp32", "tf32"]}}
+    [error] = site.http.post("/sweeps", json=body).json()["errors"]
+    assert error["pointer"] == "/grid/precision/1"
+
+
+def test_thousand_jobs_at_once(site: Any) -> None:
+    body = {"base": BASE, "grid": {"seed": list(range(1000))}}
+    sweep = site.http.post("/sweeps", json=body).json()
+    assert sweep["counts"]["queued"] == 1000
