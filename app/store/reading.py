@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, exists, func, select
+from sqlalchemy import Connection, Row, Select, func, select
 
 from app.errors import FieldError, InvalidRequest, NotFound
 from app.store import tables
@@ -53,7 +53,8 @@ class Reading:
             query = query.where(job.sweep_id == _in_range(sweep))
         label = tables.job_label.c
         for key, value in labels:
-            query = query.where(exists().where(label.job_id == job.id, label.key == key, label.value == value))
+            # Not EXISTS, which SQLite would try for every job: 130 ms for a label that only an old one of 110 000 has.
+            query = query.where(job.id.in_(select(label.job_id).where(label.key == key, label.value == value)))
         rows, following = self._page(query, job.id, limit, after)
         return [job_dict(row._mapping) for row in rows], following
 
