@@ -35,9 +35,13 @@ def worker(context: typer.Context) -> None:
     _become_workers("agent", *context.args)
 
 
-def run(spec: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="A spec, as JSON.")]) -> None:
+def run(
+    spec: Annotated[Path, typer.Argument(exists=True, dir_okay=False, allow_dash=True, help="A spec, as JSON.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, not a table.")] = False,
+    output: Annotated[Path, typer.Option(help="Folder for the job's files.")] = Path(),
+) -> None:
     """Run one job without server and queue, in this very process id, so that profilers can wrap it."""
-    _become_workers("run", str(spec))
+    _become_workers("run", str(spec), "--output", str(output), *(["--json"] if as_json else []))
 
 
 def up(host: Host = None, port: Port = None) -> None:

@@ -1,0 +1,90 @@
+"""`flopwatch run`: one job in this very process, without a queue."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROJECT = Path(__file__).resolve().parents[2]
+SPEC = {
+    "kind": "benchmark",
+    "model": {"size": "tiny"},
+    "context_length": 8,
+    "batch_size": 1,
+    "mode": "forward",
+    "warmup_steps": 0,
+    "measure_steps": 3,
+    "device": "cpu",
+}
+
+
+def run(folder: Path, spec: Any, *options: str) -> subprocess.CompletedProcess[str]:
+    path = folder / "spec.json"
+    path.write_text(spec if isinstance(spec, str) else json.dumps(spec))
+    return subprocess.run(
+        [sys.executable, "-m", "app.cli", "run", str(path), "--output", str(folder), *options],
+        cwd=PROJECT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_measurements_are_printed_and_files_written(tmp_path: Path) -> None:
+    done = run(tmp_path, SPEC)
+    assert done.returncode == 0, done.stderr
+    assert [line.split()[0] for line in done.stdout.splitlines()][:2] == ["forward_ms", "step_ms"]
+    assert "3/3 measuring" in done.stderr
+    with gzip.open(tmp_path / "samples-0.csv.gz", "rt") as file:
+        lines = file.read().splitlines()
+    assert lines[0].split(",")[:3] == ["step", "step_ms", "forward_ms"]
+    assert len(lines) == 1 + 3
+
+
+def test_json_has_everything(tmp_path: Path) -> None:
+    done = run(tmp_path, SPEC, "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert {row["metric"] for row in result["measurements"]} >= {"forward_ms", "step_ms", "tokens_per_s"}
+    assert result["environment"]["software"]["python"]
+    assert result["validity"]["verdict"] in {"valid", "suspect", "invalid"}
+    assert [artifact["name"] for artifact in result["artifacts"]] == ["samples-0.csv.gz"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "code", "message"),
+    [
+        ({**SPEC, "context_length": "many"}, 2, "context_length"),
+        ({**SPEC, "kind": "bench"}, 2, "benchmark"),
+        ("{", 2, "Expecting"),
+        ({**SPEC, "attention": "no_such"}, 69, "unsupported: unknown attention implementation 'no_such'"),
+    ],
+)
+def test_failures_have_their_exit_code_and_say_why(tmp_path: Path, spec: Any, code: int, message: str) -> None:
+    done = run(tmp_path, spec)
+    assert done.returncode == code
+    assert message in done.stderr
+
+
+def test_the_job_runs_in_the_process_that_was_started(tmp_path: Path) -> None:
+    (tmp_path / "open").touch()  # the model waits for nothing
+    gated = {**SPEC, "model": {"name": "gated", "d_model": 8, "d_ff": 8, "num_layers": 1, "num_heads": 1}}
+    (tmp_path / "spec.json").write_text(json.dumps(gated))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "app.cli", "run", str(tmp_path / "spec.json"), "--output", str(tmp_path)],
+        cwd=PROJECT,
+        env={**os.environ, "PYTHONPATH": str(PROJECT / "tests" / "plugins"), "MISBEHAVE_FOLDER": str(tmp_path)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    assert process.wait(timeout=120) == 0
+    # The model wrote down the process it ran in.
+    assert set((tmp_path / "started").read_text().split()) == {str(process.pid)}
