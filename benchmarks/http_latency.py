@@ -51,8 +51,8 @@ def fill(service: Service, finished: int, queued: int) -> range:
 
 
 def labels(job_id: int) -> dict[str, Any]:
-    """One label that many jobs share, and one that no other job has."""
-    return {"labels": {"suite": f"suite-{job_id % SUITES}", "run": f"run-{job_id}"}}
+    """A label that all copies have, one that many share, and one that no other job has."""
+    return {"labels": {"team": "all", "suite": f"suite-{job_id % SUITES}", "run": f"run-{job_id}"}}
 
 
 def as_finished(job_id: int) -> dict[str, Any]:
@@ -74,6 +74,7 @@ def requests(client: Loopback, ids: range) -> dict[str, Callable[[int], bytes]]:
         "`GET /jobs?state=succeeded`": lambda _round: client.get("/jobs?state=succeeded"),
         "`GET /jobs?state=running`, none": lambda _round: client.get("/jobs?state=running"),
         "`GET /jobs?kind=benchmark&state=failed`": lambda _round: client.get("/jobs?kind=benchmark&state=failed"),
+        "`GET /jobs?label=…`, all": lambda _round: client.get("/jobs?label=team:all"),
         "`GET /jobs?label=…`, 1 in 20": lambda _round: client.get("/jobs?label=suite:suite-3"),
         "`GET /jobs?label=…`, the oldest alone": lambda _round: client.get(f"/jobs?label=run:run-{oldest}"),
         "`GET /jobs?label=…&state=failed`": lambda _round: client.get("/jobs?label=suite:suite-7&state=failed"),

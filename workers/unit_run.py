@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import selectors
 import signal
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +16,8 @@ from typing import Any
 from app.errors import DiskFull
 from workers.launch import Process, Report
 from workers.outcome import Abandoned, Cancelled, Failed, GivenBack, Outcome, Succeeded
+
+logger = logging.getLogger(__name__)
 
 FLUSH_S = 0.5
 """How often progress and log lines are written to the queue; seldom, since it costs the measured host CPU time."""
@@ -129,6 +133,7 @@ class UnitRun:
     def _take_message(self, line: bytes) -> None:
         try:
             message = json.loads(line)
+            logger.debug("%s: %s", threading.current_thread().name, message["type"])
             if message["type"] == "outcome":
                 self._told = message
             else:
