@@ -1,0 +1,92 @@
+"""Expanding a grid."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import pytest
+
+from app.errors import InvalidRequest
+from app.specs.sweep import MAX_JOBS, Point, expand
+
+
+def specs(base: dict[str, Any], grid: dict[str, Any], exclude: Any = ()) -> list[dict[str, Any]]:
+    return [point.spec for point in expand(base, grid, exclude)]
+
+
+def test_the_last_path_is_fastest() -> None:
+    assert specs({"kind": "k", "c": 0}, {"a": [1, 2], "b": ["x", "y"]}) == [
+        {"kind": "k", "c": 0, "a": 1, "b": "x"},
+        {"kind": "k", "c": 0, "a": 1, "b": "y"},
+        {"kind": "k", "c": 0, "a": 2, "b": "x"},
+        {"kind": "k", "c": 0, "a": 2, "b": "y"},
+    ]
+
+
+def test_dotted_paths_nest_and_share_nothing() -> None:
+    base = {"model": {"name": "m", "inner": {"x": 0}}}
+    found = specs(base, {"model.size": ["s", "t"], "model.inner.y": [1], "new.z": [2]})
+    assert found == [
+        {"model": {"name": "m", "inner": {"x": 0, "y": 1}, "size": size}, "new": {"z": 2}} for size in ("s", "t")
+    ]
+    assert base == {"model": {"name": "m", "inner": {"x": 0}}}
+    found[0]["model"]["size"] = found[0]["model"]["inner"]["y"] = "changed"
+    assert found[1]["model"] == {"name": "m", "inner": {"x": 0, "y": 1}, "size": "t"}
+
+
+def test_exclusion_is_by_partial_points(rng: random.Random) -> None:
+    grid = {name: list(range(rng.randint(1, 4))) for name in "abc"}
+    exclude = [
+        {name: rng.choice(grid[name]) for name in rng.sample("abc", rng.randint(2, 3))}
+        for _ in range(rng.randint(1, 4))
+    ]
+    every = [dict(zip("abc", values, strict=True)) for values in itertools.product(*grid.values())]
+    expected = [point for point in every if not any(partial.items() <= point.items() for partial in exclude)]
+    if not expected:
+        with pytest.raises(InvalidRequest):
+            specs({}, grid, exclude)
+    else:
+        assert specs({}, grid, exclude) == expected
+
+
+def test_json_tells_one_from_true() -> None:
+    assert specs({}, {"a": [1, True, 1.0, "1"]}, [{"a": True}]) == [{"a": 1}, {"a": 1.0}, {"a": "1"}]
+
+
+@pytest.mark.parametrize(
+    ("location", "origin"),
+    [
+        (("context_length",), ("grid", "context_length", 1)),
+        (("model", "size"), ("grid", "model.size", 0)),
+        (("model", "size", "deep", 3), ("grid", "model.size", 0, "deep", 3)),
+        (("model",), ("base", "model")),
+        (("model", "d_ff"), ("base", "model", "d_ff")),
+        (("kind",), ("base", "kind")),
+        ((), ("base",)),
+    ],
+)
+def test_origin(location: Any, origin: Any) -> None:
+    assert Point(spec={}, choice={"context_length": 1, "model.size": 0}).origin(location) == origin
+
+
+def test_limit() -> None:
+    grid = {"a": list(range(100)), "b": list(range(MAX_JOBS // 100))}
+    assert len(expand({}, grid, [])) == MAX_JOBS
+    grid["c"] = [1, 2]
+    with pytest.raises(InvalidRequest, match="at most"):
+        expand({}, grid, [])
+
+
+def test_every_problem_is_named() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        expand({"model": 3}, {"kind": ["x"], "model.size": [1, 1], "a": [1]}, [{"b": 1}, {"a": 2}, {}])
+    assert [error.pointer for error in caught.value.errors] == [
+        "/grid/kind",
+        "/base/model",
+        "/grid/model.size/1",
+        "/exclude/0/b",
+        "/exclude/1/a",
+        "/exclude/2",
+    ]

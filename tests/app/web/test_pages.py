@@ -1,0 +1,176 @@
+"""The pages, read without JavaScript."""
+
+from __future__ import annotations
+
+import html
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+VOID = {"meta", "link", "input", "br", "hr", "img"}
+
+
+class Checker(HTMLParser):
+    """Checks nesting and ids, and collects text and references."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.references: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+        for name, value in attrs:
+            if name == "id":
+                assert value is not None
+                self.ids.append(value)
+            if name in ("href", "src", "action", "hx-get") and value:
+                self.references.append(value)
+            assert not name.startswith("on"), "inline scripts are forbidden by the page's policy"
+            assert name != "style", "inline styles too"
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        assert not (self.open and self.open[-1] == "script" and data.strip()), "inline script"
+        self.text += data
+
+
+def page(site: Any, path: str, status: int = 200) -> Checker:
+    response = site.http.get(path)
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"].startswith("text/html")
+    assert "script-src 'self';" in response.headers["content-security-policy"]
+    checker = Checker()
+    checker.feed(response.text)
+    assert checker.open == []
+    assert len(checker.ids) == len(set(checker.ids))
+    assert re.search(r'<html lang="en">', response.text)
+    assert response.text.count("<h1") == 1
+    assert all(reference.startswith("/") for reference in checker.references), "nothing from another server"
+    return checker
+
+
+def test_an_empty_list_says_what_to_do(fresh_site: Any) -> None:
+    assert "flopwatch submit" in page(fresh_site, "/ui").text
+    assert "flopwatch worker" in page(fresh_site, "/ui/workers").text
+
+
+def test_every_reference_leads_somewhere(site: Any, measured: Any) -> None:
+    sweep = site.http.post("/sweeps", json={"base": {"kind": "benchmark"}, "grid": {"seed": [1]}, "priority": 9}).json()
+    claim = site.worker.claim()
+    site.worker.finish(claim, measurements=[measured("forward_ms", 1.0, model="tiny")], log="log")
+    site.submit(labels={"a": "x&y=z #1"})
+    for path in ("/ui", f"/ui/jobs/{claim.job_id}", f"/ui/sweeps/{sweep['id']}", "/ui/workers", "/ui/jobs/99999"):
+        found = page(site, path, 404 if "99999" in path else 200)
+        for reference in set(found.references):
+            assert site.http.get(reference).status_code == 200, reference
+
+
+def test_filters_and_pages(fresh_site: Any) -> None:
+    for number in range(60):
+        fresh_site.submit(name=f"job-{number}", labels={"n": str(number)})
+    first = page(fresh_site, "/ui")
+    assert "job-59" in first.text
+    assert "job-9\n" not in first.text
+    [older] = {reference for reference in first.references if "after=" in reference}
+    second = page(fresh_site, older)
+    assert "job-9" in second.text
+    assert "job-59" not in second.text
+    assert "60 queued" in first.text
+    only = page(fresh_site, "/ui?state=&kind=&label=n:7&sweep=")
+    assert "job-7" in only.text
+    assert "job-8" not in only.text
+    assert "No job matches" in page(fresh_site, "/ui?state=failed").text
+
+
+def test_values_are_escaped(site: Any, measured: Any) -> None:
+    evil = "<script>alert(1)</script>"
+    job_id = site.submit(name=evil, labels={"x": evil}, priority=10)["id"]
+    claim = site.worker.claim_job(job_id)
+    error = {"type": "t", "title": evil, "code": "failed", "detail": evil}
+    measurement = measured("forward_ms", None, outcome=evil, model=evil)
+    site.worker.finish(
+        claim, "failed", error=error, measurements=[measurement], log=evil, environment={evil: evil}, validity={evil: 1}
+    )
+    for path in ("/ui", f"/ui/jobs/{job_id}", f"/ui?label=x:{evil}"):
+        text = site.http.get(path).text
+        assert "<script>alert" not in text
+        assert html.escape(evil) in text
+
+
+def test_a_job_while_it_runs_and_after(site: Any, measured: Any) -> None:
+    job_id = site.submit(priority=10)["id"]
+    path = f"/ui/jobs/{job_id}"
+    assert "Cancel job" in page(site, path).text
+    claim = site.worker.claim_job(job_id)
+    site.worker.report(claim, "progress", done=3, total=9, message="measuring")
+    site.worker.report(claim, "log", text="first line\n")
+    running = page(site, path)
+    assert "3/9 measuring" in running.text
+    assert "first line" in running.text
+    assert path in running.references, "it refreshes itself"
+    rows = [measured("forward_ms", 1234.5678, model="tiny"), measured("backward_ms", None, outcome="oom", model="tiny")]
+    site.worker.finish(claim, measurements=rows, validity={"verdict": "valid"}, environment={"torch": "2.13"})
+    done = page(site, path)
+    assert path not in done.references, "nothing changes any more"
+    assert "Cancel job" not in done.text
+    assert "1,235" in done.text
+    assert "oom" in done.text
+    assert "out of memory" in done.text
+    assert "2.13" in done.text
+
+
+def test_a_long_log_is_cut(site: Any) -> None:
+    job_id = site.submit(priority=10)["id"]
+    log = "start\n" + "x" * 30_000 + "\nend\n"
+    site.worker.finish(site.worker.claim_job(job_id), log=log)
+    found = page(site, f"/ui/jobs/{job_id}")
+    assert "end" in found.text
+    assert "start" not in found.text
+    assert f"/jobs/{job_id}/logs" in found.references
+
+
+def test_cancel_button(site: Any) -> None:
+    job_id = site.submit()["id"]
+    response = site.http.post(f"/ui/jobs/{job_id}/cancel", headers={"Sec-Fetch-Site": "same-origin"})
+    assert response.status_code == 303
+    assert response.headers["location"] == f"/ui/jobs/{job_id}"
+    assert "The job was cancelled" in page(site, f"/ui/jobs/{job_id}").text
+    other = site.submit()["id"]
+    response = site.http.post(f"/ui/jobs/{other}/cancel", headers={"Sec-Fetch-Site": "cross-site"})
+    assert response.status_code == 403
+    assert site.job(other)["state"] == "queued"
+
+
+@pytest.mark.parametrize("path", ["/ui/jobs/0", "/ui/jobs/x", "/ui/sweeps/7777", "/ui/nothing"])
+def test_errors_are_pages(site: Any, path: str) -> None:
+    assert "All jobs" in page(site, path, 404).text
+
+
+def test_bad_filters_are_pages(site: Any) -> None:
+    assert "state" in page(site, "/ui?state=done", 422).text
+    assert "takes GET" in page_of(site.http.post("/ui"))
+
+
+def page_of(response: Any) -> str:
+    assert response.status_code == 405
+    assert response.headers["content-type"].startswith("text/html")
+    text: str = response.text
+    return text
+
+
+def test_workers(fresh_site: Any) -> None:
+    fresh_site.worker.register()
+    job_id = fresh_site.submit()["id"]
+    fresh_site.worker.claim()
+    found = page(fresh_site, "/ui/workers")
+    assert "test CPU" in found.text
+    assert "active" in found.text
+    assert f"/ui/jobs/{job_id}" in found.references
