@@ -206,7 +206,8 @@ def test_the_warm_parent_touches_no_gpu_and_has_one_thread(tmp_path: Path) -> No
         """
         launcher.wait_until_warm()
         warm = psutil.Process().children()[0]
-        mapped = [region.path for region in warm.memory_maps() if "libcuda.so" in region.path or "nvidia-ml" in region.path]
+        libraries = ("libcuda.so", "libnvidia-ml")
+        mapped = [region.path for region in warm.memory_maps() if any(name in region.path for name in libraries)]
         print(json.dumps([warm.num_threads(), mapped]))
         """,
     )
