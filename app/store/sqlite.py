@@ -124,8 +124,9 @@ class SQLite:
         now = time.monotonic()
         if now < self._truncate_after or _size(self._wal) <= WAL_LIMIT_BYTES:
             return
-        self._truncate_after = now + WAL_RETRY_S
         self.checkpoint(wait_s=0.0)
+        if _size(self._wal) > WAL_LIMIT_BYTES:
+            self._truncate_after = now + WAL_RETRY_S
 
     def checkpoint(self, wait_s: float | None = None) -> None:
         """Move the log into the database file and truncate it, as far as readers allow within `wait_s` seconds."""

@@ -88,13 +88,6 @@ class Job(SQLModel, table=True):
     """One job. `state` and `attempt` change only in queue.py."""
 
     __table_args__: ClassVar[Any] = (
-        Index(
-            "ix_job_claimable",
-            text("priority DESC"),
-            "id",
-            sqlite_where=_CLAIMABLE,
-            postgresql_where=_CLAIMABLE,
-        ),
         Index("ix_job_state_id", "state", "id"),
         Index("ix_job_kind_id", "kind", "id"),
         _NO_REUSE,
@@ -278,3 +271,6 @@ artifact: Final[Table] = _tables["artifact"]
 event: Final[Table] = _tables["event"]
 worker: Final[Table] = _tables["worker"]
 idempotency_key: Final[Table] = _tables["idempotency_key"]
+
+# Here, because a class has no columns yet where its other indexes are.
+Index("ix_job_claimable", job.c.priority.desc(), job.c.id, sqlite_where=_CLAIMABLE, postgresql_where=_CLAIMABLE)

@@ -1,0 +1,130 @@
+"""A database per test, copied from one that was migrated once, and short words for what tests do with it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.settings import Settings
+from app.specs.benchmark import BenchmarkSpec
+from app.store.engine import Database, open_database
+from app.store.queue import Claim, Finish, Idempotency, MeasurementRecord, NewJob, Offer, Queue, StoredArtifact
+from app.store.reading import Reading
+
+KINDS = frozenset({"benchmark"})
+CAPABILITIES = frozenset({"attention:eager", "model:transformer_lm"})
+DEVICES = {0: [{"type": "cpu"}], 2: [{"type": "cpu"}, {"type": "cuda"}, {"type": "cuda"}]}
+
+
+@pytest.fixture(scope="session")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated database file that nobody has open."""
+    settings = Settings(data_dir=tmp_path_factory.mktemp("migrated"))
+    open_database(settings).close()
+    return settings.data_dir / "flopwatch.sqlite3"
+
+
+@pytest.fixture
+def settings(tmp_path: Path, migrated: Path) -> Settings:
+    """Settings of a data folder with an empty, migrated database."""
+    data_dir = tmp_path / "data"
+    data_dir.mkdir()
+    shutil.copy(migrated, data_dir)
+    return Settings(data_dir=data_dir, busy_timeout_s=5.0)
+
+
+@pytest.fixture
+def database(settings: Settings) -> Iterator[Database]:
+    opened = open_database(settings)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def reading(database: Database) -> Reading:
+    return Reading(database)
+
+
+@pytest.fixture
+def queue(database: Database) -> Queue:
+    return Queue(database)
+
+
+@dataclass
+class Shop:
+    """Submits, claims and finishes with as few words as a test needs."""
+
+    queue: Queue
+
+    def submit(self, *, idempotency: Idempotency | None = None, spec: dict[str, Any] | None = None, **job: Any) -> int:
+        new = NewJob(BenchmarkSpec.model_validate(spec or {}), **job)
+        return int(self.queue.submit(new, idempotency).response["id"])
+
+    def offer(self, **changes: Any) -> Offer:
+        usual = {"kinds": KINDS, "capabilities": CAPABILITIES, "total_gpus": 0, "free_gpus": 0, "idle": True}
+        return Offer(**{**usual, **changes})
+
+    def register(
+        self, worker_id: str = "worker", *, gpus: int = 0, capabilities: frozenset[str] = CAPABILITIES
+    ) -> None:
+        self.queue.register_worker(worker_id, "host", 1, KINDS, capabilities, DEVICES[gpus], {"torch": "2.13"})
+
+    def claim(self, worker_id: str = "worker", **offer: Any) -> Claim:
+        claim = self.try_claim(worker_id, **offer)
+        assert claim is not None
+        return claim
+
+    def try_claim(self, worker_id: str = "worker", **offer: Any) -> Claim | None:
+        return self.queue.claim(worker_id, self.offer(**offer))
+
+    def running_job(self, **job: Any) -> Claim:
+        self.submit(**job)
+        return self.claim()
+
+
+@pytest.fixture
+def shop(queue: Queue) -> Shop:
+    return Shop(queue)
+
+
+@pytest.fixture
+def record() -> Callable[..., MeasurementRecord]:
+    """Builds a measurement; what is not given is a plain one."""
+
+    def build(metric: str = "step_ms", **changes: Any) -> MeasurementRecord:
+        statistics = dict.fromkeys(("mean", "median", "min", "max", "p05", "p25", "p75", "p95"), 2.0)
+        plain: dict[str, Any] = {
+            "case": {"model": "tiny", "context_length": 128},
+            "phase": "step",
+            "metric": metric,
+            "unit": "ms",
+            "outcome": "ok",
+            "reason": None,
+            "n": 10,
+            "std": 0.5,
+            "samples": None,
+            **statistics,
+        }
+        if changes.get("outcome", "ok") != "ok":
+            plain |= dict.fromkeys(("n", "std", *statistics)) | {"reason": "for a reason"}
+        return MeasurementRecord(**{**plain, **changes})
+
+    return build
+
+
+@pytest.fixture
+def results(record: Callable[..., MeasurementRecord]) -> Finish:
+    """A success with a measurement, an artifact, an environment, a verdict and a log."""
+    return Finish(
+        "succeeded",
+        measurements=[record()],
+        artifacts=[StoredArtifact("trace.json", "trace", "application/json", 3, "ab" * 32)],
+        environment={"gpu": None},
+        validity={"valid": True},
+        log="done\n",
+    )

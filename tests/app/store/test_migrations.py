@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import create_engine, text
+from sqlmodel import SQLModel
+
+from app.errors import DatabaseNewer, InvalidEnvironment
+from app.settings import Settings
+from app.store import migrating, sqlite
+from app.store.engine import Database, open_database
+from app.store.queue import Queue
+from app.store.reading import Reading
+
+SCHEMA = (
+    "SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%' AND name != 'alembic_version' ORDER BY name"
+)
+
+
+def set_revision(settings: Settings, revision: str) -> None:
+    database = Database(settings.resolved_database_url)
+    with database.write() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = :new"), {"new": revision})
+    database.close()
+
+
+def test_the_upgraded_schema_is_that_of_the_tables(database: Database) -> None:
+    with database.read() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), SQLModel.metadata) == []
+
+
+def test_the_upgraded_indexes_are_those_of_the_tables(database: Database, tmp_path: Path) -> None:
+    """Also in what Alembic does not compare: order and conditions."""
+    engine = create_engine(f"sqlite:///{tmp_path}/created.sqlite3", module=sqlite.driver())
+    SQLModel.metadata.create_all(engine)
+    indexes = f"SELECT name, sql FROM ({SCHEMA}) WHERE sql LIKE 'CREATE %INDEX%'"
+    with engine.connect() as created, database.read() as upgraded:
+        expected = created.execute(text(indexes)).all()
+        assert upgraded.execute(text(indexes)).all() == expected
+    assert "ix_job_claimable" in {name for name, _ in expected}
+    engine.dispose()
+
+
+def test_ids_are_never_reused(database: Database) -> None:
+    with database.read() as connection:
+        schema = dict(map(tuple, connection.execute(text(SCHEMA))))
+    for table in ("job", "sweep", "attempt", "event", "artifact", "measurement"):
+        assert "AUTOINCREMENT" in schema[table]
+
+
+def test_revisions_are_known_without_alembic() -> None:
+    config = Config()
+    config.set_main_option("script_location", str(migrating.migrations_folder()))
+    scripts = ScriptDirectory.from_config(config)
+    assert migrating.revisions() == sorted(script.revision for script in scripts.walk_revisions())
+    assert migrating.revisions()[-1] == scripts.get_current_head()
+
+
+def test_a_current_database_is_opened_without_alembic(settings: Settings) -> None:
+    program = (
+        "import json, sys, time; from app.settings import Settings; from app.store.engine import open_database\n"
+        "settings = Settings.model_validate_json(sys.argv[1]); started = time.process_time()\n"
+        "open_database(settings).close()\n"
+        "print(json.dumps([time.process_time() - started, 'alembic' in sys.modules]))"
+    )
+    arguments = [sys.executable, "-c", program, settings.model_dump_json()]
+    output = subprocess.run(arguments, capture_output=True, text=True, check=True, timeout=60).stdout
+    seconds, imported = json.loads(output)
+    assert not imported
+    assert seconds < 0.3
+
+
+def test_an_unknown_revision_is_refused_and_nothing_changes(settings: Settings) -> None:
+    set_revision(settings, "9999")
+    with pytest.raises(DatabaseNewer, match=r"9999.*upgrade Flopwatch"):
+        open_database(settings)
+    database = Database(settings.resolved_database_url)
+    with database.read() as connection:
+        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one() == "9999"
+    database.close()
+
+
+def test_somebody_elses_database_is_refused(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path}/other.sqlite3")
+    with database.write() as connection:
+        connection.exec_driver_sql("CREATE TABLE recipe (id INTEGER)")
+    with pytest.raises(InvalidEnvironment, match=r"not Flopwatch's.*recipe"):
+        migrating.migrate(database)
+    database.close()
+
+
+@pytest.fixture
+def next_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the migrations with one more revision, which rebuilds a table that others refer to."""
+    folder = tmp_path / "migrations"
+    (folder / "versions").mkdir(parents=True)
+    for name in ("env.py", "script.py.mako"):
+        (folder / name).write_bytes((migrating.migrations_folder() / name).read_bytes())
+    for script in (migrating.migrations_folder() / "versions").glob("*.py"):
+        (folder / "versions" / script.name).write_bytes(script.read_bytes())
+    newest = migrating.revisions()[-1]
+    (folder / "versions" / "9000_rebuild_job.py").write_text(
+        f'revision, down_revision = "9000", "{newest}"\n'
+        "import sqlalchemy as sa\n"
+        "from alembic import op\n"
+        "def upgrade():\n"
+        '    with op.batch_alter_table("job", recreate="always") as job:\n'
+        '        job.alter_column("kind", type_=sa.String(100))\n'
+    )
+    monkeypatch.setattr(migrating, "migrations_folder", lambda: folder)
+    return folder / "versions" / "9000_rebuild_job.py"
+
+
+def test_an_older_database_is_upgraded_and_keeps_its_rows(settings: Settings, shop: Any, next_revision: Path) -> None:
+    claim = shop.running_job(labels={"a": "b"})
+    database = open_database(settings)
+    reading = Reading(database)
+    assert reading.job(claim.job_id)[0]["labels"] == {"a": "b"}
+    assert [event["data"]["state"] for event in reading.events(claim.job_id)] == ["queued", "running"]
+    with database.read() as connection:
+        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one() == "9000"
+        # Off while tables were copied: the copy's DROP TABLE would have deleted all that refers to the jobs.
+        assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar_one() == 1
+    database.close()
+
+
+def test_a_migration_that_fails_leaves_the_database_as_it_was(settings: Settings, next_revision: Path) -> None:
+    with next_revision.open("a") as script:
+        script.write("    op.execute(\"INSERT INTO event VALUES (1, 77, 1, 'state', '{}', '2020')\")\n")
+    before = Database(settings.resolved_database_url)
+    with before.read() as connection:
+        schema = connection.execute(text(SCHEMA)).all()
+    with pytest.raises(InvalidEnvironment, match="broke 1 reference"):
+        open_database(settings)
+    with before.read() as connection:
+        assert connection.execute(text(SCHEMA)).all() == schema
+        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one() != "9000"
+        assert connection.execute(text("SELECT count(*) FROM event")).scalar_one() == 0
+    before.close()
+
+
+def test_processes_that_start_together_migrate_once(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path / "data")
+    program = (
+        "import sys; from app.settings import Settings; from app.store.engine import open_database\n"
+        "sys.stdin.readline(); open_database(Settings.model_validate_json(sys.argv[1])).close()"
+    )
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, settings.model_dump_json()],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(4)
+    ]
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    for process in processes:
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+    database = Database(settings.resolved_database_url)
+    assert Queue(database).running() == []
+    database.close()
