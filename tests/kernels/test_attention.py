@@ -1,0 +1,118 @@
+"""The reference against arithmetic by hand; the library's implementations against the reference."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.attention.library import NO_KERNEL
+from kernels.attention.reference import attention, attention_with_logsumexp
+from kernels.registry import ATTENTION
+
+CASES = [
+    pytest.param(name, device, marks=pytest.mark.gpu if device == "cuda" else ())
+    for name in ATTENTION.names()
+    for device in sorted(ATTENTION.load(name).devices)
+]
+
+
+def draw(*shape: int, seed: int, dtype: torch.dtype = torch.float64, device: str = "cpu") -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype) for _ in range(3)]
+
+
+def by_hand(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[list[list[float]], list[float]]:
+    """Attention of (sequence, head_dim) matrices, one number at a time."""
+    outputs, sums = [], []
+    for i, query in enumerate(q.tolist()):
+        visible = range(min(i + 1, len(k)) if is_causal else len(k))
+        scores = [
+            sum(a * b for a, b in zip(query, k[j].tolist(), strict=True)) / math.sqrt(len(query)) for j in visible
+        ]
+        total = sum(math.exp(score) for score in scores)
+        weights = [math.exp(score) / total for score in scores]
+        columns = range(v.shape[1])
+        outputs.append([sum(w * v[j, c].item() for w, j in zip(weights, visible, strict=True)) for c in columns])
+        sums.append(math.log(total))
+    return outputs, sums
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 1), (5, 5), (3, 7), (7, 3)])
+def test_reference_is_softmax_attention_with_a_top_left_mask(queries: int, keys: int, is_causal: bool) -> None:
+    q, _, _ = draw(queries, 4, seed=1)
+    k, v, _ = draw(keys, 4, seed=2)
+    outputs, sums = by_hand(q, k, v, is_causal)
+    out, logsumexp = attention_with_logsumexp(q, k, v, is_causal)
+    torch.testing.assert_close(out, torch.tensor(outputs, dtype=torch.float64))
+    torch.testing.assert_close(logsumexp, torch.tensor(sums, dtype=torch.float64))
+    torch.testing.assert_close(attention(q, k, v, is_causal), out, rtol=0, atol=0)
+
+
+def test_reference_is_stable_for_large_scores() -> None:
+    q, k, v = draw(2, 3, 8, 4, seed=3)
+    out, logsumexp = attention_with_logsumexp(1e4 * q, k, v, True)
+    assert torch.isfinite(out).all()
+    assert torch.isfinite(logsumexp).all()
+
+
+def test_reference_has_right_gradients() -> None:
+    tensors = [tensor.requires_grad_() for tensor in draw(2, 5, 4, seed=4)]
+    assert torch.autograd.gradcheck(lambda q, k, v: attention_with_logsumexp(q, k, v, True), tensors)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("name", "device"), CASES)
+def test_implementations_agree_with_the_oracle(
+    name: str, device: str, is_causal: bool, rng: random.Random, assert_close: Callable[[Tensor, Tensor], None]
+) -> None:
+    implementation = ATTENTION.load(name)
+    seed = rng.randrange(2**32)
+    for dtype_name in sorted(implementation.dtypes[device]):
+        inputs = draw(2, 3, 65, 32, seed=seed, dtype=getattr(torch, dtype_name), device=device)
+        gradient = draw(2, 3, 65, 32, seed=seed + 1, dtype=inputs[0].dtype, device=device)[0]
+        exact = [tensor.double().requires_grad_() for tensor in inputs]
+        oracle = attention(*exact, is_causal)
+        oracle.backward(gradient.double())
+        inputs = [tensor.requires_grad_() for tensor in inputs]
+        out = implementation.function(*inputs, is_causal)
+        out.backward(gradient)
+        assert_close(out.detach(), oracle.detach())
+        for given, reference in zip(inputs, exact, strict=True):
+            assert_close(given.grad, reference.grad)
+
+
+@pytest.mark.parametrize("name", ["eager", "sdpa_flash", "sdpa_math"])
+def test_a_heads_axis_is_optional(name: str) -> None:
+    q, k, v = draw(2, 9, 16, seed=5, dtype=torch.float32)
+    function = ATTENTION.load(name).function
+    with_heads = function(q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), True).squeeze(1)
+    torch.testing.assert_close(function(q, k, v, True), with_heads)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore")  # torch warns of each reason before it raises
+def test_a_backend_refuses_what_it_cannot_take_and_nothing_falls_back() -> None:
+    inputs = draw(1, 2, 64, 32, seed=6, dtype=torch.float32, device="cuda")
+    with pytest.raises(RuntimeError, match=NO_KERNEL):
+        ATTENTION.load("sdpa_flash").function(*inputs, True)
+
+
+@pytest.mark.gpu
+def test_eager_attention_is_divided_into_nvtx_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", seen.append)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: None)
+    attention(*draw(1, 1, 8, 8, seed=7, device="cuda"), True)
+    assert seen == ["scores", "softmax", "values"]
+
+
+def test_the_reference_compiles_to_one_graph() -> None:
+    q, k, v = draw(1, 2, 8, 4, seed=8)
+    compiled = torch.compile(attention, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(q, k, v, True), attention(q, k, v, True))

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernels.registry import ATTENTION, BrokenEntryPoint, DuplicateName, Implementation, Registry, UnknownName
+
+GROUP = "flopwatch.test_registry"
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Installs a distribution with entry points, for real: a module and its metadata on sys.path."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def install(distribution: str, entry_points: dict[str, str], modules: dict[str, str] | None = None) -> None:
+        for name, source in (modules or {}).items():
+            (tmp_path / f"{name}.py").write_text(source)
+        metadata = tmp_path / f"{distribution}-1.0.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n")
+        lines = [f"[{GROUP}]", *(f"{name} = {value}" for name, value in entry_points.items())]
+        (metadata / "entry_points.txt").write_text("\n".join(lines))
+
+    return install
+
+
+def test_names_are_listed_without_torch() -> None:
+    code = (
+        "import sys, kernels.registry, workers.model.registry\n"
+        "print(*kernels.registry.ATTENTION.names(), *workers.model.registry.MODELS.names())\n"
+        "assert not {'torch', 'triton'} & set(sys.modules), 'listing names imported torch'"
+    )
+    names = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert {"eager", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math", "transformer_lm"} <= set(names)
+
+
+@pytest.mark.parametrize("name", ["eager", "sdpa_cudnn", "sdpa_efficient", "sdpa_flash", "sdpa_math"])
+def test_every_built_in_attention_loads_under_its_name(name: str) -> None:
+    assert ATTENTION.load(name).name == name
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    registry = Registry("thing", GROUP, {"ours": "math:sqrt", "another": "math:cos"})
+    with pytest.raises(UnknownName, match=r"unknown thing 'os'; known are another, ours"):
+        registry.load("os")
+
+
+def test_an_installed_entry_point_is_listed_unimported_and_loads(install) -> None:
+    install("plugin-a", {"theirs": "plugin_a:value"}, {"plugin_a": "value = 42"})
+    registry = Registry("thing", GROUP, {"ours": "math:sqrt"})
+    assert registry.names() == ("ours", "theirs")
+    assert "plugin_a" not in sys.modules
+    assert registry.load("theirs") == 42
+    del sys.modules["plugin_a"]
+
+
+def test_a_broken_entry_point_is_named_and_harms_no_other(install) -> None:
+    install("plugin-b", {"broken": "plugin_b:value", "gone": "no_such_module:x"}, {"plugin_b": "1 / 0"})
+    registry = Registry("thing", GROUP, {"ours": "math:sqrt"})
+    assert registry.names() == ("broken", "gone", "ours")
+    with pytest.raises(BrokenEntryPoint, match=r"thing 'broken' \(entry point 'plugin_b:value'.*ZeroDivisionError"):
+        registry.load("broken")
+    with pytest.raises(BrokenEntryPoint, match=r"'gone'.*No module named 'no_such_module'"):
+        registry.load("gone")
+    assert registry.load("ours")(4) == 2
+
+
+def test_an_object_of_another_kind_is_broken(install) -> None:
+    install("plugin-c", {"number": "math:pi"})
+    registry = Registry("thing", GROUP, {}, ATTENTION._check)
+    with pytest.raises(BrokenEntryPoint, match=r"'number'.*expected a kernels.registry.Implementation, not float"):
+        registry.load("number")
+
+
+def test_duplicates_fail_loudly(install) -> None:
+    install("plugin-d", {"ours": "math:cos"})
+    with pytest.raises(DuplicateName, match=r"two things are called 'ours': 'math:sqrt' and 'math:cos'"):
+        Registry("thing", GROUP, {"ours": "math:sqrt"}).names()
+
+
+def test_why_not_says_what_is_lacking() -> None:
+    forward_only = Implementation("x", lambda q, k, v, is_causal: q, {"cuda": frozenset({"bfloat16"})}, False)
+    assert "does not run on cpu, only on cuda" in str(forward_only.why_not("cpu", "bfloat16", backward=False))
+    assert "does not take float32 on cuda: bfloat16" in str(forward_only.why_not("cuda", "float32", backward=False))
+    assert "no backward pass" in str(forward_only.why_not("cuda", "bfloat16", backward=True))
+    assert forward_only.why_not("cuda", "bfloat16", backward=False) is None

@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from workers.measure import environment, nvml
+
+CPU = torch.device("cpu")
+
+
+def test_the_fingerprint_names_host_software_and_device() -> None:
+    found = json.loads(json.dumps(environment.fingerprint(CPU)))
+    assert found["host"]["hostname"] == socket.gethostname()
+    assert found["host"]["threads"] == os.cpu_count()
+    assert found["host"]["cpu"] == found["device"]["name"] == environment.device_name(CPU)
+    assert found["software"]["torch"] == torch.__version__
+    assert found["software"]["python"].count(".") == 2
+    assert found["threads"]["intra_op"] == torch.get_num_threads()
+    assert found["settings"]["float32_matmul_precision"] == torch.get_float32_matmul_precision()
+
+
+@pytest.mark.skipif(not (environment.CHECKOUT / ".git").exists(), reason="no git checkout")
+def test_the_commit_is_the_checkouts() -> None:
+    head = subprocess.run(
+        ["git", "-C", str(environment.CHECKOUT), "rev-parse", "HEAD"], check=True, capture_output=True, text=True
+    )
+    environment.software.cache_clear()
+    assert environment.software()["git_commit"] == head.stdout.strip()
+
+
+def test_changed_files_make_a_checkout_dirty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*arguments: str) -> None:
+        identity = ["-c", "user.name=Test", "-c", "user.email=test@example.org"]
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
+
+    monkeypatch.setattr(environment, "CHECKOUT", tmp_path)
+    assert environment._git() == {"git_commit": None, "git_dirty": None}
+    git("init")
+    (tmp_path / "file").write_text("one")
+    git("add", "file")
+    git("commit", "-m", "First")
+    clean = environment._git()
+    assert clean["git_dirty"] is False
+    assert len(clean["git_commit"]) == 40
+    (tmp_path / "file").write_text("two")
+    assert environment._git() == clean | {"git_dirty": True}
+
+
+def test_only_variables_that_matter_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    monkeypatch.setenv("SECRET_TOKEN", "hunter2")
+    recorded = environment.variables()
+    assert recorded["OMP_NUM_THREADS"] == "3"
+    assert recorded["NCCL_DEBUG"] == "WARN"
+    assert "SECRET_TOKEN" not in recorded
+
+
+def test_the_fingerprint_is_quick() -> None:
+    def once() -> float:
+        environment.host.cache_clear()
+        environment.software.cache_clear()
+        start = time.perf_counter()
+        environment.fingerprint(CPU)
+        return time.perf_counter() - start
+
+    assert min(once() for _ in range(10)) < 0.05
+
+
+class FakeNvml:
+    """Two GPUs; the second knows nothing but its UUID."""
+
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU, NVML_NVLINK_MAX_LINKS = 1, 2, 0, 18
+
+    class NVMLError(Exception):
+        pass
+
+    class Process:
+        pid = 4711
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:  # noqa: N802
+        if uuid != "GPU-0":
+            raise self.NVMLError
+        return 0
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:  # noqa: N802
+        return index
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802
+        return 2
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
+        return f"GPU-{handle}"
+
+    def nvmlDeviceGetClockInfo(self, handle: int, clock: int) -> int:  # noqa: N802
+        if handle:
+            raise self.NVMLError
+        return 1980 if clock == self.NVML_CLOCK_SM else 3201
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:  # noqa: N802
+        return 350_500
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Process]:  # noqa: N802
+        return [self.Process()]
+
+    def nvmlSystemGetDriverVersion(self) -> bytes:  # noqa: N802
+        return b"580.1"
+
+    def nvmlDeviceGetNvLinkState(self, handle: int, link: int) -> int:  # noqa: N802
+        if link == 4:
+            raise self.NVMLError
+        return 1
+
+
+def test_nvml_tells_what_it_knows_and_none_else() -> None:
+    gpu = nvml.find_gpu("0", FakeNvml)
+    assert gpu is not None
+    reading = gpu.read()
+    assert (reading.sm_clock_mhz, reading.memory_clock_mhz, reading.power_w) == (1980, 3201, 350.5)
+    assert reading.process_ids == {4711}
+    assert reading.temperature_c is None, "the library lacks the function"
+    assert gpu.facts()["driver"] == "580.1"
+    assert gpu.nvlinks() == 4
+    (neighbour,) = gpu.neighbours()
+    assert neighbour.read().sm_clock_mhz is None, "the device refuses to tell"
+
+
+def test_nvml_may_be_absent_or_not_know_the_device() -> None:
+    assert nvml.find_gpu("0", lambda: None) is None
+    assert nvml.find_gpu("7", FakeNvml) is None
+    assert environment.gpu_by_nvml(CPU) is None
+
+
+@pytest.mark.gpu
+def test_the_fingerprint_of_a_gpu() -> None:
+    device = torch.device("cuda", 0)
+    found = json.loads(json.dumps(environment.fingerprint(device)))
+    assert found["device"]["name"] == torch.cuda.get_device_name() == environment.device_name(device)
+    assert found["device"]["memory_mib"] > 1000
+    assert found["device"]["driver"]
+    assert found["software"]["nccl"]
+    gpu = environment.gpu_by_nvml(device)
+    if gpu is not None:
+        assert found["device"]["power_limit_w"] > 0
+        assert gpu.read().sm_clock_mhz

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from workers.measure.memory import MIB, HostMemory, OutOfMemory, gist, is_out_of_memory, memory_meter, memory_needed_for
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried …"),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+    ],
+)
+def test_a_lack_of_memory_is_recognised_also_as_a_cause(error: Exception) -> None:
+    assert is_out_of_memory(error)
+    wrapper = ValueError("the compiler failed")
+    wrapper.__cause__ = error
+    assert is_out_of_memory(wrapper)
+
+
+@pytest.mark.parametrize(
+    "error", [None, RuntimeError("CUDA error: an illegal memory access was encountered"), ValueError("out of memory")]
+)
+def test_other_errors_are_none(error: Exception | None) -> None:
+    assert not is_out_of_memory(error)
+
+
+def test_a_chain_of_errors_that_bites_its_tail_ends() -> None:
+    one, other = RuntimeError("a"), RuntimeError("b")
+    one.__cause__, other.__cause__ = other, one
+    assert not is_out_of_memory(one)
+
+
+def test_the_allocators_own_refusal_is_recognised() -> None:
+    """In a process with little address space, torch's CPU allocator really fails."""
+    code = """
+import resource, torch
+from workers.measure.memory import OutOfMemory, memory_needed_for
+used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))
+try:
+    with memory_needed_for("making the model"):
+        torch.empty(2**31)
+except OutOfMemory as error:
+    print(error)
+"""
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert out.startswith("out of memory in making the model: ")
+    assert "8589934592 bytes" in out
+
+
+def test_errors_of_another_kind_pass_the_context() -> None:
+    with pytest.raises(RuntimeError, match="no kernel"), memory_needed_for("x"):
+        raise RuntimeError("no kernel")
+    with pytest.raises(OutOfMemory, match="out of memory in x: MemoryError"), memory_needed_for("x"):
+        raise MemoryError
+
+
+def test_the_gist_is_one_short_line() -> None:
+    assert gist(RuntimeError("a\n  b")) == "a b"
+    assert len(gist(RuntimeError("word " * 1000))) == 161
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the kernel keeps no resettable peak")
+def test_host_memory_measures_growth_up_to_the_peak() -> None:
+    meter = memory_meter(torch.device("cpu"))
+    meter.reset()
+    torch.ones(256 * MIB // 4).sum()  # freed again: the peak stays
+    peak, how = meter.peak_mib()
+    assert peak == pytest.approx(256, rel=0.1)
+    assert how == "growth of the process's resident memory"
+    meter.reset()
+    torch.ones(64 * MIB // 4).sum()
+    second, _ = meter.peak_mib()
+    assert second is not None
+    assert second < 128, "reset forgets an earlier peak"
+
+
+def test_host_memory_that_is_not_known_is_none_with_a_reason(tmp_path: Path) -> None:
+    meter = HostMemory(tmp_path)
+    assert meter.peak_mib() == (None, "this system does not tell a process's resident memory")
+    (tmp_path / "status").write_text("VmHWM:\t 2048 kB\nVmRSS:\t 1024 kB\n")
+    meter = HostMemory(tmp_path)
+    assert meter.peak_mib() == (1.0, "growth of the process's resident memory")
+    (tmp_path / "clear_refs").mkdir()
+    meter.reset()
+    assert meter.peak_mib() == (None, "this system does not let a process reset the peak of its resident memory")
+    (tmp_path / "clear_refs").rmdir()
+    meter.reset()
+    (tmp_path / "status").write_text("VmHWM:\t 1024 kB\nVmRSS:\t 1024 kB\n")
+    assert meter.peak_mib() == (None, "the work fitted into memory that the process held before")
+
+
+@pytest.mark.gpu
+def test_cuda_memory_is_the_peak_since_reset() -> None:
+    kept = torch.empty(64 * MIB, dtype=torch.uint8, device="cuda")
+    meter = memory_meter(torch.device("cuda"))
+    meter.reset()
+    before = torch.cuda.memory_allocated() / MIB
+    torch.empty(128 * MIB, dtype=torch.uint8, device="cuda")
+    peak, how = meter.peak_mib()
+    assert peak == pytest.approx(before + 128)
+    assert "MiB reserved" in how
+    del kept
+
+
+@pytest.mark.gpu
+def test_a_gpus_refusal_is_recognised() -> None:
+    with pytest.raises(OutOfMemory, match="out of memory in x: CUDA out of memory"), memory_needed_for("x"):
+        torch.empty(2**45, device="cuda")

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from workers.measure import timing
+from workers.measure.memory import OutOfMemory
+from workers.measure.timing import HostClock, make_clock, time_steps
+
+
+class CountingClock:
+    """A step takes 100 ms times its number; a phase 10 ms times the phase's."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def start(self) -> None:
+        self.steps += 1
+        self.phases = 0
+
+    def mark(self) -> None:
+        self.phases += 1
+
+    def stop(self) -> tuple[float, list[float]]:
+        return 100.0 * self.steps, [10.0 * (phase + 1) for phase in range(self.phases)]
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 3])
+def test_warmup_leaves_no_samples_and_the_first_step_is_kept_apart(warmup: int) -> None:
+    done: list[str] = []
+    times = time_steps(
+        {"forward": lambda: done.append("f"), "backward": lambda: done.append("b")},
+        CountingClock(),
+        prepare=lambda: done.append("p"),
+        warmup_steps=warmup,
+        measure_steps=4,
+        measuring=lambda: done.append("|"),
+    )
+    assert "".join(done) == "pfb" * warmup + "|" + "pfb" * 4
+    assert times.first_step == 100.0
+    assert list(times.step) == [100.0 * (warmup + step) for step in (1, 2, 3, 4)]
+    assert {name: list(samples) for name, samples in times.phases.items()} == {
+        "forward": [10.0] * 4,
+        "backward": [20.0] * 4,
+    }
+
+
+def test_progress_comes_now_and_then_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(0.1 * tick for tick in range(1000))
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: next(now))
+    calls: list[tuple[int, int]] = []
+    time_steps(
+        {"x": lambda: None},
+        CountingClock(),
+        warmup_steps=2,
+        measure_steps=10,
+        stepped=lambda done, total: calls.append((done, total)),
+    )
+    assert calls == [(5, 12), (10, 12), (12, 12)]
+
+
+def test_the_host_clock_times_phases_and_the_whole_without_what_is_between() -> None:
+    def wait(seconds: float) -> None:
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            pass
+
+    times = time_steps(
+        {"short": lambda: wait(0.001), "long": lambda: wait(0.003)},
+        HostClock(),
+        prepare=lambda: wait(0.01),
+        warmup_steps=0,
+        measure_steps=40,
+    )
+    # Minima: other processes only ever add to a time.
+    assert 1 <= min(times.phases["short"]) < 2
+    assert 3 <= min(times.phases["long"]) < 5
+    assert 4 <= min(times.step) < 7
+    rest = [step - short - long for step, short, long in zip(times.step, *times.phases.values(), strict=True)]
+    assert 0 <= min(rest) < 0.5
+
+
+def test_many_steps_keep_eight_bytes_a_sample() -> None:
+    times = time_steps({"x": lambda: None}, HostClock(), warmup_steps=0, measure_steps=50_000)
+    assert len(times.step) == 50_000
+    assert times.step.itemsize == times.phases["x"].itemsize == 8
+
+
+def test_running_out_of_memory_names_phase_and_step() -> None:
+    steps: list[None] = []
+
+    def backward() -> None:
+        steps.append(None)
+        if len(steps) == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    phases = {"forward": lambda: None, "backward": backward}
+    with pytest.raises(OutOfMemory, match=r"in backward of step 3 of 6: CUDA out of memory. Tried to allocate 20"):
+        time_steps(phases, HostClock(), warmup_steps=1, measure_steps=5)
+
+
+def test_other_errors_pass() -> None:
+    def fail() -> None:
+        raise RuntimeError("shapes do not match")
+
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        time_steps({"forward": fail}, HostClock(), warmup_steps=0, measure_steps=1)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_events_time_the_work_and_not_the_call() -> None:
+    x = torch.randn(4096, 4096, device="cuda")
+    issued: list[float] = []
+
+    def work() -> None:
+        start = time.perf_counter()
+        for _ in range(20):
+            x @ x
+        issued.append(1e3 * (time.perf_counter() - start))
+
+    clock = make_clock(torch.device("cuda"), 2)
+    times = time_steps({"a": work, "b": work}, clock, warmup_steps=2, measure_steps=5)
+    for a, b, step in zip(times.phases["a"], times.phases["b"], times.step, strict=True):
+        assert a + b == pytest.approx(step, rel=0.1)
+        assert a == pytest.approx(b, rel=0.2)
+    assert min(times.phases["a"]) > 2 * min(issued), "issuing the work takes less than the work"

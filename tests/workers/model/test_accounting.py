@@ -1,0 +1,95 @@
+"""The formulas against the model itself, counted by torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from workers.model import TransformerLM, accounting
+from workers.model.accounting import peak_tflops
+from workers.model.batches import RandomBatches
+from workers.model.precision import PRECISIONS
+from workers.model.steps import GenerateStep
+
+SHAPES = [
+    accounting.Shape(vocab_size=50, d_model=16, num_layers=3, num_heads=2, d_ff=40),
+    accounting.Shape(vocab_size=97, d_model=48, num_layers=1, num_heads=4, d_ff=32),
+]
+
+
+def build(shape: accounting.Shape, context_length: int, **options) -> TransformerLM:
+    return TransformerLM(
+        shape.vocab_size, context_length, shape.d_model, shape.num_layers, shape.num_heads, shape.d_ff, **options
+    )
+
+
+def masked_half(shape: accounting.Shape, batch: int, context: int) -> int:
+    """What eager attention computes and the formulas leave out: half of scores and values, forward."""
+    return 2 * batch * context**2 * shape.d_model * shape.num_layers
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_parameters(shape: accounting.Shape) -> None:
+    assert accounting.parameters(shape) == sum(parameter.numel() for parameter in build(shape, 8).parameters())
+
+
+@pytest.mark.parametrize("activation_checkpointing", [False, True])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_forward_and_training_flops(shape: accounting.Shape, activation_checkpointing: bool) -> None:
+    model = build(shape, 12, activation_checkpointing=activation_checkpointing)
+    with FlopCounterMode(display=False) as forward:
+        loss = model(torch.zeros(3, 12, dtype=torch.long)).sum()
+    assert model.forward_flops(3, 12) == forward.get_total_flops() - masked_half(shape, 3, 12)
+    with FlopCounterMode(display=False) as backward:
+        loss.backward()
+    computed = forward.get_total_flops() + backward.get_total_flops() - 3 * masked_half(shape, 3, 12)
+    counted = accounting.training_flops(model.forward_flops(3, 12))
+    if activation_checkpointing:
+        assert computed > counted, "recomputation is work done, and does not count"
+    else:
+        assert computed == counted
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_generate_flops(shape: accounting.Shape) -> None:
+    model = build(shape, 20)
+    step = GenerateStep(model, model, RandomBatches(10, 2, 9, torch.device("cpu"), 0), PRECISIONS["fp32"], new_tokens=5)
+    step.prepare()
+    with FlopCounterMode(display=False) as counter:
+        step.prefill()
+        step.decode()
+    assert model.generate_flops(2, 9, 5) == counter.get_total_flops() - masked_half(shape, 2, 9)
+
+
+def test_causal_attention_counts_half() -> None:
+    shape = SHAPES[0]
+    one, two = (accounting.forward_flops(shape, 1, length) for length in (1000, 2000))
+    quadratic = two - 2 * one  # a·L² + b·L
+    assert quadratic == 2 * (4 * 1000**2 * shape.d_model * shape.num_layers // 2)
+
+
+def test_peaks_are_known_by_the_whole_name() -> None:
+    assert peak_tflops("NVIDIA H200", "bf16") == (989.5, "NVIDIA H200 datasheet, SXM")
+    assert peak_tflops("NVIDIA H200 NVL", "bf16")[0] == 835.5
+    assert peak_tflops("NVIDIA A100-SXM4-80GB", "tf32")[0] == 156
+    assert peak_tflops("NVIDIA GeForce RTX 4090", "fp32")[0] == 82.6
+    for other in ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "NVIDIA A10G", "NVIDIA GeForce RTX 4090 Laptop GPU", "AMD EPYC"):
+        assert peak_tflops(other, "bf16") == (None, f"no vendor peak is on record for {other}")
+    assert peak_tflops("Tesla T4", "bf16") == (None, "Tesla T4 has no bf16 matrix unit")
+
+
+@pytest.mark.parametrize("peak", accounting.PEAKS.values(), ids=lambda peak: peak.source)
+def test_peaks_are_dense(peak: accounting.Peak) -> None:
+    """Tensor rates double from tf32 to 16 bits; a rate with sparsity beside one without would show."""
+    if peak.tf32 is not None and peak.bf16 is not None:
+        assert peak.bf16 / peak.tf32 == pytest.approx(2, rel=0.03)
+        assert peak.fp16 == peak.bf16
+
+
+def test_accounting_needs_no_torch() -> None:
+    code = "import sys, workers.model.accounting; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

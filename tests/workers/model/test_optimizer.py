@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from workers.model.optimizer import AdamW, clip_gradients, make_optimizer
+
+HYPER_PARAMETERS: list[dict[str, Any]] = [
+    {},
+    {"lr": 0.1, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.3},
+    {"weight_decay": 0.0},
+]
+
+
+def model_with_gradients(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).double()
+    add_gradients(model, seed)
+    return model
+
+
+def add_gradients(model: nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+
+
+def assert_same(one: nn.Module, other: nn.Module) -> None:
+    for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("options", HYPER_PARAMETERS)
+def test_adamw_equals_torchs(options: dict[str, Any]) -> None:
+    mine = model_with_gradients(0)
+    theirs = copy.deepcopy(mine)
+    optimizers = AdamW(mine.parameters(), **options), torch.optim.AdamW(theirs.parameters(), **options)
+    for step in range(20):
+        for model, optimizer in zip((mine, theirs), optimizers, strict=True):
+            add_gradients(model, step)
+            optimizer.step()
+    assert_same(mine, theirs)
+
+
+def test_adamw_honours_groups_and_parameters_without_gradients() -> None:
+    mine, theirs = model_with_gradients(1), model_with_gradients(1)
+    for model, make in ((mine, AdamW), (theirs, torch.optim.AdamW)):
+        first, second = model[0], model[2]
+        second.bias.grad = None
+        groups = [{"params": first.parameters(), "lr": 0.5}, {"params": second.parameters(), "weight_decay": 0.9}]
+        optimizer = make(groups, lr=0.01)
+        for _ in range(3):
+            optimizer.step()
+    assert_same(mine, theirs)
+
+
+def test_adamw_resumes_from_its_state() -> None:
+    straight = model_with_gradients(2)
+    first = AdamW(straight.parameters(), lr=0.1)
+    first.step()
+    resumed = copy.deepcopy(straight)
+    add_gradients(resumed, 2)
+    second = AdamW(resumed.parameters(), lr=0.7)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    add_gradients(straight, 2)
+    first.step()
+    second.step()
+    assert_same(straight, resumed)
+
+
+def test_adamw_returns_the_closures_loss() -> None:
+    parameter = nn.Parameter(torch.tensor([3.0]))
+    optimizer = AdamW([parameter], lr=0.1, weight_decay=0)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = parameter.square().sum()
+        loss.backward()
+        return loss.item()
+
+    assert optimizer.step(closure) == 9.0
+    torch.testing.assert_close(parameter.detach(), torch.tensor([2.9]))  # the first step has the size of lr
+
+
+@pytest.mark.parametrize("options", [{"lr": -1}, {"betas": (1.0, 0.9)}, {"betas": (0.9, -0.1)}, {"eps": -1.0}])
+def test_adamw_refuses_what_is_out_of_range(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="out of range"):
+        AdamW([nn.Parameter(torch.zeros(1))], **options)
+
+
+@pytest.mark.parametrize("max_norm", [0.1, 1e6])
+def test_clipping_equals_torchs(max_norm: float) -> None:
+    mine, theirs = model_with_gradients(3), model_with_gradients(3)
+    norm = clip_gradients(mine.parameters(), max_norm)
+    expected = nn.utils.clip_grad_norm_(theirs.parameters(), max_norm)
+    torch.testing.assert_close(norm, expected)
+    for one, other in zip(mine.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+
+
+def test_clipping_without_gradients_is_nothing() -> None:
+    assert clip_gradients([nn.Parameter(torch.zeros(2))], 1.0).item() == 0
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_the_optimizers_to_choose_from_do_the_same(device: str) -> None:
+    models: list[Tensor] = []
+    for name in ("adamw", "torch_adamw", "torch_fused_adamw"):
+        model = model_with_gradients(4).to(device)
+        optimizer = make_optimizer(name, model)
+        for _ in range(3):
+            optimizer.step()
+        models.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+    torch.testing.assert_close(models[0], models[1])
+    torch.testing.assert_close(models[0], models[2])
+
+
+def test_frozen_parameters_are_left_out_and_unknown_names_refused() -> None:
+    model = model_with_gradients(5)
+    model[0].requires_grad_(False)
+    assert len(make_optimizer("adamw", model).param_groups[0]["params"]) == 2
+    with pytest.raises(ValueError, match="unknown optimizer 'sgd'; known are adamw"):
+        make_optimizer("sgd", model)

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from workers.model import TransformerLM
+from workers.model.batches import RandomBatches
+from workers.model.loss import cross_entropy
+from workers.model.optimizer import AdamW
+from workers.model.precision import PRECISIONS
+from workers.model.steps import MAX_LEARNING_RATE, BackwardStep, ForwardStep, GenerateStep, Step, TrainStep
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def small_model(device: str = "cpu") -> TransformerLM:
+    torch.manual_seed(0)
+    return TransformerLM(vocab_size=31, context_length=16, d_model=16, num_layers=2, num_heads=2, d_ff=24).to(device)
+
+
+def batches(device: str = "cpu") -> RandomBatches:
+    return RandomBatches(31, 4, 8, torch.device(device), seed=5)
+
+
+def run(step: Step, times: int = 1) -> None:
+    for _ in range(times):
+        step.prepare()
+        for phase in step.phases.values():
+            phase()
+
+
+def train_step(model: nn.Module, precision: str = "fp32", device: str = "cpu", **options) -> TrainStep:
+    optimizer = AdamW(model.parameters())
+    return TrainStep(model, batches(device), PRECISIONS[precision], model, optimizer, total_steps=30, **options)
+
+
+def test_phases_are_named_in_order() -> None:
+    model = small_model()
+    assert list(ForwardStep(model, batches(), PRECISIONS["fp32"]).phases) == ["forward"]
+    assert list(BackwardStep(model, batches(), PRECISIONS["fp32"], model).phases) == ["forward", "backward"]
+    assert list(train_step(model).phases) == ["forward", "backward", "optimizer"]
+    assert list(GenerateStep(model, model, batches(), PRECISIONS["fp32"], 3).phases) == ["prefill", "decode"]
+
+
+def test_forward_keeps_no_graph() -> None:
+    step = ForwardStep(small_model(), batches(), PRECISIONS["fp32"])
+    run(step)
+    assert not step.loss.requires_grad
+    torch.testing.assert_close(step.loss, cross_entropy(small_model()(step.inputs), step.targets).detach())
+
+
+def test_backward_leaves_one_batchs_gradients() -> None:
+    model = small_model()
+    step = BackwardStep(model, batches(), PRECISIONS["fp32"], model)
+    run(step, times=3)
+    expected = small_model()
+    cross_entropy(expected(step.inputs), step.targets).backward()
+    for mine, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("clip", [None, 0.01])
+def test_a_train_step_is_the_loop_written_out(clip: float | None) -> None:
+    model = small_model()
+    reference = copy.deepcopy(model)
+    step = train_step(model, gradient_clip_norm=clip)
+    run(step, times=2)
+    optimizer = torch.optim.AdamW(reference.parameters(), lr=MAX_LEARNING_RATE)
+    data = batches()
+    for index in range(2):
+        inputs, targets = data.next()
+        cross_entropy(reference(inputs), targets).backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(reference.parameters(), clip)
+        optimizer.param_groups[0]["lr"] = MAX_LEARNING_RATE * (index + 1) / 3  # warm-up: a tenth of 30 steps
+        optimizer.step()
+        optimizer.zero_grad()
+    for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)
+        assert mine.grad is None
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_training_on_one_batch_learns_it(precision: str, device: str) -> None:
+    model = small_model(device)
+    step = train_step(model, precision, device, gradient_clip_norm=1.0)
+    data = step.batches.next()
+    step.batches.next = lambda: data  # type: ignore[method-assign]
+    run(step)
+    first = step.loss.item()
+    run(step, times=29)
+    assert step.loss.item() < 0.9 * first
+    assert all(parameter.dtype == torch.float32 for parameter in model.parameters())
+
+
+def test_generate_continues_the_prompt_greedily() -> None:
+    model = small_model()
+    step = GenerateStep(model, model, batches(), PRECISIONS["fp32"], new_tokens=5)
+    run(step, times=2)
+    assert step.cache.length == 8 + 4
+    assert torch.equal(step.token, model.generate(step.prompt, 5, temperature=0)[:, -1:])
+
+
+@pytest.mark.parametrize(("name", "setting"), [("fp32", "highest"), ("tf32", "high"), ("bf16", "highest")])
+def test_a_precision_sets_what_float32_products_may_do(name: str, setting: str) -> None:
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        PRECISIONS[name].apply()
+        assert torch.get_float32_matmul_precision() == setting
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_fp32_is_fp32_and_tf32_is_not() -> None:
+    a, b = torch.randn(2, 512, 512, dtype=torch.float64, device="cuda")
+    before = torch.get_float32_matmul_precision()
+    errors = {}
+    try:
+        for name in ("fp32", "tf32"):
+            PRECISIONS[name].apply()
+            errors[name] = ((a.float() @ b.float()).double() - a @ b).norm() / (a @ b).norm()
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert errors["fp32"] < 1e-6
+    assert 1e-5 < errors["tf32"] < 1e-3

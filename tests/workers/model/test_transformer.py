@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.attention.reference import attention
+from workers.model import TransformerLM
+from workers.model.transformer import RMSNorm, SwiGLU, rotary_angles, rotate
+
+PARAMETERS = {
+    # vocabulary 10 000: d_model, d_ff, num_layers, num_heads, parameters
+    "tiny": (128, 512, 2, 4, 3_084_928),
+    "small": (768, 3072, 12, 12, 128_625_408),
+    "medium": (1024, 4096, 24, 16, 423_183_360),
+    "large": (1280, 5120, 36, 20, 969_411_840),
+    "xl": (1600, 6400, 48, 25, 1_998_235_200),
+    "2.7b": (2560, 10240, 32, 32, 3_406_809_600),
+}
+
+
+def small_model(**options) -> TransformerLM:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 61, "context_length": 32, "d_model": 16, "num_layers": 3, "num_heads": 2, "d_ff": 24}
+    return TransformerLM(**{**sizes, **options}).double()
+
+
+def tokens(batch: int = 2, length: int = 12) -> Tensor:
+    return torch.randint(61, (batch, length), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("size", PARAMETERS)
+def test_parameter_counts_match_the_presets(size: str) -> None:
+    d_model, d_ff, num_layers, num_heads, expected = PARAMETERS[size]
+    with torch.device("meta"):
+        model = TransformerLM(10_000, 256, d_model, num_layers, num_heads, d_ff)
+    assert sum(parameter.numel() for parameter in model.parameters()) == expected
+    assert not any(name.endswith("bias") for name, _ in model.named_parameters())
+    assert model.token_embeddings.weight is not model.lm_head.weight
+
+
+def test_logits_have_one_row_per_token() -> None:
+    assert small_model()(tokens(2, 12)).shape == (2, 12, 61)
+    assert small_model()(tokens(2, 12), last_only=True).shape == (2, 1, 61)
+
+
+def test_no_position_sees_a_later_one() -> None:
+    model, ids = small_model(), tokens(1, 12)
+    changed = ids.clone()
+    changed[:, 7:] = (changed[:, 7:] + 1) % 61
+    before, after = model(ids), model(changed)
+    torch.testing.assert_close(after[:, :7], before[:, :7], rtol=0, atol=0)
+    assert not torch.allclose(after[:, 7:], before[:, 7:])
+
+
+def test_order_matters() -> None:
+    model, ids = small_model(), tokens(1, 12)
+    swapped = ids.clone()
+    swapped[0, 2], swapped[0, 3] = ids[0, 3], ids[0, 2]
+    assert ids[0, 2] != ids[0, 3]
+    assert not torch.allclose(model(swapped)[:, -1], model(ids)[:, -1])
+
+
+def test_rms_norm_scales_to_unit_root_mean_square() -> None:
+    norm = RMSNorm(8, eps=0).double()
+    out = norm(torch.randn(5, 8, dtype=torch.float64) * 100)
+    torch.testing.assert_close(out.square().mean(-1), torch.ones(5, dtype=torch.float64))
+    assert norm(torch.randn(2, 8).bfloat16()).dtype == torch.bfloat16
+
+
+def test_swiglu_is_gated_silu() -> None:
+    ffn, x = SwiGLU(4, 6), torch.randn(3, 4)
+    gate = x @ ffn.w1.weight.T
+    expected = (gate * torch.sigmoid(gate) * (x @ ffn.w3.weight.T)) @ ffn.w2.weight.T
+    torch.testing.assert_close(ffn(x), expected)
+
+
+def test_rotation_keeps_lengths_and_makes_scores_relative() -> None:
+    cos, sin = (table.double() for table in rotary_angles(64, 16, 10_000.0))
+    q, k = torch.randn(2, 16, dtype=torch.float64)
+    rotated = rotate(q.expand(64, 16), cos, sin)
+    torch.testing.assert_close(rotated.norm(dim=-1), q.norm().expand(64), rtol=1e-6, atol=0)
+    scores = rotated @ rotate(k.expand(64, 16), cos, sin).T
+    for distance in (0, 1, 17):
+        diagonal = scores.diagonal(distance)
+        torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), rtol=1e-5, atol=1e-5)
+    assert not torch.isclose(scores[0, 0], scores[0, 17])
+
+
+def test_rotation_of_a_pair_is_by_position_times_frequency() -> None:
+    cos, sin = rotary_angles(10, 4, 100.0)
+    x = torch.tensor([1.0, 0.0, 1.0, 0.0]).expand(10, 4)
+    angle = torch.arange(10) * torch.tensor([[1.0], [0.1]])  # 100^(-2i/4)
+    expected = torch.stack((angle[0].cos(), angle[0].sin(), angle[1].cos(), angle[1].sin()), dim=-1)
+    torch.testing.assert_close(rotate(x, cos, sin), expected)
+
+
+def test_attention_is_what_was_chosen() -> None:
+    calls = []
+
+    def spy(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+        calls.append((tuple(q.shape), is_causal))
+        return attention(q, k, v, is_causal)
+
+    small_model(attention=spy)(tokens(2, 12))
+    assert calls == [((2, 2, 12, 8), True)] * 3
+
+
+def test_activation_checkpointing_recomputes_and_changes_no_gradient() -> None:
+    calls = []
+
+    def spy(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+        calls.append(torch.is_grad_enabled())
+        return attention(q, k, v, is_causal)
+
+    plain, checkpointed = small_model(), small_model(attention=spy, activation_checkpointing=True)
+    saved = {}
+    for model in (plain, checkpointed):
+        stored: list[int] = []
+
+        def pack(tensor: Tensor, stored: list[int] = stored) -> Tensor:
+            stored.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = model(tokens()).square().mean()
+        saved[model] = sum(stored)
+        loss.backward()
+    assert len(calls) == 6, "three blocks, each run forward and once more in the backward pass"
+    assert saved[checkpointed] < saved[plain] / 2
+    for one, other in zip(plain.parameters(), checkpointed.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, one.grad, rtol=0, atol=0)
+    with torch.no_grad():
+        checkpointed(tokens())
+    assert len(calls) == 9, "without gradients there is nothing to recompute"
+
+
+@pytest.mark.parametrize(("d_model", "num_heads"), [(16, 3), (6, 2)])
+def test_an_odd_head_dimension_is_refused(d_model: int, num_heads: int) -> None:
+    with pytest.raises(ValueError, match="multiple of 2 × num_heads"):
+        small_model(d_model=d_model, num_heads=num_heads)
+
+
+def test_more_tokens_than_the_context_length_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"33 tokens are more than the context length \(32\)"):
+        small_model()(tokens(1, 33))
+
+
+def test_the_model_compiles_to_one_graph() -> None:
+    model = small_model()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(tokens()), model(tokens()))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["eager", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math"])
+def test_on_a_gpu_every_attention_gives_nearly_the_same_logits(name: str) -> None:
+    from kernels.registry import ATTENTION
+
+    model = small_model(d_model=64, attention=ATTENTION.load(name).function).float().cuda()
+    reference = small_model(d_model=64)
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        logits = model(tokens().cuda())
+    expected = reference(tokens())
+    error = (logits.double().cpu() - expected).norm() / expected.norm()
+    assert error < 3e-2
