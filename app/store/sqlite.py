@@ -5,6 +5,7 @@ Everything the store knows of SQLite is here; another database is another module
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sqlite3
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import ModuleType
 from typing import Any
 
@@ -36,7 +38,8 @@ WAL_RETRY_S = 10.0
 POOL_SIZE = 8
 
 BUSY, LOCKED, IOERR, FULL = 5, 6, 10, 13
-IOERR_WRITE, IOERR_SHMSIZE = IOERR | 3 << 8, IOERR | 19 << 8
+NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+PROBE_BYTES = 1 << 20
 
 
 @cache
@@ -186,19 +189,20 @@ class SQLite:
             return None
         if code & 0xFF in (BUSY, LOCKED):
             return DatabaseBusy(f"The database was locked for longer than {self._busy_timeout_s:g} s.")
-        if (
-            code & 0xFF == FULL
-            or code in (IOERR_WRITE, IOERR_SHMSIZE)
-            or (code & 0xFF == IOERR and self._disk_is_full())
-        ):
+        if code & 0xFF == FULL or (code & 0xFF == IOERR and not self._can_grow()):
             return DiskFull(
                 f"The database could not grow, its disk is full or a file-size limit is reached: {original}."
             )
         return None
 
-    def _disk_is_full(self) -> bool:
-        status = os.statvfs(self.path.parent)
-        return status.f_bavail * status.f_frsize < 1 << 20
+    def _can_grow(self) -> bool:
+        """Whether there is room for a longer log. SQLite tells of a full disk, but not of a quota or a size limit."""
+        try:
+            with TemporaryFile(dir=self.path.parent) as probe:
+                os.posix_fallocate(probe.fileno(), _size(self._wal), PROBE_BYTES)
+        except OSError as error:
+            return error.errno not in NO_SPACE
+        return True
 
     def close(self) -> None:
         self.engine.dispose()

@@ -1,0 +1,62 @@
+"""A worker process of test_processes.py: claims and finishes until nothing is left, then prints the ids it ran.
+
+    python claimant.py URL NAME [--sabotage]
+
+With --sabotage there is no write lock, no transaction and no condition on the job's state: what the test must notice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from typing import Any
+
+from sqlalchemy import bindparam, update
+
+from app.store import locking, queue, sqlite, tables
+from app.store.engine import Database
+from app.store.queue import Finish, Offer, Queue
+
+PAUSE_S = 0.002
+
+
+def hesitate() -> None:
+    """Wait between choosing a job and taking it, as long with sabotage as without."""
+    choose = queue.next_job
+
+    def slowly(*arguments: Any) -> Any:
+        chosen = choose(*arguments)
+        time.sleep(PAUSE_S)
+        return chosen
+
+    queue.next_job = slowly
+
+
+def sabotage() -> None:
+    locking.WriteLock.hold = lambda self, timeout_s: contextlib.nullcontext()  # type: ignore[method-assign]
+    sqlite._begin = lambda connection: None  # each statement commits by itself
+    job = tables.job.c
+    careless = update(tables.job).where(job.id == bindparam("job_id"))
+    queue._TAKE = careless.values(
+        state="running", attempt=job.attempt + 1, worker_id=bindparam("by"), started_at=bindparam("now")
+    ).returning(*queue._TAKE.exported_columns)
+
+
+def main() -> None:
+    hesitate()
+    if "--sabotage" in sys.argv:
+        sabotage()
+    workers_queue = Queue(Database(sys.argv[1], busy_timeout_s=30))
+    offer = Offer(frozenset({"benchmark"}), frozenset(), 0, 0, idle=True)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    ran = []
+    while claim := workers_queue.claim(sys.argv[2], offer):
+        workers_queue.finish(claim, Finish("succeeded"))
+        ran.append(claim.job_id)
+    print(json.dumps(ran), flush=True)
+
+
+main()

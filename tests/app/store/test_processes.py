@@ -1,0 +1,97 @@
+"""The queue between real processes: nothing runs twice, nothing is lost, and what was answered is there."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from app.specs.benchmark import BenchmarkSpec
+from app.store.engine import Database
+from app.store.queue import NewJob, Queue
+from app.store.reading import Reading
+
+CLAIMANT = Path(__file__).with_name("claimant.py")
+JOBS = 120
+
+SUBMITTER = """
+import sys
+from app.specs.benchmark import BenchmarkSpec
+from app.store.engine import Database
+from app.store.queue import NewJob, Queue
+queue = Queue(Database(sys.argv[1], busy_timeout_s=30))
+while True:
+    print(queue.submit(NewJob(BenchmarkSpec(), labels={"a": "b"})).response["id"], flush=True)
+"""
+
+
+def run_claimants(url: str, number: int, *options: str) -> list[list[int]]:
+    """What each of several processes ran, all let go at once."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(CLAIMANT), url, f"worker-{name}", *options],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in range(number)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * number
+    return [json.loads(output) for output in outputs]
+
+
+def each_ran_once(ran: list[list[int]], reading: Reading) -> bool:
+    times = Counter(job_id for ids in ran for job_id in ids)
+    jobs, _ = reading.jobs(limit=1000)
+    return (
+        len(times) == JOBS
+        and set(times.values()) == {1}
+        and all(job["state"] == "succeeded" and job["attempt"] == 1 for job in jobs)
+    )
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("options", [(), ("--sabotage",)], ids=["as it is", "without lock, transaction and condition"])
+def test_several_workers_run_each_job_once(
+    database: Database, queue: Queue, reading: Reading, options: tuple[str, ...]
+) -> None:
+    queue.submit_sweep(None, {}, {}, {}, [], [NewJob(BenchmarkSpec())] * JOBS)
+    ran = run_claimants(database.url, 3, *options)
+    assert each_ran_once(ran, reading) == (not options)
+
+
+@pytest.mark.timeout(120)
+def test_what_was_answered_survives_kill_9(
+    database: Database, queue: Queue, reading: Reading, rng: random.Random
+) -> None:
+    for _ in range(2):
+        command = [sys.executable, "-c", SUBMITTER, database.url]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            answered = [int(process.stdout.readline())]
+            time.sleep(rng.uniform(0, 0.2))  # any moment will do
+            process.kill()
+            rest = process.stdout.read().splitlines(keepends=True)
+        answered += [int(line) for line in rest if line.endswith("\n")]
+        found = {job["id"]: job for job in reading.jobs(limit=1000)[0]}
+        assert set(answered) <= set(found)
+        for job_id in found:
+            assert [event["type"] for event in reading.events(job_id)] == ["state"]
+        labelled = {job["id"] for job in reading.jobs(labels=[("a", "b")], limit=1000)[0]}
+        assert labelled == set(found)
+    # A killed writer leaves no lock behind.
+    queue.submit(NewJob(BenchmarkSpec()))
