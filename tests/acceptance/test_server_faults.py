@@ -1,0 +1,281 @@
+"""The server killed, stopped, out of disk and locked out of its database. Each check is shown to fail without what it
+checks: a control runs it on a server from which that mechanism is taken out."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from benchmarks.service import Service, wait_until
+from tests.acceptance.faults import (
+    PROJECT,
+    TINY,
+    Submitters,
+    damage,
+    database_path,
+    file_size_limit,
+    full,
+    http_client,
+    largest_file,
+    lost_or_doubled,
+    problem_trouble,
+    small_disk,
+    without,
+)
+
+pytestmark = pytest.mark.acceptance
+
+SUBMISSIONS = 200
+CLIENTS = 8
+PROMPT_S = 3.0
+"""How soon a server stops that was told to; uvicorn alone would wait for its streams for 10 s."""
+BUSY_TIMEOUT_S = 0.5
+LOCKED_ANSWER_S = 4.0
+"""How soon a locked server answers a write, at the latest."""
+
+
+def stop_server(service: Service, number: int) -> float:
+    """Send the server a signal; how long it took to end, in seconds. It gets no longer than PROMPT_S."""
+    assert service.server is not None
+    started = time.monotonic()
+    service.server.send_signal(number)
+    try:
+        service.server.wait(PROMPT_S)
+    except subprocess.TimeoutExpired:
+        service.server.kill()
+        service.server.wait()
+    return time.monotonic() - started
+
+
+def kill_amid_submissions(service: Service, rng: random.Random, kills: int, **environment: str) -> list[str]:
+    """Kill the server `kills` times while clients submit; what is wrong when all is answered."""
+    client = service.start_server(**environment)
+    moments = sorted(rng.sample(range(5, SUBMISSIONS - CLIENTS), kills))
+    print(f"killed after these numbers of answers: {moments}")
+    with Submitters(service, SUBMISSIONS, CLIENTS) as submitters:
+        for moment in moments:
+            submitters.wait_for_answers(moment)
+            stop_server(service, signal.SIGKILL)
+            service.start_server(**environment)
+        submitters.wait_for_answers(SUBMISSIONS)
+    return lost_or_doubled(submitters, client) + damage(database_path(service))
+
+
+def test_what_was_answered_survives_kill_9(service: Service, rng: random.Random) -> None:
+    assert kill_amid_submissions(service, rng, kills=3) == []
+
+
+def test_control_an_answer_before_the_commit_does_not_survive_kill_9(service: Service, rng: random.Random) -> None:
+    assert kill_amid_submissions(service, rng, kills=1, **without("commit_before_answer")) != []
+
+
+def terminate_amid_requests(service: Service, rng: random.Random, **environment: str) -> list[str]:
+    """Terminate the server amid submissions, with a stream and a waiting request open; what was wrong with that."""
+    client = service.start_server(**environment)
+    job = client.post("/jobs", json={"spec": TINY, "name": "followed"}).raise_for_status().json()
+    first_event, ends = threading.Event(), list[str]()
+
+    def follow() -> None:
+        with (
+            http_client(service) as own,
+            own.stream("GET", f"/jobs/{job['id']}/events", headers={"Accept": "text/event-stream"}) as stream,
+        ):
+            for _ in stream.iter_lines():
+                first_event.set()
+
+    def hold() -> None:
+        body, headers = {"spec": TINY, "name": "held"}, {"Prefer": "wait=60"}
+        with http_client(service) as own:
+            answer = own.post("/jobs", json=body, headers=headers)
+        if answer.status_code != 201 or answer.json()["state"] != "queued":
+            ends.append(f"the held request was answered {answer.status_code}: {answer.text}")
+
+    def telling(work: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            try:
+                work()
+            except httpx.HTTPError as error:
+                ends.append(f"{work.__name__} ended with {error!r}")
+
+        return run
+
+    threads = [threading.Thread(target=telling(work)) for work in (follow, hold)]
+    for thread in threads:
+        thread.start()
+    assert first_event.wait(30)
+    wait_until(lambda: held(client), timeout_s=30, what="the request to be held")
+    with Submitters(service, SUBMISSIONS, CLIENTS) as submitters:
+        submitters.wait_for_answers(rng.randrange(5, SUBMISSIONS // 2))
+        took_s = stop_server(service, signal.SIGTERM)
+        for thread in threads:
+            thread.join()
+        service.start_server()
+        submitters.wait_for_answers(SUBMISSIONS)
+    if took_s >= PROMPT_S:
+        ends.append(f"the server took {took_s:.1f} s to stop")
+    return ends + lost_or_doubled(submitters, client) + damage(database_path(service))
+
+
+def held(client: httpx.Client) -> bool:
+    return any(job["name"] == "held" for job in client.get("/jobs").raise_for_status().json()["data"])
+
+
+def test_sigterm_stops_the_server_promptly_and_loses_nothing(service: Service, rng: random.Random) -> None:
+    assert terminate_amid_requests(service, rng) == []
+
+
+@pytest.mark.parametrize("mechanism", ["waking_of_streams", "commit_before_answer"])
+def test_control_of_sigterm(service: Service, rng: random.Random, mechanism: str) -> None:
+    assert terminate_amid_requests(service, rng, **without(mechanism)) != []
+
+
+@contextmanager
+def disk_of_a_few_mebibytes(service: Service) -> Iterator[Callable[[], Any]]:
+    """The service's data on a small disk; gives what fills it."""
+    with small_disk(service.data_dir, mebibytes=3) as folder:
+        yield lambda: full(folder)
+        service.stop()  # before its disk goes
+
+
+@contextmanager
+def limited_file_size(service: Service) -> Iterator[Callable[[], Any]]:
+    """The service's data on an ordinary disk; gives what keeps the server's files from growing."""
+
+    def fill() -> Any:
+        assert service.server is not None
+        return file_size_limit(service.server.pid, largest_file(service.data_dir))
+
+    yield fill
+
+
+def submit_to_a_full_disk(service: Service, disk: Any, **environment: str) -> list[str]:
+    """Submit until no space is left; what is wrong with the answers, then and after space was made."""
+    with disk(service) as fill:
+        client = service.start_server(**environment)
+        first = client.post("/jobs", json={"spec": TINY, "name": "first"}).raise_for_status().json()
+        answered = [first]
+        with fill():
+            for number in range(500):
+                key = f"number-{number}"
+                body = {"spec": TINY, "name": key, "labels": {"padding": "x" * 200}}
+                answer = client.post("/jobs", json=body, headers={"Idempotency-Key": key})
+                if answer.status_code != 201:
+                    break
+                answered.append(answer.json())
+            if found := problem_trouble(answer, 507, "disk_full"):
+                return found
+            cancelled = client.post(f"/jobs/{first['id']}/cancel")
+            if cancelled.status_code != 202:  # so short a write may still fit
+                found += problem_trouble(cancelled, 507, "disk_full")
+            for path in ("/jobs", f"/jobs/{first['id']}", f"/jobs/{first['id']}/events", "/readyz", "/ui"):
+                if (read := client.get(path)).status_code != 200:
+                    found.append(f"GET {path}: {read.status_code} {read.text}")
+        again = client.post("/jobs", json=body, headers={"Idempotency-Key": key})
+        if again.status_code != 201 or "Idempotency-Replayed" in again.headers:
+            found.append(f"after space was made: {again.status_code} {again.headers} {again.text}")
+        else:
+            answered.append(again.json())
+        kept = client.get("/jobs", params={"limit": 500}).raise_for_status().json()["data"]
+        if sorted(job["id"] for job in kept) != [job["id"] for job in answered]:
+            found.append(f"answered: {[job['id'] for job in answered]}; there: {[job['id'] for job in kept]}")
+        return found + damage(database_path(service))
+
+
+DISKS = [disk_of_a_few_mebibytes, limited_file_size]
+
+
+@pytest.mark.parametrize("disk", DISKS)
+def test_a_full_disk_refuses_writes_and_answers_reads(service: Service, disk: Any) -> None:
+    assert submit_to_a_full_disk(service, disk) == []
+
+
+@pytest.mark.parametrize("disk", DISKS)
+def test_control_of_the_full_disk(service: Service, disk: Any) -> None:
+    assert submit_to_a_full_disk(service, disk, **without("error_translation")) != []
+
+
+OURS = """
+import sys
+from app.store.engine import Database
+with Database(sys.argv[1]).write():
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+FOREIGN = """
+import sys
+from app.store.sqlite import driver
+connection = driver().connect(sys.argv[1].removeprefix("sqlite:///"), isolation_level=None)
+connection.execute("BEGIN IMMEDIATE")
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def locked(service: Service, program: str, end: int | None) -> Iterator[None]:
+    """Another process holds the write lock while inside; it ends by itself, or by the signal `end` (after SIGSTOP)."""
+    url = f"sqlite:///{database_path(service)}"
+    with subprocess.Popen(
+        [sys.executable, "-c", program, url], cwd=PROJECT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"locked\n"
+        if end is not None:
+            holder.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            if end is not None:
+                holder.send_signal(end)
+            holder.communicate()
+
+
+def submit_to_a_locked_database(service: Service, program: str, end: int | None, **environment: str) -> list[str]:
+    """What is wrong with the answers while another process writes and writes, and afterwards."""
+    client = service.start_server(FLOPWATCH_BUSY_TIMEOUT_S=str(BUSY_TIMEOUT_S), **environment)
+    first = client.post("/jobs", json={"spec": TINY}).raise_for_status().json()
+    body, headers = {"spec": TINY, "name": "in the way"}, {"Idempotency-Key": "in the way"}
+    with locked(service, program, end), ExitStack() as stack:
+        impatient = stack.enter_context(http_client(service, LOCKED_ANSWER_S))
+        try:
+            busy = impatient.post("/jobs", json=body, headers=headers)
+        except httpx.TimeoutException:
+            return ["no answer while the database was locked"]
+        if found := problem_trouble(busy, 503, "database_busy"):
+            return found
+        if not busy.headers.get("Retry-After", "").isdigit():
+            found.append(f"no Retry-After: {busy.headers}")
+        for path in ("/jobs", f"/jobs/{first['id']}", "/readyz"):
+            if (read := impatient.get(path)).status_code != 200:
+                found.append(f"GET {path}: {read.status_code} {read.text}")
+    again = client.post("/jobs", json=body, headers=headers)
+    if again.status_code != 201 or "Idempotency-Replayed" in again.headers:
+        found.append(f"afterwards: {again.status_code} {again.headers} {again.text}")
+    jobs = client.get("/jobs").raise_for_status().json()["data"]
+    if len(jobs) != 2:
+        found.append(f"{len(jobs)} jobs instead of 2")
+    return found + damage(database_path(service))
+
+
+@pytest.mark.parametrize(
+    ("program", "end"),
+    [(OURS, None), (OURS, signal.SIGCONT), (OURS, signal.SIGKILL), (FOREIGN, None), (FOREIGN, signal.SIGKILL)],
+    ids=["ours", "ours stopped", "ours stopped and killed", "foreign", "foreign stopped and killed"],
+)
+def test_a_locked_database_refuses_writes_and_answers_reads(service: Service, program: str, end: int | None) -> None:
+    assert submit_to_a_locked_database(service, program, end) == []
+
+
+@pytest.mark.parametrize(("mechanism", "program"), [("lock_deadline", OURS), ("error_translation", FOREIGN)])
+def test_control_of_the_locked_database(service: Service, mechanism: str, program: str) -> None:
+    assert submit_to_a_locked_database(service, program, None, **without(mechanism)) != []

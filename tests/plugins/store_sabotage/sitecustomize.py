@@ -1,0 +1,134 @@
+"""Takes protecting mechanisms out of a process of the service, for controls: without them the tests must fail.
+
+Python imports this module at start where its folder is on the path. $SABOTAGE names what to take out, separated by
+commas; the product knows nothing of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import queue
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, event
+
+from app.api.changes import Changes
+from app.store.artifacts import ArtifactFiles
+from app.store.engine import Database
+from app.store.locking import WriteLock
+from app.store.public import job_dict
+from app.store.records import Idempotency, NewJob, Submitted
+from app.store.sqlite import SQLite
+from app.store.submission import Submission, _row
+from app.store.tables import utc_now
+
+COMMIT_DELAY_S = 0.1
+FOR_EVER_S = 3600.0
+
+
+def replace(owner: type, name: str, substitute: Callable[..., Any]) -> None:
+    """Put `substitute` in a method's place."""
+    setattr(owner, name, substitute)
+
+
+def commit_before_answer() -> None:
+    """Jobs are answered from memory and committed a moment later."""
+    submit, guard, backlog = Submission.submit, threading.Lock(), queue.SimpleQueue[Any]()
+    last_id: list[int] = []
+
+    def early(self: Any, new: NewJob, idempotency: Idempotency | None = None) -> Submitted:
+        with guard:
+            if not last_id:
+                with self._database.read() as connection:
+                    last_id.append(connection.exec_driver_sql("select coalesce(max(id), 0) from job").scalar_one())
+                threading.Thread(target=commit_later, daemon=True).start()
+            last_id[0] += 1
+            row = {**_row(new, None, utc_now()), "id": last_id[0]}
+            backlog.put((self, new, idempotency))
+        return Submitted(job_dict(row), replayed=False)
+
+    def commit_later() -> None:
+        while True:
+            work = backlog.get()
+            time.sleep(COMMIT_DELAY_S)
+            submit(*work)
+
+    replace(Submission, "submit", early)
+
+
+def transaction() -> None:
+    """Every statement of a write commits what went before it."""
+    original = Database.write
+
+    def commit(connection: Connection, *_statement: object) -> None:
+        raw: Any = connection.connection.driver_connection
+        raw.execute("COMMIT")
+        raw.execute("BEGIN IMMEDIATE")
+
+    @contextlib.contextmanager
+    def write(self: Database) -> Iterator[Connection]:
+        with original(self) as connection:
+            event.listen(connection, "before_cursor_execute", commit)
+            yield connection
+
+    replace(Database, "write", write)
+
+
+def write_lock() -> None:
+    """Writers do not wait for each other's file lock."""
+    replace(SQLite, "write_lock", lambda *_arguments: contextlib.nullcontext())
+
+
+def lock_deadline() -> None:
+    """A write waits for the file lock as long as it takes."""
+    original = WriteLock.hold
+    replace(WriteLock, "hold", lambda self, _timeout_s: original(self, FOR_EVER_S))
+
+
+def error_translation() -> None:
+    """The database's errors reach the routes as the driver raises them."""
+    replace(SQLite, "translate", lambda *_arguments: None)
+
+
+def waking_of_streams() -> None:
+    """A server that is told to stop says nothing to its streams."""
+    replace(Changes, "stop", lambda _self: None)
+
+
+def whole_artifacts() -> None:
+    """Contents are copied to their names directly."""
+
+    def put(self: ArtifactFiles, path: Path) -> tuple[str, int]:
+        sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+        target = self._path(sha256)
+        with self._space_errors():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+            self._hold(sha256, target)
+        return sha256, path.stat().st_size
+
+    replace(ArtifactFiles, "put", put)
+
+
+MECHANISMS = {
+    mechanism.__name__: mechanism
+    for mechanism in (
+        commit_before_answer,
+        transaction,
+        write_lock,
+        lock_deadline,
+        error_translation,
+        waking_of_streams,
+        whole_artifacts,
+    )
+}
+
+for name in filter(None, os.environ.get("SABOTAGE", "").split(",")):
+    MECHANISMS[name]()
