@@ -61,6 +61,8 @@ def test_links_lead_somewhere(document: Path) -> None:
             assert not path or (document.parent / path).exists(), target
     for name in re.findall(r"`((?:app|benchmarks|kernels|migrations|parallel|tests|workers)/[\w/.-]*)`", text):
         assert (ROOT / name).exists(), name
+    for module in re.findall(r"python -m (benchmarks\.\w+)", text):
+        assert (ROOT / module.replace(".", "/")).with_suffix(".py").exists(), module
 
 
 def test_every_setting_is_documented(settings: frozenset[str]) -> None:
