@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import httpx
 
@@ -51,8 +51,14 @@ class Client:
             base_url=url, timeout=TIMEOUT_S, headers={"Authorization": f"Bearer {token}"} if token else {}
         )
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
     @classmethod
-    def from_environment(cls) -> Client:
+    def from_environment(cls) -> Self:
         settings = Settings()
         return cls(server_url(settings), settings.api_token.get_secret_value() if settings.api_token else None)
 

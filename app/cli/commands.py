@@ -15,4 +15,3 @@ cli = typer.Typer(
 for module in (processes, jobs, results):
     for command in module.COMMANDS:
         cli.command()(command)
-cli.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(processes.worker)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, TypeVar
 
 import typer
 
@@ -32,29 +33,30 @@ MaxAttempts = Annotated[int, typer.Option(help="How often it may be started when
 Key = Annotated[str | None, typer.Option("--idempotency-key", help="Submitting again with this key changes nothing.")]
 
 
-def explained(command: Callable[P, R]) -> Callable[P, R]:
-    """The command, with the server's problems as messages and exit code 1."""
+def with_server(command: Callable[Concatenate[Client, P], R]) -> Callable[P, R]:
+    """The command as the user sees it: with a connection to the server, whose problems are messages and exit code 1."""
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        from app.cli.client import CliError
+        from app.cli.client import Client, CliError
 
         try:
-            return command(*args, **kwargs)
+            with Client.from_environment() as server:
+                return command(server, *args, **kwargs)
         except CliError as error:
             fail(str(error))
 
+    # Typer reads the parameters off the function: it must not see the first.
+    signature = inspect.signature(command, eval_str=True, locals={"Client": object})
+    _, *parameters = signature.parameters.values()
+    wrapped.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return wrapped
 
 
-def client() -> Client:
-    from app.cli.client import Client
-
-    return Client.from_environment()
-
-
-@explained
+@with_server
 def submit(
+    server: Client,
     kind: Annotated[str, typer.Argument(help="The kind of job; `flopwatch specs` lists them.")],
     fields: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE…", help="The spec's fields; model.size=tiny nests.")
@@ -72,7 +74,6 @@ def submit(
     """Submit one job."""
     from app.cli.output import print_job, print_json, print_measurements
 
-    server = client()
     options = _options(name, label, priority, timeout_s, max_attempts)
     body = {"spec": arguments.parse_spec(kind, fields or []), **options}
     job = server.send("POST", "/jobs", body=body, headers=_idempotency(idempotency_key)).json()
@@ -91,8 +92,9 @@ def submit(
         raise typer.Exit(1)
 
 
-@explained
+@with_server
 def sweep(
+    server: Client,
     kind: Annotated[str, typer.Argument(help="The kind of job.")],
     fields: Annotated[
         list[str], typer.Argument(metavar="KEY=V1,V2…", help="Fields; those with several values make the grid.")
@@ -113,7 +115,6 @@ def sweep(
     """Submit one job per combination of values."""
     from app.cli.output import print_json
 
-    server = client()
     base, grid = arguments.parse_sweep(kind, fields)
     body = {
         "base": base,
@@ -137,8 +138,9 @@ def sweep(
         raise typer.Exit(1)
 
 
-@explained
+@with_server
 def jobs(
+    server: Client,
     *,
     state: Annotated[str | None, typer.Option(help="Only jobs in this state.")] = None,
     kind: Annotated[str | None, typer.Option(help="Only jobs of this kind.")] = None,
@@ -151,7 +153,7 @@ def jobs(
     from app.cli.output import print_columns, print_json
 
     labels = [f"{key}:{value}" for key, value in arguments.parse_labels(label or []).items()] or None
-    found = client().pages("/jobs", limit, state=state, kind=kind, label=labels, sweep=sweep_id)
+    found = server.pages("/jobs", limit, state=state, kind=kind, label=labels, sweep=sweep_id)
     if as_json:
         print_json(found)
         return
@@ -159,12 +161,11 @@ def jobs(
     print_columns(keys, [[job[key] for key in keys] for job in found])
 
 
-@explained
-def show(job_id: JobId, *, as_json: AsJson = False) -> None:
+@with_server
+def show(server: Client, job_id: JobId, *, as_json: AsJson = False) -> None:
     """Show a job and its measurements."""
     from app.cli.output import print_job, print_json, print_measurements
 
-    server = client()
     job = server.get(f"/jobs/{job_id}")
     if as_json:
         print_json(job)
@@ -173,14 +174,14 @@ def show(job_id: JobId, *, as_json: AsJson = False) -> None:
     print_measurements(server.get(f"/jobs/{job_id}/measurements"))
 
 
-@explained
+@with_server
 def logs(
+    server: Client,
     job_id: JobId,
     *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is done.")] = False,
 ) -> None:
     """Print a job's output."""
-    server = client()
     if not follow or server.get(f"/jobs/{job_id}")["finished_at"]:
         typer.echo(server.text(f"/jobs/{job_id}/logs"), nl=False)
         return
@@ -189,10 +190,9 @@ def logs(
             typer.echo(event.data["text"], nl=False)
 
 
-@explained
-def cancel(job_ids: Annotated[list[int], typer.Argument(metavar="ID…", help="The jobs' ids.")]) -> None:
+@with_server
+def cancel(server: Client, job_ids: Annotated[list[int], typer.Argument(metavar="ID…", help="The jobs' ids.")]) -> None:
     """Cancel jobs, queued or running."""
-    server = client()
     for job_id in job_ids:
         job = server.send("POST", f"/jobs/{job_id}/cancel").json()
         typer.echo(f"job {job_id} {'cancelled' if job['state'] == 'cancelled' else 'is being cancelled'}")

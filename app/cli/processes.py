@@ -30,18 +30,19 @@ def serve(host: Host = None, port: Port = None) -> None:
     raise typer.Exit(listen(settings))
 
 
-def worker(context: typer.Context) -> None:
+def worker() -> None:
     """Run a worker on this host; it takes over this very process."""
-    _become_workers("agent", *context.args)
+    _become_workers("agent")
 
 
 def run(
-    spec: Annotated[Path, typer.Argument(exists=True, dir_okay=False, allow_dash=True, help="A spec, as JSON.")],
+    spec: Annotated[str, typer.Argument(metavar="SPEC.json", help="A file with the spec; - reads standard input.")],
+    *,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, not a table.")] = False,
     output: Annotated[Path, typer.Option(help="Folder for the job's files.")] = Path(),
 ) -> None:
     """Run one job without server and queue, in this very process id, so that profilers can wrap it."""
-    _become_workers("run", str(spec), "--output", str(output), *(["--json"] if as_json else []))
+    _become_workers("run", spec, "--output", str(output), *(["--json"] if as_json else []))
 
 
 def up(host: Host = None, port: Port = None) -> None:
@@ -88,7 +89,7 @@ def backup(path: Annotated[Path, typer.Argument(help="The file to write; it must
     typer.echo(f"{path}: {path.stat().st_size} bytes. Copy {settings.artifacts_dir} as well to keep the files of jobs.")
 
 
-COMMANDS = (up, serve, run, backup)
+COMMANDS = (up, serve, worker, run, backup)
 
 
 def fail(message: str) -> NoReturn:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.cli.jobs import AsJson, JobId, client, explained
+from app.cli.jobs import AsJson, JobId, with_server
 
 if TYPE_CHECKING:
     from app.cli.client import Client
@@ -27,8 +27,9 @@ class Format(enum.StrEnum):
     html = "html"
 
 
-@explained
+@with_server
 def table(
+    server: Client,
     *,
     sweep: Annotated[int | None, typer.Option(metavar="ID", help="Jobs of this sweep.")] = None,
     job: Annotated[list[int] | None, typer.Option(metavar="ID", help="This job; may be repeated.")] = None,
@@ -39,12 +40,13 @@ def table(
 ) -> None:
     """Print a table of measurements: one row per case, one column per metric."""
     chosen: dict[str, Any] = {"sweep": sweep, "job": job, "kind": kind, "rows": rows, "columns": columns}
-    text = client().text("/tables", format=output_format.value, **chosen)
+    text = server.text("/tables", format=output_format.value, **chosen)
     typer.echo(text, nl=not text.endswith("\n"))
 
 
-@explained
+@with_server
 def download(
+    server: Client,
     job_id: JobId,
     name: Annotated[str | None, typer.Argument(help="One file; by default all of them.")] = None,
     *,
@@ -53,7 +55,6 @@ def download(
     """Download a job's files."""
     from app.cli.client import CliError
 
-    server = client()
     found = server.get(f"/jobs/{job_id}/artifacts")["data"]
     chosen = [artifact for artifact in found if name in (None, artifact["name"])]
     if name is not None and not chosen:
@@ -85,15 +86,18 @@ def _fetch(server: Client, artifact: dict[str, Any], target: Path) -> None:
             partial.unlink()
 
 
-@explained
+@with_server
 def specs(
-    kind: Annotated[str | None, typer.Argument(help="One kind, with its fields.")] = None, *, as_json: AsJson = False
+    server: Client,
+    kind: Annotated[str | None, typer.Argument(help="One kind, with its fields.")] = None,
+    *,
+    as_json: AsJson = False,
 ) -> None:
     """List the kinds of job, or the fields of one."""
     from app.cli.client import CliError
     from app.cli.output import print_columns, print_json
 
-    found = client().get("/specs")["data"]
+    found = server.get("/specs")["data"]
     if kind is not None:
         found = [spec for spec in found if spec["kind"] == kind]
         if not found:

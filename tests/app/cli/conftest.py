@@ -1,0 +1,55 @@
+"""Running the command as users do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from app.cli.commands import cli
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def environment(**settings: Any) -> dict[str, str]:
+    return {**os.environ, **{name: str(value) for name, value in settings.items()}}
+
+
+@pytest.fixture
+def flopwatch(site: Any) -> Command:
+    """Run a command to its end against the module's server; in this process, which is quicker."""
+
+    def run(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+        result = CliRunner().invoke(cli, arguments, env={"FLOPWATCH_URL": site.url, **settings})
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return subprocess.CompletedProcess(arguments, result.exit_code, result.stdout, result.stderr)
+
+    return run
+
+
+@pytest.fixture
+def start() -> Any:
+    """Start a command; what still runs at the test's end is killed."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(*arguments: str, **settings: Any) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "app.cli", *arguments],
+            env=environment(**settings),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()

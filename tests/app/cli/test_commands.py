@@ -1,0 +1,296 @@
+"""Commands that talk to a server."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.cli.client import parse_stream
+from app.store.queue import StoredArtifact
+
+TINY = ("benchmark", "model.size=tiny")
+
+
+@pytest.fixture
+def obedient(site: Any) -> Any:
+    """Plays a worker in the background: finishes what it claims, as the job's name says."""
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            try:
+                claim = site.worker.claim()
+            except AssertionError:
+                time.sleep(0.02)
+                continue
+            site.worker.report(claim, "progress", done=1, total=2, message="measuring")
+            site.worker.report(claim, "log", text="a line of output\n")
+            state = "failed" if claim.name == "fails" else "succeeded"
+            measurements = [] if state == "failed" else [MEASURED("forward_ms", 1.25, model="tiny", context_length=8)]
+            site.worker.finish(claim, state, measurements=measurements, log="a line of output\n")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    yield
+    stop.set()
+    thread.join()
+
+
+@pytest.fixture(autouse=True)
+def _measurements(measured: Any) -> None:
+    global MEASURED
+    MEASURED = measured
+
+
+def ended(done: subprocess.CompletedProcess[str], code: int = 0) -> str:
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def submitted(flopwatch: Any, *arguments: str) -> int:
+    found = re.search(r"^job (\d+) queued: http://", ended(flopwatch("submit", *TINY, *arguments)))
+    assert found
+    return int(found[1])
+
+
+def test_submit_and_show(site: Any, flopwatch: Any) -> None:
+    job_id = submitted(
+        flopwatch, "context_length=8", "--name", "n", "--label", "a=b", "--label", "c=d:e", "--priority", "-3",
+        "--timeout-s", "2.5", "--max-attempts", "3",
+    )  # fmt: skip
+    job = site.job(job_id)
+    assert (job["name"], job["labels"], job["priority"]) == ("n", {"a": "b", "c": "d:e"}, -3)
+    assert (job["timeout_s"], job["max_attempts"], job["spec"]["context_length"]) == (2.5, 3, 8)
+    shown = ended(flopwatch("show", str(job_id)))
+    assert f"job {job_id}: benchmark, queued (n)" in shown
+    assert "a=b,c=d:e" in shown
+    assert json.loads(ended(flopwatch("show", str(job_id), "--json"))) == job
+    site.http.post(f"/jobs/{job_id}/cancel")
+
+
+def test_submit_as_json(site: Any, flopwatch: Any) -> None:
+    job = json.loads(ended(flopwatch("submit", *TINY, "--json", "--idempotency-key", "cli")))
+    again = json.loads(ended(flopwatch("submit", *TINY, "--json", "--idempotency-key", "cli")))
+    assert job == again == site.job(job["id"])
+    site.http.post(f"/jobs/{job['id']}/cancel")
+
+
+def test_wait(flopwatch: Any, obedient: Any) -> None:
+    done = flopwatch("submit", *TINY, "--wait")
+    out = ended(done)
+    assert "succeeded" in out
+    assert re.search(r"forward_ms +ms +1 +1.25", out)
+    assert "1/2 measuring" in done.stderr
+    assert "\x1b" not in out + done.stderr, "plain lines where there is no terminal"
+
+
+def test_wait_for_a_failure(flopwatch: Any, obedient: Any) -> None:
+    done = flopwatch("submit", *TINY, "--wait", "--name", "fails")
+    assert done.returncode == 1
+    assert "It broke." in done.stdout
+    done = flopwatch("submit", *TINY, "--wait", "--json", "--name", "fails")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["error"]["code"] == "failed"
+
+
+def test_wait_for_a_cancelled_job(site: Any, flopwatch: Any, start: Any) -> None:
+    waiting = start("submit", *TINY, "--wait", FLOPWATCH_URL=site.url)
+    job_id = waiting.stderr.readline().split()[1]
+    ended(flopwatch("cancel", job_id))
+    out, _ = waiting.communicate(timeout=20)
+    assert waiting.returncode == 1
+    assert "cancelled" in out
+
+
+def test_errors_name_the_field_and_the_cure(flopwatch: Any) -> None:
+    errors = ended(flopwatch("submit", *TINY, "context_lenght=8", 'batch_size="4"'), 1)
+    assert "/spec/context_lenght: Unknown field; did you mean context_length?" in errors
+    assert '/spec/batch_size: Input should be a valid integer; got "4"' in errors
+    assert "known kinds: benchmark" in ended(flopwatch("submit", "benchmak"), 1)
+    assert "There is no job 99999." in ended(flopwatch("show", "99999"), 1)
+    assert "/grid/context_length/1" in ended(flopwatch("sweep", *TINY, "context_length=8,-8"), 1)
+    for done in (
+        flopwatch("submit", *TINY, "context_length"),
+        flopwatch("show", "x"),
+        flopwatch("table", "--format", "x"),
+    ):
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
+
+
+def test_without_a_server(flopwatch: Any) -> None:
+    errors = ended(flopwatch("jobs", FLOPWATCH_URL="http://127.0.0.1:1"), 1)
+    assert "flopwatch up" in errors
+    assert "Traceback" not in errors
+    assert "Traceback" not in ended(flopwatch("jobs", FLOPWATCH_URL="no url"), 1)
+
+
+def test_jobs(site: Any, flopwatch: Any) -> None:
+    ids = [submitted(flopwatch, "--label", f"list={n}") for n in range(3)]
+    site.http.post(f"/jobs/{ids[0]}/cancel")
+    lines = ended(flopwatch("jobs")).splitlines()
+    assert lines[0].split()[:3] == ["id", "kind", "state"]
+    assert [int(line.split()[0]) for line in lines[1:4]] == ids[::-1]
+    found = json.loads(ended(flopwatch("jobs", "--label", "list=1", "--json")))
+    assert [job["id"] for job in found] == [ids[1]]
+    limited = json.loads(ended(flopwatch("jobs", "--state", "queued", "--limit", "1", "--json")))
+    assert [job["id"] for job in limited] == [ids[2]]
+    assert "job 1 " not in ended(flopwatch("cancel", *map(str, ids[1:])))
+
+
+def test_sweep_and_table(flopwatch: Any, obedient: Any) -> None:
+    done = flopwatch(
+        "sweep", *TINY, "context_length=8,16", "seed=1,2", "--exclude", "context_length=16,seed=2", "--wait"
+    )
+    out = ended(done)
+    assert "3 succeeded" in out
+    assert "forward_ms" in out
+    sweep = re.search(r"sweep (\d+) with 3 jobs", done.stderr)
+    assert sweep
+    table = ended(flopwatch("table", "--sweep", sweep[1], "--columns", "forward_ms", "--format", "csv"))
+    assert len(table.splitlines()) == 4
+    assert "forward_ms" in table
+    rows = json.loads(ended(flopwatch("table", "--sweep", sweep[1], "--format", "json")))["rows"]
+    assert [row["forward_ms"] for row in rows] == [1.25] * 3
+    failed = flopwatch("sweep", *TINY, "seed=1,2", "--name", "fails", "--wait")
+    assert failed.returncode == 1
+
+
+def test_logs(site: Any, flopwatch: Any, start: Any) -> None:
+    job_id = submitted(flopwatch, "--priority", "50")
+    claim = site.worker.claim_job(job_id)
+    following = start("logs", str(job_id), "--follow", FLOPWATCH_URL=site.url)
+    for number in range(3):
+        site.worker.report(claim, "log", text=f"line {number}\n")
+        assert following.stdout.readline() == f"line {number}\n"
+    site.worker.finish(claim, log="everything\n")
+    assert following.wait(20) == 0
+    assert following.stdout.read() == ""
+    assert ended(flopwatch("logs", str(job_id))) == "everything\n"
+    assert ended(flopwatch("logs", str(job_id), "--follow")) == "everything\n"
+
+
+def test_interrupted_wait_leaves_the_job(site: Any, flopwatch: Any, start: Any) -> None:
+    waiting = start("submit", *TINY, "--wait", FLOPWATCH_URL=site.url)
+    job_id = int(waiting.stderr.readline().split()[1])
+    assert waiting.stderr.readline() == "queued\n"
+    waiting.send_signal(2)
+    assert waiting.wait(20) == 130
+    assert f"flopwatch cancel {job_id}" in waiting.stderr.read()
+    assert site.job(job_id)["state"] == "queued"
+
+
+def test_download(site: Any, flopwatch: Any, tmp_path: Path) -> None:
+    job_id = submitted(flopwatch, "--priority", "50")
+    claim = site.worker.claim_job(job_id)
+    stored = []
+    for name in ("trace.json.gz", "naïve (2).txt"):
+        source = tmp_path / "source"
+        source.write_bytes(name.encode() * 1000)
+        sha256, size = site.services.files.put(source)
+        stored.append(StoredArtifact(name, "trace", "application/gzip", size, sha256))
+    site.worker.finish(claim, artifacts=stored)
+    folder = tmp_path / "new" / "folder"
+    assert "13000 bytes" in ended(flopwatch("download", str(job_id), "trace.json.gz", "--to", str(folder)))
+    assert [path.name for path in folder.iterdir()] == ["trace.json.gz"]
+    assert (folder / "trace.json.gz").read_bytes() == b"trace.json.gz" * 1000
+    ended(flopwatch("download", str(job_id), "--to", str(folder)))
+    assert sorted(path.name for path in folder.iterdir()) == ["naïve (2).txt", "trace.json.gz"]
+    assert "it has: naïve (2).txt, trace.json.gz" in ended(flopwatch("download", str(job_id), "other"), 1)
+
+
+def test_damaged_download(site: Any, flopwatch: Any, tmp_path: Path) -> None:
+    job_id = submitted(flopwatch, "--priority", "50")
+    source = tmp_path / "source"
+    source.write_bytes(b"good")
+    sha256, size = site.services.files.put(source)
+    site.worker.finish(site.worker.claim_job(job_id), artifacts=[StoredArtifact("a", "x", "text/plain", size, sha256)])
+    path = site.services.files.open_path(sha256)
+    path.chmod(0o600)
+    path.write_bytes(b"evil")
+    assert "damaged" in ended(flopwatch("download", str(job_id), "--to", str(tmp_path / "to")), 1)
+    assert list((tmp_path / "to").iterdir()) == []
+
+
+def test_specs(flopwatch: Any) -> None:
+    assert "benchmark" in ended(flopwatch("specs"))
+    fields = ended(flopwatch("specs", "benchmark"))
+    assert re.search(r"^model\.size +small ", fields, re.MULTILINE)
+    assert re.search(r"^context_length +256 ", fields, re.MULTILINE)
+    assert json.loads(ended(flopwatch("specs", "benchmark", "--json")))[0]["kind"] == "benchmark"
+    assert "no kind 'nothing'" in ended(flopwatch("specs", "nothing"), 1)
+
+
+def test_token(serve: Any, flopwatch: Any, tmp_path: Path) -> None:
+    with serve(tmp_path, api_token="abc") as guarded:
+        assert "A valid API token" in ended(flopwatch("jobs", FLOPWATCH_URL=guarded.url), 1)
+        ended(flopwatch("jobs", FLOPWATCH_URL=guarded.url, FLOPWATCH_API_TOKEN="abc"))
+
+
+def test_a_lost_stream_is_taken_up(serve: Any, tmp_path: Path, start: Any, until: Any) -> None:
+    """The server restarts while a client follows a job."""
+    with serve(tmp_path) as site:
+        port = int(site.url.rpartition(":")[2])
+        following = start("submit", *TINY, "--wait", FLOPWATCH_URL=site.url)
+        following.stderr.readline()
+        assert following.stderr.readline() == "queued\n"
+    import uvicorn
+
+    from app.main import create_app
+    from app.settings import Settings
+
+    app = create_app(Settings(data_dir=tmp_path))
+    server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="warning", timeout_graceful_shutdown=2))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        until(lambda: server.started, "the restart", 30)
+        site.worker.services = app.state.services
+        site.worker.finish(site.worker.claim())
+        assert following.wait(30) == 0
+    finally:
+        server.should_exit = True
+        thread.join()
+    assert following.stderr.read().splitlines() == ["running", "succeeded"]
+
+
+def test_parsing_a_stream() -> None:
+    lines = [
+        ": keep-alive",
+        "",
+        "id: 1",
+        "event: log",
+        'data: {"text": "a: b"}',
+        "",
+        "",
+        "id: 2",
+        "event: done",
+        "data: {}",
+        "",
+    ]
+    found = list(parse_stream(iter(lines)))
+    assert [(event_id, event.type, event.data) for event_id, event in found] == [
+        ("1", "log", {"text": "a: b"}),
+        ("2", "done", {}),
+    ]
+
+
+def test_help_is_quick_and_imports_little() -> None:
+    code = (
+        "import sys; sys.argv = ['flopwatch', '--help']\n"
+        "from app.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "print(*(m for m in ('pydantic', 'fastapi', 'sqlalchemy', 'httpx', 'pandas', 'torch') if m in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "submit" in done.stdout
+    assert done.stdout.splitlines()[-1] == "", "nothing slow is imported"

@@ -1,0 +1,165 @@
+"""Commands that are or start processes."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
+
+
+def listening_url(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if found := re.search(r"listening on (http://\S+)", line):
+            return found[1]
+    raise AssertionError("the server did not start: " + process.communicate()[1])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_serve(start: Any, tmp_path: Path, number: signal.Signals) -> None:
+    server = start("serve", "--port", "0", FLOPWATCH_DATA_DIR=tmp_path)
+    url = listening_url(server)
+    assert httpx.get(url + "/readyz", trust_env=False).status_code == 200
+    job = httpx.post(url + "/jobs", json={"spec": TINY}, trust_env=False).json()
+    stream = {"Accept": "text/event-stream"}
+    with httpx.stream("GET", f"{url}/jobs/{job['id']}/events", headers=stream, trust_env=False) as response:
+        lines = response.iter_lines()
+        next(lines)
+        server.send_signal(number)
+        list(lines)  # the stream ends by itself
+    assert server.wait(15) in (-number, 130)
+    assert "Traceback" not in server.communicate()[1]
+    again = start("serve", "--port", "0", FLOPWATCH_DATA_DIR=tmp_path)
+    assert httpx.get(f"{listening_url(again)}/jobs/{job['id']}", trust_env=False).json() == job
+
+
+def test_a_stopping_server_loses_no_submission(start: Any, tmp_path: Path) -> None:
+    server = start("serve", "--port", "0", FLOPWATCH_DATA_DIR=tmp_path)
+    url = listening_url(server)
+    created: list[int] = []
+    enough = threading.Event()
+
+    def submit() -> None:
+        with httpx.Client(base_url=url, trust_env=False, timeout=20) as client:
+            while True:
+                try:
+                    response = client.post("/jobs", json={"spec": TINY})
+                except httpx.TransportError:
+                    return
+                if response.status_code == 201:
+                    created.append(response.json()["id"])
+                if len(created) > 50:
+                    enough.set()
+
+    threads = [threading.Thread(target=submit) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    assert enough.wait(30)
+    server.send_signal(signal.SIGTERM)
+    server.wait(20)
+    for thread in threads:
+        thread.join()
+    with sqlite3.connect(tmp_path / "flopwatch.sqlite3") as database:
+        stored = {row[0] for row in database.execute("select id from job")}
+    database.close()
+    assert set(created) <= stored
+    assert len(created) == len(set(created))
+
+
+def test_serve_says_why_it_cannot(start: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for settings, hint in [
+        ({"FLOPWATCH_PORT": "many"}, "FLOPWATCH_PORT"),
+        ({"FLOPWATCH_DATABASE_URL": "nonsense"}, "FLOPWATCH_DATABASE_URL"),
+    ]:
+        process = start("serve", FLOPWATCH_DATA_DIR=tmp_path, **settings)
+        out, err = process.communicate(timeout=30)
+        assert process.returncode == 1
+        assert hint in err
+        assert "Traceback" not in out + err
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = start("serve", "--port", str(port), FLOPWATCH_DATA_DIR=tmp_path / "data")
+        _, err = process.communicate(timeout=30)
+        assert process.returncode not in (0, None)
+        assert "address already in use" in err.lower()
+
+
+def test_backup_while_running(start: Any, tmp_path: Path) -> None:
+    server = start("serve", "--port", "0", FLOPWATCH_DATA_DIR=tmp_path / "data")
+    url = listening_url(server)
+    jobs = [httpx.post(url + "/jobs", json={"spec": TINY}, trust_env=False).json()["id"] for _ in range(20)]
+    copy = tmp_path / "copy.sqlite3"
+    backup = start("backup", str(copy), FLOPWATCH_DATA_DIR=tmp_path / "data")
+    out, err = backup.communicate(timeout=30)
+    assert backup.returncode == 0, err
+    assert "artifacts" in out
+    database = sqlite3.connect(copy)
+    assert [row[0] for row in database.execute("select id from job order by id")] == jobs
+    assert database.execute("pragma integrity_check").fetchone() == ("ok",)
+    database.close()
+    again = start("backup", str(copy), FLOPWATCH_DATA_DIR=tmp_path / "data")
+    assert "never overwritten" in again.communicate(timeout=30)[1]
+    assert again.returncode == 2
+
+
+def test_up_starts_and_stops_server_and_worker(start: Any, tmp_path: Path, until: Any) -> None:
+    up = start("up", "--port", "0", FLOPWATCH_DATA_DIR=tmp_path, FLOPWATCH_GRACE_S="2")
+    url = listening_url(up)
+    until(lambda: httpx.get(url + "/workers", trust_env=False).json()["data"], "the worker", 60)
+    processes = [psutil.Process(up.pid), *psutil.Process(up.pid).children(recursive=True)]
+    assert len(processes) >= 3
+    up.send_signal(signal.SIGTERM)
+    assert up.wait(40) == 0
+    _, alive = psutil.wait_procs(processes, timeout=10)
+    assert alive == []
+    with pytest.raises(httpx.TransportError):
+        httpx.get(url + "/healthz", trust_env=False)
+
+
+def test_up_ends_when_a_child_does(start: Any, tmp_path: Path, until: Any) -> None:
+    up = start("up", "--port", "0", FLOPWATCH_DATA_DIR=tmp_path, FLOPWATCH_GRACE_S="2")
+    url = listening_url(up)
+    assert httpx.get(url + "/healthz", trust_env=False).status_code == 200
+
+    def server() -> psutil.Process | None:
+        children = psutil.Process(up.pid).children()
+        return next((child for child in children if "serve" in child.cmdline()), None)
+
+    found = until(server, "the server's process")
+    found.kill()
+    _, err = up.communicate(timeout=40)
+    assert up.returncode == 1
+    assert "the server ended" in err
+
+
+def test_worker_and_run_keep_the_process(tmp_path: Path) -> None:
+    """A service manager's signals, or a profiler, must reach the worker itself."""
+    package = tmp_path / "workers"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text("import os, sys, json; print(json.dumps([os.getpid(), sys.argv[1:]]))")
+    spec = tmp_path / "spec.json"
+    spec.write_text("{}")
+    for arguments, expected in [
+        (["worker"], ["agent"]),
+        (["run", str(spec)], ["run", str(spec), "--output", "."]),
+        (["run", "-", "--json", "--output", "x"], ["run", "-", "--output", "x", "--json"]),
+    ]:
+        code = f"import sys; sys.argv = ['flopwatch', *{arguments!r}]; from app.cli import main; main()"
+        process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+        out, _ = process.communicate(timeout=30)
+        assert json.loads(out) == [process.pid, expected]
