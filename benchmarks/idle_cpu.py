@@ -26,8 +26,9 @@ SETTLE_S = 2.0
 
 
 def body(device: str) -> dict[str, Any]:
-    """A small job."""
-    return {"spec": {"kind": "benchmark", "model": {"size": "tiny"}, "mode": "forward", "device": device}}
+    """A small job: one forward pass."""
+    steps = {"mode": "forward", "warmup_steps": 0, "measure_steps": 1}
+    return {"spec": {"kind": "benchmark", "model": {"size": "tiny"}, "context_length": 16, "device": device, **steps}}
 
 
 def cpu_s(process: subprocess.Popen[bytes]) -> float:
