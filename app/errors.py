@@ -20,6 +20,7 @@ A job that fails is no exception of the service but a value: its `error` is a pr
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -127,6 +128,11 @@ class DiskFull(FlopwatchError):
     code = "disk_full"
     status = 507
     title = "No space is left on the disk"
+
+
+def is_no_space(error: BaseException) -> bool:
+    """Whether the operating system refused to write any more: a full disk, a quota or a file-size limit."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class InvalidEnvironment(FlopwatchError):

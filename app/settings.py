@@ -17,9 +17,7 @@ class Settings(BaseSettings):
         default_factory=lambda: Path.home() / ".local" / "share" / "flopwatch",
         description="Folder of the database, artifacts and logs. On a local disk.",
     )
-    database_url: str | None = Field(
-        default=None, description="SQLAlchemy URL; by default SQLite in the data folder."
-    )
+    database_url: str | None = Field(default=None, description="SQLAlchemy URL; by default SQLite in the data folder.")
     host: str = Field(default="127.0.0.1", description="Address that the server listens on.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port that the server listens on; 0 takes a free one.")
     api_token: SecretStr | None = Field(default=None, description="When set, every route but /healthz asks for it.")

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from workers.jobs import runner_for
 from workers.jobs.base import Unit, parse_spec
 from workers.keeper import Request
-from workers.outcome import EXIT_CODES, RunnerError
+from workers.outcome import EXIT_CODES, RunnerError, failure_code
 
 if TYPE_CHECKING:
     from workers.measure.measurement import Measurement
@@ -79,7 +79,7 @@ def run_request(request: Request, messages: int) -> int:
         code, detail = error.code, str(error)
         sys.stderr.write(f"{code}: {detail}\n")
     except Exception as error:  # noqa: BLE001 - a runner and the user's model in it may raise anything
-        code, detail = "failed", f"{type(error).__name__}: {error}"
+        code, detail = failure_code(error), f"{type(error).__name__}: {error}"
         traceback.print_exc()
     else:
         reporter.send("outcome", code=None, detail="")

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-EXIT_CODES = {"failed": 1, "unsupported": 69, "invalid_environment": 78}
-"""Exit codes of a job's process by failure code; 69 and 78 are sysexits' EX_UNAVAILABLE and EX_CONFIG."""
+from app.errors import is_no_space
+
+EXIT_CODES = {"failed": 1, "unsupported": 69, "storage_full": 73, "invalid_environment": 78}
+"""Exit codes of a job's process by failure code; 69, 73, 78 are sysexits' EX_UNAVAILABLE, EX_CANTCREAT, EX_CONFIG."""
 
 
 class RunnerError(Exception):
@@ -25,6 +27,13 @@ class InvalidEnvironment(RunnerError):
     """This host is not in a state to run the job."""
 
     code = "invalid_environment"
+
+
+def failure_code(error: BaseException) -> str:
+    """The failure code of whatever a runner raised; a key of EXIT_CODES."""
+    if isinstance(error, RunnerError):
+        return error.code
+    return "storage_full" if is_no_space(error) else "failed"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from workers.jobs import runner_for
 from workers.jobs.base import parse_spec
-from workers.outcome import EXIT_CODES, RunnerError
+from workers.outcome import EXIT_CODES, RunnerError, failure_code
 
 if TYPE_CHECKING:
     from workers.measure.measurement import Measurement
@@ -74,9 +74,9 @@ def run_here(arguments: list[str]) -> int:
         except RunnerError as error:
             sys.stderr.write(f"flopwatch run: {error.code}: {error}\n")
             return EXIT_CODES[error.code]
-        except Exception:  # noqa: BLE001 - a runner and the user's model in it may raise anything
+        except Exception as error:  # noqa: BLE001 - a runner and the user's model in it may raise anything
             traceback.print_exc()
-            return EXIT_CODES["failed"]
+            return EXIT_CODES[failure_code(error)]
     _show(reporter.result, as_json=options.json)
     return 0
 

@@ -21,7 +21,16 @@ from workers.jobs import runner_for
 from workers.jobs.base import Unit, parse_spec
 from workers.keeper import Request
 from workers.launch import Launcher
-from workers.outcome import Abandoned, Cancelled, Failed, GivenBack, Outcome, RunnerError, Succeeded
+from workers.outcome import (
+    Abandoned,
+    Cancelled,
+    Failed,
+    GivenBack,
+    Outcome,
+    RunnerError,
+    Succeeded,
+    failure_code,
+)
 from workers.spool import Spool
 from workers.unit_run import Listener, StopSignal, Timeout, UnitRun
 
@@ -105,7 +114,10 @@ class JobRun:
 
     def _run_unit(self, unit: Unit, index: int, count: int) -> Outcome:
         scratch = self._scratch / str(index)
-        scratch.mkdir(parents=True)
+        try:
+            scratch.mkdir(parents=True)
+        except OSError as error:
+            return Failed(failure_code(error), f"{self._scratch}: {error.strerror}")
         visible = ",".join(gpu.uuid for gpu in self._lease.gpus)
         request = Request(
             kind=self.claim.kind,

@@ -9,7 +9,6 @@ exclusive lock. What was left because of a hold that then led nowhere is an orph
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import hashlib
 import os
@@ -23,14 +22,13 @@ from pathlib import Path
 
 from sqlalchemy import Connection, select
 
-from app.errors import DiskFull, NotFound
+from app.errors import DiskFull, NotFound, is_no_space
 from app.store import tables
 from app.store.engine import Database
 
 CHUNK_BYTES = 1 << 20
 BATCH = 500
 """Contents that are looked at in one transaction."""
-_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -136,7 +134,7 @@ class ArtifactFiles:
         try:
             yield
         except OSError as error:
-            if error.errno not in _NO_SPACE:
+            if not is_no_space(error):
                 raise
             raise DiskFull(f"The artifact does not fit on the disk of {self._folder}: {error.strerror}.") from error
 

@@ -5,7 +5,6 @@ Everything the store knows of SQLite is here; another database is another module
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import sqlite3
@@ -24,7 +23,7 @@ from sqlalchemy import event as events
 from sqlalchemy.dialects.sqlite.base import SQLiteCompiler
 from sqlalchemy.exc import DBAPIError
 
-from app.errors import DatabaseBusy, DiskFull, FlopwatchError, InvalidEnvironment
+from app.errors import DatabaseBusy, DiskFull, FlopwatchError, InvalidEnvironment, is_no_space
 from app.store.file_systems import refuse_network_file_system
 from app.store.locking import WriteLock
 
@@ -38,7 +37,6 @@ WAL_RETRY_S = 10.0
 POOL_SIZE = 8
 
 BUSY, LOCKED, IOERR, FULL = 5, 6, 10, 13
-NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 PROBE_BYTES = 1 << 20
 
 
@@ -201,7 +199,7 @@ class SQLite:
             with TemporaryFile(dir=self.path.parent) as probe:
                 os.posix_fallocate(probe.fileno(), _size(self._wal), PROBE_BYTES)
         except OSError as error:
-            return error.errno not in NO_SPACE
+            return not is_no_space(error)
         return True
 
     def close(self) -> None:
