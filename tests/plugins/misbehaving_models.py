@@ -52,22 +52,23 @@ class Counted(Plain):
 
 
 class Gated(Plain):
-    """Waits in its forward pass until the file `open` is there; its pid tells that it has started."""
+    """Waits in its forward pass until the file `open`, or `open-PID`, is there; its pid tells that it has started."""
 
     def misbehave(self) -> None:
         self.append("started", str(os.getpid()))
-        while not (self.folder / "open").exists():
+        gates = [self.folder / "open", self.folder / f"open-{os.getpid()}"]
+        while not any(gate.exists() for gate in gates):
             time.sleep(0.01)
 
 
 class Stubborn(Plain):
-    """Ignores SIGTERM, as does its child in a session of its own; never ends by itself."""
+    """Ignores SIGTERM, as does a daemon that it starts: in a session of its own, orphaned. Neither ends by itself."""
 
     def misbehave(self) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
-        grandchild = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
-        self.append("started", f"{os.getpid()} {grandchild.pid}")
+        start_daemon = ["sh", "-c", "setsid sleep 3600 > /dev/null & echo $!"]
+        daemon = subprocess.run(start_daemon, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+        self.append("started", f"{os.getpid()} {daemon}")
         while True:
             time.sleep(0.1)
 

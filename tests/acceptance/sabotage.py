@@ -1,0 +1,112 @@
+"""What the tests of workers share: sabotaged processes, and what they look at to see what the processes did."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from benchmarks.service import FINAL_STATES, wait_until
+from tests.acceptance.conftest import PLUGINS, PROJECT
+
+
+def sabotaged(*mechanisms: str, **environment: str) -> dict[str, str]:
+    """Environment of a process that lacks these mechanisms (see tests/plugins/worker_sabotage)."""
+    folders = [PLUGINS / "worker_sabotage", PROJECT, PLUGINS]
+    return {"SABOTAGE": ",".join(mechanisms), "PYTHONPATH": os.pathsep.join(map(str, folders)), **environment}
+
+
+def other_host(folder: Path) -> dict[str, str]:
+    """Environment of a worker that competes with the first as if it were on another host.
+
+    Workers of one host share the folder of device locks below TMPDIR, so that only one at a time measures on the CPU.
+    """
+    folder.mkdir(exist_ok=True)
+    return {"TMPDIR": str(folder)}
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; one that has ended may wait for its parent to take notice."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def kill(*pids: int) -> None:
+    """Send SIGKILL to those that run."""
+    for pid in pids:
+        if alive(pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def cleaned_up(folder: Path) -> Iterator[None]:
+    """Kill, afterwards, what the models of tests/plugins started, and its keepers; a sabotaged worker leaves them."""
+    try:
+        yield
+    finally:
+        for pid in [pid for line in started(folder) for pid in line]:
+            if alive(pid):
+                parent = psutil.Process(pid).parent()
+                if parent is not None and {"keeper", "warm"} & set(parent.cmdline()):
+                    parent.kill()
+                kill(pid)
+
+
+def started(folder: Path) -> list[list[int]]:
+    """The pids that gated and stubborn models wrote down, one list per start."""
+    path = folder / "started"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [[int(pid) for pid in line.split()] for line in lines]
+
+
+def wait_for_start(folder: Path, number: int = 1, *, timeout_s: float = 60.0) -> list[int]:
+    """The pids of start `number`, once it has happened."""
+    wait_until(lambda: len(started(folder)) >= number, timeout_s=timeout_s, what=f"start {number} of a model")
+    return started(folder)[number - 1]
+
+
+def wait_until_gone(*pids: int, timeout_s: float) -> None:
+    """Wait for the end of these processes."""
+    wait_until(
+        lambda: not any(map(alive, pids)), timeout_s=timeout_s, what=f"processes {pids} to be gone", poll_s=0.002
+    )
+
+
+def open_gate(folder: Path, pid: int | None = None) -> None:
+    """Let gated models finish: all, or the one in process `pid`."""
+    (folder / ("open" if pid is None else f"open-{pid}")).touch()
+
+
+def get(client: httpx.Client, path: str) -> Any:
+    """The JSON answer to a GET; of a list its data."""
+    answer = client.get(path).raise_for_status().json()
+    return answer["data"] if isinstance(answer, dict) and "data" in answer else answer
+
+
+def attempt_states(client: httpx.Client, job_id: int) -> list[str]:
+    """How each attempt of the job ended, or "running"."""
+    return [attempt["state"] for attempt in get(client, f"/jobs/{job_id}/attempts")]
+
+
+def wait_for_state(client: httpx.Client, job_id: int, *states: str, timeout_s: float = 60.0) -> dict[str, Any]:
+    """The job, once it is in one of these states; an AssertionError when it has ended in another."""
+
+    def there() -> dict[str, Any] | None:
+        job: dict[str, Any] = get(client, f"/jobs/{job_id}")
+        assert job["state"] in states or job["state"] not in FINAL_STATES, f"job {job_id}: {job}"
+        return job if job["state"] in states else None
+
+    return wait_until(there, timeout_s=timeout_s, what=f"job {job_id} to be {' or '.join(states)}")
+
+
+def worker_id(client: httpx.Client, pid: int) -> str:
+    """The id under which the worker of process `pid` is registered."""
+    return next(str(worker["id"]) for worker in get(client, "/workers") if worker["pid"] == pid)

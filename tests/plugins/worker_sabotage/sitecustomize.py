@@ -1,0 +1,232 @@
+"""Takes protecting mechanisms out of a real server, worker or job process, for controls: a test must fail then.
+
+Python imports this module at start where its folder is on the path. $SABOTAGE names what to take out, separated by
+commas; $MOVED_CLOCK names a file with the seconds by which the wall clock is off. The product knows nothing of it.
+Every mechanism imports what it needs by itself: most processes of a worker are small.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import datetime, timedelta, tzinfo
+from pathlib import Path
+from typing import Any, Self
+
+
+def replace(owner: Any, name: str, replacement: Any) -> None:
+    """Put something else in the place of an attribute of a module or class."""
+    getattr(owner, name)  # it must be there still
+    setattr(owner, name, replacement)
+
+
+def watcher() -> None:
+    """Nobody looks for lost workers."""
+    from app.store.lease import Watcher
+
+    replace(Watcher, "poll", lambda _self: [])
+
+
+def last_attempt() -> None:
+    """A lost job goes back to the queue however often it was tried."""
+    from app.store.queue import Queue
+
+    original = Queue.recover
+
+    def recover(self: Queue, running: Any) -> str | None:
+        with self._database.write() as connection:
+            connection.exec_driver_sql("UPDATE job SET max_attempts = attempt + 1 WHERE id = ?", (running.job_id,))
+        return original(self, running)
+
+    replace(Queue, "recover", recover)
+
+
+def monotonic_clock() -> None:
+    """A watcher compares the wall clock with the time at which a worker was last seen."""
+    from sqlalchemy import select
+
+    from app.store import tables
+    from app.store.lease import Watcher
+    from app.store.records import Running
+
+    attempt, worker = tables.attempt.c, tables.worker.c
+    running = select(attempt.id, attempt.job_id, attempt.number, attempt.beat).where(
+        attempt.state == "running", attempt.worker_id == worker.id
+    )
+
+    def poll(self: Any) -> list[int]:
+        limit = tables.utc_now() - timedelta(seconds=self._lease_s)
+        with self._queue._database.read() as connection:
+            lost = [Running(*row) for row in connection.execute(running.where(worker.last_seen_at < limit))]
+        return [one.job_id for one in lost if self._queue.recover(one) is not None]
+
+    replace(Watcher, "poll", poll)
+
+
+def atomic_claim() -> None:
+    """A worker looks for a job first and takes it a moment later, whatever became of it meanwhile."""
+    from app.store import queue
+    from app.store.claims import next_job as original
+
+    seen: list[int] = []
+
+    def next_job(connection: Any, worker_id: str, offer: Any) -> int | None:
+        if seen:
+            connection.exec_driver_sql("UPDATE job SET state = 'queued' WHERE id = ?", (seen[0],))
+            return seen.pop()
+        found = original(connection, worker_id, offer)
+        if found is not None:
+            seen.append(found)
+            time.sleep(0.02)
+        return found
+
+    replace(queue, "next_job", next_job)
+
+
+def fence() -> None:
+    """Every claim counts for ever."""
+    from app.store import queue
+
+    replace(queue, "_beat", lambda _connection, _claim: True)
+
+
+def cancel_wins() -> None:
+    """A finish overwrites a cancel that was asked for."""
+    from app.store.queue import Queue
+
+    original = Queue.finish
+
+    def finish(self: Queue, claim: Any, finish: Any) -> str:
+        with self._database.write() as connection:
+            connection.exec_driver_sql("UPDATE job SET cancel_requested_at = NULL WHERE id = ?", (claim.job_id,))
+        return original(self, claim, finish)
+
+    replace(Queue, "finish", finish)
+
+
+def notice_of_cancels() -> None:
+    """A worker does not hear that a job is to be cancelled."""
+    from workers.outcome import Cancelled
+    from workers.unit_run import StopSignal
+
+    original = StopSignal.set
+
+    def set_unless_cancelled(self: StopSignal, reason: Any) -> None:
+        if not isinstance(reason, Cancelled):
+            original(self, reason)
+
+    replace(StopSignal, "set", set_unless_cancelled)
+
+
+def crashes() -> None:
+    """A process that ends without saying how has succeeded."""
+    from workers import unit_run
+    from workers.outcome import Succeeded
+
+    replace(unit_run, "_crash", lambda _report: Succeeded())
+
+
+def subreaper() -> None:
+    """Orphans go to init."""
+    from workers import processes
+
+    replace(processes, "adopt_orphans", lambda: None)
+
+
+def kill_after_terminate() -> None:
+    """A job that is to end is only asked to."""
+    from workers.launch import Process
+
+    replace(Process, "kill", lambda _self: None)
+
+
+def watched_pipe() -> None:
+    """A keeper does not notice the end of its agent."""
+    from workers import keeper
+
+    original = keeper._receive
+
+    def receive(control: Any) -> bytes:
+        order = original(control)
+        if not order:
+            time.sleep(3600)
+        return order
+
+    replace(keeper, "_receive", receive)
+
+
+def orphans_of_keepers() -> None:
+    """What a killed keeper leaves behind is left alone."""
+    from workers import launch, warm
+
+    replace(launch, "kill_all", lambda *_spare: None)
+    replace(warm, "kill_all", lambda *_spare, **_named: None)
+
+
+def capped_log() -> None:
+    """All output is kept."""
+    from workers import log
+
+    original = log.CappedLog.__init__
+    endless = 1 << 40
+    replace(log.CappedLog, "__init__", lambda self: original(self, endless, endless, endless))
+
+
+def draining() -> None:
+    """SIGTERM ends a worker at once."""
+    import signal
+
+    original = signal.signal
+
+    def install(signum: int, handler: Any) -> Any:
+        return None if signum == signal.SIGTERM else original(signum, handler)
+
+    replace(signal, "signal", install)
+
+
+def move_clock(file: Path) -> None:
+    """Let the wall clock be off by the seconds that the file says, from the moment it says so."""
+    from app.store import tables
+
+    true_time = time.time
+
+    def offset_s() -> float:
+        try:
+            return float(file.read_text() or 0)
+        except FileNotFoundError:
+            return 0.0
+
+    class Moved(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Self:
+            return super().now(tz) + timedelta(seconds=offset_s())
+
+    replace(time, "time", lambda: true_time() + offset_s())
+    replace(time, "time_ns", lambda: int(time.time() * 1e9))
+    replace(tables, "datetime", Moved)
+
+
+MECHANISMS = {
+    mechanism.__name__: mechanism
+    for mechanism in (
+        watcher,
+        last_attempt,
+        monotonic_clock,
+        atomic_claim,
+        fence,
+        cancel_wins,
+        notice_of_cancels,
+        crashes,
+        subreaper,
+        kill_after_terminate,
+        watched_pipe,
+        orphans_of_keepers,
+        capped_log,
+        draining,
+    )
+}
+
+for name in filter(None, os.environ.get("SABOTAGE", "").split(",")):
+    MECHANISMS[name]()
+if clock := os.environ.get("MOVED_CLOCK"):
+    move_clock(Path(clock))
