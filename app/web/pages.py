@@ -8,12 +8,13 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
 from markupsafe import Markup
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_core import to_json
 
 from app.api.parameters import FINISHED, MAX_ID, NO_QUERY, Cursor, JobId, JobState, Label, StrictQuery, SweepId, Text
 from app.api.services import CurrentServices
 from app.layout import varying_coordinates
-from app.specs import KINDS
+from app.specs import KINDS, spec_adapter
 from app.store.public import JOB_STATES
 from app.web.templates import render
 
@@ -52,7 +53,7 @@ def jobs(request: Request, services: CurrentServices, filters: Annotated[Filters
     return render(
         request,
         "jobs.html",
-        jobs=found,
+        jobs=[(job, case(job)) for job in found],
         older=f"/ui?{urlencode({**chosen, 'after': following})}" if following is not None else None,
         newest="/ui?" + urlencode({name: value for name, value in chosen.items() if name != "after"}),
         chosen=chosen,
@@ -61,6 +62,16 @@ def jobs(request: Request, services: CurrentServices, filters: Annotated[Filters
         kinds=sorted(KINDS),
         counts=services.reading.counts(),
     )
+
+
+def case(job: dict[str, Any]) -> str:
+    """The coordinates that its kind's tables show; nothing for a spec that an older Flopwatch accepted."""
+    try:
+        spec = spec_adapter.validate_json(to_json(job["spec"]))
+    except ValidationError:
+        return ""
+    coordinates = spec.coordinates()
+    return ", ".join(str(coordinates[name]) for name in spec.table_rows)
 
 
 @router.get("/jobs/{job_id}", dependencies=[NO_QUERY])
