@@ -1,0 +1,287 @@
+"""The store after a crash and on a full disk: torn logs give a consistent prefix, files are whole or not there.
+
+Each check has a control: without the mechanism that it is about, it fails.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.settings import Settings
+from app.specs import spec_adapter
+from app.store.engine import Database, open_database
+from app.store.queue import Finish, MeasurementRecord, NewEvent, NewJob, Offer, Queue
+from benchmarks.service import Service, wait_for_job, wait_until
+from tests.acceptance.conftest import short_job
+from tests.acceptance.faults import PROJECT, TINY, State, damage, database_path, full, small_disk, state_of, without
+
+pytestmark = pytest.mark.acceptance
+
+OFFER = Offer(
+    kinds=frozenset({"benchmark"}),
+    capabilities=frozenset({"model:transformer_lm", "attention:eager"}),
+    total_gpus=0,
+    free_gpus=0,
+    idle=True,
+)
+NINE = (2.0, 0.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0)
+OPERATIONS = 40
+AUTOMATIC_CHECKPOINT_FRAMES = 1000
+WAL_HEADER_BYTES, FRAME_HEADER_BYTES = 32, 24
+"""https://sqlite.org/fileformat.html#walformat"""
+
+
+class History:
+    """A database as it was after each of many committed changes, and its files as kill -9 left them."""
+
+    def __init__(self, folder: Path, states: list[State]) -> None:
+        self.folder = folder
+        self.states = states
+        self.wal = (folder / "flopwatch.sqlite3-wal").read_bytes()
+        (page_bytes,) = struct.unpack(">I", self.wal[8:12])
+        self.frame_bytes = FRAME_HEADER_BYTES + page_bytes
+        starts = range(WAL_HEADER_BYTES, len(self.wal) - self.frame_bytes + 1, self.frame_bytes)
+        # The log's last frame of a transaction has the size of the database in its header.
+        self.commit_ends = [start + self.frame_bytes for start in starts if any(self.wal[start + 4 : start + 8])]
+
+    def damaged(self, rng: random.Random) -> Iterator[tuple[str, bytes]]:
+        """Logs that a crash may leave: cut anywhere, flipped bits, garbage or zeros at the end."""
+        size = len(self.wal)
+        for end in [0, *self.commit_ends]:
+            yield f"cut at {end}", self.wal[:end]
+        for end in rng.sample(range(size), 20):
+            yield f"cut at {end}", self.wal[:end]
+        for at in rng.sample(range(size), 20):
+            flipped = bytearray(self.wal)
+            flipped[at] ^= 1 << rng.randrange(8)
+            yield f"flipped a bit at {at}", bytes(flipped)
+        for at in rng.sample(range(size), 10):
+            yield f"garbage from {at}", self.wal[:at] + rng.randbytes(size - at)
+            yield f"zeros from {at}", self.wal[:at] + bytes(size - at)
+
+
+def get(client: httpx.Client, path: str) -> Any:
+    return client.get(path).raise_for_status().json()
+
+
+def make_history(service: Service, rng: random.Random, **environment: str) -> History:
+    """Change a database through a real server, and as a worker; kill the server with everything still in the log."""
+    client = service.start_server(**environment)
+    path = database_path(service)
+    with closing(Database(f"sqlite:///{path}")) as database:
+        queue = Queue(database)
+        claims: list[Any] = []
+        states = [state_of(path)]
+
+        def submit() -> None:
+            number = len(states)
+            body = {"spec": TINY, "name": f"job {number}", "labels": {"number": str(number), "odd": str(number % 2)}}
+            client.post("/jobs", json=body, headers={"Idempotency-Key": f"key-{number}"}).raise_for_status()
+
+        def submit_sweep() -> None:
+            body = {"base": TINY, "grid": {"context_length": [8, 16, 32]}, "labels": {"of": "sweep"}}
+            client.post("/sweeps", json=body).raise_for_status()
+
+        def cancel() -> None:
+            job = rng.choice(get(client, "/jobs")["data"])
+            client.post(f"/jobs/{job['id']}/cancel")
+
+        def claim() -> None:
+            if (found := queue.claim("worker", OFFER)) is not None:
+                claims.append(found)
+
+        def report() -> None:
+            for held in claims:
+                queue.report(held, [NewEvent("progress", {"done": 1, "total": 2, "message": "half"})])
+
+        def finish() -> None:
+            if claims:
+                record = MeasurementRecord({"n": 1}, "forward", "forward_ms", "ms", "ok", None, 1, *NINE, samples=None)
+                queue.finish(claims.pop(rng.randrange(len(claims))), Finish("succeeded", measurements=[record] * 3))
+
+        operations: list[Callable[[], None]] = [submit, submit, submit, submit_sweep, cancel, claim, claim, finish]
+        submit()
+        states.append(state_of(path))
+        for _ in range(OPERATIONS):
+            operation = rng.choice([*operations, report] if len(claims) == 1 else operations)
+            operation()
+            states.append(state_of(path))
+        assert service.server is not None
+        service.server.kill()
+        service.server.wait()
+        copy = service.folder / "killed"
+        copy.mkdir()
+        # By another process: closing a copy of the file here would drop SQLite's locks on it. And before the last
+        # connection is closed, since that empties the log.
+        subprocess.run(["cp", path, f"{path}-wal", copy], check=True)
+    history = History(copy, states)
+    assert 0 < len(history.wal) // history.frame_bytes < AUTOMATIC_CHECKPOINT_FRAMES
+    return history
+
+
+def inconsistent(history: History, rng: random.Random, folder: Path) -> list[str]:
+    """Which damaged logs do not open as the database was after some change."""
+    found = []
+    for number, (what, wal) in enumerate(history.damaged(rng)):
+        data_dir = folder / str(number)
+        data_dir.mkdir(parents=True)
+        path = data_dir / "flopwatch.sqlite3"
+        shutil.copy(history.folder / path.name, path)
+        path.with_name(f"{path.name}-wal").write_bytes(wal)
+        with closing(open_database(Settings(data_dir=data_dir))) as database:
+            state = state_of(path)
+            if state not in history.states:
+                found.append(f"{what}: the database was never like this")
+            found += [f"{what}: {problem}" for problem in damage(path)]
+            found += [f"{what}, and then used: {problem}" for problem in going_on(database, path)]
+        shutil.rmtree(data_dir)
+    return found
+
+
+def going_on(database: Database, path: Path) -> list[str]:
+    """What is wrong when the queue is used."""
+    queue = Queue(database)
+    submitted = queue.submit(NewJob(spec_adapter.validate_python(TINY), priority=1000)).response
+    claim = queue.claim("another worker", OFFER)
+    if claim is None or claim.job_id != submitted["id"]:
+        return [f"submitted job {submitted['id']}, claimed {claim}"]
+    state = queue.finish(claim, Finish("succeeded"))
+    return ([] if state == "succeeded" else [f"finished as {state}"]) + damage(path)
+
+
+def test_a_torn_log_gives_a_consistent_prefix(service: Service, rng: random.Random, tmp_path: Path) -> None:
+    history = make_history(service, rng)
+    assert len(history.commit_ends) > OPERATIONS / 2
+    assert inconsistent(history, rng, tmp_path / "torn") == []
+
+
+def test_control_a_torn_log_of_single_statements_does_not(service: Service, rng: random.Random, tmp_path: Path) -> None:
+    history = make_history(service, rng, **without("transaction"))
+    assert inconsistent(history, rng, tmp_path / "torn") != []
+
+
+PUT = """
+import resource, sys
+from pathlib import Path
+from app.errors import DiskFull
+from app.store.artifacts import ArtifactFiles
+_, folder, source, limit = sys.argv
+if limit:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), resource.RLIM_INFINITY))
+try:
+    ArtifactFiles(Path(folder)).put(Path(source))
+except DiskFull as error:
+    print("DiskFull", error.status)
+else:
+    print("stored")
+"""
+
+
+def put(folder: Path, source: Path, limit: int | None, **environment: str) -> str:
+    """Store a file in a process of its own, which may write files of at most `limit` bytes; how that ended."""
+    done = subprocess.run(
+        [sys.executable, "-c", PUT, str(folder), str(source), str(limit or "")],
+        cwd=PROJECT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+def store_without_room(folder: Path, tmp_path: Path, rng: random.Random, how: str, **environment: str) -> list[str]:
+    """Store a file where there is no room for it, then a small one; what is wrong with what is left."""
+    large, small = tmp_path / "large", tmp_path / "small"
+    large.write_bytes(rng.randbytes(3 << 20))
+    small.write_bytes(rng.randbytes(1000))
+    limit = 1 << 20 if how == "limit" else None
+    with ExitStack() as stack:
+        if how == "disk":
+            stack.enter_context(small_disk(folder, mebibytes=2))
+        endings = [put(folder, source, limit, **environment) for source in (large, small, large)]
+        files = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
+    found = [] if endings == ["DiskFull 507", "stored", "DiskFull 507"] else [f"endings: {endings}"]
+    if files != [small.read_bytes()]:
+        found.append(f"left: files of {sorted(map(len, files))} bytes")
+    return found
+
+
+@pytest.mark.parametrize("how", ["disk", "limit"])
+def test_a_file_that_does_not_fit_leaves_nothing(tmp_path: Path, rng: random.Random, how: str) -> None:
+    assert store_without_room(tmp_path / "artifacts", tmp_path, rng, how) == []
+
+
+@pytest.mark.parametrize("how", ["disk", "limit"])
+def test_control_a_file_copied_in_place_leaves_a_half(tmp_path: Path, rng: random.Random, how: str) -> None:
+    environment = without("whole_artifacts")
+    assert store_without_room(tmp_path / "artifacts", tmp_path, rng, how, **environment) != []
+
+
+def run_without_room(service: Service, misbehave_folder: Path, rooms: list[float], **environment: str) -> list[str]:
+    """Run jobs whose samples find room for so many of their size; what is wrong with what is left of them."""
+    with small_disk(service.data_dir, mebibytes=16) as disk, ExitStack() as stack:
+        stack.callback(service.stop)  # before its disk goes
+        database = service.folder / "elsewhere.sqlite3"
+        service.environment["FLOPWATCH_DATABASE_URL"] = f"sqlite:///{database}"
+        client = service.start_server()
+        service.start_worker(**environment)
+        body = short_job("gated")
+        body["spec"]["measure_steps"] = 3000
+        started, gate = misbehave_folder / "started", misbehave_folder / "open"
+
+        def start() -> int:
+            gate.unlink(missing_ok=True)
+            started.unlink(missing_ok=True)
+            job_id = int(client.post("/jobs", json=body).raise_for_status().json()["id"])
+            wait_until(started.exists, timeout_s=60, what="the job to start")
+            return job_id
+
+        def finish(job_id: int) -> dict[str, Any]:
+            gate.touch()
+            return wait_for_job(client, job_id)
+
+        fitting = finish(start())
+        (artifact,) = get(client, f"/jobs/{fitting['id']}/artifacts")["data"]
+        found: list[str] = []
+        for room in rooms:
+            job_id = start()
+            with full(disk, but=int(room * artifact["size"])):
+                job = finish(job_id)
+            if job["state"] != "failed" or job["error"]["code"] != "storage_full":
+                found.append(f"the job is {job['state']}: {job['error']}")
+            rows = get(client, f"/jobs/{job_id}/measurements")["rows"]
+            if not rows or not all(row["partial"] for row in rows):
+                found.append(f"{len(rows)} measurements are kept, {sum(row['partial'] for row in rows)} as partial")
+            if get(client, f"/jobs/{job_id}/artifacts")["data"]:
+                found.append("it has an artifact")
+            if files := [path for path in (disk / "scratch").rglob("*") if path.is_file()]:
+                found.append(f"temporary files: {files}")
+            stored = [path.stat().st_size for path in (disk / "artifacts").rglob("*") if path.is_file()]
+            if stored != [artifact["size"]]:
+                found.append(f"stored: files of {stored} bytes; the first job's has {artifact['size']}")
+        again = finish(start())
+        if again["state"] != "succeeded":
+            found.append(f"after space was made, a job is {again['state']}: {again['error']}")
+        return found + damage(database)
+
+
+def test_jobs_whose_files_do_not_fit_fail_as_storage_full(service: Service, misbehave_folder: Path) -> None:
+    # Without room the job's own process cannot write the file; with 1.5 of it the store cannot copy it.
+    assert run_without_room(service, misbehave_folder, [0.0, 0.5, 1.5]) == []
+
+
+def test_control_of_jobs_whose_files_do_not_fit(service: Service, misbehave_folder: Path) -> None:
+    assert run_without_room(service, misbehave_folder, [1.5], **without("whole_artifacts")) != []
