@@ -6,6 +6,8 @@ import random
 from typing import Any
 
 import pytest
+from sqlalchemy import event as events
+from sqlalchemy.dialects import postgresql
 
 from app.specs.base import Resources
 from app.specs.benchmark import BenchmarkSpec
@@ -143,15 +145,19 @@ def test_claims_come_from_the_partial_index_without_sorting(
     database: Database, pages: dict[bool, Any], on_gpus: bool
 ) -> None:
     values = {"kinds": ["benchmark"], "total_gpus": 2, "limit": 4, "last_priority": 0, "last_id": 1}
+    executed: list[tuple[str, Any]] = []
+
+    def remember(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_others: Any) -> None:
+        executed.append((statement, parameters))
+
     with database.read() as connection:
-        statement = pages[on_gpus].params(**values)
-        sql = str(statement.compile(connection, compile_kwargs={"literal_binds": True}))
-        plan = [row.detail for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}")]
+        events.listen(connection, "before_cursor_execute", remember)
+        connection.execute(pages[on_gpus], values).all()
+        statement, parameters = executed[-1]
+        plan = [row.detail for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)]
     assert len(plan) == 1, plan
     assert "USING INDEX ix_job_claimable" in plan[0]
 
 
 def test_the_hint_is_for_sqlite_alone() -> None:
-    from sqlalchemy.dialects import postgresql
-
     assert "INDEXED" not in str(claims.FIRST_PAGE[True].compile(dialect=postgresql.dialect()))

@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.errors import NotFound
+from app.store import artifacts
+from app.store.artifacts import ArtifactFiles
+from app.store.engine import Database
+from app.store.queue import Finish, Queue, StoredArtifact
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "artifacts"
+
+
+@pytest.fixture
+def files(folder: Path) -> ArtifactFiles:
+    return ArtifactFiles(folder)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "trace"
+    path.write_bytes(b"trace")
+    return path
+
+
+SHA256 = hashlib.sha256(b"trace").hexdigest()
+
+
+def stored(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def finish_with(queue: Queue, shop: Any, sha256: str) -> int:
+    claim = shop.running_job()
+    queue.finish(claim, Finish("succeeded", artifacts=[StoredArtifact("t", "trace", "text/plain", 5, sha256)]))
+    return int(claim.job_id)
+
+
+def test_a_file_is_stored_under_its_content(files: ArtifactFiles, folder: Path, trace: Path) -> None:
+    assert files.put(trace) == (SHA256, 5)
+    assert files.open_path(SHA256) == folder / SHA256[:2] / SHA256[2:]
+    assert files.open_path(SHA256).read_bytes() == b"trace"
+    assert trace.exists()
+    assert stored(folder) == [files.open_path(SHA256)]
+
+
+def test_the_same_content_is_stored_once(files: ArtifactFiles, folder: Path, trace: Path) -> None:
+    files.put(trace)
+    inode = files.open_path(SHA256).stat().st_ino
+    assert files.put(trace) == (SHA256, 5)
+    assert files.open_path(SHA256).stat().st_ino == inode
+    assert len(stored(folder)) == 1
+
+
+def test_an_empty_and_a_large_file(files: ArtifactFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(artifacts, "CHUNK_BYTES", 1000)
+    for content in (b"", os.urandom(12_345)):
+        path = tmp_path / "file"
+        path.write_bytes(content)
+        sha256, size = files.put(path)
+        assert (sha256, size) == (hashlib.sha256(content).hexdigest(), len(content))
+        assert files.open_path(sha256).read_bytes() == content
+
+
+def test_what_is_no_content_is_not_found(files: ArtifactFiles) -> None:
+    for name in (SHA256, "../../etc/passwd", "", SHA256.upper(), "ab/" + SHA256[3:]):
+        with pytest.raises(NotFound):
+            files.open_path(name)
+
+
+def test_a_copy_that_fails_leaves_nothing(files: ArtifactFiles, folder: Path, trace: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        files.put(trace.with_name("none"))
+    assert stored(folder) == []
+
+
+def test_everything_is_synced_before_it_has_its_name(
+    files: ArtifactFiles, folder: Path, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = []
+    sync, link = os.fsync, Path.hardlink_to
+
+    def fsync(descriptor: int) -> None:
+        order.append("folder" if Path(f"/proc/self/fd/{descriptor}").resolve().is_dir() else "file")
+        sync(descriptor)
+
+    def hardlink_to(path: Path, target: Path) -> None:
+        order.append("link")
+        link(path, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "hardlink_to", hardlink_to)
+    files.put(trace)
+    assert order == ["file", "folder", "link", "folder"]
+
+
+class TestRemove:
+    def test_a_deleted_jobs_files_go(
+        self, files: ArtifactFiles, folder: Path, trace: Path, queue: Queue, shop: Any, database: Database
+    ) -> None:
+        files.put(trace)
+        job_id = finish_with(queue, shop, SHA256)
+        files.release([SHA256])
+        assert files.remove([SHA256], database) == []  # referred to
+        assert files.remove(queue.delete(job_id), database) == [SHA256]
+        assert stored(folder) == []
+        assert files.remove([SHA256], database) == []
+
+    def test_what_is_held_stays_until_it_is_released_as_often_as_put(
+        self, files: ArtifactFiles, folder: Path, trace: Path, database: Database
+    ) -> None:
+        files.put(trace)
+        files.put(trace)
+        for _ in range(2):
+            assert ArtifactFiles(folder).remove([SHA256], database) == []
+            files.release([SHA256])
+        assert ArtifactFiles(folder).remove([SHA256], database) == [SHA256]
+
+    def test_a_process_that_ends_releases_what_it_held(
+        self, files: ArtifactFiles, folder: Path, trace: Path, database: Database
+    ) -> None:
+        program = (
+            "import sys; from pathlib import Path; from app.store.artifacts import ArtifactFiles\n"
+            "ArtifactFiles(Path(sys.argv[1])).put(Path(sys.argv[2])); print('put', flush=True); sys.stdin.read()"
+        )
+        command = [sys.executable, "-c", program, str(folder), str(trace)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "put\n"
+            assert files.remove([SHA256], database) == []
+            process.kill()
+        assert files.remove([SHA256], database) == [SHA256]
+
+    def removals_take_nothing_that_is_used(
+        self, files: ArtifactFiles, trace: Path, queue: Queue, shop: Any, database: Database
+    ) -> bool:
+        """Put, finish and release against removals of the same content at every moment."""
+        stop, missing = threading.Event(), []
+
+        def remove() -> None:
+            while not stop.is_set():
+                files.remove([SHA256], database)
+
+        remover = threading.Thread(target=remove)
+        remover.start()
+        try:
+            for _ in range(25):
+                files.put(trace)
+                time.sleep(0.001)
+                job_id = finish_with(queue, shop, SHA256)
+                files.release([SHA256])
+                time.sleep(0.001)
+                try:
+                    files.open_path(SHA256)
+                except NotFound:
+                    missing.append(job_id)
+                queue.delete(job_id)
+        finally:
+            stop.set()
+            remover.join()
+        return not missing
+
+    def test_removal_never_races_with_a_put_of_the_same_content(
+        self, files: ArtifactFiles, trace: Path, queue: Queue, shop: Any, database: Database
+    ) -> None:
+        assert self.removals_take_nothing_that_is_used(files, trace, queue, shop, database)
+
+    def test_without_holds_it_would(
+        self,
+        files: ArtifactFiles,
+        trace: Path,
+        queue: Queue,
+        shop: Any,
+        database: Database,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        def careless(path: Path) -> bool:
+            if not path.exists():
+                return False
+            path.unlink()
+            return True
+
+        monkeypatch.setattr(artifacts, "_remove", careless)
+        assert not self.removals_take_nothing_that_is_used(files, trace, queue, shop, database)
+
+
+class TestOrphans:
+    def age(self, path: Path, seconds: float) -> None:
+        os.utime(path, (time.time() - seconds,) * 2)
+
+    def test_old_orphans_are_swept_and_nothing_else(
+        self, files: ArtifactFiles, folder: Path, tmp_path: Path, queue: Queue, shop: Any, database: Database
+    ) -> None:
+        contents = {}
+        for name in ("referred", "held", "young", "orphan"):
+            path = tmp_path / name
+            path.write_text(name)
+            contents[name], _ = files.put(path)
+            if name != "held":
+                files.release([contents[name]])
+            if name != "young":
+                self.age(files.open_path(contents[name]), 7200)
+        finish_with(queue, shop, contents["referred"])
+        for name, age in (("old", 7200), ("new", 0)):
+            (folder / "incoming" / name).write_bytes(b"torn")
+            self.age(folder / "incoming" / name, age)
+        assert files.sweep_orphans(database, older_than_s=3600) == [contents["orphan"]]
+        left = {path.read_text() for path in stored(folder) if path.parent.name != "incoming"}
+        assert left == {"referred", "held", "young"}
+        assert [path.name for path in (folder / "incoming").iterdir()] == ["new"]
+
+    def test_there_may_be_nothing_at_all(self, files: ArtifactFiles, database: Database) -> None:
+        assert files.sweep_orphans(database, older_than_s=0) == []
+
+    def test_many_orphans_are_swept_in_batches(
+        self, files: ArtifactFiles, tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(artifacts, "BATCH", 3)
+        path, contents = tmp_path / "file", []
+        for number in range(8):
+            path.write_text(str(number))
+            contents.append(files.put(path)[0])
+        files.release(contents)
+        assert sorted(files.sweep_orphans(database, older_than_s=-60)) == sorted(contents)
+
+
+def test_a_stale_workers_artifact_counts_for_nothing(
+    files: ArtifactFiles, trace: Path, folder: Path, queue: Queue, shop: Any, database: Database, results: Finish
+) -> None:
+    stale = shop.running_job()
+    sha256, size = files.put(trace)
+    queue.recover(queue.running()[0])
+    with pytest.raises(Exception, match="no longer this worker's"):
+        queue.finish(stale, replace(results, artifacts=[StoredArtifact("t", "trace", "text/plain", size, sha256)]))
+    files.release([sha256])
+    assert files.sweep_orphans(database, older_than_s=-60) == [sha256]
+    assert stored(folder) == []

@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import array
+import json
+import math
+import threading
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from app.errors import InvalidRequest, NotFound
+from app.specs.benchmark import BenchmarkSpec
+from app.store.engine import Database
+from app.store.queue import Finish, MeasurementRecord, NewEvent, NewJob, Queue, StoredArtifact
+from app.store.reading import Reading
+
+
+def ids(page: tuple[list[dict[str, Any]], str | None]) -> list[int]:
+    return [item["id"] for item in page[0]]
+
+
+class TestJobs:
+    def test_newest_first_page_by_page(self, shop: Any, reading: Reading) -> None:
+        made = [shop.submit() for _ in range(7)]
+        found, after = [], None
+        while True:
+            page, after = reading.jobs(limit=3, after=after)
+            found += [job["id"] for job in page]
+            if after is None:
+                break
+        assert found == made[::-1]
+
+    def test_a_page_that_is_just_full_is_the_last(self, shop: Any, reading: Reading) -> None:
+        for _ in range(3):
+            shop.submit()
+        assert reading.jobs(limit=3)[1] is None
+
+    def test_filters(self, shop: Any, queue: Queue, reading: Reading) -> None:
+        running = shop.running_job(labels={"team": "a", "run": "1"})
+        queued = shop.submit(labels={"team": "a"})
+        other = shop.submit(labels={"team": "b"})
+        assert ids(reading.jobs(state="queued")) == [other, queued]
+        assert ids(reading.jobs(state="running")) == [running.job_id]
+        assert ids(reading.jobs(kind="benchmark")) == [other, queued, running.job_id]
+        assert ids(reading.jobs(kind="profile")) == []
+        assert ids(reading.jobs(labels=[("team", "a")])) == [queued, running.job_id]
+        assert ids(reading.jobs(labels=[("team", "a"), ("run", "1")])) == [running.job_id]
+        assert ids(reading.jobs(labels=[("team", "a"), ("team", "b")])) == []
+        assert ids(reading.jobs(labels=[("team", "a")], state="queued", kind="benchmark")) == [queued]
+
+    @pytest.mark.parametrize("text", ['a"b', "a\\b", "a'b", "ä:€", "%", "$.a", "", " a "])
+    def test_labels_may_be_any_text(self, shop: Any, reading: Reading, text: str) -> None:
+        job_id = shop.submit(labels={text: text})
+        shop.submit(labels={"other": text})
+        assert ids(reading.jobs(labels=[(text, text)])) == [job_id]
+        assert reading.job(job_id)[0]["labels"] == {text: text}
+
+    @pytest.mark.parametrize("after", ["", "x", "-1", "1.5", "9" * 19, "9" * 400, "٣", "1 "])
+    def test_a_broken_cursor_is_refused(self, reading: Reading, after: str) -> None:
+        with pytest.raises(InvalidRequest) as caught:
+            reading.jobs(after=after)
+        assert caught.value.errors[0].pointer == "/after"
+
+    def test_numbers_beyond_the_databases_are_no_error(self, shop: Any, reading: Reading) -> None:
+        job_id = shop.submit()
+        assert reading.jobs(sweep=2**70) == ([], None)
+        assert reading.events(job_id, after=2**70) == []
+        assert len(reading.events(job_id, after=-(2**70), limit=2**70)) == 1
+        assert len(reading.jobs(limit=2**70)[0]) == 1
+
+    def test_counts_have_every_state(self, shop: Any, queue: Queue, reading: Reading) -> None:
+        shop.running_job()
+        shop.submit()
+        queue.cancel(shop.submit())
+        assert reading.counts() == {"queued": 1, "running": 1, "succeeded": 0, "failed": 0, "cancelled": 1}
+
+
+class TestEvents:
+    def test_from_where_one_was(self, shop: Any, queue: Queue, reading: Reading) -> None:
+        claim, other = shop.running_job(), shop.running_job()
+        for number in range(5):
+            queue.report(claim, [NewEvent("log", {"text": str(number)})])
+            queue.report(other, [NewEvent("log", {"text": "other"})])
+        first = reading.events(claim.job_id, limit=4)
+        rest = reading.events(claim.job_id, after=first[-1]["id"])
+        assert [event["data"]["text"] for event in (first + rest)[2:]] == list("01234")
+        assert all(event["job_id"] == claim.job_id for event in first + rest)
+        assert list(first[0]) == ["id", "job_id", "attempt", "type", "data", "created_at"]
+
+
+class TestLog:
+    def test_while_it_runs_and_after(self, shop: Any, queue: Queue, reading: Reading) -> None:
+        job_id = shop.submit()
+        assert reading.log(job_id) == ""
+        claim = shop.claim()
+        assert reading.log(job_id) == ""
+        queue.report(claim, [NewEvent("log", {"text": "a\n"}), NewEvent("log", {"text": "b\n"})])
+        assert reading.log(job_id) == "a\nb\n"
+        queue.finish(claim, Finish("succeeded", log="head … tail"))
+        assert reading.log(job_id) == "head … tail"
+
+    def test_of_a_lost_attempt_what_it_reported(self, shop: Any, queue: Queue, reading: Reading) -> None:
+        claim = shop.running_job(max_attempts=1)
+        queue.report(claim, [NewEvent("log", {"text": "last words\n"})])
+        queue.recover(queue.running()[0])
+        assert reading.log(claim.job_id) == "last words\n"
+
+
+class TestMeasurements:
+    def test_columns_describe_the_rows(
+        self, shop: Any, queue: Queue, reading: Reading, record: Callable[..., MeasurementRecord]
+    ) -> None:
+        claim = shop.running_job()
+        case = {"model": "tiny", "context_length": 128, "compile": False, "n": 3, "rate": 1, "what": None}
+        records = [
+            record(case=case),
+            record(case={**case, "rate": 0.5}, outcome="oom"),
+            record(metric="mfu", case={"model": "tiny", "extra": "x"}, mean=math.inf),
+        ]
+        queue.finish(claim, Finish("succeeded", measurements=records))
+        found = reading.measurements(claim.job_id)
+        names = [column["name"] for column in found["columns"]]
+        assert names[:7] == ["model", "context_length", "compile", "case.n", "rate", "what", "extra"]
+        assert names[7:13] == ["phase", "metric", "unit", "outcome", "reason", "partial"]
+        assert names[13:] == ["n", "mean", "std", "median", "min", "max", "p05", "p25", "p75", "p95"]
+        types = {column["name"]: column["type"] for column in found["columns"]}
+        assert (types["compile"], types["case.n"], types["rate"]) == ("boolean", "integer", "number")
+        assert all(list(row) == names for row in found["rows"])
+        assert found["rows"][0]["case.n"] == 3
+        oom = found["rows"][1]
+        assert (oom["outcome"], oom["reason"]) == ("oom", "for a reason")
+        assert [oom[name] for name in names[13:]] == [None] * 10
+        assert found["rows"][2]["context_length"] is None
+        json.dumps(found, allow_nan=False)
+
+    def test_raw_samples_on_demand(
+        self, shop: Any, queue: Queue, reading: Reading, record: Callable[..., MeasurementRecord]
+    ) -> None:
+        claim = shop.running_job()
+        packed = zlib.compress(array.array("d", [1.5, math.nan, 2.5]).tobytes())
+        queue.finish(claim, Finish("succeeded", measurements=[record(samples=packed), record(outcome="oom")]))
+        assert "samples" not in reading.measurements(claim.job_id)["rows"][0]
+        found = reading.measurements(claim.job_id, samples=True)
+        assert [row["samples"] for row in found["rows"]] == [[1.5, None, 2.5], None]
+        assert found["columns"][-1] == {"name": "samples", "type": "array", "unit": None}
+
+    def test_none(self, shop: Any, reading: Reading) -> None:
+        found = reading.measurements(shop.submit())
+        assert found["rows"] == []
+        assert "metric" in {column["name"] for column in found["columns"]}
+
+
+class TestArtifacts:
+    def test_list_and_one(self, shop: Any, queue: Queue, reading: Reading, results: Finish) -> None:
+        claim = shop.running_job()
+        odd = StoredArtifact("a b/ä.json", "trace", "application/json", 3, "cd" * 32)
+        queue.finish(claim, replace(results, artifacts=[*results.artifacts, odd]))
+        found = reading.artifacts(claim.job_id)
+        assert [list(one) for one in found] == [["name", "kind", "media_type", "size", "sha256", "url"]] * 2
+        assert found[0]["url"] == f"/jobs/{claim.job_id}/artifacts/a%20b%2F%C3%A4.json"
+        assert reading.artifact(claim.job_id, "trace.json") == found[1]
+        with pytest.raises(NotFound, match=r"none\.json"):
+            reading.artifact(claim.job_id, "none.json")
+
+
+class TestWorkersAndSweeps:
+    def test_workers_with_what_they_run(self, shop: Any, reading: Reading) -> None:
+        shop.register("one")
+        shop.register("two", gpus=2)
+        shop.submit()
+        claim = shop.claim("two")
+        one, two = reading.workers()
+        assert (one["id"], one["job_ids"], one["state"]) == ("one", [], "active")
+        assert (two["id"], two["job_ids"]) == ("two", [claim.job_id])
+        assert one["kinds"] == ["benchmark"]
+        assert one["last_seen_at"].endswith("Z")
+
+    def test_known_names_are_the_union_and_empty_before_anybody_registered(self, shop: Any, reading: Reading) -> None:
+        assert reading.known_names() == {"kinds": set(), "capabilities": set()}
+        shop.register("one", capabilities=frozenset({"attention:a"}))
+        shop.register("two", capabilities=frozenset({"attention:b"}))
+        known = reading.known_names()
+        assert known == {"kinds": {"benchmark"}, "capabilities": {"attention:a", "attention:b"}}
+
+    def test_sweeps_page_by_page_with_their_counts(self, queue: Queue, shop: Any, reading: Reading) -> None:
+        for number in range(3):
+            queue.submit_sweep(str(number), {}, {}, {}, [], [NewJob(BenchmarkSpec())] * (number + 1))
+        shop.claim()
+        page, after = reading.sweeps(limit=2)
+        assert [(sweep["name"], sweep["counts"]["queued"]) for sweep in page] == [("2", 3), ("1", 2)]
+        page, after = reading.sweeps(limit=2, after=after)
+        assert [(sweep["name"], sweep["counts"]["running"]) for sweep in page] == [("0", 1)]
+        assert after is None
+
+
+def test_a_reader_never_sees_half_a_change(
+    shop: Any, queue: Queue, reading: Reading, database: Database, results: Finish
+) -> None:
+    claims, stop, broken = [], threading.Event(), []
+
+    def look() -> None:
+        while not stop.is_set():
+            done = [job["id"] for job in reading.jobs(state="succeeded", limit=5)[0]]
+            broken.extend(job_id for job_id in done if not (reading.artifacts(job_id) and reading.log(job_id)))
+
+    reader = threading.Thread(target=look)
+    reader.start()
+    try:
+        for _ in range(30):
+            claims.append(shop.running_job())
+            queue.finish(claims[-1], results)
+    finally:
+        stop.set()
+        reader.join()
+    assert broken == []
