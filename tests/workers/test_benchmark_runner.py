@@ -195,6 +195,7 @@ def test_compiling_is_recorded(run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # torch 2.11's own
 @pytest.mark.parametrize("mode", METRICS)
 def test_compiling_on_a_gpu(run, mode: str) -> None:
     torch._dynamo.reset()

@@ -146,7 +146,9 @@ def _git() -> dict[str, Any]:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return unknown
-    commit = next((line.split()[-1] for line in answer if line.startswith("# branch.oid")), None)
+    commit = next((line.split()[-1] for line in answer if line.startswith("# branch.oid")), "(initial)")
+    if commit == "(initial)":  # a repository without commits
+        return unknown
     return {"git_commit": commit, "git_dirty": any(not line.startswith("#") for line in answer)}
 
 

@@ -146,10 +146,10 @@ def read_host_load(stat: Path = Path("/proc/stat")) -> HostLoad | None:
 
 def check_host_load(before: HostLoad | None, after: HostLoad | None, span_s: float, *, matters: bool) -> Check:
     """Processor time that others took. It `matters` on a CPU; beside a GPU it is recorded only."""
-    if before is None or after is None or after.available <= before.available:
-        return Check("host_load", not matters, "this system does not tell")
     if span_s < MIN_LOAD_SPAN_S:
         return Check("host_load", True, f"measured for {span_s:.2f} s: too short to tell")
+    if before is None or after is None or after.available <= before.available:
+        return Check("host_load", not matters, "this system does not tell")
     others = (after.busy - before.busy) - (after.own - before.own)
     share = max(0.0, others / (after.available - before.available))
     return Check("host_load", not matters or share <= MAX_OTHERS_LOAD, f"others used {share:.1%} of the processors")

@@ -43,6 +43,7 @@ def test_changed_files_make_a_checkout_dirty(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(environment, "CHECKOUT", tmp_path)
     assert environment._git() == {"git_commit": None, "git_dirty": None}
     git("init")
+    assert environment._git() == {"git_commit": None, "git_dirty": None}
     (tmp_path / "file").write_text("one")
     git("add", "file")
     git("commit", "-m", "First")
