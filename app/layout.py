@@ -17,6 +17,12 @@ def varying_coordinates(measurements: Mapping[str, Any]) -> list[str]:
     return [name for name in coordinates if len({json.dumps(row.get(name)) for row in rows}) > 1]
 
 
+def doubts(validity: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """A validity's verdict, and what speaks against the measurements: "name: detail" of each check that failed."""
+    failed = [check for check in validity.get("checks", ()) if not check["ok"]]
+    return validity.get("verdict", "unknown"), [f"{check['name']}: {check['detail']}" for check in failed]
+
+
 def number(value: Any) -> str:
     """A value with four significant digits, or all digits before the point; "–" for none."""
     if value is None:

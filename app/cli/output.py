@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 from app.cli.client import problem_text
-from app.layout import number, varying_coordinates
+from app.layout import doubts, number, varying_coordinates
 
 Show = Callable[[int, int, str], None]
 
@@ -50,6 +50,9 @@ def print_job(job: dict[str, Any]) -> None:
     for name, value in facts.items():
         if value is not None:
             typer.echo(f"  {name + ':':10}{value}")
+    if job["validity"] is not None:
+        verdict, wrong = doubts(job["validity"])
+        typer.echo(f"  validity: {verdict}" + (f" ({'; '.join(wrong)})" if wrong else ""))
     if job["error"] is not None:
         typer.echo(problem_text(job["error"]))
 
@@ -82,7 +85,9 @@ def progress_display() -> Iterator[Show]:
         task = bar.add_task("waiting", total=None)
 
         def show(done: int, total: int, message: str) -> None:
-            bar.update(task, completed=done, total=total or None, description=message)
+            bar.update(task, description=message)
+            if total:
+                bar.update(task, completed=done, total=total)
 
         yield show
 

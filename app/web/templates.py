@@ -11,14 +11,14 @@ from fastapi import Request
 from fastapi.responses import Response
 from fastapi.templating import Jinja2Templates
 
-from app.layout import number
+from app.layout import doubts, number
 
 
 @functools.cache
 def _templates() -> Jinja2Templates:
     templates = Jinja2Templates(directory=Path(__file__).parent / "html")
     templates.env.trim_blocks = templates.env.lstrip_blocks = True
-    templates.env.filters |= {"number": number, "moment": moment, "pretty": pretty}
+    templates.env.filters |= {"number": number, "doubts": doubts, "moment": moment, "pretty": pretty}
     return templates
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+CHECK = {"name": "drift", "ok": False, "detail": "9 %", "unit": "tiny"}
 VOID = {"meta", "link", "input", "br", "hr", "img"}
 
 
@@ -117,7 +118,9 @@ def test_a_job_while_it_runs_and_after(site: Any, measured: Any) -> None:
     assert "first line" in running.text
     assert path in running.references, "it refreshes itself"
     rows = [measured("forward_ms", 1234.5678, model="tiny"), measured("backward_ms", None, outcome="oom", model="tiny")]
-    site.worker.finish(claim, measurements=rows, validity={"verdict": "valid"}, environment={"torch": "2.13"})
+    site.worker.finish(
+        claim, measurements=rows, validity={"verdict": "suspect", "checks": [CHECK]}, environment={"torch": "2.13"}
+    )
     done = page(site, path)
     assert path not in done.references, "nothing changes any more"
     assert "Cancel job" not in done.text
@@ -125,6 +128,7 @@ def test_a_job_while_it_runs_and_after(site: Any, measured: Any) -> None:
     assert "oom" in done.text
     assert "out of memory" in done.text
     assert "2.13" in done.text
+    assert "drift: 9 %" in done.text
 
 
 def test_a_long_log_is_cut(site: Any) -> None:
