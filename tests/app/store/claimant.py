@@ -15,7 +15,7 @@ from typing import Any
 
 from sqlalchemy import bindparam, update
 
-from app.store import locking, queue, sqlite, tables
+from app.store import claims, locking, queue, sqlite, tables
 from app.store.engine import Database
 from app.store.queue import Finish, Offer, Queue
 
@@ -24,18 +24,18 @@ PAUSE_S = 0.002
 
 def hesitate() -> None:
     """Wait between choosing a job and taking it, as long with sabotage as without."""
-    choose = queue.next_job
+    choose = claims.next_job
 
     def slowly(*arguments: Any) -> Any:
         chosen = choose(*arguments)
         time.sleep(PAUSE_S)
         return chosen
 
-    queue.next_job = slowly
+    vars(queue)["next_job"] = slowly
 
 
 def sabotage() -> None:
-    locking.WriteLock.hold = lambda self, timeout_s: contextlib.nullcontext()  # type: ignore[method-assign]
+    locking.WriteLock.hold = lambda self, timeout_s: contextlib.nullcontext()  # type: ignore[method-assign,assignment,return-value]
     sqlite._begin = lambda connection: None  # each statement commits by itself
     job = tables.job.c
     careless = update(tables.job).where(job.id == bindparam("job_id"))

@@ -160,4 +160,4 @@ def test_claims_come_from_the_partial_index_without_sorting(
 
 
 def test_the_hint_is_for_sqlite_alone() -> None:
-    assert "INDEXED" not in str(claims.FIRST_PAGE[True].compile(dialect=postgresql.dialect()))
+    assert "INDEXED" not in str(claims.FIRST_PAGE[True].compile(dialect=postgresql.dialect()))  # type: ignore[no-untyped-call]

@@ -11,7 +11,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from app.errors import DatabaseBusy, InvalidEnvironment, NetworkFileSystem
 from app.settings import Settings
@@ -25,7 +25,7 @@ def count(database: Database) -> int:
         return int(connection.execute(text("SELECT count(*) FROM worker")).scalar_one())
 
 
-def add(connection, name: str) -> None:
+def add(connection: Connection, name: str) -> None:
     connection.execute(
         text(
             "INSERT INTO worker (id, hostname, pid, state, kinds, capabilities, devices, versions, beat,"

@@ -8,10 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import StatementError
 
 from app.errors import Conflict, IdempotencyMismatch, LeaseLost, NotFound, job_problem
+from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
 from app.store import queue as queue_module
+from app.store import sqlite
 from app.store.engine import Database
 from app.store.queue import Claim, Finish, Idempotency, MeasurementRecord, NewEvent, NewJob, Queue, Running
 from app.store.reading import Reading
@@ -194,16 +197,25 @@ class TestRunning:
         queue.finish(claim, replace(results, artifacts=[*results.artifacts, newer]))
         assert [artifact["sha256"] for artifact in reading.artifacts(claim.job_id)] == ["cd" * 32]
 
-    def test_a_finish_that_cannot_be_whole_is_nothing(
-        self, shop: Any, queue: Queue, reading: Reading, results: Finish
+    @pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "without transactions"])
+    def test_a_finish_that_breaks_off_leaves_nothing(
+        self,
+        shop: Any,
+        settings: Settings,
+        reading: Reading,
+        results: Finish,
+        sabotage: bool,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         claim = shop.running_job()
         before = everything(reading, claim.job_id)
-        impossible = replace(results, environment={"not JSON": object()})
-        with pytest.raises(Exception, match="object"):
-            queue.finish(claim, impossible)
-        assert everything(reading, claim.job_id) == before
-        assert queue.finish(claim, results) == "succeeded"
+        if sabotage:
+            monkeypatch.setattr(sqlite, "_begin", lambda connection: None)  # each statement commits by itself
+        database = Database(settings.resolved_database_url)
+        with pytest.raises(StatementError, match="object"):
+            Queue(database).finish(claim, replace(results, environment={"not JSON": object()}))
+        database.close()
+        assert (everything(reading, claim.job_id) == before) == (not sabotage)
 
     @pytest.mark.parametrize(
         "wrong", [{"state": "failed"}, {"state": "succeeded", "error": {}}, {"state": "queued"}, {"state": "lost"}]

@@ -199,7 +199,8 @@ class TestWorkersAndSweeps:
 def test_a_reader_never_sees_half_a_change(
     shop: Any, queue: Queue, reading: Reading, database: Database, results: Finish
 ) -> None:
-    claims, stop, broken = [], threading.Event(), []
+    stop = threading.Event()
+    broken: list[int] = []
 
     def look() -> None:
         while not stop.is_set():
@@ -210,8 +211,7 @@ def test_a_reader_never_sees_half_a_change(
     reader.start()
     try:
         for _ in range(30):
-            claims.append(shop.running_job())
-            queue.finish(claims[-1], results)
+            queue.finish(shop.running_job(), results)
     finally:
         stop.set()
         reader.join()
