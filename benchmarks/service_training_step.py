@@ -59,7 +59,7 @@ def main() -> None:
         service.start_worker()
         try:
             jobs = run(client, [{**base, **case} for case in cases])
-            show("Warm-up", jobs, ("model.size", "warmup_steps"), TIMES)
+            show("Warm-up", jobs, ("model.size", "warmup_steps"), TIMES, beside_public=True)
             if options.extras:
                 jobs = run(client, [{**base, **case} for case in extras(options.sizes[0])])
                 fields = ("model.size", "mode", "precision", "optimizer", "compile", "attention")
@@ -100,10 +100,17 @@ def run(client: httpx.Client, specs: list[dict[str, Any]]) -> list[dict[str, Any
     return jobs
 
 
-def show(title: str, jobs: list[dict[str, Any]], fields: tuple[str, ...], metrics: tuple[str, ...]) -> None:
+def show(
+    title: str,
+    jobs: list[dict[str, Any]],
+    fields: tuple[str, ...],
+    metrics: tuple[str, ...],
+    *,
+    beside_public: bool = False,
+) -> None:
     """A Markdown table, one row per job."""
     device = next((job["environment"]["device"]["name"] for job in jobs if job["environment"]), "?")
-    software = next((job["environment"]["software"] for job in jobs if job["environment"]), {})
+    software: dict[str, Any] = next((job["environment"]["software"] for job in jobs if job["environment"]), {})
     print(f"\n### {title}: {device}, torch {software.get('torch')}\n")
     print("| " + " | ".join((*fields, *metrics, "validity")) + " |")
     print("|" + "---|" * (len(fields) + len(metrics) + 1))
@@ -112,13 +119,15 @@ def show(title: str, jobs: list[dict[str, Any]], fields: tuple[str, ...], metric
         if job["state"] != "succeeded":
             print("| " + " | ".join(cells) + f" | {job['state']}: {job['error']['code']}: {job['error']['detail']} |")
             continue
-        cells += [cell(job["metrics"].get(metric, []), metric, job["spec"]) for metric in metrics]
+        cells += [
+            cell(job["metrics"].get(metric, []), metric, job["spec"], beside_public=beside_public) for metric in metrics
+        ]
         failed = [check["name"] for check in job["validity"]["checks"] if not check["ok"]]
         print("| " + " | ".join(cells) + f" | {job['validity']['verdict']} {' '.join(failed)} |")
 
 
-def cell(rows: list[dict[str, Any]], metric: str, spec: dict[str, Any]) -> str:
-    """Median of the medians over replicates, mean and deviation of the first; the public figure where there is one."""
+def cell(rows: list[dict[str, Any]], metric: str, spec: dict[str, Any], *, beside_public: bool) -> str:
+    """Mean and standard deviation of the first replicate; in brackets the public figure where there is one."""
     if not rows:
         return "–"
     row = rows[0]
@@ -126,8 +135,7 @@ def cell(rows: list[dict[str, Any]], metric: str, spec: dict[str, Any]) -> str:
         return str(row["outcome"])
     text = f"{row['median']:.4g}" if row["n"] == 1 else f"{row['mean']:.4g} ± {row['std']:.2g}"
     public = RTX_4090_MS.get(spec["model"]["size"], {}).get(metric)
-    is_public_case = spec["precision"] == "fp32" and spec["context_length"] == 256 and spec["mode"] == "train_step"
-    return f"{text} ({public})" if public and is_public_case and spec["warmup_steps"] == 5 else text
+    return f"{text} ({public})" if public and beside_public and spec["context_length"] == 256 else text
 
 
 def value_at(spec: dict[str, Any], path: str) -> Any:
