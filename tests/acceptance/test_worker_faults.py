@@ -3,10 +3,15 @@ taken out: it must fail then, else it would prove nothing."""
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
 import random
+import signal
 import time
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -61,12 +66,8 @@ def survives_a_killed_worker(
     assert attempts[1]["worker_id"] == job["worker_id"] == worker_id(client, second.pid)
     states = [event["data"]["state"] for event in get(client, f"/jobs/{job_id}/events") if event["type"] == "state"]
     assert states == ["queued", "running", "queued", "running", "succeeded"]
-    lost = worker_id(client, first.pid)
-    wait_until(
-        lambda: (lost, "lost") in [(worker["id"], worker["state"]) for worker in get(client, "/workers")],
-        timeout_s=RECOVERY_S,
-        what="the worker to be lost",
-    )
+    first_id = worker_id(client, first.pid)
+    wait_until(lambda: worker_states(client)[first_id] == "lost", timeout_s=RECOVERY_S, what="the worker to be lost")
 
 
 def test_the_job_of_a_killed_worker_runs_again(service: Service, misbehave_folder: Path, rng: random.Random) -> None:
@@ -133,3 +134,119 @@ def test_control_a_keeper_that_does_not_watch_its_pipe(
 ) -> None:
     with cleaned_up(misbehave_folder), pytest.raises(TimeoutError, match="to be gone"):
         ends_with_its_agent(service, misbehave_folder, rng, **sabotaged("watched_pipe"))
+
+
+def stale_worker_records_nothing(
+    service: Service, folder: Path, *, winner_ends_first: bool, **environment: str
+) -> None:
+    """Stop a worker past its lease; another runs the job. Then the first goes on, with a finished job in its hands."""
+    client = service.start_server()
+    stale = service.start_worker(**environment)
+    job_id = submit(client, short_job("gated"))
+    (stale_child,) = wait_for_start(folder)
+    stale.send_signal(signal.SIGSTOP)
+    winner = service.start_worker(**other_host(service.folder / "second"))
+    (child,) = wait_for_start(folder, 2)
+    winner_id = worker_id(client, winner.pid)
+    if winner_ends_first:
+        open_gate(folder, child)
+        wait_for_state(client, job_id, "succeeded")
+        service.stop_processes(winner)
+    open_gate(folder, stale_child)
+    wait_until_gone(stale_child, timeout_s=RECOVERY_S)  # its results lie in the pipe to the stopped worker
+    stale.send_signal(signal.SIGCONT)
+    # When the stale worker, the only free one, has run another job it must be done with the first.
+    next_id = submit(client, short_job("counted"))
+    assert wait_for_state(client, next_id, "succeeded")["worker_id"] == worker_id(client, stale.pid)
+    if not winner_ends_first:
+        assert get(client, f"/jobs/{job_id}")["state"] == "running"
+        assert get(client, f"/jobs/{job_id}/measurements")["rows"] == []
+        assert get(client, f"/jobs/{job_id}/artifacts") == []
+        open_gate(folder, child)
+        wait_for_state(client, job_id, "succeeded")
+    assert get(client, f"/jobs/{job_id}")["worker_id"] == winner_id
+    assert attempt_states(client, job_id) == ["lost", "succeeded"]
+    events = get(client, f"/jobs/{job_id}/events")
+    numbers = [event["attempt"] for event in events]
+    assert numbers == sorted(numbers), "the first attempt was heard of after the second had begun"
+    assert events[-1]["type"] == "done"
+    (artifact,) = get(client, f"/jobs/{job_id}/artifacts")
+    assert saved_step_ms(client.get(artifact["url"]).content) == measured_step_ms(client, job_id)
+
+
+def saved_step_ms(samples: bytes) -> list[float]:
+    """The step times in a samples-0.csv.gz."""
+    with gzip.open(io.BytesIO(samples), "rt", newline="") as file:
+        return [float(row["step_ms"]) for row in csv.DictReader(file)]
+
+
+def measured_step_ms(client: httpx.Client, job_id: int) -> list[float]:
+    rows = get(client, f"/jobs/{job_id}/measurements?samples=true")["rows"]
+    (row,) = [row for row in rows if row["metric"] == "step_ms"]
+    return list(row["samples"])
+
+
+orders = pytest.mark.parametrize("winner_ends_first", [False, True], ids=["amid the other's run", "after it"])
+
+
+@orders
+def test_what_a_stopped_worker_finishes_after_its_lease_counts_for_nothing(
+    service: Service, misbehave_folder: Path, winner_ends_first: bool
+) -> None:
+    stale_worker_records_nothing(service, misbehave_folder, winner_ends_first=winner_ends_first)
+
+
+@orders
+def test_control_without_the_fence_it_counts(service: Service, misbehave_folder: Path, winner_ends_first: bool) -> None:
+    wrong = "was heard of after the second" if winner_ends_first else "'succeeded' == 'running'"
+    with pytest.raises(AssertionError, match=wrong):
+        stale_worker_records_nothing(
+            service, misbehave_folder, winner_ends_first=winner_ends_first, **sabotaged("fence")
+        )
+
+
+def drains(service: Service, folder: Path, *, in_time: bool, **environment: str) -> None:
+    """Send SIGTERM to a worker with a running and a queued job, whose grace the running one outlasts or not."""
+    client = service.start_server()
+    first = service.start_worker(FLOPWATCH_GRACE_S=str(RECOVERY_S if in_time else 0.5), **environment)
+    first_id = worker_id(client, first.pid)
+    running, queued = submit(client, short_job("gated")), submit(client, short_job("counted"))
+    (child,) = wait_for_start(folder)
+    first.terminate()
+    wait_until(
+        lambda: worker_states(client)[first_id] != "active" or first.poll() is not None,
+        timeout_s=RECOVERY_S,
+        what="the worker to hear of it",
+    )
+    if in_time:
+        open_gate(folder)
+    assert first.wait(timeout=RECOVERY_S) == 0
+    assert worker_states(client)[first_id] == "stopped"
+    wait_until_gone(child, timeout_s=CONTROL_S)
+    assert get(client, f"/jobs/{queued}")["state"] == "queued"
+    assert get(client, f"/jobs/{running}")["state"] == ("succeeded" if in_time else "queued")
+    second = service.start_worker(**other_host(service.folder / "second"))
+    open_gate(folder)
+    ended = [wait_for_state(client, job_id, "succeeded") for job_id in (running, queued)]
+    second_id = worker_id(client, second.pid)
+    assert [job["worker_id"] for job in ended] == [first_id if in_time else second_id, second_id]
+    assert [job["attempt"] for job in ended] == [1, 1]
+    assert attempt_states(client, running) == (["succeeded"] if in_time else ["given_back", "succeeded"])
+
+
+def worker_states(client: httpx.Client) -> dict[str, str]:
+    return {worker["id"]: worker["state"] for worker in get(client, "/workers")}
+
+
+graces = pytest.mark.parametrize("in_time", [True, False], ids=["ends in time", "given back"])
+
+
+@graces
+def test_sigterm_drains_a_worker(service: Service, misbehave_folder: Path, in_time: bool) -> None:
+    drains(service, misbehave_folder, in_time=in_time)
+
+
+@graces
+def test_control_sigterm_ends_a_worker_at_once(service: Service, misbehave_folder: Path, in_time: bool) -> None:
+    with pytest.raises(AssertionError, match="-15 == 0"):
+        drains(service, misbehave_folder, in_time=in_time, **sabotaged("draining"))
