@@ -64,17 +64,15 @@ def commit_before_answer() -> None:
 
 
 def transaction() -> None:
-    """Every statement of a write commits what went before it."""
-    original = Database.write
+    """Every statement of a write is a transaction of its own."""
 
     def commit(connection: Connection, *_statement: object) -> None:
         raw: Any = connection.connection.driver_connection
-        raw.execute("COMMIT")
-        raw.execute("BEGIN IMMEDIATE")
+        raw.commit()
 
     @contextlib.contextmanager
     def write(self: Database) -> Iterator[Connection]:
-        with original(self) as connection:
+        with self._translated(), self.backend.write_lock(), self._reader.begin() as connection:
             event.listen(connection, "before_cursor_execute", commit)
             yield connection
 
