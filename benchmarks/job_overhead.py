@@ -1,8 +1,9 @@
 """What the service adds to a job: `python -m benchmarks.job_overhead`.
 
-Small jobs, one after the other, on a real server and a worker with a warm parent. Times come from three clocks' marks,
-all of them this host's wall clock: the client's, the events' in the database, and the worker's log (in milliseconds),
-which tells when the runner's first and last message arrived.
+Small jobs, one after the other, on a real server and a worker with a warm parent. All times are this host's wall clock,
+taken in three places: by the client; in the database's events; and in the worker's log, to the millisecond, which tells
+when the runner's first and last message arrived. Measurements on the CPU run alone on their host: stop other workers
+first, or these jobs wait for theirs.
 """
 
 from __future__ import annotations
