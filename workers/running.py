@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import threading
 import time
@@ -38,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 0.5
 EXCERPT_BYTES = 4096
+ARTIFACT_NAME = re.compile(r"[\w-][\w.-]{0,199}", re.ASCII)
 
 
 class JobRun:
@@ -153,6 +155,8 @@ class JobRun:
                 self._spool.add_measurement(message["measurement"])
             case "artifact":
                 path = Path(message["path"])
+                if not ARTIFACT_NAME.fullmatch(message["name"]):
+                    raise ValueError(f"{message['name']!r} is no artifact's name: letters, digits, '.', '_', '-'")
                 sha256, size = self._artifacts.put(path)
                 path.unlink()
                 stored = StoredArtifact(message["name"], message["kind"], message["media_type"], size, sha256)

@@ -66,6 +66,8 @@ async def submit(
     spec, options = body.model.spec, body.model
 
     def store() -> Submitted:
+        if first := services.queue.first_answer(key):
+            return first
         check_names(spec, known_names(services), "/spec")
         new = NewJob(
             spec=spec,

@@ -64,6 +64,8 @@ async def submit(
     options = body.model
 
     def store() -> Submitted:
+        if first := services.queue.first_answer(key):
+            return first
         jobs = [
             NewJob(
                 spec=spec,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ Host = Annotated[str | None, typer.Option(help="Address to listen on (FLOPWATCH_
 Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one (FLOPWATCH_PORT).")]
 
 LOOK_S = 0.1
+PR_SET_PDEATHSIG = 1
 
 
 def serve(host: Host = None, port: Port = None) -> None:
@@ -131,7 +133,14 @@ def _become_workers(*arguments: str) -> NoReturn:
 
 def _start(module: str, *arguments: str) -> subprocess.Popen[bytes]:
     # In a group of its own: an interrupt from the terminal reaches `up` alone, which stops them in order.
-    return subprocess.Popen([sys.executable, "-m", module, *arguments], process_group=0)
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.Popen(command, process_group=0, preexec_fn=_end_with_parent)
+
+
+def _end_with_parent() -> None:
+    """Be terminated when `up` dies without stopping its children, as by kill -9. Linux only."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _stop(child: subprocess.Popen[bytes], grace_s: float) -> None:

@@ -64,23 +64,29 @@ class Submission:
 
         return self._once(idempotency, answer)
 
+    def first_answer(self, idempotency: Idempotency | None) -> Submitted | None:
+        """The answer that a request with this key got before; None when it is new, or comes without a key.
+
+        For what must not be judged again: whether a job was valid was decided with its first answer.
+        """
+        if idempotency is None:
+            return None
+        with self._database.read() as connection:
+            return _first_answer(connection, idempotency)
+
     def _once(self, idempotency: Idempotency | None, answer: Callable[[Connection], dict[str, Any]]) -> Submitted:
         with self._database.write() as connection:
             if idempotency is None:
                 return Submitted(answer(connection), replayed=False)
-            identity = {"key": idempotency.key, "route": idempotency.route}
-            first = connection.execute(_FIRST_ANSWER, identity).one_or_none()
+            first = _first_answer(connection, idempotency)
             if first is not None:
-                if first.digest != idempotency.digest:
-                    raise IdempotencyMismatch(
-                        f"The Idempotency-Key {idempotency.key!r} came with another body before: use a new key."
-                    )
-                return Submitted(first.response, replayed=True)
+                return first
             response = answer(connection)
             connection.execute(
                 insert(tables.idempotency_key),
                 {
-                    **identity,
+                    "key": idempotency.key,
+                    "route": idempotency.route,
                     "digest": idempotency.digest,
                     "resource_id": response["id"],
                     "response": response,
@@ -88,6 +94,18 @@ class Submission:
                 },
             )
             return Submitted(response, replayed=False)
+
+
+def _first_answer(connection: Connection, idempotency: Idempotency) -> Submitted | None:
+    identity = {"key": idempotency.key, "route": idempotency.route}
+    first = connection.execute(_FIRST_ANSWER, identity).one_or_none()
+    if first is None:
+        return None
+    if first.digest != idempotency.digest:
+        raise IdempotencyMismatch(
+            f"The Idempotency-Key {idempotency.key!r} came with another body before: use a new key."
+        )
+    return Submitted(first.response, replayed=True)
 
 
 def _insert_jobs(

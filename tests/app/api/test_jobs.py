@@ -137,6 +137,21 @@ def test_idempotency_key(site: Any) -> None:
     assert another.json()["id"] != first.json()["id"]
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/jobs", {"spec": TINY | {"attention": "mine"}}),
+        ("/sweeps", {"base": TINY, "grid": {"attention": ["mine"]}}),
+    ],
+)
+def test_a_repeated_request_is_not_judged_again(fresh_site: Any, path: str, body: Any) -> None:
+    first = fresh_site.http.post(path, json=body, headers={"Idempotency-Key": "k"})
+    fresh_site.worker.register()  # and it has no attention implementation of that name
+    assert fresh_site.http.post(path, json=body).status_code == 422
+    again = fresh_site.http.post(path, json=body, headers={"Idempotency-Key": "k"})
+    assert (again.status_code, again.json()) == (201, first.json())
+
+
 @pytest.mark.parametrize("key", ["", "x" * 256, "a\tb"])
 def test_bad_idempotency_key(site: Any, key: str) -> None:
     response = site.http.post("/jobs", json={"spec": TINY}, headers={"Idempotency-Key": key})

@@ -116,15 +116,16 @@ def test_backup_while_running(start: Any, tmp_path: Path) -> None:
     assert again.returncode == 2
 
 
-def test_up_starts_and_stops_server_and_worker(start: Any, tmp_path: Path, until: Any) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)])
+def test_up_starts_and_stops_server_and_worker(start: Any, tmp_path: Path, until: Any, number: int, code: int) -> None:
     up = start("up", "--port", "0", FLOPWATCH_DATA_DIR=tmp_path, FLOPWATCH_GRACE_S="2")
     url = listening_url(up)
     until(lambda: httpx.get(url + "/workers", trust_env=False).json()["data"], "the worker", 60)
     processes = [psutil.Process(up.pid), *psutil.Process(up.pid).children(recursive=True)]
     assert len(processes) >= 3
-    up.send_signal(signal.SIGTERM)
-    assert up.wait(40) == 0
-    _, alive = psutil.wait_procs(processes, timeout=10)
+    up.send_signal(number)
+    assert up.wait(40) == code
+    _, alive = psutil.wait_procs(processes, timeout=20)
     assert alive == []
     with pytest.raises(httpx.TransportError):
         httpx.get(url + "/healthz", trust_env=False)
