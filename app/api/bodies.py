@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, TypeVar
@@ -118,27 +119,48 @@ async def read_limited(request: Request, limit: int) -> bytes:
 
 
 def parse(raw: bytes) -> Any:
-    """JSON to Python. NaN, lone surrogates, NUL and endless numbers are refused; so is what nests too deeply."""
+    """JSON to Python. NaN, lone surrogates, NUL, repeated keys and endless numbers are refused; so is deep nesting."""
     try:
         value = from_json(raw, allow_inf_nan=False)
     except ValueError as error:
         detail = f"This is not JSON: {error}"
         raise InvalidRequest(detail, errors=(FieldError("", detail),)) from None
-    if rb"\u0000" in raw and (found := _with_nul(value, ())) is not None:
-        field = FieldError(pointer(found), "Text must not contain NUL characters: no database keeps them all")
-        raise InvalidRequest(summary((field,)), errors=(field,))
+    if rb"\u0000" in raw and (found := _find(value, _has_nul)) is not None:
+        raise _wrong_at(found, "Text must not contain NUL characters: no database keeps them all")
+    if (found := _repeated_key(raw)) is not None:
+        raise _wrong_at(found, "This key stands in its object twice: leave one of them out")
     return value
 
 
-def _with_nul(value: Any, location: tuple[int | str, ...]) -> tuple[int | str, ...] | None:
-    if isinstance(value, str):
-        return location if "\0" in value else None
-    if isinstance(value, dict):
-        if any("\0" in key for key in value):
-            return location
-        items: Any = value.items()
-    elif isinstance(value, list):
-        items = enumerate(value)
-    else:
+def _wrong_at(location: Location, detail: str) -> InvalidRequest:
+    field = FieldError(pointer(location), detail)
+    return InvalidRequest(summary((field,)), errors=(field,))
+
+
+def _repeated_key(raw: bytes) -> Location | None:
+    """Where a key stands that its object has already; parsers differ in which of the two counts."""
+    repeated: list[tuple[dict[str, Any], str]] = []
+
+    def build(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        built = dict(items)
+        if len(built) < len(items):
+            repeated.append((built, Counter(key for key, _ in items).most_common(1)[0][0]))
+        return built
+
+    value = json.loads(raw, object_pairs_hook=build, parse_int=len, parse_float=len)
+    if not repeated:
         return None
-    return next((found for key, item in items if (found := _with_nul(item, (*location, key))) is not None), None)
+    inside, key = repeated[-1]  # the last one built is in no other
+    return (*(_find(value, lambda part: part is inside) or ()), key)
+
+
+def _has_nul(value: Any) -> bool:
+    return (isinstance(value, str) and "\0" in value) or (isinstance(value, dict) and any("\0" in key for key in value))
+
+
+def _find(value: Any, wanted: Callable[[Any], bool], location: Location = ()) -> Location | None:
+    """Where the first value lies, in `value` or it itself, that is wanted."""
+    if wanted(value):
+        return location
+    items: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return next((found for key, item in items if (found := _find(item, wanted, (*location, key))) is not None), None)
