@@ -80,6 +80,8 @@ class Agent:
             signal.signal(signum, self._on_signal)
         self._launcher.start_warm()
         self._remove_stale_scratch()
+        # Else the first job would spend its timeout on torch's import, while another worker could run it.
+        self._launcher.wait_until_warm()
         self._register()
         try:
             self._loop()
