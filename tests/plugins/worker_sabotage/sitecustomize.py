@@ -90,6 +90,19 @@ def fence() -> None:
     replace(queue, "_beat", lambda _connection, _claim: True)
 
 
+def cancel_of_queued() -> None:
+    """A cancel is a mere wish, also of a job that waits."""
+    from app.store.public import job_dict
+    from app.store.queue import Queue, _find
+
+    def cancel(self: Queue, job_id: int) -> dict[str, Any]:
+        with self._database.write() as connection:
+            connection.exec_driver_sql("UPDATE job SET cancel_requested_at = created_at WHERE id = ?", (job_id,))
+            return job_dict(_find(connection, job_id)._mapping)
+
+    replace(Queue, "cancel", cancel)
+
+
 def cancel_wins() -> None:
     """A finish overwrites a cancel that was asked for."""
     from app.store.queue import Queue
@@ -214,6 +227,7 @@ MECHANISMS = {
         monotonic_clock,
         atomic_claim,
         fence,
+        cancel_of_queued,
         cancel_wins,
         notice_of_cancels,
         crashes,

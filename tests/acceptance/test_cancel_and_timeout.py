@@ -1,0 +1,163 @@
+"""Jobs that end before their time: cancelled, timed out, crashed. Each check fails without what it checks: a control
+makes it with that mechanism taken out."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from benchmarks.service import Service, submit, wait_for_job
+from tests.acceptance.conftest import short_job
+from tests.acceptance.sabotage import (
+    alive,
+    attempt_states,
+    cleaned_up,
+    get,
+    open_gate,
+    sabotaged,
+    wait_for_start,
+    wait_for_state,
+    wait_until_gone,
+)
+
+pytestmark = pytest.mark.acceptance
+
+PATIENCE_S = 20.0
+CONTROL_S = 5.0
+"""How long a control waits for what must not happen."""
+GRACE_S = 1.0
+"""As conftest.py sets it: between SIGTERM and SIGKILL."""
+
+
+def cancel(client: httpx.Client, job_id: int, status: int = 202) -> dict[str, Any]:
+    """Ask for the job's cancel; the answer's body, which must have this status."""
+    answer = client.post(f"/jobs/{job_id}/cancel")
+    assert answer.status_code == status, answer.text
+    body: dict[str, Any] = answer.json()
+    return body
+
+
+def cancels_a_queued_job(service: Service, folder: Path, **environment: str) -> None:
+    client = service.start_server(**environment)
+    job_id = submit(client, short_job("counted", vocab_size=100))
+    assert cancel(client, job_id)["state"] == "cancelled"
+    job = get(client, f"/jobs/{job_id}")
+    assert (job["state"], job["attempt"], job["error"]["code"]) == ("cancelled", 0, "cancelled")
+    assert cancel(client, job_id) == job, "a second cancel must be answered like the first"
+    service.start_worker()
+    wait_for_state(client, submit(client, short_job("counted", vocab_size=200)), "succeeded")
+    assert (folder / "runs").read_text().split() == ["200"]
+    assert get(client, f"/jobs/{job_id}") == job
+    assert get(client, f"/jobs/{job_id}/attempts") == []
+
+
+def test_a_queued_job_that_is_cancelled_never_runs(service: Service, misbehave_folder: Path) -> None:
+    cancels_a_queued_job(service, misbehave_folder)
+
+
+def test_control_a_cancel_that_leaves_a_queued_job_in_the_queue(service: Service, misbehave_folder: Path) -> None:
+    with pytest.raises(AssertionError, match="'queued' == 'cancelled'"):
+        cancels_a_queued_job(service, misbehave_folder, **sabotaged("cancel_of_queued"))
+
+
+def cancels_a_running_job(service: Service, folder: Path, *, patience_s: float, **environment: str) -> None:
+    client = service.start_server()
+    service.start_worker(**environment)
+    job_id = submit(client, short_job("gated"))
+    (child,) = wait_for_start(folder)
+    first = cancel(client, job_id)
+    assert first["cancel_requested_at"] is not None
+    wait_until_gone(child, timeout_s=patience_s)
+    job = wait_for_state(client, job_id, "cancelled")
+    assert job["error"]["code"] == "cancelled"
+    again = cancel(client, job_id)
+    assert (again["state"], again["cancel_requested_at"]) == ("cancelled", first["cancel_requested_at"])
+    assert attempt_states(client, job_id) == ["cancelled"]
+    # The worker is free again, and nothing comes after the end.
+    wait_for_state(client, submit(client, short_job("counted")), "succeeded")
+    assert get(client, f"/jobs/{job_id}") == job
+    assert get(client, f"/jobs/{job_id}/events")[-1]["data"]["state"] == "cancelled"
+
+
+def test_a_running_job_that_is_cancelled_ends_quickly(service: Service, misbehave_folder: Path) -> None:
+    cancels_a_running_job(service, misbehave_folder, patience_s=2 * GRACE_S)
+
+
+def test_control_a_worker_that_does_not_hear_of_cancels(service: Service, misbehave_folder: Path) -> None:
+    with cleaned_up(misbehave_folder), pytest.raises(TimeoutError, match="to be gone"):
+        cancels_a_running_job(service, misbehave_folder, patience_s=CONTROL_S, **sabotaged("notice_of_cancels"))
+
+
+def cancels_against_the_finish(
+    service: Service, folder: Path, rng: random.Random, *, rounds: int, **environment: str
+) -> None:
+    """Cancel jobs at the moment of their finish, often: what was answered holds, and 409 names the state."""
+    client = service.start_server()
+    service.start_worker(**environment)
+    outcomes = []
+    for number in range(1, rounds + 1):
+        job_id = submit(client, short_job("gated"))
+        (child,) = wait_for_start(folder, number)
+        open_gate(folder, child)
+        time.sleep(rng.uniform(0.0, 0.08))
+        answer = client.post(f"/jobs/{job_id}/cancel")
+        expected = "cancelled" if answer.status_code == 202 else "succeeded"
+        job = wait_for_job(client, job_id)
+        assert (answer.status_code, job["state"]) in {(202, "cancelled"), (409, "succeeded")}
+        outcomes.append((job_id, expected))
+    print(f"cancelled {[state for _, state in outcomes].count('cancelled')} of {rounds}")
+    for job_id, expected in outcomes:
+        job = get(client, f"/jobs/{job_id}")
+        assert job["state"] == expected
+        assert attempt_states(client, job_id) == [expected]
+        assert cancel(client, job_id, 202 if expected == "cancelled" else 409)
+        rows = get(client, f"/jobs/{job_id}/measurements")["rows"]
+        assert {row["partial"] for row in rows} <= {expected == "cancelled"}
+        assert get(client, f"/jobs/{job_id}") == job
+
+
+def test_a_cancel_that_was_answered_is_never_overwritten(
+    service: Service, misbehave_folder: Path, rng: random.Random
+) -> None:
+    cancels_against_the_finish(service, misbehave_folder, rng, rounds=20)
+
+
+def test_control_a_finish_that_overwrites_cancels(service: Service, misbehave_folder: Path, rng: random.Random) -> None:
+    with pytest.raises(AssertionError, match=r"\(202, 'succeeded'\)"):
+        cancels_against_the_finish(
+            service, misbehave_folder, rng, rounds=40, **sabotaged("cancel_wins", "notice_of_cancels")
+        )
+
+
+def times_out(service: Service, folder: Path, *, patience_s: float, **environment: str) -> None:
+    """A job that ignores SIGTERM, and whose daemon in a session of its own does, too."""
+    client = service.start_server()
+    service.start_worker(**environment)
+    timeout_s = 3.0
+    job_id = submit(client, short_job("stubborn", timeout_s=timeout_s))
+    child, daemon = wait_for_start(folder)
+    assert alive(child)
+    assert alive(daemon)
+    assert os.getsid(daemon) != os.getsid(child)
+    wait_until_gone(child, daemon, timeout_s=timeout_s + GRACE_S + patience_s)
+    job = wait_for_state(client, job_id, "failed")
+    assert job["error"]["code"] == "timeout"
+    assert "3 s" in job["error"]["detail"]
+    assert attempt_states(client, job_id) == ["failed"]
+    wait_for_state(client, submit(client, short_job("counted")), "succeeded")
+
+
+def test_a_timeout_ends_every_descendant(service: Service, misbehave_folder: Path) -> None:
+    times_out(service, misbehave_folder, patience_s=PATIENCE_S)
+
+
+@pytest.mark.parametrize("mechanism", ["subreaper", "kill_after_terminate"])
+def test_control_of_the_timeout(service: Service, misbehave_folder: Path, mechanism: str) -> None:
+    with cleaned_up(misbehave_folder), pytest.raises(TimeoutError, match="to be gone"):
+        times_out(service, misbehave_folder, patience_s=CONTROL_S - GRACE_S, **sabotaged(mechanism))
