@@ -113,6 +113,11 @@ class BodyTooLarge(FlopwatchError):
     status = 413
     title = "The request body is too large"
 
+    @property
+    def headers(self) -> dict[str, str]:
+        # Or the server would read, and throw away, whatever the client goes on to send.
+        return {"Connection": "close"}
+
 
 class DatabaseBusy(FlopwatchError):
     code = "database_busy"

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Generic, TypeVar
 from fastapi import Request
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints, ValidationError
 from pydantic_core import from_json
+from starlette.requests import ClientDisconnect
 
 from app.api.pointers import Location, field_errors, pointer
 from app.errors import BodyTooLarge, FieldError, InvalidRequest
@@ -107,12 +108,15 @@ async def read_limited(request: Request, limit: int) -> bytes:
     """The body, if it has at most `limit` bytes; counted, since Content-Length may be missing."""
     chunks: list[bytes] = []
     size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size <= limit:
-            chunks.append(chunk)
-        elif size > limit + DRAINED_BYTES:
-            break
+    try:
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size <= limit:
+                chunks.append(chunk)
+            elif size > limit + DRAINED_BYTES:
+                break
+    except ClientDisconnect:
+        raise InvalidRequest("The connection ended amid the body.") from None
     if size > limit:
         raise BodyTooLarge(f"The body has more than {limit} bytes (FLOPWATCH_MAX_BODY_BYTES).")
     return b"".join(chunks)
