@@ -95,6 +95,7 @@ class Agent:
         next_beat = next_poll = 0.0
         while not self._drained():
             now = time.monotonic()
+            self._launcher.end_orphans()
             try:
                 if now >= next_beat:
                     self._beat()

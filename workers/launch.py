@@ -122,6 +122,14 @@ class Launcher:
             ours.sendall(request.to_line())
         return process
 
+    def end_orphans(self) -> None:
+        """End what a killed keeper or warm parent left behind. Cheap and never waits; call it often."""
+        if self._lock.acquire(blocking=False):  # else a unit is being started, which does the same
+            try:
+                self._end_orphans()
+            finally:
+                self._lock.release()
+
     def close(self) -> None:
         """End the warm parent and everything below this process."""
         with self._lock:
