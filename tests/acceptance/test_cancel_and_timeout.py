@@ -1,4 +1,4 @@
-"""Jobs that end before their time: cancelled, timed out, crashed. Each check fails without what it checks: a control
+"""Jobs that are ended before their time: cancelled, timed out. Each check fails without what it checks: a control
 makes it with that mechanism taken out."""
 
 from __future__ import annotations
