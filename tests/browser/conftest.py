@@ -1,0 +1,45 @@
+"""Headless Chromium, and the service of the acceptance tests."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from selenium.webdriver import Chrome, ChromeOptions, ChromeService
+
+from tests.acceptance.conftest import misbehave_folder, service
+
+__all__ = ["browser", "misbehave_folder", "service"]
+
+FLAGS = (
+    "--headless",
+    "--no-sandbox",  # the sandbox does not work as root, and only our own pages are shown
+    "--disable-dev-shm-usage",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--window-size=1200,900",
+)
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Chrome]:
+    """A browser with an empty profile, which notes its console and its requests."""
+    chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or chromedriver is None:
+        pytest.skip("Debian's packages chromium and chromium-driver are not installed")
+    options = ChromeOptions()
+    options.binary_location = chromium
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path / 'profile'}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = Chrome(options, ChromeService(chromedriver))
+    try:
+        yield driver
+    finally:
+        driver.quit()

@@ -1,0 +1,100 @@
+"""The pages in headless Chromium, over the real server and a real worker."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.wait import WebDriverWait
+
+from benchmarks.service import Service, wait_for_job, wait_until
+from tests.acceptance.conftest import short_job
+
+pytestmark = pytest.mark.acceptance
+
+PATIENCE_S = 30.0
+
+
+def test_jobs_are_listed_followed_and_cancelled(service: Service, misbehave_folder: Path, browser: Chrome) -> None:
+    client = service.start_server()
+    service.start_worker()
+    running = client.post("/jobs", json=short_job("gated", name="followed", labels={"team": "a"})).json()["id"]
+    wait_until((misbehave_folder / "started").exists, timeout_s=PATIENCE_S, what="the job to run")
+    queued = client.post("/jobs", json=short_job("gated", name="cancelled")).json()["id"]
+
+    browser.get(service.url)
+    assert urlsplit(browser.current_url).path == "/ui"
+    assert "followed" in row(browser, running).text
+    assert row(browser, running).find_element(By.CLASS_NAME, "state").text == "running"
+    row(browser, queued).find_element(By.LINK_TEXT, str(queued)).click()
+    wait_for_state(browser, "queued")
+    button(browser, "Cancel job").click()
+    wait_for_state(browser, "cancelled")
+    assert wait_for_job(client, queued)["state"] == "cancelled"
+    assert not browser.find_elements(By.XPATH, "//button[.='Cancel job']")
+
+    browser.get(f"{service.url}/ui/jobs/{running}")
+    wait_for_state(browser, "running")
+    browser.execute_script("window.loadedOnce = true")
+    (misbehave_folder / "open").touch()
+    wait_for_state(browser, "succeeded")
+    assert browser.execute_script("return window.loadedOnce === true")
+    main = browser.find_element(By.TAG_NAME, "main").text
+    assert "forward_ms" in main
+    assert "samples-0.csv.gz" in main
+
+    browser.get(f"{service.url}/ui?state=succeeded&label=team:a")
+    assert [link.text for link in browser.find_elements(By.CSS_SELECTOR, "tbody td:first-child a")] == [str(running)]
+    browser.get(f"{service.url}/ui/workers")
+    assert "active" in browser.find_element(By.TAG_NAME, "main").text
+    assert complaints(browser) == []
+    assert hosts(browser) == {urlsplit(service.url).netloc}
+
+
+def test_docs_need_no_other_host(service: Service, browser: Chrome) -> None:
+    service.start_server()
+    browser.get(f"{service.url}/docs")
+    wait(browser, lambda: browser.find_elements(By.CSS_SELECTOR, ".opblock"))
+    operations = [element.text for element in browser.find_elements(By.CSS_SELECTOR, ".opblock-summary-path")]
+    assert "/jobs/{job_id}/cancel" in [operation.replace("\u200b", "") for operation in operations]
+    assert complaints(browser) == []
+    assert hosts(browser) == {urlsplit(service.url).netloc}
+
+
+def wait(browser: Chrome, condition: Callable[[], object]) -> None:
+    """Wait for a condition of the page, which may be replaced meanwhile."""
+    WebDriverWait(browser, PATIENCE_S, poll_frequency=0.05).until(lambda _browser: condition())
+
+
+def wait_for_state(browser: Chrome, state: str) -> None:
+    """Wait until the job's page says that it is in this state."""
+    wait(
+        browser, lambda: browser.execute_script("return document.querySelector('article .state')?.textContent") == state
+    )
+
+
+def row(browser: Chrome, job_id: int) -> WebElement:
+    return browser.find_element(By.XPATH, f"//tr[td/a='{job_id}']")
+
+
+def button(browser: Chrome, label: str) -> WebElement:
+    return browser.find_element(By.XPATH, f"//button[.='{label}']")
+
+
+def complaints(browser: Chrome) -> list[str]:
+    """What the console says; policy violations and failed requests are there too."""
+    return [entry["message"] for entry in browser.get_log("browser")]  # type: ignore[no-untyped-call]
+
+
+def hosts(browser: Chrome) -> set[str]:
+    """Every host that a page asked for something."""
+    entries = browser.get_log("performance")  # type: ignore[no-untyped-call]
+    messages = [json.loads(entry["message"])["message"] for entry in entries]
+    urls = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    return {urlsplit(url).netloc for url in urls if urlsplit(url).scheme in ("http", "https", "ws", "wss")}
