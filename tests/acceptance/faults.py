@@ -9,7 +9,7 @@ import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,9 @@ TABLES = (
     "worker",
     "idempotency_key",
 )
+
+MAX_FILES = 200
+"""On a small disk."""
 
 Row = tuple[Any, ...]
 State = dict[str, list[Row]]
@@ -199,7 +202,7 @@ def at_once(count: int, work: Callable[[int], Any]) -> list[Any]:
 def small_disk(folder: Path, mebibytes: int) -> Iterator[Path]:
     """A file system of this size at `folder`; skips the test where mounting is not allowed."""
     folder.mkdir(parents=True)
-    options = f"size={mebibytes}m,mode=0700"
+    options = f"size={mebibytes}m,nr_inodes={MAX_FILES},mode=0700"
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", options, "flopwatch-test", str(folder)],
         capture_output=True,
@@ -225,6 +228,21 @@ def full(folder: Path, *, but: int = 0) -> Iterator[None]:
         yield
     finally:
         filler.unlink()
+
+
+@contextmanager
+def full_of_files(folder: Path) -> Iterator[None]:
+    """Let nobody make another file or folder on the disk of `folder` while inside, which must be a small one."""
+    fillers = [folder / f"filler-{number}" for number in range(MAX_FILES + 1)]
+    try:
+        with suppress(OSError):
+            for filler in fillers:
+                filler.touch()
+        assert not fillers[-1].exists()
+        yield
+    finally:
+        for filler in fillers:
+            filler.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -25,7 +25,18 @@ from app.store.engine import Database, open_database
 from app.store.queue import Finish, MeasurementRecord, NewEvent, NewJob, Offer, Queue
 from benchmarks.service import Service, wait_for_job, wait_until
 from tests.acceptance.conftest import short_job
-from tests.acceptance.faults import PROJECT, TINY, State, damage, database_path, full, small_disk, state_of, without
+from tests.acceptance.faults import (
+    PROJECT,
+    TINY,
+    State,
+    damage,
+    database_path,
+    full,
+    full_of_files,
+    small_disk,
+    state_of,
+    without,
+)
 
 pytestmark = pytest.mark.acceptance
 
@@ -242,10 +253,13 @@ def run_without_room(service: Service, misbehave_folder: Path, rooms: list[float
         body["spec"]["measure_steps"] = 3000
         started, gate = misbehave_folder / "started", misbehave_folder / "open"
 
+        def submit() -> int:
+            return int(client.post("/jobs", json=body).raise_for_status().json()["id"])
+
         def start() -> int:
             gate.unlink(missing_ok=True)
             started.unlink(missing_ok=True)
-            job_id = int(client.post("/jobs", json=body).raise_for_status().json()["id"])
+            job_id = submit()
             wait_until(started.exists, timeout_s=60, what="the job to start")
             return job_id
 
@@ -272,6 +286,10 @@ def run_without_room(service: Service, misbehave_folder: Path, rooms: list[float
             stored = [path.stat().st_size for path in (disk / "artifacts").rglob("*") if path.is_file()]
             if stored != [artifact["size"]]:
                 found.append(f"stored: files of {stored} bytes; the first job's has {artifact['size']}")
+        with full_of_files(disk):
+            job = wait_for_job(client, submit())
+        if job["state"] != "failed" or job["error"]["code"] != "storage_full":
+            found.append(f"without room for its folder, the job is {job['state']}: {job['error']}")
         again = finish(start())
         if again["state"] != "succeeded":
             found.append(f"after space was made, a job is {again['state']}: {again['error']}")
