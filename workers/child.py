@@ -61,7 +61,9 @@ class PipeReporter:
         """Write one message, whole."""
         if os.getpid() != self._process:
             raise RuntimeError("only the unit's own process reports: a fork of it must not")
-        line = json.dumps({"type": message_type, **content}, allow_nan=False).encode() + b"\n"
+        text = json.dumps({"type": message_type, **content}, allow_nan=False, ensure_ascii=False)
+        # A name of a file that is no UTF-8 has surrogates in it: they become question marks.
+        line = text.encode(errors="replace") + b"\n"
         view = memoryview(line)
         while view:
             view = view[os.write(self._descriptor, view) :]

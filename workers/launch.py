@@ -27,12 +27,17 @@ class Report:
 
 
 class Process:
-    """A unit's process, as the agent holds it. `messages` and `log` are read until their end; then comes the report."""
+    """A unit's process, as the agent holds it.
+
+    `messages` and `log` end when nothing holds them open, `control` when the keeper is gone: whoever waits for the end
+    reads all three, since a unit may close its pipes and go on.
+    """
 
     def __init__(self, control: socket.socket, messages: int, log: int) -> None:
         self.control = control
         self.messages = messages
         self.log = log
+        self._received = bytearray()
 
     def terminate(self) -> None:
         """Send SIGTERM to the unit's process and all its descendants."""
@@ -44,13 +49,18 @@ class Process:
 
     def report(self) -> Report:
         """Wait for the keeper's report: nothing of the unit is left then."""
-        received = bytearray()
+        while self.hear_keeper():
+            continue
+        return Report(**json.loads(self._received)) if self._received else Report(exit_code=None, signal=None)
+
+    def hear_keeper(self) -> bool:
+        """Take what the keeper says; False once it is gone."""
         try:
-            while chunk := self.control.recv(4096):
-                received += chunk
-        except ConnectionResetError:
-            received.clear()
-        return Report(**json.loads(received)) if received else Report(exit_code=None, signal=None)
+            chunk = self.control.recv(4096)
+        except ConnectionResetError:  # an order came too late for it
+            return False
+        self._received += chunk
+        return bool(chunk)
 
     def close(self) -> None:
         """Close the pipes; the keeper, if it still runs, ends everything then."""

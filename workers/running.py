@@ -71,6 +71,7 @@ class JobRun:
         self._on_end = on_end
         self._spool = Spool()
         self._events: list[NewEvent] = []
+        self._held: list[str] = []
         self._scratch = scratch_root(settings) / f"{os.getpid()}-{claim.job_id}-{claim.attempt}"
         self._timeout = Timeout.after(claim.timeout_s)
         self._thread = threading.Thread(target=self._run, name=f"job-{claim.job_id}")
@@ -94,8 +95,11 @@ class JobRun:
             self._record(self._run_units())
         except LeaseLost:
             logger.warning("job %s: the lease was lost; nothing more was recorded", self.claim.job_id)
+        except Exception as error:
+            logger.exception("job %s: its results cannot be recorded", self.claim.job_id)
+            self._record_failure(error)
         finally:
-            self._artifacts.release(artifact.sha256 for artifact in self._spool.artifacts)
+            self._artifacts.release(self._held)
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._lease.release()
             self._on_end()
@@ -149,24 +153,30 @@ class JobRun:
                 self._progress(index, count, unit.title)
                 self._flush()
             case "progress":
-                total = message["total"]
-                self._progress(index * total + message["done"], count * total, message["message"])
+                done, total = int(message["done"]), int(message["total"])
+                self._progress(index * total + done, count * total, str(message["message"]))
             case "measurement":
                 self._spool.add_measurement(message["measurement"])
             case "artifact":
-                path = Path(message["path"])
-                if not ARTIFACT_NAME.fullmatch(message["name"]):
-                    raise ValueError(f"{message['name']!r} is no artifact's name: letters, digits, '.', '_', '-'")
-                sha256, size = self._artifacts.put(path)
-                path.unlink()
-                stored = StoredArtifact(message["name"], message["kind"], message["media_type"], size, sha256)
-                self._spool.artifacts.append(stored)
+                self._take_artifact(Path(message["path"]), message["name"], message["kind"], message["media_type"])
             case "environment":
                 self._spool.add_environment(message["environment"], self._neighbours)
             case "validity":
                 self._spool.add_validity(unit.title, message["validity"])
             case other:
                 raise ValueError(f"unknown message type {other!r}")
+
+    def _take_artifact(self, path: Path, name: str, kind: str, media_type: str) -> None:
+        """Move a unit's file into the store."""
+        if not ARTIFACT_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no artifact's name: letters, digits, '.', '_', '-'")
+        # What is moved is gone afterwards, and a pipe or a device would never end.
+        if not path.resolve().is_relative_to(self._scratch.resolve()) or not path.is_file():
+            raise ValueError(f"{path} is no file in the unit's scratch folder")
+        sha256, size = self._artifacts.put(path)
+        self._held.append(sha256)
+        self._spool.artifacts.append(StoredArtifact(name, str(kind), str(media_type), size, sha256))
+        path.unlink()
 
     def _progress(self, done: int, total: int, message: str) -> None:
         # Only the newest counts: followers want where it is, not where it was.
@@ -201,6 +211,20 @@ class JobRun:
                 time.sleep(RETRY_S)
             else:
                 return
+
+    def _record_failure(self, error: Exception) -> None:
+        """Fail the job for an error of ours; without results, since they may be what the store did not take.
+
+        When even that is impossible, the lease runs out and the watcher says that the worker was lost.
+        """
+        self._events.clear()
+        self._spool.forget_results()
+        try:
+            self._record(Failed("failed", f"the worker could not go on with the job: {type(error).__name__}: {error}"))
+        except LeaseLost:
+            logger.warning("job %s: the lease was lost; nothing more was recorded", self.claim.job_id)
+        except Exception:
+            logger.exception("job %s: its failure cannot be recorded either", self.claim.job_id)
 
     def _finish(self, outcome: Outcome) -> Finish:
         spool = self._spool

@@ -6,11 +6,15 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from app.store.queue import MeasurementRecord, StoredArtifact
 from workers.log import CappedLog
 
 VERDICTS = ("valid", "suspect", "invalid")
 """From best to worst."""
+
+_measurement = TypeAdapter(MeasurementRecord)
 
 
 class Spool:
@@ -28,7 +32,7 @@ class Spool:
         fields = dict(wire)
         if fields["samples"] is not None:
             fields["samples"] = base64.b64decode(fields["samples"])
-        self.measurements.append(MeasurementRecord(**fields))
+        self.measurements.append(_measurement.validate_python(fields))
 
     def add_environment(self, fingerprint: Mapping[str, Any], neighbours: list[int]) -> None:
         """Take a unit's environment; the first one stands for the job, since its units run on the same devices."""
@@ -38,8 +42,10 @@ class Spool:
     def add_validity(self, unit: str, verdict: Mapping[str, Any]) -> None:
         """Take a unit's verdict; the job's is the worst of them, with the checks of all."""
         checks = [{**check, "unit": unit} for check in verdict["checks"]]
-        if self.validity is None:
-            self.validity = {"verdict": verdict["verdict"], "checks": checks}
-            return
-        worst = max(self.validity["verdict"], verdict["verdict"], key=VERDICTS.index)
-        self.validity = {"verdict": worst, "checks": self.validity["checks"] + checks}
+        former = self.validity or {"verdict": VERDICTS[0], "checks": []}
+        worst = max(former["verdict"], verdict["verdict"], key=VERDICTS.index)
+        self.validity = {"verdict": worst, "checks": former["checks"] + checks}
+
+    def forget_results(self) -> None:
+        """Keep nothing but the log."""
+        self.measurements, self.artifacts, self.environment, self.validity = [], [], None, None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import selectors
@@ -13,9 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic_core import from_json
+
 from app.errors import DiskFull
 from workers.launch import Process, Report
-from workers.outcome import Abandoned, Cancelled, Failed, GivenBack, Outcome, Succeeded
+from workers.outcome import EXIT_CODES, Abandoned, Cancelled, Failed, GivenBack, Outcome, Succeeded
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ class Listener:
 
 
 class UnitRun:
-    """Drains one unit's pipes until both end."""
+    """Drains one unit's pipes until both end and its keeper is gone."""
 
     def __init__(
         self, process: Process, listener: Listener, stop: StopSignal, *, timeout: Timeout, grace_s: float
@@ -68,7 +69,7 @@ class UnitRun:
         self._timeout = timeout
         self._grace_s = grace_s
         self._pending = bytearray()
-        self._told: dict[str, Any] | None = None
+        self._told: Succeeded | Failed | None = None
         self._failure: Failed | None = None
         self._ending: Outcome | None = None
         self._kill_at = float("inf")
@@ -81,26 +82,31 @@ class UnitRun:
         """
         next_flush = time.monotonic() + FLUSH_S
         with selectors.DefaultSelector() as selector:
-            takers = {self._process.messages: self._take_messages, self._process.log: self._listener.output}
-            for descriptor, take in takers.items():
-                os.set_blocking(descriptor, False)
+            for descriptor, take in {
+                self._process.messages: lambda: self._drain(self._process.messages, self._take_messages),
+                self._process.log: lambda: self._drain(self._process.log, self._listener.output),
+                self._process.control.fileno(): self._process.hear_keeper,
+                self._stop.descriptor: lambda: self._drain(self._stop.descriptor, lambda _data: None),
+            }.items():
                 selector.register(descriptor, selectors.EVENT_READ, take)
-            selector.register(self._stop.descriptor, selectors.EVENT_READ)
             while len(selector.get_map()) > 1:
                 until = min(next_flush, self._kill_at, self._timeout.deadline if self._ending is None else next_flush)
                 for key, _ in selector.select(max(0.0, until - time.monotonic())):
-                    data = os.read(key.fd, READ_BYTES)
-                    if key.data is None:
-                        continue
-                    if data:
-                        key.data(data)
-                    else:
+                    if not key.data():
                         selector.unregister(key.fd)
                 self._end_if_due()
                 if time.monotonic() >= next_flush:
                     self._listener.flush()
                     next_flush = time.monotonic() + FLUSH_S
         return self._outcome(self._process.report())
+
+    @staticmethod
+    def _drain(descriptor: int, take: Callable[[bytes], None]) -> bool:
+        """Take what can be read; False at the end of the pipe."""
+        data = os.read(descriptor, READ_BYTES)
+        if data:
+            take(data)
+        return bool(data)
 
     def _end_if_due(self) -> None:
         now = time.monotonic()
@@ -132,10 +138,11 @@ class UnitRun:
 
     def _take_message(self, line: bytes) -> None:
         try:
-            message = json.loads(line)
+            # Not json.loads: it lets lone surrogates pass, which no answer of the server can carry.
+            message = from_json(line, allow_inf_nan=False)
             logger.debug("%s: %s", threading.current_thread().name, message["type"])
             if message["type"] == "outcome":
-                self._told = message
+                self._told = _told(message["code"], message["detail"])
             else:
                 self._listener.message(message)
         except DiskFull as error:
@@ -151,13 +158,9 @@ class UnitRun:
             return self._stop.reason
         if self._failure is not None:
             return self._failure
-        if self._told is not None and self._told["code"] is None:
-            return Succeeded()  # also when it beat its timeout to the end
-        if self._ending is not None:
-            return self._ending
-        if self._told is not None:
-            return Failed(self._told["code"], self._told["detail"])
-        return _crash(report)
+        if isinstance(self._told, Succeeded):
+            return self._told  # also when it beat its timeout to the end
+        return self._ending or self._told or _crash(report)
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,14 @@ class Timeout:
         if timeout_s is None:
             return cls(float("inf"), "")
         return cls(time.monotonic() + timeout_s, f"the job ran longer than its timeout_s, {timeout_s:g} s")
+
+
+def _told(code: Any, detail: Any) -> Succeeded | Failed:
+    if code is None:
+        return Succeeded()
+    if code not in EXIT_CODES or not isinstance(detail, str):
+        raise ValueError(f"{code!r} with {detail!r} is no outcome")
+    return Failed(code, detail)
 
 
 def _crash(report: Report) -> Failed:
