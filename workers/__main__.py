@@ -8,6 +8,7 @@ import os
 import sys
 from pathlib import Path
 
+from app.errors import FlopwatchError
 from workers.outcome import InvalidEnvironment
 
 
@@ -66,3 +67,5 @@ if __name__ == "__main__":
         sys.exit(main(sys.argv[1:]))
     except InvalidEnvironment as error:
         sys.exit(f"flopwatch: {error}")
+    except FlopwatchError as error:
+        sys.exit(f"flopwatch: {error.title}: {error.detail}")

@@ -15,20 +15,22 @@ import time
 from types import FrameType
 
 import psutil
+from sqlalchemy.exc import SQLAlchemyError
 
-from app.errors import DatabaseBusy, DiskFull
+from app.errors import DatabaseBusy, DiskFull, FlopwatchError
 from app.settings import Settings
 from app.store.artifacts import ArtifactFiles
 from app.store.engine import Database, open_database
 from app.store.lease import Watcher
 from app.store.queue import Claim, Offer, Queue
+from app.store.registration import WorkerState
 from kernels.registry import ATTENTION
 from workers.devices import DeviceLocks, Gpu, Lease, discover
 from workers.jobs import RUNNERS
 from workers.launch import Launcher
 from workers.model.registry import MODELS
 from workers.outcome import Abandoned, Cancelled, GivenBack
-from workers.running import JobRun, scratch_root
+from workers.running import RETRY_S, JobRun, scratch_root
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +71,7 @@ class Agent:
         self._capabilities = capabilities()
         self._runs: dict[int, JobRun] = {}
         self._refused_with: tuple[bool, tuple[Gpu, ...]] | None = None
+        self._next_beat = self._next_poll = 0.0
         self._signals = 0
         self._drain_until: float | None = None
         self._wake, self._wake_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -86,34 +89,42 @@ class Agent:
         try:
             self._loop()
         finally:
+            self._give_back_all()
             self._launcher.close()
             self._watch.close()
-            self._queue.set_worker_state(self.id, "stopped")
+            self._announce("stopped")
             logger.info("worker %s stopped", self.id)
 
     def _loop(self) -> None:
-        next_beat = next_poll = 0.0
         while not self._drained():
-            now = time.monotonic()
+            pause_s = TICK_S
             self._launcher.end_orphans()
             try:
-                if now >= next_beat:
-                    self._beat()
-                    next_beat = now + self._settings.lease_s / 3
-                if now >= next_poll:
-                    for job_id in self._watcher.poll():
-                        logger.warning("job %s: its worker was lost", job_id)
-                    next_poll = now + self._settings.lease_s / 4
-                self._join_ended()
-                if self._watch.changed():
-                    self._refused_with = None
-                    self._pass_on_cancels()
-                if self._drain_until is None:
-                    self._claim_what_fits()
+                self._serve_queue()
             except (DatabaseBusy, DiskFull) as error:
                 logger.warning("the store cannot be written now, trying again: %s", error)
-            if select.select([self._wake], [], [], TICK_S)[0]:
+            except (FlopwatchError, SQLAlchemyError, OSError):
+                # The jobs that run must not pay for it.
+                logger.exception("the queue cannot be served now, trying again")
+                pause_s = RETRY_S
+            if select.select([self._wake], [], [], pause_s)[0]:
                 os.read(self._wake, 4096)
+
+    def _serve_queue(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_beat:
+            self._beat()
+            self._next_beat = now + self._settings.lease_s / 3
+        if now >= self._next_poll:
+            for job_id in self._watcher.poll():
+                logger.warning("job %s: its worker was lost", job_id)
+            self._next_poll = now + self._settings.lease_s / 4
+        self._join_ended()
+        if self._watch.changed():
+            self._refused_with = None
+            self._pass_on_cancels()
+        if self._drain_until is None:
+            self._claim_what_fits()
 
     def _register(self) -> None:
         self._queue.register_worker(
@@ -205,12 +216,26 @@ class Agent:
         if self._drain_until is None:
             logger.info("draining: %s running", len(self._runs))
             self._drain_until = time.monotonic() + self._settings.grace_s
-            self._queue.set_worker_state(self.id, "draining")
+            self._announce("draining")
         if self._signals > 1 or time.monotonic() >= self._drain_until:
             for run in self._runs.values():
                 run.stop.set(GivenBack())
         self._join_ended()
         return not self._runs
+
+    def _announce(self, state: WorkerState) -> None:
+        """Let others know; a store that cannot be written keeps nobody from ending."""
+        try:
+            self._queue.set_worker_state(self.id, state)
+        except (FlopwatchError, SQLAlchemyError) as error:
+            logger.warning("the store does not know yet that this worker is %s: %s", state, error)
+
+    def _give_back_all(self) -> None:
+        """When an error of ours ends the agent: its jobs have not crashed, others can run them."""
+        for run in self._runs.values():
+            run.stop.set(GivenBack())
+        for run in self._runs.values():
+            run.join()
 
     def _remove_stale_scratch(self) -> None:
         """Remove what agents that were killed left behind."""

@@ -1,0 +1,92 @@
+"""A real agent on a database of its own, while that database cannot be written."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.settings import Settings
+from app.specs import spec_adapter
+from app.store.engine import Database, open_database
+from app.store.queue import NewJob, Queue
+from app.store.reading import Reading
+
+PROJECT = Path(__file__).resolve().parents[2]
+BUSY_TIMEOUT_S = 0.3
+
+
+def wait_for(look: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s} s"
+        time.sleep(0.02)
+    return found
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(data_dir=tmp_path / "data")
+
+
+@pytest.fixture
+def database(settings: Settings) -> Iterator[Database]:
+    database = open_database(settings)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def agent(tmp_path: Path, settings: Settings, database: Database) -> Iterator[subprocess.Popen[str]]:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(PROJECT), str(PROJECT / "tests" / "plugins")]),
+        "MISBEHAVE_FOLDER": str(tmp_path),
+        "TMPDIR": str(tmp_path),
+        "FLOPWATCH_DATA_DIR": str(settings.data_dir),
+        "FLOPWATCH_BUSY_TIMEOUT_S": str(BUSY_TIMEOUT_S),
+        "FLOPWATCH_GRACE_S": "1",
+    }
+    command = [sys.executable, "-m", "workers", "agent"]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        print(process.communicate()[1])
+
+
+@contextmanager
+def locked(settings: Settings) -> Iterator[None]:
+    """Nobody else can write meanwhile."""
+    with (settings.data_dir / "flopwatch.sqlite3.lock").open("rb+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def test_a_locked_database_costs_no_job_when_the_worker_is_stopped(
+    tmp_path: Path, settings: Settings, database: Database, agent: subprocess.Popen[str]
+) -> None:
+    shape = {"d_model": 8, "d_ff": 8, "num_layers": 1, "num_heads": 1, "vocab_size": 16}
+    spec = {"kind": "benchmark", "model": {"name": "gated", **shape}, "batch_size": 1, "context_length": 1}
+    job_id = Queue(database).submit(NewJob(spec_adapter.validate_python({**spec, "mode": "forward"}))).response["id"]
+    wait_for((tmp_path / "started").exists, "the job's start")
+    with locked(settings):
+        agent.send_signal(signal.SIGTERM)
+        time.sleep(4 * BUSY_TIMEOUT_S)  # it must see the lock, more than once
+        assert agent.poll() is None
+    assert agent.wait(30) == 0
+    reading = Reading(database)
+    job, _version = reading.job(job_id)
+    assert (job["state"], job["attempt"], job["error"]) == ("queued", 0, None)
+    assert [attempt["state"] for attempt in reading.attempts(job_id)] == ["given_back"]
+    assert [worker["state"] for worker in reading.workers()] == ["stopped"]
