@@ -1,0 +1,70 @@
+"""Two workers on one queue: every job runs once. The control lets them look for a job and take it in two steps."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from benchmarks.service import Service, submit, wait_until
+from tests.acceptance.conftest import short_job
+from tests.acceptance.sabotage import attempt_states, get, other_host, sabotaged, worker_id
+
+pytestmark = pytest.mark.acceptance
+
+JOBS = 300
+CONTROL_JOBS = 40
+PATIENCE_S = 300.0
+
+
+def every_job(client: httpx.Client) -> list[dict[str, Any]]:
+    """All jobs, newest first."""
+    jobs: list[dict[str, Any]] = []
+    after: dict[str, str] = {}
+    while True:
+        page = client.get("/jobs", params={"limit": 200, **after}).raise_for_status().json()
+        jobs += page["data"]
+        if page["next"] is None:
+            return jobs
+        after = {"after": page["next"]}
+
+
+def run_all_once(service: Service, folder: Path, rng: random.Random, jobs: int, *mechanisms: str) -> None:
+    """Let two workers run short jobs of random priorities, each told by its vocabulary's size."""
+    client = service.start_server()
+    numbers = range(2, jobs + 2)
+    ids = [submit(client, short_job("counted", vocab_size=number, priority=rng.randint(-2, 2))) for number in numbers]
+    # On two hosts, as far as the workers know: those of one host take turns, since a CPU measurement runs alone.
+    workers = [
+        service.start_worker(**{**sabotaged(*mechanisms), **other_host(service.folder / name)})
+        for name in ("first", "second")
+    ]
+    wait_until(
+        lambda: get(client, "/jobs?state=queued&limit=1") + get(client, "/jobs?state=running&limit=1") == [],
+        timeout_s=PATIENCE_S,
+        what="all jobs to end",
+        poll_s=0.2,
+    )
+    runs = Counter(map(int, (folder / "runs").read_text().split()))
+    assert {number: count for number, count in runs.items() if count > 1} == {}, "run twice"
+    assert set(numbers) - runs.keys() == set(), "lost"
+    ended = every_job(client)
+    assert sorted(job["id"] for job in ended) == ids
+    assert {(job["state"], job["attempt"]) for job in ended} == {("succeeded", 1)}
+    assert all(attempt_states(client, job_id) == ["succeeded"] for job_id in ids)
+    shares = Counter(job["worker_id"] for job in ended)
+    print(f"shares: {sorted(shares.values())}")
+    assert shares.keys() == {worker_id(client, worker.pid) for worker in workers}
+
+
+def test_two_workers_run_300_jobs_once_each(service: Service, misbehave_folder: Path, rng: random.Random) -> None:
+    run_all_once(service, misbehave_folder, rng, JOBS)
+
+
+def test_control_a_claim_in_two_steps(service: Service, misbehave_folder: Path, rng: random.Random) -> None:
+    with pytest.raises(AssertionError, match="run twice"):
+        run_all_once(service, misbehave_folder, rng, CONTROL_JOBS, "atomic_claim")
