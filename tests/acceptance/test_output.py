@@ -1,0 +1,129 @@
+"""What a job tells while it runs: its output, however much, and its progress."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from benchmarks.service import Service, submit
+from tests.acceptance.conftest import short_job
+from tests.acceptance.sabotage import get, open_gate, sabotaged, wait_for_start, wait_for_state
+
+pytestmark = pytest.mark.acceptance
+
+OUTPUT_BYTES = 100_000_000
+GROWTH_BYTES = 50_000_000
+"""How much an agent may grow that takes so much output: half of it."""
+LOG_BYTES = 1_000_000
+"""How much of it may be kept."""
+
+
+class Peak:
+    """The largest resident set of a process while inside, in bytes."""
+
+    def __init__(self, pid: int) -> None:
+        self._process = psutil.Process(pid)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+        self.before = self.bytes = self._process.memory_info().rss
+
+    def __enter__(self) -> Peak:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.01):
+            self.bytes = max(self.bytes, self._process.memory_info().rss)
+
+
+def takes_100_megabytes(service: Service, *mechanisms: str) -> None:
+    client = service.start_server()
+    worker = service.start_worker(**sabotaged(*mechanisms))
+    with Peak(worker.pid) as peak:
+        job_id = submit(client, short_job("chatty", timeout_s=60.0))
+        wait_for_state(client, job_id, "succeeded")
+    growth = peak.bytes - peak.before
+    print(f"the agent grew from {peak.before >> 20} MiB by {growth >> 20} MiB")
+    assert growth < GROWTH_BYTES, "the agent keeps the output"
+    text = client.get(f"/jobs/{job_id}/logs").text
+    assert text.startswith("first line\nxxx")
+    assert text.endswith("xxx\nlast line\n")
+    assert len(text) < LOG_BYTES
+    (note,) = [line for line in text.splitlines() if "bytes cut" in line]
+    cut = int("".join(filter(str.isdigit, note)))
+    kept = len(text) - len(f"\n{note}\n")
+    assert kept + cut == OUTPUT_BYTES + len("first line\nlast line\n")
+    events = get(client, f"/jobs/{job_id}/events?limit=500")
+    assert sum(len(event["data"]["text"]) for event in events if event["type"] == "log") < 2 * LOG_BYTES
+
+
+def test_a_job_that_prints_100_mb(service: Service) -> None:
+    takes_100_megabytes(service)
+
+
+def test_control_all_output_is_kept(service: Service) -> None:
+    with pytest.raises(AssertionError, match="keeps the output"):
+        takes_100_megabytes(service, "capped_log")
+
+
+def followed(client: httpx.Client, job_id: int, until: str) -> list[tuple[str, dict[str, Any]]]:
+    """Types and data of the job's live events, from the first to one with the text `until` in its data."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    kind = ""
+    headers = {"Accept": "text/event-stream"}
+    with client.stream("GET", f"/jobs/{job_id}/events", headers=headers, timeout=60.0) as stream:
+        for line in stream.iter_lines():
+            name, _, value = line.partition(": ")
+            if name == "event":
+                kind = value
+            elif name == "data":
+                found.append((kind, json.loads(value)))
+                if until in value:
+                    return found
+    raise AssertionError(f"the stream ended before {until!r}: {found}")
+
+
+def test_each_replicate_has_an_interpreter_and_tells_its_progress(service: Service, misbehave_folder: Path) -> None:
+    client = service.start_server()
+    service.start_worker()
+    body = short_job("gated")
+    body["spec"]["replicates"] = 2
+    job_id = submit(client, body)
+    (first,) = wait_for_start(misbehave_folder)
+    assert psutil.Process(first).cmdline()[1:4] == ["-m", "workers", "child"]
+    assert [kind for kind, _ in followed(client, job_id, "making the model")] == [
+        "state",
+        "state",
+        "progress",
+        "progress",
+    ]
+    assert get(client, f"/jobs/{job_id}")["progress"] == {"done": 0, "total": 2, "message": "making the model"}
+    open_gate(misbehave_folder, first)
+    (second,) = wait_for_start(misbehave_folder, 2)
+    assert second != first
+    assert followed(client, job_id, "replicate 2 of 2")[-1][1]["done"] == 1
+    assert get(client, f"/jobs/{job_id}/measurements")["rows"] == [], "nothing is recorded before the end"
+    open_gate(misbehave_folder, second)
+    wait_for_state(client, job_id, "succeeded")
+    events = get(client, f"/jobs/{job_id}/events")
+    assert [(event["type"], event["data"]) for event in events] == followed(client, job_id, '"error"')
+    done = [event["data"]["done"] for event in events if event["type"] == "progress"]
+    assert done == sorted(done)
+    assert get(client, f"/jobs/{job_id}")["progress"]["done"] == 2
+    states = [event["data"]["state"] for event in events if event["type"] == "state"]
+    assert states == ["queued", "running", "succeeded"]
+    assert events[-1]["type"] == "done"
+    steps = [row for row in get(client, f"/jobs/{job_id}/measurements")["rows"] if row["metric"] == "step_ms"]
+    assert [(row["replicate"], row["partial"], row["n"]) for row in steps] == [(0, False, 1), (1, False, 1)]
+    names = [artifact["name"] for artifact in get(client, f"/jobs/{job_id}/artifacts")]
+    assert names == ["samples-0.csv.gz", "samples-1.csv.gz"]
