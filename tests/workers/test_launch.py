@@ -44,10 +44,12 @@ def wait_for(path):
     return path.read_text().split()
 
 def alive(pid):
+    # A process lets go of its locks a moment before it is a zombie: PF_EXITING tells.
     try:
-        return psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
+        state, *_, flags = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:7]
+    except (FileNotFoundError, ProcessLookupError):
         return False
+    return state != "Z" and not int(flags) & 4
 
 launcher = Launcher()
 """
