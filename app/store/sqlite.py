@@ -120,12 +120,16 @@ class SQLite:
         """Truncate a log that has grown long; called with the write lock held, after the commit.
 
         SQLite's automatic checkpoints start the log over but never shorten it, and a reader who stays keeps them from
-        it. Readers are not waited for: when one is in the way, another write tries again later.
+        it. Readers are not waited for: when one is in the way, another write tries again later. Nor may an error here,
+        as of a disk too full for the database file to grow, look like one of the write, which is committed.
         """
         now = time.monotonic()
         if now < self._truncate_after or _size(self._wal) <= WAL_LIMIT_BYTES:
             return
-        self.checkpoint(wait_s=0.0)
+        try:
+            self.checkpoint(wait_s=0.0)
+        except driver().Error as error:
+            logger.warning("the write-ahead log cannot be truncated now: %s", error)
         if _size(self._wal) > WAL_LIMIT_BYTES:
             self._truncate_after = now + WAL_RETRY_S
 

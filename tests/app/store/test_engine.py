@@ -183,6 +183,33 @@ def test_a_reader_in_the_way_of_a_truncation_delays_no_write(
     assert count(database) == 40
 
 
+def test_an_error_of_the_truncation_is_none_of_the_write(
+    database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(_backend: sqlite.SQLite, wait_s: float | None = None) -> None:
+        raise sqlite.driver().OperationalError("database or disk is full")
+
+    monkeypatch.setattr(sqlite, "WAL_LIMIT_BYTES", 0)
+    monkeypatch.setattr(sqlite.SQLite, "checkpoint", full)
+    with database.write() as connection:
+        add(connection, "committed")
+    assert count(database) == 1
+    assert "disk is full" in caplog.text
+
+
+def test_a_watch_that_cannot_look_says_changed(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = database.watch()
+    watch.changed()
+
+    def broken(_counter: sqlite.DataVersion) -> int:
+        raise sqlite.driver().OperationalError("disk I/O error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sqlite.DataVersion, "value", broken)
+        assert watch.changed()
+    assert not watch.changed()
+
+
 def test_a_backup_is_consistent_while_others_write(database: Database, tmp_path: Path) -> None:
     stop = threading.Event()
 
