@@ -26,13 +26,16 @@ class CappedLog:
         self._tail_size = 0
         self._cut = 0
         self._live = bytearray()
+        self._not_live = 0
 
     def write(self, chunk: bytes) -> None:
         """Take the next bytes of output."""
+        live = chunk[: self._live_room]
+        self._not_live += len(chunk) - len(live)
         if self._live_room > 0:
-            self._live += chunk[: self._live_room]
-            self._live_room -= len(chunk)
-            if self._live_room <= 0:
+            self._live += live
+            self._live_room -= len(live)
+            if self._live_room == 0:
                 self._live += b"\n[live output ends here; the log's tail follows when the job has ended]\n"
         taken = chunk[: self._head_room]
         self._head += taken
@@ -44,6 +47,15 @@ class CappedLog:
         while self._tail and self._tail_size - len(self._tail[0]) >= self._tail_bytes:
             self._cut += len(self._tail[0])
             self._tail_size -= len(self._tail.popleft())
+
+    def end(self) -> None:
+        """Nothing more comes: followers get the tail of what they have missed."""
+        missed = min(self._not_live, self._tail_bytes)
+        if self._not_live > missed:
+            self._live += f"[… {self._not_live - missed} bytes cut …]\n".encode()
+        if missed:
+            self._live += (bytes(self._head) + b"".join(self._tail))[-missed:]
+        self._not_live = 0
 
     def drain(self) -> str:
         """What came since the last call, for followers."""

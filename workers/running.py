@@ -92,7 +92,9 @@ class JobRun:
 
     def _run(self) -> None:
         try:
-            self._record(self._run_units())
+            outcome = self._run_units()
+            self._spool.log.end()
+            self._record(outcome)
         except LeaseLost:
             logger.warning("job %s: the lease was lost; nothing more was recorded", self.claim.job_id)
         except Exception as error:

@@ -60,3 +60,21 @@ def test_live_output_ends_with_a_note_and_the_log_goes_on() -> None:
     log.write(b"gh")
     assert log.drain() == ""
     assert log.text() == "abcdefgh"
+
+
+def test_followers_get_the_tail_at_the_end() -> None:
+    log = CappedLog(head_bytes=4, tail_bytes=4, live_bytes=6)
+    log.write(b"abcdefgh")
+    log.write(b"ijklmnop")
+    live = log.drain()
+    assert live.startswith("abcdef\n[live output ends here")
+    log.end()
+    assert log.drain() == "[… 6 bytes cut …]\nmnop"
+
+
+def test_followers_of_short_output_have_missed_nothing() -> None:
+    log = CappedLog()
+    log.write(b"all of it\n")
+    assert log.drain() == "all of it\n"
+    log.end()
+    assert log.drain() == ""
