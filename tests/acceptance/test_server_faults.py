@@ -37,7 +37,7 @@ pytestmark = pytest.mark.acceptance
 
 SUBMISSIONS = 200
 CLIENTS = 8
-PROMPT_S = 3.0
+PROMPT_S = 6.0
 """How soon a server stops that was told to; uvicorn alone would wait for its streams for 10 s."""
 BUSY_TIMEOUT_S = 0.5
 LOCKED_ANSWER_S = 4.0
