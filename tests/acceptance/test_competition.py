@@ -1,4 +1,5 @@
-"""Two workers on one queue: every job runs once. The control lets them look for a job and take it in two steps."""
+"""Two workers on one queue: every job runs once, and on one host one at a time. The controls let workers look for a job
+and take it in two steps, and not know that they share a host."""
 
 from __future__ import annotations
 
@@ -12,12 +13,13 @@ import pytest
 
 from benchmarks.service import Service, submit, wait_until
 from tests.acceptance.conftest import short_job
-from tests.acceptance.sabotage import attempt_states, get, other_host, sabotaged, worker_id
+from tests.acceptance.sabotage import attempt_states, get, other_host, sabotaged, wait_for_state, worker_id
 
 pytestmark = pytest.mark.acceptance
 
 JOBS = 300
 CONTROL_JOBS = 40
+ALONE_JOBS = 30
 PATIENCE_S = 300.0
 
 
@@ -68,3 +70,22 @@ def test_two_workers_run_300_jobs_once_each(service: Service, misbehave_folder: 
 def test_control_a_claim_in_two_steps(service: Service, misbehave_folder: Path, rng: random.Random) -> None:
     with pytest.raises(AssertionError, match="run twice"):
         run_all_once(service, misbehave_folder, rng, CONTROL_JOBS, "atomic_claim")
+
+
+def measures_alone(service: Service, folder: Path, *hosts: str) -> None:
+    """Let two workers run jobs on the CPU; they are on the same host if their hosts' names are equal."""
+    client = service.start_server()
+    ids = [submit(client, short_job("alone")) for _ in range(ALONE_JOBS)]
+    workers = [service.start_worker(**other_host(service.folder / host)) for host in hosts]
+    ended = [wait_for_state(client, job_id, "succeeded") for job_id in ids]
+    assert not (folder / "overlaps").exists(), "two jobs ran at the same time"
+    assert {job["worker_id"] for job in ended} <= {worker_id(client, worker.pid) for worker in workers}
+
+
+def test_cpu_jobs_of_one_host_run_one_at_a_time(service: Service, misbehave_folder: Path) -> None:
+    measures_alone(service, misbehave_folder, "host", "host")
+
+
+def test_control_cpu_jobs_of_two_hosts_overlap(service: Service, misbehave_folder: Path) -> None:
+    with pytest.raises(AssertionError, match="at the same time"):
+        measures_alone(service, misbehave_folder, "first", "second")

@@ -51,6 +51,20 @@ class Counted(Plain):
         self.append("runs", str(self.vocab_size))
 
 
+class Alone(Plain):
+    """Writes down when another one runs at the same time."""
+
+    def misbehave(self) -> None:
+        mark = self.folder / "busy"
+        try:
+            mark.touch(exist_ok=False)
+        except FileExistsError:
+            self.append("overlaps", str(os.getpid()))
+            return
+        time.sleep(0.05)
+        mark.unlink()
+
+
 class Gated(Plain):
     """Waits in its forward pass until the file `open`, or `open-PID`, is there; its pid tells that it has started."""
 
