@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Self
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from app.errors import InvalidEnvironment
 
 
 class Settings(BaseSettings):
@@ -31,6 +34,16 @@ class Settings(BaseSettings):
     grace_s: float = Field(
         default=10.0, ge=0, le=3600, description="Seconds between terminate and kill, and for a worker to drain."
     )
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        """The environment's settings; InvalidEnvironment names the variables that make no sense."""
+        try:
+            return cls()
+        except ValidationError as error:
+            wrong = error.errors(include_url=False)
+            detail = "; ".join(f"FLOPWATCH_{str(one['loc'][0]).upper()}: {one['msg']}" for one in wrong)
+        raise InvalidEnvironment(detail)  # not from the error, which shows values: one of them is the token
 
     @property
     def resolved_database_url(self) -> str:

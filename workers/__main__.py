@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
                 level=os.environ.get("FLOPWATCH_LOG_LEVEL", "INFO"), format="%(asctime)s %(levelname)s %(message)s"
             )
             check_packages()
-            serve(Settings())
+            serve(Settings.from_environment())
             return 0
         case ["run", *rest]:
             from workers.run_here import run_here

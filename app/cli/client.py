@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import httpx
 
+from app.errors import InvalidEnvironment
 from app.settings import Settings
 
 TIMEOUT_S = httpx.Timeout(30.0, read=120.0)
@@ -59,7 +60,10 @@ class Client:
 
     @classmethod
     def from_environment(cls) -> Self:
-        settings = Settings()
+        try:
+            settings = Settings.from_environment()
+        except InvalidEnvironment as error:
+            raise CliError(error.detail) from error
         return cls(server_url(settings), settings.api_token.get_secret_value() if settings.api_token else None)
 
     def get(self, path: str, **params: Any) -> Any:

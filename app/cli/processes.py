@@ -75,19 +75,22 @@ def up(host: Host = None, port: Port = None) -> None:
 def backup(path: Annotated[Path, typer.Argument(help="The file to write; it must not exist.")]) -> None:
     """Copy the database to a file as of one moment, while server and workers go on. Artifacts are not in it."""
     from app.errors import FlopwatchError
-    from app.store.engine import open_database
+    from app.store.engine import Database
 
     if path.exists():
         raise typer.BadParameter(f"{path} exists already; backups are never overwritten.")
     settings = _settings()
     try:
-        database = open_database(settings)
+        # Not open_database: a backup before an upgrade must not be the upgrade.
+        database = Database(settings.resolved_database_url, busy_timeout_s=settings.busy_timeout_s)
         try:
             database.backup(path)
         finally:
             database.close()
     except FlopwatchError as error:
         fail(f"{error.title}: {error.detail}")
+    except OSError as error:
+        fail(f"{error.filename}: {error.strerror}")
     typer.echo(f"{path}: {path.stat().st_size} bytes. Copy {settings.artifacts_dir} as well to keep the files of jobs.")
 
 
@@ -102,16 +105,14 @@ def fail(message: str) -> NoReturn:
 
 def _settings(**changes: object) -> Settings:
     """The environment's settings; `changes` are written back to it, for this process's children."""
-    from pydantic import ValidationError
-
+    from app.errors import InvalidEnvironment
     from app.settings import Settings
 
     os.environ.update({name: str(value) for name, value in changes.items() if value is not None})
     try:
-        return Settings()
-    except ValidationError as error:
-        wrong = error.errors(include_url=False)
-        fail("; ".join(f"FLOPWATCH_{str(one['loc'][0]).upper()}: {one['msg']}" for one in wrong))
+        return Settings.from_environment()
+    except InvalidEnvironment as error:
+        fail(error.detail)
 
 
 def _check_database(settings: Settings) -> None:

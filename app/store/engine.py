@@ -94,7 +94,10 @@ class Database:
             self.backend.checkpoint()
 
     def backup(self, target: Path) -> None:
-        """Copy the database as of one moment into the file `target`, while others write on."""
+        """Copy the database as of one moment into the new file `target`, while others write on.
+
+        Raises InvalidEnvironment when there is no database yet, and OSError when `target` cannot be made.
+        """
         with self._translated():
             self.backend.backup(target)
 

@@ -168,7 +168,10 @@ class SQLite:
                 raw.execute("PRAGMA foreign_keys = ON")
 
     def backup(self, target: Path) -> None:
-        """Copy the database, consistent as of one moment, into the new file `target`."""
+        """Copy the database, consistent as of one moment, into the new file `target`: the whole of it or nothing."""
+        if not self.path.exists():
+            raise InvalidEnvironment(f"There is no database {self.path}.")
+        target.open("xb").close()
         source = self.engine.raw_connection()
         try:
             copy = driver().connect(str(target))
@@ -176,6 +179,9 @@ class SQLite:
                 source.driver_connection.backup(copy)  # type: ignore[union-attr]
             finally:
                 copy.close()
+        except BaseException:
+            target.unlink()
+            raise
         finally:
             source.close()
 

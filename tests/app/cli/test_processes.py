@@ -17,6 +17,9 @@ import httpx
 import psutil
 import pytest
 
+from app.settings import Settings
+from app.store.engine import open_database
+
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
 
 
@@ -114,6 +117,31 @@ def test_backup_while_running(start: Any, tmp_path: Path) -> None:
     again = start("backup", str(copy), FLOPWATCH_DATA_DIR=tmp_path / "data")
     assert "never overwritten" in again.communicate(timeout=30)[1]
     assert again.returncode == 2
+
+
+@pytest.mark.parametrize("wrong", ["source", "target"])
+def test_backup_says_why_it_cannot_and_leaves_nothing(start: Any, tmp_path: Path, wrong: str) -> None:
+    data_dir = tmp_path / "data"
+    if wrong == "target":
+        open_database(Settings(data_dir=data_dir)).close()
+    copy = tmp_path / ("none" if wrong == "target" else "") / "copy.sqlite3"
+    backup = start("backup", str(copy), FLOPWATCH_DATA_DIR=data_dir)
+    _, err = backup.communicate(timeout=30)
+    assert backup.returncode == 1
+    assert err.startswith("error: ")
+    assert len(err.splitlines()) == 1
+    assert not copy.exists()
+    assert data_dir.exists() == (wrong == "target")
+
+
+@pytest.mark.parametrize("command", ["up", "serve", "worker", "jobs"])
+def test_a_setting_that_makes_no_sense_is_named(start: Any, tmp_path: Path, command: str) -> None:
+    process = start(command, FLOPWATCH_DATA_DIR=tmp_path, FLOPWATCH_LEASE_S="-1", FLOPWATCH_API_TOKEN="secret")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "FLOPWATCH_LEASE_S: Input should be greater than 0" in err
+    assert "Traceback" not in err
+    assert "secret" not in err
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)])
