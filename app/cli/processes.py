@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -67,7 +68,7 @@ def up(host: Host = None, port: Port = None) -> None:
     finally:
         # The worker first: the server keeps showing how its job ends.
         for child in reversed(children.values()):
-            _stop(child, settings.grace_s)
+            _stop(child, settings.grace_s, stop_signals)
     if not stop_signals:
         raise typer.Exit(1)
 
@@ -144,11 +145,16 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def _stop(child: subprocess.Popen[bytes], grace_s: float) -> None:
+def _stop(child: subprocess.Popen[bytes], grace_s: float, stop_signals: Sequence[int]) -> None:
+    """End a child, patiently; every further signal to this process is passed on, since it hurries a worker."""
+    # Its own grace, and a moment to write down how it went.
+    deadline = time.monotonic() + 2 * grace_s + 5
+    sent = len(stop_signals)
     child.terminate()
-    try:
-        # Its own grace, and a moment to write down how it went.
-        child.wait(2 * grace_s + 5)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
+    while child.poll() is None:
+        if time.monotonic() >= deadline:
+            child.kill()
+        elif len(stop_signals) > sent:
+            sent = len(stop_signals)
+            child.terminate()
+        time.sleep(LOOK_S)

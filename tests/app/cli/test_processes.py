@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -19,6 +20,7 @@ import pytest
 
 from app.settings import Settings
 from app.store.engine import open_database
+from app.store.reading import Reading
 
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
 
@@ -157,6 +159,29 @@ def test_up_starts_and_stops_server_and_worker(start: Any, tmp_path: Path, until
     assert alive == []
     with pytest.raises(httpx.TransportError):
         httpx.get(url + "/healthz", trust_env=False)
+
+
+def test_a_second_signal_hurries_up(start: Any, tmp_path: Path, until: Any) -> None:
+    project = Path(__file__).resolve().parents[3]
+    environment = {
+        "PYTHONPATH": os.pathsep.join([str(project), str(project / "tests" / "plugins")]),
+        "MISBEHAVE_FOLDER": tmp_path,
+        "TMPDIR": tmp_path,
+    }
+    up = start("up", "--port", "0", FLOPWATCH_DATA_DIR=tmp_path / "data", FLOPWATCH_GRACE_S="300", **environment)
+    url = listening_url(up)
+    shape = {"d_model": 8, "d_ff": 8, "num_layers": 1, "num_heads": 1, "vocab_size": 16}
+    spec = {"kind": "benchmark", "model": {"name": "gated", **shape}, "batch_size": 1, "context_length": 1}
+    job = httpx.post(url + "/jobs", json={"spec": {**spec, "mode": "forward"}}, trust_env=False).json()
+    until((tmp_path / "started").exists, "the job's start", 60)
+    up.send_signal(signal.SIGINT)
+    until(lambda: httpx.get(url + "/workers", trust_env=False).json()["data"][0]["state"] == "draining", "draining", 30)
+    up.send_signal(signal.SIGINT)
+    assert up.wait(60) == 0
+    database = open_database(Settings(data_dir=tmp_path / "data"))
+    found, _version = Reading(database).job(job["id"])
+    database.close()
+    assert (found["state"], found["attempt"]) == ("queued", 0)
 
 
 def test_up_ends_when_a_child_does(start: Any, tmp_path: Path, until: Any) -> None:
