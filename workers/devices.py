@@ -104,7 +104,6 @@ class DeviceLocks:
     def __init__(self, host: Host, folder: Path | None = None) -> None:
         self._host = host
         self._folder = folder or Path(tempfile.gettempdir()) / f"flopwatch-locks-{os.getuid()}"
-        self._folder.mkdir(mode=0o700, exist_ok=True)
 
     def take_free(self) -> Lease:
         """Lock all that is free: every free GPU, and the host alone if nothing else holds it, else shared.
@@ -112,6 +111,8 @@ class DeviceLocks:
         A lease without descriptors means that somebody has the host alone.
         """
         lease = Lease()
+        # Every time: hosts clean their temporary folders.
+        self._folder.mkdir(mode=0o700, exist_ok=True)
         alone = self._lock("host", fcntl.LOCK_EX)
         shared = alone if alone is not None else self._lock("host", fcntl.LOCK_SH)
         if shared is None:

@@ -62,8 +62,10 @@ def signal_all(signum: int, spare: Container[int] = ()) -> int:
 def kill_all(spare: Container[int] = ()) -> None:
     """Kill every descendant and reap it; needs adopt_orphans(), else a grandchild can escape.
 
-    Repeats, because a process that forks while it is being killed leaves a new orphan, which becomes our child.
+    Repeats, because a process that forks while it is being killed leaves a new orphan, which becomes our child; ever
+    more seldom, since one that is to give a GPU's memory back first can take seconds, beside others' measurements.
     """
+    pause_s = 0.001
     while signal_all(signal.SIGKILL, spare):
         for child in psutil.Process().children():
             if child.pid in spare:
@@ -72,7 +74,8 @@ def kill_all(spare: Container[int] = ()) -> None:
                 os.waitpid(child.pid, os.WNOHANG)
             except ChildProcessError:
                 continue
-        time.sleep(0.001)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 0.05)
 
 
 def reap() -> dict[int, int]:

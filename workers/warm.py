@@ -84,7 +84,7 @@ def main(descriptor: int) -> None:
                     order, descriptors, _, _ = socket.recv_fds(server, 1, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
                     if order != FORK:
                         return
-                    keepers.add(_fork_keeper(descriptors, close=[descriptor, wakeup, wakeup_in]))
+                    keepers |= _fork_keeper(descriptors, close=[descriptor, wakeup, wakeup_in])
                 else:
                     os.read(wakeup, 4096)
             ended = reap()
@@ -94,12 +94,17 @@ def main(descriptor: int) -> None:
                 kill_all(spare=keepers)
 
 
-def _fork_keeper(descriptors: list[int], close: list[int]) -> int:
-    pid = os.fork()
+def _fork_keeper(descriptors: list[int], close: list[int]) -> set[int]:
+    try:
+        pid = os.fork()
+    except OSError as error:
+        # That unit has crashed, by its closed pipes; this process goes on, and with it the other units.
+        sys.stderr.write(f"flopwatch: cannot start a process: {error}\n")
+        pid = -1
     if pid:
         for descriptor in descriptors:
             os.close(descriptor)
-        return pid
+        return {pid} if pid > 0 else set()
     code = 1
     try:
         signal.set_wakeup_fd(-1)

@@ -79,6 +79,16 @@ def test_a_process_that_inherited_a_lock_holds_it(folder: Path, leases: list[Lea
     assert leases[0].alone
 
 
+def test_a_cleaned_temporary_folder_stops_nobody(folder: Path, leases: list[Lease]) -> None:
+    locks = DeviceLocks(GPU_HOST, folder)
+    locks.take_free().release()
+    for file in folder.iterdir():
+        file.unlink()
+    folder.rmdir()
+    leases.append(locks.take_free())
+    assert leases[-1].gpus == GPUS
+
+
 def test_locks_are_not_inherited_by_accident(folder: Path, leases: list[Lease]) -> None:
     leases.append(DeviceLocks(GPU_HOST, folder).take_free())
     assert not any(os.get_inheritable(descriptor) for descriptor in leases[0].descriptors)
