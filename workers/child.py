@@ -12,10 +12,12 @@ A process that ends without an outcome has crashed.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import random
 import sys
+import threading
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -96,4 +98,12 @@ def main(messages: int) -> int:
     request = Request.from_line(sys.stdin.buffer.readline())
     with Path(os.devnull).open("rb") as null:
         os.dup2(null.fileno(), 0)
-    return run_request(request, messages)
+    code = run_request(request, messages)
+    if any(thread is not threading.main_thread() and not thread.daemon for thread in threading.enumerate()):
+        # The interpreter would wait for them, maybe for ever; in a fork of the warm parent it would not either.
+        sys.stderr.write("the unit is done; threads that it left running end here\n")
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
