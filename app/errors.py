@@ -11,6 +11,7 @@
     ├── BodyTooLarge               413
     ├── DatabaseBusy               503  locked for longer than the timeout; try again
     ├── DiskFull                   507  reads go on
+    ├── DatabaseFailed             500  the database's driver raised an error that has no better name
     └── InvalidEnvironment         500  this host, database or folder cannot be used; raised at start
         ├── DatabaseNewer               written by a newer Flopwatch
         └── NetworkFileSystem           SQLite's locks do not hold there
@@ -138,6 +139,11 @@ class DiskFull(FlopwatchError):
 def is_no_space(error: BaseException) -> bool:
     """Whether the operating system refused to write any more: a full disk, a quota or a file-size limit."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class DatabaseFailed(FlopwatchError):
+    code = "database_failed"
+    title = "The database failed"
 
 
 class InvalidEnvironment(FlopwatchError):

@@ -15,7 +15,6 @@ import time
 from types import FrameType
 
 import psutil
-from sqlalchemy.exc import SQLAlchemyError
 
 from app.errors import DatabaseBusy, DiskFull, FlopwatchError
 from app.settings import Settings
@@ -103,7 +102,7 @@ class Agent:
                 self._serve_queue()
             except (DatabaseBusy, DiskFull) as error:
                 logger.warning("the store cannot be written now, trying again: %s", error)
-            except (FlopwatchError, SQLAlchemyError, OSError):
+            except (FlopwatchError, OSError):
                 # The jobs that run must not pay for it.
                 logger.exception("the queue cannot be served now, trying again")
                 pause_s = RETRY_S
@@ -227,7 +226,7 @@ class Agent:
         """Let others know; a store that cannot be written keeps nobody from ending."""
         try:
             self._queue.set_worker_state(self.id, state)
-        except (FlopwatchError, SQLAlchemyError) as error:
+        except FlopwatchError as error:
             logger.warning("the store does not know yet that this worker is %s: %s", state, error)
 
     def _give_back_all(self) -> None:

@@ -10,8 +10,6 @@ import logging
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from app.errors import FlopwatchError
 from app.store.engine import ChangeWatch, Database
 
@@ -86,7 +84,7 @@ class Changes:
             if self._watch is None:
                 self._watch = self._database.watch()
             return self._watch.changed()
-        except (FlopwatchError, SQLAlchemyError):
+        except FlopwatchError:
             log.exception("cannot see whether the database changed; waking everybody to be safe")
             return True
 

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 from anyio.to_thread import run_sync
 from fastapi import Depends, Request
-from sqlalchemy.exc import SQLAlchemyError
 
 from app.api.changes import Changes
 from app.errors import FlopwatchError
@@ -81,7 +80,7 @@ async def _every(seconds: float, work: Callable[[], Any], *, first_after_s: floa
 async def _once(work: Callable[[], Any]) -> None:
     try:
         await run_sync(work)
-    except (FlopwatchError, SQLAlchemyError, OSError):
+    except (FlopwatchError, OSError):
         log.exception("upkeep of the store failed; it will be tried again")
 
 

@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from app.errors import InvalidEnvironment
+from app.errors import DatabaseFailed, InvalidEnvironment
 from app.settings import Settings
 from app.store.migrating import migrate
 from app.store.sqlite import DataVersion, SQLite
@@ -76,10 +76,9 @@ class Database:
         try:
             yield
         except (DBAPIError, self._reader.dialect.dbapi.Error) as error:  # type: ignore[union-attr]
-            translated = self.backend.translate(error)
-            if translated is None:
-                raise
-            raise translated from error
+            cause = error.orig if isinstance(error, DBAPIError) else error
+            unforeseen = DatabaseFailed(f"{type(cause).__name__}: {cause}")
+            raise self.backend.translate(error) or unforeseen from error
 
     def watch(self) -> ChangeWatch:
         """A new watch on everybody's commits; for one thread."""
