@@ -102,9 +102,14 @@ class Service:
 
     def start_worker(self, **environment: str) -> subprocess.Popen[bytes]:
         """Start a worker and wait until it has registered and its warm parent is up."""
-        process, log = self.start_process("worker", ["workers", "agent"], **environment)
-        self._wait_for_line(process, log, rb"worker (\S+) ready")
-        return process
+        return self.start_workers(environment)[0]
+
+    def start_workers(self, *environments: Mapping[str, str]) -> list[subprocess.Popen[bytes]]:
+        """Start a worker in each environment, all at the same time."""
+        started = [self.start_process("worker", ["workers", "agent"], **environment) for environment in environments]
+        for process, log in started:
+            self._wait_for_line(process, log, rb"worker (\S+) ready")
+        return [process for process, _log in started]
 
     def stop(self) -> None:
         """Ask every process to end, then make it."""

@@ -41,8 +41,11 @@ def service(tmp_path: Path, misbehave_folder: Path) -> Iterator[Service]:
             print(running.logs()[-20_000:])
 
 
-def short_job(model: str, *, vocab_size: int = 16, **fields: Any) -> dict[str, Any]:
-    """The body of a job of one step with one of tests/plugins' models."""
+def short_job(model: str, *, vocab_size: int = 16, replicates: int = 1, **fields: Any) -> dict[str, Any]:
+    """The body of a job of one step with one of tests/plugins' models.
+
+    One replicate is forked from the warm parent; of several, each is a new interpreter.
+    """
     shape = {"d_model": 8, "d_ff": 8, "num_layers": 1, "num_heads": 1}
     spec = {
         "kind": "benchmark",
@@ -52,5 +55,6 @@ def short_job(model: str, *, vocab_size: int = 16, **fields: Any) -> dict[str, A
         "mode": "forward",
         "warmup_steps": 0,
         "measure_steps": 1,
+        "replicates": replicates,
     }
     return {"spec": spec, **fields}

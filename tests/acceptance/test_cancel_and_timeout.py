@@ -29,7 +29,7 @@ from tests.acceptance.sabotage import (
 pytestmark = pytest.mark.acceptance
 
 PATIENCE_S = 20.0
-CONTROL_S = 5.0
+CONTROL_S = 2.0
 """How long a control waits for what must not happen."""
 GRACE_S = 1.0
 """As conftest.py sets it: between SIGTERM and SIGKILL."""
@@ -66,14 +66,14 @@ def test_control_a_cancel_that_leaves_a_queued_job_in_the_queue(service: Service
         cancels_a_queued_job(service, misbehave_folder, **sabotaged("cancel_of_queued"))
 
 
-def cancels_a_running_job(service: Service, folder: Path, *, patience_s: float, **environment: str) -> None:
+def cancels_a_running_job(service: Service, folder: Path, **environment: str) -> None:
     client = service.start_server()
     service.start_worker(**environment)
     job_id = submit(client, short_job("gated"))
     (child,) = wait_for_start(folder)
     first = cancel(client, job_id)
     assert first["cancel_requested_at"] is not None
-    wait_until_gone(child, timeout_s=patience_s)
+    wait_until_gone(child, timeout_s=2 * GRACE_S)
     job = wait_for_state(client, job_id, "cancelled")
     assert job["error"]["code"] == "cancelled"
     again = cancel(client, job_id)
@@ -86,12 +86,12 @@ def cancels_a_running_job(service: Service, folder: Path, *, patience_s: float, 
 
 
 def test_a_running_job_that_is_cancelled_ends_quickly(service: Service, misbehave_folder: Path) -> None:
-    cancels_a_running_job(service, misbehave_folder, patience_s=2 * GRACE_S)
+    cancels_a_running_job(service, misbehave_folder)
 
 
 def test_control_a_worker_that_does_not_hear_of_cancels(service: Service, misbehave_folder: Path) -> None:
     with cleaned_up(misbehave_folder), pytest.raises(TimeoutError, match="to be gone"):
-        cancels_a_running_job(service, misbehave_folder, patience_s=CONTROL_S, **sabotaged("notice_of_cancels"))
+        cancels_a_running_job(service, misbehave_folder, **sabotaged("notice_of_cancels"))
 
 
 def cancels_against_the_finish(
@@ -135,8 +135,8 @@ def test_control_a_finish_that_overwrites_cancels(service: Service, misbehave_fo
         )
 
 
-def times_out(service: Service, folder: Path, *, patience_s: float, **environment: str) -> None:
-    """A job that ignores SIGTERM, and whose daemon in a session of its own does, too."""
+def times_out(service: Service, folder: Path, *, patience_s: float = PATIENCE_S, **environment: str) -> None:
+    """Let the time of a job run out that ignores SIGTERM, and whose daemon in a session of its own does, too."""
     client = service.start_server()
     service.start_worker(**environment)
     timeout_s = 3.0
@@ -154,10 +154,10 @@ def times_out(service: Service, folder: Path, *, patience_s: float, **environmen
 
 
 def test_a_timeout_ends_every_descendant(service: Service, misbehave_folder: Path) -> None:
-    times_out(service, misbehave_folder, patience_s=PATIENCE_S)
+    times_out(service, misbehave_folder)
 
 
 @pytest.mark.parametrize("mechanism", ["subreaper", "kill_after_terminate"])
 def test_control_of_the_timeout(service: Service, misbehave_folder: Path, mechanism: str) -> None:
     with cleaned_up(misbehave_folder), pytest.raises(TimeoutError, match="to be gone"):
-        times_out(service, misbehave_folder, patience_s=CONTROL_S - GRACE_S, **sabotaged(mechanism))
+        times_out(service, misbehave_folder, patience_s=CONTROL_S, **sabotaged(mechanism))

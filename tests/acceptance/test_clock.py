@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -31,11 +32,8 @@ pytestmark = pytest.mark.acceptance
 LEASE_S = 2.0
 HOUR_S = 3600.0
 PATIENCE_S = 20.0
-CONTROL_S = 3 * LEASE_S
+CONTROL_S = 2.5 * LEASE_S
 """How long a control waits for what must not happen."""
-JUMPS = 2
-CONTROL_JUMPS = 8
-"""A renewal between a jump and the next look of a watcher hides the fault, about every fourth time."""
 
 
 def renewed_or_lost(service: Service, client: httpx.Client, job_id: int, beats: int) -> bool:
@@ -65,57 +63,55 @@ def keeps_its_lease(
     service: Service,
     folder: Path,
     rng: random.Random,
-    direction: int,
+    hours: Sequence[int],
     *mechanisms: str,
-    jumps: int = JUMPS,
     recovery_s: float = PATIENCE_S,
 ) -> None:
-    """Move the clock of server and workers by hours while a job runs; then really lose the job's worker."""
+    """Let the clock of server and workers be off by these hours, one after the other, while a job runs.
+
+    Just before the last jump the job's worker is killed: it must be found lost nevertheless.
+    """
+    print(f"the clock is off by {hours} hours")
     clock = service.folder / "clock"
     moved = sabotaged(*mechanisms, MOVED_CLOCK=str(clock), FLOPWATCH_LEASE_S=str(LEASE_S))
     client = service.start_server(**moved)
-    workers = [service.start_worker(**{**moved, **other_host(service.folder / name)}) for name in ("first", "second")]
+    workers = service.start_workers(*({**moved, **other_host(service.folder / name)} for name in ("first", "second")))
     job_id = submit(client, short_job("gated"))
     wait_for_start(folder)
     first_id = get(client, f"/jobs/{job_id}")["worker_id"]
-    for jump in range(1, jumps + 1):
+    for hour in hours[:-1]:
         # Renewals come three times a lease and looks of the watchers four times: these see the new time.
         renewed = beats_of(service, job_id) + rng.randint(2, 5)
-        move(clock, direction * jump * HOUR_S)
+        move(clock, hour * HOUR_S)
         enough = partial(renewed_or_lost, service, client, job_id, renewed)
         wait_until(enough, timeout_s=PATIENCE_S, what="renewals", poll_s=0.1)
         job = get(client, f"/jobs/{job_id}")
         assert (job["state"], job["attempt"], job["worker_id"]) == ("running", 1, first_id), "a lease has expired"
     (lost,) = [worker for worker in workers if worker_id(client, worker.pid) == first_id]
     lost.kill()
-    move(clock, direction * (jumps + 1) * HOUR_S)
+    move(clock, hours[-1] * HOUR_S)
     wait_for_start(folder, 2, timeout_s=recovery_s)
     open_gate(folder)
     job = wait_for_state(client, job_id, "succeeded")
     assert attempt_states(client, job_id) == ["lost", "succeeded"]
     took = datetime.fromisoformat(job["finished_at"]) - datetime.fromisoformat(job["created_at"])
-    assert abs(took.total_seconds() - direction * (jumps + 1) * HOUR_S) < 600, "the clock must have moved"
+    assert abs(took.total_seconds() - hours[-1] * HOUR_S) < HOUR_S / 2, "the clock must have moved"
 
 
-directions = pytest.mark.parametrize("direction", [1, -1], ids=["forward", "back"])
-
-
-@directions
-def test_a_clock_that_jumps_expires_nothing(
-    service: Service, misbehave_folder: Path, rng: random.Random, direction: int
-) -> None:
-    keeps_its_lease(service, misbehave_folder, rng, direction)
+def test_a_clock_that_jumps_expires_nothing(service: Service, misbehave_folder: Path, rng: random.Random) -> None:
+    keeps_its_lease(service, misbehave_folder, rng, rng.sample([-2, -1, 1, 2], 3))
 
 
 def test_control_a_wall_clock_that_jumps_forward_expires_leases(
     service: Service, misbehave_folder: Path, rng: random.Random
 ) -> None:
+    # A renewal between a jump and the next look of a watcher hides the fault, about every fourth time.
     with pytest.raises(AssertionError, match="a lease has expired"):
-        keeps_its_lease(service, misbehave_folder, rng, 1, "monotonic_clock", jumps=CONTROL_JUMPS)
+        keeps_its_lease(service, misbehave_folder, rng, range(1, 10), "monotonic_clock")
 
 
 def test_control_a_wall_clock_that_jumps_back_hides_lost_workers(
     service: Service, misbehave_folder: Path, rng: random.Random
 ) -> None:
     with pytest.raises(TimeoutError, match="start 2"):
-        keeps_its_lease(service, misbehave_folder, rng, -1, "monotonic_clock", recovery_s=CONTROL_S)
+        keeps_its_lease(service, misbehave_folder, rng, [-1], "monotonic_clock", recovery_s=CONTROL_S)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.acceptance
 
 JOBS = 300
 CONTROL_JOBS = 40
-ALONE_JOBS = 30
+ALONE_JOBS = 20
 PATIENCE_S = 300.0
 
 
@@ -39,12 +39,11 @@ def run_all_once(service: Service, folder: Path, rng: random.Random, jobs: int, 
     """Let two workers run short jobs of random priorities, each told by its vocabulary's size."""
     client = service.start_server()
     numbers = range(2, jobs + 2)
-    ids = [submit(client, short_job("counted", vocab_size=number, priority=rng.randint(-2, 2))) for number in numbers]
     # On two hosts, as far as the workers know: those of one host take turns, since a CPU measurement runs alone.
-    workers = [
-        service.start_worker(**{**sabotaged(*mechanisms), **other_host(service.folder / name)})
-        for name in ("first", "second")
-    ]
+    workers = service.start_workers(
+        *({**sabotaged(*mechanisms), **other_host(service.folder / name)} for name in ("first", "second"))
+    )
+    ids = [submit(client, short_job("counted", vocab_size=number, priority=rng.randint(-2, 2))) for number in numbers]
     wait_until(
         lambda: get(client, "/jobs?state=queued&limit=1") + get(client, "/jobs?state=running&limit=1") == [],
         timeout_s=PATIENCE_S,
@@ -75,8 +74,8 @@ def test_control_a_claim_in_two_steps(service: Service, misbehave_folder: Path, 
 def measures_alone(service: Service, folder: Path, *hosts: str) -> None:
     """Let two workers run jobs on the CPU; they are on the same host if their hosts' names are equal."""
     client = service.start_server()
+    workers = service.start_workers(*(other_host(service.folder / host) for host in hosts))
     ids = [submit(client, short_job("alone")) for _ in range(ALONE_JOBS)]
-    workers = [service.start_worker(**other_host(service.folder / host)) for host in hosts]
     ended = [wait_for_state(client, job_id, "succeeded") for job_id in ids]
     assert not (folder / "overlaps").exists(), "two jobs ran at the same time"
     assert {job["worker_id"] for job in ended} <= {worker_id(client, worker.pid) for worker in workers}

@@ -30,13 +30,6 @@ GONE_S = 10.0
 CONTROL_S = 3.0
 """How long a control waits for what must not happen."""
 UNITS = pytest.mark.parametrize("replicates", [1, 2], ids=["fork", "exec"])
-"""One replicate is forked from the warm parent; of several, each is a new interpreter."""
-
-
-def job(model: str, replicates: int = 1) -> dict[str, Any]:
-    body = short_job(model)
-    body["spec"]["replicates"] = replicates
-    return body
 
 
 def failed(client: httpx.Client, job_id: int) -> dict[str, Any]:
@@ -53,27 +46,27 @@ def failed(client: httpx.Client, job_id: int) -> dict[str, Any]:
 def tells_how_jobs_died(service: Service, folder: Path, rng: random.Random, **environment: str) -> None:
     client = service.start_server()
     service.start_worker(**environment)
-    killed = submit(client, job("gated"))
+    killed = submit(client, short_job("gated"))
     (child,) = wait_for_start(folder)
     time.sleep(rng.uniform(0.0, 0.2))
     os.kill(child, signal.SIGKILL)
     error = failed(client, killed)
     assert (error["code"], error["signal"], error["exit_code"]) == ("crashed", "SIGKILL", None)
 
-    error = failed(client, submit(client, job("segfault")))
+    error = failed(client, submit(client, short_job("segfault", replicates=rng.choice([1, 2]))))
     assert (error["code"], error["signal"], error["exit_code"]) == ("crashed", "SIGSEGV", None)
     assert "SIGSEGV" in error["detail"]
     assert error["log_tail"].endswith("about to fall over\n")
 
-    error = failed(client, submit(client, job("exits")))
+    error = failed(client, submit(client, short_job("exits")))
     assert (error["code"], error["signal"], error["exit_code"]) == ("crashed", None, 3)
     assert "exit code 3" in error["detail"]
 
-    error = failed(client, submit(client, job("raises")))
+    error = failed(client, submit(client, short_job("raises")))
     assert (error["code"], error["detail"]) == ("failed", "ValueError: the loss is a pineapple")
     assert "Traceback" in error["log_tail"]
 
-    assert wait_for_job(client, submit(client, job("counted")))["state"] == "succeeded", "the worker must go on"
+    assert wait_for_job(client, submit(client, short_job("counted")))["state"] == "succeeded", "the worker must go on"
 
 
 def test_how_a_job_died_is_told(service: Service, misbehave_folder: Path, rng: random.Random) -> None:
@@ -87,26 +80,20 @@ def test_control_a_process_that_says_nothing_has_succeeded(
         tells_how_jobs_died(service, misbehave_folder, rng, **sabotaged("crashes"))
 
 
-def test_how_a_job_in_an_interpreter_of_its_own_died_is_told(service: Service) -> None:
-    client = service.start_server()
-    service.start_worker()
-    error = failed(client, submit(client, job("segfault", replicates=2)))
-    assert (error["code"], error["signal"]) == ("crashed", "SIGSEGV")
-    assert error["log_tail"].endswith("about to fall over\n")
-
-
 def survives_a_killed_keeper(
     service: Service, folder: Path, replicates: int, *, gone_s: float = GONE_S, **environment: str
 ) -> None:
     """Kill the keeper of a job that ends by no signal but SIGKILL, and whose daemon is an orphan."""
     client = service.start_server()
     service.start_worker(**environment)
-    job_id = submit(client, job("stubborn", replicates))
+    job_id = submit(client, short_job("stubborn", replicates=replicates))
     child, daemon = wait_for_start(folder)
     os.kill(psutil.Process(child).ppid(), signal.SIGKILL)
     wait_until_gone(child, daemon, timeout_s=gone_s)
     assert failed(client, job_id)["code"] == "crashed"
-    assert wait_for_job(client, submit(client, job("counted")))["state"] == "succeeded", "the devices must be free"
+    assert wait_for_job(client, submit(client, short_job("counted")))["state"] == "succeeded", (
+        "the devices must be free"
+    )
 
 
 @UNITS

@@ -96,9 +96,7 @@ def followed(client: httpx.Client, job_id: int, until: str) -> list[tuple[str, d
 def test_each_replicate_has_an_interpreter_and_tells_its_progress(service: Service, misbehave_folder: Path) -> None:
     client = service.start_server()
     service.start_worker()
-    body = short_job("gated")
-    body["spec"]["replicates"] = 2
-    job_id = submit(client, body)
+    job_id = submit(client, short_job("gated", replicates=2))
     (first,) = wait_for_start(misbehave_folder)
     assert psutil.Process(first).cmdline()[1:4] == ["-m", "workers", "child"]
     assert [kind for kind, _ in followed(client, job_id, "making the model")] == [

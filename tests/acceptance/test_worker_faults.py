@@ -36,7 +36,9 @@ pytestmark = pytest.mark.acceptance
 LEASE_S = 2.0
 RECOVERY_S = 20.0
 """A lease, a look of the watcher, and much patience with a busy machine."""
-CONTROL_S = 3 * LEASE_S
+GONE_S = 1.0
+"""How soon the processes of a killed agent's job are gone."""
+CONTROL_S = 2.5 * LEASE_S
 """How long a control waits for what must not happen."""
 
 
@@ -111,13 +113,13 @@ def ends_with_its_agent(service: Service, folder: Path, rng: random.Random, **en
     """Kill an agent; how long its job's processes lived on, in seconds."""
     client = service.start_server()
     worker = service.start_worker(**environment)
-    submit(client, short_job("stubborn"))
+    submit(client, short_job("stubborn", replicates=rng.choice([1, 2])))
     child, daemon = wait_for_start(folder)
     warm_and_keepers = [process.pid for process in psutil.Process(worker.pid).children(recursive=True)]
     time.sleep(rng.uniform(0.0, 0.2))
     killed_at = time.monotonic()
     worker.kill()
-    wait_until_gone(child, daemon, timeout_s=CONTROL_S)
+    wait_until_gone(child, daemon, timeout_s=2 * GONE_S)
     seconds = time.monotonic() - killed_at
     wait_until_gone(*warm_and_keepers, timeout_s=CONTROL_S)
     return seconds
@@ -126,7 +128,7 @@ def ends_with_its_agent(service: Service, folder: Path, rng: random.Random, **en
 def test_the_processes_of_a_killed_agents_job_are_gone_within_a_second(
     service: Service, misbehave_folder: Path, rng: random.Random
 ) -> None:
-    assert ends_with_its_agent(service, misbehave_folder, rng) < 1.0
+    assert ends_with_its_agent(service, misbehave_folder, rng) < GONE_S
 
 
 def test_control_a_keeper_that_does_not_watch_its_pipe(
@@ -164,7 +166,8 @@ def stale_worker_records_nothing(
         assert get(client, f"/jobs/{job_id}/artifacts") == []
         open_gate(folder, child)
         wait_for_state(client, job_id, "succeeded")
-    assert get(client, f"/jobs/{job_id}")["worker_id"] == winner_id
+    job = get(client, f"/jobs/{job_id}")
+    assert (job["state"], job["worker_id"]) == ("succeeded", winner_id)
     assert attempt_states(client, job_id) == ["lost", "succeeded"]
     events = get(client, f"/jobs/{job_id}/events")
     numbers = [event["attempt"] for event in events]
@@ -196,13 +199,9 @@ def test_what_a_stopped_worker_finishes_after_its_lease_counts_for_nothing(
     stale_worker_records_nothing(service, misbehave_folder, winner_ends_first=winner_ends_first)
 
 
-@orders
-def test_control_without_the_fence_it_counts(service: Service, misbehave_folder: Path, winner_ends_first: bool) -> None:
-    wrong = "was heard of after the second" if winner_ends_first else "'succeeded' == 'running'"
-    with pytest.raises(AssertionError, match=wrong):
-        stale_worker_records_nothing(
-            service, misbehave_folder, winner_ends_first=winner_ends_first, **sabotaged("fence")
-        )
+def test_control_without_the_fence_it_counts(service: Service, misbehave_folder: Path) -> None:
+    with pytest.raises(AssertionError, match="'succeeded' == 'running'"):
+        stale_worker_records_nothing(service, misbehave_folder, winner_ends_first=False, **sabotaged("fence"))
 
 
 def drains(service: Service, folder: Path, *, in_time: bool, **environment: str) -> None:
@@ -246,7 +245,6 @@ def test_sigterm_drains_a_worker(service: Service, misbehave_folder: Path, in_ti
     drains(service, misbehave_folder, in_time=in_time)
 
 
-@graces
-def test_control_sigterm_ends_a_worker_at_once(service: Service, misbehave_folder: Path, in_time: bool) -> None:
+def test_control_sigterm_ends_a_worker_at_once(service: Service, misbehave_folder: Path) -> None:
     with pytest.raises(AssertionError, match="-15 == 0"):
-        drains(service, misbehave_folder, in_time=in_time, **sabotaged("draining"))
+        drains(service, misbehave_folder, in_time=False, **sabotaged("draining"))
