@@ -9,13 +9,16 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from workers import keeper, warm
 from workers.outcome import InvalidEnvironment
 from workers.processes import adopt_orphans, kill_all, reap
+
+WARM_TIMEOUT_S = 300.0
+"""For the imports of the warm parent, also on a slow disk that has nothing cached."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +36,11 @@ class Process:
     reads all three, since a unit may close its pipes and go on.
     """
 
-    def __init__(self, control: socket.socket, messages: int, log: int) -> None:
+    def __init__(self, control: socket.socket, messages: int, log: int, *, on_close: Callable[[], None]) -> None:
         self.control = control
         self.messages = messages
         self.log = log
+        self._on_close = on_close
         self._received = bytearray()
 
     def terminate(self) -> None:
@@ -64,6 +68,7 @@ class Process:
 
     def close(self) -> None:
         """Close the pipes; the keeper, if it still runs, ends everything then."""
+        self._on_close()
         self.control.close()
         os.close(self.messages)
         os.close(self.log)
@@ -72,6 +77,10 @@ class Process:
         # It may have ended by itself.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.control.sendall(order)
+
+
+class _WarmParentDied(Exception):
+    """Before it answered."""
 
 
 class Launcher:
@@ -84,6 +93,7 @@ class Launcher:
         self._socket: socket.socket | None = None
         self._ready = False
         self._keepers: set[int] = set()
+        self._forked: set[int] = set()
 
     def start_warm(self) -> None:
         """Start the warm parent without waiting for its imports."""
@@ -106,17 +116,28 @@ class Launcher:
             request: what to run.
             start: "fork" from the warm parent, "exec" a new interpreter.
             locks: file descriptors that the keeper holds open as long as anything of the unit lives.
+
+        Raises:
+            InvalidEnvironment: the warm parent cannot start.
         """
+        try:
+            return self._start(request, start, locks)
+        except _WarmParentDied:
+            # Somebody killed it. With pipes of its own, the second try has nothing to do with what the first may have
+            # left: a keeper that ends at once, since nobody is at the other end of its socket.
+            return self._start(request, start, locks)
+
+    def _start(self, request: keeper.Request, start: Literal["fork", "exec"], locks: Sequence[int]) -> Process:
         ours, theirs = socket.socketpair()
         messages, messages_in = os.pipe2(os.O_CLOEXEC)
         log, log_in = os.pipe2(os.O_CLOEXEC)
+        descriptors = [theirs.fileno(), messages_in, log_in, *locks]
         try:
             with self._lock:
                 self._end_orphans()
-                if start == "fork":
-                    self._fork([theirs.fileno(), messages_in, log_in, *locks])
-                else:
-                    self._exec(theirs.fileno(), messages_in, log_in, locks)
+                forked = self._fork(descriptors) if start == "fork" else None
+                if start == "exec":
+                    self._exec(descriptors)
         except BaseException:
             ours.close()
             os.close(messages)
@@ -126,7 +147,7 @@ class Launcher:
             theirs.close()
             os.close(messages_in)
             os.close(log_in)
-        process = Process(ours, messages, log)
+        process = Process(ours, messages, log, on_close=lambda: self._forked.discard(forked or 0))
         # A keeper that died at once hears nothing; its missing report tells.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             ours.sendall(request.to_line())
@@ -151,18 +172,29 @@ class Launcher:
                 self._warm.wait()
             self._warm = None
 
-    def _fork(self, descriptors: list[int]) -> None:
+    def _fork(self, descriptors: list[int]) -> int | None:
+        """Have the warm parent fork a keeper; its pid, or None when it could not: then its pipes are closed."""
+        warm_parent = self._warm_socket()
         try:
-            socket.send_fds(self._warm_socket(), [warm.FORK], descriptors)
+            socket.send_fds(warm_parent, [warm.FORK], descriptors)
+            answer = warm_parent.recv(warm.PID.size, socket.MSG_WAITALL)
         except (BrokenPipeError, ConnectionResetError):
-            # The warm parent was killed since; a new one serves this unit.
-            socket.send_fds(self._warm_socket(), [warm.FORK], descriptors)
+            answer = b""
+        if len(answer) < warm.PID.size:
+            self._drop_warm()
+            raise _WarmParentDied
+        (pid,) = warm.PID.unpack(answer)
+        if pid == warm.NOT_FORKED:
+            return None
+        self._forked.add(pid)
+        return int(pid)
 
-    def _exec(self, control: int, messages: int, log: int, locks: Sequence[int]) -> None:
+    def _exec(self, descriptors: list[int]) -> None:
+        control, messages, log, *_locks = descriptors
         process = subprocess.Popen(
             [sys.executable, "-m", "workers", "keeper", str(control), str(messages), str(log)],
             stdin=subprocess.DEVNULL,
-            pass_fds=[control, messages, log, *locks],
+            pass_fds=descriptors,
             start_new_session=True,
         )
         self._keepers.add(process.pid)
@@ -177,7 +209,8 @@ class Launcher:
             self._drop_warm()
         if ended:
             self._keepers -= ended.keys()
-            spare = self._keepers | ({self._warm.pid} if self._warm is not None else set())
+            # A keeper that a killed warm parent had forked is ours now, too, and minds its unit as before.
+            spare = self._keepers | self._forked | ({self._warm.pid} if self._warm is not None else set())
             kill_all(spare)
 
     def _ensure_warm(self) -> None:
@@ -199,13 +232,22 @@ class Launcher:
         if self._socket is not None:
             self._socket.close()
         self._socket = None
+        if self._warm is not None and self._warm.returncode is None:
+            self._warm.returncode = 0  # reaped by _end_orphans, as above
         self._warm = None
 
     def _warm_socket(self) -> socket.socket:
         self._ensure_warm()
         assert self._socket is not None
         if not self._ready:
-            if self._socket.recv(1) != warm.READY:
+            self._socket.settimeout(WARM_TIMEOUT_S)
+            try:
+                answer = self._socket.recv(1)
+            except TimeoutError:
+                assert self._warm is not None
+                self._warm.kill()
+                answer = b""
+            if answer != warm.READY:
                 self._drop_warm()
                 raise InvalidEnvironment("the warm parent could not start; the worker's log has its error")
             self._ready = True

@@ -15,6 +15,7 @@ import pkgutil
 import selectors
 import signal
 import socket
+import struct
 import sys
 from pathlib import Path
 
@@ -25,6 +26,9 @@ from workers.processes import adopt_orphans, kill_all, reap
 MAX_DESCRIPTORS = 64
 READY = b"R"
 FORK = b"F"
+PID = struct.Struct("=i")
+"""Answer to each FORK: the keeper's pid, or NOT_FORKED."""
+NOT_FORKED = -1
 
 # torch._dynamo, because making an optimizer or checkpointing imports it, which takes more than a second.
 PRELOADED = ("torch", "torch._dynamo", "app.specs", "workers.jobs", "workers.model", "workers.measure", "kernels")
@@ -84,7 +88,9 @@ def main(descriptor: int) -> None:
                     order, descriptors, _, _ = socket.recv_fds(server, 1, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
                     if order != FORK:
                         return
-                    keepers |= _fork_keeper(descriptors, close=[descriptor, wakeup, wakeup_in])
+                    pid = _fork_keeper(descriptors, close=[descriptor, wakeup, wakeup_in])
+                    server.sendall(PID.pack(pid))
+                    keepers |= {pid} - {NOT_FORKED}
                 else:
                     os.read(wakeup, 4096)
             ended = reap()
@@ -94,17 +100,17 @@ def main(descriptor: int) -> None:
                 kill_all(spare=keepers)
 
 
-def _fork_keeper(descriptors: list[int], close: list[int]) -> set[int]:
+def _fork_keeper(descriptors: list[int], close: list[int]) -> int:
     try:
         pid = os.fork()
     except OSError as error:
         # That unit has crashed, by its closed pipes; this process goes on, and with it the other units.
         sys.stderr.write(f"flopwatch: cannot start a process: {error}\n")
-        pid = -1
+        pid = NOT_FORKED
     if pid:
         for descriptor in descriptors:
             os.close(descriptor)
-        return {pid} if pid > 0 else set()
+        return pid
     code = 1
     try:
         signal.set_wakeup_fd(-1)

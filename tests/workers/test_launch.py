@@ -201,6 +201,25 @@ def test_a_killed_warm_parent_is_replaced(tmp_path: Path) -> None:
     assert told == [{"type": "outcome", "code": None, "detail": ""}, {"exit_code": 0, "signal": None}]
 
 
+def test_what_runs_outlives_its_warm_parent(tmp_path: Path) -> None:
+    told = run_script(
+        tmp_path,
+        "fork",
+        """
+        process = launcher.start(request("gated"), START, [])
+        wait_for(FOLDER / "started")
+        psutil.Process().children()[0].kill()
+        other = launcher.start(request("counted"), START, [])  # needs a new warm parent; the orphans are looked at
+        read(other.messages)
+        (FOLDER / "open").touch()
+        messages = read(process.messages)
+        print(json.dumps([json.loads(messages.splitlines()[-1]), vars(process.report()), vars(other.report())]))
+        """,
+    )
+    well = {"exit_code": 0, "signal": None}
+    assert told == [{"type": "outcome", "code": None, "detail": ""}, well, well]
+
+
 def test_the_warm_parent_touches_no_gpu_and_has_one_thread(tmp_path: Path) -> None:
     told = run_script(
         tmp_path,
