@@ -107,6 +107,14 @@ def test_docs_need_nobody_else(site: Any) -> None:
     assert "default-src 'none'" in page.headers["content-security-policy"]
 
 
+@pytest.mark.parametrize("path", ["/healthz", "/jobs", "/ui", "/docs"])
+def test_head_is_get_without_the_body(site: Any, path: str) -> None:
+    head, get = site.http.head(path), site.http.get(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"] == get.headers["content-type"]
+    assert head.headers["content-length"] == get.headers["content-length"]
+
+
 def test_root_leads_to_the_pages(site: Any) -> None:
     response = site.http.get("/")
     assert response.is_redirect
