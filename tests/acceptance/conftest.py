@@ -27,7 +27,7 @@ def misbehave_folder(tmp_path: Path) -> Path:
 def service(tmp_path: Path, misbehave_folder: Path) -> Iterator[Service]:
     """A service that is not started yet, with tests/plugins installed and short times."""
     environment = {
-        "PYTHONPATH": os.pathsep.join([str(PROJECT), str(PLUGINS)]),
+        "PYTHONPATH": os.pathsep.join([str(PROJECT), str(PLUGINS), os.environ.get("PYTHONPATH", "")]),
         "MISBEHAVE_FOLDER": str(misbehave_folder),
         "FLOPWATCH_GRACE_S": "1",
         "FLOPWATCH_LEASE_S": "3",
