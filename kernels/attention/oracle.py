@@ -43,7 +43,9 @@ def oracle(q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor | None, is_causal: 
         rows = slice(start, min(start + rows_at_once, queries))
         seen = slice(0, min(keys, rows.stop) if is_causal else keys)
         places = ((..., rows, slice(None)), (..., seen, slice(None)), (..., seen, slice(None)))
-        parts = [tensor[place].requires_grad_(grad_out is not None) for tensor, place in zip((q, k, v), places, strict=True)]
+        parts = [
+            tensor[place].requires_grad_(grad_out is not None) for tensor, place in zip((q, k, v), places, strict=True)
+        ]
         with torch.set_grad_enabled(grad_out is not None):
             part = attention(parts[0], parts[1], parts[2], is_causal, first_query=start)
         out[..., rows, :] = part.detach()
