@@ -20,6 +20,7 @@ from kernels.registry import ATTENTION, BrokenEntryPoint, Implementation, Regist
 from workers.jobs import benchmark
 from workers.jobs.base import Unit
 from workers.jobs.benchmark import RUNNER
+from workers.measure.ceilings import Ceilings
 from workers.measure.measurement import Measurement
 from workers.model.registry import MODELS
 from workers.outcome import InvalidEnvironment, Unsupported
@@ -68,7 +69,9 @@ class Report:
 
 
 @pytest.fixture
-def run(tmp_path: Path):
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FLOPWATCH_DATA_DIR", str(tmp_path / "data"))
+
     def run(unit: int = 0, **fields: Any) -> Report:
         defaults = {"model": MODEL, "context_length": 8, "batch_size": 2, "warmup_steps": 1, "measure_steps": 3}
         spec = BenchmarkSpec(**{**defaults, **fields})
@@ -126,6 +129,13 @@ def test_phases_add_up_and_rates_follow_from_the_step(run) -> None:
     units = {name: row["unit"] for name, row in report.rows.items()}
     assert units["forward_ms"] == units["first_step_ms"] == "ms"
     assert (units["tokens_per_s"], units["tflops"], units["peak_memory_mib"]) == ("tokens/s", "TFLOP/s", "MiB")
+
+
+def test_the_share_of_a_measured_ceiling(run, tmp_path: Path) -> None:
+    Ceilings(tmp_path / "data" / "ceilings").record(torch.device("cpu"), {"fp32": 2.0}, None)
+    report = run(device="cpu")
+    assert report.rows["ceiling_percent"]["max"] == pytest.approx(50 * report.rows["tflops"]["max"])
+    assert run(device="cpu", precision="bf16").rows["ceiling_percent"]["reason"].endswith("in bf16 is on record")
 
 
 def test_generate_counts_new_tokens(run) -> None:
@@ -350,7 +360,7 @@ def test_a_missing_compiler_is_an_invalid_environment() -> None:
 def test_an_environment_that_forbids_tf32_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     with pytest.raises(InvalidEnvironment, match="NVIDIA_TF32_OVERRIDE"):
-        benchmark.set_precision(BenchmarkSpec(precision="tf32"), torch.device("cuda"))
+        benchmark.set_precision("tf32")
 
 
 def test_a_unit_without_parameters_is_the_first_replicate(tmp_path: Path) -> None:
