@@ -7,8 +7,9 @@ linearly with the length. Products are of the inputs' dtype with float32 sums.
 `flash_attention` is the function to call. Under it lie two `torch.library` operations, which `torch.compile` takes as
 they are, without a graph break; `TritonFlashAttention2` is the same as an autograd.Function.
 
-The backward pass has two forms (see triton_backward): the faster one adds to dQ in no fixed order; when torch is asked
-for deterministic algorithms, the other one is taken, whose results are the same bit for bit in every run.
+The backward pass has two forms (see triton_backward). The one that was measured to be faster (see triton_tilings) is
+taken; when torch is asked for deterministic algorithms, always two passes, whose results are the same bit for bit in
+every run.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def _backward_operation(
         return gradients[0], gradients[1].zero_(), gradients[2].zero_()
     backward(
         *_with_heads(out_gradient, q, k, v, out, *gradients), logsumexp, logsumexp_gradient,
-        is_causal, _precision(q, tf32), deterministic=torch.are_deterministic_algorithms_enabled(),
+        is_causal, _precision(q, tf32),
     )  # fmt: skip
     return gradients
 
@@ -150,13 +151,18 @@ def forward(
 
 def backward(
     out_gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
-    logsumexp: Tensor, logsumexp_gradient: Tensor | None, is_causal: bool, precision: str, *, deterministic: bool,
-    chosen: tilings.Tilings | None = None,
+    logsumexp: Tensor, logsumexp_gradient: Tensor | None, is_causal: bool, precision: str,
+    *, one_pass: bool | None = None, chosen: tilings.Tilings | None = None,
 ) -> None:  # fmt: skip
-    """Fill dq, dk and dv; tensors have four axes, `logsumexp` and its gradient three and are contiguous."""
+    """Fill dq, dk and dv; tensors have four axes, `logsumexp` and its gradient three and are contiguous.
+
+    `one_pass` None: the form that was measured to be faster, and two passes if torch is asked for determinism.
+    """
     batches, heads, queries, head_dim = q.shape
     keys, group, width = k.shape[2], heads // k.shape[1], _width(head_dim)
     chosen = chosen or tilings.choose(q, width)
+    if one_pass is None:
+        one_pass = chosen.prefer_one_pass and not torch.are_deterministic_algorithms_enabled()
     root = 1 / math.sqrt(head_dim)
     scale = math.log2(math.e) * root
     padded = triton.cdiv(queries, ROW_TILE) * ROW_TILE
@@ -169,13 +175,13 @@ def backward(
         HEAD_DIM=head_dim, WIDTH=width, HAS_LOGSUMEXP_GRADIENT=logsumexp_gradient is not None, ROWS=ROW_TILE,
     )  # fmt: skip
 
-    dq_sum = None if deterministic else q.new_zeros((batches, heads, padded, width), dtype=torch.float32)
+    dq_sum = q.new_zeros((batches, heads, padded, width), dtype=torch.float32) if one_pass else None
     tma = all(has_tensor_descriptors(tensor) for tensor in (q, k, v, out_gradient))
-    tiling = chosen.keys if deterministic else chosen.one_pass
+    tiling = chosen.one_pass if one_pass else chosen.keys
     keys_kernel[(triton.cdiv(keys, tiling.keys) * k.shape[1] * batches,)](
         _source(q, tiling.queries, width, tma), _source(k, tiling.keys, width, tma),
         _source(v, tiling.keys, width, tma), _source(out_gradient, tiling.queries, width, tma),
-        exponents, deltas, exponents if dq_sum is None else dq_sum, dk, dv,
+        exponents, deltas, exponents if dq_sum is None else _source(dq_sum, tiling.queries, width, tma), dk, dv,
         q.stride(), k.stride(), v.stride(), out_gradient.stride(), dk.stride(), dv.stride(),
         heads, queries, keys, padded, scale, root,
         ONE_PASS=dq_sum is not None, TMA=tma, **common, **tiling.launch_options(),

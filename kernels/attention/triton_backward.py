@@ -6,9 +6,9 @@
     dQ = dS K/√d               dK = dSᵀ Q/√d
 
 `keys_kernel` keeps a tile of keys and walks over the queries that see it. It can add each tile's share of dQ to a
-float32 buffer as it goes (one pass, five products per pair of tiles); the order of these additions, and so the last
-bits of dQ, differ from run to run. `queries_kernel` keeps a tile of queries instead and gives dQ alone: with it, every
-sum is done in one fixed order, for two products more.
+float32 buffer as it goes (one pass, five products per pair of tiles), by the copy engine's bulk reduction or by atomic
+additions; their order, and so the last bits of dQ, differ from run to run. `queries_kernel` keeps a tile of queries
+instead and gives dQ alone: with it (two passes, seven products), every sum is done in one fixed order.
 
 Tiles of scores stand upright in `keys_kernel` (keys × queries), so that Pᵀ and dSᵀ are left operands as they come out
 of the products before, without a trip through shared memory.
@@ -79,13 +79,13 @@ def keys_kernel(
         query_head = head * GROUP + member
         plane = (batch * heads + query_head).to(tl.int64) * padded
         dk_tile, dv_tile = _visit_queries(
-            dk_tile, dv_tile, k_tile, v_tile, q, do, exponents + plane, deltas + plane, dq_sum + plane * WIDTH,
-            q_strides, do_strides, batch, query_head, start, queries, keys, scale, first, free,
+            dk_tile, dv_tile, k_tile, v_tile, q, do, exponents, deltas, dq_sum, q_strides, do_strides,
+            plane, batch, query_head, start, queries, keys, scale, first, free,
             CAUSAL, HEAD_DIM, WIDTH, ONE_PASS, PRECISION, TMA, QUERIES, KEYS, True,
         )  # fmt: skip
         dk_tile, dv_tile = _visit_queries(
-            dk_tile, dv_tile, k_tile, v_tile, q, do, exponents + plane, deltas + plane, dq_sum + plane * WIDTH,
-            q_strides, do_strides, batch, query_head, start, queries, keys, scale, free, queries,
+            dk_tile, dv_tile, k_tile, v_tile, q, do, exponents, deltas, dq_sum, q_strides, do_strides,
+            plane, batch, query_head, start, queries, keys, scale, free, queries,
             CAUSAL, HEAD_DIM, WIDTH, ONE_PASS, PRECISION, TMA, QUERIES, KEYS, False,
         )  # fmt: skip
     store_tile(dk, dk_strides, batch, head, start, keys, dk_tile * root, KEYS, HEAD_DIM, WIDTH)
@@ -94,8 +94,8 @@ def keys_kernel(
 
 @triton.jit
 def _visit_queries(
-    dk_tile, dv_tile, k_tile, v_tile, q, do, exponents, deltas, dq_plane, q_strides, do_strides,
-    batch, head, start, queries, keys, scale, begin, end,
+    dk_tile, dv_tile, k_tile, v_tile, q, do, exponents, deltas, dq_sum, q_strides, do_strides,
+    plane, batch, head, start, queries, keys, scale, begin, end,
     CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ONE_PASS: tl.constexpr,
     PRECISION: tl.constexpr, TMA: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
@@ -103,7 +103,10 @@ def _visit_queries(
     for first in tl.range(begin, end, QUERIES):
         rows = first + tl.arange(0, QUERIES)
         q_tile = load_tile(q, q_strides, batch, head, first, queries, QUERIES, HEAD_DIM, WIDTH, TMA)
-        exponent = tl.load(exponents + rows)
+        if not ONE_PASS:  # measured: dP first is faster where registers allow it, slower where they spill
+            do_tile = load_tile(do, do_strides, batch, head, first, queries, QUERIES, HEAD_DIM, WIDTH, TMA)
+            dp = tl.dot(v_tile, do_tile.T, input_precision=PRECISION)
+        exponent = tl.load(exponents + plane + rows)
         weights = tl.exp2(tl.dot(k_tile, q_tile.T, input_precision=PRECISION) * scale - exponent[None, :])
         if MASKED:
             columns = start + tl.arange(0, KEYS)
@@ -111,16 +114,21 @@ def _visit_queries(
             if CAUSAL:
                 visible = visible & (columns[:, None] <= rows[None, :])
             weights = tl.where(visible, weights, 0.0)
-        do_tile = load_tile(do, do_strides, batch, head, first, queries, QUERIES, HEAD_DIM, WIDTH, TMA)
+        if ONE_PASS:
+            do_tile = load_tile(do, do_strides, batch, head, first, queries, QUERIES, HEAD_DIM, WIDTH, TMA)
         dv_tile = tl.dot(weights.to(do_tile.dtype), do_tile, dv_tile, input_precision=PRECISION)
-        delta = tl.load(deltas + rows)
-        dp = tl.dot(v_tile, do_tile.T, input_precision=PRECISION)
+        if ONE_PASS:
+            dp = tl.dot(v_tile, do_tile.T, input_precision=PRECISION)
+        delta = tl.load(deltas + plane + rows)
         ds = (weights * (dp - delta[None, :])).to(q_tile.dtype)
         dk_tile = tl.dot(ds, q_tile, dk_tile, input_precision=PRECISION)
         if ONE_PASS:
             share = tl.dot(ds.T, k_tile, input_precision=PRECISION)
-            places = dq_plane + rows[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
-            tl.atomic_add(places, share, sem="relaxed")
+            if TMA:
+                dq_sum.atomic_add([batch, head, first, 0], share.reshape(1, 1, QUERIES, WIDTH))
+            else:
+                places = (plane + rows)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+                tl.atomic_add(dq_sum + places, share, sem="relaxed")
     return dk_tile, dv_tile
 
 
@@ -171,6 +179,8 @@ def _visit_keys(
 ):  # fmt: skip
     """dQ after the keys from `begin` to `end`."""
     for first in tl.range(begin, end, KEYS):
+        v_tile = load_tile(v, v_strides, batch, head, first, keys, KEYS, HEAD_DIM, WIDTH, TMA)
+        dp = tl.dot(do_tile, v_tile.T, input_precision=PRECISION)
         k_tile = load_tile(k, k_strides, batch, head, first, keys, KEYS, HEAD_DIM, WIDTH, TMA)
         weights = tl.exp2(tl.dot(q_tile, k_tile.T, input_precision=PRECISION) * scale - exponent[:, None])
         if MASKED:
@@ -179,8 +189,6 @@ def _visit_keys(
             if CAUSAL:
                 visible = visible & (columns[None, :] <= rows[:, None])
             weights = tl.where(visible, weights, 0.0)
-        v_tile = load_tile(v, v_strides, batch, head, first, keys, KEYS, HEAD_DIM, WIDTH, TMA)
-        dp = tl.dot(do_tile, v_tile.T, input_precision=PRECISION)
         ds = (weights * (dp - delta[:, None])).to(k_tile.dtype)
         dq_tile = tl.dot(ds, k_tile, dq_tile, input_precision=PRECISION)
     return dq_tile
