@@ -131,11 +131,15 @@ ATTENTION = Registry(
     "attention implementation",
     "flopwatch.attention",
     {
+        "compiled": "kernels.attention.library:compiled",
         "eager": "kernels.attention.library:eager",
+        "flex": "kernels.attention.library:flex",
         "sdpa_cudnn": "kernels.attention.library:sdpa_cudnn",
         "sdpa_efficient": "kernels.attention.library:sdpa_efficient",
         "sdpa_flash": "kernels.attention.library:sdpa_flash",
         "sdpa_math": "kernels.attention.library:sdpa_math",
+        "tiled": "kernels.attention.tiled:implementation",
+        "triton": "kernels.attention.flash_triton:implementation",
     },
     _check_implementation,
 )
