@@ -132,6 +132,10 @@ ATTENTION = Registry(
     "flopwatch.attention",
     {
         "compiled": "kernels.attention.library:compiled",
+        "cpu_blocked": "kernels.attention.cpu.implementations:cpu_blocked",
+        "cpu_flash": "kernels.attention.cpu.implementations:cpu_flash",
+        "cpu_fused": "kernels.attention.cpu.implementations:cpu_fused",
+        "cpu_naive": "kernels.attention.cpu.implementations:cpu_naive",
         "eager": "kernels.attention.library:eager",
         "flex": "kernels.attention.library:flex",
         "sdpa_cudnn": "kernels.attention.library:sdpa_cudnn",

@@ -18,6 +18,7 @@ CASES = [
     pytest.param(name, device, marks=pytest.mark.gpu if device == "cuda" else ())
     for name in ATTENTION.names()
     for device in sorted(ATTENTION.load(name).devices)
+    if (name, device) != ("compiled", "cpu")  # takes a minute; test_library compiles it once
 ]
 
 
@@ -81,8 +82,10 @@ def test_implementations_agree_with_the_oracle(
         oracle.backward(gradient.double())
         inputs = [tensor.requires_grad_() for tensor in inputs]
         out = implementation.function(*inputs, is_causal)
-        out.backward(gradient)
         assert_close(out.detach(), oracle.detach())
+        if not implementation.has_backward:
+            continue
+        out.backward(gradient)
         for given, reference in zip(inputs, exact, strict=True):
             assert_close(given.grad, reference.grad)
 

@@ -1,61 +1,110 @@
-#include <limits>
-#include <cstdlib>
-#include "problem.h"
-#include "product.h"
+// FlashAttention-2, forward: tiles of br queries by bc keys, an online softmax, and no matrix of scores.
+//
+// Queries lie in the lanes of vectors: a tile of queries is transposed once, and then each key and value is read where
+// it lies, one number at a time, and multiplied with all the queries. OpenMP over batch, heads and tiles of queries.
+#include <omp.h>
+
+#include "tile.h"
+
 namespace {
+
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
-constexpr float kInf = std::numeric_limits<float>::infinity();
 
-struct Tile { float *q, *s, *o, *m, *l, *alpha; };
+// What one thread works in.
+struct Tiles {
+  Index lanes;
+  float* queries;  // (head_dim, lanes), times scale · log2 e, so that weights are powers of two
+  float* out;      // (head_dim, lanes), not yet divided by total
+  float* weights;  // (bc, lanes); scores first
+  float* top;      // (lanes): largest score so far
+  float* total;    // (lanes): sum of the weights so far
+  float* decay;    // (lanes): what the former tiles' weights are worth now that top has grown
 
-void hide(float* s, std::int64_t i0, std::int64_t j0, std::int64_t rows, std::int64_t lanes){
-  for (std::int64_t j=0;j<rows;++j) for (std::int64_t i=0;i<lanes;++i) s[j*lanes+i] = i0+i < j0+j ? -kInf : s[j*lanes+i];
+  Tiles(const Problem& p, float* data)
+      : lanes(lanes_for(p.br)),
+        queries(data),
+        out(queries + p.head_dim * lanes),
+        weights(out + p.head_dim * lanes),
+        top(weights + p.bc * lanes),
+        total(top + lanes),
+        decay(total + lanes) {}
+
+  static Index floats(const Problem& p) { return (2 * p.head_dim + p.bc + 3) * lanes_for(p.br); }
+};
+
+// Query i0 + lane does not see the keys after its own.
+void hide_later_keys(const Tiles& t, Index i0, Index j0, Index keys) {
+  for (Index j = 0; j < keys; ++j)
+    std::fill_n(t.weights + j * t.lanes, std::clamp(j0 + j - i0, Index{0}, t.lanes), -INFINITY);
 }
-void softmax(std::int64_t rows, std::int64_t lanes, const Tile& t){
-  for (std::int64_t i=0;i<lanes;i+=kLanes){
-    Vector old=load(t.m+i), top=old;
-    for (std::int64_t j=0;j<rows;++j) top = maximum(load(t.s+j*lanes+i), top);
-    store(t.m+i, top);
-    Vector base = top == -kInf ? Vector{} : top;
-    Vector alpha = exp2_nonpositive(old-base);
-    store(t.alpha+i, alpha);
-    Vector l = load(t.l+i)*alpha;
-    for (std::int64_t j=0;j<rows;++j){ Vector p=exp2_nonpositive(load(t.s+j*lanes+i)-base); store(t.s+j*lanes+i,p); l+=p; }
-    store(t.l+i,l);
+
+void scores_to_weights(const Tiles& t, Index keys) {
+  for (Index lane = 0; lane < t.lanes; lane += kLanes) {
+    const Vector former = load(t.top + lane);
+    Vector top = former;
+    for (Index j = 0; j < keys; ++j) top = maximum(load(t.weights + j * t.lanes + lane), top);
+    store(t.top + lane, top);
+    // As long as all scores were -infinity, subtract 0: their weights are 0, not exp(-infinity + infinity).
+    const Vector base = top == -INFINITY ? Vector{} : top;
+    const Vector decay = exp2(former - base);
+    store(t.decay + lane, decay);
+    Vector total = load(t.total + lane) * decay;
+    for (Index j = 0; j < keys; ++j) {
+      const Vector weight = exp2(load(t.weights + j * t.lanes + lane) - base);
+      store(t.weights + j * t.lanes + lane, weight);
+      total += weight;
+    }
+    store(t.total + lane, total);
   }
 }
+
+void decay_out(const Tiles& t, Index head_dim) {
+  for (Index c = 0; c < head_dim; ++c)
+    for (Index lane = 0; lane < t.lanes; lane += kLanes)
+      store(t.out + c * t.lanes + lane, load(t.out + c * t.lanes + lane) * load(t.decay + lane));
 }
-extern "C" void flash(const Problem* problem, const float* q_, const float* k_, const float* v_, float* out_, float* lse, float* scratch, std::int64_t br, std::int64_t bc) {
-  const Problem p=*problem; const auto q=query_side(p,q_), k=key_side(p,k_), v=key_side(p,v_); const auto out=query_side(p,out_);
-  const std::int64_t d=p.head_dim, lanes=(br+15)/16*16, tiles=(p.queries+br-1)/br;
-  const std::int64_t per=(2*d+bc+3)*lanes;
-  const float scale=p.scale()*kLog2E;
+
+// `rows` queries from i0 on; q, out and logsumexp point to the first of them, k and v to the head's first key.
+void attend(const Problem& p, const Tiles& t, Index i0, Index rows, const float* q, const float* k, const float* v,
+            float* out, float* logsumexp) {
+  const Index d = p.head_dim;
+  pack(q, rows, d, p.scale() * kLog2E, t.queries, t.lanes);
+  std::fill_n(t.out, d * t.lanes, 0.0f);
+  std::fill_n(t.top, t.lanes, -INFINITY);
+  std::fill_n(t.total, t.lanes, 0.0f);
+  const Index visible = p.visible(i0 + rows - 1);
+  for (Index j0 = 0; j0 < visible; j0 += p.bc) {
+    const Index keys = std::min(p.bc, visible - j0);
+    multiply(keys, d, {k + j0 * d, d, 1}, t.queries, t.weights, t.lanes);
+    if (p.is_causal) hide_later_keys(t, i0, j0, keys);
+    scores_to_weights(t, keys);
+    decay_out(t, d);
+    multiply_add(d, keys, {v + j0 * d, 1, d}, t.weights, t.out, t.lanes);
+  }
+  for (Index i = 0; i < rows; ++i) logsumexp[i] = (t.top[i] + std::log2(t.total[i])) * kLn2;
+  float* inverse = t.decay;
+  for (Index i = 0; i < rows; ++i) inverse[i] = 1.0f / t.total[i];
+  unpack(t.out, t.lanes, inverse, out, rows, d);
+}
+
+}  // namespace
+
+extern "C" Index flash_scratch(const Problem* p) { return p->threads * Tiles::floats(*p); }
+
+extern "C" void flash(const Problem* problem, const float* q_, const float* k_, const float* v_, float* out_,
+                      float* logsumexp_, float* scratch) {
+  const Problem& p = *problem;
+  const auto q = query_side(p, q_), k = key_side(p, k_), v = key_side(p, v_);
+  const auto out = query_side(p, out_), logsumexp = per_query(p, logsumexp_);
 #pragma omp parallel num_threads(p.threads)
   {
-#ifdef _OPENMP
-  int omp_get_thread_num();
-#endif
-  float* base=nullptr; base=(float*)aligned_alloc(64,per*4); (void)scratch;
-  Tile t{base, base+d*lanes, base+(d+bc)*lanes, base+(2*d+bc)*lanes, base+(2*d+bc+1)*lanes, base+(2*d+bc+2)*lanes};
+    const Tiles tiles(p, scratch + omp_get_thread_num() * Tiles::floats(p));
 #pragma omp for collapse(3) schedule(dynamic)
-  for (std::int64_t b=0;b<p.batch;++b) for (std::int64_t h=0;h<p.heads;++h) for (std::int64_t ti=0;ti<tiles;++ti){
-    const std::int64_t i0=ti*br, rows=std::min(br,p.queries-i0);
-    for (std::int64_t c=0;c<d;++c) for (std::int64_t i=0;i<lanes;++i) t.q[c*lanes+i]= i<rows ? q(b,h,i0+i,c)*scale : 0;
-    for (std::int64_t i=0;i<d*lanes;++i) t.o[i]=0;
-    for (std::int64_t i=0;i<lanes;++i) t.m[i]=-kInf, t.l[i]=0;
-    const std::int64_t last=p.visible(i0+rows-1);
-    for (std::int64_t j0=0;j0<last;j0+=bc){
-      const std::int64_t n=std::min(bc,last-j0);
-      multiply<false>(n,d,lanes,{&k(b,h,j0,0),d,1},t.q,t.s);
-      if (p.is_causal && j0+n-1>i0) hide(t.s,i0,j0,n,lanes);
-      softmax(n,lanes,t);
-      for (std::int64_t c=0;c<d;++c) for (std::int64_t i=0;i<lanes;i+=kLanes) store(t.o+c*lanes+i, load(t.o+c*lanes+i)*load(t.alpha+i));
-      multiply<true>(d,n,lanes,{&v(b,h,j0,0),1,d},t.s,t.o);
-    }
-    for (std::int64_t i=0;i<rows;++i){ float inv=1/t.l[i]; for (std::int64_t c=0;c<d;++c) out(b,h,i0+i,c)=t.o[c*lanes+i]*inv;
-      lse[(b*p.heads+h)*p.queries+i0+i]=(t.m[i]+std::log2(t.l[i]))*kLn2; }
-  }
-  free(base);
+    for (Index b = 0; b < p.batch; ++b)
+      for (Index h = 0; h < p.heads; ++h)
+        for (Index i0 = 0; i0 < p.queries; i0 += p.br)
+          attend(p, tiles, i0, std::min(p.br, p.queries - i0), &q(b, h, i0, 0), &k(b, h, 0, 0), &v(b, h, 0, 0),
+                 &out(b, h, i0, 0), &logsumexp(b, h, i0, 0));
   }
 }

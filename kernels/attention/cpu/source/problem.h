@@ -1,30 +1,32 @@
-// The sizes of one call, and how its tensors lie in memory.
+// One call's sizes, and how its tensors lie in memory.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 
-// Mirrored by `_Problem` in ../build.py, field by field.
+using Index = std::int64_t;
+
+// `_Problem` in ../build.py has the same fields in the same order.
 struct Problem {
-  std::int64_t batch, heads, queries, keys, head_dim;
-  std::int64_t is_causal;  // query i sees keys 0 … i
-  std::int64_t threads;
+  Index batch, heads, queries, keys, head_dim;
+  Index br, bc;     // tile sizes: queries by keys
+  Index is_causal;  // 0 or 1; query i sees keys 0 … i
+  Index threads;
 
   // How many keys query i sees; they are the first ones.
-  std::int64_t visible(std::int64_t i) const { return is_causal ? std::min(i + 1, keys) : keys; }
+  Index visible(Index i) const { return is_causal ? std::min(i + 1, keys) : keys; }
+
   float scale() const { return 1.0f / std::sqrt(static_cast<float>(head_dim)); }
 };
 
-// A contiguous (batch, heads, rows, columns) tensor; the one place that computes an offset from four indices.
+// A contiguous (batch, heads, rows, columns) tensor, and the one place that makes an offset of four indices.
 template <typename T>
 struct Tensor4 {
   T* data;
-  std::int64_t heads, rows, columns;
+  Index heads, rows, columns;
 
-  T& operator()(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const {
-    return data[((b * heads + h) * rows + i) * columns + j];
-  }
+  T& operator()(Index b, Index h, Index i, Index j) const { return data[((b * heads + h) * rows + i) * columns + j]; }
 };
 
 template <typename T>
@@ -36,3 +38,11 @@ template <typename T>
 Tensor4<T> key_side(const Problem& p, T* data) {
   return {data, p.heads, p.keys, p.head_dim};
 }
+
+// One number for each query.
+template <typename T>
+Tensor4<T> per_query(const Problem& p, T* data) {
+  return {data, p.heads, p.queries, 1};
+}
+
+inline Index divide_up(Index a, Index b) { return (a + b - 1) / b; }

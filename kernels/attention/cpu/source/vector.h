@@ -1,8 +1,8 @@
-// Vectors as the compiler offers them (GCC and Clang vector extensions): no intrinsics, so one source serves AVX-512,
-// AVX2, NEON and plain SSE. Loops left to the auto-vectoriser kept their accumulators in memory in GCC 12.
+// Vectors of floats through the compiler's vector extensions (GCC, Clang): one source for AVX-512, AVX2, NEON and SSE,
+// and no intrinsics.
 #pragma once
 
-#include <cstdint>
+#include "problem.h"
 
 #if defined(__AVX512F__)
 constexpr int kVectorBytes = 64;
@@ -11,29 +11,33 @@ constexpr int kVectorBytes = 32;
 #else
 constexpr int kVectorBytes = 16;
 #endif
-constexpr int kLanes = kVectorBytes / 4;
+constexpr int kLanes = kVectorBytes / sizeof(float);
 
 typedef float Vector __attribute__((vector_size(kVectorBytes)));
 typedef std::int32_t Bits __attribute__((vector_size(kVectorBytes)));
 
-inline Vector load(const float* p) { return *reinterpret_cast<const Vector*>(p); }  // aligned
+// Both ask for an address that is a multiple of a vector's size.
+inline Vector load(const float* p) { return *reinterpret_cast<const Vector*>(p); }
 inline void store(float* p, Vector x) { *reinterpret_cast<Vector*>(p) = x; }
 
-// A NaN in `b` is kept, one in `a` is not: accumulate as maximum(x, so_far)... callers count on NaN reaching the sum.
+inline Vector spread(float x) { return x - Vector{}; }
+
+// Ignores a NaN in `a`: a running maximum stays a number, and the NaN arrives in the sum of the weights.
 inline Vector maximum(Vector a, Vector b) { return a > b ? a : b; }
 
-// 2^x for x ≤ 0, relative error below 2e-7; 0 from x ≤ -126 down to -infinity, NaN for NaN.
-inline Vector exp2_nonpositive(Vector x) {
-  // Adding 1.5·2²³ leaves the nearest integer in the low bits of the mantissa.
+// 2^x for x < 128 with a relative error below 2e-7: exactly 0 from -126 down to -infinity, NaN for NaN.
+inline Vector exp2(Vector x) {
+  x = x <= -126.0f ? spread(-127.0f) : x;
+  // Adding 1.5·2²³ rounds to an integer and leaves it in the mantissa's low bits.
   constexpr float kRound = 12582912.0f;
-  x = x <= -126.0f ? Vector{} - 127.0f : x;
-  const Vector shifted = x + kRound;
-  const Vector fraction = x - (shifted - kRound);
-  // Minimax on [-1/2, 1/2] for the relative error, with p(0) = 1 exactly: -127 above then gives bits 0, which is 0.
+  const Vector rounded = x + kRound;
+  const Vector fraction = x - (rounded - kRound);
+  // Minimax for the relative error on [-1/2, 1/2] with p(0) = 1 exactly, so that -127 ends as the bits of 0.
   Vector p = fraction * 1.3264727e-3f + 9.671513e-3f;
   p = p * fraction + 5.5507336e-2f;
   p = p * fraction + 2.4022242e-1f;
   p = p * fraction + 6.93147e-1f;
   p = p * fraction + 1.0f;
-  return reinterpret_cast<Vector>(reinterpret_cast<Bits>(p) + (reinterpret_cast<Bits>(shifted) << 23));
+  // Add the integer to the exponent.
+  return reinterpret_cast<Vector>(reinterpret_cast<Bits>(p) + (reinterpret_cast<Bits>(rounded) << 23));
 }
