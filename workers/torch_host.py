@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 NO_COMPILER = {"InvalidCxxCompiler", "TritonMissing", "GPUTooOldForTriton"}
 """torch.compile's errors for a host without what it needs."""
+NOT_BUILT = {"BuildError", "CompilerMissing"}
+"""Those of our own C++."""
 
 
 def choose_device(asked: str, precision: str = "fp32") -> torch.device:
@@ -92,6 +94,8 @@ def translated(error: BaseException) -> RunnerError | None:
     for cause in causes:
         if type(cause).__name__ in NO_COMPILER:
             return InvalidEnvironment(f"torch.compile does not work on this host: {cause}")
+        if type(cause).__name__ in NOT_BUILT:
+            return InvalidEnvironment(str(cause))
     return None
 
 

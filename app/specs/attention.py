@@ -64,7 +64,7 @@ class AttentionSpec(SpecBase):
     """Attention heads."""
     br: list[BlockSize] = Field(default=[64], min_length=1, max_length=100)
     """Queries per tile, for `cpu_flash`; block size of the products of `cpu_blocked`."""
-    bc: list[BlockSize] = Field(default=[64], min_length=1, max_length=100)
+    bc: list[BlockSize] = Field(default=[128], min_length=1, max_length=100)
     """Keys per tile, for `cpu_flash`."""
     mode: Literal["forward", "forward_backward"] = "forward_backward"
     """`forward` keeps no gradients; `forward_backward` times each pass, and both."""
@@ -92,6 +92,7 @@ class AttentionSpec(SpecBase):
         "memory_before_backward_mib",
         "peak_memory_mib",
         "intermediates_mib",
+        "working_memory_mib",
         "output_error",
         "gradient_error",
     )

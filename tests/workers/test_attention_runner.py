@@ -20,6 +20,7 @@ from workers.outcome import Crashed, Failed, Unsupported
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+CPU_ONLY = {"intermediates_mib", "working_memory_mib"}
 BACKWARD = {"backward", "forward_backward"}
 
 
@@ -66,11 +67,12 @@ def test_every_metric_of_a_cell(run, dtype: str, device: str) -> None:
         ("forward_ms", "forward"), ("backward_ms", "backward"), ("forward_backward_ms", "forward_backward"),
         ("tflops", "forward"), ("tflops", "backward"), ("tflops", "forward_backward"),
         ("ceiling_percent", "forward"), ("ceiling_percent", "backward"), ("ceiling_percent", "forward_backward"),
-        ("memory_before_backward_mib", "backward"), ("peak_memory_mib", None), ("intermediates_mib", None),
+        ("memory_before_backward_mib", "backward"), ("peak_memory_mib", None),
+        ("intermediates_mib", "forward"), ("working_memory_mib", "forward"),
         ("output_error", "forward"), ("gradient_error", "backward"),
     ]  # fmt: skip
     for (name, _), row in cell.items():
-        if name in {"ceiling_percent", "intermediates_mib", "memory_before_backward_mib", "peak_memory_mib"}:
+        if name in {"ceiling_percent", "memory_before_backward_mib", "peak_memory_mib"} | CPU_ONLY:
             assert row["outcome"] in {"ok", "unknown"}
             continue
         assert row["outcome"] == "ok", row
@@ -183,6 +185,25 @@ def test_nothing_compiled_survives_a_cell(run, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(1))
     run(implementations=["eager", "own"])
     assert len(resets) == 2
+
+
+@pytest.mark.skipif("cpu_flash" not in ATTENTION.names(), reason="the C++ family is not registered")
+def test_the_cpu_family_tells_its_intermediates_and_takes_block_sizes(run) -> None:
+    names = ["cpu_naive", "cpu_blocked", "cpu_fused", "cpu_flash"]
+    fields = {"batch_size": 1, "num_heads": 4, "head_dims": [32], "sequence_lengths": [1024], "device": "cpu"}
+    steps = {"warmup_steps": 0, "measure_steps": 1, "causal": [False]}
+    report = run(implementations=names, mode="forward", br=[16, 64], bc=[32], **fields, **steps)
+
+    def mib(metric: str, **coordinates: Any) -> float:
+        return float(report.cell(**coordinates)[metric, "forward"]["median"])
+
+    for block in (16, 64):
+        assert mib("intermediates_mib", implementation="cpu_blocked", br=block) == 4.5
+    assert mib("intermediates_mib", implementation="cpu_naive") == 4.5
+    assert mib("working_memory_mib", implementation="cpu_fused") == torch.get_num_threads() * 4 / 1024
+    small, large = (mib("working_memory_mib", implementation="cpu_flash", br=block, bc=32) for block in (16, 64))
+    assert small < large < 1
+    assert {row["outcome"] for row in report.rows if row["metric"] == "forward_ms"} == {"ok"}
 
 
 @pytest.mark.gpu

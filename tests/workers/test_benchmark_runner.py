@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from app.specs.benchmark import BenchmarkSpec
+from kernels.attention.cpu.build import CompilerMissing
 from kernels.registry import ATTENTION, BrokenEntryPoint, Implementation, Registry
 from workers.jobs import benchmark
 from workers.jobs.base import Unit
@@ -354,6 +355,7 @@ def test_a_missing_compiler_is_an_invalid_environment() -> None:
     error = RuntimeError("backend='inductor' raised")
     error.__cause__ = InvalidCxxCompiler()
     assert isinstance(benchmark.translated(error), InvalidEnvironment)
+    assert isinstance(benchmark.translated(CompilerMissing("no c++")), InvalidEnvironment)
     assert benchmark.translated(RuntimeError("x")) is None
 
 

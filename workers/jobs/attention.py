@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from workers.torch_host import load, set_precision, why_no_precision
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from workers.measure.operations import Operation
 
@@ -22,7 +24,7 @@ class AttentionRunner(CellsRunner):
 
     kind = "attention"
     rates = (("tflops", "TFLOP/s"), ("ceiling_percent", "%"))
-    extras = (Metric("intermediates_mib", None, "MiB"),)
+    extras = (Metric("intermediates_mib", "forward", "MiB"), Metric("working_memory_mib", "forward", "MiB"))
 
     def check(self, spec: AttentionSpec) -> None:
         """Refuse a job for which this worker has no implementation at all."""
@@ -68,7 +70,7 @@ class AttentionRunner(CellsRunner):
         if reason := implementation.why_not(device.type, dtype, backward=False):
             raise Unsupported(reason)
         return Operation(
-            function=lambda q, k, v: implementation.function(q, k, v, cell.causal, **blocks(cell)),
+            function=functools.partial(call, implementation, cell),
             inputs=problem.inputs,
             grad_out=problem.grad_out if implementation.has_backward else None,
         )
@@ -82,6 +84,7 @@ class AttentionRunner(CellsRunner):
         values: Values,
     ) -> None:
         """TFLOP/s of useful work, and their share of what this device's matrix products reach."""
+        from kernels.registry import ATTENTION
         from workers.measure.ceilings import Ceilings
         from workers.model.accounting import attention_backward_flops, attention_flops
 
@@ -94,12 +97,23 @@ class AttentionRunner(CellsRunner):
             values.set("tflops", name, rates, "")
             percent = None if ceiling is None else [100 * rate / ceiling for rate in rates]
             values.set("ceiling_percent", name, percent, source)
-        values.set("intermediates_mib", None, None, "the implementation does not tell")
+        tell = load(ATTENTION, cell.implementation).forward_bytes
+        if tell is not None:
+            working, output = tell(*shape_of(spec, cell), **blocks(cell))
+            values.set("intermediates_mib", "forward", [(working + output) / 2**20], "")
+            values.set("working_memory_mib", "forward", [working / 2**20], "")
+        values.rest("unknown", "the implementation does not tell", ("intermediates_mib", "working_memory_mib"))
 
 
 def shape_of(spec: AttentionSpec, cell: AttentionCell) -> tuple[int, int, int, int]:
     """(batch, heads, sequence, head_dim) of queries, keys and values."""
     return spec.batch_size, spec.num_heads, cell.sequence_length, cell.head_dim
+
+
+def call(implementation: Any, cell: AttentionCell, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The implementation, masked and with its block sizes as the cell says."""
+    out: Tensor = implementation.function(q, k, v, cell.causal, **blocks(cell))
+    return out
 
 
 def blocks(cell: AttentionCell) -> dict[str, int]:

@@ -86,10 +86,10 @@ class Values:
         """Samples; or None, and why they are unknown."""
         self._found[name, phase] = ("unknown", reason, None) if samples is None else ("ok", None, samples)
 
-    def rest(self, outcome: str, reason: str, phases: Sequence[str | None] | None = None) -> None:
-        """Every metric (of `phases`, if given) for which nothing was found yet has this outcome."""
+    def rest(self, outcome: str, reason: str, of: Sequence[str] | None = None) -> None:
+        """Every metric for which nothing was found yet has this outcome; `of`: only those names or phases."""
         for metric in self.metrics:
-            if phases is None or metric.phase in phases:
+            if of is None or metric.name in of or metric.phase in of:
                 self._found.setdefault((metric.name, metric.phase), (outcome, reason, None))
 
     def report(self, case: Mapping[str, Any], report: Reporter) -> None:
