@@ -44,7 +44,7 @@ class CompilerMissing(BuildError):
 class Problem(ctypes.Structure):
     """`Problem` of source/problem.h: the same fields in the same order."""
 
-    _fields_ = [  # noqa: RUF012: ctypes wants a plain list
+    _fields_ = [
         (name, ctypes.c_int64)
         for name in ("batch", "heads", "queries", "keys", "head_dim", "br", "bc", "is_causal", "threads")
     ]

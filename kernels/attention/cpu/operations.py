@@ -17,7 +17,7 @@ from kernels.attention.cpu.build import Problem, library
 
 BLOCK = 32
 BR, BC = 64, 128
-"""Default tile sizes of `flash`: queries in four AVX-512 vectors, and tiles that stay in a core's second-level cache."""
+"""Default tile sizes of `flash`: queries fill four AVX-512 vectors, and the tiles stay in a core's caches."""
 
 
 def naive(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
@@ -38,19 +38,22 @@ def naive(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
         BuildError: the first call could not build the C++.
     """
     _check(q, k, v)
-    return _naive(q, k, v, is_causal)
+    out: Tensor = _naive(q, k, v, is_causal)
+    return out
 
 
 def blocked(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, block: int = BLOCK) -> Tensor:
     """`naive` with both matrix products done in tiles of block × block, by one thread. No backward."""
     _check(q, k, v, block=block)
-    return _blocked(q, k, v, is_causal, block)
+    out: Tensor = _blocked(q, k, v, is_causal, block)
+    return out
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
     """One query at a time, with one vector of scores per thread, by torch's number of threads. No backward."""
     _check(q, k, v)
-    return _fused(q, k, v, is_causal)
+    out: Tensor = _fused(q, k, v, is_causal)
+    return out
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, br: int = BR, bc: int = BC) -> Tensor:
@@ -59,7 +62,7 @@ def flash(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, br: int =
     Any br, bc ≥ 1 for any lengths; multiples of 16 for br fill whole vectors. Arguments otherwise as for `naive`.
     """
     _check(q, k, v, br=br, bc=bc)
-    out, _ = _flash(q, k, v, is_causal, br, bc)
+    out: Tensor = _flash(q, k, v, is_causal, br, bc)[0]
     return out
 
 
@@ -97,7 +100,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, **sizes: int) -> None:
         if tensor.dtype != torch.float32 or tensor.device.type != "cpu":
             raise TypeError(f"{name} must be float32 on the cpu, not {tensor.dtype} on {tensor.device.type}")
         if tensor.dim() != 4 or 0 in tensor.shape:
-            raise ValueError(f"{name} must be a non-empty (batch, heads, sequence, head_dim), not {tuple(tensor.shape)}")
+            raise ValueError(f"{name} must be (batch, heads, sequence, head_dim), none 0, not {tuple(tensor.shape)}")
     if k.shape != v.shape or q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3]:
         raise ValueError(
             f"q, k and v do not fit each other: {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}; "

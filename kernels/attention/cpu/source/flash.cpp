@@ -9,12 +9,11 @@
 namespace {
 
 constexpr float kLog2E = 1.4426950408889634f;
-constexpr float kLn2 = 0.6931471805599453f;
 
 // What one thread works in.
 struct Tiles {
   Index lanes;
-  float* queries;  // (head_dim, lanes), times scale · log2 e, so that weights are powers of two
+  float* queries;  // (head_dim, lanes)
   float* out;      // (head_dim, lanes), not yet divided by total
   float* weights;  // (bc, lanes); scores first
   float* top;      // (lanes): largest score so far
@@ -39,7 +38,9 @@ void hide_later_keys(const Tiles& t, Index i0, Index j0, Index keys) {
     std::fill_n(t.weights + j * t.lanes, std::clamp(j0 + j - i0, Index{0}, t.lanes), -INFINITY);
 }
 
-void scores_to_weights(const Tiles& t, Index keys) {
+// A weight is 2^((score - top) · to_exponent). The difference comes first: it is exact where it matters, near the top,
+// while scores scaled before are as wrong as the largest of them.
+void scores_to_weights(const Tiles& t, Index keys, float to_exponent) {
   for (Index lane = 0; lane < t.lanes; lane += kLanes) {
     const Vector former = load(t.top + lane);
     Vector top = former;
@@ -47,11 +48,11 @@ void scores_to_weights(const Tiles& t, Index keys) {
     store(t.top + lane, top);
     // As long as all scores were -infinity, subtract 0: their weights are 0, not exp(-infinity + infinity).
     const Vector base = top == -INFINITY ? Vector{} : top;
-    const Vector decay = exp2(former - base);
+    const Vector decay = exp2((former - base) * to_exponent);
     store(t.decay + lane, decay);
     Vector total = load(t.total + lane) * decay;
     for (Index j = 0; j < keys; ++j) {
-      const Vector weight = exp2(load(t.weights + j * t.lanes + lane) - base);
+      const Vector weight = exp2((load(t.weights + j * t.lanes + lane) - base) * to_exponent);
       store(t.weights + j * t.lanes + lane, weight);
       total += weight;
     }
@@ -69,7 +70,7 @@ void decay_out(const Tiles& t, Index head_dim) {
 void attend(const Problem& p, const Tiles& t, Index i0, Index rows, const float* q, const float* k, const float* v,
             float* out, float* logsumexp) {
   const Index d = p.head_dim;
-  pack(q, rows, d, p.scale() * kLog2E, t.queries, t.lanes);
+  pack(q, rows, d, 1.0f, t.queries, t.lanes);
   std::fill_n(t.out, d * t.lanes, 0.0f);
   std::fill_n(t.top, t.lanes, -INFINITY);
   std::fill_n(t.total, t.lanes, 0.0f);
@@ -78,11 +79,11 @@ void attend(const Problem& p, const Tiles& t, Index i0, Index rows, const float*
     const Index keys = std::min(p.bc, visible - j0);
     multiply(keys, d, {k + j0 * d, d, 1}, t.queries, t.weights, t.lanes);
     if (p.is_causal) hide_later_keys(t, i0, j0, keys);
-    scores_to_weights(t, keys);
+    scores_to_weights(t, keys, p.scale() * kLog2E);
     decay_out(t, d);
     multiply_add(d, keys, {v + j0 * d, 1, d}, t.weights, t.out, t.lanes);
   }
-  for (Index i = 0; i < rows; ++i) logsumexp[i] = (t.top[i] + std::log2(t.total[i])) * kLn2;
+  for (Index i = 0; i < rows; ++i) logsumexp[i] = t.top[i] * p.scale() + std::log(t.total[i]);
   float* inverse = t.decay;
   for (Index i = 0; i < rows; ++i) inverse[i] = 1.0f / t.total[i];
   unpack(t.out, t.lanes, inverse, out, rows, d);
