@@ -96,7 +96,8 @@ def _backward_operation(
     if q.numel() == 0:
         return gradients[0], gradients[1].zero_(), gradients[2].zero_()
     backward(
-        *_with_heads(out_gradient, q, k, v, out, *gradients), logsumexp, logsumexp_gradient,
+        *_with_heads(out_gradient, q, k, v, out, *gradients),
+        logsumexp.contiguous(), None if logsumexp_gradient is None else logsumexp_gradient.contiguous(),
         is_causal, _precision(q, tf32),
     )  # fmt: skip
     return gradients

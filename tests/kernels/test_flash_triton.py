@@ -189,13 +189,13 @@ def test_any_strides(device: str, rng: random.Random) -> None:
     """Heads behind rows, rows that are padded, odd addresses, expanded keys, and a last axis that is not contiguous."""
     for dtype in dtypes(device)[-2:]:
         make = [
-            lambda: draw(2, 40, 3, 16, rng=rng, dtype=dtype, device=device).transpose(1, 2),
-            lambda: draw(2, 3, 40, 21, rng=rng, dtype=dtype, device=device)[..., :16],
-            lambda: draw(2 * 3 * 40 * 16 + 1, rng=rng, dtype=dtype, device=device)[1:].view(2, 3, 40, 16),
-            lambda: draw(2, 1, 40, 16, rng=rng, dtype=dtype, device=device).expand(2, 3, 40, 16),
-            lambda: draw(2, 3, 16, 40, rng=rng, dtype=dtype, device=device).transpose(-2, -1),
+            lambda: draw(1, 40, 3, 16, rng=rng, dtype=dtype, device=device).transpose(1, 2),
+            lambda: draw(1, 3, 40, 21, rng=rng, dtype=dtype, device=device)[..., :16],
+            lambda: draw(3 * 40 * 16 + 1, rng=rng, dtype=dtype, device=device)[1:].view(1, 3, 40, 16),
+            lambda: draw(1, 1, 40, 16, rng=rng, dtype=dtype, device=device).expand(1, 3, 40, 16),
+            lambda: draw(1, 3, 16, 40, rng=rng, dtype=dtype, device=device).transpose(-2, -1),
         ]
-        for first in range(len(make)):
+        for first in range(0, len(make), 1 if device == "cuda" else 2):
             q, k, v = (make[(first + index) % len(make)]() for index in range(3))
             check(q.detach(), k.detach(), v.detach(), True, rng)
 
@@ -248,6 +248,8 @@ def test_no_query_and_no_batch(device: str) -> None:
     assert flash_attention(k[:0], k[:0], k[:0]).shape == (0, 1, 5, 16)
 
 
+@pytest.mark.filterwarnings("ignore:All-NaN:RuntimeWarning")  # NumPy's, in the interpreter
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("device", DEVICES)
 def test_what_is_not_a_number_reaches_those_who_see_it_only(device: str, rng: random.Random) -> None:
     shape = Shape(1, 1, 1, 70, 70, 16)
@@ -294,11 +296,15 @@ def test_operations_pass_opcheck(device: str, rng: random.Random) -> None:
         )
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, tracing a Function
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # torch's own, importing Inductor
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("function", [flash_attention, TritonFlashAttention2.apply])
-def test_a_compiled_model_has_no_graph_break(device: str, function: object, rng: random.Random) -> None:
+@pytest.mark.parametrize("form", ["function", "Function"])
+def test_a_compiled_model_has_no_graph_break(device: str, form: str, rng: random.Random) -> None:
     def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return function(2 * q, k, v, True) * 3
+        if form == "function":
+            return flash_attention(2 * q, k, v, True) * 3
+        return TritonFlashAttention2.apply(2 * q, k, v, True) * 3
 
     backend = "inductor" if device == "cuda" else "aot_eager"
     inputs = [tensor.requires_grad_() for tensor in draw_inputs(Shape(1, 2, 2, 40, 40, 16), rng, device=device)]

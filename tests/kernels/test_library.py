@@ -32,6 +32,7 @@ def test_unknown_attributes_are_refused() -> None:
         _ = kernels.attention.FlashAttention4
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # torch's own, importing Inductor
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_compiled_attention_agrees_with_eager(device: str) -> None:
     q, k, v = (torch.randn(1, 2, 9, 16, device=device, requires_grad=True) for _ in range(3))
@@ -66,6 +67,7 @@ def test_every_size_is_compiled_and_none_falls_back(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 @pytest.mark.parametrize("name", ["compiled", "flex"])
 def test_a_heads_axis_is_optional(name: str) -> None:
     q, k, v = (torch.randn(2, 130, 32, device="cuda") for _ in range(3))

@@ -15,6 +15,7 @@ import hashlib
 import os
 import platform
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
@@ -118,7 +119,7 @@ def _build(folder: Path) -> None:
                 with_cuda=False,
                 is_python_module=False,
             )
-        except RuntimeError as error:  # of ninja, with the compiler's output
+        except (RuntimeError, OSError, subprocess.SubprocessError) as error:  # ninja's carries the compiler's output
             raise BuildError(f"building the cpu_* attention implementations failed: {error}") from error
 
 
