@@ -70,11 +70,11 @@ class JobRun:
         self._grace_s = settings.grace_s
         self._neighbours = neighbours
         self._on_end = on_end
-        self._spool = Spool()
-        self._events: list[NewEvent] = []
+        self._starts = 0
         self._unit_done: int | None = None
         """Steps that the unit that runs, or ran last, has told of."""
-        self._starts = 0
+        self._spool = Spool()
+        self._events: list[NewEvent] = []
         self._scratch = scratch_root(settings) / f"{os.getpid()}-{claim.job_id}-{claim.attempt}"
         self._timeout = Timeout.after(claim.timeout_s)
         self._thread = threading.Thread(target=self._run, name=f"job-{claim.job_id}")
@@ -168,8 +168,9 @@ class JobRun:
                 self._progress(index, count, unit.title)
                 self._flush()
             case "progress":
-                self._unit_done, total = message["done"], message["total"]
-                self._progress(index * total + message["done"], count * total, message["message"])
+                done, total = int(message["done"]), int(message["total"])
+                self._progress(index * total + done, count * total, str(message["message"]))
+                self._unit_done = done
             case "measurement":
                 self._spool.add_measurement(message["measurement"])
             case "artifact":
