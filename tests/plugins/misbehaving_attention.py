@@ -56,11 +56,18 @@ def _hungry(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
 
 
+def _poisons(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    """On a GPU, reads outside of a tensor: the process's CUDA context is lost."""
+    rows = torch.full((1,), 1 << 30, device=q.device)
+    return _right(q, k, v, causal) + q[..., rows, :]
+
+
 own = _implementation("own", _right)
 wrong = _implementation("wrong", lambda q, k, v, causal: 1.5 * _right(q, k, v, causal))
 wrong_row = _implementation("wrong_row", _wrong_row)
 wrong_gradient = _implementation("wrong_gradient", _wrong_gradient)
 forward_only = _implementation("forward_only", lambda *inputs: _right(*inputs).detach(), has_backward=False)
 dies = _implementation("dies", _dies)
+poisons = _implementation("poisons", _poisons)
 raises = _implementation("raises", _raises)
 hungry = _implementation("hungry", _hungry)

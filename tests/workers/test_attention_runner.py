@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -204,6 +207,25 @@ def test_the_cpu_family_tells_its_intermediates_and_takes_block_sizes(run) -> No
     small, large = (mib("working_memory_mib", implementation="cpu_flash", br=block, bc=32) for block in (16, 64))
     assert small < large < 1
     assert {row["outcome"] for row in report.rows if row["metric"] == "forward_ms"} == {"ok"}
+
+
+@pytest.mark.gpu
+def test_an_illegal_access_ends_the_process_after_the_cells_before_it(tmp_path: Path) -> None:
+    code = f"""
+from pathlib import Path
+from tests.workers.test_attention_runner import AttentionSpec, Crashed, Report, RUNNER
+fields = {{"implementations": ["own", "poisons", "eager"], "sequence_lengths": [48], "dtypes": ["fp32"]}}
+spec = AttentionSpec(**fields, head_dims=[16], warmup_steps=0, measure_steps=1, device="cuda")
+report = Report(Path({str(tmp_path)!r}))
+try:
+    RUNNER.run(spec, RUNNER.plan(spec)[0], report)
+except Crashed as error:
+    print(error, {{row["case"]["implementation"] for row in report.rows}}, report.steps[-1][0])
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PLUGINS.parents[1]), str(PLUGINS)])}
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
+    assert out.stdout.startswith("CUDA error")
+    assert out.stdout.strip().endswith("{'own'} 1")
 
 
 @pytest.mark.gpu
