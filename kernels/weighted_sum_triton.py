@@ -57,7 +57,9 @@ def _weighted_sum(x: Tensor, weight: Tensor) -> Tensor:
 @_weighted_sum.register_fake
 def _result(x: Tensor, weight: Tensor) -> Tensor:
     if x.dim() == 0 or weight.dim() != 1 or x.shape[-1] != weight.shape[0]:
-        raise ValueError(f"expected x (…, columns) and weight (columns), not {tuple(x.shape)} and {tuple(weight.shape)}")
+        raise ValueError(
+            f"expected x (…, columns) and weight (columns), not {tuple(x.shape)} and {tuple(weight.shape)}"
+        )
     if not x.is_floating_point() or weight.dtype != x.dtype or weight.device != x.device:
         raise ValueError(
             f"expected floating-point tensors of one dtype on one device, not {x.dtype} on {x.device} and "

@@ -122,9 +122,7 @@ def _differentiate(ctx: Any, out_gradient: Tensor | None, logsumexp_gradient: Te
     q, k, v, out, logsumexp = ctx.saved_tensors
     if out_gradient is None:
         out_gradient = torch.zeros_like(out)
-    gradients = _backward_operation(
-        out_gradient, logsumexp_gradient, q, k, v, out, logsumexp, ctx.is_causal, ctx.tf32
-    )
+    gradients = _backward_operation(out_gradient, logsumexp_gradient, q, k, v, out, logsumexp, ctx.is_causal, ctx.tf32)
     return *gradients, None, None
 
 

@@ -58,7 +58,7 @@ def keys_kernel(
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, CAUSAL: tl.constexpr, ONE_PASS: tl.constexpr,
     PRECISION: tl.constexpr, TMA: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """dK and dV of one tile of keys; if ONE_PASS, its share of √d·dQ is added to `dq_sum` (batch, heads, padded, WIDTH).
+    """dK and dV of one tile of keys; if ONE_PASS, its share of √d·dQ goes to `dq_sum` (batch, heads, padded, WIDTH).
 
     `scale` is log2(e)/√d, `root` 1/√d.
     """

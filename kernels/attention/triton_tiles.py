@@ -7,6 +7,7 @@ registers and take no room in memory.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,12 +39,18 @@ class Tiling:
         return {"QUERIES": self.queries, "KEYS": self.keys, "num_warps": self.warps, "num_stages": self.stages}
 
 
+@functools.cache
+def capability(device: torch.device) -> tuple[int, int]:
+    """Compute capability of a CUDA device; (0, 0) of the CPU, where the interpreter runs."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+
+
 def has_tensor_descriptors(tensor: Tensor) -> bool:
     """Whether the copy engine of Hopper and later can fetch tiles of this (batch, heads, rows, head_dim) tensor.
 
     It wants addresses and steps that are multiples of 16 bytes. The other tensors are read through pointers.
     """
-    if tensor.device.type != "cuda" or torch.cuda.get_device_capability(tensor.device) < (9, 0):
+    if capability(tensor.device) < (9, 0):
         return False
     steps = [step for size, step in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True) if size > 1]
     size = tensor.element_size()

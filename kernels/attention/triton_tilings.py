@@ -17,8 +17,8 @@ Two passes (keys, then queries) are faster than one there. Triton 3.6 waits for 
 cores rest while a program computes exponentials unless a second program on the same multiprocessor fills the gap; dQ's
 product and its way through shared memory take the room that a second program would need.
 
-Elsewhere the sizes are chosen to fit: no other device was measured. The small ones need at most 99 KiB of shared memory,
-what Ada and consumer Blackwell have.
+Elsewhere the sizes are chosen to fit: no other device was measured. The small ones need at most 99 KiB of shared
+memory, what Ada and consumer Blackwell have.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.attention.triton_tiles import Tiling
+from kernels.attention.triton_tiles import Tiling, capability
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def choose(q: Tensor, width: int) -> Tilings:
     """For tensors like q, whose head dimension is `width` when rounded up to a power of two."""
     if q.dtype == torch.float32:
         table = SINGLE
-    elif q.device.type == "cuda" and torch.cuda.get_device_capability(q.device) in ((9, 0), (10, 0), (10, 3)):
+    elif capability(q.device) in ((9, 0), (10, 0), (10, 3)):
         table = LARGE_HALF
     else:
         table = SMALL_HALF

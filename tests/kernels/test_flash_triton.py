@@ -5,6 +5,7 @@ The interpreter gets short sequences and small tiles, and no bfloat16, whose pro
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections.abc import Iterator
@@ -125,7 +126,13 @@ def assert_right(name: str, out: Tensor, oracle: Tensor, tolerance: float | None
 
 
 def check(
-    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, rng: random.Random, tolerance: float | None = None, **options: bool
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool,
+    rng: random.Random,
+    tolerance: float | None = None,
+    **options: bool,
 ) -> None:
     """Output and all gradients."""
     inputs = [tensor.requires_grad_() for tensor in (q, k, v)]
@@ -188,16 +195,17 @@ def test_the_logsumexp_is_differentiable_too(device: str, rng: random.Random) ->
 def test_any_strides(device: str, rng: random.Random) -> None:
     """Heads behind rows, rows that are padded, odd addresses, expanded keys, and a last axis that is not contiguous."""
     for dtype in dtypes(device)[-2:]:
-        make = [
-            lambda: draw(1, 40, 3, 16, rng=rng, dtype=dtype, device=device).transpose(1, 2),
-            lambda: draw(1, 3, 40, 21, rng=rng, dtype=dtype, device=device)[..., :16],
-            lambda: draw(3 * 40 * 16 + 1, rng=rng, dtype=dtype, device=device)[1:].view(1, 3, 40, 16),
-            lambda: draw(1, 1, 40, 16, rng=rng, dtype=dtype, device=device).expand(1, 3, 40, 16),
-            lambda: draw(1, 3, 16, 40, rng=rng, dtype=dtype, device=device).transpose(-2, -1),
+        drawn = functools.partial(draw, rng=rng, dtype=dtype, device=device)
+        tensors = [
+            drawn(1, 40, 3, 16).transpose(1, 2),
+            drawn(1, 3, 40, 21)[..., :16],
+            drawn(3 * 40 * 16 + 1)[1:].view(1, 3, 40, 16),
+            drawn(1, 1, 40, 16).expand(1, 3, 40, 16),
+            drawn(1, 3, 16, 40).transpose(-2, -1),
         ]
-        for first in range(0, len(make), 1 if device == "cuda" else 2):
-            q, k, v = (make[(first + index) % len(make)]() for index in range(3))
-            check(q.detach(), k.detach(), v.detach(), True, rng)
+        for first in range(0, len(tensors), 1 if device == "cuda" else 2):
+            q, k, v = (tensors[(first + index) % len(tensors)].detach() for index in range(3))
+            check(q, k, v, True, rng)
 
 
 @pytest.mark.parametrize("device", DEVICES)
