@@ -103,11 +103,9 @@ class Implementation:
     dtypes: Mapping[str, frozenset[str]]
     """Data types ("float32", "bfloat16", …) it takes, by device type ("cpu", "cuda")."""
     has_backward: bool = True
-    options: frozenset[str] = frozenset()
-    """Whole numbers that the function also takes by name: the block sizes "br" (queries) and "bc" (keys)."""
     forward_bytes: Callable[..., tuple[int, int]] | None = None
-    """(batch, heads, length, head_dim, **options) -> bytes of working memory, and of the output, of one forward call;
-    None for what leaves it to torch's allocator."""
+    """(batch, heads, length, head_dim, **block_sizes) -> bytes of working memory, and of the output, of one forward
+    call; None for what leaves it to torch's allocator."""
 
     @property
     def devices(self) -> frozenset[str]:

@@ -172,6 +172,17 @@ def test_samples_are_also_a_file(run) -> None:
     assert max(float(row["step_ms"]) for row in rows) == report.rows["step_ms"]["max"]
 
 
+@pytest.mark.parametrize("name", sorted(set(ATTENTION.names()) - {"compiled"}))  # which compiles for half a minute
+def test_every_implementation_serves_in_the_model(run, name: str) -> None:
+    implementation = ATTENTION.load(name)
+    if "float32" not in implementation.dtypes.get("cpu", ()):
+        with pytest.raises(Unsupported, match="does not"):
+            run(attention=name, device="cpu")
+        return
+    report = run(attention=name, device="cpu", mode="train_step" if implementation.has_backward else "forward")
+    assert report.rows["step_ms"]["outcome"] == "ok"
+
+
 def test_the_same_seed_gives_the_same_weights_and_batches(run, monkeypatch: pytest.MonkeyPatch) -> None:
     losses = []
     build_step = benchmark.build_step

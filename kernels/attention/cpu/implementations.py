@@ -41,7 +41,6 @@ cpu_blocked = Implementation(
     _heads_optional(_blocked),
     SINGLE_ON_CPU,
     has_backward=False,
-    options=frozenset({"br"}),
     forward_bytes=_bytes("blocked"),
 )
 cpu_fused = Implementation(
@@ -51,6 +50,5 @@ cpu_flash = Implementation(
     "cpu_flash",
     _heads_optional(flash),
     SINGLE_ON_CPU,
-    options=frozenset({"br", "bc"}),
     forward_bytes=_bytes("flash"),
 )
