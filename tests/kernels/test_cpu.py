@@ -130,7 +130,7 @@ def test_memory_is_what_is_allocated() -> None:
         "naive": 4 * 2**20,
         "blocked": 4 * 2**20,
         "fused": threads * 1024 * 4,
-        "flash": threads * (2 * 32 + 128 + 3) * 64 * 4,
+        "flash": threads * (2 * 32 + 128 + 3) * 32 * 4,
     }
     for function in FUNCTIONS:
         name = function.__name__

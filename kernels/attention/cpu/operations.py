@@ -16,8 +16,8 @@ from torch import Tensor
 from kernels.attention.cpu.build import Problem, library
 
 BLOCK = 32
-BR, BC = 64, 128
-"""Default tile sizes of `flash`: queries fill four AVX-512 vectors, and the tiles stay in a core's caches."""
+BR, BC = 32, 128
+"""Default tile sizes of `flash`: whole vectors of queries, and tiles that fit a first-level cache of 32 KiB."""
 
 
 def naive(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
