@@ -119,10 +119,16 @@ def test_on_a_gpu_the_work_is_timed_and_its_preparation_is_not() -> None:
 def test_on_a_gpu_the_cache_is_cold() -> None:
     device = torch.device("cuda")
     x = torch.randn(4 << 20, device=device)  # 16 MiB: fits into the cache of every data-centre GPU
+    large = torch.empty(1 << 30, dtype=torch.uint8, device=device)
+
+    def prepare() -> None:
+        large.zero_()  # long enough for the host to be ahead in both cases
+        x.sum()
+
     watch = operations.CudaStopwatch(device)
-    cold = watch.time(lambda: _ignore(x.sum()), prepare=lambda: None, warmup=3, calls=50)
+    cold = watch.time(lambda: _ignore(x.sum()), prepare=prepare, warmup=3, calls=50)
     watch._buffer = watch._buffer[:1]
-    warm = watch.time(lambda: _ignore(x.sum()), prepare=lambda: _ignore(x.sum()), warmup=3, calls=50)
+    warm = watch.time(lambda: _ignore(x.sum()), prepare=prepare, warmup=3, calls=50)
     assert sorted(cold)[25] > 1.1 * sorted(warm)[25]
 
 
