@@ -152,6 +152,15 @@ def test_flash_is_a_well_formed_operation_of_torch() -> None:
     torch.library.opcheck(operations._blocked, (*[tensor.detach() for tensor in tensors], True, 8))
 
 
+def test_flash_compiles_without_a_graph_break() -> None:
+    tensors = [tensor.requires_grad_() for tensor in drawn(20, 20, 16, seed=10)]
+    compiled = torch.compile(lambda q, k, v: 2 * cpu.flash(q, k, v, True), backend="aot_eager", fullgraph=True)
+    out, expected = compiled(*tensors), 2 * cpu.flash(*tensors, True)
+    assert torch.equal(out, expected)
+    gradients = [torch.autograd.grad(result.square().sum(), tensors) for result in (out, expected)]
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
