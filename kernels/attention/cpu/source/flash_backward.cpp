@@ -131,7 +131,7 @@ extern "C" void flash_backward(const Problem* problem, const float* q, const flo
   const auto head = [&](Index b, Index h) {
     const Index at_query = &query_side(p, q)(b, h, 0, 0) - q, at_key = &key_side(p, k)(b, h, 0, 0) - k;
     const Index at_row = &per_query(p, sums)(b, h, 0, 0) - sums;
-    return Head{q + at_query,         k + at_key,      v + at_key,     out_d + at_query, logsumexp + at_row,
+    return Head{q + at_query, k + at_key, v + at_key, out_d + at_query, logsumexp + at_row,
                 sums + at_row, q_d + at_query, k_d + at_key, v_d + at_key};
   };
 #pragma omp parallel num_threads(p.threads)
