@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, TypedDict
+from typing import Any, Final, TypedDict
 
 VOCABULARY_SIZE: Final = 10_000
 BATCH_SIZE: Final = 4
@@ -25,3 +25,49 @@ MODEL_SIZES: Final[dict[str, ModelShape]] = {
     "xl": {"d_model": 1600, "d_ff": 6400, "num_layers": 48, "num_heads": 25},
     "2.7b": {"d_model": 2560, "d_ff": 10240, "num_layers": 32, "num_heads": 32},
 }
+
+ATTENTION_PRESETS: Final[dict[str, dict[str, Any]]] = {
+    # CS336's leaderboard for one pass forward and backward.
+    "leaderboard": {
+        "implementations": ["triton", "flex", "sdpa_flash", "sdpa_cudnn"],
+        "batch_size": 1,
+        "num_heads": 16,
+        "head_dims": [64],
+        "sequence_lengths": [16_384],
+        "dtypes": ["bf16"],
+        "causal": [True],
+    },
+    # CS336's flash_benchmarking.
+    "flash_benchmarking": {
+        "implementations": ["eager", "triton"],
+        "batch_size": 1,
+        "num_heads": 1,
+        "head_dims": [16, 32, 64, 128],
+        "sequence_lengths": [2**power for power in range(7, 17)],
+        "dtypes": ["bf16", "fp32"],
+        "causal": [True],
+    },
+    # CS336's pytorch_attention, with its compiled form and ours.
+    "classic": {
+        "implementations": ["eager", "compiled", "triton"],
+        "batch_size": 8,
+        "num_heads": 1,
+        "head_dims": [16, 32, 64, 128],
+        "sequence_lengths": [256, 1024, 4096, 8192, 16_384],
+        "dtypes": ["fp32", "bf16"],
+        "causal": [False],
+    },
+    # The C++ family on a processor, at the size where its intermediates are known by heart.
+    "cpu": {
+        "implementations": ["cpu_naive", "cpu_blocked", "cpu_fused", "cpu_flash", "sdpa_flash"],
+        "batch_size": 1,
+        "num_heads": 4,
+        "head_dims": [32],
+        "sequence_lengths": [1024],
+        "dtypes": ["fp32"],
+        "causal": [False],
+        "mode": "forward",
+        "device": "cpu",
+    },
+}
+"""Partial specs of kind `attention`."""

@@ -54,3 +54,8 @@ class Settings(BaseSettings):
     def artifacts_dir(self) -> Path:
         """Folder of the content-addressed artifact files."""
         return self.data_dir / "artifacts"
+
+    @property
+    def ceilings_dir(self) -> Path:
+        """Folder of the measured ceilings of a worker host's devices."""
+        return self.data_dir / "ceilings"

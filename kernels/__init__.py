@@ -3,3 +3,15 @@
 Nothing here may import the service (app), workers or parallel, or know of jobs and specs. Importing this package or its
 registry imports neither torch nor Triton: an implementation is loaded when it is asked for.
 """
+
+from typing import Any
+
+__all__ = ["weighted_sum"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "weighted_sum":
+        from kernels.weighted_sum_triton import weighted_sum
+
+        return weighted_sum
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -103,6 +103,9 @@ class Implementation:
     dtypes: Mapping[str, frozenset[str]]
     """Data types ("float32", "bfloat16", …) it takes, by device type ("cpu", "cuda")."""
     has_backward: bool = True
+    forward_bytes: Callable[..., tuple[int, int]] | None = None
+    """(batch, heads, length, head_dim, **block_sizes) -> bytes of working memory, and of the output, of one forward
+    call; None for what leaves it to torch's allocator."""
 
     @property
     def devices(self) -> frozenset[str]:
@@ -131,11 +134,19 @@ ATTENTION = Registry(
     "attention implementation",
     "flopwatch.attention",
     {
+        "compiled": "kernels.attention.library:compiled",
+        "cpu_blocked": "kernels.attention.cpu.implementations:cpu_blocked",
+        "cpu_flash": "kernels.attention.cpu.implementations:cpu_flash",
+        "cpu_fused": "kernels.attention.cpu.implementations:cpu_fused",
+        "cpu_naive": "kernels.attention.cpu.implementations:cpu_naive",
         "eager": "kernels.attention.library:eager",
+        "flex": "kernels.attention.library:flex",
         "sdpa_cudnn": "kernels.attention.library:sdpa_cudnn",
         "sdpa_efficient": "kernels.attention.library:sdpa_efficient",
         "sdpa_flash": "kernels.attention.library:sdpa_flash",
         "sdpa_math": "kernels.attention.library:sdpa_math",
+        "tiled": "kernels.attention.tiled:implementation",
+        "triton": "kernels.attention.flash_triton:implementation",
     },
     _check_implementation,
 )

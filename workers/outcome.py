@@ -7,8 +7,9 @@ from typing import Any
 
 from app.errors import is_no_space
 
-EXIT_CODES = {"failed": 1, "unsupported": 69, "storage_full": 73, "invalid_environment": 78}
-"""Exit codes of a job's process by failure code; 69, 73, 78 are sysexits' EX_UNAVAILABLE, EX_CANTCREAT, EX_CONFIG."""
+EXIT_CODES = {"failed": 1, "unsupported": 69, "crashed": 70, "storage_full": 73, "invalid_environment": 78}
+"""Exit codes of a job's process by failure code, from sysexits where there is one: EX_UNAVAILABLE, EX_SOFTWARE,
+EX_CANTCREAT, EX_CONFIG."""
 
 
 class RunnerError(Exception):
@@ -27,6 +28,12 @@ class InvalidEnvironment(RunnerError):
     """This host is not in a state to run the job."""
 
     code = "invalid_environment"
+
+
+class Crashed(RunnerError):
+    """This process can compute no more: the device's context is lost. A fresh process may."""
+
+    code = "crashed"
 
 
 def failure_code(error: BaseException) -> str:

@@ -7,11 +7,12 @@ the other in this process, so replicates are no independent samples here.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,12 +88,25 @@ def _explain(error: OSError | ValueError) -> str:
     return str(error)
 
 
+def _names(rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
+    """What tells each row's case from the others'; None for all where there is one case only."""
+    cases = [row["case"] for row in rows]
+    varying = [name for name in dict.fromkeys(itertools.chain(*cases)) if len({case.get(name) for case in cases}) > 1]
+    return [
+        ", ".join(f"{name} {case[name]}" for name in varying if case.get(name) is not None) or None for case in cases
+    ]
+
+
 def _show(result: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         json.dump(result, sys.stdout, indent=2)
         sys.stdout.write("\n")
         return
-    for row in result["measurements"]:
+    case = None
+    for row, name in zip(result["measurements"], _names(result["measurements"]), strict=True):
+        if name != case:
+            sys.stdout.write(f"{name}\n")
+            case = name
         value = "–" if row["mean"] is None else f"{row['mean']:.6g}"
         spread = "" if row["std"] is None else f" ± {row['std']:.2g}"
         note = f"  ({row['outcome']}: {row['reason']})" if row["mean"] is None else f"  (n = {row['n']})"

@@ -15,11 +15,12 @@ from typing import Any, Literal
 
 from app.errors import DatabaseBusy, DiskFull, LeaseLost, job_problem
 from app.settings import Settings
+from app.specs import SpecBase
 from app.store.artifacts import ArtifactFiles
 from app.store.queue import Claim, Finish, NewEvent, Queue, StoredArtifact
 from workers.devices import Lease
 from workers.jobs import runner_for
-from workers.jobs.base import Unit, parse_spec
+from workers.jobs.base import Resumable, Runner, Unit, parse_spec
 from workers.keeper import Request
 from workers.launch import Launcher
 from workers.outcome import (
@@ -69,6 +70,9 @@ class JobRun:
         self._grace_s = settings.grace_s
         self._neighbours = neighbours
         self._on_end = on_end
+        self._starts = 0
+        self._unit_done: int | None = None
+        """Steps that the unit that runs, or ran last, has told of."""
         self._spool = Spool()
         self._events: list[NewEvent] = []
         self._held: list[str] = []
@@ -108,20 +112,35 @@ class JobRun:
 
     def _run_units(self) -> Outcome:
         try:
-            units = runner_for(self.claim.kind).plan(parse_spec(self.claim.spec))
+            runner, spec = runner_for(self.claim.kind), parse_spec(self.claim.spec)
+            units = runner.plan(spec)
         except RunnerError as error:
             return Failed(error.code, str(error))
         except Exception as error:
             logger.exception("job %s could not be planned", self.claim.job_id)
             return Failed("failed", f"{type(error).__name__}: {error}")
-        for index, unit in enumerate(units):
-            outcome = self.stop.reason or self._run_unit(unit, index, len(units))
+        for index, planned in enumerate(units):
+            unit: Unit | None = planned
+            while unit is not None:
+                outcome = self.stop.reason or self._run_unit(unit, index, len(units))
+                unit = self._rest_of(unit, outcome, runner, spec)
             if not isinstance(outcome, Succeeded):
                 return outcome
         return Succeeded()
 
+    def _rest_of(self, unit: Unit, outcome: Outcome, runner: Runner, spec: SpecBase) -> Unit | None:
+        """What is left to run of a unit that crashed, where its runner can go on after that."""
+        if not (isinstance(outcome, Failed) and outcome.code == "crashed" and isinstance(runner, Resumable)):
+            return None
+        if self._unit_done is None:
+            return None
+        logger.info("job %s: going on after a crash in step %s: %s", self.claim.job_id, self._unit_done, outcome.detail)
+        return runner.resume(spec, unit, self._unit_done, outcome)
+
     def _run_unit(self, unit: Unit, index: int, count: int) -> Outcome:
-        scratch = self._scratch / str(index)
+        self._unit_done = None
+        self._starts += 1
+        scratch = self._scratch / str(self._starts)
         try:
             scratch.mkdir(parents=True)
         except OSError as error:
@@ -157,6 +176,7 @@ class JobRun:
             case "progress":
                 done, total = int(message["done"]), int(message["total"])
                 self._progress(index * total + done, count * total, str(message["message"]))
+                self._unit_done = done
             case "measurement":
                 self._spool.add_measurement(message["measurement"])
             case "artifact":

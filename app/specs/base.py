@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict
@@ -58,6 +59,11 @@ class SpecBase(StrictModel):
     def example(cls) -> Self:
         """The spec with every default, which runs."""
         return cls.model_validate({})
+
+
+def listed(values: Sequence[Scalar]) -> Scalar:
+    """A coordinate that has several values in one job, as one: "16/32/64"; a single value is itself."""
+    return values[0] if len(values) == 1 else "/".join(str(value) for value in values)
 
 
 def field_error(field: str, message: str) -> PydanticCustomError:

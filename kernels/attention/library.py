@@ -1,4 +1,5 @@
-"""Attention as torch ships it: `eager`, written out in PyTorch operations, and each backend of its fused operation.
+"""Attention as torch ships it: `eager`, written out in PyTorch operations; `compiled`, the same through torch.compile;
+each backend of its fused operation; and FlexAttention, compiled.
 
 A backend that cannot take its inputs (head dimension, dtype, device) raises torch's "No available kernel"; nothing
 falls back to another one, so what is timed is what is named.
@@ -6,6 +7,10 @@ falls back to another one, so what is timed is what is named.
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -31,7 +36,50 @@ def _fused(backend: SDPBackend) -> AttentionFunction:
     return fused_attention
 
 
+@functools.cache
+def _compiled(function: Any) -> Any:
+    # Kernels for these very sizes: dynamic ones are slower. fullgraph: an error rather than a quiet return to eager.
+    return torch.compile(function, dynamic=False, fullgraph=True)
+
+
+def _each_size_compiled() -> Any:
+    # By default, torch compiles a function for a few sizes only.
+    many = 1 << 16
+    return torch._dynamo.config.patch(recompile_limit=many, accumulated_recompile_limit=many)  # type: ignore[no-untyped-call]
+
+
+def _compiled_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+    if torch.compiler.is_compiling():
+        return attention(q, k, v, is_causal)
+    with _each_size_compiled():
+        out: Tensor = _compiled(attention)(q, k, v, is_causal)
+    return out
+
+
+def _flex(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    if q.dim() == 3:
+        return _flex(q.unsqueeze(1), k.unsqueeze(1), v.unsqueeze(1), is_causal).squeeze(1)
+    mask = _causal_blocks(q.shape[-2], k.shape[-2], q.device) if is_causal else None
+    with _each_size_compiled():
+        out: Tensor = _compiled(flex_attention)(q, k, v, block_mask=mask)
+    return out
+
+
+@functools.lru_cache(maxsize=16)
+def _causal_blocks(queries: int, keys: int, device: torch.device) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return query >= key
+
+    return create_block_mask(visible, None, None, queries, keys, device=device)
+
+
 eager = Implementation("eager", attention, {"cpu": ALL, "cuda": ALL})
+compiled = Implementation("compiled", _compiled_attention, {"cpu": ALL, "cuda": ALL})
+flex = Implementation("flex", _flex, {"cuda": SINGLE_AND_HALF})
 sdpa_math = Implementation("sdpa_math", _fused(SDPBackend.MATH), {"cpu": ALL, "cuda": ALL})
 sdpa_flash = Implementation("sdpa_flash", _fused(SDPBackend.FLASH_ATTENTION), {"cpu": ALL, "cuda": HALF})
 sdpa_efficient = Implementation("sdpa_efficient", _fused(SDPBackend.EFFICIENT_ATTENTION), {"cuda": SINGLE_AND_HALF})

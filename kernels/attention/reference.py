@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, first_query: int = 0) -> Tensor:
     """Softmax attention.
 
     Args:
@@ -21,12 +21,13 @@ def attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tenso
         k: Keys (…, keys, head_dim).
         v: Values (…, keys, head_dim).
         is_causal: Query i sees keys 0 … i only (top-left alignment).
+        first_query: Number of the first of these queries, where q is a part of a longer sequence.
 
     Returns:
         (…, queries, head_dim).
     """
     with _range("scores", q):
-        scores = _scores(q, k, is_causal)
+        scores = _scores(q, k, is_causal, first_query)
     with _range("softmax", q):
         weights = torch.softmax(scores, dim=-1)
     with _range("values", q):
@@ -39,10 +40,10 @@ def attention_with_logsumexp(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = 
     return torch.softmax(scores, dim=-1) @ v, torch.logsumexp(scores, dim=-1)
 
 
-def _scores(q: Tensor, k: Tensor, is_causal: bool) -> Tensor:
+def _scores(q: Tensor, k: Tensor, is_causal: bool, first_query: int = 0) -> Tensor:
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
     if is_causal:
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1 + first_query)
         scores = scores.masked_fill(hidden, -math.inf)
     return scores
 

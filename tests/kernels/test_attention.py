@@ -18,6 +18,7 @@ CASES = [
     pytest.param(name, device, marks=pytest.mark.gpu if device == "cuda" else ())
     for name in ATTENTION.names()
     for device in sorted(ATTENTION.load(name).devices)
+    if (name, device) != ("compiled", "cpu")  # takes a minute; test_library compiles it once
 ]
 
 
@@ -66,6 +67,7 @@ def test_reference_has_right_gradients() -> None:
     assert torch.autograd.gradcheck(lambda q, k, v: attention_with_logsumexp(q, k, v, True), tensors)
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # torch's own, importing Inductor
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(("name", "device"), CASES)
 def test_implementations_agree_with_the_oracle(
@@ -81,8 +83,10 @@ def test_implementations_agree_with_the_oracle(
         oracle.backward(gradient.double())
         inputs = [tensor.requires_grad_() for tensor in inputs]
         out = implementation.function(*inputs, is_causal)
-        out.backward(gradient)
         assert_close(out.detach(), oracle.detach())
+        if not implementation.has_backward:
+            continue
+        out.backward(gradient)
         for given, reference in zip(inputs, exact, strict=True):
             assert_close(given.grad, reference.grad)
 

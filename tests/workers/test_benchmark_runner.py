@@ -16,10 +16,12 @@ import pytest
 import torch
 
 from app.specs.benchmark import BenchmarkSpec
+from kernels.attention.cpu.build import CompilerMissing
 from kernels.registry import ATTENTION, BrokenEntryPoint, Implementation, Registry
 from workers.jobs import benchmark
 from workers.jobs.base import Unit
 from workers.jobs.benchmark import RUNNER
+from workers.measure.ceilings import Ceilings
 from workers.measure.measurement import Measurement
 from workers.model.registry import MODELS
 from workers.outcome import InvalidEnvironment, Unsupported
@@ -68,7 +70,9 @@ class Report:
 
 
 @pytest.fixture
-def run(tmp_path: Path):
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FLOPWATCH_DATA_DIR", str(tmp_path / "data"))
+
     def run(unit: int = 0, **fields: Any) -> Report:
         defaults = {"model": MODEL, "context_length": 8, "batch_size": 2, "warmup_steps": 1, "measure_steps": 3}
         spec = BenchmarkSpec(**{**defaults, **fields})
@@ -128,6 +132,13 @@ def test_phases_add_up_and_rates_follow_from_the_step(run) -> None:
     assert (units["tokens_per_s"], units["tflops"], units["peak_memory_mib"]) == ("tokens/s", "TFLOP/s", "MiB")
 
 
+def test_the_share_of_a_measured_ceiling(run, tmp_path: Path) -> None:
+    Ceilings(tmp_path / "data" / "ceilings").record(torch.device("cpu"), {"fp32": 2.0}, None)
+    report = run(device="cpu")
+    assert report.rows["ceiling_percent"]["max"] == pytest.approx(50 * report.rows["tflops"]["max"])
+    assert run(device="cpu", precision="bf16").rows["ceiling_percent"]["reason"].endswith("in bf16 is on record")
+
+
 def test_generate_counts_new_tokens(run) -> None:
     report = run(mode="generate", new_tokens=6, measure_steps=4)
     value = {name: row["min"] for name, row in report.rows.items()}
@@ -159,6 +170,17 @@ def test_samples_are_also_a_file(run) -> None:
         rows = list(csv.DictReader(file))
     assert [row["step"] for row in rows] == ["1", "2", "3"]
     assert max(float(row["step_ms"]) for row in rows) == report.rows["step_ms"]["max"]
+
+
+@pytest.mark.parametrize("name", sorted(set(ATTENTION.names()) - {"compiled"}))  # which compiles for half a minute
+def test_every_implementation_serves_in_the_model(run, name: str) -> None:
+    implementation = ATTENTION.load(name)
+    if "float32" not in implementation.dtypes.get("cpu", ()):
+        with pytest.raises(Unsupported, match="does not"):
+            run(attention=name, device="cpu")
+        return
+    report = run(attention=name, device="cpu", mode="train_step" if implementation.has_backward else "forward")
+    assert report.rows["step_ms"]["outcome"] == "ok"
 
 
 def test_the_same_seed_gives_the_same_weights_and_batches(run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,13 +366,14 @@ def test_a_missing_compiler_is_an_invalid_environment() -> None:
     error = RuntimeError("backend='inductor' raised")
     error.__cause__ = InvalidCxxCompiler()
     assert isinstance(benchmark.translated(error), InvalidEnvironment)
+    assert isinstance(benchmark.translated(CompilerMissing("no c++")), InvalidEnvironment)
     assert benchmark.translated(RuntimeError("x")) is None
 
 
 def test_an_environment_that_forbids_tf32_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     with pytest.raises(InvalidEnvironment, match="NVIDIA_TF32_OVERRIDE"):
-        benchmark.set_precision(BenchmarkSpec(precision="tf32"), torch.device("cuda"))
+        benchmark.set_precision("tf32")
 
 
 def test_a_unit_without_parameters_is_the_first_replicate(tmp_path: Path) -> None:

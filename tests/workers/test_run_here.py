@@ -49,6 +49,14 @@ def test_measurements_are_printed_and_files_written(tmp_path: Path) -> None:
     assert len(lines) == 1 + 3
 
 
+def test_cells_are_told_apart(tmp_path: Path) -> None:
+    cells = {"implementations": ["eager"], "sequence_lengths": [8, 16], "dtypes": ["fp32"], "mode": "forward"}
+    done = run(tmp_path, {"kind": "attention", **cells, "warmup_steps": 0, "measure_steps": 1, "device": "cpu"})
+    assert done.returncode == 0, done.stderr
+    headings = [line for line in done.stdout.splitlines() if line.startswith("sequence_length ")]
+    assert headings == ["sequence_length 8", "sequence_length 16"]
+
+
 def test_json_has_everything(tmp_path: Path) -> None:
     done = run(tmp_path, SPEC, "--json")
     assert done.returncode == 0, done.stderr

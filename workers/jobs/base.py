@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from app.specs import SpecBase
     from workers.measure.measurement import Measurement
+    from workers.outcome import Failed
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,26 @@ class Runner(Protocol):
 
         Raises:
             Unsupported, InvalidEnvironment: the job fails with that code.
+            Crashed: this process can compute no more; the same as if it had died.
+        """
+
+
+@runtime_checkable
+class Resumable(Protocol):
+    """What a Runner has besides, if its units can go on after a crash."""
+
+    def resume(self, spec: Any, unit: Unit, done: int, failure: Failed) -> Unit | None:
+        """The unit that goes on, in a fresh process, where `unit` crashed. Called in the agent.
+
+        Args:
+            spec: the job's.
+            unit: the one that crashed; it may itself be a resumed one.
+            done: as in its last `progress`, so the number of the step that took the process down. A unit that
+                crashes before it tells any progress is not resumed.
+            failure: how it ended.
+
+        Returns:
+            None if the job is to fail. A resumed unit must get further than `done`, or there is no end to it.
         """
 
 

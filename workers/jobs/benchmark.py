@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import csv
 import gzip
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
 from workers.jobs.base import Reporter, Unit
-from workers.outcome import InvalidEnvironment, RunnerError, Unsupported
+from workers.outcome import Unsupported
+from workers.torch_host import choose_device, load, set_precision, translated
 
 if TYPE_CHECKING:
     import torch
 
-    from kernels.registry import Registry
     from workers.measure.timing import StepTimes
     from workers.measure.validity import Monitor
     from workers.model.generation import CachedModel
@@ -38,9 +38,6 @@ PHASE_METRICS = {
 RATES = {"tokens_per_s": "tokens/s", "tflops": "TFLOP/s", "mfu": "fraction", "ceiling_percent": "%"}
 ONCE = {"first_step_ms", "peak_memory_mib"}
 """Metrics with one value however many steps are measured."""
-NO_COMPILER = {"InvalidCxxCompiler", "TritonMissing", "GPUTooOldForTriton"}
-"""torch.compile's errors for a host without what it needs."""
-NO_CEILING = "no measured ceiling of this device is on record"
 
 
 @dataclass(frozen=True)
@@ -122,9 +119,9 @@ class BenchmarkRunner:
         from workers.measure.memory import OutOfMemory
         from workers.measure.validity import Monitor
 
-        device = choose_device(spec)
+        device = choose_device(spec.device, spec.precision)
         build_model = choose_model(spec, device)
-        set_precision(spec, device)
+        set_precision(spec.precision)
         report.environment(environment.fingerprint(device))
         case = {
             **spec.coordinates(),
@@ -150,26 +147,6 @@ class BenchmarkRunner:
 RUNNER = BenchmarkRunner()
 
 
-def choose_device(spec: BenchmarkSpec) -> torch.device:
-    """The device of this process, which sees only the job's.
-
-    Raises:
-        Unsupported: there is none of that type, or it lacks the precision.
-    """
-    import torch
-
-    on_gpu = spec.device != "cpu" and torch.cuda.is_available()
-    if spec.device == "cuda" and not on_gpu:
-        raise Unsupported("device cuda: this worker's process sees no GPU")
-    if not on_gpu:
-        if spec.precision == "tf32":
-            raise Unsupported("precision tf32 is a GPU format, and the job runs on a CPU")
-        return torch.device("cpu")
-    if spec.precision in {"tf32", "bf16"} and torch.cuda.get_device_capability() < (8, 0):
-        raise Unsupported(f"precision {spec.precision} needs compute capability 8.0 or later")
-    return torch.device("cuda", torch.cuda.current_device())
-
-
 def choose_model(spec: BenchmarkSpec, device: torch.device) -> Callable[[], torch.nn.Module]:
     """A function that builds the spec's model with its attention on the current default device.
 
@@ -181,8 +158,8 @@ def choose_model(spec: BenchmarkSpec, device: torch.device) -> Callable[[], torc
     from workers.model.precision import PRECISIONS
     from workers.model.registry import MODELS
 
-    model_class = _load(MODELS, spec.model.name)
-    attention = _load(ATTENTION, spec.attention)
+    model_class = load(MODELS, spec.model.name)
+    attention = load(ATTENTION, spec.attention)
     dtype = str(PRECISIONS[spec.precision].compute_dtype).removeprefix("torch.")
     backward = spec.mode in {"forward_backward", "train_step"}
     if reason := attention.why_not(device.type, dtype, backward=backward):
@@ -203,33 +180,6 @@ def choose_model(spec: BenchmarkSpec, device: torch.device) -> Callable[[], torc
         return model
 
     return build
-
-
-def _load(registry: Registry, name: str) -> Any:
-    from kernels.registry import RegistryError, UnknownName
-
-    try:
-        return registry.load(name)
-    except UnknownName as error:
-        raise Unsupported(str(error)) from error
-    except RegistryError as error:
-        raise InvalidEnvironment(str(error)) from error
-
-
-def set_precision(spec: BenchmarkSpec, device: torch.device) -> None:
-    """Make this process compute in the spec's precision, and really in it.
-
-    Raises:
-        InvalidEnvironment: the environment forbids it.
-    """
-    from workers.model.precision import PRECISIONS
-
-    if spec.precision == "tf32" and os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
-        raise InvalidEnvironment("NVIDIA_TF32_OVERRIDE=0 is set, so that nothing here can compute in tf32")
-    try:
-        PRECISIONS[spec.precision].apply()
-    except RuntimeError as error:
-        raise InvalidEnvironment(str(error)) from error
 
 
 def measure(
@@ -324,6 +274,7 @@ def add_rates(
     values: Values, spec: BenchmarkSpec, times: StepTimes, model: torch.nn.Module, device: torch.device
 ) -> None:
     """What follows from the step's time: tokens and FLOPs per second, and their share of what the device could do."""
+    from workers.measure.ceilings import Ceilings
     from workers.measure.environment import device_name
     from workers.model.accounting import peak_tflops
 
@@ -339,7 +290,8 @@ def add_rates(
     values.samples["tflops"] = rates
     peak, source = peak_tflops(device_name(device), spec.precision)
     values.set("mfu", None if peak is None else [rate / peak for rate in rates], source)
-    values.set("ceiling_percent", None, NO_CEILING)
+    ceiling, source = Ceilings(Settings().ceilings_dir).tflops(device, spec.precision)
+    values.set("ceiling_percent", None if ceiling is None else [100 * rate / ceiling for rate in rates], source)
 
 
 def step_flops(spec: BenchmarkSpec, model: torch.nn.Module) -> int | None:
@@ -354,22 +306,3 @@ def step_flops(spec: BenchmarkSpec, model: torch.nn.Module) -> int | None:
         return None
     forward = int(tell(spec.batch_size, spec.context_length))
     return forward if spec.mode == "forward" else accounting.training_flops(forward)
-
-
-def translated(error: BaseException) -> RunnerError | None:
-    """What an error of torch means for the job, where that is known."""
-    from kernels.attention.library import NO_KERNEL
-
-    causes = list(_causes(error))
-    if any(NO_KERNEL in str(cause) for cause in causes):
-        return Unsupported(f"torch has no such attention kernel for these inputs: {error}")
-    for cause in causes:
-        if type(cause).__name__ in NO_COMPILER:
-            return InvalidEnvironment(f"torch.compile does not work on this host: {cause}")
-    return None
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__

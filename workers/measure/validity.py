@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -62,6 +62,18 @@ def check_stability(samples: Sequence[float]) -> list[Check]:
     if drift is None:
         return [spread, Check("drift", True, f"samples: {len(samples)}, too few to judge")]
     return [spread, Check("drift", abs(drift) <= MAX_DRIFT, f"last third {drift:+.1%} against the first")]
+
+
+def check_many(passes: Mapping[str, Sequence[float]]) -> Check:
+    """Spread of many measurements' times, by title: as one check, which names the worst."""
+    variations = {title: statistics.coefficient_of_variation(samples) for title, samples in passes.items()}
+    known = {title: variation for title, variation in variations.items() if variation is not None}
+    if not known:
+        return Check("variation", True, f"measurements: {len(passes)}, none with samples enough to judge")
+    unstable = [variation for variation in known.values() if variation > MAX_VARIATION]
+    worst = max(known, key=lambda title: known[title])
+    detail = f"above {MAX_VARIATION:.0%} in {len(unstable)} of {len(passes)}; the worst is {known[worst]:.1%}, {worst}"
+    return Check("variation", not unstable, detail)
 
 
 def check_compilation(before: Compilation, after: Compilation, *, warmup_steps: int) -> list[Check]:
@@ -184,10 +196,15 @@ class Monitor:
 
     def verdict(self, samples: Sequence[float], *, compiled: bool, warmup_steps: int) -> dict[str, Any]:
         """The verdict on these samples; on none, after the memory ran out, it tells who else was there."""
-        on_gpu = self._device.type == "cuda"
         checks = check_stability(samples)
         if compiled:
             checks += check_compilation(self._compilation, compilation(), warmup_steps=warmup_steps)
+        return self.conclude(checks)
+
+    def conclude(self, checks: Sequence[Check]) -> dict[str, Any]:
+        """The verdict on these checks of the samples, and on what was watched since the start."""
+        checks = list(checks)
+        on_gpu = self._device.type == "cuda"
         if on_gpu:
             checks += check_gpu(self._readings, os.getpid())
             checks.append(self._neighbours())

@@ -74,6 +74,21 @@ def _block_weights(shape: Shape) -> int:
     return 4 * shape.d_model**2 + 3 * shape.d_model * shape.d_ff
 
 
+def attention_flops(shape: tuple[int, int, int, int], *, causal: bool) -> int:
+    """FLOPs of the forward pass of attention alone: of the scores and of the values; half of them if causal.
+
+    Args:
+        shape: (batch, heads, sequence, head_dim) of queries, keys and values.
+    """
+    batch, heads, length, head_dim = shape
+    return 4 * batch * heads * length**2 * head_dim // (2 if causal else 1)
+
+
+def attention_backward_flops(forward: int) -> int:
+    """FLOPs of its backward pass: four products, without the fifth that recomputes the scores."""
+    return 2 * forward
+
+
 @dataclass(frozen=True)
 class Peak:
     """A device's peak rates, dense (without structured sparsity), in TFLOP/s; None: no such unit."""

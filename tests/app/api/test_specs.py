@@ -29,6 +29,11 @@ def test_examples_can_be_submitted(site: Any) -> None:
         assert site.http.post("/jobs", json={"spec": spec["example"]}).status_code == 201
 
 
+def described(site: Any, kind: str) -> dict[str, Any]:
+    [found] = [spec for spec in site.http.get("/specs").json()["data"] if spec["kind"] == kind]
+    return dict(found)
+
+
 def test_names_are_free_until_a_worker_registers(fresh_site: Any) -> None:
     site = fresh_site
 
@@ -36,7 +41,7 @@ def test_names_are_free_until_a_worker_registers(fresh_site: Any) -> None:
         return site.http.post("/jobs", json={"spec": TINY | fields})
 
     assert answer(attention="mine").status_code == 201
-    assert "enum" not in site.http.get("/specs").json()["data"][0]["schema"]["properties"]["attention"]
+    assert "enum" not in described(site, "benchmark")["schema"]["properties"]["attention"]
 
     site.worker.register(capabilities=frozenset({"attention:eager", "attention:flex", "model:transformer_lm"}))
     before = site.rows()
@@ -52,9 +57,11 @@ def test_names_are_free_until_a_worker_registers(fresh_site: Any) -> None:
     assert site.rows() == before
     assert answer(attention="flex").status_code == 201
 
-    schema = site.http.get("/specs").json()["data"][0]["schema"]
+    schema = described(site, "benchmark")["schema"]
     assert schema["properties"]["attention"]["enum"] == ["eager", "flex"]
     assert schema["$defs"]["ModelSpec"]["properties"]["name"]["enum"] == ["transformer_lm"]
+    implementations = described(site, "attention")["schema"]["properties"]["implementations"]
+    assert implementations["items"]["enum"] == ["eager", "flex"]
 
     sweep = site.http.post("/sweeps", json={"base": TINY, "grid": {"attention": ["eager", "mine"]}})
     assert [error["pointer"] for error in sweep.json()["errors"]] == ["/grid/attention/1"]
@@ -74,7 +81,7 @@ def test_a_kind_that_no_worker_runs(fresh_site: Any) -> None:
     [error] = fresh_site.http.post("/jobs", json={"spec": TINY}).json()["errors"]
     assert error["pointer"] == "/spec/kind"
     assert "profile" in error["detail"]
-    assert fresh_site.http.get("/specs").json()["data"][0]["available"] is False
+    assert described(fresh_site, "benchmark")["available"] is False
 
 
 @pytest.mark.parametrize("state", ["draining", "stopped", "lost"])

@@ -17,6 +17,7 @@ from workers.measure.validity import (
     check_compilation,
     check_gpu,
     check_host_load,
+    check_many,
     check_stability,
     read_host_load,
     verdict,
@@ -29,6 +30,16 @@ def outcome(checks: list[Check]) -> dict[str, bool]:
 
 def reading(clock: int | None = 1980, reasons: int | None = 0, processes: set[int] | None = frozenset()) -> Reading:
     return Reading(clock, 3201, 40, 300.0, reasons, None if processes is None else frozenset(processes))
+
+
+def test_the_spread_of_many_measurements_is_one_check() -> None:
+    steady, shaky, single = [1.0, 1.01, 1.0], [1.0, 2.0, 1.0], [1.0]
+    assert check_many({"a": steady, "b": single}).ok
+    found = check_many({"a": steady, "b": shaky, "c": single})
+    assert not found.ok
+    assert found.detail == "above 10% in 1 of 3; the worst is 43.3%, b"
+    assert check_many({"a": single}).detail == "measurements: 1, none with samples enough to judge"
+    assert check_many({}).ok
 
 
 def test_the_verdict_is_the_worst_of_the_checks() -> None:

@@ -93,3 +93,13 @@ def test_peaks_are_dense(peak: accounting.Peak) -> None:
 def test_accounting_needs_no_torch() -> None:
     code = "import sys, workers.model.accounting; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_alone_counts_as_attention_in_the_model(causal: bool) -> None:
+    shape = accounting.Shape(vocab_size=1, d_model=64, num_layers=1, num_heads=4, d_ff=1)
+    longer, shorter = (accounting.forward_flops(shape, 3, length, logit_positions=0) for length in (64, 32))
+    in_model = longer - 2 * shorter  # what grows with the square of the length: of 64² - 2 · 32² = 64² / 2 pairs
+    alone = accounting.attention_flops((3, 4, 64, 16), causal=causal)
+    assert alone == in_model * 2 * (1 if causal else 2)
+    assert accounting.attention_backward_flops(alone) == 2 * alone

@@ -1,0 +1,98 @@
+"""`kernel`: kernels other than attention, beside the plain PyTorch that they stand for."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from app.specs.base import Device, Resources, Scalar, SpecBase, listed
+
+Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+@dataclass(frozen=True)
+class KernelCell:
+    """One implementation of a kernel at one size."""
+
+    kernel: str
+    implementation: str
+    dtype: str
+    rows: int
+    columns: int
+
+    def coordinates(self) -> dict[str, Scalar]:
+        """Everything that tells cells of one job apart."""
+        return asdict(self)
+
+    @property
+    def title(self) -> str:
+        """For progress lines."""
+        return f"{self.kernel} by {self.implementation}, {self.dtype}, {self.rows} × {self.columns}"
+
+
+class KernelSpec(SpecBase):
+    """Time a kernel and its plain PyTorch over a grid of sizes."""
+
+    kind: Literal["kernel"] = "kernel"
+    kernel: Literal["weighted_sum"] = "weighted_sum"
+    """`weighted_sum`: x (rows, columns) times weight (columns), summed over columns."""
+    implementations: list[Literal["torch", "triton"]] = Field(default=["torch", "triton"], min_length=1, max_length=2)
+    """`torch` is the plain PyTorch; `triton` is our kernel, on a GPU."""
+    rows: list[Size] = Field(default=[4096], min_length=1, max_length=100)
+    """Rows of the input."""
+    columns: list[Size] = Field(default=[1024], min_length=1, max_length=100)
+    """Columns of the input."""
+    dtypes: list[Literal["fp32", "bf16", "fp16"]] = Field(default=["fp32"], min_length=1, max_length=3)
+    """Data types of the inputs."""
+    mode: Literal["forward", "forward_backward"] = "forward_backward"
+    """`forward` keeps no gradients; `forward_backward` times each pass, and both."""
+    warmup_steps: int = Field(default=5, ge=0, le=10_000)
+    """Calls of each pass before measuring starts."""
+    measure_steps: int = Field(default=20, ge=1, le=10_000)
+    """Calls of each pass measured."""
+    device: Device = "auto"
+    """`auto` takes a GPU where the worker has one."""
+    seed: int = Field(default=0, ge=0, le=2**63 - 1)
+    """Seed of the random inputs."""
+
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "weighted_sum": {"rows": [2**power for power in range(10, 18)], "columns": [512, 1000, 1024, 4096]},
+    }
+    table_rows: ClassVar[tuple[str, ...]] = ("kernel", "implementation", "dtype", "rows", "columns")
+    table_columns: ClassVar[tuple[str, ...]] = (
+        "forward_ms",
+        "backward_ms",
+        "forward_backward_ms",
+        "gb_per_s",
+        "forward_gb_per_s",
+        "backward_gb_per_s",
+        "peak_memory_mib",
+        "output_error",
+        "gradient_error",
+    )
+
+    def cells(self) -> list[KernelCell]:
+        """What is measured, in this order: those that share an oracle follow each other."""
+        grid = itertools.product(self.dtypes, sorted(self.rows), sorted(self.columns), self.implementations)
+        return [KernelCell(self.kernel, name, dtype, rows, columns) for dtype, rows, columns, name in grid]
+
+    def resources(self) -> Resources:
+        return Resources(device_type=self.device, devices=1)
+
+    def common(self) -> dict[str, Scalar]:
+        """Coordinates that all cells share."""
+        return {"mode": self.mode, "warmup_steps": self.warmup_steps}
+
+    def coordinates(self) -> dict[str, Scalar]:
+        """The whole grid at one glance; a measurement has its cell's instead."""
+        return {
+            "kernel": self.kernel,
+            "implementation": listed(self.implementations),
+            "dtype": listed(self.dtypes),
+            "rows": listed(self.rows),
+            "columns": listed(self.columns),
+            **self.common(),
+        }

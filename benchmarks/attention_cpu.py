@@ -1,0 +1,120 @@
+"""The C++ attention side by side with torch's fused one, on the CPU.
+
+All are called in turn within each round, so that a disturbance of the host meets them alike; ratios are of the least
+times, which a disturbance can only raise, and beside them the median over the rounds of the ratio within one round.
+
+    python -m benchmarks.attention_cpu [--threads 2] [--rounds 15]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from benchmarks.report import print_report
+from kernels.attention import cpu
+from kernels.attention.cpu.build import COMPILER_FLAGS
+
+SDPA = "torch SDPA"
+Call = Callable[[], object]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=15)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(0)
+
+    small, large = (1, 4, 1024, 32), (1, 8, 4096, 64)
+    table = [
+        *rows(small, "forward", forward(small, slow=True), arguments.rounds),
+        *rows(large, "forward", forward(large, slow=False), max(3, arguments.rounds // 3)),
+        *rows(small, "forward + backward", forward_backward(small), arguments.rounds),
+    ]
+    flags = " ".join(COMPILER_FLAGS)
+    print_report(f"Attention on the CPU, float32, {arguments.threads} threads, all C++ built with {flags}", table)
+
+
+def forward(shape: tuple[int, int, int, int], *, slow: bool) -> dict[str, Call]:
+    """What is called; `slow`: also those that take seconds where sequences are long."""
+    q, k, v = (torch.randn(shape) for _ in range(3))
+    calls: dict[str, Call] = {
+        SDPA: partial(scaled_dot_product_attention, q, k, v),
+        "flash": partial(cpu.flash, q, k, v),
+    }
+    if slow:
+        calls |= {function.__name__: partial(function, q, k, v) for function in (cpu.naive, cpu.blocked, cpu.fused)}
+    return calls
+
+
+def forward_backward(shape: tuple[int, int, int, int]) -> dict[str, Call]:
+    tensors = [torch.randn(shape, requires_grad=True) for _ in range(3)]
+    grad = torch.randn(shape)
+
+    def both(function: Callable[..., Tensor]) -> object:
+        return torch.autograd.grad(function(*tensors), tensors, grad)
+
+    return {SDPA: partial(both, scaled_dot_product_attention), "flash": partial(both, cpu.flash)}
+
+
+def rows(shape: tuple[int, int, int, int], passes: str, calls: Mapping[str, Call], rounds: int) -> list[dict[str, str]]:
+    """A table row for each of `calls`."""
+    samples = measure(calls, rounds)
+    return [
+        {
+            "shape": str(shape),
+            "pass": passes,
+            "implementation": name,
+            "least ms": f"{min(samples[name]):.2f}",
+            "median ms": f"{statistics.median(samples[name]):.2f}",
+            "times as fast as SDPA": ratio(samples, SDPA, name),
+            "as naive": ratio(samples, "naive", name),
+            "intermediates": intermediates(name, shape) if passes == "forward" else "",
+        }
+        for name in calls
+    ]
+
+
+def measure(calls: Mapping[str, Call], rounds: int) -> dict[str, list[float]]:
+    """Milliseconds of each round's best call; what is quick is called more often, to get past the host's noise."""
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    repeats = {name: min(20, max(1, round(100 / timed(call)))) for name, call in calls.items()}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            samples[name].append(min(timed(call) for _ in range(repeats[name])))
+    return samples
+
+
+def timed(call: Call) -> float:
+    start = time.perf_counter()
+    call()
+    return (time.perf_counter() - start) * 1e3
+
+
+def ratio(samples: Mapping[str, list[float]], baseline: str, name: str) -> str:
+    """How many times as fast as the baseline: of the least times, and in brackets the median over the rounds."""
+    if baseline not in samples:
+        return ""
+    within = statistics.median(a / b for a, b in zip(samples[baseline], samples[name], strict=True))
+    return f"{min(samples[baseline]) / min(samples[name]):.2f} ({within:.2f})"
+
+
+def intermediates(name: str, shape: tuple[int, int, int, int]) -> str:
+    if name == SDPA:
+        return ""
+    batch, heads, length, head_dim = shape
+    memory = cpu.memory(name, batch, heads, length, length, head_dim)
+    return f"{memory.working / 2**10:.1f} KiB, with the output {memory.total / 2**20:.2f} MiB"
+
+
+if __name__ == "__main__":
+    main()

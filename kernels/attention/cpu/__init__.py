@@ -1,0 +1,10 @@
+"""Attention on the CPU in C++, from the way it is written on paper to a vectorised FlashAttention-2.
+
+`naive`, `blocked`, `fused` and `flash` take float32 tensors (batch, heads, sequence, head_dim), and are
+built together, with the same flags, when one of them is first called. `memory` tells what a call allocates.
+"""
+
+from kernels.attention.cpu.build import BuildError, CompilerMissing
+from kernels.attention.cpu.operations import Memory, blocked, flash, fused, memory, naive
+
+__all__ = ["BuildError", "CompilerMissing", "Memory", "blocked", "flash", "fused", "memory", "naive"]

@@ -1,0 +1,152 @@
+"""Builds the C++ of this folder on first use, with torch's own machinery, and loads it.
+
+The library is plain C functions over pointers: neither Python's nor torch's headers are needed, and it builds in
+seconds. It is kept in a cache under a name made of everything that decides its content, so it is built once per host
+and version, by one process at a time, and never again while nothing changes; a host with a filled cache needs no
+compiler.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+SOURCES = Path(__file__).with_name("source")
+NAME = "flopwatch_cpu_attention"
+COMPILER_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-Wall", "-Wextra")
+"""Of every implementation alike. No -ffast-math: NaN and infinity must come through."""
+LINKER_FLAGS = ("-fopenmp",)
+
+_building = threading.Lock()
+
+
+class BuildError(RuntimeError):
+    """The C++ implementations of attention could not be built on this host; the message says why."""
+
+
+class CompilerMissing(BuildError):
+    """There is no C++ compiler, and nothing in the cache."""
+
+
+class Problem(ctypes.Structure):
+    """`Problem` of source/problem.h: the same fields in the same order."""
+
+    _fields_ = [
+        (name, ctypes.c_int64)
+        for name in ("batch", "heads", "queries", "keys", "head_dim", "br", "bc", "is_causal", "threads")
+    ]
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The built library, with its functions' types set; built now if the cache has none.
+
+    Raises:
+        CompilerMissing: no compiler (`c++`, or what CXX names).
+        BuildError: the compiler or ninja failed; the message ends with what they said.
+        OSError: the cache (TORCH_EXTENSIONS_DIR, or ~/.cache/flopwatch) cannot be written.
+    """
+    with _building:
+        loaded = ctypes.CDLL(str(_built(cache_folder())))
+    pointer, problem = ctypes.c_void_p, ctypes.POINTER(Problem)
+    for name, tensors in {"naive": 5, "blocked": 5, "fused": 5, "flash": 6, "flash_backward": 10}.items():
+        function, scratch = getattr(loaded, name), getattr(loaded, f"{name}_scratch")
+        function.argtypes, function.restype = [problem, *[pointer] * tensors], None
+        scratch.argtypes, scratch.restype = [problem], ctypes.c_int64
+    return loaded
+
+
+def cache_folder() -> Path:
+    """Where built libraries are kept: in TORCH_EXTENSIONS_DIR if that is set, as torch's own extensions are."""
+    if extensions := os.environ.get("TORCH_EXTENSIONS_DIR"):
+        return Path(extensions)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flopwatch"
+
+
+def _built(cache: Path) -> Path:
+    """The library's file in the cache, where it only ever appears whole."""
+    folder = cache / f"{NAME}-{_digest()}"
+    file = folder / f"{NAME}.so"
+    if file.exists():
+        return file
+    cache.mkdir(parents=True, exist_ok=True)
+    # The kernel releases this lock when its holder dies. torch's own lock file would be left behind, and waited for.
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not file.exists():
+            scratch = Path(tempfile.mkdtemp(prefix=f"{NAME}-", dir=cache))
+            try:
+                _build(scratch)
+                folder.mkdir(exist_ok=True)
+                next(scratch.glob("*.so")).replace(file)
+            finally:
+                shutil.rmtree(scratch)
+    return file
+
+
+def _build(folder: Path) -> None:
+    compiler = os.environ.get("CXX", "c++")
+    if shutil.which(compiler) is None:
+        raise CompilerMissing(
+            f"the cpu_* attention implementations are C++ and there is no compiler {compiler!r} on this host: "
+            "install one (Debian: g++), or name it in CXX"
+        )
+    # Imported here: it looks for CUDA's toolkit, and only a first use needs it.
+    from torch.utils import cpp_extension
+
+    with _ninja_on_path():
+        try:
+            cpp_extension.load(
+                name=NAME,
+                sources=[str(source) for source in sorted(SOURCES.glob("*.cpp"))],
+                extra_cflags=list(COMPILER_FLAGS),
+                extra_ldflags=list(LINKER_FLAGS),
+                build_directory=str(folder),
+                with_cuda=False,
+                is_python_module=False,
+            )
+        except (RuntimeError, OSError, subprocess.SubprocessError) as error:  # ninja's carries the compiler's output
+            raise BuildError(f"building the cpu_* attention implementations failed: {error}") from error
+
+
+@contextmanager
+def _ninja_on_path() -> Iterator[None]:
+    """Let torch find the ninja that was installed beside this interpreter, also where its environment is not active."""
+    former = os.environ.get("PATH", os.defpath)
+    os.environ["PATH"] = os.pathsep.join([former, str(Path(sys.executable).parent)])
+    try:
+        yield
+    finally:
+        os.environ["PATH"] = former
+
+
+def _digest() -> str:
+    """Of all that decides what is built: sources, flags, compiler's name, torch, and the processor (-march=native)."""
+    digest = hashlib.sha256()
+    for source in sorted(SOURCES.iterdir()):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    about = (COMPILER_FLAGS, LINKER_FLAGS, os.environ.get("CXX"), torch.__version__, platform.machine(), _processor())
+    digest.update(repr(about).encode())
+    return digest.hexdigest()[:16]
+
+
+def _processor() -> str:
+    """What the processor can do, as Linux lists it; a cache in a home folder may be shared by hosts that differ."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith(("flags", "Features")):
+            return line
+    return ""

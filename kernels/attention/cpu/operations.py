@@ -1,0 +1,198 @@
+"""The functions, as torch operations: they compile without a graph break, and autograd knows what has a backward.
+
+Each asks C++ how much working memory it wants and hands it a tensor of that size, so what `memory` reports is what is
+taken.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels.attention.cpu.build import Problem, library
+
+BLOCK = 32
+BR, BC = 32, 128
+"""Default tile sizes of `flash`: whole vectors of queries, and tiles that fit a first-level cache of 32 KiB."""
+
+
+def naive(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+    """Three nests of loops per head over the whole matrix of scores, by one thread. No backward.
+
+    Args:
+        q: Queries (batch, heads, queries, head_dim), float32, on the CPU; any strides.
+        k: Keys (batch, heads, keys, head_dim).
+        v: Values, the shape of k.
+        is_causal: Query i sees keys 0 … i only.
+
+    Returns:
+        (batch, heads, queries, head_dim).
+
+    Raises:
+        ValueError: shapes that do not fit each other, or an empty one.
+        TypeError: not float32 on the CPU.
+        BuildError: the first call could not build the C++.
+    """
+    _check(q, k, v)
+    out: Tensor = _naive(q, k, v, is_causal)
+    return out
+
+
+def blocked(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, block: int = BLOCK) -> Tensor:
+    """`naive` with both matrix products done in tiles of block × block, by one thread. No backward."""
+    _check(q, k, v, block=block)
+    out: Tensor = _blocked(q, k, v, is_causal, block)
+    return out
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+    """One query at a time, with one vector of scores per thread, by torch's number of threads. No backward."""
+    _check(q, k, v)
+    out: Tensor = _fused(q, k, v, is_causal)
+    return out
+
+
+def flash(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, br: int = BR, bc: int = BC) -> Tensor:
+    """FlashAttention-2: tiles of br queries × bc keys, an online softmax, vectorised; with its backward.
+
+    Any br, bc ≥ 1 for any lengths; multiples of 16 for br fill whole vectors. Arguments otherwise as for `naive`.
+    """
+    _check(q, k, v, br=br, bc=bc)
+    out: Tensor = _flash(q, k, v, is_causal, br, bc)[0]
+    return out
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that one forward call allocates."""
+
+    working: int
+    """Intermediates: scores, a vector per thread, or tiles."""
+    output: int
+
+    @property
+    def total(self) -> int:
+        """Both; for `naive` and `blocked` at (1, 4, 1024, 32): 4 MiB of one head's scores + 0.5 MiB of output."""
+        return self.working + self.output
+
+
+def memory(
+    name: str, batch: int, heads: int, queries: int, keys: int, head_dim: int, *, br: int = BR, bc: int = BC
+) -> Memory:
+    """What `naive`, `blocked`, `fused` or `flash` allocates, at torch's number of threads. All in floats of 4 bytes:
+
+    - naive, blocked: queries · keys (one head's scores, used again for the next head);
+    - fused: threads · keys (rounded up to 16);
+    - flash: threads · (2 · head_dim + bc + 3) · br (rounded up to 16): tiles only, whatever the length;
+    - and each: the output, batch · heads · queries · head_dim.
+    """
+    problem = Problem(batch, heads, queries, keys, head_dim, br, bc, False, torch.get_num_threads())
+    floats = getattr(library(), f"{name}_scratch")(ctypes.byref(problem))
+    return Memory(working=4 * floats, output=4 * batch * heads * queries * head_dim)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, **sizes: int) -> None:
+    for name, tensor in {"q": q, "k": k, "v": v}.items():
+        if tensor.dtype != torch.float32 or tensor.device.type != "cpu":
+            raise TypeError(f"{name} must be float32 on the cpu, not {tensor.dtype} on {tensor.device.type}")
+        if tensor.dim() != 4 or 0 in tensor.shape:
+            raise ValueError(f"{name} must be (batch, heads, sequence, head_dim), none 0, not {tuple(tensor.shape)}")
+    if k.shape != v.shape or q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3]:
+        raise ValueError(
+            f"q, k and v do not fit each other: {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}; "
+            "batch, heads and head_dim must be the same, and k's and v's sequence"
+        )
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} must be at least 1, not {size}")
+
+
+def _run(name: str, q: Tensor, k: Tensor, *tensors: Tensor, is_causal: bool, br: int = 1, bc: int = 1) -> None:
+    """Call the C++ function with q, k, the other contiguous tensors, and its working memory."""
+    problem = Problem(*q.shape[:3], k.shape[2], q.shape[3], br, bc, is_causal, torch.get_num_threads())
+    scratch = torch.empty(getattr(library(), f"{name}_scratch")(ctypes.byref(problem)), dtype=torch.float32)
+    pointers = [tensor.data_ptr() for tensor in (q, k, *tensors, scratch)]
+    getattr(library(), name)(ctypes.byref(problem), *pointers)
+
+
+def _contiguous(*tensors: Tensor) -> list[Tensor]:
+    return [tensor.contiguous() for tensor in tensors]
+
+
+@torch.library.custom_op("flopwatch::cpu_naive", mutates_args=(), device_types="cpu")
+def _naive(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    q, k, v = _contiguous(q, k, v)
+    out = torch.empty_like(q)
+    _run("naive", q, k, v, out, is_causal=is_causal)
+    return out
+
+
+@torch.library.custom_op("flopwatch::cpu_blocked", mutates_args=(), device_types="cpu")
+def _blocked(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, block: int) -> Tensor:
+    q, k, v = _contiguous(q, k, v)
+    out = torch.empty_like(q)
+    _run("blocked", q, k, v, out, is_causal=is_causal, br=block, bc=block)
+    return out
+
+
+@torch.library.custom_op("flopwatch::cpu_fused", mutates_args=(), device_types="cpu")
+def _fused(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    q, k, v = _contiguous(q, k, v)
+    out = torch.empty_like(q)
+    _run("fused", q, k, v, out, is_causal=is_causal)
+    return out
+
+
+@torch.library.custom_op("flopwatch::cpu_flash", mutates_args=(), device_types="cpu")
+def _flash(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, br: int, bc: int) -> tuple[Tensor, Tensor]:
+    q, k, v = _contiguous(q, k, v)
+    out, logsumexp = torch.empty_like(q), q.new_empty(q.shape[:3])
+    _run("flash", q, k, v, out, logsumexp, is_causal=is_causal, br=br, bc=bc)
+    return out, logsumexp
+
+
+@torch.library.custom_op("flopwatch::cpu_flash_backward", mutates_args=(), device_types="cpu")
+def _flash_backward(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, grad: Tensor, is_causal: bool, br: int, bc: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v, out, logsumexp, grad = _contiguous(q, k, v, out, logsumexp, grad)
+    grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    _run("flash_backward", q, k, v, out, logsumexp, grad, *grads, is_causal=is_causal, br=br, bc=bc)
+    return grads
+
+
+# What torch.compile needs to know without running them: the shapes.
+
+
+@_naive.register_fake
+@_blocked.register_fake
+@_fused.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *options: object) -> Tensor:
+    return q.new_empty(q.shape)
+
+
+@_flash.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *options: object) -> tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), q.new_empty(q.shape[:3])
+
+
+@_flash_backward.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, *others: object) -> tuple[Tensor, Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:3], *output)
+    ctx.options = inputs[3:]
+    ctx.mark_non_differentiable(output[1])
+
+
+def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    return (*_flash_backward(*ctx.saved_tensors, grad, *ctx.options), None, None, None)
+
+
+_flash.register_autograd(_backward, setup_context=_save)

@@ -1,0 +1,48 @@
+// One call's sizes, and how its tensors lie in memory.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+using Index = std::int64_t;
+
+// `_Problem` in ../build.py has the same fields in the same order.
+struct Problem {
+  Index batch, heads, queries, keys, head_dim;
+  Index br, bc;     // tile sizes: queries by keys
+  Index is_causal;  // 0 or 1; query i sees keys 0 … i
+  Index threads;
+
+  // How many keys query i sees; they are the first ones.
+  Index visible(Index i) const { return is_causal ? std::min(i + 1, keys) : keys; }
+
+  float scale() const { return 1.0f / std::sqrt(static_cast<float>(head_dim)); }
+};
+
+// A contiguous (batch, heads, rows, columns) tensor, and the one place that makes an offset of four indices.
+template <typename T>
+struct Tensor4 {
+  T* data;
+  Index heads, rows, columns;
+
+  T& operator()(Index b, Index h, Index i, Index j) const { return data[((b * heads + h) * rows + i) * columns + j]; }
+};
+
+template <typename T>
+Tensor4<T> query_side(const Problem& p, T* data) {
+  return {data, p.heads, p.queries, p.head_dim};
+}
+
+template <typename T>
+Tensor4<T> key_side(const Problem& p, T* data) {
+  return {data, p.heads, p.keys, p.head_dim};
+}
+
+// One number for each query.
+template <typename T>
+Tensor4<T> per_query(const Problem& p, T* data) {
+  return {data, p.heads, p.queries, 1};
+}
+
+inline Index divide_up(Index a, Index b) { return (a + b - 1) / b; }

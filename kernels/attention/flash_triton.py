@@ -1,0 +1,261 @@
+"""FlashAttention-2 in Triton, forward and backward: for CUDA devices from Ampere on, best tuned for Hopper.
+
+Takes float32, bfloat16 and float16; head dimensions up to 256; any strides (the last axis is made contiguous if it is
+not); grouped keys and values (a multiple of their heads in the queries); any lengths, also different ones. Memory grows
+linearly with the length. Products are of the inputs' dtype with float32 sums.
+
+`flash_attention` is the function to call. Under it lie two `torch.library` operations, which `torch.compile` takes as
+they are, without a graph break; `TritonFlashAttention2` is the same as an autograd.Function.
+
+The backward pass has two forms (see triton_backward). The one that was measured to be faster (see triton_tilings) is
+taken; when torch is asked for deterministic algorithms, always two passes, whose results are the same bit for bit in
+every run.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from kernels.attention import triton_tilings as tilings
+from kernels.attention.triton_backward import keys_kernel, queries_kernel, rows_kernel
+from kernels.attention.triton_forward import forward_kernel
+from kernels.attention.triton_tiles import descriptor, has_tensor_descriptors
+from kernels.registry import Implementation
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LARGEST_HEAD_DIM = 256
+ROW_TILE = 128  # lengths of the backward pass's buffers are multiples of it, and of every tile of queries
+
+
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, tf32: bool | None = None) -> Tensor:
+    """Softmax attention.
+
+    Args:
+        q: Queries (batch, heads, queries, head_dim), or (batch, queries, head_dim).
+        k: Keys (batch, key heads, keys, head_dim), or (batch, keys, head_dim); `heads` is a multiple of `key heads`.
+        v: Values, of k's shape.
+        is_causal: Query i sees keys 0 … i only (top-left alignment).
+        tf32: Whether products of float32 inputs may be rounded to tf32 (10 bits of mantissa). None: as
+            `torch.set_float32_matmul_precision` says.
+
+    Returns:
+        Of q's shape.
+
+    Raises:
+        ValueError: shapes, dtypes or devices do not fit together, or are not taken.
+    """
+    out, _ = _forward_operation(q, k, v, is_causal, tf32)
+    return out
+
+
+class TritonFlashAttention2(torch.autograd.Function):
+    """`TritonFlashAttention2.apply(q, k, v, is_causal=False)`: `flash_attention` as an autograd.Function."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+        """The output; saves it, the inputs, and the log-sum-exp of each query's scores."""
+        out, logsumexp = _forward_operation(q, k, v, is_causal, None)
+        ctx.save_for_backward(q, k, v, out, logsumexp)
+        ctx.is_causal = is_causal
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of q, k and v."""
+        q, k, v, out, logsumexp = ctx.saved_tensors
+        return *_backward_operation(out_gradient, None, q, k, v, out, logsumexp, ctx.is_causal, None), None
+
+
+@torch.library.custom_op("flopwatch::flash_attention", mutates_args=())
+def _forward_operation(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, tf32: bool | None) -> tuple[Tensor, Tensor]:
+    out, logsumexp = _forward_results(q, k, v)
+    if out.numel():
+        forward(*_with_heads(q, k, v, out), logsumexp, is_causal, _precision(q, tf32))
+    return out, logsumexp
+
+
+@_forward_operation.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, tf32: bool | None) -> tuple[Tensor, Tensor]:
+    return _forward_results(q, k, v)
+
+
+@torch.library.custom_op("flopwatch::flash_attention_backward", mutates_args=())
+def _backward_operation(
+    out_gradient: Tensor, logsumexp_gradient: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor,
+    is_causal: bool, tf32: bool | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    gradients = _like(q), _like(k), _like(v)
+    if q.numel() == 0:
+        return gradients[0], gradients[1].zero_(), gradients[2].zero_()
+    backward(
+        *_with_heads(out_gradient, q, k, v, out, *gradients),
+        logsumexp.contiguous(), None if logsumexp_gradient is None else logsumexp_gradient.contiguous(),
+        is_causal, _precision(q, tf32),
+    )  # fmt: skip
+    return gradients
+
+
+@_backward_operation.register_fake
+def _(
+    out_gradient: Tensor, logsumexp_gradient: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor,
+    is_causal: bool, tf32: bool | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    return _like(q), _like(k), _like(v)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, ctx.is_causal, ctx.tf32 = inputs
+    ctx.save_for_backward(q, k, v, *output)
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, out_gradient: Tensor | None, logsumexp_gradient: Tensor | None) -> tuple[Any, ...]:
+    q, k, v, out, logsumexp = ctx.saved_tensors
+    if out_gradient is None:
+        out_gradient = torch.zeros_like(out)
+    gradients = _backward_operation(out_gradient, logsumexp_gradient, q, k, v, out, logsumexp, ctx.is_causal, ctx.tf32)
+    return *gradients, None, None
+
+
+_forward_operation.register_autograd(_differentiate, setup_context=_save)
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, is_causal: bool, precision: str,
+    tiling: tilings.Tiling | None = None,
+) -> None:  # fmt: skip
+    """Fill `out` and the contiguous `logsumexp` (batch, heads, queries); the others have four axes."""
+    batches, heads, queries, head_dim = q.shape
+    keys, width = k.shape[2], _width(head_dim)
+    tiling = tiling or tilings.choose(q, width).forward
+    tma = all(has_tensor_descriptors(tensor) for tensor in (q, k, v))
+    forward_kernel[(triton.cdiv(queries, tiling.queries) * heads * batches,)](
+        _source(q, tiling.queries, width, tma), _source(k, tiling.keys, width, tma),
+        _source(v, tiling.keys, width, tma), out, logsumexp,
+        q.stride(), k.stride(), v.stride(), out.stride(),
+        heads, queries, keys, math.log2(math.e) / math.sqrt(head_dim),
+        GROUP=heads // k.shape[1], HEAD_DIM=head_dim, WIDTH=width, CAUSAL=is_causal, PRECISION=precision, TMA=tma,
+        **tiling.launch_options(),
+    )  # fmt: skip
+
+
+def backward(
+    out_gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+    logsumexp: Tensor, logsumexp_gradient: Tensor | None, is_causal: bool, precision: str,
+    *, one_pass: bool | None = None, chosen: tilings.Tilings | None = None,
+) -> None:  # fmt: skip
+    """Fill dq, dk and dv; tensors have four axes, `logsumexp` and its gradient three and are contiguous.
+
+    `one_pass` None: the form that was measured to be faster, and two passes if torch is asked for determinism.
+    """
+    batches, heads, queries, head_dim = q.shape
+    keys, group, width = k.shape[2], heads // k.shape[1], _width(head_dim)
+    chosen = chosen or tilings.choose(q, width)
+    if one_pass is None:
+        one_pass = chosen.prefer_one_pass and not torch.are_deterministic_algorithms_enabled()
+    root = 1 / math.sqrt(head_dim)
+    scale = math.log2(math.e) * root
+    padded = triton.cdiv(queries, ROW_TILE) * ROW_TILE
+    exponents, deltas = q.new_empty((2, batches, heads, padded), dtype=torch.float32)
+    common = {"GROUP": group, "HEAD_DIM": head_dim, "WIDTH": width, "CAUSAL": is_causal, "PRECISION": precision}
+
+    rows_kernel[(padded // ROW_TILE * heads * batches,)](
+        out, out_gradient, logsumexp, logsumexp_gradient, exponents, deltas,
+        out.stride(), out_gradient.stride(), heads, queries, padded,
+        HEAD_DIM=head_dim, WIDTH=width, HAS_LOGSUMEXP_GRADIENT=logsumexp_gradient is not None, ROWS=ROW_TILE,
+    )  # fmt: skip
+
+    dq_sum = q.new_zeros((batches, heads, padded, width), dtype=torch.float32) if one_pass else None
+    tma = all(has_tensor_descriptors(tensor) for tensor in (q, k, v, out_gradient))
+    tiling = chosen.one_pass if one_pass else chosen.keys
+    keys_kernel[(triton.cdiv(keys, tiling.keys) * k.shape[1] * batches,)](
+        _source(q, tiling.queries, width, tma), _source(k, tiling.keys, width, tma),
+        _source(v, tiling.keys, width, tma), _source(out_gradient, tiling.queries, width, tma),
+        exponents, deltas, exponents if dq_sum is None else _source(dq_sum, tiling.queries, width, tma), dk, dv,
+        q.stride(), k.stride(), v.stride(), out_gradient.stride(), dk.stride(), dv.stride(),
+        heads, queries, keys, padded, scale, root,
+        ONE_PASS=dq_sum is not None, TMA=tma, **common, **tiling.launch_options(),
+    )  # fmt: skip
+    if dq_sum is not None:
+        torch.mul(dq_sum[:, :, :queries, :head_dim], root, out=dq)
+        return
+
+    tiling = chosen.queries
+    queries_kernel[(triton.cdiv(queries, tiling.queries) * heads * batches,)](
+        _source(q, tiling.queries, width, tma), _source(k, tiling.keys, width, tma),
+        _source(v, tiling.keys, width, tma), _source(out_gradient, tiling.queries, width, tma),
+        exponents, deltas, dq,
+        q.stride(), k.stride(), v.stride(), out_gradient.stride(), dq.stride(),
+        heads, queries, keys, padded, scale, root,
+        TMA=tma, **common, **tiling.launch_options(),
+    )  # fmt: skip
+
+
+def _forward_results(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Room for the output and the log-sum-exp, once the inputs are found to fit."""
+    if q.dim() not in (3, 4) or k.dim() != q.dim() or v.shape != k.shape:
+        raise ValueError(
+            "expected q, k and v with three or four axes, k and v of one shape, not "
+            f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
+        )
+    if k.shape[0] != q.shape[0] or k.shape[-1] != q.shape[-1]:
+        raise ValueError(f"batch and head dimension of q {tuple(q.shape)} and k {tuple(k.shape)} differ")
+    if q.dim() == 4 and (k.shape[1] == 0 or q.shape[1] % k.shape[1] != 0):
+        raise ValueError(f"q's {q.shape[1]} heads are no multiple of k's {k.shape[1]}")
+    if not 1 <= q.shape[-1] <= LARGEST_HEAD_DIM:
+        raise ValueError(f"the head dimension is {q.shape[-1]}, not between 1 and {LARGEST_HEAD_DIM}")
+    if k.shape[-2] == 0:
+        raise ValueError("there are no keys")
+    if q.dtype not in DTYPES or k.dtype != q.dtype or v.dtype != q.dtype:
+        raise ValueError(f"expected one of {DTYPES} for q, k and v, not {q.dtype}, {k.dtype} and {v.dtype}")
+    if k.device != q.device or v.device != q.device:
+        raise ValueError(f"q, k and v are on {q.device}, {k.device} and {v.device}")
+    return _like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
+
+
+def _like(tensor: Tensor) -> Tensor:
+    """Room for a result: in the input's own order of axes, which callers turn back for free, if its last axis is last.
+
+    Inputs that repeat elements (expanded ones) have no such order.
+    """
+    result = torch.empty_like(tensor)
+    return result if result.stride(-1) == 1 and 0 not in tensor.stride() else tensor.new_empty(tensor.shape)
+
+
+def _with_heads(*tensors: Tensor) -> list[Tensor]:
+    """Each as (batch, heads, rows, head_dim), its last axis contiguous. Results are views: what is written stays."""
+    contiguous = [tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in tensors]
+    return [tensor if tensor.dim() == 4 else tensor.unsqueeze(1) for tensor in contiguous]
+
+
+def _precision(q: Tensor, tf32: bool | None) -> str:
+    """How products of float32 are done, in Triton's words. Half precision knows one way only."""
+    if q.dtype != torch.float32:
+        return "ieee"
+    if tf32 is None:
+        tf32 = torch.get_float32_matmul_precision() != "highest"
+    return "tf32" if tf32 else "ieee"
+
+
+def _source(tensor: Tensor, rows: int, width: int, tma: bool) -> Any:
+    return descriptor(tensor, rows, width) if tma else tensor
+
+
+def _width(head_dim: int) -> int:
+    return max(16, triton.next_power_of_2(head_dim))
+
+
+implementation = Implementation(
+    "triton",
+    flash_attention,
+    {"cuda": frozenset({"float32", "bfloat16", "float16"})},
+)

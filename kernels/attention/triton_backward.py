@@ -1,0 +1,194 @@
+"""Backward pass of FlashAttention-2 in Triton: weights P are computed again from the saved log-sum-exp.
+
+    D  = rowsum(dO∘O) − dL     one number per query; dL is the gradient that arrives at the log-sum-exp, if any
+    P  = exp(QKᵀ/√d − L)       dV = Pᵀ dO
+    dP = dO Vᵀ                 dS = P∘(dP − D)
+    dQ = dS K/√d               dK = dSᵀ Q/√d
+
+`keys_kernel` keeps a tile of keys and walks over the queries that see it. It can add each tile's share of dQ to a
+float32 buffer as it goes (one pass, five products per pair of tiles), by the copy engine's bulk reduction or by atomic
+additions; their order, and so the last bits of dQ, differ from run to run. `queries_kernel` keeps a tile of queries
+instead and gives dQ alone: with it (two passes, seven products), every sum is done in one fixed order.
+
+Tiles of scores stand upright in `keys_kernel` (keys × queries), so that Pᵀ and dSᵀ are left operands as they come out
+of the products before, without a trip through shared memory.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from kernels.attention.triton_tiles import load_tile, program, store_tile
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def rows_kernel(
+    out, out_gradient, logsumexp, logsumexp_gradient, exponents, deltas,
+    out_strides, gradient_strides, heads, queries, padded,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_LOGSUMEXP_GRADIENT: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Per query, into `exponents` and `deltas` (batch, heads, padded): its log-sum-exp in powers of two, and D.
+
+    Rows past the last query get +∞ and 0: their weights come out as 0, so that the other kernels need no mask for them.
+    """
+    tiles = padded // ROWS
+    tile, head, batch = program(tiles, heads)
+    start = tile * ROWS
+    rows = start + tl.arange(0, ROWS)
+    o = load_tile(out, out_strides, batch, head, start, queries, ROWS, HEAD_DIM, WIDTH, False)
+    do = load_tile(out_gradient, gradient_strides, batch, head, start, queries, ROWS, HEAD_DIM, WIDTH, False)
+    delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
+    plane = (batch * heads + head).to(tl.int64)
+    inside = rows < queries
+    if HAS_LOGSUMEXP_GRADIENT:
+        delta -= tl.load(logsumexp_gradient + plane * queries + rows, mask=inside, other=0.0)
+    exponent = tl.load(logsumexp + plane * queries + rows, mask=inside, other=float("inf")) * LOG2_E
+    tl.store(exponents + plane * padded + rows, exponent)
+    tl.store(deltas + plane * padded + rows, delta)
+
+
+@triton.jit
+def keys_kernel(
+    q, k, v, do, exponents, deltas, dq_sum, dk, dv,
+    q_strides, k_strides, v_strides, do_strides, dk_strides, dv_strides,
+    heads, queries, keys, padded, scale, root,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, CAUSAL: tl.constexpr, ONE_PASS: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """dK and dV of one tile of keys; if ONE_PASS, its share of √d·dQ goes to `dq_sum` (batch, heads, padded, WIDTH).
+
+    `scale` is log2(e)/√d, `root` 1/√d.
+    """
+    tile, head, batch = program(tl.cdiv(keys, KEYS), heads // GROUP)
+    start = tile * KEYS
+    k_tile = load_tile(k, k_strides, batch, head, start, keys, KEYS, HEAD_DIM, WIDTH, TMA)
+    v_tile = load_tile(v, v_strides, batch, head, start, keys, KEYS, HEAD_DIM, WIDTH, TMA)
+    dk_tile = tl.zeros([KEYS, WIDTH], tl.float32)
+    dv_tile = tl.zeros([KEYS, WIDTH], tl.float32)
+    first = 0
+    free = 0
+    if CAUSAL:
+        first = tl.minimum(start, queries) // QUERIES * QUERIES
+        free = tl.minimum(tl.cdiv(start + KEYS, QUERIES) * QUERIES, queries)
+    if start + KEYS > keys:
+        free = queries
+    for member in range(GROUP):
+        query_head = head * GROUP + member
+        plane = (batch * heads + query_head).to(tl.int64) * padded
+        dk_tile, dv_tile = _visit_queries(
+            dk_tile, dv_tile, k_tile, v_tile, q, do, exponents, deltas, dq_sum, q_strides, do_strides,
+            plane, batch, query_head, start, queries, keys, scale, first, free,
+            CAUSAL, HEAD_DIM, WIDTH, ONE_PASS, PRECISION, TMA, QUERIES, KEYS, True,
+        )  # fmt: skip
+        dk_tile, dv_tile = _visit_queries(
+            dk_tile, dv_tile, k_tile, v_tile, q, do, exponents, deltas, dq_sum, q_strides, do_strides,
+            plane, batch, query_head, start, queries, keys, scale, free, queries,
+            CAUSAL, HEAD_DIM, WIDTH, ONE_PASS, PRECISION, TMA, QUERIES, KEYS, False,
+        )  # fmt: skip
+    store_tile(dk, dk_strides, batch, head, start, keys, dk_tile * root, KEYS, HEAD_DIM, WIDTH)
+    store_tile(dv, dv_strides, batch, head, start, keys, dv_tile, KEYS, HEAD_DIM, WIDTH)
+
+
+@triton.jit
+def _visit_queries(
+    dk_tile, dv_tile, k_tile, v_tile, q, do, exponents, deltas, dq_sum, q_strides, do_strides,
+    plane, batch, head, start, queries, keys, scale, begin, end,
+    CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ONE_PASS: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """dK and dV after the queries from `begin` to `end`."""
+    for first in tl.range(begin, end, QUERIES):
+        rows = first + tl.arange(0, QUERIES)
+        q_tile = load_tile(q, q_strides, batch, head, first, queries, QUERIES, HEAD_DIM, WIDTH, TMA)
+        if not ONE_PASS:  # measured: dP first is faster where registers allow it, slower where they spill
+            do_tile = load_tile(do, do_strides, batch, head, first, queries, QUERIES, HEAD_DIM, WIDTH, TMA)
+            dp = tl.dot(v_tile, do_tile.T, input_precision=PRECISION)
+        exponent = tl.load(exponents + plane + rows)
+        weights = tl.exp2(tl.dot(k_tile, q_tile.T, input_precision=PRECISION) * scale - exponent[None, :])
+        if MASKED:
+            columns = start + tl.arange(0, KEYS)
+            visible = (columns < keys)[:, None]
+            if CAUSAL:
+                visible = visible & (columns[:, None] <= rows[None, :])
+            weights = tl.where(visible, weights, 0.0)
+        if ONE_PASS:
+            do_tile = load_tile(do, do_strides, batch, head, first, queries, QUERIES, HEAD_DIM, WIDTH, TMA)
+        dv_tile = tl.dot(weights.to(do_tile.dtype), do_tile, dv_tile, input_precision=PRECISION)
+        if ONE_PASS:
+            dp = tl.dot(v_tile, do_tile.T, input_precision=PRECISION)
+        delta = tl.load(deltas + plane + rows)
+        ds = (weights * (dp - delta[None, :])).to(q_tile.dtype)
+        dk_tile = tl.dot(ds, q_tile, dk_tile, input_precision=PRECISION)
+        if ONE_PASS:
+            share = tl.dot(ds.T, k_tile, input_precision=PRECISION)
+            if TMA:
+                dq_sum.atomic_add([batch, head, first, 0], share.reshape(1, 1, QUERIES, WIDTH))
+            else:
+                places = (plane + rows)[:, None] * WIDTH + tl.arange(0, WIDTH)[None, :]
+                tl.atomic_add(dq_sum + places, share, sem="relaxed")
+    return dk_tile, dv_tile
+
+
+@triton.jit
+def queries_kernel(
+    q, k, v, do, exponents, deltas, dq,
+    q_strides, k_strides, v_strides, do_strides, dq_strides,
+    heads, queries, keys, padded, scale, root,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, CAUSAL: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """dQ of one tile of queries."""
+    tiles = tl.cdiv(queries, QUERIES)
+    tile, head, batch = program(tiles, heads)
+    if CAUSAL:
+        tile = tiles - 1 - tile
+    start = tile * QUERIES
+    rows = start + tl.arange(0, QUERIES)
+    q_tile = load_tile(q, q_strides, batch, head, start, queries, QUERIES, HEAD_DIM, WIDTH, TMA)
+    do_tile = load_tile(do, do_strides, batch, head, start, queries, QUERIES, HEAD_DIM, WIDTH, TMA)
+    plane = (batch * heads + head).to(tl.int64) * padded
+    exponent = tl.load(exponents + plane + rows)
+    delta = tl.load(deltas + plane + rows)
+    dq_tile = tl.zeros([QUERIES, WIDTH], tl.float32)
+    if CAUSAL:
+        end = tl.minimum(start + QUERIES, keys)
+        free = tl.minimum(start, keys) // KEYS * KEYS
+    else:
+        end = keys
+        free = keys // KEYS * KEYS
+    dq_tile = _visit_keys(
+        dq_tile, q_tile, do_tile, exponent, delta, k, v, k_strides, v_strides, batch, head // GROUP, rows, keys, scale,
+        0, free, CAUSAL, HEAD_DIM, WIDTH, PRECISION, TMA, KEYS, False,
+    )  # fmt: skip
+    dq_tile = _visit_keys(
+        dq_tile, q_tile, do_tile, exponent, delta, k, v, k_strides, v_strides, batch, head // GROUP, rows, keys, scale,
+        free, end, CAUSAL, HEAD_DIM, WIDTH, PRECISION, TMA, KEYS, True,
+    )  # fmt: skip
+    store_tile(dq, dq_strides, batch, head, start, queries, dq_tile * root, QUERIES, HEAD_DIM, WIDTH)
+
+
+@triton.jit
+def _visit_keys(
+    dq_tile, q_tile, do_tile, exponent, delta, k, v, k_strides, v_strides, batch, head, rows, keys, scale,
+    begin, end,
+    CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
+    KEYS: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """dQ after the keys from `begin` to `end`."""
+    for first in tl.range(begin, end, KEYS):
+        v_tile = load_tile(v, v_strides, batch, head, first, keys, KEYS, HEAD_DIM, WIDTH, TMA)
+        dp = tl.dot(do_tile, v_tile.T, input_precision=PRECISION)
+        k_tile = load_tile(k, k_strides, batch, head, first, keys, KEYS, HEAD_DIM, WIDTH, TMA)
+        weights = tl.exp2(tl.dot(q_tile, k_tile.T, input_precision=PRECISION) * scale - exponent[:, None])
+        if MASKED:
+            columns = first + tl.arange(0, KEYS)
+            visible = (columns < keys)[None, :]
+            if CAUSAL:
+                visible = visible & (columns[None, :] <= rows[:, None])
+            weights = tl.where(visible, weights, 0.0)
+        ds = (weights * (dp - delta[:, None])).to(k_tile.dtype)
+        dq_tile = tl.dot(ds, k_tile, dq_tile, input_precision=PRECISION)
+    return dq_tile

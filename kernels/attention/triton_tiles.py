@@ -1,0 +1,110 @@
+"""What the Triton kernels of attention share: tiles in memory, the order of programs, and the sizes of tiles.
+
+A tile is a block of consecutive rows (queries or keys) of one head. Its rows are `WIDTH` wide, the head dimension
+rounded up to a power of two, since that is what Triton's tensors are: columns past the head dimension are zero in
+registers and take no room in memory.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from kernels.interpreted import mend_interpreter
+
+mend_interpreter()
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Sizes of one kernel's tiles, and what its programs get."""
+
+    queries: int
+    """Rows of a tile of queries."""
+    keys: int
+    """Rows of a tile of keys and values."""
+    warps: int
+    stages: int
+    """Tiles that the inner loop keeps in shared memory: one in use, the others on their way."""
+
+    def launch_options(self) -> dict[str, int]:
+        """As keyword arguments of a kernel's launch."""
+        return {"QUERIES": self.queries, "KEYS": self.keys, "num_warps": self.warps, "num_stages": self.stages}
+
+
+@functools.cache
+def capability(device: torch.device) -> tuple[int, int]:
+    """Compute capability of a CUDA device; (0, 0) of the CPU, where the interpreter runs."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+
+
+def has_tensor_descriptors(tensor: Tensor) -> bool:
+    """Whether the copy engine of Hopper and later can fetch tiles of this (batch, heads, rows, head_dim) tensor.
+
+    It wants addresses and steps that are multiples of 16 bytes. The other tensors are read through pointers.
+    """
+    if capability(tensor.device) < (9, 0):
+        return False
+    steps = [step for size, step in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True) if size > 1]
+    size = tensor.element_size()
+    return tensor.data_ptr() % 16 == 0 and all(step > 0 and step * size % 16 == 0 for step in steps)
+
+
+def descriptor(tensor: Tensor, rows: int, width: int) -> Any:
+    """Descriptor of a (batch, heads, rows, head_dim) tensor, for tiles of that size."""
+    shape = list(tensor.shape)
+    # The step along an axis of length 1 is never taken and may be anything in torch, but not here.
+    strides = [step if length > 1 else 16 for length, step in zip(shape[:-1], tensor.stride()[:-1], strict=True)]
+    return TensorDescriptor(tensor, shape, [*strides, 1], [1, 1, rows, width])
+
+
+@triton.jit
+def load_tile(
+    source, strides, batch, head, start, length,
+    ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, TMA: tl.constexpr,
+):  # fmt: skip
+    """(ROWS, WIDTH) of a head from row `start` on; zero past `length` rows and HEAD_DIM columns.
+
+    `source` is a descriptor if TMA, else a pointer, to be read with the strides (batch, head, row).
+    """
+    if TMA:
+        tile = source.load([batch, head, start, 0]).reshape(ROWS, WIDTH)
+    else:
+        rows = start + tl.arange(0, ROWS)
+        columns = tl.arange(0, WIDTH)
+        inside = (rows < length)[:, None] & (columns < HEAD_DIM)[None, :]
+        tile = tl.load(_addresses(source, strides, batch, head, rows, columns), mask=inside, other=0.0)
+    return tile
+
+
+@triton.jit
+def store_tile(
+    target, strides, batch, head, start, length, tile,
+    ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """The reverse of `load_tile` through a pointer, in the target's dtype."""
+    rows = start + tl.arange(0, ROWS)
+    columns = tl.arange(0, WIDTH)
+    inside = (rows < length)[:, None] & (columns < HEAD_DIM)[None, :]
+    addresses = _addresses(target, strides, batch, head, rows, columns)
+    tl.store(addresses, tile.to(target.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _addresses(pointer, strides, batch, head, rows, columns):
+    start = pointer + batch.to(tl.int64) * strides[0] + head.to(tl.int64) * strides[1]
+    return start + rows.to(tl.int64)[:, None] * strides[2] + columns[None, :]
+
+
+@triton.jit
+def program(tiles, heads):
+    """(tile, head, batch) of this program: the tiles of a head run together, so that they share what is in the L2."""
+    index = tl.program_id(0)
+    return index % tiles, index // tiles % heads, index // tiles // heads

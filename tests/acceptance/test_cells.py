@@ -1,0 +1,87 @@
+"""Jobs of many cells with the real server and a real worker: what becomes of the others when one goes wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.service import Service, submit, wait_for_job
+from tests.acceptance.sabotage import get
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
+
+SPEC = {
+    "kind": "attention",
+    "implementations": ["own", "dies"],
+    "batch_size": 1,
+    "head_dims": [8],
+    "sequence_lengths": [16, 32],
+    "causal": [False, True],
+    "dtypes": ["fp32"],
+    "warmup_steps": 0,
+    "measure_steps": 2,
+}
+
+
+def outcomes(rows: list[dict[str, Any]]) -> dict[tuple[str, int, bool], str]:
+    """Outcome of the forward pass by implementation, length and mask."""
+    return {
+        (row["implementation"], row["sequence_length"], row["causal"]): row["outcome"]
+        for row in rows
+        if row["metric"] == "forward_ms"
+    }
+
+
+def test_cells_that_take_their_process_down_cost_no_other(service: Service, misbehave_folder: Path) -> None:
+    client = service.start_server()
+    service.start_worker()
+    job = wait_for_job(client, submit(client, {"spec": SPEC}))
+    assert job["state"] == "succeeded", job["error"]
+    rows = get(client, f"/jobs/{job['id']}/measurements")["rows"]
+    found = outcomes(rows)
+    assert len(found) == 8
+    # One in the middle, one the very last.
+    assert {cell for cell, outcome in found.items() if outcome != "ok"} == {("dies", 32, False), ("dies", 32, True)}
+    crashed = [row for row in rows if row["outcome"] == "crashed"]
+    assert all("SIGSEGV" in row["reason"] and not row["partial"] for row in crashed)
+    assert job["attempt"] == 1
+    assert job["progress"]["done"] == job["progress"]["total"] == 8
+    assert job["validity"]["verdict"]
+    log = client.get(f"/jobs/{job['id']}/logs").text
+    assert log.count("about to fall over") == 2, "a cell that crashed is not tried again"
+    assert "crashed" in client.get("/tables", params={"job": job["id"], "format": "markdown"}).text
+
+
+def test_an_installed_implementation_appears_beside_ours(service: Service, misbehave_folder: Path) -> None:
+    client = service.start_server()
+    service.start_worker()
+    spec = {**SPEC, "implementations": ["own", "eager"], "sequence_lengths": [16], "causal": [True]}
+    job = wait_for_job(client, submit(client, {"spec": spec}))
+    assert outcomes(get(client, f"/jobs/{job['id']}/measurements")["rows"]) == {
+        ("own", 16, True): "ok",
+        ("eager", 16, True): "ok",
+    }
+    refused = client.post("/jobs", json={"spec": {**spec, "implementations": ["own", "no_such"]}})
+    assert refused.status_code == 422
+    (error,) = refused.json()["errors"]
+    assert error["pointer"] == "/spec/implementations/1"
+    assert "own" in error["detail"]
+
+
+def test_percentages_are_of_the_ceiling_that_the_host_has_measured(service: Service, misbehave_folder: Path) -> None:
+    client = service.start_server()
+    service.start_worker()
+    ceiling = {"kind": "ceiling", "dtypes": ["fp32"], "matrix_size": 64, "copy_mib": 1, "measure_steps": 2}
+    attention = {**SPEC, "implementations": ["eager"], "sequence_lengths": [16], "causal": [True], "mode": "forward"}
+    jobs = [submit(client, {"spec": spec}) for spec in (attention, ceiling, attention)]
+    before, measured, after = [
+        {row["metric"]: row for row in get(client, f"/jobs/{job_id}/measurements")["rows"]}
+        for job_id in jobs
+        if wait_for_job(client, job_id)
+    ]
+    assert before["ceiling_percent"]["outcome"] == "unknown"
+    assert "kind ceiling" in before["ceiling_percent"]["reason"]
+    expected = 100 * after["tflops"]["max"] / measured["tflops"]["median"]
+    assert after["ceiling_percent"]["max"] == pytest.approx(expected)

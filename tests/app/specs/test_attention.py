@@ -1,0 +1,92 @@
+"""The spec of `attention`: its grid, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from app.specs.attention import MAX_CELLS, AttentionSpec
+
+
+def spec(**fields: Any) -> AttentionSpec:
+    return AttentionSpec.model_validate_json(json.dumps(fields))
+
+
+def test_cells_are_the_whole_grid_and_those_with_one_oracle_follow_each_other() -> None:
+    lists = {
+        "implementations": ["eager", "triton"],
+        "head_dims": [16, 32],
+        "sequence_lengths": [512, 256],
+        "dtypes": ["fp32", "bf16"],
+        "causal": [False, True],
+    }
+    cells = spec(**lists).cells()
+    assert len(cells) == len(set(cells)) == 2**5
+    assert [cell.implementation for cell in cells[:4]] == ["eager", "triton", "eager", "triton"]
+    assert [cell.sequence_length for cell in cells[:4]] == [256, 256, 512, 512], "the shortest first"
+    assert {(cell.br, cell.bc) for cell in cells} == {(None, None)}
+
+
+def test_block_sizes_are_axes_of_the_implementations_that_take_them() -> None:
+    cells = spec(
+        implementations=["cpu_naive", "cpu_blocked", "cpu_flash"], sequence_lengths=[64], br=[16, 32], bc=[8, 64]
+    ).cells()
+    assert [(cell.implementation, cell.br, cell.bc) for cell in cells] == [
+        ("cpu_naive", None, None),
+        ("cpu_blocked", 16, None),
+        ("cpu_blocked", 32, None),
+        ("cpu_flash", 16, 8),
+        ("cpu_flash", 16, 64),
+        ("cpu_flash", 32, 8),
+        ("cpu_flash", 32, 64),
+    ]
+
+
+def test_the_leaderboard() -> None:
+    leaderboard = spec(**AttentionSpec.presets["leaderboard"])
+    (size,) = {(cell.sequence_length, cell.head_dim, cell.dtype, cell.causal) for cell in leaderboard.cells()}
+    assert (size, leaderboard.batch_size, leaderboard.num_heads) == ((16_384, 64, "bf16", True), 1, 16)
+
+
+def test_flash_benchmarking() -> None:
+    preset = spec(**AttentionSpec.presets["flash_benchmarking"])
+    cells = preset.cells()
+    assert sorted({cell.sequence_length for cell in cells}) == [2**power for power in range(7, 17)]
+    assert {cell.head_dim for cell in cells} == {16, 32, 64, 128}
+    assert {cell.dtype for cell in cells} == {"bf16", "fp32"}
+    assert {cell.causal for cell in cells} == {True}
+    assert preset.batch_size == 1
+
+
+def test_requirements_name_every_implementation() -> None:
+    assert spec(implementations=["a", "b"]).requirements() == {"attention:a", "attention:b"}
+
+
+def test_lists_are_shown_as_one_coordinate() -> None:
+    coordinates = spec(head_dims=[16, 32], causal=[True]).coordinates()
+    assert (coordinates["head_dim"], coordinates["causal"]) == ("16/32", True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"implementations": []}, "at least 1 item"),
+        ({"implementations": ["a b"]}, "pattern"),
+        ({"head_dims": [64, 64]}, "64 is there twice"),
+        ({"dtypes": ["float32"]}, "'fp32', 'tf32', 'bf16' or 'fp16'"),
+        ({"dtypes": ["tf32"], "device": "cpu"}, "tf32 is a GPU format"),
+        ({"causal": [1]}, "valid boolean"),
+        ({"sequence_lengths": [0]}, "greater than or equal to 1"),
+        (
+            {"sequence_lengths": list(range(1, 101)), "head_dims": list(range(1, 101)), "causal": [True, False]},
+            f"more than {MAX_CELLS} cells",
+        ),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_makes_no_sense_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        spec(**fields)

@@ -1,0 +1,20 @@
+"""The spec of `ceiling`."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from app.specs.ceiling import CeilingSpec
+
+
+def test_sizes_are_the_devices_unless_given() -> None:
+    spec = CeilingSpec()
+    assert (spec.matrix_size, spec.copy_mib) == (None, None)
+    assert spec.resources().devices == 1
+    assert spec.coordinates()["dtype"] == "fp32/tf32/bf16/fp16"
+
+
+def test_a_size_that_measures_nothing_is_refused() -> None:
+    with pytest.raises(ValidationError, match="greater than or equal to 16"):
+        CeilingSpec(matrix_size=1)

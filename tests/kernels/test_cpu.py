@@ -1,0 +1,246 @@
+"""The C++ attention: any sizes and tiles, extreme numbers, gradients, memory, and how it is built."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.attention import cpu
+from kernels.attention.cpu import build, operations
+from kernels.attention.reference import attention, attention_with_logsumexp
+
+FUNCTIONS = [cpu.naive, cpu.blocked, cpu.fused, cpu.flash]
+ROOT = Path(__file__).parents[2]
+AssertClose = Callable[[Tensor, Tensor], None]
+
+
+def draw(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def drawn(queries: int, keys: int, head_dim: int, seed: int, batch: int = 2, heads: int = 3) -> list[Tensor]:
+    lengths = (queries, keys, keys)
+    return [draw(batch, heads, length, head_dim, seed=seed + at) for at, length in enumerate(lengths)]
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_all_agree_with_the_oracle_for_random_sizes(
+    function: Callable[..., Tensor], is_causal: bool, rng: random.Random, assert_close: AssertClose
+) -> None:
+    for _ in range(12):
+        queries, keys, head_dim = rng.randint(1, 150), rng.randint(1, 150), rng.randint(1, 90)
+        tensors = drawn(queries, keys, head_dim, rng.randrange(2**32))
+        oracle = attention(*[tensor.double() for tensor in tensors], is_causal)
+        assert_close(function(*tensors, is_causal), oracle)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("br", [1, 5, 16, 48, 70, 128])
+@pytest.mark.parametrize("bc", [1, 7, 64, 200])
+def test_flash_takes_any_tiles_forward_and_backward(
+    br: int, bc: int, is_causal: bool, rng: random.Random, assert_close: AssertClose
+) -> None:
+    seed = rng.randrange(2**32)
+    tensors = [tensor.requires_grad_() for tensor in drawn(rng.randint(2, 131), rng.randint(2, 131), 20, seed)]
+    exact = [tensor.detach().double().requires_grad_() for tensor in tensors]
+    oracle = attention(*exact, is_causal)
+    grad = draw(*oracle.shape, seed=seed + 3)
+    out = cpu.flash(*tensors, is_causal, br=br, bc=bc)
+    assert_close(out.detach(), oracle.detach())
+    out.backward(grad)
+    oracle.backward(grad.double())
+    for tensor, reference in zip(tensors, exact, strict=True):
+        assert_close(tensor.grad, reference.grad)
+
+
+@pytest.mark.parametrize("block", [1, 3, 32, 1000])
+def test_blocked_takes_any_block(block: int, assert_close: AssertClose) -> None:
+    tensors = drawn(45, 67, 33, seed=1)
+    assert_close(cpu.blocked(*tensors, True, block=block), attention(*[tensor.double() for tensor in tensors], True))
+
+
+def test_flash_gives_the_same_bits_with_any_number_of_threads_and_any_strides() -> None:
+    q, k, v = (tensor.requires_grad_() for tensor in drawn(150, 150, 32, seed=2))
+    strided = [tensor.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for tensor in (q, k, v)]
+    assert not strided[0].is_contiguous()
+    results, threads = [], torch.get_num_threads()
+    for count, tensors in ((1, (q, k, v)), (2, (q, k, v)), (3, strided)):
+        torch.set_num_threads(count)
+        try:
+            out = cpu.flash(*tensors, True, br=16, bc=32)
+            results.append([out, *torch.autograd.grad(out.square().sum(), tensors)])
+        finally:
+            torch.set_num_threads(threads)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def test_flash_saves_the_log_sum_exp(assert_close: AssertClose) -> None:
+    tensors = drawn(40, 50, 16, seed=3)
+    _, logsumexp = operations._flash(*tensors, True, 16, 16)
+    assert_close(logsumexp, attention_with_logsumexp(*[tensor.double() for tensor in tensors], True)[1])
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_large_scores_do_not_overflow(function: Callable[..., Tensor], assert_close: AssertClose) -> None:
+    q, k, v = drawn(60, 200, 16, seed=4)
+    # Powers of two, so that scores are exact: equal ones, and there are some at the top, must stay equal.
+    q, k = torch.sign(q) * 2**20, torch.sign(k) * 2**20
+    assert_close(function(q, k, v), attention(q.double(), k.double(), v.double()))
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_scores_of_minus_infinity_weigh_nothing_also_in_whole_tiles(
+    function: Callable[..., Tensor], assert_close: AssertClose
+) -> None:
+    q, k, v = drawn(33, 300, 8, seed=5)
+    q[..., 0] = 1
+    k[..., :270, 0] = -math.inf
+    assert_close(function(q, k, v), attention(q.double(), k[..., 270:, :].double(), v[..., 270:, :].double()))
+    assert torch.isnan(function(q, k[..., :200, :], v[..., :200, :])).all()  # as softmax of nothing but -infinity
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_nan_and_infinity_come_out_where_they_come_out_of_the_reference(
+    function: Callable[..., Tensor], bad: float
+) -> None:
+    for at in range(3):
+        q, k, v = drawn(70, 70, 16, seed=6)
+        q[..., 0] = 1
+        (q, k, v)[at][0, 1, 3, 0] = bad
+        assert torch.equal(torch.isfinite(function(q, k, v)), torch.isfinite(attention(q, k, v))), "qkv"[at]
+
+
+def test_memory_is_what_is_allocated() -> None:
+    tensors = drawn(1024, 1024, 32, seed=7, batch=1, heads=4)
+    threads = torch.get_num_threads()
+    expected = {
+        "naive": 4 * 2**20,
+        "blocked": 4 * 2**20,
+        "fused": threads * 1024 * 4,
+        "flash": threads * (2 * 32 + 128 + 3) * 32 * 4,
+    }
+    for function in FUNCTIONS:
+        name = function.__name__
+        memory = cpu.memory(name, 1, 4, 1024, 1024, 32)
+        assert memory == cpu.Memory(working=expected[name], output=2**19)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+            function(*tensors)
+        taken = [event.self_cpu_memory_usage for event in profile.events() if event.self_cpu_memory_usage > 0]
+        # flash's output comes with its log-sum-exp, one number per query
+        assert sum(taken) == memory.total + (4 * 4 * 1024 if name == "flash" else 0)
+    assert cpu.memory("naive", 1, 4, 1024, 1024, 32).total == cpu.memory("blocked", 1, 4, 1024, 1024, 32).total
+    assert cpu.memory("naive", 1, 4, 1024, 1024, 32).total == 4.5 * 2**20
+    assert cpu.memory("flash", 1, 4, 1024, 1024, 32).working == cpu.memory("flash", 1, 4, 8192, 8192, 32).working
+
+
+def test_flash_is_a_well_formed_operation_of_torch() -> None:
+    tensors = [tensor.requires_grad_() for tensor in drawn(20, 30, 16, seed=8)]
+    torch.library.opcheck(operations._flash, (*tensors, True, 16, 16))
+    torch.library.opcheck(operations._blocked, (*[tensor.detach() for tensor in tensors], True, 8))
+
+
+def test_flash_compiles_without_a_graph_break() -> None:
+    tensors = [tensor.requires_grad_() for tensor in drawn(20, 20, 16, seed=10)]
+    compiled = torch.compile(lambda q, k, v: 2 * cpu.flash(q, k, v, True), backend="aot_eager", fullgraph=True)
+    out, expected = compiled(*tensors), 2 * cpu.flash(*tensors, True)
+    assert torch.equal(out, expected)
+    gradients = [torch.autograd.grad(result.square().sum(), tensors) for result in (out, expected)]
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        (lambda q, k, v: (q.double(), k, v), TypeError, "q must be float32 on the cpu, not torch.float64"),
+        (lambda q, k, v: (q, k[0], v), ValueError, "k must be \\(batch"),
+        (lambda q, k, v: (q, k[..., :0, :], v[..., :0, :]), ValueError, "k must be \\(batch"),
+        (lambda q, k, v: (q, k, v[..., :4, :]), ValueError, "do not fit each other"),
+        (lambda q, k, v: (q, k[:, :1], v[:, :1]), ValueError, "do not fit each other"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    change: Callable[..., tuple[Tensor, ...]], error: type[Exception], words: str
+) -> None:
+    for function in FUNCTIONS:
+        with pytest.raises(error, match=words):
+            function(*change(*drawn(8, 8, 4, seed=9)))
+    with pytest.raises(ValueError, match="br must be at least 1, not 0"):
+        cpu.flash(*drawn(8, 8, 4, seed=9), br=0)
+
+
+ATTEND = """
+import torch
+from kernels.attention import cpu
+tensors = [torch.ones(1, 1, 4, 4)] * 3
+try:
+    print(cpu.fused(*tensors).sum().item())
+except cpu.BuildError as error:
+    print(type(error).__name__, error)
+"""
+
+
+def start(cache: Path, **environment: str) -> subprocess.Popen[str]:
+    """A fresh process that attends once."""
+    environment = {**os.environ, "TORCH_EXTENSIONS_DIR": str(cache), "PYTHONPATH": str(ROOT), **environment}
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", ATTEND],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_it_is_built_once_and_then_needs_no_compiler(tmp_path: Path) -> None:
+    racing = [start(tmp_path) for _ in range(2)]
+    assert [process.communicate(timeout=200)[0] for process in racing] == ["16.0\n"] * 2
+    (built,) = tmp_path.glob("*/*.so")
+    before = built.stat()
+    # No compiler, and no ninja either.
+    assert start(tmp_path, PATH=os.devnull).communicate(timeout=60)[0] == "16.0\n"
+    assert built.stat().st_mtime_ns == before.st_mtime_ns
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == ["", ".lock"]  # nothing half-built is left
+
+
+def test_without_a_compiler_the_error_says_so(tmp_path: Path) -> None:
+    answer = start(tmp_path, CXX="no-such-compiler").communicate(timeout=60)[0]
+    assert answer.startswith("CompilerMissing ")
+    assert "'no-such-compiler'" in answer
+    assert "g++" in answer
+
+
+def test_a_failed_build_says_what_failed_and_leaves_nothing(tmp_path: Path) -> None:
+    compiler = tmp_path / "c++"  # answers questions about itself, and compiles nothing
+    compiler.write_text(f'#!/bin/sh\n[ $# -gt 2 ] || exec {shutil.which("c++")} "$@"\necho out of order >&2\nexit 1\n')
+    compiler.chmod(0o755)
+    cache = tmp_path / "cache"
+    answer = start(cache, CXX=str(compiler)).communicate(timeout=60)[0]
+    assert "BuildError building the cpu_* attention implementations failed" in answer
+    assert "out of order" in answer
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
+
+
+def test_the_cache_is_by_content(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    first = build._digest()
+    monkeypatch.setattr(build, "COMPILER_FLAGS", (*build.COMPILER_FLAGS, "-g"))
+    assert build._digest() != first
+    monkeypatch.undo()
+    for source in build.SOURCES.iterdir():
+        (tmp_path / source.name).write_bytes(source.read_bytes())
+    monkeypatch.setattr(build, "SOURCES", tmp_path)
+    assert build._digest() == first
+    (tmp_path / "tile.h").write_text("changed")
+    assert build._digest() != first

@@ -1,0 +1,75 @@
+"""What is particular to the compiled implementations; test_attention compares each one with the oracle."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from kernels.attention import library
+from kernels.attention.reference import attention
+from kernels.registry import ATTENTION
+
+
+def test_importing_the_package_and_its_registry_imports_neither_torch_nor_triton() -> None:
+    code = (
+        "import sys, kernels, kernels.attention, kernels.registry\n"
+        "kernels.registry.ATTENTION.names()\n"
+        "sys.exit(str({'torch', 'triton'} & set(sys.modules)) if {'torch', 'triton'} & set(sys.modules) else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_unknown_attributes_are_refused() -> None:
+    import kernels
+
+    with pytest.raises(AttributeError, match="no attribute 'weighted'"):
+        _ = kernels.weighted
+    with pytest.raises(AttributeError, match="no attribute 'FlashAttention4'"):
+        _ = kernels.attention.FlashAttention4
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # torch's own, importing Inductor
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_compiled_attention_agrees_with_eager(device: str) -> None:
+    q, k, v = (torch.randn(1, 2, 9, 16, device=device, requires_grad=True) for _ in range(3))
+    out = ATTENTION.load("compiled").function(q, k, v, True)
+    right = attention(q, k, v, True)
+    torch.testing.assert_close(out, right)
+    given = torch.autograd.grad(out.sum(), (q, k, v))
+    torch.testing.assert_close(given, torch.autograd.grad(right.sum(), (q, k, v)), atol=1e-5, rtol=1e-4)
+
+
+def test_every_size_is_compiled_and_none_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More sizes than torch compiles by default. The backend is a stub: what is counted is who asks for kernels."""
+    compiled = []
+
+    def count(graph: torch.fx.GraphModule, _: list[torch.Tensor]) -> torch.fx.GraphModule:
+        compiled.append(graph)
+        return graph
+
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compile_(function, backend=count, **options))
+    library._compiled.cache_clear()
+    torch.compiler.reset()
+    try:
+        most = 2 * torch._dynamo.config.recompile_limit
+        for length in range(1, most + 1):
+            q = torch.ones(1, length, 4)
+            assert torch.equal(ATTENTION.load("compiled").function(q, q, q), attention(q, q, q))
+        assert len(compiled) == most
+    finally:
+        library._compiled.cache_clear()
+        torch.compiler.reset()
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
+@pytest.mark.parametrize("name", ["compiled", "flex"])
+def test_a_heads_axis_is_optional(name: str) -> None:
+    q, k, v = (torch.randn(2, 130, 32, device="cuda") for _ in range(3))
+    function = ATTENTION.load(name).function
+    torch.testing.assert_close(function(q, k, v, True), attention(q, k, v, True), atol=1e-3, rtol=1e-3)

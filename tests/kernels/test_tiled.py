@@ -1,0 +1,100 @@
+"""Tiled attention in plain PyTorch against the oracle and against finite differences."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.attention import TiledFlashAttention2, tiled
+from kernels.attention.reference import attention, attention_with_logsumexp
+from kernels.tolerance import TOLERANCES, error
+
+LENGTHS = [(1, 1), (16, 16), (37, 37), (5, 40), (40, 5), (33, 1)]
+
+
+@pytest.fixture(autouse=True)
+def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiled, "TILE", 16)
+
+
+def draw(*shape: int, rng: random.Random, dtype: torch.dtype = torch.float64) -> Tensor:
+    generator = torch.Generator().manual_seed(rng.randrange(2**32))
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("queries", "keys"), LENGTHS)
+def test_output_logsumexp_and_gradients_agree_with_the_oracle(
+    queries: int, keys: int, is_causal: bool, rng: random.Random
+) -> None:
+    for dtype, tolerance in TOLERANCES.items():
+        for leading in ((2,), (2, 3)):
+            q = draw(*leading, queries, 8, rng=rng, dtype=dtype).requires_grad_()
+            k, v = (draw(*leading, keys, 8, rng=rng, dtype=dtype).requires_grad_() for _ in range(2))
+            gradient = draw(*leading, queries, 8, rng=rng, dtype=dtype)
+            exact = [tensor.detach().double().requires_grad_() for tensor in (q, k, v)]
+            oracle, logsumexp = attention_with_logsumexp(*exact, is_causal)
+            oracle.backward(gradient.double())
+            out = TiledFlashAttention2.apply(q, k, v, is_causal)
+            saved = [tensor for tensor in out.grad_fn.saved_tensors if tensor.shape == (*leading, queries)]
+            out.backward(gradient)
+            assert len(saved) == 1
+            assert error(saved[0], logsumexp.detach()).why_wrong(tolerance) is None
+            assert error(out.detach(), oracle.detach()).why_wrong(tolerance) is None
+            for given, right in zip((q, k, v), exact, strict=True):
+                assert given.grad.dtype == dtype
+                assert error(given.grad, right.grad).why_wrong(tolerance) is None
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_gradients_agree_with_finite_differences(is_causal: bool, rng: random.Random) -> None:
+    q = draw(2, 20, 3, rng=rng).requires_grad_()
+    k, v = (draw(2, 18, 3, rng=rng).requires_grad_() for _ in range(2))
+    assert torch.autograd.gradcheck(lambda *tensors: TiledFlashAttention2.apply(*tensors, is_causal), (q, k, v))
+
+
+def test_strides_do_not_matter(rng: random.Random) -> None:
+    q, k, v = (draw(2, 20, 3, 8, rng=rng).transpose(1, 2) for _ in range(3))
+    torch.testing.assert_close(TiledFlashAttention2.apply(q, k, v), attention(q, k, v))
+
+
+def test_large_scores_do_not_overflow(rng: random.Random) -> None:
+    q, k, v = (draw(1, 40, 8, rng=rng) for _ in range(3))
+    torch.testing.assert_close(TiledFlashAttention2.apply(1e4 * q, k, v, True), attention(1e4 * q, k, v, True))
+
+
+def test_what_is_not_a_number_reaches_those_who_see_it_only(rng: random.Random) -> None:
+    for bad in (math.nan, math.inf):
+        q, k, v = (draw(1, 40, 8, rng=rng) for _ in range(3))
+        q[0, 20, 3] = bad
+        assert torch.equal(TiledFlashAttention2.apply(q, k, v, True).isnan(), attention(q, k, v, True).isnan())
+        q, k, v = (draw(1, 40, 8, rng=rng) for _ in range(3))
+        k[0, 20] = math.nan
+        out = TiledFlashAttention2.apply(q, k, v, True)
+        assert not out[0, :20].isnan().any()
+        assert out[0, 20:].isnan().all()
+
+
+def test_no_tensor_grows_with_the_product_of_the_lengths(monkeypatch: pytest.MonkeyPatch, rng: random.Random) -> None:
+    """Each tensor that any operation makes has at most a tile of scores, or the inputs' size."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch.utils._pytree import tree_leaves
+
+    class Largest(TorchDispatchMode):
+        elements = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+            self.elements = max(self.elements, *sizes, 0)
+            return result
+
+    q, k, v = (draw(1, 400, 2, rng=rng).requires_grad_() for _ in range(3))
+    for function, most in ((TiledFlashAttention2.apply, 800), (attention, 160_000)):
+        with Largest() as largest:
+            function(q, k, v, True).sum().backward()
+        assert largest.elements == most

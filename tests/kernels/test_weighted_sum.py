@@ -1,0 +1,113 @@
+"""The weighted sum in Triton against float64: in Triton's interpreter without a GPU, compiled on one."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.tolerance import TOLERANCES
+
+pytest.importorskip("triton")
+
+import kernels
+from kernels.weighted_sum_triton import _weighted_sum, _weighted_sum_backward
+
+DEVICES = [
+    pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+]
+SHAPES = [(7,), (1, 1), (33, 100), (2, 3, 5, 257), (130, 128), (64, 1)]
+
+
+def draw(*shape: int, rng: random.Random, dtype: torch.dtype, device: str) -> Tensor:
+    generator = torch.Generator().manual_seed(rng.randrange(2**32))
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype)
+
+
+def dtypes(device: str) -> list[torch.dtype]:
+    return [dtype for dtype in TOLERANCES if device == "cuda" or dtype != torch.bfloat16]
+
+
+def close(given: Tensor, right: Tensor, tolerance: float) -> bool:
+    return bool(torch.linalg.vector_norm(given.double() - right) <= tolerance * torch.linalg.vector_norm(right))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("device", DEVICES)
+def test_sum_and_gradients(device: str, shape: tuple[int, ...], rng: random.Random) -> None:
+    for dtype in dtypes(device):
+        x = draw(*shape, rng=rng, dtype=dtype, device=device).requires_grad_()
+        weight = draw(shape[-1], rng=rng, dtype=dtype, device=device).requires_grad_()
+        out = kernels.weighted_sum(x, weight)
+        assert out.shape == shape[:-1]
+        assert out.dtype == dtype
+        gradient = draw(*out.shape, rng=rng, dtype=dtype, device=device)
+        dx, dw = torch.autograd.grad(out, (x, weight), gradient)
+        exact_x, exact_w = (tensor.detach().double().requires_grad_() for tensor in (x, weight))
+        exact = (exact_x * exact_w).sum(-1)
+        right = torch.autograd.grad(exact, (exact_x, exact_w), gradient.double())
+        # A sum of terms that cancel may be near zero: the terms' size judges its rounding.
+        scale = (exact_x * exact_w).abs().sum(-1)
+        assert ((out.double() - exact).abs() <= TOLERANCES[dtype] * scale).all()
+        assert close(dx, right[0], TOLERANCES[dtype])
+        terms = (exact_x.abs().reshape(-1, shape[-1]) * gradient.double().abs().reshape(-1, 1)).sum(0)
+        assert ((dw.double() - right[1]).abs() <= TOLERANCES[dtype] * terms).all()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_many_rows_are_summed_by_several_programs(device: str, rng: random.Random) -> None:
+    x = draw(300, 20, rng=rng, dtype=torch.float64, device=device).requires_grad_()
+    weight = draw(20, rng=rng, dtype=torch.float64, device=device).requires_grad_()
+    assert torch.autograd.gradcheck(kernels.weighted_sum, (x[:9].detach().requires_grad_(), weight))
+    kernels.weighted_sum(x, weight).sum().backward()
+    torch.testing.assert_close(weight.grad, x.detach().sum(0))
+    torch.testing.assert_close(x.grad, weight.detach().expand_as(x))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_any_strides(device: str, rng: random.Random) -> None:
+    base = draw(6, 40, 30, rng=rng, dtype=torch.float64, device=device)
+    weight = draw(60, rng=rng, dtype=torch.float64, device=device)[::2]
+    for x in (base, base.transpose(0, 1), base[:, 3:20], base[..., :30].expand(6, 40, 30)):
+        torch.testing.assert_close(kernels.weighted_sum(x, weight), (x * weight).sum(-1))
+    turned = base.transpose(1, 2)
+    torch.testing.assert_close(kernels.weighted_sum(turned, base[0, :, 0]), (turned * base[0, :, 0]).sum(-1))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_no_rows(device: str) -> None:
+    x = torch.ones(0, 5, device=device, requires_grad=True)
+    weight = torch.ones(5, device=device, requires_grad=True)
+    out = kernels.weighted_sum(x, weight)
+    assert out.shape == (0,)
+    out.sum().backward()
+    assert not weight.grad.any()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_operations_pass_opcheck(device: str, rng: random.Random) -> None:
+    x = draw(3, 5, 20, rng=rng, dtype=torch.float32, device=device).requires_grad_()
+    weight = draw(20, rng=rng, dtype=torch.float32, device=device).requires_grad_()
+    torch.library.opcheck(_weighted_sum, (x, weight))
+    gradient = torch.ones(3, 5, device=device)
+    torch.library.opcheck(
+        _weighted_sum_backward, (gradient, x.detach(), weight.detach()), test_utils=("test_schema", "test_faketensor")
+    )
+
+
+@pytest.mark.parametrize(
+    ("x", "weight"),
+    [
+        (torch.ones(3, 4), torch.ones(5)),
+        (torch.ones(3, 4), torch.ones(3, 4)),
+        (torch.tensor(1.0), torch.ones(1)),
+        (torch.ones(3, 4), torch.ones(4, dtype=torch.float64)),
+        (torch.ones(3, 4, dtype=torch.int64), torch.ones(4, dtype=torch.int64)),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(x: Tensor, weight: Tensor) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        kernels.weighted_sum(x, weight)

@@ -1,0 +1,242 @@
+"""The runner of `attention` in this process: right, wrong and failing implementations beside each other."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from app.specs.attention import AttentionSpec
+from kernels.registry import ATTENTION
+from tests.workers.reporting import Report
+from workers.jobs import cells
+from workers.jobs.attention import RUNNER
+from workers.jobs.base import Resumable, Unit
+from workers.measure.ceilings import Ceilings
+from workers.outcome import Crashed, Failed, Unsupported
+
+PLUGINS = Path(__file__).parents[1] / "plugins"
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+CPU_ONLY = {"intermediates_mib", "working_memory_mib"}
+BACKWARD = {"backward", "forward_backward"}
+
+
+@pytest.fixture(autouse=True)
+def _installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """tests/plugins is installed: its distributions' entry points are found."""
+    monkeypatch.syspath_prepend(str(PLUGINS))
+    vars(ATTENTION).pop("_entries", None)
+    yield
+    vars(ATTENTION).pop("_entries", None)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FLOPWATCH_DATA_DIR", str(tmp_path / "data"))
+
+    def run(unit: Unit | None = None, **fields: Any) -> Report:
+        defaults = {
+            "implementations": ["eager"],
+            "batch_size": 2,
+            "head_dims": [16],
+            "sequence_lengths": [48],
+            "dtypes": ["fp32"],
+            "warmup_steps": 1,
+            "measure_steps": 3,
+        }
+        spec = AttentionSpec(**{**defaults, **fields})
+        report = Report(tmp_path)
+        RUNNER.run(spec, unit or RUNNER.plan(spec)[0], report)
+        return report
+
+    precision = torch.get_float32_matmul_precision()
+    yield run
+    torch.set_float32_matmul_precision(precision)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_every_metric_of_a_cell(run, dtype: str, device: str) -> None:
+    report = run(implementations=["eager", "sdpa_math", "own"], dtypes=[dtype], device=device, causal=[False, True])
+    assert len({tuple(row["case"].values()) for row in report.rows}) == 6
+    cell = report.cell(implementation="own", causal=True)
+    assert list(cell) == [
+        ("forward_ms", "forward"), ("backward_ms", "backward"), ("forward_backward_ms", "forward_backward"),
+        ("tflops", "forward"), ("tflops", "backward"), ("tflops", "forward_backward"),
+        ("ceiling_percent", "forward"), ("ceiling_percent", "backward"), ("ceiling_percent", "forward_backward"),
+        ("memory_before_backward_mib", "backward"), ("peak_memory_mib", None),
+        ("intermediates_mib", "forward"), ("working_memory_mib", "forward"),
+        ("output_error", "forward"), ("gradient_error", "backward"),
+    ]  # fmt: skip
+    for (name, _), row in cell.items():
+        if name in {"ceiling_percent", "memory_before_backward_mib", "peak_memory_mib"} | CPU_ONLY:
+            assert row["outcome"] in {"ok", "unknown"}
+            continue
+        assert row["outcome"] == "ok", row
+        assert row["n"] == (1 if name.endswith("error") else 3)
+        assert row["case"]["device"] == report.fingerprint["device"]["name"]
+    assert cell["output_error", "forward"]["median"] < (1e-5 if dtype == "fp32" else 2e-2)
+    assert report.steps[0] == (0, 6, f"eager, {dtype}, length 48, head dimension 16")
+    assert report.steps[-1] == (6, 6, "done")
+    assert {check["name"] for check in report.verdict["checks"]} >= {"variation", "recompiles", "host_load"}
+
+
+def test_rates_follow_from_times_and_the_ceiling(run, tmp_path: Path) -> None:
+    Ceilings(tmp_path / "data" / "ceilings").record(torch.device("cpu"), {"fp32": 0.5}, None)
+    report = run(causal=[False, True], num_heads=3, device="cpu")
+    for causal in (False, True):
+        cell = report.cell(causal=causal)
+        forward = 4 * 2 * 3 * 48**2 * 16 / (2 if causal else 1)
+        for phase, factor in (("forward", 1), ("backward", 2), ("forward_backward", 3)):
+            fastest = cell[f"{phase}_ms", phase]["min"]
+            assert cell["tflops", phase]["max"] == pytest.approx(1e-9 * factor * forward / fastest)
+            percent = 100 * cell["tflops", phase]["max"] / 0.5
+            assert cell["ceiling_percent", phase]["max"] == pytest.approx(percent)
+
+
+def test_forward_only_keeps_no_gradients(run) -> None:
+    report = run(mode="forward", implementations=["forward_only", "own"])
+    assert {row["phase"] for row in report.rows} == {"forward", None}
+    assert {row["metric"] for row in report.rows} >= {"forward_ms", "tflops", "output_error"}
+    assert report.cell(implementation="forward_only")["forward_ms", "forward"]["outcome"] == "ok"
+
+
+def test_an_implementation_without_backward_is_timed_forward(run) -> None:
+    cell = run(implementations=["forward_only"]).cell()
+    assert cell["forward_ms", "forward"]["outcome"] == "ok"
+    assert {row["outcome"] for (_, phase), row in cell.items() if phase in BACKWARD} == {"unsupported"}
+
+
+@pytest.mark.parametrize("name", ["wrong", "wrong_row", "wrong_gradient"])
+def test_a_wrong_kernels_time_is_shown_as_wrong(run, name: str) -> None:
+    report = run(implementations=[name, "own"], sequence_lengths=[1500], causal=[False], batch_size=1)
+    cell = report.cell(implementation=name)
+    errors = {metric: row for (metric, _), row in cell.items() if metric.endswith("error")}
+    assert {row["outcome"] for row in errors.values()} == {"ok"}
+    assert max(row["median"] for row in errors.values()) > 1e-3
+    for (metric, _), row in cell.items():
+        if metric not in errors:
+            assert row["outcome"] == "wrong"
+            assert row["median"] is None
+            assert "relative error" in row["reason"]
+    blamed = "the gradient of input 1" if name == "wrong_gradient" else "the output"
+    assert blamed in cell["forward_ms", "forward"]["reason"]
+    assert report.cell(implementation="own")["forward_ms", "forward"]["outcome"] == "ok"
+
+
+def test_what_goes_wrong_in_one_cell_costs_no_other(run) -> None:
+    names = ["hungry", "raises", "sdpa_cudnn", "no_such", "own"]
+    report = run(implementations=names, device="cpu")
+    outcomes = {name: report.cell(implementation=name)["forward_ms", "forward"] for name in names}
+    assert {name: row["outcome"] for name, row in outcomes.items()} == {
+        "hungry": "oom",
+        "raises": "failed",
+        "sdpa_cudnn": "unsupported",
+        "no_such": "unsupported",
+        "own": "ok",
+    }
+    assert "Tried to allocate 20.00 GiB" in outcomes["hungry"]["reason"]
+    assert outcomes["raises"]["reason"] == "ValueError: the keys are a pineapple"
+    assert "only on cuda" in outcomes["sdpa_cudnn"]["reason"]
+    assert "unknown attention implementation 'no_such'" in outcomes["no_such"]["reason"]
+
+
+def test_a_job_of_nothing_known_is_unsupported(run) -> None:
+    with pytest.raises(Unsupported, match=r"unknown attention implementation 'no_such'; known are .*own"):
+        run(implementations=["no_such"])
+
+
+def test_tf32_is_for_gpus(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    report = run(dtypes=["tf32", "fp32"])
+    assert report.cell(dtype="tf32")["forward_ms", "forward"]["outcome"] == "unsupported"
+    assert report.cell(dtype="fp32")["forward_ms", "forward"]["outcome"] == "ok"
+
+
+def test_after_a_crash_the_rest_goes_on_in_a_fresh_unit(run) -> None:
+    fields = {"implementations": ["eager", "dies", "own"]}
+    assert isinstance(RUNNER, Resumable)
+    spec = AttentionSpec(**fields)
+    rest = RUNNER.resume(spec, RUNNER.plan(spec)[0], 1, Failed("crashed", "the job's process was killed by SIGSEGV"))
+    report = run(rest, **fields)
+    assert report.steps[0][:2] == (1, 3)
+    assert report.cell(implementation="dies")["forward_ms", "forward"]["outcome"] == "crashed"
+    assert "SIGSEGV" in report.cell(implementation="dies")["forward_ms", "forward"]["reason"]
+    assert report.cell(implementation="own")["forward_ms", "forward"]["outcome"] == "ok"
+    assert {row["case"]["implementation"] for row in report.rows} == {"dies", "own"}
+
+
+def test_a_lost_device_context_ends_the_process(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(_device: torch.device) -> None:
+        raise Crashed("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(cells, "check_device_answers", lost)
+    with pytest.raises(Crashed, match="illegal memory access"):
+        run(implementations=["raises", "own"])
+
+
+def test_nothing_compiled_survives_a_cell(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch._dynamo
+
+    resets = []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(1))
+    run(implementations=["eager", "own"])
+    assert len(resets) == 2
+
+
+@pytest.mark.skipif("cpu_flash" not in ATTENTION.names(), reason="the C++ family is not registered")
+def test_the_cpu_family_tells_its_intermediates_and_takes_block_sizes(run) -> None:
+    names = ["cpu_naive", "cpu_blocked", "cpu_fused", "cpu_flash"]
+    fields = {"batch_size": 1, "num_heads": 4, "head_dims": [32], "sequence_lengths": [1024], "device": "cpu"}
+    steps = {"warmup_steps": 0, "measure_steps": 1, "causal": [False]}
+    report = run(implementations=names, mode="forward", br=[16, 64], bc=[32], **fields, **steps)
+
+    def mib(metric: str, **coordinates: Any) -> float:
+        return float(report.cell(**coordinates)[metric, "forward"]["median"])
+
+    for block in (16, 64):
+        assert mib("intermediates_mib", implementation="cpu_blocked", br=block) == 4.5
+    assert mib("intermediates_mib", implementation="cpu_naive") == 4.5
+    assert mib("working_memory_mib", implementation="cpu_fused") == torch.get_num_threads() * 4 / 1024
+    small, large = (mib("working_memory_mib", implementation="cpu_flash", br=block, bc=32) for block in (16, 64))
+    assert small < large < 1
+    assert {row["outcome"] for row in report.rows if row["metric"] == "forward_ms"} == {"ok"}
+
+
+@pytest.mark.gpu
+def test_an_illegal_access_ends_the_process_after_the_cells_before_it(tmp_path: Path) -> None:
+    code = f"""
+import os, sys
+from pathlib import Path
+from tests.workers.test_attention_runner import AttentionSpec, Crashed, Report, RUNNER
+fields = {{"implementations": ["own", "poisons", "eager"], "sequence_lengths": [48], "dtypes": ["fp32"]}}
+spec = AttentionSpec(**fields, head_dims=[16], warmup_steps=0, measure_steps=1, device="cuda")
+report = Report(Path({str(tmp_path)!r}))
+try:
+    RUNNER.run(spec, RUNNER.plan(spec)[0], report)
+except Crashed as error:
+    print(error, {{row["case"]["implementation"] for row in report.rows}}, report.steps[-1][0])
+    sys.stdout.flush()
+    os._exit(0)  # what torch does at the end with a context that is lost is no matter here
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PLUGINS.parents[1]), str(PLUGINS)])}
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
+    assert out.stdout.startswith("CUDA error")
+    assert out.stdout.strip().endswith("{'own'} 1")
+
+
+@pytest.mark.gpu
+def test_memory_on_a_gpu_is_the_cells_own(run) -> None:
+    report = run(sequence_lengths=[512, 1024], device="cuda", causal=[False], batch_size=1)
+    before = {
+        length: report.cell(sequence_length=length)["memory_before_backward_mib", "backward"]["median"]
+        for length in (512, 1024)
+    }
+    weights = 4 * (1024**2 - 512**2) / 2**20  # eager keeps the weights, one float32 per pair
+    assert before[1024] - before[512] == pytest.approx(weights, rel=0.3)

@@ -1,0 +1,124 @@
+"""Runs `attention`: implementations beside each other, forward and backward, each checked against one oracle."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from app.settings import Settings
+from app.specs.attention import AttentionCell, AttentionSpec
+from workers.jobs.cells import Bench, CellsRunner, Metric, Problem, Values
+from workers.outcome import Unsupported
+from workers.torch_host import load, set_precision, why_no_precision
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from workers.measure.operations import Operation
+
+
+class AttentionRunner(CellsRunner):
+    """The runner of kind `attention`."""
+
+    kind = "attention"
+    rates = (("tflops", "TFLOP/s"), ("ceiling_percent", "%"))
+    extras = (Metric("intermediates_mib", "forward", "MiB"), Metric("working_memory_mib", "forward", "MiB"))
+
+    def check(self, spec: AttentionSpec) -> None:
+        """Refuse a job for which this worker has no implementation at all."""
+        from kernels.registry import ATTENTION
+
+        if not set(spec.implementations) & set(ATTENTION.names()):
+            load(ATTENTION, spec.implementations[0])
+
+    def problem_of(self, spec: AttentionSpec, cell: AttentionCell) -> Any:
+        return cell.dtype, cell.causal, cell.head_dim, cell.sequence_length
+
+    def make_problem(self, spec: AttentionSpec, cell: AttentionCell, device: torch.device) -> Problem:
+        """Normally distributed inputs (batch_size, num_heads, sequence_length, head_dim)."""
+        import torch
+
+        from kernels.attention.oracle import oracle
+        from kernels.tolerance import TF32_TOLERANCE, TOLERANCES
+        from workers.model.precision import PRECISIONS
+
+        dtype = PRECISIONS[cell.dtype].compute_dtype
+        backward = spec.mode == "forward_backward"
+        generator = torch.Generator(device).manual_seed(spec.seed)
+        q, k, v, grad_out = (
+            torch.randn(shape_of(spec, cell), generator=generator, device=device).to(dtype) for _ in range(4)
+        )
+        expected = oracle(q, k, v, grad_out if backward else None, cell.causal)
+        return Problem(
+            inputs=tuple(tensor.requires_grad_(backward) for tensor in (q, k, v)),
+            grad_out=grad_out if backward else None,
+            expected=(expected.out, *expected.gradients),
+            tolerance=TF32_TOLERANCE if cell.dtype == "tf32" else TOLERANCES[dtype],
+        )
+
+    def operation(self, spec: AttentionSpec, cell: AttentionCell, problem: Problem, device: torch.device) -> Operation:
+        from kernels.registry import ATTENTION
+        from workers.measure.operations import Operation
+
+        if reason := why_no_precision(device, cell.dtype):
+            raise Unsupported(reason)
+        set_precision(cell.dtype)
+        implementation = load(ATTENTION, cell.implementation)
+        dtype = str(problem.inputs[0].dtype).removeprefix("torch.")
+        if reason := implementation.why_not(device.type, dtype, backward=False):
+            raise Unsupported(reason)
+        return Operation(
+            function=functools.partial(call, implementation, cell),
+            inputs=problem.inputs,
+            grad_out=problem.grad_out if implementation.has_backward else None,
+        )
+
+    def add_rates(
+        self,
+        spec: AttentionSpec,
+        cell: AttentionCell,
+        times: Mapping[str, Sequence[float]],
+        bench: Bench,
+        values: Values,
+    ) -> None:
+        """TFLOP/s of useful work, and their share of what this device's matrix products reach."""
+        from kernels.registry import ATTENTION
+        from workers.measure.ceilings import Ceilings
+        from workers.model.accounting import attention_backward_flops, attention_flops
+
+        forward = attention_flops(shape_of(spec, cell), causal=cell.causal)
+        backward = attention_backward_flops(forward)
+        flops = {"forward": forward, "backward": backward, "forward_backward": forward + backward}
+        ceiling, source = Ceilings(Settings().ceilings_dir).tflops(bench.device, cell.dtype)
+        for name, samples in times.items():
+            rates = [1e-9 * flops[name] / milliseconds for milliseconds in samples]
+            values.set("tflops", name, rates, "")
+            percent = None if ceiling is None else [100 * rate / ceiling for rate in rates]
+            values.set("ceiling_percent", name, percent, source)
+        tell = load(ATTENTION, cell.implementation).forward_bytes
+        if tell is not None:
+            working, output = tell(*shape_of(spec, cell), **blocks(cell))
+            values.set("intermediates_mib", "forward", [(working + output) / 2**20], "")
+            values.set("working_memory_mib", "forward", [working / 2**20], "")
+        values.rest("unknown", "the implementation does not tell", ("intermediates_mib", "working_memory_mib"))
+
+
+def shape_of(spec: AttentionSpec, cell: AttentionCell) -> tuple[int, int, int, int]:
+    """(batch, heads, sequence, head_dim) of queries, keys and values."""
+    return spec.batch_size, spec.num_heads, cell.sequence_length, cell.head_dim
+
+
+def call(implementation: Any, cell: AttentionCell, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The implementation, masked and with its block sizes as the cell says."""
+    out: Tensor = implementation.function(q, k, v, cell.causal, **blocks(cell))
+    return out
+
+
+def blocks(cell: AttentionCell) -> dict[str, int]:
+    """The block sizes that the implementation takes, by name."""
+    return {name: value for name, value in (("br", cell.br), ("bc", cell.bc)) if value is not None}
+
+
+RUNNER = AttentionRunner()

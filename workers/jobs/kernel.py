@@ -1,0 +1,83 @@
+"""Runs `kernel`: kernels other than attention, beside the plain PyTorch that they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from app.specs.kernel import KernelCell, KernelSpec
+from workers.jobs.cells import Bench, CellsRunner, Problem, Values
+from workers.outcome import Unsupported
+
+if TYPE_CHECKING:
+    import torch
+
+    from workers.measure.operations import Operation
+
+
+class KernelRunner(CellsRunner):
+    """The runner of kind `kernel`."""
+
+    kind = "kernel"
+    rates = (("gb_per_s", "GB/s"),)
+
+    def problem_of(self, spec: KernelSpec, cell: KernelCell) -> Any:
+        return cell.dtype, cell.rows, cell.columns
+
+    def make_problem(self, spec: KernelSpec, cell: KernelCell, device: torch.device) -> Problem:
+        """Normally distributed x (rows, columns), weight (columns), and gradient of the output (rows)."""
+        import torch
+
+        from kernels.tolerance import TOLERANCES
+        from workers.model.precision import PRECISIONS
+
+        dtype = PRECISIONS[cell.dtype].compute_dtype
+        generator = torch.Generator(device).manual_seed(spec.seed)
+        x, weight, grad_out = (
+            torch.randn(shape, generator=generator, device=device).to(dtype)
+            for shape in ((cell.rows, cell.columns), (cell.columns,), (cell.rows,))
+        )
+        backward = spec.mode == "forward_backward"
+        # Outer and inner product: the gradients of x and weight.
+        expected = [x.double() @ weight.double()]
+        if backward:
+            expected += [torch.outer(grad_out.double(), weight.double()), grad_out.double() @ x.double()]
+        return Problem(
+            inputs=(x.requires_grad_(backward), weight.requires_grad_(backward)),
+            grad_out=grad_out if backward else None,
+            expected=tuple(expected),
+            tolerance=TOLERANCES[dtype],
+        )
+
+    def operation(self, spec: KernelSpec, cell: KernelCell, problem: Problem, device: torch.device) -> Operation:
+        from workers.measure.operations import Operation
+
+        if cell.implementation == "torch":
+            return Operation(weighted_sum, problem.inputs, problem.grad_out)
+        if device.type != "cuda":
+            raise Unsupported("the Triton kernel needs a GPU")
+        import kernels
+
+        return Operation(kernels.weighted_sum, problem.inputs, problem.grad_out)
+
+    def add_rates(
+        self, spec: KernelSpec, cell: KernelCell, times: Mapping[str, Sequence[float]], bench: Bench, values: Values
+    ) -> None:
+        """GB/s of the tensors that each pass has to read and write."""
+        x = cell.rows * cell.columns
+        forward = x + cell.columns + cell.rows
+        # The same inputs and the output's gradient are read; the gradients of x and weight are written.
+        backward = 2 * x + 2 * cell.columns + cell.rows
+        numbers = {"forward": forward, "backward": backward, "forward_backward": forward + backward}
+        size = 4 if cell.dtype == "fp32" else 2
+        for name, samples in times.items():
+            rates = [1e-6 * size * numbers[name] / milliseconds for milliseconds in samples]
+            values.set("gb_per_s", name, rates, "")
+
+
+def weighted_sum(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The plain PyTorch: x (rows, columns) times weight (columns), summed over columns."""
+    return (x * weight).sum(-1)
+
+
+RUNNER = KernelRunner()

@@ -1,0 +1,99 @@
+"""Measured ceilings of this host's devices, kept as one small file per device for the jobs that come after.
+
+A job's process has no database; what its device can do is on the host's own disk. The newest measurement of each data
+type counts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from workers.measure.environment import device_name
+
+NO_CEILING = "no measured ceiling of this device is on record: run a job of kind ceiling on this worker"
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A measured rate, and when it was measured (RFC 3339, UTC)."""
+
+    value: float
+    measured_at: str
+
+
+@dataclass(frozen=True)
+class Ceiling:
+    """What a device reached: matrix products in TFLOP/s by precision ("fp32", …), copies in GB/s (read + written)."""
+
+    device: str
+    tflops: Mapping[str, Rate] = field(default_factory=dict)
+    copy_gb_per_s: Rate | None = None
+
+
+class Ceilings:
+    """The files, in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def read(self, device: torch.device) -> Ceiling | None:
+        """What is on record; None if nothing is, or nothing that makes sense."""
+        try:
+            stored = json.loads(self._path(device).read_text(encoding="utf-8"))
+            copy = stored["copy_gb_per_s"]
+            return Ceiling(
+                device=stored["device"],
+                tflops={precision: Rate(**rate) for precision, rate in stored["tflops"].items()},
+                copy_gb_per_s=None if copy is None else Rate(**copy),
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def record(
+        self, device: torch.device, tflops: Mapping[str, float], copy_gb_per_s: float | None, at: datetime | None = None
+    ) -> None:
+        """Remember new rates; data types that were not measured now keep their old ones.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        now = (at or datetime.now(UTC)).strftime("%Y-%m-%dT%H:%M:%SZ")
+        known = self.read(device) or Ceiling(device_name(device))
+        ceiling = Ceiling(
+            device=device_name(device),
+            tflops={**known.tflops, **{name: Rate(value, now) for name, value in tflops.items()}},
+            copy_gb_per_s=known.copy_gb_per_s if copy_gb_per_s is None else Rate(copy_gb_per_s, now),
+        )
+        self._folder.mkdir(parents=True, exist_ok=True)
+        # Whole or not at all: another job may read it now.
+        with tempfile.NamedTemporaryFile("w", dir=self._folder, encoding="utf-8", delete=False) as file:
+            json.dump(asdict(ceiling), file, indent=2)
+        Path(file.name).replace(self._path(device))
+
+    def tflops(self, device: torch.device, precision: str) -> tuple[float | None, str]:
+        """The ceiling of matrix products and when it was measured, or None and the reason why there is none."""
+        ceiling = self.read(device)
+        if ceiling is None:
+            return None, NO_CEILING
+        rate = ceiling.tflops.get(precision)
+        if rate is None:
+            return None, f"no measured ceiling of this device in {precision} is on record"
+        return rate.value, f"measured at {rate.measured_at}"
+
+    def _path(self, device: torch.device) -> Path:
+        return self._folder / f"{_identity(device)}.json"
+
+
+def _identity(device: torch.device) -> str:
+    """A GPU's UUID; a processor's model with the number of threads that torch uses, on which its rate depends."""
+    if device.type == "cuda":
+        return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+    return f"cpu-{re.sub(r'[^a-z0-9]+', '-', device_name(device).lower()).strip('-')}-{torch.get_num_threads()}-threads"

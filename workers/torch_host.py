@@ -1,0 +1,121 @@
+"""What a job's process finds: its device, what is installed, and what errors of torch mean for the job."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from workers.outcome import Crashed, InvalidEnvironment, RunnerError, Unsupported
+
+if TYPE_CHECKING:
+    import torch
+
+    from kernels.registry import Registry
+
+NO_COMPILER = {"InvalidCxxCompiler", "TritonMissing", "GPUTooOldForTriton"}
+"""torch.compile's errors for a host without what it needs."""
+NOT_BUILT = {"BuildError", "CompilerMissing"}
+"""Those of our own C++."""
+
+
+def choose_device(asked: str, precision: str = "fp32") -> torch.device:
+    """The device of this process, which sees only the job's.
+
+    Args:
+        asked: "auto", "cpu" or "cuda".
+        precision: "fp32", "tf32", "bf16" or "fp16", which the device must have.
+
+    Raises:
+        Unsupported: there is none of that type, or it lacks the precision.
+    """
+    import torch
+
+    on_gpu = asked != "cpu" and torch.cuda.is_available()
+    if asked == "cuda" and not on_gpu:
+        raise Unsupported("device cuda: this worker's process sees no GPU")
+    device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    if reason := why_no_precision(device, precision):
+        raise Unsupported(reason)
+    return device
+
+
+def why_no_precision(device: torch.device, precision: str) -> str | None:
+    """Why the device cannot compute in "fp32", "tf32", "bf16" or "fp16"; None if it can."""
+    import torch
+
+    if device.type == "cpu":
+        return "precision tf32 is a GPU format, and the job runs on a CPU" if precision == "tf32" else None
+    if precision in {"tf32", "bf16"} and torch.cuda.get_device_capability(device) < (8, 0):
+        return f"precision {precision} needs compute capability 8.0 or later"
+    return None
+
+
+def set_precision(precision: str) -> None:
+    """Make this process compute in a precision, and really in it.
+
+    Raises:
+        InvalidEnvironment: the environment forbids it.
+    """
+    from workers.model.precision import PRECISIONS
+
+    if precision == "tf32" and os.environ.get("NVIDIA_TF32_OVERRIDE") == "0":
+        raise InvalidEnvironment("NVIDIA_TF32_OVERRIDE=0 is set, so that nothing here can compute in tf32")
+    try:
+        PRECISIONS[precision].apply()
+    except RuntimeError as error:
+        raise InvalidEnvironment(str(error)) from error
+
+
+def load(registry: Registry, name: str) -> Any:
+    """What `name` stands for.
+
+    Raises:
+        Unsupported: there is no such name here.
+        InvalidEnvironment: an installed one is broken.
+    """
+    from kernels.registry import RegistryError, UnknownName
+
+    try:
+        return registry.load(name)
+    except UnknownName as error:
+        raise Unsupported(str(error)) from error
+    except RegistryError as error:
+        raise InvalidEnvironment(str(error)) from error
+
+
+def translated(error: BaseException) -> RunnerError | None:
+    """What an error of torch means for the job, where that is known."""
+    from kernels.attention.library import NO_KERNEL
+
+    causes = list(_causes(error))
+    if any(NO_KERNEL in str(cause) for cause in causes):
+        return Unsupported(f"torch has no such attention kernel for these inputs: {error}")
+    for cause in causes:
+        if type(cause).__name__ in NO_COMPILER:
+            return InvalidEnvironment(f"torch.compile does not work on this host: {cause}")
+        if type(cause).__name__ in NOT_BUILT:
+            return InvalidEnvironment(str(cause))
+    return None
+
+
+def check_device_answers(device: torch.device) -> None:
+    """See whether the device still computes, after an error.
+
+    Raises:
+        Crashed: an illegal memory access, or the like, took this process's context with it.
+    """
+    import torch
+
+    if device.type != "cuda":
+        return
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        raise Crashed(" ".join(str(error).split("\n")[0].split())) from error
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
