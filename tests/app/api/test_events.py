@@ -153,8 +153,10 @@ def test_nobody_polls_while_nobody_waits(site: Any, until: Any) -> None:
     until(lambda: changes._waiting == 0 and changes._poller is None, "the poller's end")
     job_id = site.submit()["id"]
     with site.http.stream("GET", f"/jobs/{job_id}/events", headers=STREAM) as response:
-        next(parse(response.iter_lines()))
+        stream = parse(response.iter_lines())  # kept: the connection would end with it
+        next(stream)
         until(lambda: changes._poller is not None, "the poller")
+        del stream
     until(lambda: changes._waiting == 0 and changes._poller is None, "the poller's end")
 
 
