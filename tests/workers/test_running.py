@@ -79,7 +79,7 @@ class Launcher:
         log, log_in = os.pipe()
         unit = Unit(theirs, messages_in, log_in, Path(request.scratch))
         threading.Thread(target=self.play, args=(unit,)).start()
-        return Process(ours, messages, log)
+        return Process(ours, messages, log, on_close=lambda: None)
 
 
 @dataclass
