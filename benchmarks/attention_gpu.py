@@ -41,7 +41,7 @@ def median_ms(calls: Sequence[Pass], samples: int) -> list[float]:
     for _ in range(samples):
         for call, own in zip(calls, events, strict=True):
             flushed.zero_()
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             start.record()
             call()
             end.record()

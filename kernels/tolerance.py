@@ -10,8 +10,8 @@ from torch import Tensor
 
 TOLERANCES: Final = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 """Largest relative error ‖out − oracle‖ / ‖oracle‖ of an implementation that computes in that dtype."""
-TF32_TOLERANCE: Final = 2e-3
-"""The same for float32 inputs whose products are rounded to tf32."""
+TF32_TOLERANCE: Final = 5e-3
+"""The same for float32 inputs whose products are of tf32, to which tensor cores cut numbers rather than round them."""
 ROWS: Final = 10
 """Tolerances that one row may err: a whole that is right on average may hold a row that is wrong."""
 

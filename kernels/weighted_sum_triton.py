@@ -44,7 +44,7 @@ def weighted_sum(x: Tensor, weight: Tensor) -> Tensor:
 
 @torch.library.custom_op("flopwatch::weighted_sum", mutates_args=())
 def _weighted_sum(x: Tensor, weight: Tensor) -> Tensor:
-    out = _result(x, weight)
+    out: Tensor = _result(x, weight)
     rows = _rows(x)
     if out.numel():
         _forward_kernel[(triton.cdiv(len(rows), ROWS),)](

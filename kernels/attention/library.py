@@ -45,7 +45,7 @@ def _compiled(function: Any) -> Any:
 def _each_size_compiled() -> Any:
     # By default, torch compiles a function for a few sizes only.
     many = 1 << 16
-    return torch._dynamo.config.patch(recompile_limit=many, accumulated_recompile_limit=many)  # type: ignore[no-untyped-call]
+    return torch._dynamo.config.patch(recompile_limit=many, accumulated_recompile_limit=many)
 
 
 def _compiled_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:

@@ -67,6 +67,7 @@ def test_reference_has_right_gradients() -> None:
     assert torch.autograd.gradcheck(lambda q, k, v: attention_with_logsumexp(q, k, v, True), tensors)
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # torch's own, importing Inductor
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(("name", "device"), CASES)

@@ -32,6 +32,7 @@ def test_unknown_attributes_are_refused() -> None:
         _ = kernels.attention.FlashAttention4
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # torch's own, importing Inductor
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_compiled_attention_agrees_with_eager(device: str) -> None:
@@ -67,6 +68,7 @@ def test_every_size_is_compiled_and_none_falls_back(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")
 @pytest.mark.parametrize("name", ["compiled", "flex"])
 def test_a_heads_axis_is_optional(name: str) -> None:
