@@ -225,7 +225,8 @@ except Crashed as error:
     sys.stdout.flush()
     os._exit(0)  # what torch does at the end with a context that is lost is no matter here
 """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(PLUGINS.parents[1]), str(PLUGINS)])}
+    path = os.pathsep.join([str(PLUGINS.parents[1]), str(PLUGINS), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path}
     out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
     assert out.stdout.startswith("CUDA error")
     assert out.stdout.strip().endswith("{'own'} 1")
