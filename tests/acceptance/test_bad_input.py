@@ -15,6 +15,7 @@ import httpx
 import psutil
 import pytest
 
+from app.specs import KINDS
 from benchmarks.service import Service
 from tests.acceptance.faults import TINY, database_path, http_client, problem_trouble, state_of
 
@@ -22,6 +23,7 @@ pytestmark = pytest.mark.acceptance
 
 LIMIT_BYTES = 64 << 10
 FUZZED = 500
+KNOWN_KINDS = f"known kinds: {', '.join(sorted(KINDS))}"
 CUSTOM = {"d_model": 96, "d_ff": 64, "num_layers": 1, "num_heads": 5}
 SWEEP: dict[str, Any] = {"base": TINY, "grid": {"context_length": [8, 16]}}
 
@@ -81,9 +83,9 @@ FIELDS = [
     Bad("half a model", body=spec(model={"d_ff": 8}), errors={"/spec/model/d_model": "give size, or all of d_model"}),
     Bad("unknown size", body=spec(model={"size": "huge"}), errors={"/spec/model/size": "'tiny', 'small'"}),
     Bad("tf32 on a CPU", body=spec(precision="tf32", device="cpu"), errors={"/spec/precision": "choose fp32 or bf16"}),
-    Bad("unknown kind", body={"spec": {"kind": "bench"}}, errors={"/spec/kind": "known kinds: benchmark"}),
-    Bad("no kind", body={"spec": {"model": {"size": "tiny"}}}, errors={"/spec/kind": "known kinds: benchmark"}),
-    Bad("kind is no text", body={"spec": {"kind": ["benchmark"]}}, errors={"/spec/kind": "known kinds: benchmark"}),
+    Bad("unknown kind", body={"spec": {"kind": "bench"}}, errors={"/spec/kind": KNOWN_KINDS}),
+    Bad("no kind", body={"spec": {"model": {"size": "tiny"}}}, errors={"/spec/kind": KNOWN_KINDS}),
+    Bad("kind is no text", body={"spec": {"kind": ["benchmark"]}}, errors={"/spec/kind": KNOWN_KINDS}),
     Bad("no spec", body={"name": "x"}, errors={"/spec": "Field required"}),
     Bad("not an object", body=[1], errors={"": "got [1]"}),
     Bad("label", body={"spec": TINY, "labels": {"a b": "x"}}, errors={"/labels/a b": "pattern"}),
@@ -157,7 +159,7 @@ SWEEPS = [
     sweep("wrong value", {"/grid/context_length/1": "greater than or equal to 1"}, grid={"context_length": [8, 0]}),
     sweep("wrong type", {"/grid/compile/0": "boolean; got"}, grid={"compile": ["yes"]}),
     sweep("wrong base", {"/base/batch_size": "integer"}, base={**TINY, "batch_size": None}),
-    sweep("unknown kind", {"/base/kind": "known kinds: benchmark"}, base={"kind": "bench"}),
+    sweep("unknown kind", {"/base/kind": KNOWN_KINDS}, base={"kind": "bench"}),
     sweep("two kinds", {"/grid/kind": "set it in base"}, grid={"kind": ["benchmark"]}),
     sweep("a value twice", {"/grid/seed/1": "in the list twice"}, grid={"seed": [1, 1]}),
     sweep("too many", {"/grid": "split it"}, grid={"seed": list(range(1000)), "batch_size": list(range(1, 12))}),
