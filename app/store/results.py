@@ -307,6 +307,10 @@ def _texts(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(texts, dtype=object)
 
 
+TOO_SMALL = 1e-6
+"""What six decimals would show as nothing is written with an exponent."""
+
+
 def _text(value: Any) -> str:
     if value is None:
         return ""
@@ -318,7 +322,10 @@ def _cell_text(mean: Any, std: Any, n: Any, outcome: str | None) -> str:
         return ""
     if outcome != "ok" or pd.isna(mean):
         return UNKNOWN if outcome == "ok" else outcome
-    if pd.isna(std) or n < 2:
+    alone = pd.isna(std) or n < 2
+    if any(0 < abs(value) < TOO_SMALL for value in ((mean,) if alone else (mean, std))):
+        return f"{mean:.3g}" if alone else f"{mean:.3g} ± {std:.2g}"
+    if alone:
         return f"{mean:.{_decimals(mean, 4)}f}"
     # The deviation's two leading digits say how far the mean's are worth showing.
     decimals = _decimals(std, 2) if std > 0 else _decimals(mean, 4)
