@@ -14,23 +14,17 @@ every run.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kernels.attention import triton_tilings as tilings
-from kernels.attention.triton_backward import keys_kernel, queries_kernel, rows_kernel
-from kernels.attention.triton_forward import forward_kernel
-from kernels.attention.triton_tiles import Tiling, descriptor, has_tensor_descriptors
+from kernels.attention import triton_launch as launch
 from kernels.registry import Implementation
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST_HEAD_DIM = 256
-ROW_TILE = 128  # lengths of the backward pass's buffers are multiples of it, and of every tile of queries
 
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, tf32: bool | None = None) -> Tensor:
@@ -79,7 +73,7 @@ def _forward_operation(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, tf32: b
     out, logsumexp = _forward_results(q, k, v)
     if out.numel():
         q, k, v, heads_out = _with_heads(q, k, v, out)
-        forward(q, k, v, heads_out, logsumexp, is_causal, _precision(q, tf32))
+        launch.forward(q, k, v, heads_out, logsumexp, is_causal, _precision(q, tf32))
     return out, logsumexp
 
 
@@ -99,7 +93,7 @@ def _backward_operation(
         return gradients[0], gradients[1].zero_(), gradients[2].zero_()
     out_gradient, q, k, v, out = _with_heads(out_gradient, q, k, v, out)
     dq, dk, dv = _with_heads(*gradients)
-    backward(
+    launch.backward(
         out_gradient, q, k, v, out, dq, dk, dv,
         logsumexp.contiguous(), None if logsumexp_gradient is None else logsumexp_gradient.contiguous(),
         is_causal, _precision(q, tf32),
@@ -131,77 +125,6 @@ def _differentiate(ctx: Any, out_gradient: Tensor | None, logsumexp_gradient: Te
 
 
 _forward_operation.register_autograd(_differentiate, setup_context=_save)
-
-
-def forward(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, is_causal: bool, precision: str,
-    tiling: Tiling | None = None,
-) -> None:  # fmt: skip
-    """Fill `out` and the contiguous `logsumexp` (batch, heads, queries); the others have four axes."""
-    batches, heads, queries, head_dim = q.shape
-    keys, width = k.shape[2], _width(head_dim)
-    tiling = tiling or tilings.choose(q, width).forward
-    tma = all(has_tensor_descriptors(tensor) for tensor in (q, k, v))
-    forward_kernel[(triton.cdiv(queries, tiling.queries) * heads * batches,)](
-        _source(q, tiling.queries, width, tma), _source(k, tiling.keys, width, tma),
-        _source(v, tiling.keys, width, tma), out, logsumexp,
-        q.stride(), k.stride(), v.stride(), out.stride(),
-        heads, queries, keys, math.log2(math.e) / math.sqrt(head_dim),
-        GROUP=heads // k.shape[1], HEAD_DIM=head_dim, WIDTH=width, CAUSAL=is_causal, PRECISION=precision, TMA=tma,
-        **tiling.launch_options(),
-    )  # fmt: skip
-
-
-def backward(
-    out_gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
-    logsumexp: Tensor, logsumexp_gradient: Tensor | None, is_causal: bool, precision: str,
-    *, one_pass: bool | None = None, chosen: tilings.Tilings | None = None,
-) -> None:  # fmt: skip
-    """Fill dq, dk and dv; tensors have four axes, `logsumexp` and its gradient three and are contiguous.
-
-    `one_pass` None: the form that was measured to be faster, and two passes if torch is asked for determinism.
-    """
-    batches, heads, queries, head_dim = q.shape
-    keys, group, width = k.shape[2], heads // k.shape[1], _width(head_dim)
-    chosen = chosen or tilings.choose(q, width)
-    if one_pass is None:
-        one_pass = chosen.prefer_one_pass and not torch.are_deterministic_algorithms_enabled()
-    root = 1 / math.sqrt(head_dim)
-    scale = math.log2(math.e) * root
-    padded = triton.cdiv(queries, ROW_TILE) * ROW_TILE
-    exponents, deltas = q.new_empty((2, batches, heads, padded), dtype=torch.float32)
-    common = {"GROUP": group, "HEAD_DIM": head_dim, "WIDTH": width, "CAUSAL": is_causal, "PRECISION": precision}
-
-    rows_kernel[(padded // ROW_TILE * heads * batches,)](
-        out, out_gradient, logsumexp, logsumexp_gradient, exponents, deltas,
-        out.stride(), out_gradient.stride(), heads, queries, padded,
-        HEAD_DIM=head_dim, WIDTH=width, HAS_LOGSUMEXP_GRADIENT=logsumexp_gradient is not None, ROWS=ROW_TILE,
-    )  # fmt: skip
-
-    dq_sum = q.new_zeros((batches, heads, padded, width), dtype=torch.float32) if one_pass else None
-    tma = all(has_tensor_descriptors(tensor) for tensor in (q, k, v, out_gradient))
-    tiling = chosen.one_pass if one_pass else chosen.keys
-    keys_kernel[(triton.cdiv(keys, tiling.keys) * k.shape[1] * batches,)](
-        _source(q, tiling.queries, width, tma), _source(k, tiling.keys, width, tma),
-        _source(v, tiling.keys, width, tma), _source(out_gradient, tiling.queries, width, tma),
-        exponents, deltas, exponents if dq_sum is None else _source(dq_sum, tiling.queries, width, tma), dk, dv,
-        q.stride(), k.stride(), v.stride(), out_gradient.stride(), dk.stride(), dv.stride(),
-        heads, queries, keys, padded, scale, root,
-        ONE_PASS=dq_sum is not None, TMA=tma, **common, **tiling.launch_options(),
-    )  # fmt: skip
-    if dq_sum is not None:
-        torch.mul(dq_sum[:, :, :queries, :head_dim], root, out=dq)
-        return
-
-    tiling = chosen.queries
-    queries_kernel[(triton.cdiv(queries, tiling.queries) * heads * batches,)](
-        _source(q, tiling.queries, width, tma), _source(k, tiling.keys, width, tma),
-        _source(v, tiling.keys, width, tma), _source(out_gradient, tiling.queries, width, tma),
-        exponents, deltas, dq,
-        q.stride(), k.stride(), v.stride(), out_gradient.stride(), dq.stride(),
-        heads, queries, keys, padded, scale, root,
-        TMA=tma, **common, **tiling.launch_options(),
-    )  # fmt: skip
 
 
 def _forward_results(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -252,14 +175,6 @@ def _precision(q: Tensor, tf32: bool | None) -> str:
     if tf32 is None:
         tf32 = torch.get_float32_matmul_precision() != "highest"
     return "tf32" if tf32 else "tf32x3"
-
-
-def _source(tensor: Tensor, rows: int, width: int, tma: bool) -> Any:
-    return descriptor(tensor, rows, width) if tma else tensor
-
-
-def _width(head_dim: int) -> int:
-    return max(16, 1 << (head_dim - 1).bit_length())
 
 
 implementation = Implementation(

@@ -1,0 +1,129 @@
+"""Launches of the Triton kernels of attention, on tensors that were found to fit together.
+
+Tensors are (batch, heads, rows, head_dim) with a contiguous last axis and any other strides; numbers per query are
+(batch, heads, queries), contiguous, float32. Results are written into tensors that the caller made. Each launch takes
+the tiling that was measured to be best (see triton_tilings) unless it is given one.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from kernels.attention import triton_tilings as tilings
+from kernels.attention.triton_backward import keys_kernel, queries_kernel, rows_kernel
+from kernels.attention.triton_forward import forward_kernel
+from kernels.attention.triton_tiles import Tiling, descriptor, has_tensor_descriptors
+
+ROW_TILE = 128  # lengths of the backward pass's buffers are multiples of it, and of every tile of queries
+
+
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, is_causal: bool, precision: str,
+    tiling: Tiling | None = None,
+) -> None:  # fmt: skip
+    """Fill `out` and `logsumexp`."""
+    batches, heads, queries, head_dim = q.shape
+    width = padded_width(head_dim)
+    tiling = tiling or tilings.choose(q, width).forward
+    tma = all(has_tensor_descriptors(tensor) for tensor in (q, k, v))
+    forward_kernel[(triton.cdiv(queries, tiling.queries) * heads * batches,)](
+        _source(q, tiling.queries, width, tma), _source(k, tiling.keys, width, tma),
+        _source(v, tiling.keys, width, tma), out, logsumexp,
+        q.stride(), k.stride(), v.stride(), out.stride(),
+        heads, queries, k.shape[2], math.log2(math.e) / math.sqrt(head_dim),
+        TMA=tma, **_constants(q, k, width, is_causal, precision), **tiling.launch_options(),
+    )  # fmt: skip
+
+
+def backward(
+    out_gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+    logsumexp: Tensor, logsumexp_gradient: Tensor | None, is_causal: bool, precision: str,
+) -> None:  # fmt: skip
+    """Fill dq, dk and dv: in the form that was measured to be faster, or, for determinism's sake, in two passes."""
+    head_dim, width = q.shape[-1], padded_width(q.shape[-1])
+    exponents, deltas = rows(out, out_gradient, logsumexp, logsumexp_gradient)
+    arguments = q, k, v, out_gradient, exponents, deltas
+    if tilings.choose(q, width).prefer_one_pass and not torch.are_deterministic_algorithms_enabled():
+        dq_sum = q.new_zeros((*exponents.shape, width), dtype=torch.float32)
+        keys(*arguments, dk, dv, is_causal, precision, dq_sum)
+        torch.mul(dq_sum[:, :, : q.shape[2], :head_dim], 1 / math.sqrt(head_dim), out=dq)
+    else:
+        keys(*arguments, dk, dv, is_causal, precision)
+        queries(*arguments, dq, is_causal, precision)
+
+
+def rows(
+    out: Tensor, out_gradient: Tensor, logsumexp: Tensor, logsumexp_gradient: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Per query, what `keys` and `queries` need: exponents and D, each (batch, heads, queries, rounded up)."""
+    batches, heads, queries, head_dim = out.shape
+    padded = triton.cdiv(queries, ROW_TILE) * ROW_TILE
+    exponents, deltas = out.new_empty((2, batches, heads, padded), dtype=torch.float32)
+    rows_kernel[(padded // ROW_TILE * heads * batches,)](
+        out, out_gradient, logsumexp, logsumexp_gradient, exponents, deltas,
+        out.stride(), out_gradient.stride(), heads, queries, padded,
+        HEAD_DIM=head_dim, WIDTH=padded_width(head_dim), HAS_LOGSUMEXP_GRADIENT=logsumexp_gradient is not None,
+        ROWS=ROW_TILE,
+    )  # fmt: skip
+    return exponents, deltas
+
+
+def keys(
+    q: Tensor, k: Tensor, v: Tensor, out_gradient: Tensor, exponents: Tensor, deltas: Tensor, dk: Tensor, dv: Tensor,
+    is_causal: bool, precision: str, dq_sum: Tensor | None = None, tiling: Tiling | None = None,
+) -> None:  # fmt: skip
+    """Fill dk and dv, and add √d·dQ to `dq_sum`, of the shape of `exponents` with an axis more, if it is given."""
+    width, root = padded_width(q.shape[-1]), 1 / math.sqrt(q.shape[-1])
+    if tiling is None:
+        chosen = tilings.choose(q, width)
+        tiling = chosen.keys if dq_sum is None else chosen.one_pass
+    tma = all(has_tensor_descriptors(tensor) for tensor in (q, k, v, out_gradient))
+    keys_kernel[(triton.cdiv(k.shape[2], tiling.keys) * k.shape[1] * k.shape[0],)](
+        _source(q, tiling.queries, width, tma), _source(k, tiling.keys, width, tma),
+        _source(v, tiling.keys, width, tma), _source(out_gradient, tiling.queries, width, tma),
+        exponents, deltas, exponents if dq_sum is None else _source(dq_sum, tiling.queries, width, tma), dk, dv,
+        q.stride(), k.stride(), v.stride(), out_gradient.stride(), dk.stride(), dv.stride(),
+        q.shape[1], q.shape[2], k.shape[2], exponents.shape[2], math.log2(math.e) * root, root,
+        ONE_PASS=dq_sum is not None, TMA=tma, **_constants(q, k, width, is_causal, precision),
+        **tiling.launch_options(),
+    )  # fmt: skip
+
+
+def queries(
+    q: Tensor, k: Tensor, v: Tensor, out_gradient: Tensor, exponents: Tensor, deltas: Tensor, dq: Tensor,
+    is_causal: bool, precision: str, tiling: Tiling | None = None,
+) -> None:  # fmt: skip
+    """Fill dq."""
+    batches, heads, queries, head_dim = q.shape
+    width, root = padded_width(head_dim), 1 / math.sqrt(head_dim)
+    tiling = tiling or tilings.choose(q, width).queries
+    tma = all(has_tensor_descriptors(tensor) for tensor in (q, k, v, out_gradient))
+    queries_kernel[(triton.cdiv(queries, tiling.queries) * heads * batches,)](
+        _source(q, tiling.queries, width, tma), _source(k, tiling.keys, width, tma),
+        _source(v, tiling.keys, width, tma), _source(out_gradient, tiling.queries, width, tma),
+        exponents, deltas, dq,
+        q.stride(), k.stride(), v.stride(), out_gradient.stride(), dq.stride(),
+        heads, queries, k.shape[2], exponents.shape[2], math.log2(math.e) * root, root,
+        TMA=tma, **_constants(q, k, width, is_causal, precision), **tiling.launch_options(),
+    )  # fmt: skip
+
+
+def padded_width(head_dim: int) -> int:
+    """Columns of a tile: the head dimension rounded up to a power of two, at least 16."""
+    return max(16, 1 << (head_dim - 1).bit_length())
+
+
+def _constants(q: Tensor, k: Tensor, width: int, is_causal: bool, precision: str) -> dict[str, Any]:
+    return {
+        "GROUP": q.shape[1] // k.shape[1], "HEAD_DIM": q.shape[-1], "WIDTH": width, "CAUSAL": is_causal,
+        "PRECISION": precision,
+    }  # fmt: skip
+
+
+def _source(tensor: Tensor, rows: int, width: int, tma: bool) -> Any:
+    return descriptor(tensor, rows, width) if tma else tensor
