@@ -1,6 +1,7 @@
 """Runs Triton kernels in Triton's interpreter (TRITON_INTERPRET=1) also beside a recent NumPy.
 
-Triton 3.6 turns loop bounds, arrays of one element, into integers by int(), which NumPy 2.4 refuses to do.
+Triton 3.6 turns loop bounds, arrays of one element, into integers by int(), which NumPy 2.4 refuses to do. And it keeps
+bfloat16 as the integers of its bits, which its products multiply as such.
 """
 
 from __future__ import annotations
@@ -8,11 +9,14 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numpy as np
+
 
 @functools.cache
 def mend_interpreter() -> None:
-    """Make arrays of one element count as integers. Does nothing where kernels are compiled."""
+    """Make arrays of one element count as integers, and products take bfloat16, where kernels are interpreted."""
     import triton
+    import triton.language as tl
 
     if not triton.knobs.runtime.interpret:
         return
@@ -25,3 +29,15 @@ def mend_interpreter() -> None:
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
     interpreter._patch_lang_tensor = patch_tensor_and_index
+
+    create_dot = interpreter.InterpreterBuilder.create_dot
+
+    def create_dot_of_numbers(self: Any, a: Any, b: Any, *arguments: Any) -> Any:
+        return create_dot(self, _widened(a), _widened(b), *arguments)
+
+    def _widened(handle: Any) -> Any:
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    interpreter.InterpreterBuilder.create_dot = create_dot_of_numbers

@@ -2,7 +2,8 @@
 
 Takes float32, bfloat16 and float16; head dimensions up to 256; any strides (the last axis is made contiguous if it is
 not); grouped keys and values (a multiple of their heads in the queries); any lengths, also different ones. Memory grows
-linearly with the length. Products are of the inputs' dtype with float32 sums.
+linearly with the length. Products are of the inputs' dtype with float32 sums; those of float32 are exact, to its last
+bits, unless torch allows tf32.
 
 `flash_attention` is the function to call. Under it lie two `torch.library` operations, which `torch.compile` takes as
 they are, without a graph break; `TritonFlashAttention2` is the same as an autograd.Function.
@@ -19,8 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import Parameter
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from kernels.attention import triton_launch as launch
+from kernels.attention import triton_tilings as tilings
 from kernels.registry import Implementation
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -44,7 +48,11 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *,
     Raises:
         ValueError: shapes, dtypes or devices do not fit together, or are not taken.
     """
-    out: Tensor = _forward_operation(q, k, v, is_causal, tf32)[0]
+    out: Tensor
+    if _is_plain(q, k, v):
+        out = TritonFlashAttention2.apply(q, k, v, is_causal, tf32)  # type: ignore[no-untyped-call]
+    else:
+        out = _forward_operation(q, k, v, is_causal, tf32)[0]
     return out
 
 
@@ -52,12 +60,11 @@ class TritonFlashAttention2(torch.autograd.Function):
     """`TritonFlashAttention2.apply(q, k, v, is_causal=False)`: `flash_attention` as an autograd.Function."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, tf32: bool | None = None) -> Tensor:
         """The output; saves it, the inputs, and the log-sum-exp of each query's scores."""
-        out: Tensor
-        out, logsumexp = _forward_operation(q, k, v, is_causal, None)
+        out, logsumexp = (_forward if _is_plain(q, k, v) else _forward_operation)(q, k, v, is_causal, tf32)
         ctx.save_for_backward(q, k, v, out, logsumexp)
-        ctx.is_causal = is_causal
+        ctx.is_causal, ctx.tf32 = is_causal, tf32
         return out
 
     @staticmethod
@@ -65,25 +72,34 @@ class TritonFlashAttention2(torch.autograd.Function):
     def backward(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of q, k and v."""
         q, k, v, out, logsumexp = ctx.saved_tensors
-        return *_backward_operation(out_gradient, None, q, k, v, out, logsumexp, ctx.is_causal, None), None
+        run = _backward if _is_plain(q, out_gradient) else _backward_operation
+        return *run(out_gradient, None, q, k, v, out, logsumexp, ctx.is_causal, ctx.tf32), None, None
 
 
-@torch.library.custom_op("flopwatch::flash_attention", mutates_args=())
-def _forward_operation(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, tf32: bool | None) -> tuple[Tensor, Tensor]:
-    out, logsumexp = _forward_results(q, k, v)
+def _is_plain(*tensors: Tensor) -> bool:
+    """Whether kernels can be launched at once.
+
+    Otherwise somebody wants to see an operation: torch.compile, a dispatch mode, a subclass of Tensor. Going through
+    torch's dispatcher takes the host as long as the launches do.
+    """
+    return (
+        not torch.compiler.is_compiling()
+        and not is_in_torch_dispatch_mode()
+        and all(type(tensor) in (Tensor, Parameter) for tensor in tensors)
+    )
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, tf32: bool | None) -> tuple[Tensor, Tensor]:
+    out, logsumexp = _forward_results(q, k, v, is_causal, tf32)
     if out.numel():
+        precision = _precision(q, tf32)
         q, k, v, heads_out = _with_heads(q, k, v, out)
-        launch.forward(q, k, v, heads_out, logsumexp, is_causal, _precision(q, tf32))
+        q, k, v = launch.operands(precision, q, k, v)
+        launch.forward(q, k, v, heads_out, logsumexp, is_causal, precision)
     return out, logsumexp
 
 
-@_forward_operation.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, tf32: bool | None) -> tuple[Tensor, Tensor]:
-    return _forward_results(q, k, v)
-
-
-@torch.library.custom_op("flopwatch::flash_attention_backward", mutates_args=())
-def _backward_operation(
+def _backward(
     out_gradient: Tensor, logsumexp_gradient: Tensor | None,
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor,
     is_causal: bool, tf32: bool | None,
@@ -101,8 +117,7 @@ def _backward_operation(
     return gradients
 
 
-@_backward_operation.register_fake
-def _(
+def _backward_results(
     out_gradient: Tensor, logsumexp_gradient: Tensor | None,
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor,
     is_causal: bool, tf32: bool | None,
@@ -110,24 +125,7 @@ def _(
     return _like(q), _like(k), _like(v)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, ctx.is_causal, ctx.tf32 = inputs
-    ctx.save_for_backward(q, k, v, *output)
-    ctx.set_materialize_grads(False)
-
-
-def _differentiate(ctx: Any, out_gradient: Tensor | None, logsumexp_gradient: Tensor | None) -> tuple[Any, ...]:
-    q, k, v, out, logsumexp = ctx.saved_tensors
-    if out_gradient is None:
-        out_gradient = torch.zeros_like(out)
-    gradients = _backward_operation(out_gradient, logsumexp_gradient, q, k, v, out, logsumexp, ctx.is_causal, ctx.tf32)
-    return *gradients, None, None
-
-
-_forward_operation.register_autograd(_differentiate, setup_context=_save)
-
-
-def _forward_results(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _forward_results(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, tf32: bool | None) -> tuple[Tensor, Tensor]:
     """Room for the output and the log-sum-exp, once the inputs are found to fit."""
     if q.dim() not in (3, 4) or k.dim() != q.dim() or v.shape != k.shape:
         raise ValueError(
@@ -165,17 +163,33 @@ def _with_heads(*tensors: Tensor) -> list[Tensor]:
 
 
 def _precision(q: Tensor, tf32: bool | None) -> str:
-    """How products of float32 are done, in Triton's words. Half precision knows one way only.
-
-    Exact ones are three products of tf32 parts: measured on an H200, closer to the oracle than float32 multiply-adds
-    (relative error 4e-7 against 7e-7) and four times as fast.
-    """
+    """How products are done; of half precision, one way only."""
     if q.dtype != torch.float32:
         return "ieee"
     if tf32 is None:
         tf32 = torch.get_float32_matmul_precision() != "highest"
-    return "tf32" if tf32 else "tf32x3"
+    return "tf32" if tf32 else tilings.exact_precision(q.device, launch.padded_width(q.shape[-1]))
 
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, ctx.is_causal, ctx.tf32 = inputs
+    ctx.save_for_backward(q, k, v, *output)
+    ctx.set_materialize_grads(False)
+
+
+def _differentiate(ctx: Any, out_gradient: Tensor | None, logsumexp_gradient: Tensor | None) -> tuple[Any, ...]:
+    q, k, v, out, logsumexp = ctx.saved_tensors
+    if out_gradient is None:
+        out_gradient = torch.zeros_like(out)
+    gradients = _backward_operation(out_gradient, logsumexp_gradient, q, k, v, out, logsumexp, ctx.is_causal, ctx.tf32)
+    return *gradients, None, None
+
+
+_forward_operation = torch.library.custom_op("flopwatch::flash_attention", _forward, mutates_args=())
+_forward_operation.register_fake(_forward_results)
+_forward_operation.register_autograd(_differentiate, setup_context=_save)
+_backward_operation = torch.library.custom_op("flopwatch::flash_attention_backward", _backward, mutates_args=())
+_backward_operation.register_fake(_backward_results)
 
 implementation = Implementation(
     "triton",

@@ -19,6 +19,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernels.attention.triton_operands import add_product, as_operand, load_operand, product, transposed
 from kernels.attention.triton_tiles import load_tile, program, store_tile
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -64,8 +65,8 @@ def keys_kernel(
     """
     tile, head, batch = program(tl.cdiv(keys, KEYS), heads // GROUP)
     start = tile * KEYS
-    k_tile = load_tile(k, k_strides, batch, head, start, keys, KEYS, HEAD_DIM, WIDTH, TMA)
-    v_tile = load_tile(v, v_strides, batch, head, start, keys, KEYS, HEAD_DIM, WIDTH, TMA)
+    k_tile = load_operand(k, k_strides, batch, head, start, keys, KEYS, HEAD_DIM, WIDTH, TMA, PRECISION)
+    v_tile = load_operand(v, v_strides, batch, head, start, keys, KEYS, HEAD_DIM, WIDTH, TMA, PRECISION)
     dk_tile = tl.zeros([KEYS, WIDTH], tl.float32)
     dv_tile = tl.zeros([KEYS, WIDTH], tl.float32)
     first = 0
@@ -102,12 +103,15 @@ def _visit_queries(
     """dK and dV after the queries from `begin` to `end`."""
     for first in tl.range(begin, end, QUERIES):
         rows = first + tl.arange(0, QUERIES)
-        q_tile = load_tile(q, q_strides, batch, head, first, queries, QUERIES, HEAD_DIM, WIDTH, TMA)
+        q_tile = load_operand(q, q_strides, batch, head, first, queries, QUERIES, HEAD_DIM, WIDTH, TMA, PRECISION)
         if not ONE_PASS:  # measured: dP first is faster where registers allow it, slower where they spill
-            do_tile = load_tile(do, do_strides, batch, head, first, queries, QUERIES, HEAD_DIM, WIDTH, TMA)
-            dp = tl.dot(v_tile, do_tile.T, input_precision=PRECISION)
+            do_tile = load_operand(
+                do, do_strides, batch, head, first, queries, QUERIES, HEAD_DIM, WIDTH, TMA, PRECISION
+            )
+            dp = product(v_tile, transposed(do_tile, PRECISION), PRECISION)
         exponent = tl.load(exponents + plane + rows)
-        weights = tl.exp2(tl.dot(k_tile, q_tile.T, input_precision=PRECISION) * scale - exponent[None, :])
+        scores = product(k_tile, transposed(q_tile, PRECISION), PRECISION)
+        weights = tl.exp2(scores * scale - exponent[None, :])
         if MASKED:
             columns = start + tl.arange(0, KEYS)
             visible = (columns < keys)[:, None]
@@ -115,15 +119,17 @@ def _visit_queries(
                 visible = visible & (columns[:, None] <= rows[None, :])
             weights = tl.where(visible, weights, 0.0)
         if ONE_PASS:
-            do_tile = load_tile(do, do_strides, batch, head, first, queries, QUERIES, HEAD_DIM, WIDTH, TMA)
-        dv_tile = tl.dot(weights.to(do_tile.dtype), do_tile, dv_tile, input_precision=PRECISION)
+            do_tile = load_operand(
+                do, do_strides, batch, head, first, queries, QUERIES, HEAD_DIM, WIDTH, TMA, PRECISION
+            )
+        dv_tile = add_product(as_operand(weights, do_tile[0].dtype, PRECISION), do_tile, dv_tile, PRECISION)
         if ONE_PASS:
-            dp = tl.dot(v_tile, do_tile.T, input_precision=PRECISION)
+            dp = product(v_tile, transposed(do_tile, PRECISION), PRECISION)
         delta = tl.load(deltas + plane + rows)
-        ds = (weights * (dp - delta[None, :])).to(q_tile.dtype)
-        dk_tile = tl.dot(ds, q_tile, dk_tile, input_precision=PRECISION)
+        ds = as_operand(weights * (dp - delta[None, :]), q_tile[0].dtype, PRECISION)
+        dk_tile = add_product(ds, q_tile, dk_tile, PRECISION)
         if ONE_PASS:
-            share = tl.dot(ds.T, k_tile, input_precision=PRECISION)
+            share = product(transposed(ds, PRECISION), k_tile, PRECISION)
             if TMA:
                 dq_sum.atomic_add([batch, head, first, 0], share.reshape(1, 1, QUERIES, WIDTH))
             else:
@@ -138,7 +144,7 @@ def queries_kernel(
     q_strides, k_strides, v_strides, do_strides, dq_strides,
     heads, queries, keys, padded, scale, root,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, CAUSAL: tl.constexpr,
-    PRECISION: tl.constexpr, TMA: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, HOLD: tl.constexpr,
 ):  # fmt: skip
     """dQ of one tile of queries."""
     tiles = tl.cdiv(queries, QUERIES)
@@ -147,8 +153,8 @@ def queries_kernel(
         tile = tiles - 1 - tile
     start = tile * QUERIES
     rows = start + tl.arange(0, QUERIES)
-    q_tile = load_tile(q, q_strides, batch, head, start, queries, QUERIES, HEAD_DIM, WIDTH, TMA)
-    do_tile = load_tile(do, do_strides, batch, head, start, queries, QUERIES, HEAD_DIM, WIDTH, TMA)
+    q_tile = load_operand(q, q_strides, batch, head, start, queries, QUERIES, HEAD_DIM, WIDTH, TMA, PRECISION, HOLD)
+    do_tile = load_operand(do, do_strides, batch, head, start, queries, QUERIES, HEAD_DIM, WIDTH, TMA, PRECISION, HOLD)
     plane = (batch * heads + head).to(tl.int64) * padded
     exponent = tl.load(exponents + plane + rows)
     delta = tl.load(deltas + plane + rows)
@@ -179,16 +185,17 @@ def _visit_keys(
 ):  # fmt: skip
     """dQ after the keys from `begin` to `end`."""
     for first in tl.range(begin, end, KEYS):
-        v_tile = load_tile(v, v_strides, batch, head, first, keys, KEYS, HEAD_DIM, WIDTH, TMA)
-        dp = tl.dot(do_tile, v_tile.T, input_precision=PRECISION)
-        k_tile = load_tile(k, k_strides, batch, head, first, keys, KEYS, HEAD_DIM, WIDTH, TMA)
-        weights = tl.exp2(tl.dot(q_tile, k_tile.T, input_precision=PRECISION) * scale - exponent[:, None])
+        v_tile = load_operand(v, v_strides, batch, head, first, keys, KEYS, HEAD_DIM, WIDTH, TMA, PRECISION)
+        dp = product(do_tile, transposed(v_tile, PRECISION), PRECISION)
+        k_tile = load_operand(k, k_strides, batch, head, first, keys, KEYS, HEAD_DIM, WIDTH, TMA, PRECISION)
+        scores = product(q_tile, transposed(k_tile, PRECISION), PRECISION)
+        weights = tl.exp2(scores * scale - exponent[:, None])
         if MASKED:
             columns = first + tl.arange(0, KEYS)
             visible = (columns < keys)[None, :]
             if CAUSAL:
                 visible = visible & (columns[None, :] <= rows[:, None])
             weights = tl.where(visible, weights, 0.0)
-        ds = (weights * (dp - delta[:, None])).to(k_tile.dtype)
-        dq_tile = tl.dot(ds, k_tile, dq_tile, input_precision=PRECISION)
+        ds = as_operand(weights * (dp - delta[:, None]), k_tile[0].dtype, PRECISION)
+        dq_tile = add_product(ds, k_tile, dq_tile, PRECISION)
     return dq_tile

@@ -10,7 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.attention.triton_tiles import load_tile, program, store_tile
+from kernels.attention.triton_operands import add_product, as_operand, load_operand, product, transposed
+from kernels.attention.triton_tiles import program, store_tile
 
 LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -21,7 +22,7 @@ def forward_kernel(
     q_strides, k_strides, v_strides, out_strides,
     heads, queries, keys, scale,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, CAUSAL: tl.constexpr,
-    PRECISION: tl.constexpr, TMA: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, HOLD: tl.constexpr,
 ):  # fmt: skip
     """out and its log-sum-exp (natural, contiguous) for one tile of queries. `scale` is log2(e)/√d."""
     tiles = tl.cdiv(queries, QUERIES)
@@ -30,7 +31,7 @@ def forward_kernel(
         tile = tiles - 1 - tile  # the longest rows first: short ones fill the gaps at the end
     start = tile * QUERIES
     rows = start + tl.arange(0, QUERIES)
-    q_tile = load_tile(q, q_strides, batch, head, start, queries, QUERIES, HEAD_DIM, WIDTH, TMA)
+    q_tile = load_operand(q, q_strides, batch, head, start, queries, QUERIES, HEAD_DIM, WIDTH, TMA, PRECISION, HOLD)
     accumulator = tl.zeros([QUERIES, WIDTH], tl.float32)
     maximum = tl.full([QUERIES], -float("inf"), tl.float32)
     total = tl.zeros([QUERIES], tl.float32)
@@ -62,8 +63,8 @@ def _attend(
 ):  # fmt: skip
     """The running softmax after the keys from `start` to `end`."""
     for first in tl.range(start, end, KEYS):
-        k_tile = load_tile(k, k_strides, batch, head, first, keys, KEYS, HEAD_DIM, WIDTH, TMA)
-        scores = tl.dot(q_tile, k_tile.T, input_precision=PRECISION)
+        k_tile = load_operand(k, k_strides, batch, head, first, keys, KEYS, HEAD_DIM, WIDTH, TMA, PRECISION)
+        scores = product(q_tile, transposed(k_tile, PRECISION), PRECISION)
         if MASKED:
             columns = first + tl.arange(0, KEYS)
             visible = (columns < keys)[None, :]
@@ -75,7 +76,8 @@ def _attend(
         shrink = tl.exp2(maximum - raised)
         total = total * shrink + tl.sum(weights, 1)
         accumulator = accumulator * shrink[:, None]
-        v_tile = load_tile(v, v_strides, batch, head, first, keys, KEYS, HEAD_DIM, WIDTH, TMA)
-        accumulator = tl.dot(weights.to(v_tile.dtype), v_tile, accumulator, input_precision=PRECISION)
+        v_tile = load_operand(v, v_strides, batch, head, first, keys, KEYS, HEAD_DIM, WIDTH, TMA, PRECISION)
+        weights = as_operand(weights, v_tile[0].dtype, PRECISION)
+        accumulator = add_product(weights, v_tile, accumulator, PRECISION)
         maximum = raised
     return accumulator, maximum, total

@@ -1,8 +1,9 @@
 """Launches of the Triton kernels of attention, on tensors that were found to fit together.
 
 Tensors are (batch, heads, rows, head_dim) with a contiguous last axis and any other strides; numbers per query are
-(batch, heads, queries), contiguous, float32. Results are written into tensors that the caller made. Each launch takes
-the tiling that was measured to be best (see triton_tilings) unless it is given one.
+(batch, heads, queries), contiguous, float32. Results are written into tensors that the caller made. `precision` says
+how products are done: "ieee" for half precision; "split" (see triton_operands), "tf32x3" or "tf32" for float32. Each
+launch takes the tiling that was measured to be best (see triton_tilings) unless it is given one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 from kernels.attention import triton_tilings as tilings
 from kernels.attention.triton_backward import keys_kernel, queries_kernel, rows_kernel
 from kernels.attention.triton_forward import forward_kernel
+from kernels.attention.triton_operands import split_tensor
 from kernels.attention.triton_tiles import Tiling, descriptor, has_tensor_descriptors
 
 ROW_TILE = 128  # lengths of the backward pass's buffers are multiples of it, and of every tile of queries
@@ -26,17 +28,18 @@ def forward(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, is_causal: bool, precision: str,
     tiling: Tiling | None = None,
 ) -> None:  # fmt: skip
-    """Fill `out` and `logsumexp`."""
-    batches, heads, queries, head_dim = q.shape
+    """Fill `out` and `logsumexp`, from `operands`."""
+    batches, heads, queries, head_dim = out.shape
     width = padded_width(head_dim)
-    tiling = tiling or tilings.choose(q, width).forward
+    tiling = tiling or tilings.choose(out.device, precision, width).forward
     tma = all(has_tensor_descriptors(tensor) for tensor in (q, k, v))
     forward_kernel[(triton.cdiv(queries, tiling.queries) * heads * batches,)](
         _source(q, tiling.queries, width, tma), _source(k, tiling.keys, width, tma),
         _source(v, tiling.keys, width, tma), out, logsumexp,
         q.stride(), k.stride(), v.stride(), out.stride(),
         heads, queries, k.shape[2], math.log2(math.e) / math.sqrt(head_dim),
-        TMA=tma, **_constants(q, k, width, is_causal, precision), **tiling.launch_options(),
+        GROUP=heads // k.shape[1], HEAD_DIM=head_dim, WIDTH=width, CAUSAL=is_causal, PRECISION=precision, TMA=tma,
+        HOLD=tiling.hold, **tiling.launch_options(),
     )  # fmt: skip
 
 
@@ -45,16 +48,25 @@ def backward(
     logsumexp: Tensor, logsumexp_gradient: Tensor | None, is_causal: bool, precision: str,
 ) -> None:  # fmt: skip
     """Fill dq, dk and dv: in the form that was measured to be faster, or, for determinism's sake, in two passes."""
-    head_dim, width = q.shape[-1], padded_width(q.shape[-1])
+    queries_length, head_dim = dq.shape[2:]
+    width = padded_width(head_dim)
     exponents, deltas = rows(out, out_gradient, logsumexp, logsumexp_gradient)
-    arguments = q, k, v, out_gradient, exponents, deltas
-    if tilings.choose(q, width).prefer_one_pass and not torch.are_deterministic_algorithms_enabled():
-        dq_sum = q.new_zeros((*exponents.shape, width), dtype=torch.float32)
-        keys(*arguments, dk, dv, is_causal, precision, dq_sum)
-        torch.mul(dq_sum[:, :, : q.shape[2], :head_dim], 1 / math.sqrt(head_dim), out=dq)
+    q, k, v, out_gradient = operands(precision, q, k, v, out_gradient)
+    one_pass = tilings.choose(dq.device, precision, width).prefer_one_pass
+    if one_pass and not torch.are_deterministic_algorithms_enabled():
+        dq_sum = exponents.new_zeros((*exponents.shape, width))
+        keys(q, k, v, out_gradient, exponents, deltas, dk, dv, is_causal, precision, dq_sum)
+        torch.mul(dq_sum[:, :, :queries_length, :head_dim], 1 / math.sqrt(head_dim), out=dq)
     else:
-        keys(*arguments, dk, dv, is_causal, precision)
-        queries(*arguments, dq, is_causal, precision)
+        keys(q, k, v, out_gradient, exponents, deltas, dk, dv, is_causal, precision)
+        queries(q, k, v, out_gradient, exponents, deltas, dq, is_causal, precision)
+
+
+def operands(precision: str, *tensors: Tensor) -> list[Tensor]:
+    """The tensors as the other launches take them."""
+    if precision != "split":
+        return list(tensors)
+    return [split_tensor(tensor, padded_width(tensor.shape[-1])) for tensor in tensors]
 
 
 def rows(
@@ -77,20 +89,24 @@ def keys(
     q: Tensor, k: Tensor, v: Tensor, out_gradient: Tensor, exponents: Tensor, deltas: Tensor, dk: Tensor, dv: Tensor,
     is_causal: bool, precision: str, dq_sum: Tensor | None = None, tiling: Tiling | None = None,
 ) -> None:  # fmt: skip
-    """Fill dk and dv, and add √d·dQ to `dq_sum`, of the shape of `exponents` with an axis more, if it is given."""
-    width, root = padded_width(q.shape[-1]), 1 / math.sqrt(q.shape[-1])
+    """Fill dk and dv, and add √d·dQ to `dq_sum`, of the shape of `exponents` with an axis more, if it is given.
+
+    The first four are `operands`.
+    """
+    batches, key_heads, keys, head_dim = dk.shape
+    width, root = padded_width(head_dim), 1 / math.sqrt(head_dim)
     if tiling is None:
-        chosen = tilings.choose(q, width)
+        chosen = tilings.choose(dk.device, precision, width)
         tiling = chosen.keys if dq_sum is None else chosen.one_pass
     tma = all(has_tensor_descriptors(tensor) for tensor in (q, k, v, out_gradient))
-    keys_kernel[(triton.cdiv(k.shape[2], tiling.keys) * k.shape[1] * k.shape[0],)](
+    keys_kernel[(triton.cdiv(keys, tiling.keys) * key_heads * batches,)](
         _source(q, tiling.queries, width, tma), _source(k, tiling.keys, width, tma),
         _source(v, tiling.keys, width, tma), _source(out_gradient, tiling.queries, width, tma),
         exponents, deltas, exponents if dq_sum is None else _source(dq_sum, tiling.queries, width, tma), dk, dv,
         q.stride(), k.stride(), v.stride(), out_gradient.stride(), dk.stride(), dv.stride(),
-        q.shape[1], q.shape[2], k.shape[2], exponents.shape[2], math.log2(math.e) * root, root,
-        ONE_PASS=dq_sum is not None, TMA=tma, **_constants(q, k, width, is_causal, precision),
-        **tiling.launch_options(),
+        q.shape[1], q.shape[2], keys, exponents.shape[2], math.log2(math.e) * root, root,
+        GROUP=q.shape[1] // key_heads, HEAD_DIM=head_dim, WIDTH=width, CAUSAL=is_causal, ONE_PASS=dq_sum is not None,
+        PRECISION=precision, TMA=tma, **tiling.launch_options(),
     )  # fmt: skip
 
 
@@ -98,10 +114,10 @@ def queries(
     q: Tensor, k: Tensor, v: Tensor, out_gradient: Tensor, exponents: Tensor, deltas: Tensor, dq: Tensor,
     is_causal: bool, precision: str, tiling: Tiling | None = None,
 ) -> None:  # fmt: skip
-    """Fill dq."""
-    batches, heads, queries, head_dim = q.shape
+    """Fill dq. The first four are `operands`."""
+    batches, heads, queries, head_dim = dq.shape
     width, root = padded_width(head_dim), 1 / math.sqrt(head_dim)
-    tiling = tiling or tilings.choose(q, width).queries
+    tiling = tiling or tilings.choose(dq.device, precision, width).queries
     tma = all(has_tensor_descriptors(tensor) for tensor in (q, k, v, out_gradient))
     queries_kernel[(triton.cdiv(queries, tiling.queries) * heads * batches,)](
         _source(q, tiling.queries, width, tma), _source(k, tiling.keys, width, tma),
@@ -109,20 +125,14 @@ def queries(
         exponents, deltas, dq,
         q.stride(), k.stride(), v.stride(), out_gradient.stride(), dq.stride(),
         heads, queries, k.shape[2], exponents.shape[2], math.log2(math.e) * root, root,
-        TMA=tma, **_constants(q, k, width, is_causal, precision), **tiling.launch_options(),
+        GROUP=heads // k.shape[1], HEAD_DIM=head_dim, WIDTH=width, CAUSAL=is_causal, PRECISION=precision, TMA=tma,
+        HOLD=tiling.hold, **tiling.launch_options(),
     )  # fmt: skip
 
 
 def padded_width(head_dim: int) -> int:
     """Columns of a tile: the head dimension rounded up to a power of two, at least 16."""
     return max(16, 1 << (head_dim - 1).bit_length())
-
-
-def _constants(q: Tensor, k: Tensor, width: int, is_causal: bool, precision: str) -> dict[str, Any]:
-    return {
-        "GROUP": q.shape[1] // k.shape[1], "HEAD_DIM": q.shape[-1], "WIDTH": width, "CAUSAL": is_causal,
-        "PRECISION": precision,
-    }  # fmt: skip
 
 
 def _source(tensor: Tensor, rows: int, width: int, tma: bool) -> Any:

@@ -33,6 +33,9 @@ class Tiling:
     warps: int
     stages: int
     """Tiles that the inner loop keeps in shared memory: one in use, the others on their way."""
+    hold: bool = False
+    """Whether the tile that a program keeps stays in registers, rather than in shared memory. The pass over keys has no
+    registers to spare and ignores it."""
 
     def launch_options(self) -> dict[str, int]:
         """As keyword arguments of a kernel's launch."""

@@ -1,9 +1,9 @@
-"""Sizes of tiles for each device, dtype and head dimension, and the measurements that chose them.
+"""Sizes of tiles for each device, precision and head dimension, and the measurements that chose them.
 
 Measured on an H200 on 2026-11-21 (torch 2.11, Triton 3.6; causal, batch 1, 16 heads; length 16 384 in bfloat16, 4096 in
-float32): milliseconds of one kernel, median of 11 (5 in float32) with the L2 cache flushed, by "queries × keys, warps,
-stages". Runs differ by up to a tenth; 430 cases were tried, among them more stages, fewer registers per thread, other
-orders of the products, and each product's mirror image.
+float32): milliseconds of one kernel, median of 7 to 11 (5 in float32) with the L2 cache flushed, by "queries × keys,
+warps, stages", and "held" (see Tiling). Runs differ by up to a tenth; 550 cases were tried, among them more stages,
+fewer registers per thread, other orders of the products, and each product's mirror image.
 
     bfloat16
     16   forward   64 × 128, 4, 3: 0.88    64 × 64, 4, 3: 0.92
@@ -16,29 +16,52 @@ orders of the products, and each product's mirror image.
     32   one pass  128 × 64, 4, 3: 2.14    64 × 64, 4, 3: 2.46
     64   forward   64 × 128, 4, 3: 1.17    64 × 64, 4, 3: 1.29    128 × 64, 4, 3: 1.37    128 × 128, 8, 3: 1.50
     64   keys      128 × 64, 4, 2: 1.85    64 × 64, 4, 2: 2.14    128 × 128, 8, 2: 2.57   64 × 128, 8, 2: 3.05
-    64   queries   64 × 64, 4, 3: 1.31     64 × 128, 4, 3: 1.41   128 × 64, 8, 3: 1.39    128 × 64, 4, 3: 1.46
+    64   queries   held, 64 × 64, 4, 3: 1.33                      64 × 64, 4, 3: 1.36     64 × 128, 4, 3: 1.46
     64   one pass  64 × 64, 4, 3: 3.50     128 × 128, 8, 2: 3.72
-    128  forward   64 × 64, 4, 3: 2.02     128 × 128, 8, 3: 2.10  128 × 64, 8, 4: 2.25    64 × 128, 4, 3: 2.48
+    128  forward   held, 64 × 64, 4, 3: 1.91                      64 × 64, 4, 3: 2.04     128 × 128, 8, 3: 2.06
     128  keys      64 × 64, 4, 2: 3.52     64 × 128, 8, 3: 3.98   128 × 128, 8, 2: 4.16   32 × 64, 4, 2: 4.32
-    128  queries   128 × 64, 8, 3: 2.56    64 × 128, 4, 3: 2.74   64 × 64, 4, 2: 2.82     128 × 128, 8, 2: 2.83
+    128  queries   held, 64 × 64, 4, 3: 2.30                      128 × 64, 8, 3: 2.53    64 × 128, 4, 3: 2.74
     128  one pass  64 × 128, 8, 2: 7.16    32 × 64, 4, 2: 7.43
-    256  forward   128 × 64, 8, 2: 3.99    128 × 32, 8, 3: 4.60   64 × 32, 4, 3: 5.29
+    256  forward   held, 64 × 32, 4, 3: 3.83                      128 × 64, 8, 2: 3.96    128 × 32, 8, 3: 4.60
     256  keys      64 × 64, 8, 2: 15.3     32 × 64, 8, 3: 17.2    32 × 64, 8, 2: 20.0
     256  queries   128 × 32, 8, 2: 7.15    64 × 32, 4, 2: 9.69    64 × 64, 8, 2: 11.1
     256  one pass  32 × 64, 8, 2: 31.6     32 × 64, 8, 1: 51.4
-    float32, three tf32 products / one
-    64   forward   64 × 64, 4, 2: 0.89 / 0.41   64 × 32, 4, 2: 1.00 / 0.44
-    64   keys      32 × 32, 4, 2: 2.21 / 0.70   32 × 64, 4, 2: 2.29 / 0.81
-    64   queries   64 × 32, 4, 2: 1.12 / 0.50   32 × 32, 4, 2: 1.63 / 0.62
-    128  forward   32 × 32, 4, 2: 2.45 / 0.91   64 × 32, 4, 2: 3.05 / 1.13
-    128  keys      32 × 32, 4, 2: 15.5 / 2.28   32 × 64, 8, 2: 16.3 / 2.79
-    128  queries   64 × 32, 8, 2: 7.73 / 2.04   32 × 32, 4, 2: 11.5 / 1.18
+    float32, split (see triton_operands)
+    16   forward   64 × 64, 4, 2: 0.26     64 × 128, 4, 2: 0.27
+    16   keys      32 × 64, 4, 3: 0.50     64 × 64, 4, 2: 0.51
+    16   queries   64 × 64, 4, 2: 0.28     64 × 128, 4, 2: 0.31
+    16   one pass  64 × 64, 4, 2: 0.64     32 × 64, 4, 2: 0.84
+    32   forward   64 × 64, 4, 2: 0.31     64 × 128, 4, 2: 0.31
+    32   keys      64 × 64, 4, 2: 0.61     32 × 64, 4, 2: 0.64
+    32   queries   64 × 64, 4, 2: 0.38     64 × 128, 4, 2: 0.56
+    32   one pass  64 × 64, 4, 2: 0.78     32 × 64, 4, 2: 1.03
+    64   forward   64 × 32, 4, 2: 0.53     128 × 64, 8, 2: 0.58   64 × 64, 4, 2: 0.71
+    64   keys      64 × 128, 8, 2: 0.97    32 × 64, 4, 2: 1.06    64 × 64, 4, 2: 1.14     16 × 64, 4, 2: 1.54
+    64   queries   64 × 32, 4, 2: 0.82     64 × 64, 4, 2: 0.89    64 × 32, 4, 3: 1.16
+    64   one pass  32 × 128, 8, 2: 1.94    32 × 64, 4, 2: 2.20
+    128  forward   128 × 32, 8, 2: 1.15    64 × 64, 4, 1: 1.17    64 × 32, 4, 2: 1.35     64 × 16, 4, 2: 1.40
+    128  keys      32 × 64, 4, 2: 3.14     16 × 64, 4, 2: 4.92    32 × 64, 4, 1: 5.00
+    128  queries   64 × 32, 4, 2: 1.83     64 × 16, 4, 3: 2.64    64 × 16, 4, 2: 2.86
+    128  one pass  16 × 64, 4, 2: 7.55     16 × 64, 4, 1: 10.6
+    256  forward   64 × 16, 4, 2: 4.52     64 × 16, 4, 1: 8.84
+    256  keys      16 × 16, 4, 2: 77.3     16 × 16, 4, 1: 269
+    256  queries   64 × 16, 4, 1: 12.5     16 × 16, 4, 2: 26.2
+    float32, products of tf32
+    64   forward   64 × 64, 4, 2: 0.41     64 × 32, 4, 2: 0.44
+    64   keys      32 × 32, 4, 2: 0.70     32 × 64, 4, 2: 0.81
+    64   queries   64 × 32, 4, 2: 0.50     32 × 32, 4, 2: 0.62
+    128  forward   32 × 32, 4, 2: 0.91     64 × 32, 4, 2: 1.13
+    128  keys      32 × 32, 4, 2: 2.28     32 × 64, 8, 2: 2.79
+    128  queries   32 × 32, 4, 2: 1.18     64 × 32, 8, 2: 2.04
 
 The backward pass in one pass wins up to head dimension 32; from 64 on two passes do, though they compute seven products
 instead of five. Nsight Compute at 64: the tensor cores are busy 40% of the time in one pass, 62% in the pass over keys.
 Triton 3.6 waits for each product at once, so they rest while a program computes exponentials unless another program on
 the same multiprocessor fills the gap; dQ's product takes registers and shared memory from it, and its reductions keep
 the L2 cache busy for 70% of the time.
+
+What exact products of float32 would take if they were split in registers (Triton's "tf32x3"): at 64, 0.89, 2.19 and
+1.14 for forward, keys and queries; at 128, 2.42, 15.5 and 7.72. They spill.
 
 Elsewhere the sizes are chosen to fit: no other device was measured. The small ones need at most 99 KiB of shared
 memory, what Ada and consumer Blackwell have.
@@ -49,7 +72,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from kernels.attention.triton_tiles import Tiling, capability
 
@@ -68,9 +90,9 @@ class Tilings:
 LARGE_HALF = {
     16: Tilings(Tiling(64, 128, 4, 3), Tiling(128, 64, 4, 3), Tiling(64, 128, 4, 3), Tiling(128, 64, 4, 3), True),
     32: Tilings(Tiling(64, 128, 4, 3), Tiling(128, 64, 4, 3), Tiling(64, 64, 4, 3), Tiling(128, 64, 4, 3), True),
-    64: Tilings(Tiling(64, 128, 4, 3), Tiling(128, 64, 4, 2), Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 3)),
-    128: Tilings(Tiling(64, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(128, 64, 8, 3), Tiling(64, 128, 8, 2)),
-    256: Tilings(Tiling(128, 64, 8, 2), Tiling(64, 64, 8, 2), Tiling(128, 32, 8, 2), Tiling(32, 64, 8, 2)),
+    64: Tilings(Tiling(64, 128, 4, 3), Tiling(128, 64, 4, 2), Tiling(64, 64, 4, 3, True), Tiling(64, 64, 4, 3)),
+    128: Tilings(Tiling(64, 64, 4, 3, True), Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 3, True), Tiling(64, 128, 8, 2)),
+    256: Tilings(Tiling(64, 32, 4, 3, True), Tiling(64, 64, 8, 2), Tiling(128, 32, 8, 2), Tiling(32, 64, 8, 2)),
 }
 """Half precision where a multiprocessor has 227 KiB of shared memory (Hopper, data-centre Blackwell), by width."""
 
@@ -84,25 +106,49 @@ SMALL_HALF = {
 }
 """Half precision elsewhere."""
 
-_SINGLE_UP_TO_64 = Tilings(Tiling(64, 64, 4, 2), Tiling(32, 32, 4, 2), Tiling(64, 32, 4, 2), Tiling(32, 32, 4, 2))
-LARGE_SINGLE = {
-    16: _SINGLE_UP_TO_64,
-    32: _SINGLE_UP_TO_64,
-    64: _SINGLE_UP_TO_64,
-    128: Tilings(Tiling(32, 32, 4, 2), Tiling(32, 32, 4, 2), Tiling(64, 32, 8, 2), Tiling(16, 32, 4, 1)),
+LARGE_SPLIT = {
+    16: Tilings(Tiling(64, 64, 4, 2), Tiling(32, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 2), True),
+    32: Tilings(Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 2), True),
+    64: Tilings(Tiling(64, 32, 4, 2), Tiling(64, 128, 8, 2), Tiling(64, 32, 4, 2), Tiling(32, 128, 8, 2)),
+    128: Tilings(Tiling(128, 32, 8, 2), Tiling(32, 64, 4, 2), Tiling(64, 32, 4, 2), Tiling(16, 64, 4, 2)),
+    256: Tilings(Tiling(64, 16, 4, 2), Tiling(16, 16, 4, 2), Tiling(64, 16, 4, 1), Tiling(16, 16, 4, 1)),
+}
+"""Single precision in parts, where a multiprocessor has 227 KiB."""
+
+_SPLIT_UP_TO_32 = Tilings(Tiling(64, 32, 4, 2), Tiling(32, 64, 4, 2), Tiling(64, 32, 4, 2), Tiling(16, 32, 4, 1))
+SMALL_SPLIT = {
+    16: _SPLIT_UP_TO_32,
+    32: _SPLIT_UP_TO_32,
+    64: Tilings(Tiling(64, 32, 4, 2), Tiling(32, 32, 4, 2), Tiling(32, 32, 4, 2), Tiling(32, 32, 4, 2)),
+    128: Tilings(Tiling(32, 16, 4, 2), Tiling(16, 32, 4, 2), Tiling(32, 16, 4, 2), Tiling(16, 32, 4, 1)),
+}
+"""The same elsewhere. At 256, the smallest tiles do not fit."""
+
+_TF32_UP_TO_64 = Tilings(Tiling(64, 64, 4, 2), Tiling(32, 32, 4, 2), Tiling(64, 32, 4, 2), Tiling(32, 32, 4, 2))
+TF32 = {
+    16: _TF32_UP_TO_64,
+    32: _TF32_UP_TO_64,
+    64: _TF32_UP_TO_64,
+    128: Tilings(Tiling(32, 32, 4, 2), Tiling(32, 32, 4, 2), Tiling(32, 32, 4, 2), Tiling(16, 16, 4, 1)),
     256: Tilings(Tiling(16, 16, 4, 2), Tiling(16, 16, 4, 1), Tiling(16, 16, 4, 1), Tiling(16, 16, 4, 1)),
 }
-"""Single precision where a multiprocessor has 227 KiB."""
-
-SMALL_SINGLE = LARGE_SINGLE | {
-    128: Tilings(Tiling(32, 32, 4, 2), Tiling(32, 32, 4, 2), Tiling(32, 32, 4, 2), Tiling(16, 16, 4, 1)),
-}
-"""Single precision elsewhere. One pass at 256 does not fit below 128 KiB; it is taken nowhere unless asked for."""
+"""Single precision in registers, everywhere. One pass at 256 takes 128 KiB; it is taken nowhere unless asked for."""
 
 
-def choose(q: Tensor, width: int) -> Tilings:
-    """For tensors like q, whose head dimension is `width` when rounded up to a power of two."""
-    large = capability(q.device) in ((9, 0), (10, 0), (10, 3))
-    if q.dtype == torch.float32:
-        return (LARGE_SINGLE if large else SMALL_SINGLE)[width]
-    return (LARGE_HALF if large else SMALL_HALF)[width]
+def exact_precision(device: torch.device, width: int) -> str:
+    """How products of float32 are done exactly: in parts, unless those do not fit the device."""
+    return "split" if _is_large(device) or width in SMALL_SPLIT else "tf32x3"
+
+
+def choose(device: torch.device, precision: str, width: int) -> Tilings:
+    """For a device, the products' precision (see triton_launch), and the head dimension, rounded to a power of two."""
+    if precision == "ieee":
+        return (LARGE_HALF if _is_large(device) else SMALL_HALF)[width]
+    if precision == "split":
+        return (LARGE_SPLIT if _is_large(device) else SMALL_SPLIT)[width]
+    return TF32[width]
+
+
+def _is_large(device: torch.device) -> bool:
+    """Whether a multiprocessor has 227 KiB of shared memory."""
+    return capability(device) in ((9, 0), (10, 0), (10, 3))
