@@ -14,6 +14,7 @@ every run.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -177,8 +178,15 @@ def _precision(q: Tensor, tf32: bool | None) -> str:
     return "tf32" if tf32 else "tf32x3"
 
 
+def _tune(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, *, backward: bool, tell: Callable[[str], None]) -> str:
+    from kernels.attention.triton_tuning import tune  # which imports this module, and is used on request only
+
+    return tune(q, k, v, is_causal, backward=backward, tell=tell).summary()
+
+
 implementation = Implementation(
     "triton",
     flash_attention,
     {"cuda": frozenset({"float32", "bfloat16", "float16"})},
+    tune=_tune,
 )

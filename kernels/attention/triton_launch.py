@@ -29,7 +29,7 @@ def forward(
     """Fill `out` and `logsumexp`."""
     batches, heads, queries, head_dim = q.shape
     width = padded_width(head_dim)
-    tiling = tiling or tilings.choose(q, width).forward
+    tiling = tiling or tilings.choose(q, width, precision).forward
     tma = all(has_tensor_descriptors(tensor) for tensor in (q, k, v))
     forward_kernel[(triton.cdiv(queries, tiling.queries) * heads * batches,)](
         _source(q, tiling.queries, width, tma), _source(k, tiling.keys, width, tma),
@@ -48,7 +48,7 @@ def backward(
     head_dim, width = q.shape[-1], padded_width(q.shape[-1])
     exponents, deltas = rows(out, out_gradient, logsumexp, logsumexp_gradient)
     arguments = q, k, v, out_gradient, exponents, deltas
-    if tilings.choose(q, width).prefer_one_pass and not torch.are_deterministic_algorithms_enabled():
+    if tilings.choose(q, width, precision).prefer_one_pass and not torch.are_deterministic_algorithms_enabled():
         dq_sum = q.new_zeros((*exponents.shape, width), dtype=torch.float32)
         keys(*arguments, dk, dv, is_causal, precision, dq_sum)
         torch.mul(dq_sum[:, :, : q.shape[2], :head_dim], 1 / math.sqrt(head_dim), out=dq)
@@ -80,7 +80,7 @@ def keys(
     """Fill dk and dv, and add √d·dQ to `dq_sum`, of the shape of `exponents` with an axis more, if it is given."""
     width, root = padded_width(q.shape[-1]), 1 / math.sqrt(q.shape[-1])
     if tiling is None:
-        chosen = tilings.choose(q, width)
+        chosen = tilings.choose(q, width, precision)
         tiling = chosen.keys if dq_sum is None else chosen.one_pass
     tma = all(has_tensor_descriptors(tensor) for tensor in (q, k, v, out_gradient))
     keys_kernel[(triton.cdiv(k.shape[2], tiling.keys) * k.shape[1] * k.shape[0],)](
@@ -101,7 +101,7 @@ def queries(
     """Fill dq."""
     batches, heads, queries, head_dim = q.shape
     width, root = padded_width(head_dim), 1 / math.sqrt(head_dim)
-    tiling = tiling or tilings.choose(q, width).queries
+    tiling = tiling or tilings.choose(q, width, precision).queries
     tma = all(has_tensor_descriptors(tensor) for tensor in (q, k, v, out_gradient))
     queries_kernel[(triton.cdiv(queries, tiling.queries) * heads * batches,)](
         _source(q, tiling.queries, width, tma), _source(k, tiling.keys, width, tma),

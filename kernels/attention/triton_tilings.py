@@ -51,7 +51,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.attention.triton_tiles import Tiling, capability
+from kernels.attention.triton_tiles import Tiling, capability, has_tensor_descriptors
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,37 @@ SMALL_SINGLE = LARGE_SINGLE | {
 """Single precision elsewhere. One pass at 256 does not fit below 128 KiB; it is taken nowhere unless asked for."""
 
 
-def choose(q: Tensor, width: int) -> Tilings:
-    """For tensors like q, whose head dimension is `width` when rounded up to a power of two."""
+_remembered: dict[tuple[object, ...], Tilings] = {}
+
+
+def remember(q: Tensor, width: int, precision: str, tilings: Tilings) -> None:
+    """Let `choose` give these, in this process, for tensors like q (see triton_tuning)."""
+    _remembered[_key(q, width, precision)] = tilings
+
+
+def forget() -> None:
+    """Let `choose` give what the tables say, and nothing else."""
+    _remembered.clear()
+
+
+def choose(q: Tensor, width: int, precision: str) -> Tilings:
+    """For tensors like q, whose head dimension is `width` when rounded up to a power of two.
+
+    What was tuned in this process, else what the tables say.
+    """
+    if _remembered and (tuned := _remembered.get(_key(q, width, precision))):
+        return tuned
+    return from_tables(q, width)
+
+
+def from_tables(q: Tensor, width: int) -> Tilings:
+    """As `choose`, whatever was tuned."""
     large = capability(q.device) in ((9, 0), (10, 0), (10, 3))
     if q.dtype == torch.float32:
         return (LARGE_SINGLE if large else SMALL_SINGLE)[width]
     return (LARGE_HALF if large else SMALL_HALF)[width]
+
+
+def _key(q: Tensor, width: int, precision: str) -> tuple[object, ...]:
+    """What decides whether a tiling fits."""
+    return q.device, q.dtype, width, precision, has_tensor_descriptors(q)

@@ -70,14 +70,14 @@ CASES = [
 @pytest.fixture(autouse=True)
 def _small_tiles_in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
-        monkeypatch.setattr(triton_tilings, "choose", lambda q, width: SMALL)
+        monkeypatch.setattr(triton_tilings, "choose", lambda *case: SMALL)
 
 
 @pytest.fixture
 def one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """The backward pass in its one-pass form, wherever that is not the faster one."""
     choose = triton_tilings.choose
-    monkeypatch.setattr(triton_tilings, "choose", lambda q, width: replace(choose(q, width), prefer_one_pass=True))
+    monkeypatch.setattr(triton_tilings, "choose", lambda *case: replace(choose(*case), prefer_one_pass=True))
 
 
 @pytest.fixture
