@@ -336,8 +336,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(
         f"\nMeasured on {torch.cuda.get_device_name()} on {today} (torch {torch.__version__}, "
         f"Triton {triton.__version__}; {given.dtype}{products}, {mask}, batch {given.batch}, {given.heads} heads, "
-        f"length {given.length}, head dimension {given.head_dim}): ms of one kernel, median of {ROUNDS[-1][0]} with the "
-        "L2 cache flushed, by queries × keys, warps, stages\n"
+        f"length {given.length}, head dimension {given.head_dim}): ms of one kernel, median of {ROUNDS[-1][0]} with "
+        "the L2 cache flushed, by queries × keys, warps, stages\n"
     )
     print(*report(tuned, padded_width(given.head_dim)), sep="\n")
 
