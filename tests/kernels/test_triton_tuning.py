@@ -425,16 +425,16 @@ def test_tuning_for_real(dtype: torch.dtype) -> None:
         torch.randn(2, 2, 700, 64, generator=generator, device="cuda").to(dtype).requires_grad_(index < 3)
         for index in range(4)
     )
-    too_large = Tiling(128, 128, 4, 4) if dtype == torch.float32 else Tiling(256, 256, 4, 4)
+    too_large = Tiling(128, 128, 8, 4) if dtype == torch.float32 else Tiling(128, 256, 8, 4)  # for forward at least
     among = [Tiling(64, 32, 4, 2), Tiling(32, 64, 4, 2), Tiling(32, 32, 4, 1), too_large]
     lines: list[str] = []
     tuned = tune(q, k, v, True, among=among, tell=lines.append)
     print(*triton_tuning.report(tuned, 64), sep="\n")
-    assert any("OutOfResources" in str(trial.refused) for trial in tuned.trials), "one was to be too large"
+    assert "OutOfResources" in str(trial_of(tuned, "forward", too_large).refused)
     for kernel in ("forward", "keys", "queries", "one_pass"):
         best = next(trial for trial in tuned.trials if trial.kernel == kernel)
         assert best.refused is None
-        assert best.tiling == getattr(tuned.chosen, kernel) != too_large
+        assert best.tiling == getattr(tuned.chosen, kernel)
         assert 0 < best.median_ms < 100
     assert set(tuned.forms_ms) == {"one pass", "two passes"}
     assert len(lines) >= 9
