@@ -217,16 +217,15 @@ class _Search:
 
     def _compile(self, trials: Sequence[Trial]) -> None:
         """Run each once, compiling side by side where kernels are compiled: Triton does so without Python's lock."""
-        on_gpu = self.problem.q.device.type == "cuda"
-        threads = min(MOST_THREADS, os.cpu_count() or 1) if on_gpu else 1
+        threads = min(MOST_THREADS, os.cpu_count() or 1) if self.problem.q.device.type == "cuda" else 1
+        _wait_for(self.problem.q.device)  # threads have a current stream of their own
         with ThreadPoolExecutor(threads) as pool:
             for start in range(0, len(trials), COMPILED_AT_ONCE):
                 self.tell(f"{_words(trials[0])}: compiling candidates, {start} of {len(trials)} done")
                 batch = trials[start : start + COMPILED_AT_ONCE]
                 for trial, reason in zip(batch, pool.map(self._try, batch), strict=True):
                     trial.refused = reason
-        if on_gpu:
-            torch.cuda.synchronize(self.problem.q.device)
+        _wait_for(self.problem.q.device)
 
     def _try(self, trial: Trial) -> str | None:
         try:
@@ -275,6 +274,11 @@ def _with(tilings: Tilings, kernel: str, tiling: Tiling) -> Tilings:
 
 def _words(trial: Trial) -> str:
     return trial.kernel.replace("_", " ")
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def _on(device: torch.device) -> contextlib.AbstractContextManager[object]:
