@@ -93,9 +93,9 @@ def registers_needed(kernel: str, tiling: Tiling, width: int) -> int:
 def shared_bytes_needed(kernel: str, tiling: Tiling, limit: Limits) -> int:
     """Of one program: tiles that wait for the loop, and those that stay where tensor cores read them from there.
 
-    A lower bound of what Triton 3.6 takes for compute capabilities 8.9, 9.0 and 10.0. Where operands pass through
-    registers, the loop's current tile has left shared memory, those that stay may have, and of the two streams of tiles
-    one may not be fetched ahead.
+    Compared with what Triton 3.6 takes for compute capabilities 8.9, 9.0 and 10.0 in 250 cases: a lower bound wherever
+    tens of KiB are needed. Where operands pass through registers, the loop's current tile has left shared memory, those
+    that stay may have, and of the two streams of tiles one may not be fetched ahead.
     """
     row = limit.width * limit.element_bytes
     upright = kernel in ("keys", "one_pass")  # tiles of keys stay, and are the products' left operands
