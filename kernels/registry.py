@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 AttentionFunction: TypeAlias = "Callable[[Tensor, Tensor, Tensor, bool], Tensor]"
 """(q, k, v, is_causal) -> output, shapes and alignment as `kernels.attention` says."""
+TuneFunction: TypeAlias = "Callable[..., str]"
+"""(q, k, v, is_causal, *, backward: bool, tell: (line of progress) -> None) -> a line that says what was chosen."""
 
 
 class RegistryError(Exception):
@@ -106,6 +108,9 @@ class Implementation:
     forward_bytes: Callable[..., tuple[int, int]] | None = None
     """(batch, heads, length, head_dim, **block_sizes) -> bytes of working memory, and of the output, of one forward
     call; None for what leaves it to torch's allocator."""
+    tune: TuneFunction | None = None
+    """Searches for what is fastest for such inputs on their device, and lets this process's further calls take it; None
+    for what has nothing to choose. Called on request only."""
 
     @property
     def devices(self) -> frozenset[str]:

@@ -66,6 +66,9 @@ class AttentionSpec(SpecBase):
     """Queries per tile, for `cpu_flash`; block size of the products of `cpu_blocked`."""
     bc: list[BlockSize] = Field(default=[128], min_length=1, max_length=100)
     """Keys per tile, for `cpu_flash`."""
+    autotune: bool = False
+    """Before a cell is measured, search for what is fastest for it on this device, where its implementation has
+    something to choose (`triton`: sizes of tiles; minutes per cell). Otherwise what was measured before is taken."""
     mode: Literal["forward", "forward_backward"] = "forward_backward"
     """`forward` keeps no gradients; `forward_backward` times each pass, and both."""
     warmup_steps: int = Field(default=5, ge=0, le=10_000)
@@ -135,6 +138,7 @@ class AttentionSpec(SpecBase):
             "num_heads": self.num_heads,
             "mode": self.mode,
             "warmup_steps": self.warmup_steps,
+            "autotune": self.autotune,
         }
 
     def coordinates(self) -> dict[str, Scalar]:

@@ -15,6 +15,7 @@ every run.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -191,8 +192,16 @@ _forward_operation.register_autograd(_differentiate, setup_context=_save)
 _backward_operation = torch.library.custom_op("flopwatch::flash_attention_backward", _backward, mutates_args=())
 _backward_operation.register_fake(_backward_results)
 
+
+def _tune(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, *, backward: bool, tell: Callable[[str], None]) -> str:
+    from kernels.attention.triton_tuning import tune  # which imports this module, and is used on request only
+
+    return tune(q, k, v, is_causal, backward=backward, tell=tell).summary()
+
+
 implementation = Implementation(
     "triton",
     flash_attention,
     {"cuda": frozenset({"float32", "bfloat16", "float16"})},
+    tune=_tune,
 )

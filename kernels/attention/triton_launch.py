@@ -31,7 +31,7 @@ def forward(
     """Fill `out` and `logsumexp`, from `operands`."""
     batches, heads, queries, head_dim = out.shape
     width = padded_width(head_dim)
-    tiling = tiling or tilings.choose(out.device, precision, width).forward
+    tiling = tiling or tilings.choose(q, width, precision).forward
     tma = all(has_tensor_descriptors(tensor) for tensor in (q, k, v))
     forward_kernel[(triton.cdiv(queries, tiling.queries) * heads * batches,)](
         _source(q, tiling.queries, width, tma), _source(k, tiling.keys, width, tma),
@@ -52,7 +52,7 @@ def backward(
     width = padded_width(head_dim)
     exponents, deltas = rows(out, out_gradient, logsumexp, logsumexp_gradient)
     q, k, v, out_gradient = operands(precision, q, k, v, out_gradient)
-    one_pass = tilings.choose(dq.device, precision, width).prefer_one_pass
+    one_pass = tilings.choose(q, width, precision).prefer_one_pass
     if one_pass and not torch.are_deterministic_algorithms_enabled():
         dq_sum = exponents.new_zeros((*exponents.shape, width))
         keys(q, k, v, out_gradient, exponents, deltas, dk, dv, is_causal, precision, dq_sum)
@@ -96,7 +96,7 @@ def keys(
     batches, key_heads, keys, head_dim = dk.shape
     width, root = padded_width(head_dim), 1 / math.sqrt(head_dim)
     if tiling is None:
-        chosen = tilings.choose(dk.device, precision, width)
+        chosen = tilings.choose(q, width, precision)
         tiling = chosen.keys if dq_sum is None else chosen.one_pass
     tma = all(has_tensor_descriptors(tensor) for tensor in (q, k, v, out_gradient))
     keys_kernel[(triton.cdiv(keys, tiling.keys) * key_heads * batches,)](
@@ -117,7 +117,7 @@ def queries(
     """Fill dq. The first four are `operands`."""
     batches, heads, queries, head_dim = dq.shape
     width, root = padded_width(head_dim), 1 / math.sqrt(head_dim)
-    tiling = tiling or tilings.choose(dq.device, precision, width).queries
+    tiling = tiling or tilings.choose(q, width, precision).queries
     tma = all(has_tensor_descriptors(tensor) for tensor in (q, k, v, out_gradient))
     queries_kernel[(triton.cdiv(queries, tiling.queries) * heads * batches,)](
         _source(q, tiling.queries, width, tma), _source(k, tiling.keys, width, tma),

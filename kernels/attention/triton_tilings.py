@@ -72,8 +72,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from kernels.attention.triton_tiles import Tiling, capability
+from kernels.attention.triton_tiles import Tiling, capability, has_tensor_descriptors
 
 
 @dataclass(frozen=True)
@@ -140,13 +141,41 @@ def exact_precision(device: torch.device, width: int) -> str:
     return "split" if _is_large(device) or width in SMALL_SPLIT else "tf32x3"
 
 
-def choose(device: torch.device, precision: str, width: int) -> Tilings:
-    """For a device, the products' precision (see triton_launch), and the head dimension, rounded to a power of two."""
+_remembered: dict[tuple[object, ...], Tilings] = {}
+
+
+def remember(q: Tensor, width: int, precision: str, tilings: Tilings) -> None:
+    """Let `choose` give these, in this process, for operands like q (see triton_tuning)."""
+    _remembered[_key(q, width, precision)] = tilings
+
+
+def forget() -> None:
+    """Let `choose` give what the tables say, and nothing else."""
+    _remembered.clear()
+
+
+def choose(q: Tensor, width: int, precision: str) -> Tilings:
+    """For operands like q (see triton_launch), whose head dimension is `width` when rounded up to a power of two.
+
+    What was tuned in this process, else what the tables say.
+    """
+    if _remembered and (tuned := _remembered.get(_key(q, width, precision))):
+        return tuned
+    return from_tables(q, width, precision)
+
+
+def from_tables(q: Tensor, width: int, precision: str) -> Tilings:
+    """As `choose`, whatever was tuned."""
     if precision == "ieee":
-        return (LARGE_HALF if _is_large(device) else SMALL_HALF)[width]
+        return (LARGE_HALF if _is_large(q.device) else SMALL_HALF)[width]
     if precision == "split":
-        return (LARGE_SPLIT if _is_large(device) else SMALL_SPLIT)[width]
+        return (LARGE_SPLIT if _is_large(q.device) else SMALL_SPLIT)[width]
     return TF32[width]
+
+
+def _key(q: Tensor, width: int, precision: str) -> tuple[object, ...]:
+    """What decides whether a tiling fits."""
+    return q.device, q.dtype, width, precision, has_tensor_descriptors(q)
 
 
 def _is_large(device: torch.device) -> bool:

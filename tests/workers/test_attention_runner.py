@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -13,12 +14,13 @@ import pytest
 import torch
 
 from app.specs.attention import AttentionSpec
-from kernels.registry import ATTENTION
+from kernels.registry import ATTENTION, Implementation
 from tests.workers.reporting import Report
 from workers.jobs import cells
 from workers.jobs.attention import RUNNER
 from workers.jobs.base import Resumable, Unit
 from workers.measure.ceilings import Ceilings
+from workers.measure.compilation import compilation
 from workers.outcome import Crashed, Failed, Unsupported
 
 PLUGINS = Path(__file__).parents[1] / "plugins"
@@ -207,6 +209,99 @@ def test_the_cpu_family_tells_its_intermediates_and_takes_block_sizes(run) -> No
     small, large = (mib("working_memory_mib", implementation="cpu_flash", br=block, bc=32) for block in (16, 64))
     assert small < large < 1
     assert {row["outcome"] for row in report.rows if row["metric"] == "forward_ms"} == {"ok"}
+
+
+@pytest.fixture
+def tuned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """`tunes` is an implementation that is right once it was tuned for a problem, and wrong before; what it was asked
+    for.
+    """
+    asked: list[tuple[Any, ...]] = []
+    own = ATTENTION.load("own")
+
+    def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+        factor = 1 if (tuple(q.shape), causal) in {(shape, mask) for shape, mask, _ in asked} else 2
+        return factor * own.function(q, k, v, causal)
+
+    def tune(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, *, backward: bool, tell: Any) -> str:
+        tell("half way")
+        compilations = compilation().graphs
+        torch.compile(lambda x: x + 1, backend="eager", dynamic=False)(q)
+        assert compilation().graphs > compilations, "a search compiles, which is no recompilation of what is measured"
+        asked.append((tuple(q.shape), causal, backward))
+        return f"blue tiles for {q.shape[2]}"
+
+    load = ATTENTION.load
+    tunes = Implementation("tunes", function, own.dtypes, tune=tune)
+    monkeypatch.setattr(ATTENTION, "load", lambda name: tunes if name == "tunes" else load(name))
+    return asked
+
+
+def test_autotuning_comes_before_each_cells_first_call(run, tuned: list[Any], capsys: pytest.CaptureFixture) -> None:
+    report = run(implementations=["tunes", "own"], sequence_lengths=[48, 64], autotune=True, device="cpu")
+    assert tuned == [((2, 1, 48, 16), True, True), ((2, 1, 64, 16), True, True)], "once per problem"
+    assert {row["outcome"] for row in report.rows if row["metric"] == "forward_ms"} == {"ok"}
+    assert {row["case"]["autotune"] for row in report.rows} == {True}
+    title = "tunes, fp32, length 48, head dimension 16"
+    assert report.steps[:3] == [(0, 4, title), (0, 4, f"{title}: tuning, half way"), (0, 4, f"{title}: tuned")]
+    log = capsys.readouterr()
+    assert f"{title}: tuned: blue tiles for 48\n" in log.err
+    assert "tiles for" not in log.out, "where `flopwatch run --json` prints its result"
+    assert "own, fp32" not in log.err, "an implementation without anything to tune is not affected"
+    assert next(check for check in report.verdict["checks"] if check["name"] == "recompiles")["ok"]
+
+
+def test_nothing_is_tuned_unless_asked(run, tuned: list[Any]) -> None:
+    report = run(implementations=["tunes"], device="cpu")
+    assert tuned == []
+    assert report.cell()["forward_ms", "forward"]["outcome"] == "wrong"
+    assert {row["case"]["autotune"] for row in report.rows} == {False}
+
+
+def test_only_what_is_measured_is_tuned(run, tuned: list[Any]) -> None:
+    report = run(implementations=["tunes"], mode="forward", causal=[False], autotune=True, device="cpu")
+    assert tuned == [((2, 1, 48, 16), False, False)]
+    assert report.cell()["forward_ms", "forward"]["outcome"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "reason"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."), "oom", "out of memory in tuning"),
+        (ValueError("the tiles are a pineapple"), "failed", "ValueError: the tiles are a pineapple"),
+    ],
+)
+def test_a_search_that_fails_is_the_cells_outcome(
+    run, monkeypatch: pytest.MonkeyPatch, error: Exception, outcome: str, reason: str
+) -> None:
+    """Times that are not of what was asked for would be worse than none."""
+
+    def tune(*_inputs: Any, **_options: Any) -> str:
+        raise error
+
+    load = ATTENTION.load
+    own = dataclasses.replace(load("own"), tune=tune)
+    monkeypatch.setattr(ATTENTION, "load", lambda name: own if name == "own" else load(name))
+    report = run(implementations=["own", "eager"], autotune=True, device="cpu")
+    cell = report.cell(implementation="own")["forward_ms", "forward"]
+    assert cell["outcome"] == outcome
+    assert reason in cell["reason"]
+    assert report.cell(implementation="eager")["forward_ms", "forward"]["outcome"] == "ok"
+
+
+@pytest.mark.gpu
+def test_triton_is_tuned_on_a_gpu_before_it_is_measured(run, capsys: pytest.CaptureFixture) -> None:
+    from kernels.attention import triton_candidates, triton_tilings
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(triton_candidates, "ROWS", (32, 64))
+        patch.setattr(triton_candidates, "STAGES", (2,))
+        report = run(implementations=["triton"], dtypes=["bf16"], sequence_lengths=[512], head_dims=[64],
+                     autotune=True, device="cuda")  # fmt: skip
+    assert report.cell()["backward_ms", "backward"]["outcome"] == "ok"
+    assert "triton, bf16, length 512, head dimension 64: tuned: forward " in capsys.readouterr().err
+    assert any("tuning, forward: best" in message for _, _, message in report.steps)
+    triton_tilings.forget()
 
 
 @pytest.mark.gpu

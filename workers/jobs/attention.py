@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,24 @@ class AttentionRunner(CellsRunner):
             inputs=problem.inputs,
             grad_out=problem.grad_out if implementation.has_backward else None,
         )
+
+    def prepare(self, spec: AttentionSpec, cell: AttentionCell, problem: Problem, bench: Bench) -> None:
+        """Let the implementation tune itself for this problem, if that was asked for and it can; the log has what it
+        chose.
+        """
+        from kernels.registry import ATTENTION
+        from workers.measure.memory import memory_needed_for
+
+        implementation = load(ATTENTION, cell.implementation)
+        if not spec.autotune or implementation.tune is None:
+            return
+        backward = problem.grad_out is not None and implementation.has_backward
+        with memory_needed_for("tuning"):
+            chosen = implementation.tune(
+                *problem.inputs, cell.causal, backward=backward, tell=lambda line: bench.tell(f"tuning, {line}")
+            )
+        sys.stderr.write(f"{cell.title}: tuned: {chosen}\n")
+        bench.tell("tuned")
 
     def add_rates(
         self,

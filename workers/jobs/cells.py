@@ -8,11 +8,12 @@ one, and the cell that crashed says so. Whatever else becomes of a cell is an ou
 from __future__ import annotations
 
 import abc
+import functools
 import gc
 import math
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -118,6 +119,8 @@ class Bench:
 
     device: torch.device
     watch: Stopwatch
+    tell: Callable[[str], None] = print
+    """Takes what is being done for the current cell, for the job's progress."""
     times: dict[str, Sequence[float]] = field(default_factory=dict)
     """Of every pass of every cell, by title."""
     recompiled: list[str] = field(default_factory=list)
@@ -156,6 +159,9 @@ class CellsRunner(abc.ABC):
         self, spec: Any, cell: Any, times: Mapping[str, Sequence[float]], bench: Bench, values: Values
     ) -> None:
         """Set what follows from the times in ms, and the extras."""
+
+    def prepare(self, spec: Any, cell: Any, problem: Problem, bench: Bench) -> None:  # noqa: B027 - most have nothing
+        """What the cell wants done once, untimed, before its operation is called."""
 
     def check(self, spec: Any) -> None:  # noqa: B027 - most have nothing to check
         """Refuse, with Unsupported, a job none of whose cells can run here."""
@@ -205,6 +211,7 @@ class CellsRunner(abc.ABC):
         first, crashed = unit.params.get("first", 0), unit.params.get("crashed")
         for index in range(first, len(cells)):
             report.progress(index, len(cells), cells[index].title)
+            bench.tell = functools.partial(_tell, report, index, len(cells), cells[index].title)
             values = Values(self.metrics(spec))
             if index == first and crashed is not None:
                 values.rest("crashed", crashed)
@@ -246,6 +253,7 @@ class CellsRunner(abc.ABC):
             bench.problem = key, self.make_problem(spec, cell, bench.device)
         problem = bench.problem[1]
         operation = self.operation(spec, cell, problem, bench.device)
+        self.prepare(spec, cell, problem, bench)
         passes: Sequence[str] = PASSES[spec.mode]
         if problem.grad_out is not None and operation.grad_out is None:
             passes = ["forward"]
@@ -292,6 +300,10 @@ def compare(operation: Operation, problem: Problem, values: Values) -> str | Non
             finite = all(map(math.isfinite, found))
             values.set(name, phase, [max(found)] if finite else None, "the results are not finite")
     return "; ".join(wrong) or None
+
+
+def _tell(report: Reporter, done: int, total: int, title: str, line: str) -> None:
+    report.progress(done, total, f"{title}: {line}")
 
 
 def start_afresh(device: torch.device) -> None:

@@ -70,6 +70,14 @@ def test_lists_are_shown_as_one_coordinate() -> None:
     assert (coordinates["head_dim"], coordinates["causal"]) == ("16/32", True)
 
 
+def test_autotuning_is_asked_for_and_tells_results_apart() -> None:
+    assert not spec().autotune
+    assert [spec(autotune=asked).coordinates()["autotune"] for asked in (False, True)] == [False, True]
+    assert spec(autotune=True).common()["autotune"] is True
+    description = AttentionSpec.model_json_schema()["properties"]["autotune"]["description"]
+    assert "search for what is fastest" in description
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -79,6 +87,7 @@ def test_lists_are_shown_as_one_coordinate() -> None:
         ({"dtypes": ["float32"]}, "'fp32', 'tf32', 'bf16' or 'fp16'"),
         ({"dtypes": ["tf32"], "device": "cpu"}, "tf32 is a GPU format"),
         ({"causal": [1]}, "valid boolean"),
+        ({"autotune": "yes"}, "valid boolean"),
         ({"sequence_lengths": [0]}, "greater than or equal to 1"),
         (
             {"sequence_lengths": list(range(1, 101)), "head_dims": list(range(1, 101)), "causal": [True, False]},

@@ -1,0 +1,135 @@
+"""One problem that tilings of attention's Triton kernels are tried on: inputs, room for results, and what is right."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kernels.attention import flash_triton
+from kernels.attention import triton_launch as launch
+from kernels.attention.triton_tiles import Tiling
+from kernels.tolerance import TF32_TOLERANCE, TOLERANCES, error
+
+RESULTS = {
+    "forward": ("out", "logsumexp"),
+    "keys": ("dk", "dv"),
+    "queries": ("dq",),
+    "one_pass": ("dk", "dv", "dq"),
+}
+"""What each kernel computes; the kernels are named as `Tilings` names them."""
+
+
+@dataclass
+class Problem:
+    """Inputs (batch, heads, rows, head_dim) with a contiguous last axis, detached, and what kernels do with them."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    is_causal: bool
+    precision: str
+    """How products are done, as triton_launch calls it."""
+    operands: tuple[Tensor, Tensor, Tensor]
+    """q, k and v as kernels take them."""
+    room: dict[str, Tensor] = field(default_factory=dict)
+    """Where kernels write, by the results' names."""
+    right: dict[str, Tensor] = field(default_factory=dict)
+    """Results that others are compared with."""
+    _backward_inputs: tuple[Tensor, Tensor, Tensor] | None = None
+
+    @classmethod
+    def of(cls, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, tf32: bool | None) -> Problem:
+        """For inputs as `flash_attention` takes them.
+
+        Raises:
+            ValueError: they are not taken, or hold nothing.
+        """
+        q, k, v = (tensor.detach() for tensor in (q, k, v))
+        out, logsumexp = flash_triton._forward_results(q, k, v, is_causal, tf32)
+        if out.numel() == 0:
+            raise ValueError(f"there is nothing to tune for: q's shape is {tuple(q.shape)}")
+        q, k, v, out = flash_triton._with_heads(q, k, v, out)
+        precision = flash_triton._precision(q, tf32)
+        first, second, third = launch.operands(precision, q, k, v)
+        return cls(
+            q,
+            k,
+            v,
+            is_causal,
+            precision,
+            (first, second, third),
+            {"out": out, "logsumexp": logsumexp.view(out.shape[:-1])},
+        )
+
+    def run(self, kernel: str, tiling: Tiling) -> None:
+        """One call of a kernel. "one_pass" adds to what is in its sum of dQ; whoever looks at that clears it first."""
+        q, k, v = self.operands
+        room, how = self.room, (self.is_causal, self.precision)
+        if kernel == "forward":
+            launch.forward(q, k, v, room["out"], room["logsumexp"], *how, tiling)
+            return
+        inputs = (q, k, v, *self._prepared())
+        if kernel == "queries":
+            launch.queries(*inputs, room["dq"], *how, tiling)
+        else:
+            dq_sum = room["dq_sum"] if kernel == "one_pass" else None
+            launch.keys(*inputs, room["dk"], room["dv"], *how, dq_sum, tiling)
+
+    def in_one_pass(self, tiling: Tiling) -> None:
+        """The backward pass in one pass, with all that belongs to it."""
+        self._prepared()
+        self.room["dq_sum"].zero_()
+        self.run("one_pass", tiling)
+        self._finish_dq()
+
+    def in_two_passes(self, keys: Tiling, queries: Tiling) -> None:
+        """The same in two."""
+        self.run("keys", keys)
+        self.run("queries", queries)
+
+    def take_as_right(self, kernel: str, tiling: Tiling) -> None:
+        """What this tiling gives is what the kernel's other tilings are to give."""
+        self._run_on_cleared(kernel, tiling)
+        self.right |= {name: self.room[name].clone() for name in RESULTS[kernel]}
+
+    def why_wrong(self, kernel: str, tiling: Tiling) -> str | None:
+        """Run it, and say what is wrong with its results; None if nothing is."""
+        self._run_on_cleared(kernel, tiling)
+        tolerance = TF32_TOLERANCE if self.precision == "tf32" else TOLERANCES[self.q.dtype]
+        for name in RESULTS[kernel]:
+            if reason := error(self.room[name], self.right[name].double()).why_wrong(tolerance):
+                return f"{name}: {reason}"
+        return None
+
+    def _run_on_cleared(self, kernel: str, tiling: Tiling) -> None:
+        """So that what a kernel does not write is found: another one may have left it right."""
+        if kernel != "forward":
+            self._prepared()
+        for name in RESULTS[kernel]:
+            self.room[name].fill_(float("nan"))
+        if kernel == "one_pass":
+            self.room["dq_sum"].zero_()
+        self.run(kernel, tiling)
+        if kernel == "one_pass":
+            self._finish_dq()
+
+    def _finish_dq(self) -> None:
+        queries, head_dim = self.q.shape[2:]
+        torch.mul(self.room["dq_sum"][:, :, :queries, :head_dim], head_dim**-0.5, out=self.room["dq"])
+
+    def _prepared(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The output's gradient as kernels take it, and what `launch.rows` gives; needs a right output. Made once."""
+        if self._backward_inputs is None:
+            q, k, v = self.q, self.k, self.v
+            generator = torch.Generator(q.device).manual_seed(0)
+            gradient = torch.empty_like(self.right["out"]).normal_(generator=generator)
+            exponents, deltas = launch.rows(self.right["out"], gradient, self.right["logsumexp"], None)
+            width = launch.padded_width(q.shape[-1])
+            self.room |= {"dq": torch.empty_like(self.right["out"]), "dk": flash_triton._like(k)}
+            self.room |= {"dv": flash_triton._like(v)}
+            self.room["dq_sum"] = q.new_zeros((*exponents.shape, width), dtype=torch.float32)
+            (operand,) = launch.operands(self.precision, gradient)
+            self._backward_inputs = operand, exponents, deltas
+        return self._backward_inputs

@@ -1,0 +1,354 @@
+"""Search, on request only, for the tilings of attention's Triton kernels that are fastest on this device.
+
+    python -m kernels.attention.triton_tuning --head-dim 64 --dtype bfloat16 --length 16384 --heads 16
+
+prints the best tilings of each kernel with their times, and the lines to put into triton_tilings. Calls of attention
+never tune: a search compiles some hundred kernels, a second of processor time each, which is more than most runs take.
+
+A kernel's candidates are compiled side by side, compared with the present choice's results, and timed in rounds: each
+round takes more samples of fewer candidates. What Triton refuses is noted and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import os
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources, PTXASError
+
+from kernels.attention import triton_tilings as tilings
+from kernels.attention.triton_candidates import candidates, limits
+from kernels.attention.triton_clock import Timer, Work, default_timer
+from kernels.attention.triton_launch import padded_width
+from kernels.attention.triton_problem import RESULTS, Problem
+from kernels.attention.triton_tiles import Tiling
+from kernels.attention.triton_tilings import Tilings
+
+REFUSALS = (OutOfResources, PTXASError, CompilationError)
+COMPILER_FAILED = "PassManager::run failed"
+"""What Triton's compiler says in a plain RuntimeError."""
+MOST_THREADS = 16
+COMPILED_AT_ONCE = 32
+"""Candidates between two lines of progress."""
+ROUNDS = ((1, 24), (4, 6), (11, 1))
+"""(samples, how many candidates go on after them) of each round; the present choice always does."""
+FORM_SAMPLES = 11
+FORMS = {False: "two passes", True: "one pass"}
+"""Forms of the backward pass, by `Tilings.prefer_one_pass`."""
+GAIN = 0.02
+"""What is faster by less is not told from noise: the present choice stays."""
+SAFE = (Tiling(32, 32, 4, 1), Tiling(16, 16, 4, 1))
+"""What gives the results to compare with, where the present choice does not fit the device."""
+
+Tell = Callable[[str], None]
+
+
+class NothingRuns(Exception):
+    """No tiling of a kernel runs on this device; the message says what the last one lacked."""
+
+
+@dataclass
+class Trial:
+    """What became of one candidate."""
+
+    kernel: str
+    tiling: Tiling
+    times_ms: list[float] = field(default_factory=list)
+    """Samples of the last round that it was in; none if it was refused."""
+    rounds: int = 0
+    """How many it was in."""
+    refused: str | None = None
+    """Why it cannot be taken: Triton's words, or what is wrong with its results."""
+
+    @property
+    def median_ms(self) -> float:
+        """Of the samples; infinite without any."""
+        return statistics.median(self.times_ms) if self.times_ms else float("inf")
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a search found."""
+
+    chosen: Tilings
+    present: Tilings
+    """The tables' choice, which `chosen` improves on."""
+    trials: tuple[Trial, ...]
+    """Every candidate; those of one kernel follow each other, the best first, the refused last."""
+    forms_ms: dict[str, float]
+    """Medians of the backward pass's forms, "one pass" and "two passes", with what belongs to each; without a backward
+    pass empty."""
+
+    def summary(self) -> str:
+        """For a log: one line."""
+        parts = []
+        for kernel in dict.fromkeys(trial.kernel for trial in self.trials):
+            chosen, present = getattr(self.chosen, kernel), getattr(self.present, kernel)
+            best = next(trial for trial in self.trials if trial.kernel == kernel)
+            kept = "as before" if chosen == present else f"instead of {shown(present)}"
+            parts.append(f"{kernel.replace('_', ' ')} {shown(chosen)} ({best.median_ms:.3f} ms, {kept})")
+        if self.forms_ms:
+            parts.append(f"backward in {FORMS[self.chosen.prefer_one_pass]}")
+        return "; ".join(parts)
+
+
+def tune(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, backward: bool = True, tf32: bool | None = None,
+    tell: Tell = lambda line: None, timer: Timer | None = None, among: Sequence[Tiling] | None = None,
+) -> Tuned:  # fmt: skip
+    """Search for the fastest tilings for such inputs, and let this process's further calls take them.
+
+    That is, calls on the same device, of the same dtype, padded head dimension and precision, whatever their lengths
+    and masks: until another search for such, or `triton_tilings.forget`.
+
+    Args:
+        q: Queries; q, k, v, is_causal and tf32 are as `flash_attention` takes them.
+        k: Keys.
+        v: Values.
+        is_causal: Query i sees keys 0 … i only.
+        backward: Also tune the backward pass; else its tilings stay as they are.
+        tf32: Whether products of float32 inputs may be rounded to tf32; None: as torch is set.
+        tell: Called with a line of progress, every few seconds.
+        timer: What takes times; None: CUDA events with a flushed L2 cache, or the host's clock without a GPU.
+        among: The candidates for every kernel, besides the present choice; None: all that may be fast.
+
+    Raises:
+        ValueError: the inputs are not taken, or hold nothing.
+        NothingRuns: this device can run no tiling of a kernel.
+    """
+    problem = Problem.of(q, k, v, is_causal, tf32)
+    width = padded_width(problem.q.shape[-1])
+    present = chosen = tilings.from_tables(problem.operands[0], width, problem.precision)
+    trials: list[Trial] = []
+    forms_ms: dict[str, float] = {}
+    with torch.no_grad(), _on(problem.q.device):
+        search = _Search(problem, timer or default_timer(problem.q.device), tell, among)
+        for kernel in RESULTS if backward else ("forward",):
+            found = search.best_first(kernel, getattr(present, kernel))
+            trials += found
+            if found[0].refused is None:
+                chosen = _with(chosen, kernel, found[0].tiling)
+        if backward:
+            one_pass_runs = any(trial.kernel == "one_pass" and trial.refused is None for trial in trials)
+            forms_ms = search.forms_ms(chosen, one_pass_runs)
+            chosen = replace(chosen, prefer_one_pass=faster_form(forms_ms, present.prefer_one_pass))
+    tilings.remember(problem.operands[0], width, problem.precision, chosen)
+    return Tuned(chosen, present, tuple(trials), forms_ms)
+
+
+def shown(tiling: Tiling) -> str:
+    """As the tables of triton_tilings write it."""
+    return f"{'held, ' * tiling.hold}{tiling.queries} × {tiling.keys}, {tiling.warps}, {tiling.stages}"
+
+
+def faster_form(forms_ms: dict[str, float], prefer_one_pass: bool) -> bool:
+    """Whether one pass is to be preferred: the present preference stays unless the other is faster by GAIN."""
+    present, other = (forms_ms.get(FORMS[form], float("inf")) for form in (prefer_one_pass, not prefer_one_pass))
+    return prefer_one_pass if present <= other * (1 + GAIN) else not prefer_one_pass
+
+
+@dataclass
+class _Search:
+    problem: Problem
+    timer: Timer
+    tell: Tell
+    among: Sequence[Tiling] | None
+
+    def best_first(self, kernel: str, present: Tiling) -> list[Trial]:
+        """Every candidate's trial: the one to choose first, the refused last."""
+        q, k, _ = self.problem.operands
+        limit = limits(q, k, padded_width(self.problem.q.shape[-1]), self.problem.precision)
+        offered = candidates(kernel, limit) if self.among is None else self.among
+        right = None if kernel == "one_pass" else self._find_right(kernel, present)
+        tried = [Trial(kernel, tiling) for tiling in dict.fromkeys([present, *([right] if right else []), *offered])]
+        self._compile(tried)
+        for trial in tried:
+            trial.refused = trial.refused or self.problem.why_wrong(kernel, trial.tiling)
+        self._race([trial for trial in tried if trial.refused is None], present)
+        tried.sort(key=lambda trial: (-trial.rounds, trial.median_ms))
+        ours = next(trial for trial in tried if trial.tiling == present)
+        if ours.refused is None and ours.median_ms <= tried[0].median_ms * (1 + GAIN):
+            tried.remove(ours)
+            tried.insert(0, ours)
+        self._tell_result(kernel, tried)
+        return tried
+
+    def forms_ms(self, chosen: Tilings, one_pass_runs: bool) -> dict[str, float]:
+        """Medians of the backward pass's forms, in turns."""
+        works: dict[str, tuple[tuple[Tiling, ...], Work]] = {
+            FORMS[False]: (
+                (chosen.keys, chosen.queries),
+                lambda: self.problem.in_two_passes(chosen.keys, chosen.queries),
+            )
+        }
+        if one_pass_runs:
+            works[FORMS[True]] = (chosen.one_pass,), lambda: self.problem.in_one_pass(chosen.one_pass)
+        samples: dict[str, list[float]] = {form: [] for form in works}
+        for _ in range(FORM_SAMPLES):
+            for form, (used, work) in works.items():
+                samples[form].append(self.timer(form, used, work))
+        medians = {form: statistics.median(times) for form, times in samples.items()}
+        self.tell("backward pass: " + ", ".join(f"{form} {time:.3f} ms" for form, time in medians.items()))
+        return medians
+
+    def _find_right(self, kernel: str, present: Tiling) -> Tiling:
+        """Let the present choice's results be the right ones; of what does not fit the device, a smaller one's."""
+        for tiling in (present, *SAFE):
+            try:
+                self.problem.take_as_right(kernel, tiling)
+            except Exception as error:
+                lacking = why_refused(error)
+                if lacking is None:
+                    raise
+            else:
+                return tiling
+        raise NothingRuns(f"no tiling of the {kernel} kernel runs on this device: {lacking}")
+
+    def _compile(self, trials: Sequence[Trial]) -> None:
+        """Run each once, compiling side by side where kernels are compiled: Triton does so without Python's lock."""
+        threads = min(MOST_THREADS, os.cpu_count() or 1) if self.problem.q.device.type == "cuda" else 1
+        _wait_for(self.problem.q.device)  # threads have a current stream of their own
+        with ThreadPoolExecutor(threads) as pool:
+            for start in range(0, len(trials), COMPILED_AT_ONCE):
+                self.tell(f"{_words(trials[0])}: compiling candidates, {start} of {len(trials)} done")
+                batch = trials[start : start + COMPILED_AT_ONCE]
+                for trial, reason in zip(batch, pool.map(self._try, batch), strict=True):
+                    trial.refused = reason
+        _wait_for(self.problem.q.device)
+
+    def _try(self, trial: Trial) -> str | None:
+        try:
+            with _on(self.problem.q.device):
+                self.problem.run(trial.kernel, trial.tiling)
+        except Exception as error:
+            reason = why_refused(error)
+            if reason is None:
+                raise
+            return reason
+        return None
+
+    def _race(self, running: Sequence[Trial], present: Tiling) -> None:
+        """Take times, in turns, of fewer and fewer."""
+        for samples, going_on in ROUNDS:
+            for trial in running:
+                trial.times_ms.clear()
+                trial.rounds += 1
+            for _ in range(samples):
+                for trial in running:
+                    trial.times_ms.append(self._time_ms(trial))
+            ranked = sorted(running, key=lambda trial: trial.median_ms)
+            running = [*ranked[:going_on], *(trial for trial in ranked[going_on:] if trial.tiling == present)]
+
+    def _time_ms(self, trial: Trial) -> float:
+        return self.timer(trial.kernel, (trial.tiling,), lambda: self.problem.run(trial.kernel, trial.tiling))
+
+    def _tell_result(self, kernel: str, tried: Sequence[Trial]) -> None:
+        best, refused = tried[0], sum(trial.refused is not None for trial in tried)
+        fastest = "none runs" if best.refused else f"best {shown(best.tiling)}: {best.median_ms:.3f} ms"
+        self.tell(f"{_words(best)}: {fastest}; {len(tried)} candidates, {refused} refused")
+
+
+def why_refused(error: Exception) -> str | None:
+    """In one line, why Triton cannot run a candidate; None if the error is something else."""
+    if isinstance(error, REFUSALS) or (isinstance(error, RuntimeError) and COMPILER_FAILED in str(error)):
+        lines = str(error).strip().splitlines() or [""]
+        return f"{type(error).__name__}: {(lines[-1] if isinstance(error, CompilationError) else lines[0])[:200]}"
+    return None
+
+
+def _with(tilings: Tilings, kernel: str, tiling: Tiling) -> Tilings:
+    changed: dict[str, Any] = {kernel: tiling}
+    return replace(tilings, **changed)
+
+
+def _words(trial: Trial) -> str:
+    return trial.kernel.replace("_", " ")
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _on(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Each thread has a current device of its own, and Triton launches on that."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
+SHOWN = 4
+"""Candidates of each kernel that the command prints."""
+
+
+def report(tuned: Tuned, width: int) -> Iterator[str]:
+    """Lines for triton_tilings: the best of each kernel as its docstring has them, and the tilings as its code has."""
+    for kernel in dict.fromkeys(trial.kernel for trial in tuned.trials):
+        tried = [trial for trial in tuned.trials if trial.kernel == kernel]
+        best = [f"{shown(trial.tiling)}: {trial.median_ms:.3g}" for trial in tried if trial.refused is None]
+        yield f"    {width:<5}{_words(tried[0]):<10}{'    '.join(best[:SHOWN])}".rstrip()
+    yield ""
+    for form, time in tuned.forms_ms.items():
+        yield f"backward pass in {form}: {time:.3g} ms"
+    reasons = Counter(f"{trial.refused.split(',')[0]}" for trial in tuned.trials if trial.refused is not None)
+    yield f"{len(tuned.trials)} candidates, {reasons.total()} refused"
+    yield from (f"    {count} × {reason}" for reason, count in reasons.most_common(SHOWN))
+    yield ""
+    chosen = tuned.chosen
+    parts = [_code(getattr(chosen, kernel)) for kernel in RESULTS]
+    yield f"    {width}: Tilings({', '.join(parts)}{', True' * chosen.prefer_one_pass}),"
+
+
+def _code(tiling: Tiling) -> str:
+    return f"Tiling({tiling.queries}, {tiling.keys}, {tiling.warps}, {tiling.stages}{', True' * tiling.hold})"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Tune for one problem, and print what was found."""
+    parser = argparse.ArgumentParser(prog="python -m kernels.attention.triton_tuning", description=__doc__)
+    parser.add_argument("--head-dim", type=int, default=64)
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    parser.add_argument("--length", type=int, default=16_384, help="of queries and keys alike")
+    parser.add_argument("--heads", type=int, default=16)
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--causal", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--precision", choices=("exact", "tf32"), default="exact", help="of products of float32")
+    parser.add_argument("--backward", action=argparse.BooleanOptionalAction, default=True)
+    given = parser.parse_args(arguments)
+    shape = given.batch, given.heads, given.length, given.head_dim
+    if min(shape) < 1:
+        parser.error("sizes are positive numbers")
+    if not torch.cuda.is_available():
+        parser.exit(1, "There is no CUDA device here: tilings are tuned on the device that will run them.\n")
+    q, k, v = (torch.randn(shape, dtype=getattr(torch, given.dtype), device="cuda") for _ in range(3))
+    try:
+        tuned = tune(
+            q, k, v, given.causal, backward=given.backward, tf32=given.precision == "tf32",
+            tell=lambda line: print(line, flush=True),
+        )  # fmt: skip
+    except ValueError as error:
+        parser.error(str(error))
+    today = datetime.datetime.now(datetime.UTC).date()
+    mask = "causal" if given.causal else "no mask"
+    products = f", products {given.precision}" if given.dtype == "float32" else ""
+    print(
+        f"\nMeasured on {torch.cuda.get_device_name()} on {today} (torch {torch.__version__}, "
+        f"Triton {triton.__version__}; {given.dtype}{products}, {mask}, batch {given.batch}, {given.heads} heads, "
+        f"length {given.length}, head dimension {given.head_dim}): ms of one kernel, median of {ROUNDS[-1][0]} with "
+        "the L2 cache flushed, by queries × keys, warps, stages\n"
+    )
+    print(*report(tuned, padded_width(given.head_dim)), sep="\n")
+
+
+if __name__ == "__main__":
+    main()
