@@ -49,7 +49,7 @@ class Limits:
 
 
 def limits(q: Tensor, k: Tensor, width: int, precision: str) -> Limits:
-    """For operands like these (see triton_launch): (batch, heads, queries, head_dim), (batch, key heads, keys, head_dim)."""
+    """For operands (see triton_launch): queries and keys, each with two axes before their rows."""
     shared = UNLIMITED
     if q.device.type == "cuda":
         shared = torch.cuda.get_device_properties(q.device).shared_memory_per_block_optin  # type: ignore[attr-defined]
