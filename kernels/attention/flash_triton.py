@@ -95,8 +95,9 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, tf32: bool | None
     if out.numel():
         precision = _precision(q, tf32)
         q, k, v, heads_out = _with_heads(q, k, v, out)
-        q, k, v = launch.operands(precision, q, k, v)
-        launch.forward(q, k, v, heads_out, logsumexp, is_causal, precision)
+        with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
+            q, k, v = launch.operands(precision, q, k, v)
+            launch.forward(q, k, v, heads_out, logsumexp, is_causal, precision)
     return out, logsumexp
 
 
@@ -110,11 +111,12 @@ def _backward(
         return gradients[0], gradients[1].zero_(), gradients[2].zero_()
     out_gradient, q, k, v, out = _with_heads(out_gradient, q, k, v, out)
     dq, dk, dv = _with_heads(*gradients)
-    launch.backward(
-        out_gradient, q, k, v, out, dq, dk, dv,
-        logsumexp.contiguous(), None if logsumexp_gradient is None else logsumexp_gradient.contiguous(),
-        is_causal, _precision(q, tf32),
-    )  # fmt: skip
+    with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
+        launch.backward(
+            out_gradient, q, k, v, out, dq, dk, dv,
+            logsumexp.contiguous(), None if logsumexp_gradient is None else logsumexp_gradient.contiguous(),
+            is_causal, _precision(q, tf32),
+        )  # fmt: skip
     return gradients
 
 

@@ -8,6 +8,7 @@ registers and take no room in memory.
 from __future__ import annotations
 
 import functools
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,10 +63,24 @@ def has_tensor_descriptors(tensor: Tensor) -> bool:
 
 def descriptor(tensor: Tensor, rows: int, width: int) -> Any:
     """Descriptor of a (batch, heads, rows, head_dim) tensor, for tiles of that size."""
+    _make_context_current(tensor.device)
     shape = list(tensor.shape)
     # The step along an axis of length 1 is never taken and may be anything in torch, but not here.
     strides = [step if length > 1 else 16 for length, step in zip(shape[:-1], tensor.stride()[:-1], strict=True)]
     return TensorDescriptor(tensor, shape, [*strides, 1], [1, 1, rows, width])
+
+
+_thread = threading.local()
+
+
+def _make_context_current(device: torch.device) -> None:
+    """Descriptors are filled by the CUDA driver, which wants a context. A thread has one from its first call of the
+    CUDA runtime on, and a new thread that finds its memory in torch's cache has made none.
+    """
+    known = _thread.__dict__.setdefault("devices", set())
+    if device not in known:
+        torch.cuda.mem_get_info(device)  # a call that may be made anywhere, also while a graph is captured
+        known.add(device)
 
 
 @triton.jit

@@ -9,6 +9,7 @@ import functools
 import math
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -141,7 +142,7 @@ def check(
     inputs = [tensor.requires_grad_() for tensor in (q, k, v)]
     out = flash_attention(*inputs, is_causal, **options)
     assert out.shape == q.shape
-    gradient = draw(*out.shape, rng=rng, dtype=out.dtype, device=out.device.type)
+    gradient = draw(*out.shape, rng=rng, dtype=out.dtype, device=str(out.device))
     gradients = torch.autograd.grad(out, inputs, gradient)
     oracle, _, oracle_gradients = exact(q, k, v, is_causal, gradient)
     assert_right("output", out, oracle, tolerance)
@@ -401,6 +402,23 @@ def test_errors_of_single_precision_do_not_grow_with_the_length(rng: random.Rand
         assert_right("output", out, oracle, 2e-6)
         for given, right in zip(torch.autograd.grad(out, inputs, gradient), oracle_gradients, strict=True):
             assert_right("gradient", given, right, 2e-6)
+
+
+@pytest.mark.gpu
+def test_a_new_thread_without_a_context(rng: random.Random) -> None:
+    """Its first call of CUDA is the driver's, when its memory comes from torch's cache."""
+    q, k, v = draw_inputs(Shape(1, 2, 2, 300, 300, 64), rng, torch.bfloat16, "cuda")
+    expected = flash_attention(q, k, v)
+    flash_attention(q, k, v)  # leaves its room in the cache
+    with ThreadPoolExecutor(1) as pool:
+        assert torch.equal(pool.submit(flash_attention, q, k, v).result(), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_tensors_on_another_than_the_current_device(rng: random.Random) -> None:
+    assert torch.cuda.current_device() == 0
+    check(*draw_inputs(Shape(1, 2, 2, 300, 300, 64), rng, torch.bfloat16, "cuda:1"), True, rng)
 
 
 @pytest.mark.gpu
