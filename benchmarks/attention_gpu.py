@@ -1,6 +1,6 @@
 """Attention on a GPU: ours beside the libraries, in one run; behind the tables of docs/measurements.md.
 
-    python -m benchmarks.attention_gpu [--sweep] [--samples 31]
+    python -m benchmarks.attention_gpu [--tables libraries sweep] [--samples 31]
 
 Times are medians of CUDA events around one call, with the L2 cache flushed before each; implementations take turns, so
 that clocks and heat are shared alike. The host runs ahead, as in training: its launches cost nothing, unless they take
@@ -118,22 +118,33 @@ def sweep(head_dim: int, length: int, dtype: torch.dtype, samples: int) -> None:
 def main() -> None:
     """Print Markdown tables."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sweep", action="store_true", help="also the classic sweep: batch 8, one head, no mask")
+    parser.add_argument("--tables", nargs="+", choices=("libraries", "sweep"), default=["libraries"])
     parser.add_argument("--samples", type=int, default=31)
     arguments = parser.parse_args()
     torch.manual_seed(0)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}\n")
+    if "libraries" in arguments.tables:
+        compare_with_libraries(arguments.samples)
+    if "sweep" in arguments.tables:
+        classic_sweep(max(5, arguments.samples // 3))
+
+
+def compare_with_libraries(samples: int) -> None:
+    """Causal, in bfloat16."""
     print("| batch, heads, length, head dim | by | forward ms | both ms | TFLOP/s | forward ÷ ours | both ÷ ours |")
     print("|---|---|---|---|---|---|---|")
     for shape in SHAPES:
-        compare(shape, arguments.samples if shape[2] < 32768 else max(5, arguments.samples // 5))
-    if arguments.sweep:
-        print(f"\n| dtype | head dim | length | {' | '.join(f'{name}: forward / both ms / MiB' for name in SWEEP)} |")
-        print("|" + "---|" * (3 + len(SWEEP)))
-        for dtype in (torch.float32, torch.bfloat16):
-            for head_dim in (16, 32, 64, 128):
-                for length in SWEEP_LENGTHS:
-                    sweep(head_dim, length, dtype, max(5, arguments.samples // 3))
+        compare(shape, samples if shape[2] < 32768 else max(5, samples // 5))
+
+
+def classic_sweep(samples: int) -> None:
+    """Batch 8, one head, no mask, in float32 and bfloat16."""
+    print(f"\n| dtype | head dim | length | {' | '.join(f'{name}: forward / both ms / MiB' for name in SWEEP)} |")
+    print("|" + "---|" * (3 + len(SWEEP)))
+    for dtype in (torch.float32, torch.bfloat16):
+        for head_dim in (16, 32, 64, 128):
+            for length in SWEEP_LENGTHS:
+                sweep(head_dim, length, dtype, samples)
 
 
 if __name__ == "__main__":
