@@ -137,7 +137,9 @@ TF32 = {
 
 
 def exact_precision(device: torch.device, width: int) -> str:
-    """How products of float32 are done exactly: in parts, unless those do not fit the device."""
+    """How products of float32 are done exactly: in parts; where those do not fit the device, in registers (with cut sums:
+    see triton_operands.add_product).
+    """
     return "split" if _is_large(device) or width in SMALL_SPLIT else "tf32x3"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import threading
 import time
@@ -37,6 +38,8 @@ MEASUREMENT = {
     "n": 1,
     "samples": None,
 } | dict.fromkeys(("mean", "std", "median", "min", "max", "p05", "p25", "p75", "p95"), 1.0)
+BENCHMARK = {"kind": "benchmark", "device": "cpu"}
+CELLS = {"kind": "attention", "device": "cpu", "implementations": ["tiled"], "sequence_lengths": [16, 32, 64]}
 SUCCESS = {"type": "outcome", "code": None, "detail": ""}
 
 
@@ -48,6 +51,7 @@ class Unit:
     messages: int
     log: int
     scratch: Path
+    params: dict[str, Any]
 
     def say(self, *messages: Any) -> None:
         for message in messages:
@@ -61,6 +65,11 @@ class Unit:
         """End as a unit does whose work is done."""
         self.close_pipes()
         self.report(exit_code=0, signal=None)
+
+    def crash(self) -> None:
+        """End as one does that reads memory that is not its own."""
+        self.close_pipes()
+        self.report(exit_code=None, signal=signal.SIGSEGV)
 
     def report(self, **how: int | None) -> None:
         self.control.sendall(json.dumps(how).encode() + b"\n")
@@ -77,7 +86,7 @@ class Launcher:
         ours, theirs = socket.socketpair()
         messages, messages_in = os.pipe()
         log, log_in = os.pipe()
-        unit = Unit(theirs, messages_in, log_in, Path(request.scratch))
+        unit = Unit(theirs, messages_in, log_in, Path(request.scratch), request.unit["params"])
         threading.Thread(target=self.play, args=(unit,)).start()
         return Process(ours, messages, log, on_close=lambda: None)
 
@@ -90,12 +99,11 @@ class Site:
     settings: Settings
     folder: Path
 
-    def run(self, play: Callable[[Unit], None], **options: Any) -> dict[str, Any]:
-        """Run a job whose unit does this; the job afterwards."""
+    def run(self, play: Callable[[Unit], None], spec: dict[str, Any] = BENCHMARK, **options: Any) -> dict[str, Any]:
+        """Run a job whose units do this; the job afterwards."""
         queue = Queue(self.database)
-        spec = spec_adapter.validate_python({"kind": "benchmark", "device": "cpu"})
-        queue.submit(NewJob(spec, **options))
-        offer = Offer(frozenset({"benchmark"}), frozenset(), total_gpus=0, free_gpus=0, idle=True)
+        queue.submit(NewJob(spec_adapter.validate_python(spec), **options))
+        offer = Offer(frozenset({spec["kind"]}), frozenset(), total_gpus=0, free_gpus=0, idle=True)
         claim = queue.claim("worker", offer)
         assert claim is not None
         run = JobRun(
@@ -221,3 +229,43 @@ def test_a_unit_that_closes_its_pipes_and_goes_on_still_times_out(site: Site, or
 
     job = site.run(play, timeout_s=0.2)
     assert job["error"]["code"] == "timeout"
+
+
+def test_a_unit_that_crashes_goes_on_in_a_new_process_where_its_runner_says(site: Site) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def play(unit: Unit) -> None:
+        seen.append(unit.params)
+        unit.say({"type": "started"}, {"type": "measurement", "measurement": MEASUREMENT})
+        unit.say({"type": "progress", "done": len(seen), "total": 3, "message": "a cell"})
+        if len(seen) < 3:
+            unit.crash()
+        else:
+            unit.say(SUCCESS)
+            unit.end()
+
+    job = site.run(play, CELLS)
+    assert (job["state"], job["error"]) == ("succeeded", None)
+    assert [params["first"] for params in seen] == [0, 1, 2], "each goes on with the cell that crashed, to report it"
+    assert "crashed" not in seen[0]
+    assert "SIGSEGV" in seen[1]["crashed"]
+    assert len(Reading(site.database).measurements(job["id"])["rows"]) == 3, "what was measured before is kept"
+
+
+@pytest.mark.parametrize("case", ["another code", "no progress", "no such runner"])
+def test_other_failures_end_the_job(site: Site, case: str) -> None:
+    seen = []
+
+    def play(unit: Unit) -> None:
+        seen.append(unit)
+        if case != "no progress":
+            unit.say({"type": "progress", "done": 1, "total": 3, "message": "a cell"})
+        if case == "another code":
+            unit.say({"type": "outcome", "code": "failed", "detail": "no"})
+            unit.end()
+        else:
+            unit.crash()
+
+    job = site.run(play, BENCHMARK if case == "no such runner" else CELLS)
+    assert (job["state"], job["error"]["code"]) == ("failed", "failed" if case == "another code" else "crashed")
+    assert len(seen) == 1
