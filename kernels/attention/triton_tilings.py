@@ -137,8 +137,8 @@ TF32 = {
 
 
 def exact_precision(device: torch.device, width: int) -> str:
-    """How products of float32 are done exactly: in parts. Where those do not fit the device, they are split in registers,
-    and tensor cores add them up (see triton_operands.add_product for what that costs).
+    """How products of float32 are done exactly: in parts. Where those do not fit the device, operands are split in
+    registers, and tensor cores add the products up (see triton_operands.add_product for what that costs).
     """
     return "split" if _is_large(device) or width in SMALL_SPLIT else "tf32x3"
 
