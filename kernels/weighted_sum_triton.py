@@ -45,8 +45,10 @@ def weighted_sum(x: Tensor, weight: Tensor) -> Tensor:
 @torch.library.custom_op("flopwatch::weighted_sum", mutates_args=())
 def _weighted_sum(x: Tensor, weight: Tensor) -> Tensor:
     out: Tensor = _result(x, weight)
+    if not x.numel():
+        return out.zero_()
     rows = _rows(x)
-    if out.numel():
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
         _forward_kernel[(triton.cdiv(len(rows), ROWS),)](
             rows, weight.contiguous(), out, rows.stride(0), *rows.shape,
             SUM=_sum_dtype(x), ROWS=ROWS, COLUMNS=COLUMNS,
@@ -71,16 +73,17 @@ def _result(x: Tensor, weight: Tensor) -> Tensor:
 @torch.library.custom_op("flopwatch::weighted_sum_backward", mutates_args=())
 def _weighted_sum_backward(gradient: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     dx = x.new_empty(x.shape)
-    rows = _rows(x)
-    if not dx.numel():
+    if not x.numel():
         return dx, torch.zeros_like(weight)
+    rows = _rows(x)
     programs = triton.cdiv(len(rows), GRADIENT_ROWS)
     sum_dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     partial = x.new_empty((programs, len(weight)), dtype=sum_dtype)
-    _backward_kernel[(programs, triton.cdiv(len(weight), COLUMNS))](
-        gradient.contiguous(), rows, weight.contiguous(), dx, partial, rows.stride(0), *rows.shape,
-        SUM=_sum_dtype(x), STEPS=GRADIENT_ROWS // ROWS, ROWS=ROWS, COLUMNS=COLUMNS,
-    )  # fmt: skip
+    with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
+        _backward_kernel[(programs * triton.cdiv(len(weight), COLUMNS),)](  # axis 0: the others end at 65 535
+            gradient.contiguous(), rows, weight.contiguous(), dx, partial, rows.stride(0), *rows.shape,
+            SUM=_sum_dtype(x), STEPS=GRADIENT_ROWS // ROWS, ROWS=ROWS, COLUMNS=COLUMNS,
+        )  # fmt: skip
     return dx, partial.sum(0).to(weight.dtype)
 
 
@@ -122,8 +125,9 @@ def _backward_kernel(
     SUM: tl.constexpr, STEPS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """One tile of columns of dx, and of one row of partial sums of the weight's gradient."""
-    program = tl.program_id(0)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    tiles = tl.cdiv(columns, COLUMNS)
+    program = tl.program_id(0) // tiles
+    column = tl.program_id(0) % tiles * COLUMNS + tl.arange(0, COLUMNS)
     w = tl.load(weight + column, mask=column < columns, other=0.0).to(SUM)
     total = tl.zeros([COLUMNS], SUM)
     for step in tl.range(0, STEPS):
@@ -139,7 +143,7 @@ def _backward_kernel(
 
 def _rows(x: Tensor) -> Tensor:
     """x as (rows, columns) with contiguous rows; a view if its strides allow one."""
-    rows = x.reshape(-1, x.shape[-1]) if x.numel() else x.new_empty((0, x.shape[-1]))
+    rows = x.reshape(-1, x.shape[-1])
     return rows if rows.stride(-1) == 1 else rows.contiguous()
 
 

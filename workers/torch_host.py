@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 NO_COMPILER = {"InvalidCxxCompiler", "TritonMissing", "GPUTooOldForTriton"}
 """torch.compile's errors for a host without what it needs."""
+TOO_SMALL = {"NothingRuns", "OutOfResources"}
+"""Triton's, and our search's, for a device with too little shared memory."""
 NOT_BUILT = {"BuildError", "CompilerMissing"}
 """Those of our own C++."""
 
@@ -94,6 +96,8 @@ def translated(error: BaseException) -> RunnerError | None:
     for cause in causes:
         if type(cause).__name__ in NO_COMPILER:
             return InvalidEnvironment(f"torch.compile does not work on this host: {cause}")
+        if type(cause).__name__ in TOO_SMALL:
+            return Unsupported(f"this device is too small for it: {cause}")
         if type(cause).__name__ in NOT_BUILT:
             return InvalidEnvironment(str(cause))
     return None

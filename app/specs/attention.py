@@ -39,7 +39,9 @@ class AttentionCell:
     @property
     def title(self) -> str:
         """For progress lines."""
-        return f"{self.implementation}, {self.dtype}, length {self.sequence_length}, head dimension {self.head_dim}"
+        blocks = [f"{name} {size}" for name, size in (("br", self.br), ("bc", self.bc)) if size is not None]
+        sizes = f"length {self.sequence_length}, head dimension {self.head_dim}"
+        return ", ".join([self.implementation, self.dtype, sizes, "causal" if self.causal else "no mask", *blocks])
 
 
 class AttentionSpec(SpecBase):

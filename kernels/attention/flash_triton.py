@@ -16,7 +16,7 @@ every run.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -25,11 +25,11 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from kernels.attention import triton_launch as launch
-from kernels.attention import triton_tilings as tilings
+from kernels.attention.triton_inputs import check_device, like, precision_of, room_for_results, with_heads
 from kernels.registry import Implementation
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-LARGEST_HEAD_DIM = 256
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+"""Of q, k and v; None for what nobody needs."""
 
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, tf32: bool | None = None) -> Tensor:
@@ -40,8 +40,8 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *,
         k: Keys (batch, key heads, keys, head_dim), or (batch, keys, head_dim); `heads` is a multiple of `key heads`.
         v: Values, of k's shape.
         is_causal: Query i sees keys 0 … i only (top-left alignment).
-        tf32: Whether products of float32 inputs may be rounded to tf32 (10 bits of mantissa). None: as
-            `torch.set_float32_matmul_precision` says.
+        tf32: Whether products of float32 inputs may be rounded to tf32 (10 bits of mantissa). None: as torch is set
+            for its own products (`torch.backends.cuda.matmul`).
 
     Returns:
         Of q's shape.
@@ -49,6 +49,8 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *,
     Raises:
         ValueError: shapes, dtypes or devices do not fit together, or are not taken.
     """
+    if tf32 is None:
+        tf32 = torch.backends.cuda.matmul.allow_tf32
     out: Tensor
     if _is_plain(q, k, v):
         out = TritonFlashAttention2.apply(q, k, v, is_causal, tf32)  # type: ignore[no-untyped-call]
@@ -63,6 +65,8 @@ class TritonFlashAttention2(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, tf32: bool | None = None) -> Tensor:
         """The output; saves it, the inputs, and the log-sum-exp of each query's scores."""
+        if tf32 is None:
+            tf32 = torch.backends.cuda.matmul.allow_tf32
         out, logsumexp = (_forward if _is_plain(q, k, v) else _forward_operation)(q, k, v, is_causal, tf32)
         ctx.save_for_backward(q, k, v, out, logsumexp)
         ctx.is_causal, ctx.tf32 = is_causal, tf32
@@ -73,105 +77,67 @@ class TritonFlashAttention2(torch.autograd.Function):
     def backward(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of q, k and v."""
         q, k, v, out, logsumexp = ctx.saved_tensors
-        run = _backward if _is_plain(q, out_gradient) else _backward_operation
-        return *run(out_gradient, None, q, k, v, out, logsumexp, ctx.is_causal, ctx.tf32), None, None
+        inputs = out_gradient, None, q, k, v, out, logsumexp, ctx.is_causal, ctx.tf32
+        if _is_plain(out_gradient, q, k, v, out, logsumexp):
+            return *_gradients(*inputs, ctx.needs_input_grad[:3]), None, None
+        return *_backward_operation(*inputs), None, None
 
 
 def _is_plain(*tensors: Tensor) -> bool:
     """Whether kernels can be launched at once.
 
-    Otherwise somebody wants to see an operation: torch.compile, a dispatch mode, a subclass of Tensor. Going through
-    torch's dispatcher takes the host as long as the launches do.
+    Otherwise somebody wants to see an operation: torch.compile, functorch, a dispatch mode, a subclass of Tensor. Going
+    through torch's dispatcher takes the host as long as the launches do.
     """
     return (
         not torch.compiler.is_compiling()
         and not is_in_torch_dispatch_mode()
-        and all(type(tensor) in (Tensor, Parameter) for tensor in tensors)
+        and not torch._C._are_functorch_transforms_active()  # what autograd.Function asks, too
+        and all(type(tensor) in (Tensor, Parameter) and not tensor.is_meta for tensor in tensors)
     )
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, tf32: bool | None) -> tuple[Tensor, Tensor]:
-    out, logsumexp = _forward_results(q, k, v, is_causal, tf32)
+def _forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, tf32: bool) -> tuple[Tensor, Tensor]:
+    out, logsumexp = room_for_results(q, k, v)
+    check_device(q.device)
     if out.numel():
-        precision = _precision(q, tf32)
-        q, k, v, heads_out = _with_heads(q, k, v, out)
+        precision = precision_of(q, tf32)
+        q, k, v, heads_out = with_heads(q, k, v, out)
         with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
             q, k, v = launch.operands(precision, q, k, v)
             launch.forward(q, k, v, heads_out, logsumexp, is_causal, precision)
     return out, logsumexp
 
 
+def _gradients(
+    out_gradient: Tensor, logsumexp_gradient: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor,
+    is_causal: bool, tf32: bool, needed: tuple[bool, bool, bool],
+) -> Gradients:  # fmt: skip
+    """Those that are needed; k's and v's come together."""
+    dq = like(q) if needed[0] else None
+    dk, dv = (like(k), like(v)) if needed[1] or needed[2] else (None, None)
+    if q.numel() == 0:
+        return dq, None if dk is None else dk.zero_(), None if dv is None else dv.zero_()
+    precision = precision_of(q, tf32)
+    out_gradient, q, k, v, out = with_heads(out_gradient, q, k, v, out)
+    rooms = [None if room is None else with_heads(room)[0] for room in (dq, dk, dv)]
+    with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
+        launch.backward(
+            out_gradient, q, k, v, out, rooms[0], rooms[1], rooms[2],
+            logsumexp.contiguous(), None if logsumexp_gradient is None else logsumexp_gradient.contiguous(),
+            is_causal, precision,
+        )  # fmt: skip
+    return dq, dk if needed[1] else None, dv if needed[2] else None
+
+
 def _backward(
     out_gradient: Tensor, logsumexp_gradient: Tensor | None,
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor,
-    is_causal: bool, tf32: bool | None,
+    is_causal: bool, tf32: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    gradients = _like(q), _like(k), _like(v)
-    if q.numel() == 0:
-        return gradients[0], gradients[1].zero_(), gradients[2].zero_()
-    out_gradient, q, k, v, out = _with_heads(out_gradient, q, k, v, out)
-    dq, dk, dv = _with_heads(*gradients)
-    with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
-        launch.backward(
-            out_gradient, q, k, v, out, dq, dk, dv,
-            logsumexp.contiguous(), None if logsumexp_gradient is None else logsumexp_gradient.contiguous(),
-            is_causal, _precision(q, tf32),
-        )  # fmt: skip
-    return gradients
-
-
-def _backward_results(
-    out_gradient: Tensor, logsumexp_gradient: Tensor | None,
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor,
-    is_causal: bool, tf32: bool | None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    return _like(q), _like(k), _like(v)
-
-
-def _forward_results(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, tf32: bool | None) -> tuple[Tensor, Tensor]:
-    """Room for the output and the log-sum-exp, once the inputs are found to fit."""
-    if q.dim() not in (3, 4) or k.dim() != q.dim() or v.shape != k.shape:
-        raise ValueError(
-            "expected q, k and v with three or four axes, k and v of one shape, not "
-            f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
-        )
-    if k.shape[0] != q.shape[0] or k.shape[-1] != q.shape[-1]:
-        raise ValueError(f"batch and head dimension of q {tuple(q.shape)} and k {tuple(k.shape)} differ")
-    if q.dim() == 4 and (k.shape[1] == 0 or q.shape[1] % k.shape[1] != 0):
-        raise ValueError(f"q's {q.shape[1]} heads are no multiple of k's {k.shape[1]}")
-    if not 1 <= q.shape[-1] <= LARGEST_HEAD_DIM:
-        raise ValueError(f"the head dimension is {q.shape[-1]}, not between 1 and {LARGEST_HEAD_DIM}")
-    if k.shape[-2] == 0:
-        raise ValueError("there are no keys")
-    if q.dtype not in DTYPES or k.dtype != q.dtype or v.dtype != q.dtype:
-        raise ValueError(f"expected one of {DTYPES} for q, k and v, not {q.dtype}, {k.dtype} and {v.dtype}")
-    if k.device != q.device or v.device != q.device:
-        raise ValueError(f"q, k and v are on {q.device}, {k.device} and {v.device}")
-    return _like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
-
-
-def _like(tensor: Tensor) -> Tensor:
-    """Room for a result: in the input's own order of axes, which callers turn back for free, if its last axis is last.
-
-    Inputs that repeat elements (expanded ones) have no such order.
-    """
-    result = torch.empty_like(tensor)
-    return result if result.stride(-1) == 1 and 0 not in tensor.stride() else tensor.new_empty(tensor.shape)
-
-
-def _with_heads(*tensors: Tensor) -> list[Tensor]:
-    """Each as (batch, heads, rows, head_dim), its last axis contiguous. Results are views: what is written stays."""
-    contiguous = [tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in tensors]
-    return [tensor if tensor.dim() == 4 else tensor.unsqueeze(1) for tensor in contiguous]
-
-
-def _precision(q: Tensor, tf32: bool | None) -> str:
-    """How products are done; of half precision, one way only."""
-    if q.dtype != torch.float32:
-        return "ieee"
-    if tf32 is None:
-        tf32 = torch.get_float32_matmul_precision() != "highest"
-    return "tf32" if tf32 else tilings.exact_precision(q.device, launch.padded_width(q.shape[-1]))
+    inputs = out_gradient, logsumexp_gradient, q, k, v, out, logsumexp, is_causal, tf32
+    return cast("tuple[Tensor, Tensor, Tensor]", _gradients(*inputs, needed=(True, True, True)))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -189,10 +155,12 @@ def _differentiate(ctx: Any, out_gradient: Tensor | None, logsumexp_gradient: Te
 
 
 _forward_operation = torch.library.custom_op("flopwatch::flash_attention", _forward, mutates_args=())
-_forward_operation.register_fake(_forward_results)
+_forward_operation.register_fake(lambda q, k, v, is_causal, tf32: room_for_results(q, k, v))
 _forward_operation.register_autograd(_differentiate, setup_context=_save)
 _backward_operation = torch.library.custom_op("flopwatch::flash_attention_backward", _backward, mutates_args=())
-_backward_operation.register_fake(_backward_results)
+_backward_operation.register_fake(
+    lambda out_gradient, logsumexp_gradient, q, k, v, out, logsumexp, is_causal, tf32: (like(q), like(k), like(v))
+)
 
 
 def _tune(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, *, backward: bool, tell: Callable[[str], None]) -> str:

@@ -72,8 +72,9 @@ def _attend(
                 visible = visible & (columns[None, :] <= rows[:, None])
             scores = tl.where(visible, scores, -float("inf"))
         raised = tl.maximum(maximum, tl.max(scores, 1) * scale)
-        weights = tl.exp2(scores * scale - raised[:, None])
-        shrink = tl.exp2(maximum - raised)
+        base = tl.where(raised == -float("inf"), 0.0, raised)  # as long as a row has seen scores of −∞ only
+        weights = tl.exp2(scores * scale - base[:, None])
+        shrink = tl.exp2(maximum - base)
         total = total * shrink + tl.sum(weights, 1)
         accumulator = accumulator * shrink[:, None]
         v_tile = load_operand(v, v_strides, batch, head, first, keys, KEYS, HEAD_DIM, WIDTH, TMA, PRECISION)

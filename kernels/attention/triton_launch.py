@@ -31,7 +31,7 @@ def forward(
     """Fill `out` and `logsumexp`, from `operands`."""
     batches, heads, queries, head_dim = out.shape
     width = padded_width(head_dim)
-    tiling = tiling or tilings.choose(q, width, precision).forward
+    tiling = tiling or tilings.choose((q, k, v), width, precision).forward
     tma = all(has_tensor_descriptors(tensor) for tensor in (q, k, v))
     forward_kernel[(triton.cdiv(queries, tiling.queries) * heads * batches,)](
         _source(q, tiling.queries, width, tma), _source(k, tiling.keys, width, tma),
@@ -44,22 +44,32 @@ def forward(
 
 
 def backward(
-    out_gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+    out_gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor,
+    dq: Tensor | None, dk: Tensor | None, dv: Tensor | None,
     logsumexp: Tensor, logsumexp_gradient: Tensor | None, is_causal: bool, precision: str,
 ) -> None:  # fmt: skip
-    """Fill dq, dk and dv: in the form that was measured to be faster, or, for determinism's sake, in two passes."""
-    queries_length, head_dim = dq.shape[2:]
-    width = padded_width(head_dim)
+    """Fill those of dq, and dk with dv, that are given.
+
+    All of them in the form that was measured to be faster, or, for determinism's sake, in two passes.
+    """
+    width = padded_width(q.shape[-1])
     exponents, deltas = rows(out, out_gradient, logsumexp, logsumexp_gradient)
     q, k, v, out_gradient = operands(precision, q, k, v, out_gradient)
-    one_pass = tilings.choose(q, width, precision).prefer_one_pass
-    if one_pass and not torch.are_deterministic_algorithms_enabled():
-        dq_sum = exponents.new_zeros((*exponents.shape, width))
+    one_pass = (
+        None not in (dq, dk, dv)
+        and tilings.choose((q, k, v), width, precision).prefer_one_pass
+        and not torch.are_deterministic_algorithms_enabled()
+    )
+    dq_sum = exponents.new_zeros((*exponents.shape, width)) if one_pass else None
+    if dk is not None and dv is not None:
         keys(q, k, v, out_gradient, exponents, deltas, dk, dv, is_causal, precision, dq_sum)
-        torch.mul(dq_sum[:, :, :queries_length, :head_dim], 1 / math.sqrt(head_dim), out=dq)
-    else:
-        keys(q, k, v, out_gradient, exponents, deltas, dk, dv, is_causal, precision)
+    if dq is None:
+        return
+    if dq_sum is None:
         queries(q, k, v, out_gradient, exponents, deltas, dq, is_causal, precision)
+    else:
+        length, head_dim = dq.shape[2:]
+        torch.mul(dq_sum[:, :, :length, :head_dim], 1 / math.sqrt(head_dim), out=dq)
 
 
 def operands(precision: str, *tensors: Tensor) -> list[Tensor]:
@@ -93,18 +103,19 @@ def keys(
 
     The first four are `operands`.
     """
-    batches, key_heads, keys, head_dim = dk.shape
+    batches, key_heads, length, head_dim = dk.shape
     width, root = padded_width(head_dim), 1 / math.sqrt(head_dim)
     if tiling is None:
-        chosen = tilings.choose(q, width, precision)
+        chosen = tilings.choose((q, k, v), width, precision)
         tiling = chosen.keys if dq_sum is None else chosen.one_pass
+    assert ROW_TILE % tiling.queries == 0, "buffers of numbers per query end with a tile"
     tma = all(has_tensor_descriptors(tensor) for tensor in (q, k, v, out_gradient))
-    keys_kernel[(triton.cdiv(keys, tiling.keys) * key_heads * batches,)](
+    keys_kernel[(triton.cdiv(length, tiling.keys) * key_heads * batches,)](
         _source(q, tiling.queries, width, tma), _source(k, tiling.keys, width, tma),
         _source(v, tiling.keys, width, tma), _source(out_gradient, tiling.queries, width, tma),
         exponents, deltas, exponents if dq_sum is None else _source(dq_sum, tiling.queries, width, tma), dk, dv,
         q.stride(), k.stride(), v.stride(), out_gradient.stride(), dk.stride(), dv.stride(),
-        q.shape[1], q.shape[2], keys, exponents.shape[2], math.log2(math.e) * root, root,
+        q.shape[1], q.shape[2], length, exponents.shape[2], math.log2(math.e) * root, root,
         GROUP=q.shape[1] // key_heads, HEAD_DIM=head_dim, WIDTH=width, CAUSAL=is_causal, ONE_PASS=dq_sum is not None,
         PRECISION=precision, TMA=tma, **tiling.launch_options(),
     )  # fmt: skip
@@ -115,16 +126,17 @@ def queries(
     is_causal: bool, precision: str, tiling: Tiling | None = None,
 ) -> None:  # fmt: skip
     """Fill dq. The first four are `operands`."""
-    batches, heads, queries, head_dim = dq.shape
+    batches, heads, length, head_dim = dq.shape
     width, root = padded_width(head_dim), 1 / math.sqrt(head_dim)
-    tiling = tiling or tilings.choose(q, width, precision).queries
+    tiling = tiling or tilings.choose((q, k, v), width, precision).queries
+    assert ROW_TILE % tiling.queries == 0, "buffers of numbers per query end with a tile"
     tma = all(has_tensor_descriptors(tensor) for tensor in (q, k, v, out_gradient))
-    queries_kernel[(triton.cdiv(queries, tiling.queries) * heads * batches,)](
+    queries_kernel[(triton.cdiv(length, tiling.queries) * heads * batches,)](
         _source(q, tiling.queries, width, tma), _source(k, tiling.keys, width, tma),
         _source(v, tiling.keys, width, tma), _source(out_gradient, tiling.queries, width, tma),
         exponents, deltas, dq,
         q.stride(), k.stride(), v.stride(), out_gradient.stride(), dq.stride(),
-        heads, queries, k.shape[2], exponents.shape[2], math.log2(math.e) * root, root,
+        heads, length, k.shape[2], exponents.shape[2], math.log2(math.e) * root, root,
         GROUP=heads // k.shape[1], HEAD_DIM=head_dim, WIDTH=width, CAUSAL=is_causal, PRECISION=precision, TMA=tma,
         HOLD=tiling.hold, **tiling.launch_options(),
     )  # fmt: skip

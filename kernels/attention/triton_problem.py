@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kernels.attention import flash_triton
 from kernels.attention import triton_launch as launch
+from kernels.attention.triton_inputs import like, precision_of, room_for_results, with_heads
 from kernels.attention.triton_tiles import Tiling
 from kernels.tolerance import TF32_TOLERANCE, TOLERANCES, error
 
@@ -47,11 +47,11 @@ class Problem:
             ValueError: they are not taken, or hold nothing.
         """
         q, k, v = (tensor.detach() for tensor in (q, k, v))
-        out, logsumexp = flash_triton._forward_results(q, k, v, is_causal, tf32)
+        out, logsumexp = room_for_results(q, k, v)
         if out.numel() == 0:
             raise ValueError(f"there is nothing to tune for: q's shape is {tuple(q.shape)}")
-        q, k, v, out = flash_triton._with_heads(q, k, v, out)
-        precision = flash_triton._precision(q, tf32)
+        q, k, v, out = with_heads(q, k, v, out)
+        precision = precision_of(q, torch.backends.cuda.matmul.allow_tf32 if tf32 is None else tf32)
         first, second, third = launch.operands(precision, q, k, v)
         return cls(
             q,
@@ -127,8 +127,8 @@ class Problem:
             gradient = torch.empty_like(self.right["out"]).normal_(generator=generator)
             exponents, deltas = launch.rows(self.right["out"], gradient, self.right["logsumexp"], None)
             width = launch.padded_width(q.shape[-1])
-            self.room |= {"dq": torch.empty_like(self.right["out"]), "dk": flash_triton._like(k)}
-            self.room |= {"dv": flash_triton._like(v)}
+            self.room |= {"dq": torch.empty_like(self.right["out"]), "dk": like(k)}
+            self.room |= {"dv": like(v)}
             self.room["dq_sum"] = q.new_zeros((*exponents.shape, width), dtype=torch.float32)
             (operand,) = launch.operands(self.precision, gradient)
             self._backward_inputs = operand, exponents, deltas

@@ -2,7 +2,7 @@
 
 A tile is a block of consecutive rows (queries or keys) of one head. Its rows are `WIDTH` wide, the head dimension
 rounded up to a power of two, since that is what Triton's tensors are: columns past the head dimension are zero in
-registers and take no room in memory.
+registers and take no room in the inputs' and results' memory.
 """
 
 from __future__ import annotations

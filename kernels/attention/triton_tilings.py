@@ -64,7 +64,7 @@ What exact products of float32 would take if they were split in registers (Trito
 1.14 for forward, keys and queries; at 128, 2.42, 15.5 and 7.72. They spill.
 
 Elsewhere the sizes are chosen to fit: no other device was measured. The small ones need at most 99 KiB of shared
-memory, what Ada and consumer Blackwell have.
+memory, what Ada and consumer Blackwell have; `tests/kernels/test_triton_fits.py` compiles them for several devices.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ LARGE_HALF = {
     128: Tilings(Tiling(64, 64, 4, 3, True), Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 3, True), Tiling(64, 128, 8, 2)),
     256: Tilings(Tiling(64, 32, 4, 3, True), Tiling(64, 64, 8, 2), Tiling(128, 32, 8, 2), Tiling(32, 64, 8, 2)),
 }
-"""Half precision where a multiprocessor has 227 KiB of shared memory (Hopper, data-centre Blackwell), by width."""
+"""Half precision on Hopper, where a multiprocessor has 227 KiB of shared memory, by width."""
 
 _UP_TO_64 = Tilings(Tiling(128, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 2))
 SMALL_HALF = {
@@ -114,7 +114,7 @@ LARGE_SPLIT = {
     128: Tilings(Tiling(128, 32, 8, 2), Tiling(32, 64, 4, 2), Tiling(64, 32, 4, 2), Tiling(16, 64, 4, 2)),
     256: Tilings(Tiling(64, 16, 4, 2), Tiling(16, 16, 4, 2), Tiling(64, 16, 4, 1), Tiling(16, 16, 4, 1)),
 }
-"""Single precision in parts, where a multiprocessor has 227 KiB."""
+"""Single precision in parts, on Hopper."""
 
 _SPLIT_UP_TO_32 = Tilings(Tiling(64, 32, 4, 2), Tiling(32, 64, 4, 2), Tiling(64, 32, 4, 2), Tiling(16, 32, 4, 1))
 SMALL_SPLIT = {
@@ -143,12 +143,13 @@ def exact_precision(device: torch.device, width: int) -> str:
     return "split" if _is_large(device) or width in SMALL_SPLIT else "tf32x3"
 
 
+Operands = tuple[Tensor, Tensor, Tensor]
 _remembered: dict[tuple[object, ...], Tilings] = {}
 
 
-def remember(q: Tensor, width: int, precision: str, tilings: Tilings) -> None:
-    """Let `choose` give these, in this process, for operands like q (see triton_tuning)."""
-    _remembered[_key(q, width, precision)] = tilings
+def remember(operands: Operands, width: int, precision: str, tilings: Tilings) -> None:
+    """Let `choose` give these, in this process, for such operands (see triton_tuning)."""
+    _remembered[_key(operands, width, precision)] = tilings
 
 
 def forget() -> None:
@@ -156,30 +157,34 @@ def forget() -> None:
     _remembered.clear()
 
 
-def choose(q: Tensor, width: int, precision: str) -> Tilings:
-    """For operands like q (see triton_launch), whose head dimension is `width` when rounded up to a power of two.
+def choose(operands: Operands, width: int, precision: str) -> Tilings:
+    """For q, k and v as launches take them, whose head dimension is `width` when rounded up to a power of two.
 
     What was tuned in this process, else what the tables say.
     """
-    if _remembered and (tuned := _remembered.get(_key(q, width, precision))):
+    if _remembered and (tuned := _remembered.get(_key(operands, width, precision))):
         return tuned
-    return from_tables(q, width, precision)
+    return from_tables(operands[0].device, width, precision)
 
 
-def from_tables(q: Tensor, width: int, precision: str) -> Tilings:
+def from_tables(device: torch.device, width: int, precision: str) -> Tilings:
     """As `choose`, whatever was tuned."""
     if precision == "ieee":
-        return (LARGE_HALF if _is_large(q.device) else SMALL_HALF)[width]
+        return (LARGE_HALF if _is_large(device) else SMALL_HALF)[width]
     if precision == "split":
-        return (LARGE_SPLIT if _is_large(q.device) else SMALL_SPLIT)[width]
+        return (LARGE_SPLIT if _is_large(device) else SMALL_SPLIT)[width]
     return TF32[width]
 
 
-def _key(q: Tensor, width: int, precision: str) -> tuple[object, ...]:
+def _key(operands: Operands, width: int, precision: str) -> tuple[object, ...]:
     """What decides whether a tiling fits."""
-    return q.device, q.dtype, width, precision, has_tensor_descriptors(q)
+    q = operands[0]
+    return q.device, q.dtype, width, precision, all(has_tensor_descriptors(tensor) for tensor in operands)
 
 
 def _is_large(device: torch.device) -> bool:
-    """Whether a multiprocessor has 227 KiB of shared memory."""
-    return capability(device) in ((9, 0), (10, 0), (10, 3))
+    """Whether it is a Hopper, whose multiprocessors have 227 KiB of shared memory, and products that read it.
+
+    Data-centre Blackwell has as much, but its products also need tensor memory: the large tilings do not fit.
+    """
+    return capability(device) == (9, 0)

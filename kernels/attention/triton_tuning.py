@@ -84,7 +84,7 @@ class Tuned:
 
     chosen: Tilings
     present: Tilings
-    """The tables' choice, which `chosen` improves on."""
+    """What calls took before, which `chosen` improves on."""
     trials: tuple[Trial, ...]
     """Every candidate; those of one kernel follow each other, the best first, the refused last."""
     forms_ms: dict[str, float]
@@ -128,12 +128,12 @@ def tune(
         ValueError: the inputs are not taken, or hold nothing.
         NothingRuns: this device can run no tiling of a kernel.
     """
-    problem = Problem.of(q, k, v, is_causal, tf32)
-    width = padded_width(problem.q.shape[-1])
-    present = chosen = tilings.from_tables(problem.operands[0], width, problem.precision)
     trials: list[Trial] = []
     forms_ms: dict[str, float] = {}
-    with torch.no_grad(), _on(problem.q.device):
+    with torch.no_grad(), _on(q.device):
+        problem = Problem.of(q, k, v, is_causal, tf32)
+        width = padded_width(problem.q.shape[-1])
+        present = chosen = tilings.choose(problem.operands, width, problem.precision)
         search = _Search(problem, timer or default_timer(problem.q.device), tell, among)
         for kernel in RESULTS if backward else ("forward",):
             found = search.best_first(kernel, getattr(present, kernel))
@@ -144,7 +144,7 @@ def tune(
             one_pass_runs = any(trial.kernel == "one_pass" and trial.refused is None for trial in trials)
             forms_ms = search.forms_ms(chosen, one_pass_runs)
             chosen = replace(chosen, prefer_one_pass=faster_form(forms_ms, present.prefer_one_pass))
-    tilings.remember(problem.operands[0], width, problem.precision, chosen)
+    tilings.remember(problem.operands, width, problem.precision, chosen)
     return Tuned(chosen, present, tuple(trials), forms_ms)
 
 

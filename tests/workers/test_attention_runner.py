@@ -84,7 +84,7 @@ def test_every_metric_of_a_cell(run, dtype: str, device: str) -> None:
         assert row["n"] == (1 if name.endswith("error") else 3)
         assert row["case"]["device"] == report.fingerprint["device"]["name"]
     assert cell["output_error", "forward"]["median"] < (1e-5 if dtype == "fp32" else 2e-2)
-    assert report.steps[0] == (0, 6, f"eager, {dtype}, length 48, head dimension 16")
+    assert report.steps[0] == (0, 6, f"eager, {dtype}, length 48, head dimension 16, no mask")
     assert report.steps[-1] == (6, 6, "done")
     assert {check["name"] for check in report.verdict["checks"]} >= {"variation", "recompiles", "host_load"}
 
@@ -242,7 +242,7 @@ def test_autotuning_comes_before_each_cells_first_call(run, tuned: list[Any], ca
     assert tuned == [((2, 1, 48, 16), True, True), ((2, 1, 64, 16), True, True)], "once per problem"
     assert {row["outcome"] for row in report.rows if row["metric"] == "forward_ms"} == {"ok"}
     assert {row["case"]["autotune"] for row in report.rows} == {True}
-    title = "tunes, fp32, length 48, head dimension 16"
+    title = "tunes, fp32, length 48, head dimension 16, causal"
     assert report.steps[:3] == [(0, 4, title), (0, 4, f"{title}: tuning, half way"), (0, 4, f"{title}: tuned")]
     log = capsys.readouterr()
     assert f"{title}: tuned: blue tiles for 48\n" in log.err
@@ -299,7 +299,7 @@ def test_triton_is_tuned_on_a_gpu_before_it_is_measured(run, capsys: pytest.Capt
         report = run(implementations=["triton"], dtypes=["bf16"], sequence_lengths=[512], head_dims=[64],
                      autotune=True, device="cuda")  # fmt: skip
     assert report.cell()["backward_ms", "backward"]["outcome"] == "ok"
-    assert "triton, bf16, length 512, head dimension 64: tuned: forward " in capsys.readouterr().err
+    assert "triton, bf16, length 512, head dimension 64, causal: tuned: forward " in capsys.readouterr().err
     assert any("tuning, forward: best" in message for _, _, message in report.steps)
     triton_tilings.forget()
 

@@ -245,12 +245,19 @@ class CellsRunner(abc.ABC):
 
     def _try(self, spec: GridSpec, cell: Cell, bench: Bench, values: Values) -> None:
         from workers.measure.compilation import compilation
+        from workers.measure.memory import gist, is_out_of_memory
         from workers.measure.operations import measure_memory, time_passes
 
         key = self.problem_of(spec, cell)
         if bench.problem is None or bench.problem[0] != key:
             bench.problem = None
-            bench.problem = key, self.make_problem(spec, cell, bench.device)
+            try:
+                bench.problem = key, self.make_problem(spec, cell, bench.device)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                values.rest("unknown", f"no memory for the inputs and their float64 oracle: {gist(error)}")
+                return
         problem = bench.problem[1]
         operation = self.operation(spec, cell, problem, bench.device)
         self.prepare(spec, cell, problem, bench)

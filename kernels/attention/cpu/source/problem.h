@@ -7,7 +7,7 @@
 
 using Index = std::int64_t;
 
-// `_Problem` in ../build.py has the same fields in the same order.
+// `Problem` in ../build.py has the same fields in the same order.
 struct Problem {
   Index batch, heads, queries, keys, head_dim;
   Index br, bc;     // tile sizes: queries by keys

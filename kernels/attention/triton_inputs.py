@@ -1,0 +1,79 @@
+"""What the Triton attention takes, and how it gets into the shape that its launches want."""
+
+from __future__ import annotations
+
+import torch
+import triton
+from torch import Tensor
+
+from kernels.attention import triton_tilings as tilings
+from kernels.attention.triton_launch import padded_width
+from kernels.attention.triton_tiles import capability
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LARGEST_HEAD_DIM = 256
+OLDEST = (8, 0)
+"""Compute capability of the first devices with tensor cores for bfloat16."""
+
+
+def room_for_results(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Room for the output and the log-sum-exp, once the inputs are found to fit.
+
+    Raises:
+        ValueError: they do not.
+    """
+    if q.dim() not in (3, 4) or k.dim() != q.dim() or v.shape != k.shape:
+        raise ValueError(
+            "expected q, k and v with three or four axes, k and v of one shape, not "
+            f"{tuple(q.shape)}, {tuple(k.shape)} and {tuple(v.shape)}"
+        )
+    if k.shape[0] != q.shape[0] or k.shape[-1] != q.shape[-1]:
+        raise ValueError(f"batch and head dimension of q {tuple(q.shape)} and k {tuple(k.shape)} differ")
+    if q.dim() == 4 and (k.shape[1] == 0 or q.shape[1] % k.shape[1] != 0):
+        raise ValueError(f"q's {q.shape[1]} heads are no multiple of k's {k.shape[1]}")
+    if not 1 <= q.shape[-1] <= LARGEST_HEAD_DIM:
+        raise ValueError(f"the head dimension is {q.shape[-1]}, not between 1 and {LARGEST_HEAD_DIM}")
+    if k.shape[-2] == 0:
+        raise ValueError("there are no keys")
+    if q.dtype not in DTYPES or k.dtype != q.dtype or v.dtype != q.dtype:
+        raise ValueError(f"expected one of {DTYPES} for q, k and v, not {q.dtype}, {k.dtype} and {v.dtype}")
+    if k.device != q.device or v.device != q.device:
+        raise ValueError(f"q, k and v are on {q.device}, {k.device} and {v.device}")
+    return like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
+
+
+def check_device(device: torch.device) -> None:
+    """See whether the kernels run there.
+
+    Raises:
+        ValueError: they do not.
+    """
+    if triton.knobs.runtime.interpret:
+        return
+    if device.type != "cuda":
+        raise ValueError(f"expected tensors on a CUDA device, not on {device}")
+    if capability(device) < OLDEST:
+        version = ".".join(map(str, capability(device)))
+        raise ValueError(f"{device} has compute capability {version}, and at least 8.0 (Ampere) is needed")
+
+
+def like(tensor: Tensor) -> Tensor:
+    """Room for a result: in the input's own order of axes, which callers turn back for free, if its last axis is last.
+
+    Inputs that repeat elements (expanded ones) have no such order.
+    """
+    result = torch.empty_like(tensor)
+    return result if result.stride(-1) == 1 and 0 not in tensor.stride() else tensor.new_empty(tensor.shape)
+
+
+def with_heads(*tensors: Tensor) -> list[Tensor]:
+    """Each as (batch, heads, rows, head_dim), its last axis contiguous. Results are views: what is written stays."""
+    contiguous = [tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in tensors]
+    return [tensor if tensor.dim() == 4 else tensor.unsqueeze(1) for tensor in contiguous]
+
+
+def precision_of(q: Tensor, tf32: bool) -> str:
+    """How products are done, as triton_launch calls it; those of half precision, one way only."""
+    if q.dtype != torch.float32:
+        return "ieee"
+    return "tf32" if tf32 else tilings.exact_precision(q.device, padded_width(q.shape[-1]))

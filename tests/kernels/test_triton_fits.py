@@ -1,0 +1,33 @@
+"""The tilings of devices that nobody here has: do their kernels fit? Compiled for them, which needs no GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+SHARED_BYTES = {86: 99 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+"""What one program may have, by compute capability (CUDA C++ programming guide, table of compute capabilities)."""
+TENSOR_COLUMNS = 512
+"""Tensor memory of a Blackwell multiprocessor."""
+
+
+@pytest.mark.parametrize("capability", [89, 100])
+def test_the_tables_fit(capability: int) -> None:
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("compile_for.py")), str(capability)],
+        env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == 2 * 2 * 3, "two widths, two dtypes, three kernels"
+    for kernel in found:
+        assert 0 < kernel["shared"] <= SHARED_BYTES[capability], kernel
+        assert kernel["tensor"] <= TENSOR_COLUMNS, kernel
