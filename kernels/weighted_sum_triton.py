@@ -45,6 +45,8 @@ def weighted_sum(x: Tensor, weight: Tensor) -> Tensor:
 @torch.library.custom_op("flopwatch::weighted_sum", mutates_args=())
 def _weighted_sum(x: Tensor, weight: Tensor) -> Tensor:
     out: Tensor = _result(x, weight)
+    if x.device.type != "cuda" and not triton.knobs.runtime.interpret:
+        raise ValueError(f"expected tensors on a CUDA device, not on {x.device}")
     if not x.numel():
         return out.zero_()
     rows = _rows(x)

@@ -25,7 +25,14 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from kernels.attention import triton_launch as launch
-from kernels.attention.triton_inputs import check_device, like, precision_of, room_for_results, with_heads
+from kernels.attention.triton_inputs import (
+    check_device,
+    like,
+    precision_of,
+    room_for_results,
+    tf32_is_allowed,
+    with_heads,
+)
 from kernels.registry import Implementation
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -50,7 +57,7 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *,
         ValueError: shapes, dtypes or devices do not fit together, or are not taken.
     """
     if tf32 is None:
-        tf32 = torch.backends.cuda.matmul.allow_tf32
+        tf32 = tf32_is_allowed()
     out: Tensor
     if _is_plain(q, k, v):
         out = TritonFlashAttention2.apply(q, k, v, is_causal, tf32)  # type: ignore[no-untyped-call]
@@ -66,7 +73,7 @@ class TritonFlashAttention2(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, tf32: bool | None = None) -> Tensor:
         """The output; saves it, the inputs, and the log-sum-exp of each query's scores."""
         if tf32 is None:
-            tf32 = torch.backends.cuda.matmul.allow_tf32
+            tf32 = tf32_is_allowed()
         out, logsumexp = (_forward if _is_plain(q, k, v) else _forward_operation)(q, k, v, is_causal, tf32)
         ctx.save_for_backward(q, k, v, out, logsumexp)
         ctx.is_causal, ctx.tf32 = is_causal, tf32

@@ -72,6 +72,13 @@ def with_heads(*tensors: Tensor) -> list[Tensor]:
     return [tensor if tensor.dim() == 4 else tensor.unsqueeze(1) for tensor in contiguous]
 
 
+# What is compiled keeps the setting that it was compiled with.
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def tf32_is_allowed() -> bool:
+    """Whether torch is set to round operands of float32 products to tf32, by its older settings or its newer ones."""
+    return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
+
+
 def precision_of(q: Tensor, tf32: bool) -> str:
     """How products are done, as triton_launch calls it; those of half precision, one way only."""
     if q.dtype != torch.float32:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention import triton_launch as launch
-from kernels.attention.triton_inputs import like, precision_of, room_for_results, with_heads
+from kernels.attention.triton_inputs import like, precision_of, room_for_results, tf32_is_allowed, with_heads
 from kernels.attention.triton_tiles import Tiling
 from kernels.tolerance import TF32_TOLERANCE, TOLERANCES, error
 
@@ -51,7 +51,7 @@ class Problem:
         if out.numel() == 0:
             raise ValueError(f"there is nothing to tune for: q's shape is {tuple(q.shape)}")
         q, k, v, out = with_heads(q, k, v, out)
-        precision = precision_of(q, torch.backends.cuda.matmul.allow_tf32 if tf32 is None else tf32)
+        precision = precision_of(q, tf32_is_allowed() if tf32 is None else tf32)
         first, second, third = launch.operands(precision, q, k, v)
         return cls(
             q,

@@ -139,14 +139,15 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Tiling]]:
 @interpreted
 @on_a_small_table
 def test_what_was_tuned_holds_for_its_dtype_width_and_precision_until_it_is_forgotten(inputs: list[Tensor]) -> None:
-    q = Problem.of(*inputs, False, False).operands[0]
+    operands = Problem.of(*inputs, False, False).operands
     tune(*inputs, timer=Clock(forward={FLAT: 1.0}), among=[FLAT], backward=False, tf32=False)
-    assert triton_tilings.choose(q, 16, "split").forward == FLAT
-    assert triton_tilings.choose(q, 16, "tf32") == TABLE
-    assert triton_tilings.choose(q, 32, "split") == TABLE
-    assert triton_tilings.choose(q.half(), 16, "split") == TABLE
+    assert triton_tilings.choose(operands, 16, "split").forward == FLAT
+    assert triton_tilings.choose(operands, 16, "tf32") == TABLE
+    assert triton_tilings.choose(operands, 32, "split") == TABLE
+    halves = tuple(one.half() for one in operands)
+    assert triton_tilings.choose(halves, 16, "split") == TABLE
     triton_tilings.forget()
-    assert triton_tilings.choose(q, 16, "split") == TABLE
+    assert triton_tilings.choose(operands, 16, "split") == TABLE
 
 
 @interpreted
@@ -157,6 +158,14 @@ def test_forward_alone_leaves_the_backward_pass_as_it_is(inputs: list[Tensor]) -
     assert tuned.chosen == Tilings(FLAT, PRESENT, PRESENT, PRESENT)
     assert {what for what, _ in clock.calls} == {"forward"}
     assert tuned.forms_ms == {}
+
+
+@interpreted
+@on_a_small_table
+def test_forward_alone_leaves_what_was_tuned_before(inputs: list[Tensor]) -> None:
+    tune(*inputs, timer=Clock(keys={FLAT: 1.0}), among=[FLAT])
+    tuned = tune(*inputs, timer=Clock(forward={UPRIGHT: 1.0}), among=[UPRIGHT], backward=False)
+    assert tuned.chosen == Tilings(UPRIGHT, FLAT, PRESENT, PRESENT)
 
 
 @interpreted
@@ -261,8 +270,8 @@ def test_other_errors_are_not_swallowed(inputs: list[Tensor], monkeypatch: pytes
     refusing(monkeypatch, {FLAT: RuntimeError("CUDA error: an illegal memory access was encountered")})
     with pytest.raises(RuntimeError, match="illegal memory access"):
         tune(*inputs, timer=Clock(), among=[FLAT], backward=False)
-    q = Problem.of(*inputs, False, False).operands[0]
-    assert triton_tilings.choose(q, 16, "split") == TABLE, "nothing was chosen"
+    operands = Problem.of(*inputs, False, False).operands
+    assert triton_tilings.choose(operands, 16, "split") == TABLE, "nothing was chosen"
 
 
 @interpreted
@@ -444,12 +453,12 @@ def test_tuning_for_real(dtype: torch.dtype) -> None:
     assert set(tuned.forms_ms) == {"one pass", "two passes"}
     assert len(lines) >= 9
     problem = Problem.of(q, k, v, True, None)
-    assert triton_tilings.choose(problem.operands[0], 64, problem.precision) == tuned.chosen
+    assert triton_tilings.choose(problem.operands, 64, problem.precision) == tuned.chosen
     right = oracle(q, k, v, gradient, True)
     # What was chosen by noise may be what it was before: also each form, and the slowest that runs.
     slowest = Tilings(*[Tiling(32, 32, 4, 1)] * 4)
     for tilings in (tuned.chosen, slowest, Tilings(*[Tiling(32, 32, 4, 1)] * 4, prefer_one_pass=True)):
-        triton_tilings.remember(problem.operands[0], 64, problem.precision, tilings)
+        triton_tilings.remember(problem.operands, 64, problem.precision, tilings)
         out = flash_attention(q, k, v, True)
         results = out, *torch.autograd.grad(out, (q, k, v), gradient)
         for result, expected in zip(results, (right.out, *right.gradients), strict=True):
@@ -465,6 +474,6 @@ def test_the_command_prints_lines_to_paste(capsys: pytest.CaptureFixture[str], m
     assert torch.cuda.get_device_name() in "\n".join(printed)
     assert isinstance(eval(printed[-1].strip().rstrip(",").partition(": ")[2]), Tilings)
     q = torch.ones(1, 1, 32, 64, device="cuda")
-    assert triton_tilings.choose(q, 64, "tf32") == eval(printed[-1].strip().rstrip(",").partition(": ")[2])
+    assert triton_tilings.choose((q, q, q), 64, "tf32") == eval(printed[-1].strip().rstrip(",").partition(": ")[2])
     out, right = flash_attention(q, q, q, tf32=True), q.double()
     assert error(out, right).why_wrong(TF32_TOLERANCE) is None

@@ -12,6 +12,8 @@ from kernels.tolerance import TOLERANCES
 
 pytest.importorskip("triton")
 
+import triton
+
 import kernels
 from kernels.weighted_sum_triton import _weighted_sum, _weighted_sum_backward
 
@@ -111,3 +113,29 @@ def test_operations_pass_opcheck(device: str, rng: random.Random) -> None:
 def test_inputs_that_do_not_fit_are_refused(x: Tensor, weight: Tensor) -> None:
     with pytest.raises(ValueError, match="expected"):
         kernels.weighted_sum(x, weight)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_sum_of_nothing_is_zero(device: str) -> None:
+    x = torch.ones(3, 0, device=device, requires_grad=True)
+    out = kernels.weighted_sum(x, torch.ones(0, device=device))
+    assert torch.equal(out, torch.zeros(3, device=device))
+    out.sum().backward()
+    assert x.grad.shape == (3, 0)
+    assert kernels.weighted_sum(torch.ones(0, 5, device=device), torch.ones(5, device=device)).shape == (0,)
+
+
+@pytest.mark.gpu
+def test_very_many_columns(rng: random.Random) -> None:
+    """More tiles of them than the second axis of a grid may have."""
+    columns = 65_536 * 128 + 1
+    x = draw(1, columns, rng=rng, dtype=torch.float32, device="cuda").requires_grad_()
+    weight = torch.ones(columns, device="cuda", requires_grad=True)
+    kernels.weighted_sum(x, weight).backward(torch.ones(1, device="cuda"))
+    assert torch.equal(weight.grad, x[0])
+
+
+def test_devices_that_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    with pytest.raises(ValueError, match="expected tensors on a CUDA device, not on cpu"):
+        kernels.weighted_sum(torch.ones(2, 3), torch.ones(3))

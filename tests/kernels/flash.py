@@ -1,0 +1,89 @@
+"""What tests of the Triton attention share: shapes, inputs, and the float64 oracle that results are compared with."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.attention.flash_triton import flash_attention
+from kernels.attention.reference import attention_with_logsumexp
+from kernels.tolerance import TOLERANCES, error
+
+DEVICES = [
+    pytest.param("cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")),
+    pytest.param("cuda", marks=pytest.mark.gpu),
+]
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Shape:
+    batch: int
+    heads: int
+    key_heads: int
+    queries: int
+    keys: int
+    head_dim: int
+
+
+def draw(*shape: int, rng: random.Random, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:
+    generator = torch.Generator().manual_seed(rng.randrange(2**32))
+    return torch.randn(shape, generator=generator, dtype=torch.float64).to(device, dtype)
+
+
+def draw_inputs(
+    shape: Shape, rng: random.Random, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> tuple[Tensor, Tensor, Tensor]:
+    q = draw(shape.batch, shape.heads, shape.queries, shape.head_dim, rng=rng, dtype=dtype, device=device)
+    k, v = (
+        draw(shape.batch, shape.key_heads, shape.keys, shape.head_dim, rng=rng, dtype=dtype, device=device)
+        for _ in range(2)
+    )
+    return q, k, v
+
+
+def exact(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, *gradients: Tensor | None
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """Output, log-sum-exp and gradients by the oracle in float64, for the gradients of these two outputs."""
+    inputs = [tensor.detach().double().requires_grad_() for tensor in (q, k, v)]
+    group = q.shape[-3] // k.shape[-3] if q.dim() == 4 else 1
+    keys_and_values = [tensor.repeat_interleave(group, -3) if group > 1 else tensor for tensor in inputs[1:]]
+    outputs = attention_with_logsumexp(inputs[0], *keys_and_values, is_causal)
+    pairs = [(output, grad.double()) for output, grad in zip(outputs, gradients, strict=False) if grad is not None]
+    grads = (
+        torch.autograd.grad([one for one, _ in pairs], inputs, [grad for _, grad in pairs], materialize_grads=True)
+        if pairs
+        else ()
+    )
+    return outputs[0].detach(), outputs[1].detach(), grads
+
+
+def assert_right(name: str, out: Tensor, oracle: Tensor, tolerance: float | None = None) -> None:
+    why = error(out.detach(), oracle).why_wrong(TOLERANCES[out.dtype] if tolerance is None else tolerance)
+    assert why is None, f"{name}: {why}"
+
+
+def check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    is_causal: bool,
+    rng: random.Random,
+    tolerance: float | None = None,
+    **options: bool,
+) -> None:
+    """Output and all gradients."""
+    inputs = [tensor.requires_grad_() for tensor in (q, k, v)]
+    out = flash_attention(*inputs, is_causal, **options)
+    assert out.shape == q.shape
+    gradient = draw(*out.shape, rng=rng, dtype=out.dtype, device=str(out.device))
+    gradients = torch.autograd.grad(out, inputs, gradient)
+    oracle, _, oracle_gradients = exact(q, k, v, is_causal, gradient)
+    assert_right("output", out, oracle, tolerance)
+    for name, given, right in zip(("dq", "dk", "dv"), gradients, oracle_gradients, strict=True):
+        assert_right(name, given, right, tolerance)

@@ -1,0 +1,324 @@
+"""FlashAttention-2 in Triton as a part of torch: autograd, compiling, modes, determinism, threads, devices, memory."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+pytest.importorskip("triton")
+
+import triton
+
+from kernels.attention import TritonFlashAttention2, triton_inputs, triton_launch
+from kernels.attention.flash_triton import _backward_operation, _forward_operation, flash_attention
+from tests.kernels.flash import DEVICES, Shape, assert_right, check, draw, draw_inputs, exact
+
+pytestmark = pytest.mark.usefixtures("_small_tiles_in_the_interpreter")
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_output_and_gradients_keep_the_order_of_axes(device: str, rng: random.Random) -> None:
+    q = draw(2, 40, 3, 16, rng=rng, device=device).transpose(1, 2).requires_grad_()
+    out = flash_attention(q, q, q)
+    (gradient,) = torch.autograd.grad(out, q, torch.ones_like(out))
+    assert out.stride() == q.stride()
+    assert gradient.stride() == q.stride()
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_autograd_function_takes_three_and_four_axes_and_saves_one_logsumexp(
+    device: str, is_causal: bool, rng: random.Random
+) -> None:
+    for shape in ((2, 33, 16), (2, 3, 33, 16)):
+        q, k, v = (draw(*shape, rng=rng, device=device).requires_grad_() for _ in range(3))
+        out = TritonFlashAttention2.apply(q, k, v, is_causal)
+        gradient = draw(*shape, rng=rng, device=device)
+        oracle, logsumexp, gradients = exact(q, k, v, is_causal, gradient)
+        saved = [tensor for tensor in out.grad_fn.saved_tensors if tensor.shape == shape[:-1]]
+        assert len(saved) == 1
+        assert_right("log-sum-exp", saved[0], logsumexp)
+        assert_right("output", out, oracle)
+        for given, right in zip(torch.autograd.grad(out, (q, k, v), gradient), gradients, strict=True):
+            assert_right("gradient", given, right)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_operations_pass_opcheck(device: str, rng: random.Random) -> None:
+    inputs = [tensor.requires_grad_() for tensor in draw_inputs(Shape(1, 2, 1, 20, 24, 16), rng, device=device)]
+    # Rows and heads of other steps than the fake results would have are opcheck's business too.
+    turned = [tensor.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for tensor in inputs]
+    for case in (inputs, turned):
+        torch.library.opcheck(_forward_operation, (*case, True, False), atol=1e-4, rtol=1e-4)
+        out, logsumexp = (tensor.detach() for tensor in _forward_operation(*case, True, False))
+        plain = [tensor.detach() for tensor in case]
+        torch.library.opcheck(
+            _backward_operation,
+            (torch.ones_like(out), None, *plain, out, logsumexp, True, False),
+            test_utils=("test_schema", "test_faketensor"),
+            atol=1e-4,
+            rtol=1e-4,
+        )
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, tracing a Function
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # torch's own, importing Inductor
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("form", ["function", "Function"])
+def test_a_compiled_model_has_no_graph_break(device: str, form: str, rng: random.Random) -> None:
+    def model(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if form == "function":
+            return flash_attention(2 * q, k, v, True) * 3
+        return TritonFlashAttention2.apply(2 * q, k, v, True) * 3
+
+    backend = "inductor" if device == "cuda" else "aot_eager"
+    inputs = [tensor.requires_grad_() for tensor in draw_inputs(Shape(1, 2, 2, 40, 40, 16), rng, device=device)]
+    compiled = torch.compile(model, fullgraph=True, backend=backend)(*inputs)
+    expected = model(*inputs)
+    torch.testing.assert_close(compiled, expected)
+    gradient = torch.ones_like(expected)
+    for given, right in zip(
+        torch.autograd.grad(compiled, inputs, gradient), torch.autograd.grad(expected, inputs, gradient), strict=True
+    ):
+        torch.testing.assert_close(given, right)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_who_asks_for_an_operation_sees_one(device: str, rng: random.Random) -> None:
+    """A dispatch mode sees the operation; without one, kernels are launched at once."""
+    seen: list[str] = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(operation))
+            return operation(*args, **(kwargs or {}))
+
+    q, k, v = draw_inputs(Shape(1, 1, 1, 20, 20, 16), rng, device=device)
+    with Seen():
+        flash_attention(q, k, v)
+    assert "flopwatch.flash_attention.default" in seen
+    out = flash_attention(q.requires_grad_(), k, v)
+    assert type(out.grad_fn).__name__ == "TritonFlashAttention2Backward"
+
+
+@pytest.mark.usefixtures("deterministic", "one_pass")
+@pytest.mark.parametrize("device", DEVICES)
+def test_results_are_the_same_bit_for_bit_when_determinism_is_asked_for(device: str, rng: random.Random) -> None:
+    length = 2000 if device == "cuda" else 40
+    inputs = [
+        tensor.requires_grad_()
+        for tensor in draw_inputs(Shape(2, 4, 2, length, length, 64), rng, torch.float16, device)
+    ]
+    gradient = torch.ones_like(inputs[0])
+    runs = []
+    for _ in range(5 if device == "cuda" else 2):
+        out = flash_attention(*inputs, True)
+        runs.append((out.detach(), *torch.autograd.grad(out, inputs, gradient)))
+    for run in runs[1:]:
+        assert all(torch.equal(given, first) for given, first in zip(run, runs[0], strict=True))
+
+
+def test_determinism_takes_two_passes(monkeypatch: pytest.MonkeyPatch, one_pass: None, deterministic: None) -> None:
+    """Control of the test above: with `one_pass` alone, the buffer that is added to is made."""
+    if torch.cuda.is_available():
+        pytest.skip("kernels are compiled here")
+    q = torch.ones(1, 1, 20, 16, requires_grad=True)
+    made = []
+    new_zeros = Tensor.new_zeros
+    monkeypatch.setattr(Tensor, "new_zeros", lambda self, *args, **kw: made.append(1) or new_zeros(self, *args, **kw))
+    flash_attention(q, q, q).sum().backward()
+    assert not made
+    torch.use_deterministic_algorithms(False)
+    flash_attention(q, q, q).sum().backward()
+    assert made
+
+
+@pytest.mark.gpu
+def test_a_new_thread_without_a_context(rng: random.Random) -> None:
+    """Its first call of CUDA is the driver's, when its memory comes from torch's cache."""
+    q, k, v = draw_inputs(Shape(1, 2, 2, 300, 300, 64), rng, torch.bfloat16, "cuda")
+    expected = flash_attention(q, k, v)
+    flash_attention(q, k, v)  # leaves its room in the cache
+    with ThreadPoolExecutor(1) as pool:
+        assert torch.equal(pool.submit(flash_attention, q, k, v).result(), expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_tensors_on_another_than_the_current_device(rng: random.Random) -> None:
+    assert torch.cuda.current_device() == 0
+    check(*draw_inputs(Shape(1, 2, 2, 300, 300, 64), rng, torch.bfloat16, "cuda:1"), True, rng)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("form", ["one pass", "two passes"])
+def test_memory_grows_linearly_with_the_length(form: str, request: pytest.FixtureRequest) -> None:
+    if form == "one pass":
+        request.getfixturevalue("one_pass")
+
+    def peak(length: int) -> int:
+        q, k, v = (
+            torch.randn(1, 2, length, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
+        )
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        flash_attention(q, k, v, True).sum().backward()
+        return torch.cuda.max_memory_allocated() - before
+
+    peak(1024)
+    short, long = peak(8192), peak(32768)
+    assert long == pytest.approx(4 * short, rel=0.05)
+    assert long < 32768 * 2 * 64 * 2 * 12  # twelve tensors of q's size; scores alone would be 512 such
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (((2, 5), (2, 5), (2, 5)), "three or four axes"),
+        (((1, 5, 16), (1, 5, 16), (1, 4, 16)), "k and v of one shape"),
+        (((1, 5, 16), (2, 5, 16), (2, 5, 16)), "batch and head dimension"),
+        (((1, 5, 16), (1, 5, 32), (1, 5, 32)), "batch and head dimension"),
+        (((1, 3, 5, 16), (1, 2, 5, 16), (1, 2, 5, 16)), "3 heads are no multiple of k's 2"),
+        (((1, 5, 272), (1, 5, 272), (1, 5, 272)), "head dimension is 272"),
+        (((1, 5, 16), (1, 0, 16), (1, 0, 16)), "there are no keys"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(shapes: tuple[tuple[int, ...], ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        flash_attention(*(torch.ones(shape) for shape in shapes))
+
+
+def test_dtypes_that_do_not_fit_are_refused() -> None:
+    single, double = torch.ones(1, 5, 16), torch.ones(1, 5, 16, dtype=torch.float64)
+    with pytest.raises(ValueError, match="float64"):
+        flash_attention(double, double, double)
+    with pytest.raises(ValueError, match="float16"):
+        flash_attention(single, single.half(), single)
+
+
+def test_devices_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="q, k and v are on cpu, meta and meta"):
+        flash_attention(torch.ones(1, 5, 16), *(torch.ones(1, 5, 16, device="meta") for _ in range(2)))
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    with pytest.raises(ValueError, match="expected tensors on a CUDA device, not on cpu"):
+        flash_attention(*(torch.ones(1, 5, 16) for _ in range(3)))
+    monkeypatch.setattr(triton_inputs, "capability", lambda _device: (7, 5))
+    with pytest.raises(ValueError, match=r"compute capability 7\.5, and at least 8\.0"):
+        triton_inputs.check_device(torch.device("cuda"))
+
+
+def test_tensors_without_data_give_shapes() -> None:
+    q = torch.ones(1, 2, 5, 16, device="meta")
+    assert flash_attention(q, q, q).shape == q.shape
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_tensor_of_another_class_beside_plain_ones(device: str, rng: random.Random) -> None:
+    class Named(Tensor):
+        """As a library's own class may be."""
+
+    q, k, v = draw_inputs(Shape(1, 1, 1, 20, 20, 16), rng, device=device)
+    expected = flash_attention(q, k, v)
+    leaf = k.clone().requires_grad_()
+    out = flash_attention(q, leaf.as_subclass(Named), v)
+    assert torch.equal(out.as_subclass(Tensor), expected)
+    (gradient,) = torch.autograd.grad(out.sum(), leaf)
+    _, _, right = exact(q, k, v, False, torch.ones_like(q))
+    assert torch.allclose(gradient.as_subclass(Tensor).double(), right[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_vmap_over_further_axes(device: str, rng: random.Random) -> None:
+    q, k, v = (draw(3, 1, 2, 20, 16, rng=rng, device=device) for _ in range(3))
+    out = torch.func.vmap(flash_attention)(q, k, v)
+    assert torch.equal(out, torch.stack([flash_attention(*one) for one in zip(q, k, v, strict=True)]))
+
+
+@pytest.mark.parametrize("form", ["one pass", "two passes"])
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("wanted", [{0}, {1}, {2}, {0, 2}], ids=str)
+def test_only_gradients_that_are_needed_are_computed(
+    device: str, wanted: set[int], form: str, rng: random.Random, monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> None:  # fmt: skip
+    if form == "one pass":
+        request.getfixturevalue("one_pass")
+    launched = []
+    for name in ("keys", "queries"):
+        real = getattr(triton_launch, name)
+        monkeypatch.setattr(
+            triton_launch, name, lambda *args, real=real, name=name: launched.append(name) or real(*args)
+        )
+    inputs = draw_inputs(Shape(1, 2, 1, 33, 40, 16), rng, device=device)
+    for index in wanted:
+        inputs[index].requires_grad_()
+    out = flash_attention(*inputs, True)
+    gradient = draw(*out.shape, rng=rng, device=device)
+    _, _, right = exact(*inputs, True, gradient)
+    given = torch.autograd.grad(out, [inputs[index] for index in sorted(wanted)], gradient)
+    for index, one in zip(sorted(wanted), given, strict=True):
+        assert_right(f"gradient of input {index}", one, right[index])
+    both = ["keys"] if form == "one pass" else ["keys", "queries"]
+    assert launched == (["queries"] if wanted == {0} else both if 0 in wanted else ["keys"])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_checkpointed_and_in_inference(device: str, rng: random.Random) -> None:
+    inputs = [one.requires_grad_() for one in draw_inputs(Shape(1, 1, 1, 20, 20, 16), rng, device=device)]
+    out = flash_attention(*inputs, True)
+    expected = torch.autograd.grad(out.sum(), inputs)
+    again = checkpoint(flash_attention, *inputs, True, use_reentrant=False)
+    for given, right in zip(torch.autograd.grad(again.sum(), inputs), expected, strict=True):
+        assert torch.equal(given, right)
+    with torch.inference_mode():
+        assert torch.equal(flash_attention(*inputs, True), out)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_there_is_no_second_derivative(device: str, rng: random.Random) -> None:
+    q, k, v = (one.requires_grad_() for one in draw_inputs(Shape(1, 1, 1, 20, 20, 16), rng, device=device))
+    (gradient,) = torch.autograd.grad(flash_attention(q, k, v).square().sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+def test_either_way_of_allowing_tf32_is_followed() -> None:
+    """In processes of their own: torch does not take both ways in one."""
+    code = (
+        "import torch\n"
+        "from kernels.attention import flash_triton, triton_launch\n"
+        "{allow}\n"
+        "seen = []\n"
+        "flash_triton.precision_of = lambda q, tf32: seen.append(tf32) or 'tf32'\n"
+        "q = torch.ones(1, 2, 16, 16, requires_grad=True)\n"
+        "flash_triton.launch.forward = lambda *_: None\n"
+        "flash_triton.flash_attention(q, q, q)\n"
+        "assert seen == [{expected}], seen\n"
+    )
+    for allow, expected in (
+        ("pass", False),
+        ("torch.set_float32_matmul_precision('high')", True),
+        ("torch.backends.cuda.matmul.allow_tf32 = True", True),
+        ("torch.backends.cuda.matmul.fp32_precision = 'tf32'", True),
+    ):
+        environment = {**os.environ, "TRITON_INTERPRET": "1"}
+        command = [sys.executable, "-c", code.format(allow=allow, expected=expected)]
+        subprocess.run(command, check=True, env=environment)
