@@ -149,6 +149,48 @@ def test_what_goes_wrong_in_one_cell_costs_no_other(run) -> None:
     assert "unknown attention implementation 'no_such'" in outcomes["no_such"]["reason"]
 
 
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"implementations": ["sdpa_cudnn", "no_such"]}, "only on cuda"),
+        ({"dtypes": ["tf32"]}, "tf32 is a GPU format"),
+        ({"dtypes": ["fp16"], "implementations": ["own"]}, "does not take float16 on cpu"),
+    ],
+)
+def test_what_cannot_run_here_costs_no_oracle(
+    run, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], reason: str
+) -> None:
+    def make_problem(*_: Any) -> Any:
+        raise AssertionError("for nothing")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(type(RUNNER), "make_problem", make_problem)
+    report = run(**fields)
+    assert {row["outcome"] for row in report.rows} == {"unsupported"}
+    assert reason in report.rows[0]["reason"]
+
+
+def test_an_oracle_for_which_the_memory_does_not_suffice_is_nobodys_failure(
+    run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_problem = type(RUNNER).make_problem
+
+    def hungry(self: Any, spec: AttentionSpec, cell: Any, device: torch.device) -> Any:
+        if cell.sequence_length == 64:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+        return make_problem(self, spec, cell, device)
+
+    monkeypatch.setattr(type(RUNNER), "make_problem", hungry)
+    report = run(implementations=["eager", "own"], sequence_lengths=[48, 64, 72], causal=[False], device="cpu")
+    for name in ("eager", "own"):
+        long = report.cell(implementation=name, sequence_length=64)
+        assert {row["outcome"] for row in long.values()} == {"unknown"}
+        assert "no memory for the inputs and their float64 oracle" in long["forward_ms", "forward"]["reason"]
+        for length in (48, 72):
+            cell = report.cell(implementation=name, sequence_length=length)
+            assert cell["forward_ms", "forward"]["outcome"] == "ok"
+
+
 def test_a_job_of_nothing_known_is_unsupported(run) -> None:
     with pytest.raises(Unsupported, match=r"unknown attention implementation 'no_such'; known are .*own"):
         run(implementations=["no_such"])

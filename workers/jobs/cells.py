@@ -147,12 +147,17 @@ class CellsRunner(abc.ABC):
         """Inputs and expected results."""
 
     @abc.abstractmethod
-    def operation(self, spec: Any, cell: Any, problem: Problem, device: torch.device) -> Operation:
-        """What is timed, with these inputs.
+    def admit(self, spec: Any, cell: Any, device: torch.device) -> None:
+        """Make the process ready for the cell, or refuse it. Comes before its problem, which may take minutes to make.
 
         Raises:
             Unsupported: this worker or device cannot do it.
+            InvalidEnvironment: it could, if this host were in order.
         """
+
+    @abc.abstractmethod
+    def operation(self, spec: Any, cell: Any, problem: Problem, device: torch.device) -> Operation:
+        """What is timed, with these inputs, of a cell that was admitted."""
 
     @abc.abstractmethod
     def add_rates(
@@ -248,6 +253,7 @@ class CellsRunner(abc.ABC):
         from workers.measure.memory import gist, is_out_of_memory
         from workers.measure.operations import measure_memory, time_passes
 
+        self.admit(spec, cell, bench.device)
         key = self.problem_of(spec, cell)
         if bench.problem is None or bench.problem[0] != key:
             bench.problem = None

@@ -45,6 +45,18 @@ def test_block_sizes_are_axes_of_the_implementations_that_take_them() -> None:
     ]
 
 
+def test_titles_tell_cells_apart() -> None:
+    cells = spec(
+        implementations=["eager", "cpu_blocked", "cpu_flash"],
+        head_dims=[16, 32],
+        dtypes=["fp32", "bf16"],
+        causal=[False, True],
+        br=[16, 32],
+        bc=[16, 32],
+    ).cells()
+    assert len({cell.title for cell in cells}) == len(cells) == 7 * 2 * 2 * 2 * 2
+
+
 def test_the_leaderboard() -> None:
     leaderboard = spec(**AttentionSpec.presets["leaderboard"])
     (size,) = {(cell.sequence_length, cell.head_dim, cell.dtype, cell.causal) for cell in leaderboard.cells()}
