@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from app.specs.attention import AttentionSpec
+from kernels.attention.reference import attention
 from kernels.registry import ATTENTION, Implementation
 from tests.workers.reporting import Report
 from workers.jobs import cells
@@ -130,6 +131,57 @@ def test_a_wrong_kernels_time_is_shown_as_wrong(run, name: str) -> None:
     blamed = "the gradient of input 1" if name == "wrong_gradient" else "the output"
     assert blamed in cell["forward_ms", "forward"]["reason"]
     assert report.cell(implementation="own")["forward_ms", "forward"]["outcome"] == "ok"
+
+
+class SpoiledGradients(torch.autograd.Function):
+    """Right forward; its gradients are what `spoil` makes of a tensor like the inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Any, k: Any, v: Any, causal: bool, spoil: Any) -> torch.Tensor:
+        ctx.spoil = spoil
+        return attention(q, k, v, causal)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return (*(ctx.spoil(gradient) for _ in range(3)), None, None)
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype", "reason"),
+    [
+        (lambda *inputs: (attention(*inputs), None), "fp32", "the output is a tuple, not a tensor"),
+        (lambda *inputs: None, "fp32", "the output is missing"),
+        (lambda *inputs: attention(*inputs)[..., :-1], "fp32", "the output has the shape (2, 1, 48, 15), not (2, 1,"),
+        (lambda *inputs: attention(*inputs).float(), "bf16", "the output is of torch.float32, not torch.bfloat16 as"),
+        (lambda *inputs: attention(*inputs).to("meta"), "fp32", "the output is on meta, not cpu"),
+        (lambda *inputs: attention(*inputs).detach(), "fp32", "the output is detached from the inputs"),
+        (lambda q, k, v, causal: attention(q, k.detach(), v, causal), "fp32", "the gradient of input 1 is missing"),
+        (lambda *inputs: SpoiledGradients.apply(*inputs, lambda gradient: None), "fp32",
+         "the gradient of input 0 is missing"),
+        (lambda *inputs: SpoiledGradients.apply(*inputs, lambda gradient: gradient[..., :-1]), "fp32",
+         "the backward pass: Function SpoiledGradientsBackward returned an invalid gradient at index 0"),
+    ],
+    ids=["tuple", "none", "shape", "dtype", "device", "detached", "unused", "no gradients", "shape of gradient"],
+)  # fmt: skip
+def test_what_cannot_be_the_result_is_wrong(
+    run, monkeypatch: pytest.MonkeyPatch, function: Any, dtype: str, reason: str
+) -> None:
+    load = ATTENTION.load
+    unfit = Implementation("unfit", function, load("own").dtypes)
+    monkeypatch.setattr(ATTENTION, "load", lambda name: unfit if name == "unfit" else load(name))
+    report = run(implementations=["unfit", "own"], dtypes=[dtype], device="cpu")
+    cell = report.cell(implementation="unfit")
+    assert {row["outcome"] for row in cell.values()} == {"wrong"}
+    assert cell["forward_ms", "forward"]["reason"].startswith(reason)
+    assert report.cell(implementation="own")["forward_ms", "forward"]["outcome"] == "ok"
+
+
+def test_forward_only_a_detached_output_is_right(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = ATTENTION.load
+    detached = Implementation("detached", lambda *inputs: attention(*inputs).detach(), load("own").dtypes)
+    monkeypatch.setattr(ATTENTION, "load", lambda name: detached if name == "detached" else load(name))
+    cell = run(implementations=["detached"], mode="forward", device="cpu").cell()
+    assert cell["forward_ms", "forward"]["outcome"] == "ok"
 
 
 def test_what_goes_wrong_in_one_cell_costs_no_other(run) -> None:

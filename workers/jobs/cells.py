@@ -10,7 +10,6 @@ from __future__ import annotations
 import abc
 import functools
 import gc
-import math
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from workers.jobs.base import Reporter, Unit
+from workers.jobs.judging import compare
 from workers.outcome import Failed, RunnerError
 from workers.torch_host import check_device_answers, choose_device, translated
 
@@ -288,31 +288,6 @@ class CellsRunner(abc.ABC):
             reason = "known on GPUs only"
             values.set("memory_before_backward_mib", "backward", None if before is None else [before], reason)
         values.set("peak_memory_mib", None, None if peak is None else [peak], memory.how)
-
-
-def compare(operation: Operation, problem: Problem, values: Values) -> str | None:
-    """Run the operation once; set its errors, and say what is wrong with its results, or None."""
-    import torch
-
-    from kernels import tolerance
-
-    with torch.set_grad_enabled(operation.grad_out is not None):
-        out = operation.forward()
-        results = [out.detach(), *(operation.backward(out) if operation.grad_out is not None else ())]
-    names = ["the output", *(f"the gradient of input {index}" for index in range(len(problem.inputs)))]
-    errors, wrong = [], []
-    for name, result, expected in zip(names, results, problem.expected, strict=False):
-        if result.shape != expected.shape:
-            return f"{name} has the shape {tuple(result.shape)}, not {tuple(expected.shape)}"
-        errors.append(tolerance.error(result, expected))
-        if reason := errors[-1].why_wrong(problem.tolerance):
-            wrong.append(f"{name}: {reason}")
-    relative = [error.relative for error in errors]
-    for name, phase, found in (("output_error", "forward", relative[:1]), ("gradient_error", "backward", relative[1:])):
-        if found:
-            finite = all(map(math.isfinite, found))
-            values.set(name, phase, [max(found)] if finite else None, "the results are not finite")
-    return "; ".join(wrong) or None
 
 
 def _tell(report: Reporter, done: int, total: int, title: str, line: str) -> None:
