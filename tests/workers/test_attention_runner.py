@@ -243,6 +243,39 @@ def test_an_oracle_for_which_the_memory_does_not_suffice_is_nobodys_failure(
             assert cell["forward_ms", "forward"]["outcome"] == "ok"
 
 
+@pytest.mark.parametrize(
+    ("names", "mode", "detail", "ok"),
+    [
+        (["own", "eager"], "forward", "2 of 2 cells measured", True),
+        (["own", "sdpa_cudnn"], "forward", "1 of 2 cells measured: 1 unsupported", True),
+        (["own", "hungry"], "forward", "1 of 2 cells measured: 1 oom", True),
+        (["forward_only"], "forward_backward", "1 of 1 cells measured", True),
+        (["hungry", "sdpa_cudnn"], "forward", "0 of 2 cells measured: 1 oom, 1 unsupported", False),
+        (["sdpa_cudnn"], "forward", "0 of 1 cells measured: 1 unsupported", False),
+        (["own", "wrong", "raises"], "forward", "1 of 3 cells measured: 1 failed, 1 wrong", False),
+    ],
+)
+def test_a_job_that_measured_nothing_or_met_a_fault_is_not_valid(
+    run, names: list[str], mode: str, detail: str, ok: bool
+) -> None:
+    verdict = run(implementations=names, mode=mode, device="cpu").verdict
+    check = next(check for check in verdict["checks"] if check["name"] == "measured")
+    assert (check["detail"], check["ok"]) == (detail, ok)
+    assert ok or verdict["verdict"] == "suspect"
+
+
+def test_a_cell_that_loses_its_memorys_figures_has_that_fault(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has times, but something is wrong with it."""
+
+    def fail(*_: Any) -> Any:
+        raise ValueError("no such memory")
+
+    monkeypatch.setattr("workers.measure.operations.measure_memory", fail)
+    report = run(device="cpu")
+    assert report.cell()["forward_ms", "forward"]["outcome"] == "ok"
+    assert "0 of 1 cells measured: 1 failed" in {check["detail"] for check in report.verdict["checks"]}
+
+
 def test_a_job_of_nothing_known_is_unsupported(run) -> None:
     with pytest.raises(Unsupported, match=r"unknown attention implementation 'no_such'; known are .*own"):
         run(implementations=["no_such"])
@@ -266,6 +299,8 @@ def test_after_a_crash_the_rest_goes_on_in_a_fresh_unit(run) -> None:
     assert "SIGSEGV" in report.cell(implementation="dies")["forward_ms", "forward"]["reason"]
     assert report.cell(implementation="own")["forward_ms", "forward"]["outcome"] == "ok"
     assert {row["case"]["implementation"] for row in report.rows} == {"dies", "own"}
+    assert report.verdict["verdict"] == "suspect"
+    assert "1 of 2 cells measured: 1 crashed" in {check["detail"] for check in report.verdict["checks"]}
 
 
 def test_a_lost_device_context_ends_the_process(run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import functools
 import gc
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -31,6 +32,12 @@ if TYPE_CHECKING:
 
 PASSES = {"forward": ("forward",), "forward_backward": ("forward", "backward", "forward_backward")}
 """What each mode times."""
+
+
+FAULTS = ("crashed", "failed", "invalid_environment", "wrong")
+"""Outcomes that are no result but somebody's fault: of the implementation or of this host. What is "unsupported" here,
+or takes more memory than there is, was measured as well as it can be.
+"""
 
 
 class Cell(Protocol):
@@ -93,6 +100,12 @@ class Values:
             if of is None or metric.name in of or metric.phase in of:
                 self._found.setdefault((metric.name, metric.phase), (outcome, reason, None))
 
+    @property
+    def outcome(self) -> str:
+        """The cell's as a whole: of what went wrong in any part of it; else of its first metric, the forward pass."""
+        outcomes = [self._found[metric.name, metric.phase][0] for metric in self.metrics]
+        return next((outcome for outcome in outcomes if outcome in FAULTS), outcomes[0])
+
     def report(self, case: Mapping[str, Any], report: Reporter) -> None:
         """One measurement per metric."""
         from workers.measure.measurement import Measurement
@@ -125,6 +138,8 @@ class Bench:
     """Of every pass of every cell, by title."""
     recompiled: list[str] = field(default_factory=list)
     """Cells in which something was compiled while they were timed, or fell back to eager."""
+    outcomes: Counter[str] = field(default_factory=Counter)
+    """Of the cells so far, crashed ones included."""
     problem: tuple[Any, Problem] | None = None
     """The last one, by what it depends on: cells that share it follow each other."""
 
@@ -223,6 +238,7 @@ class CellsRunner(abc.ABC):
             else:
                 self._measure(spec, cells[index], bench, values)
                 monitor.watch()
+            bench.outcomes[values.outcome] += 1
             values.report({**cells[index].coordinates(), **common}, report)
         monitor.watch(last=True)
         report.validity(monitor.conclude(checks(bench)))
@@ -317,4 +333,22 @@ def checks(bench: Bench) -> list[Check]:
     from workers.measure.validity import Check, check_many
 
     cells = ", ".join(bench.recompiled) or "in no cell"
-    return [check_many(bench.times), Check("recompiles", not bench.recompiled, cells, "invalid")]
+    return [
+        check_measured(bench.outcomes),
+        check_many(bench.times),
+        Check("recompiles", not bench.recompiled, cells, "invalid"),
+    ]
+
+
+def check_measured(outcomes: Mapping[str, int]) -> Check:
+    """How many of this process's cells there are times of. No times at all, or a cell with a fault, make it suspect.
+
+    After a crash that is the cells from the crashed one on: what it says of those before is lost with the process,
+    but the crashed cell alone makes the job suspect.
+    """
+    from workers.measure.validity import Check
+
+    others = [f"{count} {outcome}" for outcome, count in sorted(outcomes.items()) if outcome != "ok"]
+    detail = f"{outcomes.get('ok', 0)} of {sum(outcomes.values())} cells measured"
+    ok = outcomes.get("ok", 0) > 0 and not set(FAULTS) & set(outcomes)
+    return Check("measured", ok, ": ".join([detail, *([", ".join(others)] if others else [])]))
