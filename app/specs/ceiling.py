@@ -18,9 +18,11 @@ class CeilingSpec(SpecBase):
     )
     """Data types of the products; `tf32` is fp32 rounded to tf32, which only GPUs have."""
     matrix_size: int | None = Field(default=None, ge=16, le=65_536)
-    """Rows and columns of the square matrices; null: as large as the device needs to reach its rate."""
+    """Rows and columns of the square matrices; null: as large as the device needs to reach its rate, and the
+    only ones whose rates the host remembers."""
     copy_mib: int | None = Field(default=None, ge=1, le=65_536)
-    """Size of the tensor that is copied, in MiB; null: many times the device's cache."""
+    """Size of the tensor that is copied, in MiB; null: many times the device's cache, and the only one whose rate
+    the host remembers."""
     warmup_steps: int = Field(default=5, ge=0, le=10_000)
     """Calls before measuring starts."""
     measure_steps: int = Field(default=20, ge=1, le=10_000)
