@@ -184,6 +184,24 @@ def test_forward_only_a_detached_output_is_right(run, monkeypatch: pytest.Monkey
     assert cell["forward_ms", "forward"]["outcome"] == "ok"
 
 
+def test_vanishing_gradients_are_right_up_to_round_off_only(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At length 1 the gradients of queries and keys are differences of equals, here of a thousand products each."""
+
+    def wrong(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+        blamed = 1e-3 * q.sum()
+        return attention(q, k, v, causal) + blamed - blamed.detach()
+
+    load = ATTENTION.load
+    unfit = Implementation("unfit", wrong, load("own").dtypes)
+    monkeypatch.setattr(ATTENTION, "load", lambda name: unfit if name == "unfit" else load(name))
+    names = ["cpu_flash", "tiled", "eager", "own", "unfit"]
+    report = run(implementations=names, sequence_lengths=[1], head_dims=[1, 1024], batch_size=8, device="cpu")
+    for head_dim in (1, 1024):
+        found = {name: report.cell(implementation=name, head_dim=head_dim)["forward_ms", "forward"] for name in names}
+        assert {name: row["outcome"] for name, row in found.items()} == {**dict.fromkeys(names, "ok"), "unfit": "wrong"}
+        assert "the gradient of input 0: relative error" in found["unfit"]["reason"]
+
+
 def test_what_goes_wrong_in_one_cell_costs_no_other(run) -> None:
     names = ["hungry", "raises", "sdpa_cudnn", "no_such", "own"]
     report = run(implementations=names, device="cpu")
