@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from app.specs.base import Device, Resources, Scalar, SpecBase, listed
+from app.specs.base import Device, Resources, Scalar, SpecBase, check_lists, listed
 
 
 class CeilingSpec(SpecBase):
@@ -34,6 +34,11 @@ class CeilingSpec(SpecBase):
 
     table_rows: ClassVar[tuple[str, ...]] = ("operation", "dtype")
     table_columns: ClassVar[tuple[str, ...]] = ("copy_gb_per_s", "tflops")
+
+    @model_validator(mode="after")
+    def _lists_make_sense(self) -> Self:
+        check_lists(self, ("dtypes",))
+        return self
 
     def resources(self) -> Resources:
         return Resources(device_type=self.device, devices=1)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from app.specs.attention import MAX_CELLS, AttentionSpec
+from app.specs.attention import AttentionSpec
+from app.specs.base import MAX_CELLS
 
 
 def spec(**fields: Any) -> AttentionSpec:
@@ -71,6 +72,12 @@ def test_flash_benchmarking() -> None:
     assert {cell.dtype for cell in cells} == {"bf16", "fp32"}
     assert {cell.causal for cell in cells} == {True}
     assert preset.batch_size == 1
+
+
+@pytest.mark.parametrize("metric", ["tflops", "ceiling_percent"])
+def test_the_table_has_the_rates_of_every_pass(metric: str) -> None:
+    passes = {f"{phase}_{metric}" for phase in ("forward", "backward", "forward_backward")}
+    assert passes | {metric} <= set(AttentionSpec.table_columns)
 
 
 def test_requirements_name_every_implementation() -> None:
