@@ -15,7 +15,7 @@ import torch
 
 from app.specs.attention import AttentionSpec
 from kernels.attention.reference import attention
-from kernels.registry import ATTENTION, Implementation
+from kernels.registry import ATTENTION, BrokenEntryPoint, Implementation
 from tests.workers.reporting import Report
 from workers.jobs import cells
 from workers.jobs.attention import RUNNER
@@ -182,6 +182,23 @@ def test_forward_only_a_detached_output_is_right(run, monkeypatch: pytest.Monkey
     monkeypatch.setattr(ATTENTION, "load", lambda name: detached if name == "detached" else load(name))
     cell = run(implementations=["detached"], mode="forward", device="cpu").cell()
     assert cell["forward_ms", "forward"]["outcome"] == "ok"
+
+
+def test_one_that_cannot_be_loaded_costs_no_other(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = ATTENTION.load
+
+    def broken(name: str) -> Any:
+        if name == "wrong":
+            raise BrokenEntryPoint("attention implementation 'wrong' could not be loaded: TypeError: dtypes of cpu")
+        return load(name)
+
+    monkeypatch.setattr(ATTENTION, "load", broken)
+    report = run(implementations=["wrong", "own"], mode="forward", device="cpu")
+    row = report.cell(implementation="wrong")["forward_ms", "forward"]
+    assert (row["outcome"], row["reason"].rpartition(": ")[2]) == ("invalid_environment", "dtypes of cpu")
+    assert report.cell(implementation="own")["forward_ms", "forward"]["outcome"] == "ok"
+    assert "1 of 2 cells measured: 1 invalid_environment" in {check["detail"] for check in report.verdict["checks"]}
+    assert report.verdict["verdict"] == "suspect"
 
 
 def test_vanishing_gradients_are_right_up_to_round_off_only(run, monkeypatch: pytest.MonkeyPatch) -> None:
