@@ -7,16 +7,20 @@ are listed from metadata, without importing what they stand for, so the agent re
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 AttentionFunction: TypeAlias = "Callable[[Tensor, Tensor, Tensor, bool], Tensor]"
 """(q, k, v, is_causal) -> output, shapes and alignment as `kernels.attention` says."""
+DEVICES: Final = frozenset({"cpu", "cuda"})
+"""Types of devices that jobs can ask for."""
+DTYPES: Final = frozenset({"float64", "float32", "bfloat16", "float16"})
+"""Data types that an implementation may take. Jobs ask for no float64; tests do."""
 TuneFunction: TypeAlias = "Callable[..., str]"
 """(q, k, v, is_causal, *, backward: bool, tell: (line of progress) -> None) -> a line that says what was chosen."""
 
@@ -44,11 +48,15 @@ class Registry:
         what: What they are, for messages: "attention implementation".
         group: Entry-point group that others may install theirs in.
         built_in: Ours, as name -> "module:attribute".
-        check: Called with each loaded object; raises TypeError if it is not of that kind.
+        check: Called with each name and the object loaded for it; raises TypeError if it is not of that kind.
     """
 
     def __init__(
-        self, what: str, group: str, built_in: Mapping[str, str], check: Callable[[object], None] = lambda _: None
+        self,
+        what: str,
+        group: str,
+        built_in: Mapping[str, str],
+        check: Callable[[str, object], None] = lambda _name, _loaded: None,
     ) -> None:
         self.what = what
         self.group = group
@@ -76,7 +84,7 @@ class Registry:
             raise UnknownName(f"unknown {self.what} {name!r}; known are {', '.join(self.names())}")
         try:
             loaded = entry.load()
-            self._check(loaded)
+            self._check(name, loaded)
         except Exception as error:
             raise BrokenEntryPoint(
                 f"{self.what} {name!r} (entry point {entry.value!r} of group {self.group!r}) could not be loaded: "
@@ -130,9 +138,36 @@ class Implementation:
         return None
 
 
-def _check_implementation(loaded: object) -> None:
+def _check_implementation(name: str, loaded: object) -> None:
+    """See that it makes sense: somebody else's code made it, and what is amiss would be a riddle in the midst of a job.
+
+    Raises:
+        TypeError: it does not.
+    """
     if not isinstance(loaded, Implementation):
         raise TypeError(f"expected a kernels.registry.Implementation, not {type(loaded).__name__}")
+    if loaded.name != name:
+        raise TypeError(f"its name is {loaded.name!r}: results would carry that; name it as its entry point")
+    for field, may_be_none in (("function", False), ("forward_bytes", True), ("tune", True)):
+        value = getattr(loaded, field)
+        if not (callable(value) or (may_be_none and value is None)):
+            raise TypeError(f"{field} must be a function, not {value!r}")
+    if not isinstance(loaded.has_backward, bool):
+        raise TypeError(f"has_backward must be True or False, not {loaded.has_backward!r}")
+    _check_dtypes(loaded.dtypes)
+
+
+def _check_dtypes(dtypes: object) -> None:
+    if not isinstance(dtypes, Mapping) or not dtypes:
+        raise TypeError(f'dtypes must map types of devices to sets of data types, as {{"cpu": ...}}, not {dtypes!r}')
+    for device, names in dtypes.items():
+        if device not in DEVICES:
+            raise TypeError(f"dtypes: unknown type of device {device!r}; known are {', '.join(sorted(DEVICES))}")
+        if not isinstance(names, Set):
+            raise TypeError(f'dtypes of {device} must be a set of names, as {{"float32"}}, not {names!r}')
+        unknown = sorted(map(repr, names - DTYPES))
+        if unknown:
+            raise TypeError(f"dtypes of {device}: unknown {', '.join(unknown)}; known are {', '.join(sorted(DTYPES))}")
 
 
 ATTENTION = Registry(

@@ -21,7 +21,7 @@ class Error:
     """How far a tensor is from its oracle."""
 
     relative: float
-    """‖out − oracle‖ / ‖oracle‖, in the Euclidean norm of all elements."""
+    """‖out − oracle‖ / ‖oracle‖, in the Euclidean norm of all elements; for a vanishing oracle see `error`'s scale."""
     worst_row: float
     """The same of the worst row (last axis); a row smaller than the root mean square of all is measured by that."""
 
@@ -34,8 +34,17 @@ class Error:
         return None
 
 
-def error(out: Tensor, oracle: Tensor) -> Error:
+def error(out: Tensor, oracle: Tensor, scale: float = 1.0) -> Error:
     """The error of `out` against its float64 oracle of the same shape.
+
+    Args:
+        out: The result.
+        oracle: What it should be.
+        scale: Root mean square of the elements of what cancels where the oracle is zero everywhere: to one key that
+            every query sees, the gradients of queries and keys vanish, as differences of equals whose round-off stays.
+            There is nothing else that the error could be relative to. 1 is their size for attention to q, k, v and
+            grad_out that are normally distributed with variance 1, whatever the head dimension: the products of
+            grad_out and v grow with its square root, by which scores are divided.
 
     Raises:
         ValueError: the shapes differ.
@@ -45,8 +54,8 @@ def error(out: Tensor, oracle: Tensor) -> Error:
     differences = torch.linalg.vector_norm(out.double() - oracle, dim=-1)
     norms = torch.linalg.vector_norm(oracle, dim=-1)
     whole, rms = torch.linalg.vector_norm(norms), norms.square().mean().sqrt()
-    if whole == 0:  # one key, seen by every query: the gradients of queries and keys vanish
-        largest = differences.max().item()
-        return Error(largest, largest)
+    if whole == 0:
+        rms = norms.new_tensor(scale * oracle.shape[-1] ** 0.5)
+        whole = rms * norms.numel() ** 0.5
     relative = torch.linalg.vector_norm(differences) / whole
     return Error(relative.item(), (differences / norms.clamp(min=rms)).max().item())

@@ -10,9 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from app.presets import ATTENTION_PRESETS
-from app.specs.base import Device, Resources, Scalar, SpecBase, field_error, listed
+from app.specs.base import Device, Resources, Scalar, SpecBase, check_lists, check_number_of_cells, field_error, listed
 
-MAX_CELLS = 10_000
 BLOCK_SIZES = {"cpu_flash": ("br", "bc"), "cpu_blocked": ("br",)}
 """Implementations that take block sizes, and which."""
 
@@ -93,6 +92,8 @@ class AttentionSpec(SpecBase):
         "backward_tflops",
         "forward_backward_tflops",
         "ceiling_percent",
+        "forward_ceiling_percent",
+        "backward_ceiling_percent",
         "forward_backward_ceiling_percent",
         "memory_before_backward_mib",
         "peak_memory_mib",
@@ -104,16 +105,10 @@ class AttentionSpec(SpecBase):
 
     @model_validator(mode="after")
     def _lists_make_sense(self) -> Self:
-        for field in ("implementations", "head_dims", "sequence_lengths", "dtypes", "causal", "br", "bc"):
-            values = getattr(self, field)
-            repeated = next((value for index, value in enumerate(values) if value in values[:index]), None)
-            if repeated is not None:
-                raise field_error(field, f"{repeated!r} is there twice")
+        check_lists(self, ("implementations", "head_dims", "sequence_lengths", "dtypes", "causal", "br", "bc"))
         if self.device == "cpu" and "tf32" in self.dtypes:
             raise field_error("dtypes", "tf32 is a GPU format: leave it out, or choose device cuda")
-        count = sum(1 for _ in itertools.islice(self._cells(), MAX_CELLS + 1))
-        if count > MAX_CELLS:
-            raise field_error("implementations", f"more than {MAX_CELLS} cells: make several jobs of it")
+        check_number_of_cells(self._cells(), "implementations")
         return self
 
     def cells(self) -> list[AttentionCell]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict
@@ -10,6 +11,8 @@ from pydantic_core import PydanticCustomError
 
 Device = Literal["auto", "cpu", "cuda"]
 Scalar = str | int | float | bool | None
+MAX_CELLS = 10_000
+"""Of one job."""
 
 
 class StrictModel(BaseModel):
@@ -64,6 +67,29 @@ class SpecBase(StrictModel):
 def listed(values: Sequence[Scalar]) -> Scalar:
     """A coordinate that has several values in one job, as one: "16/32/64"; a single value is itself."""
     return values[0] if len(values) == 1 else "/".join(str(value) for value in values)
+
+
+def check_lists(spec: BaseModel, fields: Iterable[str]) -> None:
+    """See that no list among these fields has a value twice: tables would pool two cells at the same coordinates.
+
+    Raises:
+        PydanticCustomError: one has; for a model validator to raise.
+    """
+    for field in fields:
+        values = getattr(spec, field)
+        repeated = next((value for index, value in enumerate(values) if value in values[:index]), None)
+        if repeated is not None:
+            raise field_error(field, f"{repeated!r} is there twice")
+
+
+def check_number_of_cells(cells: Iterable[object], field: str) -> None:
+    """See that they are at most MAX_CELLS, without making more of them than that.
+
+    Raises:
+        PydanticCustomError: they are more; blames `field`; for a model validator to raise.
+    """
+    if sum(1 for _ in itertools.islice(cells, MAX_CELLS + 1)) > MAX_CELLS:
+        raise field_error(field, f"more than {MAX_CELLS} cells: make several jobs of it")
 
 
 def field_error(field: str, message: str) -> PydanticCustomError:

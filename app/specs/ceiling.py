@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from app.specs.base import Device, Resources, Scalar, SpecBase, listed
+from app.specs.base import Device, Resources, Scalar, SpecBase, check_lists, listed
 
 
 class CeilingSpec(SpecBase):
@@ -18,9 +18,11 @@ class CeilingSpec(SpecBase):
     )
     """Data types of the products; `tf32` is fp32 rounded to tf32, which only GPUs have."""
     matrix_size: int | None = Field(default=None, ge=16, le=65_536)
-    """Rows and columns of the square matrices; null: as large as the device needs to reach its rate."""
+    """Rows and columns of the square matrices; null: as large as the device needs to reach its rate, and the
+    only ones whose rates the host remembers."""
     copy_mib: int | None = Field(default=None, ge=1, le=65_536)
-    """Size of the tensor that is copied, in MiB; null: many times the device's cache."""
+    """Size of the tensor that is copied, in MiB; null: many times the device's cache, and the only one whose rate
+    the host remembers."""
     warmup_steps: int = Field(default=5, ge=0, le=10_000)
     """Calls before measuring starts."""
     measure_steps: int = Field(default=20, ge=1, le=10_000)
@@ -32,6 +34,11 @@ class CeilingSpec(SpecBase):
 
     table_rows: ClassVar[tuple[str, ...]] = ("operation", "dtype")
     table_columns: ClassVar[tuple[str, ...]] = ("copy_gb_per_s", "tflops")
+
+    @model_validator(mode="after")
+    def _lists_make_sense(self) -> Self:
+        check_lists(self, ("dtypes",))
+        return self
 
     def resources(self) -> Resources:
         return Resources(device_type=self.device, devices=1)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from app.specs.base import Device, Resources, Scalar, SpecBase, listed
+from app.specs.base import Device, Resources, Scalar, SpecBase, check_lists, check_number_of_cells, listed
 
 Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
@@ -69,15 +70,25 @@ class KernelSpec(SpecBase):
         "gb_per_s",
         "forward_gb_per_s",
         "backward_gb_per_s",
+        "forward_backward_gb_per_s",
         "peak_memory_mib",
         "output_error",
         "gradient_error",
     )
 
+    @model_validator(mode="after")
+    def _lists_make_sense(self) -> Self:
+        check_lists(self, ("implementations", "rows", "columns", "dtypes"))
+        check_number_of_cells(self._cells(), "rows")
+        return self
+
     def cells(self) -> list[KernelCell]:
         """What is measured, in this order: those that share an oracle follow each other."""
+        return list(self._cells())
+
+    def _cells(self) -> Iterator[KernelCell]:
         grid = itertools.product(self.dtypes, sorted(self.rows), sorted(self.columns), self.implementations)
-        return [KernelCell(self.kernel, name, dtype, rows, columns) for dtype, rows, columns, name in grid]
+        return (KernelCell(self.kernel, name, dtype, rows, columns) for dtype, rows, columns, name in grid)
 
     def resources(self) -> Resources:
         return Resources(device_type=self.device, devices=1)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.service import Service, submit, wait_for_job
-from tests.acceptance.sabotage import get
+from tests.acceptance.sabotage import get, sabotaged
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
 
@@ -72,7 +72,8 @@ def test_an_installed_implementation_appears_beside_ours(service: Service, misbe
 
 def test_percentages_are_of_the_ceiling_that_the_host_has_measured(service: Service, misbehave_folder: Path) -> None:
     client = service.start_server()
-    service.start_worker()
+    # What other tests disturb would be no ceiling.
+    service.start_worker(**sabotaged("doubts_of_ceilings"))
     ceiling = {"kind": "ceiling", "dtypes": ["fp32"], "matrix_size": 64, "copy_mib": 1, "measure_steps": 2}
     attention = {**SPEC, "implementations": ["eager"], "sequence_lengths": [16], "causal": [True], "mode": "forward"}
     jobs = [submit(client, {"spec": spec}) for spec in (attention, ceiling, attention)]

@@ -3,8 +3,10 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from kernels.registry import ATTENTION, BrokenEntryPoint, DuplicateName, Implementation, Registry, UnknownName
 
@@ -74,6 +76,58 @@ def test_an_object_of_another_kind_is_broken(install) -> None:
     registry = Registry("thing", GROUP, {}, ATTENTION._check)
     with pytest.raises(BrokenEntryPoint, match=r"'number'.*expected a kernels.registry.Implementation, not float"):
         registry.load("number")
+
+
+def implementation(name: str = "theirs", function: Any = max, dtypes: Any = None, **fields: Any) -> Implementation:
+    return Implementation(name, function, {"cpu": frozenset({"float32"})} if dtypes is None else dtypes, **fields)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "message"),
+    [
+        (implementation("ours"), "its name is 'ours'.* name it as its entry point"),
+        (implementation(function=None), "function must be a function, not None"),
+        (implementation(tune="later"), "tune must be a function, not 'later'"),
+        (implementation(forward_bytes=12), "forward_bytes must be a function, not 12"),
+        (implementation(has_backward="no"), "has_backward must be True or False, not 'no'"),
+        (implementation(dtypes={"float32"}), "dtypes must map types of devices to sets of data types"),
+        (implementation(dtypes={}), "dtypes must map types of devices"),
+        (implementation(dtypes={"gpu": {"float32"}}), "unknown type of device 'gpu'; known are cpu, cuda"),
+        (implementation(dtypes={"cpu": "float32"}), "dtypes of cpu must be a set of names.* not 'float32'"),
+        (implementation(dtypes={"cpu": ["float32"]}), r"dtypes of cpu must be a set of names.* not \['float32'\]"),
+        (implementation(dtypes={"cpu": {"fp32"}}), "dtypes of cpu: unknown 'fp32'; known are bfloat16, float16"),
+        (implementation(dtypes={"cpu": {torch.float32}}), "dtypes of cpu: unknown torch.float32; known are"),
+    ],
+)  # fmt: skip
+def test_an_implementation_that_makes_no_sense_is_broken(
+    install, monkeypatch: pytest.MonkeyPatch, theirs: Implementation, message: str
+) -> None:
+    monkeypatch.setattr("math.theirs", theirs, raising=False)
+    install("plugin-e", {"theirs": "math:theirs"})
+    registry = Registry("thing", GROUP, {}, ATTENTION._check)
+    with pytest.raises(BrokenEntryPoint, match=f"thing 'theirs'.* could not be loaded: TypeError: .*{message}"):
+        registry.load("theirs")
+
+
+@pytest.mark.parametrize("names", [{"float32", "bfloat16"}, frozenset({"float64"})])
+def test_one_that_makes_sense_is_loaded(install, monkeypatch: pytest.MonkeyPatch, names: Any) -> None:
+    theirs = implementation(dtypes={"cpu": names, "cuda": names}, tune=max, has_backward=False)
+    monkeypatch.setattr("math.theirs", theirs, raising=False)
+    install("plugin-f", {"theirs": "math:theirs"})
+    assert Registry("thing", GROUP, {}, ATTENTION._check).load("theirs") is theirs
+
+
+def test_the_example_of_the_documentation_runs_on_a_cpu() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "how-to-add-an-attention.md").read_text()
+    names: dict[str, Any] = {}
+    exec(page.partition("```python\n")[2].partition("```")[0], names)
+    example = names["implementation"]
+    ATTENTION._check("windowed", example)
+    assert example.why_not("cpu", "float32", backward=True) is None
+    q, k, v = (torch.randn(2, 3, 20, 8) for _ in range(3))
+    for is_causal in (False, True):
+        right = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+        torch.testing.assert_close(example.function(q, k, v, is_causal), right)
 
 
 def test_duplicates_fail_loudly(install) -> None:

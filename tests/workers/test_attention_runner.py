@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from app.specs.attention import AttentionSpec
-from kernels.registry import ATTENTION, Implementation
+from kernels.attention.reference import attention
+from kernels.registry import ATTENTION, BrokenEntryPoint, Implementation
 from tests.workers.reporting import Report
 from workers.jobs import cells
 from workers.jobs.attention import RUNNER
@@ -132,6 +133,92 @@ def test_a_wrong_kernels_time_is_shown_as_wrong(run, name: str) -> None:
     assert report.cell(implementation="own")["forward_ms", "forward"]["outcome"] == "ok"
 
 
+class SpoiledGradients(torch.autograd.Function):
+    """Right forward; its gradients are what `spoil` makes of a tensor like the inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Any, k: Any, v: Any, causal: bool, spoil: Any) -> torch.Tensor:
+        ctx.spoil = spoil
+        return attention(q, k, v, causal)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return (*(ctx.spoil(gradient) for _ in range(3)), None, None)
+
+
+@pytest.mark.parametrize(
+    ("function", "dtype", "reason"),
+    [
+        (lambda *inputs: (attention(*inputs), None), "fp32", "the output is a tuple, not a tensor"),
+        (lambda *inputs: None, "fp32", "the output is missing"),
+        (lambda *inputs: attention(*inputs)[..., :-1], "fp32", "the output has the shape (2, 1, 48, 15), not (2, 1,"),
+        (lambda *inputs: attention(*inputs).float(), "bf16", "the output is of torch.float32, not torch.bfloat16 as"),
+        (lambda *inputs: attention(*inputs).to("meta"), "fp32", "the output is on meta, not cpu"),
+        (lambda *inputs: attention(*inputs).detach(), "fp32", "the output is detached from the inputs"),
+        (lambda q, k, v, causal: attention(q, k.detach(), v, causal), "fp32", "the gradient of input 1 is missing"),
+        (lambda *inputs: SpoiledGradients.apply(*inputs, lambda gradient: None), "fp32",
+         "the gradient of input 0 is missing"),
+        (lambda *inputs: SpoiledGradients.apply(*inputs, lambda gradient: gradient[..., :-1]), "fp32",
+         "the backward pass: Function SpoiledGradientsBackward returned an invalid gradient at index 0"),
+    ],
+    ids=["tuple", "none", "shape", "dtype", "device", "detached", "unused", "no gradients", "shape of gradient"],
+)  # fmt: skip
+def test_what_cannot_be_the_result_is_wrong(
+    run, monkeypatch: pytest.MonkeyPatch, function: Any, dtype: str, reason: str
+) -> None:
+    load = ATTENTION.load
+    unfit = Implementation("unfit", function, load("own").dtypes)
+    monkeypatch.setattr(ATTENTION, "load", lambda name: unfit if name == "unfit" else load(name))
+    report = run(implementations=["unfit", "own"], dtypes=[dtype], device="cpu")
+    cell = report.cell(implementation="unfit")
+    assert {row["outcome"] for row in cell.values()} == {"wrong"}
+    assert cell["forward_ms", "forward"]["reason"].startswith(reason)
+    assert report.cell(implementation="own")["forward_ms", "forward"]["outcome"] == "ok"
+
+
+def test_forward_only_a_detached_output_is_right(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = ATTENTION.load
+    detached = Implementation("detached", lambda *inputs: attention(*inputs).detach(), load("own").dtypes)
+    monkeypatch.setattr(ATTENTION, "load", lambda name: detached if name == "detached" else load(name))
+    cell = run(implementations=["detached"], mode="forward", device="cpu").cell()
+    assert cell["forward_ms", "forward"]["outcome"] == "ok"
+
+
+def test_one_that_cannot_be_loaded_costs_no_other(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = ATTENTION.load
+
+    def broken(name: str) -> Any:
+        if name == "wrong":
+            raise BrokenEntryPoint("attention implementation 'wrong' could not be loaded: TypeError: dtypes of cpu")
+        return load(name)
+
+    monkeypatch.setattr(ATTENTION, "load", broken)
+    report = run(implementations=["wrong", "own"], mode="forward", device="cpu")
+    row = report.cell(implementation="wrong")["forward_ms", "forward"]
+    assert (row["outcome"], row["reason"].rpartition(": ")[2]) == ("invalid_environment", "dtypes of cpu")
+    assert report.cell(implementation="own")["forward_ms", "forward"]["outcome"] == "ok"
+    assert "1 of 2 cells measured: 1 invalid_environment" in {check["detail"] for check in report.verdict["checks"]}
+    assert report.verdict["verdict"] == "suspect"
+
+
+def test_vanishing_gradients_are_right_up_to_round_off_only(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At length 1 the gradients of queries and keys are differences of equals, here of a thousand products each."""
+
+    def wrong(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
+        blamed = 1e-3 * q.sum()
+        return attention(q, k, v, causal) + blamed - blamed.detach()
+
+    load = ATTENTION.load
+    unfit = Implementation("unfit", wrong, load("own").dtypes)
+    monkeypatch.setattr(ATTENTION, "load", lambda name: unfit if name == "unfit" else load(name))
+    names = ["cpu_flash", "tiled", "eager", "own", "unfit"]
+    report = run(implementations=names, sequence_lengths=[1], head_dims=[1, 1024], batch_size=8, device="cpu")
+    for head_dim in (1, 1024):
+        found = {name: report.cell(implementation=name, head_dim=head_dim)["forward_ms", "forward"] for name in names}
+        assert {name: row["outcome"] for name, row in found.items()} == {**dict.fromkeys(names, "ok"), "unfit": "wrong"}
+        assert "the gradient of input 0: relative error" in found["unfit"]["reason"]
+
+
 def test_what_goes_wrong_in_one_cell_costs_no_other(run) -> None:
     names = ["hungry", "raises", "sdpa_cudnn", "no_such", "own"]
     report = run(implementations=names, device="cpu")
@@ -147,6 +234,81 @@ def test_what_goes_wrong_in_one_cell_costs_no_other(run) -> None:
     assert outcomes["raises"]["reason"] == "ValueError: the keys are a pineapple"
     assert "only on cuda" in outcomes["sdpa_cudnn"]["reason"]
     assert "unknown attention implementation 'no_such'" in outcomes["no_such"]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"implementations": ["sdpa_cudnn", "no_such"]}, "only on cuda"),
+        ({"dtypes": ["tf32"]}, "tf32 is a GPU format"),
+        ({"dtypes": ["fp16"], "implementations": ["own"]}, "does not take float16 on cpu"),
+    ],
+)
+def test_what_cannot_run_here_costs_no_oracle(
+    run, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], reason: str
+) -> None:
+    def make_problem(*_: Any) -> Any:
+        raise AssertionError("for nothing")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(type(RUNNER), "make_problem", make_problem)
+    report = run(**fields)
+    assert {row["outcome"] for row in report.rows} == {"unsupported"}
+    assert reason in report.rows[0]["reason"]
+
+
+def test_an_oracle_for_which_the_memory_does_not_suffice_is_nobodys_failure(
+    run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_problem = type(RUNNER).make_problem
+
+    def hungry(self: Any, spec: AttentionSpec, cell: Any, device: torch.device) -> Any:
+        if cell.sequence_length == 64:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+        return make_problem(self, spec, cell, device)
+
+    monkeypatch.setattr(type(RUNNER), "make_problem", hungry)
+    report = run(implementations=["eager", "own"], sequence_lengths=[48, 64, 72], causal=[False], device="cpu")
+    for name in ("eager", "own"):
+        long = report.cell(implementation=name, sequence_length=64)
+        assert {row["outcome"] for row in long.values()} == {"unknown"}
+        assert "no memory for the inputs and their float64 oracle" in long["forward_ms", "forward"]["reason"]
+        for length in (48, 72):
+            cell = report.cell(implementation=name, sequence_length=length)
+            assert cell["forward_ms", "forward"]["outcome"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("names", "mode", "detail", "ok"),
+    [
+        (["own", "eager"], "forward", "2 of 2 cells measured", True),
+        (["own", "sdpa_cudnn"], "forward", "1 of 2 cells measured: 1 unsupported", True),
+        (["own", "hungry"], "forward", "1 of 2 cells measured: 1 oom", True),
+        (["forward_only"], "forward_backward", "1 of 1 cells measured", True),
+        (["hungry", "sdpa_cudnn"], "forward", "0 of 2 cells measured: 1 oom, 1 unsupported", False),
+        (["sdpa_cudnn"], "forward", "0 of 1 cells measured: 1 unsupported", False),
+        (["own", "wrong", "raises"], "forward", "1 of 3 cells measured: 1 failed, 1 wrong", False),
+    ],
+)
+def test_a_job_that_measured_nothing_or_met_a_fault_is_not_valid(
+    run, names: list[str], mode: str, detail: str, ok: bool
+) -> None:
+    verdict = run(implementations=names, mode=mode, device="cpu").verdict
+    check = next(check for check in verdict["checks"] if check["name"] == "measured")
+    assert (check["detail"], check["ok"]) == (detail, ok)
+    assert ok or verdict["verdict"] == "suspect"
+
+
+def test_a_cell_that_loses_its_memorys_figures_has_that_fault(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has times, but something is wrong with it."""
+
+    def fail(*_: Any) -> Any:
+        raise ValueError("no such memory")
+
+    monkeypatch.setattr("workers.measure.operations.measure_memory", fail)
+    report = run(device="cpu")
+    assert report.cell()["forward_ms", "forward"]["outcome"] == "ok"
+    assert "0 of 1 cells measured: 1 failed" in {check["detail"] for check in report.verdict["checks"]}
 
 
 def test_a_job_of_nothing_known_is_unsupported(run) -> None:
@@ -172,6 +334,8 @@ def test_after_a_crash_the_rest_goes_on_in_a_fresh_unit(run) -> None:
     assert "SIGSEGV" in report.cell(implementation="dies")["forward_ms", "forward"]["reason"]
     assert report.cell(implementation="own")["forward_ms", "forward"]["outcome"] == "ok"
     assert {row["case"]["implementation"] for row in report.rows} == {"dies", "own"}
+    assert report.verdict["verdict"] == "suspect"
+    assert "1 of 2 cells measured: 1 crashed" in {check["detail"] for check in report.verdict["checks"]}
 
 
 def test_a_lost_device_context_ends_the_process(run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,8 +32,32 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     torch.set_float32_matmul_precision(precision)
 
 
-def test_rates_are_reported_and_kept_for_later_jobs(run, tmp_path: Path) -> None:
-    report = run(dtypes=["fp32", "bf16"], device="cpu")
+class Stopwatch:
+    """Each call takes 2 ms; the last one `last`."""
+
+    def __init__(self, last: float = 2.0) -> None:
+        self.last = last
+
+    def time(self, work: Any, *, prepare: Any, warmup: int, calls: int) -> list[float]:
+        work()
+        return (calls - 1) * [2.0] + [self.last]
+
+
+@pytest.fixture
+def steady(monkeypatch: pytest.MonkeyPatch) -> Stopwatch:
+    """An undisturbed host whose own sizes are small."""
+    watch = Stopwatch()
+    monkeypatch.setattr("workers.measure.operations.stopwatch", lambda device: watch)
+    monkeypatch.setattr(ceiling, "COPY_MIB", {"cpu": 1})
+    monkeypatch.setattr(ceiling, "CPU_MATRIX_SIZES", (64,))
+    return watch
+
+
+OWN_SIZES = {"matrix_size": None, "copy_mib": None, "device": "cpu"}
+
+
+def test_rates_are_reported_and_kept_for_later_jobs(run, tmp_path: Path, steady: Stopwatch) -> None:
+    report = run(dtypes=["fp32", "bf16"], **OWN_SIZES)
     assert [(row["case"]["operation"], row["case"]["dtype"], row["metric"], row["unit"]) for row in report.rows] == [
         ("copy", "fp32", "copy_gb_per_s", "GB/s"),
         ("matrix product", "fp32", "tflops", "TFLOP/s"),
@@ -49,23 +73,61 @@ def test_rates_are_reported_and_kept_for_later_jobs(run, tmp_path: Path) -> None
     assert report.verdict["checks"]
 
 
-def test_what_rates_mean(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Stopwatch:
-        def time(self, work: Any, *, prepare: Any, warmup: int, calls: int) -> list[float]:
-            work()
-            return calls * [2.0]
+@pytest.mark.parametrize(
+    ("sizes", "kept", "log"),
+    [
+        ({"matrix_size": 32}, {"copy"}, "fp32: not recorded as this device's ceiling: matrix_size was chosen"),
+        ({"copy_mib": 2}, {"fp32"}, "copy: not recorded as this device's ceiling: copy_mib was chosen"),
+        ({"matrix_size": 32, "copy_mib": 2}, set(), "copy_mib was chosen"),
+        ({"measure_steps": 1}, set(), "1 samples are too few"),
+    ],
+)
+def test_a_toy_run_is_no_ceiling(
+    run,
+    tmp_path: Path,
+    steady: Stopwatch,
+    capsys: pytest.CaptureFixture,
+    sizes: dict[str, int],
+    kept: set[str],
+    log: str,
+) -> None:
+    ceilings, cpu = Ceilings(tmp_path / "ceilings"), torch.device("cpu")
+    ceilings.record(cpu, {"fp32": 123.0}, 456.0)
+    report = run(dtypes=["fp32"], **{**OWN_SIZES, **sizes})
+    assert {row["outcome"] for row in report.rows} == {"ok"}, "it is reported all the same"
+    found = ceilings.read(cpu)
+    assert found is not None
+    assert found.copy_gb_per_s is not None
+    assert (found.tflops["fp32"].value != 123.0) == ("fp32" in kept)
+    assert (found.copy_gb_per_s.value != 456.0) == ("copy" in kept)
+    assert log in capsys.readouterr().err
 
-    monkeypatch.setattr("workers.measure.operations.stopwatch", lambda device: Stopwatch())
+
+def test_a_disturbed_run_is_no_ceiling(run, tmp_path: Path, steady: Stopwatch, capsys: pytest.CaptureFixture) -> None:
+    steady.last = 10.0
+    report = run(dtypes=["fp32"], **OWN_SIZES)
+    assert report.verdict["verdict"] == "suspect"
+    assert Ceilings(tmp_path / "ceilings").read(torch.device("cpu")) is None
+    log = capsys.readouterr().err
+    assert "fp32: not recorded as this device's ceiling: something disturbed it: coefficient of variation" in log
+    steady.last = 2.0
+    run(dtypes=["fp32"], **OWN_SIZES)
+    assert Ceilings(tmp_path / "ceilings").read(torch.device("cpu")) is not None
+    assert capsys.readouterr().err == ""
+
+
+def test_what_rates_mean(run, steady: Stopwatch) -> None:
     copy, product = run(dtypes=["fp32"], device="cpu").rows
     assert copy["median"] == pytest.approx(2 * 2**20 / 2e-3 / 1e9)
     assert product["median"] == pytest.approx(2 * 64**3 / 2e-3 / 1e12)
 
 
-def test_what_the_device_lacks_is_an_outcome_and_no_ceiling(run, tmp_path: Path) -> None:
-    report = run(dtypes=["tf32", "fp32"], device="cpu")
+def test_what_the_device_lacks_is_an_outcome_and_no_ceiling(run, tmp_path: Path, steady: Stopwatch) -> None:
+    report = run(dtypes=["tf32", "fp32"], **OWN_SIZES)
     outcomes = {row["case"]["dtype"]: row["outcome"] for row in report.rows if row["metric"] == "tflops"}
     assert outcomes == {"tf32": "unsupported", "fp32": "ok"}
-    assert Ceilings(tmp_path / "ceilings").tflops(torch.device("cpu"), "tf32")[0] is None
+    ceilings = Ceilings(tmp_path / "ceilings")
+    assert [ceilings.tflops(torch.device("cpu"), name)[0] is None for name in ("tf32", "fp32")] == [True, False]
 
 
 def test_running_out_of_memory_is_an_outcome(run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pkgutil
 from workers.jobs.base import Runner
 from workers.outcome import Unsupported
 
-NOT_KINDS = {"base", "cells"}
+NOT_KINDS = {"base", "cells", "judging"}
 
 
 def _walk() -> dict[str, Runner]:

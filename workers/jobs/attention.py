@@ -59,17 +59,23 @@ class AttentionRunner(CellsRunner):
             tolerance=TF32_TOLERANCE if cell.dtype == "tf32" else TOLERANCES[dtype],
         )
 
+    def admit(self, spec: AttentionSpec, cell: AttentionCell, device: torch.device) -> None:
+        """Compute in the cell's precision, if the device and the implementation have it."""
+        from kernels.registry import ATTENTION
+        from workers.model.precision import PRECISIONS
+
+        if reason := why_no_precision(device, cell.dtype):
+            raise Unsupported(reason)
+        dtype = str(PRECISIONS[cell.dtype].compute_dtype).removeprefix("torch.")
+        if reason := load(ATTENTION, cell.implementation).why_not(device.type, dtype, backward=False):
+            raise Unsupported(reason)
+        set_precision(cell.dtype)
+
     def operation(self, spec: AttentionSpec, cell: AttentionCell, problem: Problem, device: torch.device) -> Operation:
         from kernels.registry import ATTENTION
         from workers.measure.operations import Operation
 
-        if reason := why_no_precision(device, cell.dtype):
-            raise Unsupported(reason)
-        set_precision(cell.dtype)
         implementation = load(ATTENTION, cell.implementation)
-        dtype = str(problem.inputs[0].dtype).removeprefix("torch.")
-        if reason := implementation.why_not(device.type, dtype, backward=False):
-            raise Unsupported(reason)
         return Operation(
             function=functools.partial(call, implementation, cell),
             inputs=problem.inputs,

@@ -1,12 +1,13 @@
 """Runs `ceiling`: what this device reaches, copying memory and multiplying matrices of random numbers.
 
 Random, since a GPU that multiplies zeros draws less power and clocks higher. The median of each goes to the host's
-record, where the jobs that give percentages find it.
+record, where the jobs that give percentages find it; unless a size was chosen for it, or its times vary too much.
 """
 
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -63,9 +64,14 @@ class CeilingRunner:
                 found[precision] = rates
             monitor.watch(last=index + 1 == total)
         report.validity(monitor.conclude([check_many({f"{key or 'copy'}": rates for key, rates in found.items()})]))
-        medians = {precision: statistics.median(rates) for precision, rates in found.items()}
+        medians = {
+            precision: statistics.median(rates)
+            for precision, rates in found.items()
+            if not tell(precision, why_not_to_record(spec, precision, rates))
+        }
         copy = medians.pop(None, None)
-        Ceilings(Settings().ceilings_dir).record(device, {str(name): rate for name, rate in medians.items()}, copy)
+        if medians or copy is not None:
+            Ceilings(Settings().ceilings_dir).record(device, {str(name): rate for name, rate in medians.items()}, copy)
         report.progress(total, total, "done")
 
 
@@ -157,6 +163,31 @@ class Bench:
             outcome, reason = error.code, str(error)
         report.measure(Measurement(case, None, *metric, outcome, reason, rates or None))
         return rates
+
+
+def why_not_to_record(spec: CeilingSpec, precision: str | None, rates: Sequence[float]) -> str | None:
+    """Why these rates, of the products in `precision` or of the copy (None), are no ceiling to measure others by; None
+    if they are.
+    """
+    from workers.measure.statistics import coefficient_of_variation
+    from workers.measure.validity import MAX_VARIATION
+
+    field, size = ("copy_mib", spec.copy_mib) if precision is None else ("matrix_size", spec.matrix_size)
+    if size is not None:
+        return f"{field} was chosen, and a device reaches its ceiling at some sizes only: leave it out"
+    variation = coefficient_of_variation(rates)
+    if variation is None:
+        return f"{len(rates)} samples are too few to tell whether anything disturbed them"
+    if variation > MAX_VARIATION:
+        return f"something disturbed it: coefficient of variation {variation:.1%}, limit {MAX_VARIATION:.0%}"
+    return None
+
+
+def tell(precision: str | None, reason: str | None) -> str | None:
+    """The reason, which the job's log has, too."""
+    if reason is not None:
+        sys.stderr.write(f"{precision or 'copy'}: not recorded as this device's ceiling: {reason}\n")
+    return reason
 
 
 def void(_result: object) -> None:

@@ -10,14 +10,15 @@ from __future__ import annotations
 import abc
 import functools
 import gc
-import math
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from workers.jobs.base import Reporter, Unit
+from workers.jobs.judging import compare
 from workers.outcome import Failed, RunnerError
 from workers.torch_host import check_device_answers, choose_device, translated
 
@@ -31,6 +32,12 @@ if TYPE_CHECKING:
 
 PASSES = {"forward": ("forward",), "forward_backward": ("forward", "backward", "forward_backward")}
 """What each mode times."""
+
+
+FAULTS = ("crashed", "failed", "invalid_environment", "wrong")
+"""Outcomes that are no result but somebody's fault: of the implementation or of this host. What is "unsupported" here,
+or takes more memory than there is, was measured as well as it can be.
+"""
 
 
 class Cell(Protocol):
@@ -93,6 +100,12 @@ class Values:
             if of is None or metric.name in of or metric.phase in of:
                 self._found.setdefault((metric.name, metric.phase), (outcome, reason, None))
 
+    @property
+    def outcome(self) -> str:
+        """The cell's as a whole: of what went wrong in any part of it; else of its first metric, the forward pass."""
+        outcomes = [self._found[metric.name, metric.phase][0] for metric in self.metrics]
+        return next((outcome for outcome in outcomes if outcome in FAULTS), outcomes[0])
+
     def report(self, case: Mapping[str, Any], report: Reporter) -> None:
         """One measurement per metric."""
         from workers.measure.measurement import Measurement
@@ -125,6 +138,8 @@ class Bench:
     """Of every pass of every cell, by title."""
     recompiled: list[str] = field(default_factory=list)
     """Cells in which something was compiled while they were timed, or fell back to eager."""
+    outcomes: Counter[str] = field(default_factory=Counter)
+    """Of the cells so far, crashed ones included."""
     problem: tuple[Any, Problem] | None = None
     """The last one, by what it depends on: cells that share it follow each other."""
 
@@ -147,12 +162,17 @@ class CellsRunner(abc.ABC):
         """Inputs and expected results."""
 
     @abc.abstractmethod
-    def operation(self, spec: Any, cell: Any, problem: Problem, device: torch.device) -> Operation:
-        """What is timed, with these inputs.
+    def admit(self, spec: Any, cell: Any, device: torch.device) -> None:
+        """Make the process ready for the cell, or refuse it. Comes before its problem, which may take minutes to make.
 
         Raises:
             Unsupported: this worker or device cannot do it.
+            InvalidEnvironment: it could, if this host were in order.
         """
+
+    @abc.abstractmethod
+    def operation(self, spec: Any, cell: Any, problem: Problem, device: torch.device) -> Operation:
+        """What is timed, with these inputs, of a cell that was admitted."""
 
     @abc.abstractmethod
     def add_rates(
@@ -218,6 +238,7 @@ class CellsRunner(abc.ABC):
             else:
                 self._measure(spec, cells[index], bench, values)
                 monitor.watch()
+            bench.outcomes[values.outcome] += 1
             values.report({**cells[index].coordinates(), **common}, report)
         monitor.watch(last=True)
         report.validity(monitor.conclude(checks(bench)))
@@ -248,6 +269,7 @@ class CellsRunner(abc.ABC):
         from workers.measure.memory import gist, is_out_of_memory
         from workers.measure.operations import measure_memory, time_passes
 
+        self.admit(spec, cell, bench.device)
         key = self.problem_of(spec, cell)
         if bench.problem is None or bench.problem[0] != key:
             bench.problem = None
@@ -284,31 +306,6 @@ class CellsRunner(abc.ABC):
         values.set("peak_memory_mib", None, None if peak is None else [peak], memory.how)
 
 
-def compare(operation: Operation, problem: Problem, values: Values) -> str | None:
-    """Run the operation once; set its errors, and say what is wrong with its results, or None."""
-    import torch
-
-    from kernels import tolerance
-
-    with torch.set_grad_enabled(operation.grad_out is not None):
-        out = operation.forward()
-        results = [out.detach(), *(operation.backward(out) if operation.grad_out is not None else ())]
-    names = ["the output", *(f"the gradient of input {index}" for index in range(len(problem.inputs)))]
-    errors, wrong = [], []
-    for name, result, expected in zip(names, results, problem.expected, strict=False):
-        if result.shape != expected.shape:
-            return f"{name} has the shape {tuple(result.shape)}, not {tuple(expected.shape)}"
-        errors.append(tolerance.error(result, expected))
-        if reason := errors[-1].why_wrong(problem.tolerance):
-            wrong.append(f"{name}: {reason}")
-    relative = [error.relative for error in errors]
-    for name, phase, found in (("output_error", "forward", relative[:1]), ("gradient_error", "backward", relative[1:])):
-        if found:
-            finite = all(map(math.isfinite, found))
-            values.set(name, phase, [max(found)] if finite else None, "the results are not finite")
-    return "; ".join(wrong) or None
-
-
 def _tell(report: Reporter, done: int, total: int, title: str, line: str) -> None:
     report.progress(done, total, f"{title}: {line}")
 
@@ -336,4 +333,22 @@ def checks(bench: Bench) -> list[Check]:
     from workers.measure.validity import Check, check_many
 
     cells = ", ".join(bench.recompiled) or "in no cell"
-    return [check_many(bench.times), Check("recompiles", not bench.recompiled, cells, "invalid")]
+    return [
+        check_measured(bench.outcomes),
+        check_many(bench.times),
+        Check("recompiles", not bench.recompiled, cells, "invalid"),
+    ]
+
+
+def check_measured(outcomes: Mapping[str, int]) -> Check:
+    """How many of this process's cells there are times of. No times at all, or a cell with a fault, make it suspect.
+
+    After a crash that is the cells from the crashed one on: what it says of those before is lost with the process,
+    but the crashed cell alone makes the job suspect.
+    """
+    from workers.measure.validity import Check
+
+    others = [f"{count} {outcome}" for outcome, count in sorted(outcomes.items()) if outcome != "ok"]
+    detail = f"{outcomes.get('ok', 0)} of {sum(outcomes.values())} cells measured"
+    ok = outcomes.get("ok", 0) > 0 and not set(FAULTS) & set(outcomes)
+    return Check("measured", ok, ": ".join([detail, *([", ".join(others)] if others else [])]))

@@ -49,13 +49,16 @@ class KernelRunner(CellsRunner):
             tolerance=TOLERANCES[dtype],
         )
 
+    def admit(self, spec: KernelSpec, cell: KernelCell, device: torch.device) -> None:
+        """Triton's kernel needs a GPU."""
+        if cell.implementation == "triton" and device.type != "cuda":
+            raise Unsupported("the Triton kernel needs a GPU")
+
     def operation(self, spec: KernelSpec, cell: KernelCell, problem: Problem, device: torch.device) -> Operation:
         from workers.measure.operations import Operation
 
         if cell.implementation == "torch":
             return Operation(weighted_sum, problem.inputs, problem.grad_out)
-        if device.type != "cuda":
-            raise Unsupported("the Triton kernel needs a GPU")
         import kernels
 
         return Operation(kernels.weighted_sum, problem.inputs, problem.grad_out)

@@ -98,9 +98,9 @@ class Operation:
         """The output."""
         return self.function(*self.inputs)
 
-    def backward(self, out: Tensor) -> tuple[Tensor, ...]:
-        """The inputs' gradients."""
-        return torch.autograd.grad(out, self.inputs, self.grad_out)
+    def backward(self, out: Tensor) -> tuple[Tensor | None, ...]:
+        """The inputs' gradients; None for an input on which the output does not depend."""
+        return torch.autograd.grad(out, self.inputs, self.grad_out, allow_unused=True)
 
     @property
     def input_bytes(self) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from kernels.registry import Registry
 
 
-def _check_model(loaded: object) -> None:
+def _check_model(_name: str, loaded: object) -> None:
     if not callable(loaded):
         raise TypeError(f"expected a model class or a function that builds one, not {type(loaded).__name__}")
 

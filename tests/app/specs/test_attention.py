@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from app.specs.attention import MAX_CELLS, AttentionSpec
+from app.specs.attention import AttentionSpec
+from app.specs.base import MAX_CELLS
 
 
 def spec(**fields: Any) -> AttentionSpec:
@@ -45,6 +46,18 @@ def test_block_sizes_are_axes_of_the_implementations_that_take_them() -> None:
     ]
 
 
+def test_titles_tell_cells_apart() -> None:
+    cells = spec(
+        implementations=["eager", "cpu_blocked", "cpu_flash"],
+        head_dims=[16, 32],
+        dtypes=["fp32", "bf16"],
+        causal=[False, True],
+        br=[16, 32],
+        bc=[16, 32],
+    ).cells()
+    assert len({cell.title for cell in cells}) == len(cells) == 7 * 2 * 2 * 2 * 2
+
+
 def test_the_leaderboard() -> None:
     leaderboard = spec(**AttentionSpec.presets["leaderboard"])
     (size,) = {(cell.sequence_length, cell.head_dim, cell.dtype, cell.causal) for cell in leaderboard.cells()}
@@ -59,6 +72,12 @@ def test_flash_benchmarking() -> None:
     assert {cell.dtype for cell in cells} == {"bf16", "fp32"}
     assert {cell.causal for cell in cells} == {True}
     assert preset.batch_size == 1
+
+
+@pytest.mark.parametrize("metric", ["tflops", "ceiling_percent"])
+def test_the_table_has_the_rates_of_every_pass(metric: str) -> None:
+    passes = {f"{phase}_{metric}" for phase in ("forward", "backward", "forward_backward")}
+    assert passes | {metric} <= set(AttentionSpec.table_columns)
 
 
 def test_requirements_name_every_implementation() -> None:

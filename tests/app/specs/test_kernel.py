@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
+from app.specs.base import MAX_CELLS
 from app.specs.kernel import KernelSpec
 
 
@@ -22,6 +24,26 @@ def test_cells_are_the_whole_grid_and_those_with_one_oracle_follow_each_other() 
     ]
     assert cells[0].coordinates().keys() <= spec.coordinates().keys()
     assert spec.coordinates()["rows"] == "64/32"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rows": [64, 64]}, "64 is there twice"),
+        ({"columns": [7, 8, 7]}, "7 is there twice"),
+        ({"dtypes": ["fp32", "fp32"]}, "'fp32' is there twice"),
+        ({"implementations": ["torch", "torch"]}, "'torch' is there twice"),
+        ({"rows": list(range(1, 101)), "columns": list(range(1, 52))}, f"more than {MAX_CELLS} cells"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_makes_no_sense_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        KernelSpec(**fields)
+
+
+def test_as_many_cells_as_may_be() -> None:
+    assert len(KernelSpec(rows=list(range(1, 101)), columns=list(range(1, 51))).cells()) == MAX_CELLS
 
 
 def test_an_unknown_kernel_is_refused() -> None:

@@ -27,6 +27,13 @@ def watcher() -> None:
     replace(Watcher, "poll", lambda _self: [])
 
 
+def doubts_of_ceilings() -> None:
+    """What a job of kind `ceiling` measures is kept, however small or disturbed it was."""
+    from workers.jobs import ceiling
+
+    replace(ceiling, "why_not_to_record", lambda *_: None)
+
+
 def last_attempt() -> None:
     """A lost job goes back to the queue however often it was tried."""
     from app.store.queue import Queue
@@ -237,6 +244,7 @@ MECHANISMS = {
         orphans_of_keepers,
         capped_log,
         draining,
+        doubts_of_ceilings,
     )
 }
 
