@@ -72,7 +72,7 @@ def submit(
     idempotency_key: Key = None,
 ) -> None:
     """Submit one job."""
-    from app.cli.output import print_job, print_json, print_measurements
+    from app.cli.output import print_job, print_json, print_results
 
     options = _options(name, label, priority, timeout_s, max_attempts)
     body = {"spec": arguments.parse_spec(kind, fields or []), **options}
@@ -87,7 +87,7 @@ def submit(
         print_json(job)
     elif wait:
         print_job(job)
-        print_measurements(server.get(f"/jobs/{job['id']}/measurements"))
+        print_results(server, job)
     if wait and job["state"] != "succeeded":
         raise typer.Exit(1)
 
@@ -164,14 +164,14 @@ def jobs(
 @with_server
 def show(server: Client, job_id: JobId, *, as_json: AsJson = False) -> None:
     """Show a job and its measurements."""
-    from app.cli.output import print_job, print_json, print_measurements
+    from app.cli.output import print_job, print_json, print_results
 
     job = server.get(f"/jobs/{job_id}")
     if as_json:
         print_json(job)
         return
     print_job(job)
-    print_measurements(server.get(f"/jobs/{job_id}/measurements"))
+    print_results(server, job)
 
 
 @with_server

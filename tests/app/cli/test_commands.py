@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +88,36 @@ def test_wait(flopwatch: Any, obedient: Any) -> None:
     done = flopwatch("submit", *TINY, "--wait")
     out = ended(done)
     assert "succeeded" in out
-    assert re.search(r"forward_ms +ms +1 +1.25", out)
+    assert re.search(r"^\| model +\| +context_length +\| +forward_ms +\|$", out, re.MULTILINE), out
+    assert re.search(r"^\| tiny +\| +8 +\| +1.25\d* \|$", out, re.MULTILINE), out
     assert "1/2 measuring" in done.stderr
     assert "\x1b" not in out + done.stderr, "plain lines where there is no terminal"
+
+
+def test_results_are_the_table_and_the_reasons(site: Any, flopwatch: Any) -> None:
+    job_id = submitted(flopwatch, "--priority", "50")
+    measurements = []
+    for length in (8, 16, 32):
+        for phase in ("forward", "backward"):
+            value = {"outcome": "oom"} if length > 8 else {}
+            found = MEASURED("tflops", None if value else 2.5, model="tiny", context_length=length, **value)
+            measurements.append(replace(found, phase=phase))
+    site.worker.finish(site.worker.claim_job(job_id), measurements=measurements)
+    shown = ended(flopwatch("show", str(job_id)))
+    table = ended(flopwatch("table", "--job", str(job_id)))
+    assert "forward_tflops" in table
+    assert "backward_tflops" in table
+    assert table in shown
+    assert shown.endswith("\n\ncontext_length=16/32 (2 cells): oom: out of memory\n")
+
+
+def test_what_a_failed_job_measured_is_listed(site: Any, flopwatch: Any) -> None:
+    job_id = submitted(flopwatch, "--priority", "50")
+    rows = [MEASURED("forward_ms", 1.25, context_length=8), MEASURED("step_ms", None, "oom", context_length=16)]
+    site.worker.finish(site.worker.claim_job(job_id), "failed", measurements=rows)
+    shown = ended(flopwatch("show", str(job_id)))
+    assert re.search(r"^8 +forward +forward_ms +ms +1 +1.25 ", shown, re.MULTILINE), shown
+    assert shown.endswith("\n\ncontext_length=16: oom: out of memory\n")
 
 
 def test_wait_for_a_failure(flopwatch: Any, obedient: Any) -> None:
