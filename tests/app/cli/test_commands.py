@@ -147,11 +147,46 @@ def test_errors_name_the_field_and_the_cure(flopwatch: Any) -> None:
     assert "/grid/context_length/1" in ended(flopwatch("sweep", *TINY, "context_length=8,-8"), 1)
     for done in (
         flopwatch("submit", *TINY, "context_length"),
+        flopwatch("submit", *TINY, "seed=1", "seed=2"),
         flopwatch("show", "x"),
         flopwatch("table", "--format", "x"),
     ):
         assert done.returncode == 2
         assert "Traceback" not in done.stderr
+
+
+def test_presets(site: Any, flopwatch: Any) -> None:
+    submit = ("submit", "attention", "--json", "--preset", "cpu")
+    spec = json.loads(ended(flopwatch(*submit, "sequence_lengths=128", "implementations=eager,tiled")))["spec"]
+    assert (spec["sequence_lengths"], spec["implementations"]) == ([128], ["eager", "tiled"]), "what is given"
+    assert (spec["num_heads"], spec["head_dims"], spec["mode"]) == (4, [32], "forward"), "what the preset says"
+    done = flopwatch("sweep", "attention", "--json", "--preset", "cpu", "sequence_lengths=128,256", "num_heads=2")
+    sweep = json.loads(ended(done))
+    assert sweep["grid"] == {"sequence_lengths": [[128], [256]]}
+    assert (sweep["base"]["num_heads"], sweep["base"]["head_dims"]) == (2, [32])
+    assert site.http.post(f"/sweeps/{sweep['id']}/cancel").status_code == 202
+    errors = ended(flopwatch("submit", "attention", "--preset", "cpuu"), 1)
+    assert "no preset 'cpuu'; its presets: leaderboard, flash_benchmarking, classic, cpu" in errors
+    assert "it has none" in ended(flopwatch("sweep", "ceiling", "seed=1,2", "--preset", "x"), 1)
+    assert "known kinds: attention" in ended(flopwatch("submit", "atention", "--preset", "cpu"), 1)
+
+
+def test_a_sweep_leaves_lists_out(site: Any, flopwatch: Any) -> None:
+    fields = ("sequence_lengths=[128,256],512", "implementations=eager,tiled")
+    exclude = ("--exclude", "sequence_lengths=[128,256],implementations=tiled")
+    sweep = json.loads(ended(flopwatch("sweep", "attention", *fields, *exclude, "--json")))
+    assert sweep["counts"]["queued"] == 3
+    site.http.post(f"/sweeps/{sweep['id']}/cancel")
+
+
+def test_cancel_goes_on_after_a_refusal(site: Any, flopwatch: Any) -> None:
+    done, first, last = (submitted(flopwatch, "--priority", "50") for _ in range(3))
+    site.worker.finish(site.worker.claim_job(done))
+    cancelled = flopwatch("cancel", str(first), str(done), "99999", str(last))
+    assert cancelled.returncode == 1
+    assert cancelled.stdout.splitlines() == [f"job {first} cancelled", f"job {last} cancelled"]
+    assert re.findall(r"^error: job (\d+): ", cancelled.stderr, re.MULTILINE) == [str(done), "99999"]
+    assert [site.job(job_id)["state"] for job_id in (done, first, last)] == ["succeeded", "cancelled", "cancelled"]
 
 
 def test_without_a_server(flopwatch: Any) -> None:
@@ -253,6 +288,10 @@ def test_specs(flopwatch: Any) -> None:
     fields = ended(flopwatch("specs", "benchmark"))
     assert re.search(r"^model\.size +small ", fields, re.MULTILINE)
     assert re.search(r"^context_length +256 ", fields, re.MULTILINE)
+    assert re.search(r"^xl +model.size=xl batch_size=4$", fields, re.MULTILINE)
+    presets = ended(flopwatch("specs", "attention"))
+    assert re.search(r"^leaderboard +implementations=triton,flex,\S+ .*causal=true$", presets, re.MULTILINE)
+    assert "--preset" not in ended(flopwatch("specs", "ceiling")), "it has none"
     assert json.loads(ended(flopwatch("specs", "benchmark", "--json")))[0]["kind"] == "benchmark"
     assert "no kind 'nothing'" in ended(flopwatch("specs", "nothing"), 1)
 
