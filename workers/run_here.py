@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from app.layout import missing
+from app.specs import KINDS
 from workers.jobs import runner_for
 from workers.jobs.base import parse_spec
 from workers.outcome import EXIT_CODES, RunnerError, failure_code
@@ -62,8 +63,7 @@ def run_here(arguments: list[str]) -> int:
     parser.add_argument("--output", type=Path, default=Path(), help="folder for artifacts (default: here)")
     options = parser.parse_args(arguments)
     try:
-        text = sys.stdin.read() if options.spec == "-" else Path(options.spec).read_text(encoding="utf-8")
-        spec = parse_spec(json.loads(text))
+        spec = _read(options.spec)
     except (OSError, ValueError) as error:
         sys.stderr.write(f"flopwatch run: {options.spec}: {_explain(error)}\n")
         return 2
@@ -83,8 +83,18 @@ def run_here(arguments: list[str]) -> int:
     return 0
 
 
+def _read(path: str) -> SpecBase:
+    """The spec in a file, or on standard input. Raises OSError, ValueError."""
+    sent = json.loads(sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8"))
+    if isinstance(sent, dict) and "spec" in sent and "kind" not in sent:
+        raise ValueError("this is the body of a job: `run` wants only what stands under its key spec")
+    return parse_spec(sent)
+
+
 def _explain(error: OSError | ValueError) -> str:
     if isinstance(error, ValidationError):
+        if error.errors()[0]["type"] == "union_tag_not_found":
+            return f"kind is missing; known kinds: {', '.join(sorted(KINDS))}"
         return "; ".join(f"{'/'.join(map(str, item['loc'][1:]))}: {item['msg']}" for item in error.errors())
     return str(error)
 

@@ -79,6 +79,8 @@ def test_json_has_everything(tmp_path: Path) -> None:
         ({**SPEC, "context_length": "many"}, 2, "context_length"),
         ({**SPEC, "kind": "bench"}, 2, "benchmark"),
         ("{", 2, "Expecting"),
+        ({"spec": SPEC}, 2, "only what stands under its key spec"),
+        ({"model": {"size": "tiny"}}, 2, "kind is missing; known kinds: attention, benchmark"),
         ({**SPEC, "attention": "no_such"}, 69, "unsupported: unknown attention implementation 'no_such'"),
     ],
 )
