@@ -11,6 +11,7 @@ instead ("oom", "unsupported", "timeout", …) and its numbers are null.
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import statistics
@@ -304,7 +305,24 @@ def _latex(frame: pd.DataFrame) -> str:
 
 
 def _html(frame: pd.DataFrame) -> str:
-    return str(_texts(frame).to_html(index=False, escape=True, border=0)) + "\n"
+    """A table element without styles; cells that hold numbers, and their heads, have the class "number"."""
+    texts = _texts(frame)
+    heads = [_html_cell("th", name, name in frame.attrs["metrics"]) for name in texts.columns]
+    lines = ["<table>", f"<thead><tr>{''.join(heads)}</tr></thead>", "<tbody>"]
+    rows = frame[list(texts.columns)].itertuples(index=False)
+    for shown, values in zip(texts.itertuples(index=False), rows, strict=True):
+        cells = [_html_cell("td", text, _is_number(value)) for text, value in zip(shown, values, strict=True)]
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    return "\n".join([*lines, "</tbody>", "</table>", ""])
+
+
+def _html_cell(tag: str, text: str, is_number: bool) -> str:
+    number = ' class="number"' if is_number else ""
+    return f"<{tag}{number}>{html.escape(text)}</{tag}>"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not pd.isna(value)
 
 
 _RENDERERS: dict[str, Callable[[pd.DataFrame], str]] = {

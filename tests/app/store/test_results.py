@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -263,6 +264,13 @@ class TestRender:
         assert answer["rows"][0]["step_ms"] == 1234.5678
         assert answer["rows"][1]["step_ms"] is None
         assert answer["rows"][1]["step_ms_n"] is None
+
+    def test_html_has_no_style_and_marks_numbers(self, mixed: Database) -> None:
+        text = render(table(mixed), "html")
+        assert not re.search(r"style|border|dataframe", text)
+        assert "<tr><th>model</th><th>context_length</th>" in text
+        assert '<th class="number">step_ms</th></tr>' in text
+        assert '<tr><td>small</td><td class="number">512</td><td class="number">21.35</td><td>oom</td></tr>' in text
 
     def test_html_escapes_and_markdown_too(self, database: Database, measure: Callable[..., int]) -> None:
         measure(("step_ms", {"case": {"device": "<script>|"}}))
