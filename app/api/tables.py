@@ -29,10 +29,13 @@ HTML_PAGE = """<!doctype html>
 <head>
 <meta charset="utf-8">
 <title>Results · Flopwatch</title>
+<link rel="icon" href="/static/icon.svg" type="image/svg+xml">
 <link rel="stylesheet" href="/static/style.css">
 </head>
 <body>
-{table}</body>
+<main class="results">
+{table}</main>
+</body>
 </html>
 """
 

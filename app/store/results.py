@@ -307,7 +307,8 @@ def _latex(frame: pd.DataFrame) -> str:
 def _html(frame: pd.DataFrame) -> str:
     """A table element without styles; cells that hold numbers, and their heads, have the class "number"."""
     texts = _texts(frame)
-    heads = [_html_cell("th", name, name in frame.attrs["metrics"]) for name in texts.columns]
+    numeric = {name for name in texts.columns if name in frame.attrs["metrics"] or any(map(_is_number, frame[name]))}
+    heads = [_html_cell("th", name, name in numeric) for name in texts.columns]
     lines = ["<table>", f"<thead><tr>{''.join(heads)}</tr></thead>", "<tbody>"]
     rows = frame[list(texts.columns)].itertuples(index=False)
     for shown, values in zip(texts.itertuples(index=False), rows, strict=True):

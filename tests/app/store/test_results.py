@@ -268,7 +268,7 @@ class TestRender:
     def test_html_has_no_style_and_marks_numbers(self, mixed: Database) -> None:
         text = render(table(mixed), "html")
         assert not re.search(r"style|border|dataframe", text)
-        assert "<tr><th>model</th><th>context_length</th>" in text
+        assert '<tr><th>model</th><th class="number">context_length</th>' in text
         assert '<th class="number">step_ms</th></tr>' in text
         assert '<tr><td>small</td><td class="number">512</td><td class="number">21.35</td><td>oom</td></tr>' in text
 
