@@ -7,22 +7,24 @@ the other in this process, so replicates are no independent samples here.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from app.layout import missing
+from app.specs import KINDS
 from workers.jobs import runner_for
 from workers.jobs.base import parse_spec
 from workers.outcome import EXIT_CODES, RunnerError, failure_code
 
 if TYPE_CHECKING:
+    from app.specs import SpecBase
     from workers.measure.measurement import Measurement
 
 
@@ -61,8 +63,7 @@ def run_here(arguments: list[str]) -> int:
     parser.add_argument("--output", type=Path, default=Path(), help="folder for artifacts (default: here)")
     options = parser.parse_args(arguments)
     try:
-        text = sys.stdin.read() if options.spec == "-" else Path(options.spec).read_text(encoding="utf-8")
-        spec = parse_spec(json.loads(text))
+        spec = _read(options.spec)
     except (OSError, ValueError) as error:
         sys.stderr.write(f"flopwatch run: {options.spec}: {_explain(error)}\n")
         return 2
@@ -78,38 +79,38 @@ def run_here(arguments: list[str]) -> int:
         except Exception as error:  # noqa: BLE001 - a runner and the user's model in it may raise anything
             traceback.print_exc()
             return EXIT_CODES[failure_code(error)]
-    _show(reporter.result, as_json=options.json)
+    _show(spec, reporter.result, as_json=options.json)
     return 0
+
+
+def _read(path: str) -> SpecBase:
+    """The spec in a file, or on standard input. Raises OSError, ValueError."""
+    sent = json.loads(sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8"))
+    if isinstance(sent, dict) and "spec" in sent and "kind" not in sent:
+        raise ValueError("this is the body of a job: `run` wants only what stands under its key spec")
+    return parse_spec(sent)
 
 
 def _explain(error: OSError | ValueError) -> str:
     if isinstance(error, ValidationError):
+        if error.errors()[0]["type"] == "union_tag_not_found":
+            return f"kind is missing; known kinds: {', '.join(sorted(KINDS))}"
         return "; ".join(f"{'/'.join(map(str, item['loc'][1:]))}: {item['msg']}" for item in error.errors())
     return str(error)
 
 
-def _names(rows: Sequence[Mapping[str, Any]]) -> list[str | None]:
-    """What tells each row's case from the others'; None for all where there is one case only."""
-    cases = [row["case"] for row in rows]
-    varying = [name for name in dict.fromkeys(itertools.chain(*cases)) if len({case.get(name) for case in cases}) > 1]
-    return [
-        ", ".join(f"{name} {case[name]}" for name in varying if case.get(name) is not None) or None for case in cases
-    ]
-
-
-def _show(result: dict[str, Any], *, as_json: bool) -> None:
+def _show(spec: SpecBase, result: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         json.dump(result, sys.stdout, indent=2)
         sys.stdout.write("\n")
         return
-    case = None
-    for row, name in zip(result["measurements"], _names(result["measurements"]), strict=True):
-        if name != case:
-            sys.stdout.write(f"{name}\n")
-            case = name
-        value = "–" if row["mean"] is None else f"{row['mean']:.6g}"
-        spread = "" if row["std"] is None else f" ± {row['std']:.2g}"
-        note = f"  ({row['outcome']}: {row['reason']})" if row["mean"] is None else f"  (n = {row['n']})"
-        sys.stdout.write(f"{row['metric']:<20} {value}{spread} {row['unit']}{note}\n")
+    # Here, since pandas takes half a second to import, which the job is not to wait for.
+    from app.store.results import local_table, render
+
+    rows = [{**row["case"], **row} for row in result["measurements"]]
+    coordinates = list(dict.fromkeys(name for row in result["measurements"] for name in row["case"]))
+    lines = missing(rows, coordinates)
+    sys.stdout.write(render(local_table(spec, result["measurements"]), "markdown"))
+    sys.stdout.write("".join(f"{line}\n" for line in ("", *lines)) if lines else "")
     if result["validity"] is not None:
-        sys.stdout.write(f"validity: {result['validity']['verdict']}\n")
+        sys.stdout.write(f"\nvalidity: {result['validity']['verdict']}\n")

@@ -23,6 +23,22 @@ MEDIA_TYPES: dict[Format, str] = {
     "html": "text/html; charset=utf-8",
 }
 
+# Readable without the style sheet, too: the page is made to be saved and pasted from.
+HTML_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<title>Results · Flopwatch</title>
+<link rel="icon" href="/static/icon.svg" type="image/svg+xml">
+<link rel="stylesheet" href="/static/style.css">
+</head>
+<body>
+<main class="results">
+{table}</main>
+</body>
+</html>
+"""
+
 
 class TableQuery(StrictQuery):
     """Which jobs, and how to lay their measurements out."""
@@ -52,7 +68,10 @@ def table(services: CurrentServices, query: Annotated[TableQuery, Query()]) -> R
         rows=_split(query.rows),
         columns=_split(query.columns),
     )
-    return Response(results.render(frame, query.format), media_type=MEDIA_TYPES[query.format])
+    text = results.render(frame, query.format)
+    if query.format == "html":
+        text = HTML_PAGE.format(table=text)
+    return Response(text, media_type=MEDIA_TYPES[query.format])
 
 
 def _split(names: list[str]) -> list[str] | None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Iterable
-from typing import Any
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import typer
+
+T = TypeVar("T")
 
 
 def split_pair(argument: str) -> tuple[str, str]:
@@ -39,47 +43,130 @@ def _no_constant(name: str) -> Any:
     raise ValueError(name)
 
 
-def set_nested(target: dict[str, Any], key: str, value: Any) -> None:
-    """Set "model.size" as {"model": {"size": value}}."""
+def set_nested(target: dict[str, Any], key: str, value: Any, *, once: bool = False) -> None:
+    """Set "model.size" as {"model": {"size": value}}; with `once`, refuse to replace what is there."""
     *parents, last = key.split(".")
     for parent in parents:
         inside = target.setdefault(parent, {})
         if not isinstance(inside, dict):
             raise typer.BadParameter(f"{key}: {parent} has a value already, so nothing can be set inside it.")
         target = inside
+    if once and last in target:
+        raise typer.BadParameter(f"{key} is given twice.")
     target[last] = value
 
 
-def parse_spec(kind: str, arguments: Iterable[str]) -> dict[str, Any]:
-    """A job's spec from a kind and key=value arguments."""
-    spec: dict[str, Any] = {"kind": kind}
+def list_fields(schema: Mapping[str, Any]) -> frozenset[str]:
+    """Dotted paths of the fields that are lists, from a spec's JSON Schema."""
+    definitions = schema.get("$defs", {})
+
+    def walk(place: Mapping[str, Any], prefix: str) -> Iterator[str]:
+        for name, field in place.get("properties", {}).items():
+            inner = definitions.get(field.get("$ref", "").rpartition("/")[2])
+            if inner is not None:
+                yield from walk(inner, f"{prefix}{name}.")
+            elif field.get("type") == "array":
+                yield prefix + name
+
+    return frozenset(walk(schema, ""))
+
+
+class _Fields:
+    """A spec in the making: a preset's fields, and those given, each once, which replace them."""
+
+    def __init__(self, kind: str, preset: Mapping[str, Any] | None) -> None:
+        self.spec: dict[str, Any] = {**copy.deepcopy(dict(preset or {})), "kind": kind}
+        self._given: dict[str, Any] = {"kind": kind}
+
+    def note(self, key: str, value: Any = None) -> None:
+        """Refuse a key that was given before."""
+        set_nested(self._given, key, copy.deepcopy(value), once=True)
+
+    def set(self, key: str, value: Any) -> None:
+        self.note(key, value)
+        set_nested(self.spec, key, value)
+
+
+def parse_spec(
+    kind: str,
+    arguments: Iterable[str],
+    *,
+    preset: Mapping[str, Any] | None = None,
+    lists: Collection[str] = (),
+) -> dict[str, Any]:
+    """A job's spec from a kind and key=value arguments; those replace what the preset says.
+
+    `lists` are the fields (dotted paths) that are lists: "128,256" is two values for them.
+    """
+    fields = _Fields(kind, preset)
     for argument in arguments:
         key, text = split_pair(argument)
-        set_nested(spec, key, parse_value(text))
-    return spec
+        fields.set(key, _as_list(text) if key in lists else parse_value(text))
+    return fields.spec
 
 
-def parse_sweep(kind: str, arguments: Iterable[str]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """A sweep's base and grid: keys with several values make the grid."""
-    base: dict[str, Any] = {"kind": kind}
+def _as_list(text: str) -> list[Any]:
+    """All of a list field: "128,256", "eager,triton" or either in brackets."""
+    return _entry(text) if text.startswith("[") else parse_values(text)
+
+
+def _entry(text: str) -> list[Any]:
+    """One value of a list field: "eager" is [eager], and "[eager,triton]" needs no quotes."""
+    value = parse_value(text)
+    if isinstance(value, list):
+        return value
+    if text.startswith("[") and text.endswith("]"):
+        return [parse_value(part.strip()) for part in text[1:-1].split(",")]
+    return [value]
+
+
+def _entries(text: str) -> list[list[Any]]:
+    """Values of a list field: "[eager,triton],flex" are two."""
+    return [_entry(part) for part in re.split(r",(?![^\[]*\])", text)]
+
+
+def parse_sweep(
+    kind: str,
+    arguments: Iterable[str],
+    *,
+    preset: Mapping[str, Any] | None = None,
+    lists: Collection[str] = (),
+) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """A sweep's base and grid: keys with several values make the grid; for a field that is a list, each value is one.
+
+    So "128,256" are two jobs with the lists [128] and [256], and "[128,256]" is one value of two entries.
+    """
+    fields = _Fields(kind, preset)
     grid: dict[str, list[Any]] = {}
     for argument in arguments:
         key, text = split_pair(argument)
-        values = parse_values(text)
+        values = _entries(text) if key in lists else parse_values(text)
         if len(values) == 1:
-            set_nested(base, key, values[0])
+            fields.set(key, values[0])
         else:
+            fields.note(key)
             grid[key] = values
     if not grid:
         raise typer.BadParameter("No key has several values (key=v1,v2); use `flopwatch submit` for a single job.")
-    return base, grid
+    return fields.spec, grid
 
 
 def parse_labels(arguments: Iterable[str]) -> dict[str, str]:
-    """Labels, as key=value."""
-    return dict(split_pair(argument) for argument in arguments)
+    """Labels, as key=value, each key once."""
+    return _once(map(split_pair, arguments))
 
 
-def parse_point(argument: str) -> dict[str, Any]:
+def parse_point(argument: str, lists: Collection[str] = ()) -> dict[str, Any]:
     """A partial point to exclude: "model.size=xl,context_length=512"."""
-    return {key: parse_value(text) for key, text in (split_pair(part) for part in argument.split(","))}
+    # A comma inside a list is not followed by another key.
+    pairs = map(split_pair, re.split(r",(?=[^][{}\",=]+=)", argument))
+    return _once((key, _entry(text) if key in lists else parse_value(text)) for key, text in pairs)
+
+
+def _once(pairs: Iterable[tuple[str, T]]) -> dict[str, T]:
+    found: dict[str, T] = {}
+    for key, value in pairs:
+        if key in found:
+            raise typer.BadParameter(f"{key} is given twice.")
+        found[key] = value
+    return found

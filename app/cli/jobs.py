@@ -30,6 +30,9 @@ Label = Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A la
 Priority = Annotated[int, typer.Option(help="Higher runs first.")]
 TimeoutS = Annotated[float | None, typer.Option(help="End the job after this many seconds.")]
 MaxAttempts = Annotated[int, typer.Option(help="How often it may be started when workers are lost.")]
+Preset = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Start from a preset; `flopwatch specs KIND` lists them.")
+]
 Key = Annotated[str | None, typer.Option("--idempotency-key", help="Submitting again with this key changes nothing.")]
 
 
@@ -62,6 +65,7 @@ def submit(
         list[str] | None, typer.Argument(metavar="KEY=VALUE…", help="The spec's fields; model.size=tiny nests.")
     ] = None,
     *,
+    preset: Preset = None,
     wait: Wait = False,
     as_json: AsJson = False,
     name: Name = None,
@@ -72,10 +76,11 @@ def submit(
     idempotency_key: Key = None,
 ) -> None:
     """Submit one job."""
-    from app.cli.output import print_job, print_json, print_measurements
+    from app.cli.output import print_job, print_json, print_results
 
     options = _options(name, label, priority, timeout_s, max_attempts)
-    body = {"spec": arguments.parse_spec(kind, fields or []), **options}
+    chosen, lists = _described(server, kind, preset)
+    body = {"spec": arguments.parse_spec(kind, fields or [], preset=chosen, lists=lists), **options}
     job = server.send("POST", "/jobs", body=body, headers=_idempotency(idempotency_key)).json()
     if not as_json:
         typer.echo(f"job {job['id']} {job['state']}: {server.url}{job['links']['ui']}", err=wait)
@@ -87,7 +92,7 @@ def submit(
         print_json(job)
     elif wait:
         print_job(job)
-        print_measurements(server.get(f"/jobs/{job['id']}/measurements"))
+        print_results(server, job)
     if wait and job["state"] != "succeeded":
         raise typer.Exit(1)
 
@@ -103,6 +108,7 @@ def sweep(
     exclude: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE,…", help="Leave these combinations out; may be repeated.")
     ] = None,
+    preset: Preset = None,
     wait: Wait = False,
     as_json: AsJson = False,
     name: Name = None,
@@ -115,11 +121,12 @@ def sweep(
     """Submit one job per combination of values."""
     from app.cli.output import print_json
 
-    base, grid = arguments.parse_sweep(kind, fields)
+    chosen, lists = _described(server, kind, preset)
+    base, grid = arguments.parse_sweep(kind, fields, preset=chosen, lists=lists)
     body = {
         "base": base,
         "grid": grid,
-        "exclude": [arguments.parse_point(point) for point in exclude or []],
+        "exclude": [arguments.parse_point(point, lists) for point in exclude or []],
         **_options(name, label, priority, timeout_s, max_attempts),
     }
     made = server.send("POST", "/sweeps", body=body, headers=_idempotency(idempotency_key)).json()
@@ -164,14 +171,14 @@ def jobs(
 @with_server
 def show(server: Client, job_id: JobId, *, as_json: AsJson = False) -> None:
     """Show a job and its measurements."""
-    from app.cli.output import print_job, print_json, print_measurements
+    from app.cli.output import print_job, print_json, print_results
 
     job = server.get(f"/jobs/{job_id}")
     if as_json:
         print_json(job)
         return
     print_job(job)
-    print_measurements(server.get(f"/jobs/{job_id}/measurements"))
+    print_results(server, job)
 
 
 @with_server
@@ -192,13 +199,40 @@ def logs(
 
 @with_server
 def cancel(server: Client, job_ids: Annotated[list[int], typer.Argument(metavar="ID…", help="The jobs' ids.")]) -> None:
-    """Cancel jobs, queued or running."""
+    """Cancel jobs, queued or running; one that cannot be cancelled does not keep the others from it."""
+    from app.cli.client import CliError
+
+    refused = 0
     for job_id in job_ids:
-        job = server.send("POST", f"/jobs/{job_id}/cancel").json()
-        typer.echo(f"job {job_id} {'cancelled' if job['state'] == 'cancelled' else 'is being cancelled'}")
+        try:
+            job = server.send("POST", f"/jobs/{job_id}/cancel").json()
+        except CliError as error:
+            refused += 1
+            typer.echo(f"error: job {job_id}: {error}", err=True)
+        else:
+            typer.echo(f"job {job_id} {'cancelled' if job['state'] == 'cancelled' else 'is being cancelled'}")
+    if refused:
+        raise typer.Exit(1)
 
 
 COMMANDS = (submit, sweep, jobs, show, logs, cancel)
+
+
+def _described(server: Client, kind: str, preset: str | None) -> tuple[dict[str, Any], frozenset[str]]:
+    """What the server says of a kind: the fields of the preset, and which fields are lists. Raises CliError."""
+    from app.cli.client import CliError
+
+    specs = {spec["kind"]: spec for spec in server.get("/specs")["data"]}
+    if kind not in specs:
+        # Submitting it says what is wrong, unless there was a preset to look for.
+        if preset is not None:
+            raise CliError(f"There is no kind {kind!r}; known kinds: {', '.join(specs)}.")
+        return {}, frozenset()
+    presets = specs[kind]["presets"]
+    if preset is not None and preset not in presets:
+        known = f"its presets: {', '.join(presets)}" if presets else "it has none"
+        raise CliError(f"Kind {kind} has no preset {preset!r}; {known}.")
+    return presets.get(preset, {}), arguments.list_fields(specs[kind]["schema"])
 
 
 def _options(

@@ -10,8 +10,8 @@ from typing import Any
 
 import typer
 
-from app.cli.client import problem_text
-from app.layout import doubts, number, varying_coordinates
+from app.cli.client import Client, problem_text
+from app.layout import doubts, missing, number, varying_coordinates
 
 Show = Callable[[int, int, str], None]
 
@@ -57,18 +57,33 @@ def print_job(job: dict[str, Any]) -> None:
         typer.echo(problem_text(job["error"]))
 
 
-def print_measurements(measurements: dict[str, Any]) -> None:
-    """The metrics of a job's cases, with the coordinates that differ between rows."""
-    rows = measurements["rows"]
+def print_results(server: Client, job: dict[str, Any]) -> None:
+    """A job's table, as `flopwatch table` prints it, and why cells of it have no numbers.
+
+    A job that did not succeed has no table: what it measured until then is listed.
+    """
+    measurements = server.get(f"/jobs/{job['id']}/measurements")
+    rows, coordinates = measurements["rows"], varying_coordinates(measurements)
     if not rows:
         return
-    names = [*varying_coordinates(measurements), "metric", "unit"]
-    statistics = ["n", "mean", "std", "median"]
-    lines = []
-    for row in rows:
-        values = [row[name] for name in statistics] if row["outcome"] == "ok" else [row["outcome"], None, None, None]
-        lines.append([*(row[name] for name in names), *values])
-    print_columns([*names, *statistics], lines)
+    typer.echo()
+    if job["state"] == "succeeded":
+        typer.echo(server.text("/tables", job=job["id"], format="markdown"), nl=False)
+    else:
+        _print_partial([row for row in rows if row["mean"] is not None], coordinates)
+    print_missing(missing(rows, coordinates))
+
+
+def print_missing(lines: Sequence[str]) -> None:
+    """What `missing` found, below a table."""
+    if lines:
+        typer.echo("\n" + "\n".join(lines))
+
+
+def _print_partial(rows: Sequence[dict[str, Any]], coordinates: Sequence[str]) -> None:
+    typer.echo("measured before it ended:")
+    names = [*coordinates, "phase", "metric", "unit", "n", "mean", "std", "median"]
+    print_columns(names, [[row[name] for name in names] for row in rows])
 
 
 @contextlib.contextmanager

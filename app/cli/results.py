@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import hashlib
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -93,7 +94,7 @@ def specs(
     *,
     as_json: AsJson = False,
 ) -> None:
-    """List the kinds of job, or the fields of one."""
+    """List the kinds of job, or the fields and presets of one."""
     from app.cli.client import CliError
     from app.cli.output import print_columns, print_json
 
@@ -110,6 +111,10 @@ def specs(
         )
     else:
         print_columns(("field", "default", "description"), list(_fields(found[0]["schema"], found[0]["example"])))
+        if found[0]["presets"]:
+            typer.echo()
+            presets = [(name, _as_arguments(fields)) for name, fields in found[0]["presets"].items()]
+            print_columns(("--preset", "fields"), presets)
 
 
 def _fields(schema: dict[str, Any], example: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, str]]:
@@ -126,6 +131,18 @@ def _fields(schema: dict[str, Any], example: dict[str, Any], prefix: str = "") -
             text = field.get("description", "").replace("\n", " ")
             rows.append((path, default, f"{choices}: {text}" if choices else text))
     return rows
+
+
+def _as_arguments(fields: dict[str, Any], prefix: str = "") -> str:
+    """Fields as `flopwatch submit` takes them: "model.size=small causal=true dtypes=bf16,fp32"."""
+    words = []
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            words.append(_as_arguments(value, f"{prefix}{name}."))
+        else:
+            values = value if isinstance(value, list) else [value]
+            words.append(f"{prefix}{name}={','.join(v if isinstance(v, str) else json.dumps(v) for v in values)}")
+    return " ".join(words)
 
 
 COMMANDS = (table, download, specs)

@@ -11,11 +11,13 @@ instead ("oom", "unsupported", "timeout", …) and its numbers are null.
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -23,22 +25,23 @@ from pydantic import ValidationError
 from sqlalchemy import Connection, Row, Select, select
 
 from app.errors import FieldError, InvalidRequest, NotFound
-from app.specs import KINDS, spec_adapter
+from app.layout import REPLICATE
+from app.specs import KINDS, SpecBase, spec_adapter
 from app.store import tables
 from app.store.engine import Database
 from app.store.public import checked_id, finite
 
 MAX_JOBS = 10_000
-REPLICATE = "replicate"
-"""The coordinate that counts a case's processes; no part of its identity."""
 UNKNOWN = "unknown"
+_Row = Row[Any] | SimpleNamespace
+"""A job or a measurement: of the database, or of `flopwatch run`."""
 
 
 @dataclass
 class _Cell:
     """One metric of one case: what each process measured."""
 
-    processes: list[Row[Any]] = field(default_factory=list)
+    processes: list[_Row] = field(default_factory=list)
 
     def outcome(self) -> str:
         return next((row.outcome for row in self.processes if row.outcome != "ok"), "ok")
@@ -58,7 +61,7 @@ class _Cell:
 class _Case:
     """One row: a case of a job. `stopped`: why there are no numbers, when the job did not succeed."""
 
-    job: int
+    job: int | None
     kind: str
     coordinates: dict[str, Any]
     stopped: str | None = None
@@ -89,7 +92,18 @@ def table(
     with database.read() as connection:
         chosen = _choose(connection, kind, sweep, jobs)
         measured = _measurements(connection, [job.id for job in chosen])
-    cases, units = _cases(chosen, measured)
+    return _frame(*_cases(chosen, measured), rows, columns)
+
+
+def local_table(spec: SpecBase, measurements: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """The table of one job that is in no database, as `flopwatch run` measured it; `measurements` as on the wire."""
+    job = SimpleNamespace(id=None, kind=spec.kind, state="succeeded", spec=spec.model_dump(mode="json"), error=None)
+    return _frame(*_cases([job], [SimpleNamespace(job_id=None, **row) for row in measurements]), None, None)
+
+
+def _frame(
+    cases: Sequence[_Case], units: dict[str, str], rows: Sequence[str] | None, columns: Sequence[str] | None
+) -> pd.DataFrame:
     coordinates = _coordinates(cases, rows)
     metrics = _metrics(cases, units, columns)
     data: dict[str, pd.Series[Any]] = {
@@ -138,8 +152,8 @@ def _measurements(connection: Connection, job_ids: Sequence[int]) -> list[Row[An
     return sorted(found, key=lambda row: row.job_id)  # stable: within a job as measured
 
 
-def _cases(jobs: Sequence[Row[Any]], measured: Iterable[Row[Any]]) -> tuple[list[_Case], dict[str, str]]:
-    by_job: dict[int, list[Row[Any]]] = {job.id: [] for job in jobs}
+def _cases(jobs: Sequence[_Row], measured: Iterable[_Row]) -> tuple[list[_Case], dict[str, str]]:
+    by_job: dict[int | None, list[_Row]] = {job.id: [] for job in jobs}
     for row in measured:
         by_job[row.job_id].append(row)
     cases: list[_Case] = []
@@ -164,7 +178,7 @@ def _identity(case: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in case.items() if name != REPLICATE}
 
 
-def _metrics_of_several_phases(rows: Iterable[Row[Any]]) -> set[str]:
+def _metrics_of_several_phases(rows: Iterable[_Row]) -> set[str]:
     phases: dict[str, set[str | None]] = {}
     for row in rows:
         phases.setdefault(row.metric, set()).add(row.phase)
@@ -214,7 +228,12 @@ def _metrics(cases: Sequence[_Case], units: Mapping[str, str], asked: Sequence[s
         every = {name for kind in KINDS for name in _spec(kind, "table_columns")}
         _refuse_unknown("columns", asked, [*units, *sorted(every - set(units))], there_is_something=bool(units))
         return list(dict.fromkeys(asked))
-    told = {name for case in cases for name, cell in case.cells.items() if cell.outcome() != UNKNOWN}
+    outcomes: dict[str, set[str]] = {}
+    for case in cases:
+        for name, cell in case.cells.items():
+            outcomes.setdefault(name, set()).add(cell.outcome())
+    # What no cell knows is no column, though other cells have a worse reason to have no value.
+    told = {name for name, found in outcomes.items() if "ok" in found or UNKNOWN not in found}
     if not units:  # nothing but jobs that failed before they measured: their outcomes need a column
         return preferred[:1]
     return [name for name in preferred if name in told] or [name for name in units if name in told]
@@ -286,7 +305,25 @@ def _latex(frame: pd.DataFrame) -> str:
 
 
 def _html(frame: pd.DataFrame) -> str:
-    return str(_texts(frame).to_html(index=False, escape=True, border=0)) + "\n"
+    """A table element without styles; cells that hold numbers, and their heads, have the class "number"."""
+    texts = _texts(frame)
+    numeric = {name for name in texts.columns if name in frame.attrs["metrics"] or any(map(_is_number, frame[name]))}
+    heads = [_html_cell("th", name, name in numeric) for name in texts.columns]
+    lines = ["<table>", f"<thead><tr>{''.join(heads)}</tr></thead>", "<tbody>"]
+    rows = frame[list(texts.columns)].itertuples(index=False)
+    for shown, values in zip(texts.itertuples(index=False), rows, strict=True):
+        cells = [_html_cell("td", text, _is_number(value)) for text, value in zip(shown, values, strict=True)]
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    return "\n".join([*lines, "</tbody>", "</table>", ""])
+
+
+def _html_cell(tag: str, text: str, is_number: bool) -> str:
+    number = ' class="number"' if is_number else ""
+    return f"<{tag}{number}>{html.escape(text)}</{tag}>"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and not pd.isna(value)
 
 
 _RENDERERS: dict[str, Callable[[pd.DataFrame], str]] = {

@@ -12,8 +12,8 @@ from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_core import to_json
 
 from app.api.parameters import FINISHED, MAX_ID, NO_QUERY, Cursor, JobId, JobState, Label, StrictQuery, SweepId, Text
-from app.api.services import CurrentServices
-from app.layout import varying_coordinates
+from app.api.services import CurrentServices, Services
+from app.layout import case_text, missing, varying_coordinates
 from app.specs import KINDS, spec_adapter
 from app.store.public import JOB_STATES
 from app.web.templates import render
@@ -65,27 +65,30 @@ def jobs(request: Request, services: CurrentServices, filters: Annotated[Filters
 
 
 def case(job: dict[str, Any]) -> str:
-    """The coordinates that its kind's tables show; nothing for a spec that an older Flopwatch accepted."""
+    """The coordinates that its kind's tables show, in words; nothing for a spec that an older Flopwatch accepted."""
     try:
         spec = spec_adapter.validate_json(to_json(job["spec"]))
     except ValidationError:
         return ""
     coordinates = spec.coordinates()
-    return ", ".join(str(coordinates[name]) for name in spec.table_rows)
+    return case_text({name: coordinates[name] for name in spec.table_rows})
 
 
 @router.get("/jobs/{job_id}", dependencies=[NO_QUERY])
 def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
     found, _version = services.reading.job(job_id)
     measurements = services.reading.measurements(job_id)
+    rows, coordinates = measurements["rows"], varying_coordinates(measurements)
     log = services.reading.log(job_id)
     return render(
         request,
         "job.html",
         job=found,
         finished=found["state"] in FINISHED,
-        measurements=measurements["rows"],
-        coordinates=varying_coordinates(measurements),
+        table=table(services, jobs=[job_id]) if found["state"] == "succeeded" and rows else "",
+        missing=missing(rows, coordinates),
+        measurements=rows,
+        coordinates=coordinates,
         artifacts=services.reading.artifacts(job_id),
         attempts=services.reading.attempts(job_id),
         log=log[-SHOWN_LOG_CHARACTERS:],
@@ -101,19 +104,22 @@ def cancel(services: CurrentServices, job_id: JobId) -> Response:
 
 @router.get("/sweeps/{sweep_id}", dependencies=[NO_QUERY])
 def sweep(request: Request, services: CurrentServices, sweep_id: SweepId) -> Response:
-    from app.store import results  # pandas, as in app.api.tables
-
     found = services.reading.sweep(sweep_id)
-    frame = results.table(services.database, sweep=sweep_id)
-    # pandas sets a style attribute, which the page's policy forbids.
-    table = results.render(frame, "html").replace(' style="text-align: right;"', "")
     return render(
         request,
         "sweep.html",
         sweep=found,
         finished=not found["counts"]["queued"] and not found["counts"]["running"],
-        table="" if frame.empty else Markup(table),  # noqa: S704  # its cells are escaped
+        table=table(services, sweep=sweep_id),
     )
+
+
+def table(services: Services, **chosen: Any) -> Markup:
+    """The table of results as /tables has it; empty where there are none."""
+    from app.store import results  # pandas, as in app.api.tables
+
+    frame = results.table(services.database, **chosen)
+    return Markup("" if frame.empty else results.render(frame, "html"))  # noqa: S704  # its cells are escaped
 
 
 @router.get("/workers", dependencies=[NO_QUERY])

@@ -13,7 +13,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
-from benchmarks.service import Service, wait_for_job, wait_until
+from benchmarks.service import Service, submit, wait_for_job, wait_until
 from tests.acceptance.conftest import short_job
 
 pytestmark = pytest.mark.acceptance
@@ -55,6 +55,41 @@ def test_jobs_are_listed_followed_and_cancelled(service: Service, misbehave_fold
     assert "active" in browser.find_element(By.TAG_NAME, "main").text
     assert complaints(browser) == []
     assert hosts(browser) == {urlsplit(service.url).netloc}
+
+
+def test_a_job_of_many_cells_is_readable(service: Service, misbehave_folder: Path, browser: Chrome) -> None:
+    client = service.start_server()
+    service.start_worker()
+    spec = {"kind": "attention", "implementations": ["eager", "cpu_naive", "cpu_flash", "triton", "tiled", "flex"]}
+    spec |= {"sequence_lengths": [16, 32], "dtypes": ["fp32"], "device": "cpu", "warmup_steps": 0, "measure_steps": 2}
+    job_id = submit(client, {"spec": spec})
+    browser.get(f"{service.url}/ui/jobs/{job_id}")
+    # The page follows the job by itself, and the table appears.
+    wait(browser, lambda: browser.find_elements(By.CSS_SELECTOR, ".results tbody tr"))
+    assert len(browser.find_elements(By.CSS_SELECTOR, ".results tbody tr")) == 12
+    details = browser.find_element(By.ID, "measurements")
+    assert not details.find_element(By.TAG_NAME, "table").is_displayed()
+    details.find_element(By.TAG_NAME, "summary").click()
+    reasons = details.find_elements(By.CSS_SELECTOR, ".reason")
+    right = browser.execute_script("return arguments[0].getBoundingClientRect().right", details)
+    assert reasons
+    for reason in reasons:
+        assert browser.execute_script("return arguments[0].getBoundingClientRect().right", reason) <= right
+    assert fits(browser)
+
+    browser.get(f"{service.url}/ui")
+    assert fits(browser)
+    heads = browser.find_elements(By.TAG_NAME, "th")
+    assert heads[-1].text == "Finished"
+    assert browser.execute_script("return arguments[0].getBoundingClientRect().right", heads[-1]) <= 1200
+    browser.get(f"{service.url}/tables?job={job_id}&format=html")
+    assert browser.execute_script("return document.compatMode") == "CSS1Compat"
+    assert complaints(browser) == []
+
+
+def fits(browser: Chrome) -> bool:
+    """Whether the page itself needs no sideways scrolling; its tables may."""
+    return bool(browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth"))
 
 
 def test_docs_need_no_other_host(service: Service, browser: Chrome) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,7 +42,11 @@ def run(folder: Path, spec: Any, *options: str) -> subprocess.CompletedProcess[s
 def test_measurements_are_printed_and_files_written(tmp_path: Path) -> None:
     done = run(tmp_path, SPEC)
     assert done.returncode == 0, done.stderr
-    assert [line.split()[0] for line in done.stdout.splitlines()][:2] == ["forward_ms", "step_ms"]
+    head, _, *rows = [re.split(r" *\| *", line) for line in done.stdout.splitlines() if line.startswith("|")]
+    assert head[1:5] == ["model", "context_length", "forward_ms", "step_ms"]
+    assert [row[1:3] for row in rows] == [["tiny", "8"]]
+    assert re.search(r"^mfu: unknown: .+$", done.stdout, re.MULTILINE)
+    assert done.stdout.splitlines()[-1].startswith("validity: ")
     assert "3/3 measuring" in done.stderr
     with gzip.open(tmp_path / "samples-0.csv.gz", "rt") as file:
         lines = file.read().splitlines()
@@ -53,8 +58,9 @@ def test_cells_are_told_apart(tmp_path: Path) -> None:
     cells = {"implementations": ["eager"], "sequence_lengths": [8, 16], "dtypes": ["fp32"], "mode": "forward"}
     done = run(tmp_path, {"kind": "attention", **cells, "warmup_steps": 0, "measure_steps": 1, "device": "cpu"})
     assert done.returncode == 0, done.stderr
-    headings = [line for line in done.stdout.splitlines() if line.startswith("sequence_length ")]
-    assert headings == ["sequence_length 8", "sequence_length 16"]
+    lines = done.stdout.splitlines()
+    assert [line.split()[9] for line in lines if line.startswith("| eager")] == ["8", "16"]
+    assert sum("kind ceiling" in line for line in lines) == 1, "a reason is told once"
 
 
 def test_json_has_everything(tmp_path: Path) -> None:
@@ -73,6 +79,8 @@ def test_json_has_everything(tmp_path: Path) -> None:
         ({**SPEC, "context_length": "many"}, 2, "context_length"),
         ({**SPEC, "kind": "bench"}, 2, "benchmark"),
         ("{", 2, "Expecting"),
+        ({"spec": SPEC}, 2, "only what stands under its key spec"),
+        ({"model": {"size": "tiny"}}, 2, "kind is missing; known kinds: attention, benchmark"),
         ({**SPEC, "attention": "no_such"}, 69, "unsupported: unknown attention implementation 'no_such'"),
     ],
 )

@@ -157,7 +157,10 @@ def test_tables(site: Any, measured: Any) -> None:
     assert markdown.headers["content-type"].startswith("text/markdown")
     assert len([line for line in markdown.text.splitlines() if line.startswith("|")]) == 4
     assert r"\begin{tabular}" in get("latex").text
-    assert "<table" in get("html").text
+    page = get("html")
+    assert page.text.startswith("<!doctype html>\n")
+    assert page.text.count("<table>") == 1
+    assert "style=" not in page.text, "the policy forbids it"
 
 
 def test_table_of_nothing(site: Any) -> None:

@@ -69,6 +69,81 @@ def test_a_value_has_nothing_inside() -> None:
         arguments.parse_spec("benchmark", ["model=tiny", "model.size=tiny"])
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["seed=1", "seed=1"], ["kind=attention"], ["model.size=tiny", "model.size=small"],
+        ['model={"size": "tiny"}', "model.size=small"], ["model.size=tiny", 'model={"size": "small"}'],
+    ],
+)  # fmt: skip
+def test_a_key_is_given_once(given: list[str]) -> None:
+    with pytest.raises(typer.BadParameter, match="is given twice"):
+        arguments.parse_spec("benchmark", given)
+    with pytest.raises(typer.BadParameter, match="is given twice"):
+        arguments.parse_sweep("benchmark", ["batch_size=1,2", *given])
+
+
+@pytest.mark.parametrize("given", [["seed=1,2", "seed=3"], ["seed=1", "seed=2,3"], ["seed=1,2", "seed=3,4"]])
+def test_a_key_of_a_grid_is_given_once(given: list[str]) -> None:
+    with pytest.raises(typer.BadParameter, match="seed is given twice"):
+        arguments.parse_sweep("benchmark", given)
+
+
+def test_labels_and_points_have_a_key_once() -> None:
+    assert arguments.parse_labels(["a=1", "b=1"]) == {"a": "1", "b": "1"}
+    with pytest.raises(typer.BadParameter, match="a is given twice"):
+        arguments.parse_labels(["a=1", "a=2"])
+    with pytest.raises(typer.BadParameter, match="seed is given twice"):
+        arguments.parse_point("seed=1,seed=2")
+
+
+def test_what_is_given_replaces_the_preset() -> None:
+    preset = {"model": {"size": "small"}, "batch_size": 4, "dtypes": ["fp32"]}
+    given = ["model.vocab_size=50", "model.size=tiny", "dtypes=bf16"]
+    assert arguments.parse_spec("x", given, preset=preset, lists={"dtypes"}) == {
+        "kind": "x",
+        "model": {"size": "tiny", "vocab_size": 50},
+        "batch_size": 4,
+        "dtypes": ["bf16"],
+    }
+    whole = arguments.parse_spec("x", ['model={"name": "own"}'], preset=preset)
+    assert whole["model"] == {"name": "own"}, "a whole object replaces the preset's"
+    base, grid = arguments.parse_sweep("x", ["batch_size=1,2", "model.size=tiny"], preset=preset)
+    assert (base["model"], base["dtypes"], grid) == ({"size": "tiny"}, ["fp32"], {"batch_size": [1, 2]})
+    assert preset == {"model": {"size": "small"}, "batch_size": 4, "dtypes": ["fp32"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "one", "several"),
+    [
+        ("128", [128], [[128]]),
+        ("128,256", [128, 256], [[128], [256]]),
+        ("eager,triton", ["eager", "triton"], [["eager"], ["triton"]]),
+        ("[128,256]", [128, 256], [[128, 256]]),
+        ('["eager","triton"]', ["eager", "triton"], [["eager", "triton"]]),
+        ("[eager, triton]", ["eager", "triton"], [["eager", "triton"]]),
+        ("true,false", [True, False], [[True], [False]]),
+    ],
+)
+def test_fields_that_are_lists(text: str, one: list[Any], several: list[list[Any]]) -> None:
+    assert arguments.parse_spec("x", [f"names={text}"], lists={"names"})["names"] == one
+    base, grid = arguments.parse_sweep("x", [f"names={text}", "seed=1,2"], lists={"names"})
+    assert ([base["names"]] if "names" in base else grid["names"]) == several
+
+
+def test_a_grid_of_lists_and_points_of_it() -> None:
+    _, grid = arguments.parse_sweep("x", ["names=[eager,triton],flex,[128]"], lists={"names"})
+    assert grid == {"names": [["eager", "triton"], ["flex"], [128]]}
+    assert arguments.parse_point("names=[eager,triton],seed=1", {"names"}) == {"names": ["eager", "triton"], "seed": 1}
+    assert arguments.parse_point("names=flex", {"names"}) == {"names": ["flex"]}
+
+
+def test_which_fields_are_lists() -> None:
+    inner = {"properties": {"sizes": {"type": "array"}, "name": {"type": "string"}}}
+    properties = {"inner": {"$ref": "#/$defs/Inner"}, "names": {"type": "array"}, "seed": {"type": "integer"}}
+    assert arguments.list_fields({"$defs": {"Inner": inner}, "properties": properties}) == {"inner.sizes", "names"}
+
+
 def test_a_sweep_varies_something() -> None:
     with pytest.raises(typer.BadParameter, match="flopwatch submit"):
         arguments.parse_sweep("benchmark", ["batch_size=2"])

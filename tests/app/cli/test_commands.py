@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +88,36 @@ def test_wait(flopwatch: Any, obedient: Any) -> None:
     done = flopwatch("submit", *TINY, "--wait")
     out = ended(done)
     assert "succeeded" in out
-    assert re.search(r"forward_ms +ms +1 +1.25", out)
+    assert re.search(r"^\| model +\| +context_length +\| +forward_ms +\|$", out, re.MULTILINE), out
+    assert re.search(r"^\| tiny +\| +8 +\| +1.25\d* \|$", out, re.MULTILINE), out
     assert "1/2 measuring" in done.stderr
     assert "\x1b" not in out + done.stderr, "plain lines where there is no terminal"
+
+
+def test_results_are_the_table_and_the_reasons(site: Any, flopwatch: Any) -> None:
+    job_id = submitted(flopwatch, "--priority", "50")
+    measurements = []
+    for length in (8, 16, 32):
+        for phase in ("forward", "backward"):
+            value = {"outcome": "oom"} if length > 8 else {}
+            found = MEASURED("tflops", None if value else 2.5, model="tiny", context_length=length, **value)
+            measurements.append(replace(found, phase=phase))
+    site.worker.finish(site.worker.claim_job(job_id), measurements=measurements)
+    shown = ended(flopwatch("show", str(job_id)))
+    table = ended(flopwatch("table", "--job", str(job_id)))
+    assert "forward_tflops" in table
+    assert "backward_tflops" in table
+    assert table in shown
+    assert shown.endswith("\n\ncontext_length=16/32 (2 cells): oom: out of memory\n")
+
+
+def test_what_a_failed_job_measured_is_listed(site: Any, flopwatch: Any) -> None:
+    job_id = submitted(flopwatch, "--priority", "50")
+    rows = [MEASURED("forward_ms", 1.25, context_length=8), MEASURED("step_ms", None, "oom", context_length=16)]
+    site.worker.finish(site.worker.claim_job(job_id), "failed", measurements=rows)
+    shown = ended(flopwatch("show", str(job_id)))
+    assert re.search(r"^8 +forward +forward_ms +ms +1 +1.25 ", shown, re.MULTILINE), shown
+    assert shown.endswith("\n\ncontext_length=16: oom: out of memory\n")
 
 
 def test_wait_for_a_failure(flopwatch: Any, obedient: Any) -> None:
@@ -119,11 +147,46 @@ def test_errors_name_the_field_and_the_cure(flopwatch: Any) -> None:
     assert "/grid/context_length/1" in ended(flopwatch("sweep", *TINY, "context_length=8,-8"), 1)
     for done in (
         flopwatch("submit", *TINY, "context_length"),
+        flopwatch("submit", *TINY, "seed=1", "seed=2"),
         flopwatch("show", "x"),
         flopwatch("table", "--format", "x"),
     ):
         assert done.returncode == 2
         assert "Traceback" not in done.stderr
+
+
+def test_presets(site: Any, flopwatch: Any) -> None:
+    submit = ("submit", "attention", "--json", "--preset", "cpu")
+    spec = json.loads(ended(flopwatch(*submit, "sequence_lengths=128", "implementations=eager,tiled")))["spec"]
+    assert (spec["sequence_lengths"], spec["implementations"]) == ([128], ["eager", "tiled"]), "what is given"
+    assert (spec["num_heads"], spec["head_dims"], spec["mode"]) == (4, [32], "forward"), "what the preset says"
+    done = flopwatch("sweep", "attention", "--json", "--preset", "cpu", "sequence_lengths=128,256", "num_heads=2")
+    sweep = json.loads(ended(done))
+    assert sweep["grid"] == {"sequence_lengths": [[128], [256]]}
+    assert (sweep["base"]["num_heads"], sweep["base"]["head_dims"]) == (2, [32])
+    assert site.http.post(f"/sweeps/{sweep['id']}/cancel").status_code == 202
+    errors = ended(flopwatch("submit", "attention", "--preset", "cpuu"), 1)
+    assert "no preset 'cpuu'; its presets: leaderboard, flash_benchmarking, classic, cpu" in errors
+    assert "it has none" in ended(flopwatch("sweep", "ceiling", "seed=1,2", "--preset", "x"), 1)
+    assert "known kinds: attention" in ended(flopwatch("submit", "atention", "--preset", "cpu"), 1)
+
+
+def test_a_sweep_leaves_lists_out(site: Any, flopwatch: Any) -> None:
+    fields = ("sequence_lengths=[128,256],512", "implementations=eager,tiled")
+    exclude = ("--exclude", "sequence_lengths=[128,256],implementations=tiled")
+    sweep = json.loads(ended(flopwatch("sweep", "attention", *fields, *exclude, "--json")))
+    assert sweep["counts"]["queued"] == 3
+    site.http.post(f"/sweeps/{sweep['id']}/cancel")
+
+
+def test_cancel_goes_on_after_a_refusal(site: Any, flopwatch: Any) -> None:
+    done, first, last = (submitted(flopwatch, "--priority", "50") for _ in range(3))
+    site.worker.finish(site.worker.claim_job(done))
+    cancelled = flopwatch("cancel", str(first), str(done), "99999", str(last))
+    assert cancelled.returncode == 1
+    assert cancelled.stdout.splitlines() == [f"job {first} cancelled", f"job {last} cancelled"]
+    assert re.findall(r"^error: job (\d+): ", cancelled.stderr, re.MULTILINE) == [str(done), "99999"]
+    assert [site.job(job_id)["state"] for job_id in (done, first, last)] == ["succeeded", "cancelled", "cancelled"]
 
 
 def test_without_a_server(flopwatch: Any) -> None:
@@ -225,6 +288,10 @@ def test_specs(flopwatch: Any) -> None:
     fields = ended(flopwatch("specs", "benchmark"))
     assert re.search(r"^model\.size +small ", fields, re.MULTILINE)
     assert re.search(r"^context_length +256 ", fields, re.MULTILINE)
+    assert re.search(r"^xl +model.size=xl batch_size=4$", fields, re.MULTILINE)
+    presets = ended(flopwatch("specs", "attention"))
+    assert re.search(r"^leaderboard +implementations=triton,flex,\S+ .*causal=true$", presets, re.MULTILINE)
+    assert "--preset" not in ended(flopwatch("specs", "ceiling")), "it has none"
     assert json.loads(ended(flopwatch("specs", "benchmark", "--json")))[0]["kind"] == "benchmark"
     assert "no kind 'nothing'" in ended(flopwatch("specs", "nothing"), 1)
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,11 +12,13 @@ from typing import Any
 import pytest
 
 from app.errors import InvalidRequest, NotFound, job_problem
+from app.layout import STATISTICS
 from app.specs.benchmark import BenchmarkSpec
 from app.store import results
 from app.store.engine import Database
 from app.store.queue import Finish, MeasurementRecord, NewJob, Queue
-from app.store.results import render, table
+from app.store.reading import Reading
+from app.store.results import local_table, render, table
 
 TIMEOUT = Finish("failed", error=job_problem("timeout", "longer than 1 s"))
 
@@ -42,6 +45,10 @@ def lengths(measure: Callable[..., int], *context_lengths: int) -> list[int]:
         measure(("step_ms", {"mean": float(length)}), ("forward_ms", {}), spec={"context_length": length})
         for length in context_lengths
     ]
+
+
+def without(row: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in names}
 
 
 def json_rows(database: Database, **arguments: Any) -> list[dict[str, Any]]:
@@ -106,6 +113,21 @@ class TestLayout:
         measure(("peak_memory_mib", {"phase": "forward"}), ("peak_memory_mib", {"phase": "backward"}), ("step_ms", {}))
         frame = table(database, columns=["forward_peak_memory_mib", "backward_peak_memory_mib"])
         assert list(frame["forward_peak_memory_mib_outcome"]) == ["ok"]
+
+    def test_a_metric_that_no_case_knows_is_no_column(self, database: Database, measure: Callable[..., int]) -> None:
+        unknown, refused = {"outcome": "unknown"}, {"outcome": "unsupported"}
+        measure(("step_ms", {}), ("mfu", unknown), ("tflops", {}))
+        measure(("step_ms", refused), ("mfu", refused), ("tflops", unknown), spec={"context_length": 512})
+        assert table(database).attrs["metrics"] == ["step_ms", "tflops"]
+
+    def test_a_job_in_no_database_has_the_same_table(self, database: Database, measure: Callable[..., int]) -> None:
+        job_id = measure(("step_ms", {"mean": 1.0}), ("forward_ms", {}), ("step_ms", {"mean": 3.0}))
+        rows = Reading(database).measurements(job_id)["rows"]
+        facts = ("phase", "metric", "unit", "outcome", "reason", "partial", "n", "mean", "std")
+        wire = [{**{name: row[name] for name in facts}, "case": without(row, *facts, *STATISTICS)} for row in rows]
+        local = local_table(BenchmarkSpec(), wire)
+        assert render(local, "markdown") == render(table(database), "markdown")
+        assert local["step_ms"].tolist() == [2.0]
 
 
 class TestChoice:
@@ -242,6 +264,13 @@ class TestRender:
         assert answer["rows"][0]["step_ms"] == 1234.5678
         assert answer["rows"][1]["step_ms"] is None
         assert answer["rows"][1]["step_ms_n"] is None
+
+    def test_html_has_no_style_and_marks_numbers(self, mixed: Database) -> None:
+        text = render(table(mixed), "html")
+        assert not re.search(r"style|border|dataframe", text)
+        assert '<tr><th>model</th><th class="number">context_length</th>' in text
+        assert '<th class="number">step_ms</th></tr>' in text
+        assert '<tr><td>small</td><td class="number">512</td><td class="number">21.35</td><td>oom</td></tr>' in text
 
     def test_html_escapes_and_markdown_too(self, database: Database, measure: Callable[..., int]) -> None:
         measure(("step_ms", {"case": {"device": "<script>|"}}))

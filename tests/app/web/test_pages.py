@@ -131,6 +131,45 @@ def test_a_job_while_it_runs_and_after(site: Any, measured: Any) -> None:
     assert "drift: 9 %" in done.text
 
 
+def finished(site: Any, *measurements: Any, state: str = "succeeded") -> int:
+    job_id: int = site.submit(priority=10)["id"]
+    site.worker.finish(site.worker.claim_job(job_id), state, measurements=list(measurements))
+    return job_id
+
+
+def test_a_finished_job_has_its_table_first_and_every_measurement_folded(site: Any, measured: Any) -> None:
+    rows = [measured("forward_ms", length / 8, model="tiny", context_length=length) for length in (8, 16)]
+    rows += [measured("forward_ms", None, "oom", model="tiny", context_length=length) for length in (32, 64)]
+    job_id = finished(site, *rows)
+    text = site.http.get(f"/ui/jobs/{job_id}").text
+    table, _, details = text.partition('<details id="measurements"')
+    assert site.http.get("/tables", params={"job": job_id, "format": "html"}).text.count("<table>") == 1
+    assert table.count("<table>") == 1
+    assert '<td class="number">16</td><td class="number">2.000</td>' in table
+    assert "<li>context_length=32/64 (2 cells): oom: out of memory</li>" in table
+    assert not details.startswith(" open")
+    assert "All 4 measurements" in details
+    links = {f"/tables?job={job_id}&format={name}" for name in ("markdown", "latex", "csv", "html", "json")}
+    assert links <= set(page(site, f"/ui/jobs/{job_id}").references)
+
+
+def test_a_failed_job_shows_what_it_measured(site: Any, measured: Any) -> None:
+    job_id = finished(site, measured("forward_ms", 1.0, model="tiny", context_length=8), state="failed")
+    text = site.http.get(f"/ui/jobs/{job_id}").text
+    assert '<details id="measurements" open>' in text
+    assert "/tables" not in text, "its table would say that it failed, and nothing else"
+
+
+def test_the_case_of_a_job_of_many_cells_is_short_and_behind_its_state(fresh_site: Any) -> None:
+    names = [f"implementation_{number}" for number in range(13)]
+    spec = {"kind": "attention", "implementations": names, "head_dims": [64], "causal": [True, False]}
+    assert fresh_site.http.post("/jobs", json={"spec": spec}).status_code == 201
+    text = page(fresh_site, "/ui").text
+    assert "13 implementations, bf16, causal=true/false, head_dim=64, sequence_length=256/1024" in text
+    assert text.index("queued", text.index("Finished")) < text.index("13 implementations")
+    assert "implementation_7" not in text
+
+
 def test_a_long_log_is_cut(site: Any) -> None:
     job_id = site.submit(priority=10)["id"]
     log = "start\n" + "x" * 30_000 + "\nend\n"
