@@ -286,7 +286,7 @@ class CellsRunner(abc.ABC):
         passes: Sequence[str] = PASSES[spec.mode]
         if problem.grad_out is not None and operation.grad_out is None:
             passes = ["forward"]
-            values.rest("unsupported", f"{cell.title}: there is no backward pass", ("backward", "forward_backward"))
+            values.rest("unsupported", "there is no backward pass", ("backward", "forward_backward"))
         if reason := compare(operation, problem, values):
             values.rest("wrong", reason)
             return
