@@ -2,8 +2,8 @@
 
 Takes float32, bfloat16 and float16; head dimensions up to 256; any strides (the last axis is made contiguous if it is
 not); grouped keys and values (a multiple of their heads in the queries); any lengths, also different ones. Memory grows
-linearly with the length. Products are of the inputs' dtype with float32 sums; those of float32 are exact, to its last
-bits, unless torch allows tf32.
+linearly with the length. Products are of the inputs' dtype with float32 sums; those of float32 are as exact as float32
+is (see triton_operands for how, and for infinities), unless torch allows tf32.
 
 `flash_attention` is the function to call. Under it lie two `torch.library` operations, which `torch.compile` takes as
 they are, without a graph break; `TritonFlashAttention2` is the same as an autograd.Function.

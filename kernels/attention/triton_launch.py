@@ -56,7 +56,8 @@ def backward(
     exponents, deltas = rows(out, out_gradient, logsumexp, logsumexp_gradient)
     q, k, v, out_gradient = operands(precision, q, k, v, out_gradient)
     one_pass = (
-        None not in (dq, dk, dv)
+        dq is not None
+        and dk is not None
         and tilings.choose((q, k, v), width, precision).prefer_one_pass
         and not torch.are_deterministic_algorithms_enabled()
     )

@@ -2,7 +2,8 @@
 
 Tensor cores know no float32. A float32 number is the sum of three of bfloat16, of 8 bits each, and of the nine products
 of two such sums six matter; the other three are below 2⁻²⁴ of the whole. Operands are split in memory once, before the
-kernels that read them many times: split in registers they take more of them than there are.
+kernels that read them many times: split in registers they take more of them than there are. Infinities, and numbers
+above 3.39e38, become no numbers; below 1e-33, digits are lost.
 
 After Henry, Tang and Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision
 Computations" (2019), section III.
