@@ -69,8 +69,13 @@ def backward(
     if dq_sum is None:
         queries(q, k, v, out_gradient, exponents, deltas, dq, is_causal, precision)
     else:
-        length, head_dim = dq.shape[2:]
-        torch.mul(dq_sum[:, :, :length, :head_dim], 1 / math.sqrt(head_dim), out=dq)
+        take_sum(dq_sum, dq)
+
+
+def take_sum(dq_sum: Tensor, dq: Tensor) -> None:
+    """Fill dq from the sum that `keys` added to."""
+    length, head_dim = dq.shape[2:]
+    torch.mul(dq_sum[:, :, :length, :head_dim], 1 / math.sqrt(head_dim), out=dq)
 
 
 def operands(precision: str, *tensors: Tensor) -> list[Tensor]:

@@ -82,7 +82,7 @@ class Problem:
         self._prepared()
         self.room["dq_sum"].zero_()
         self.run("one_pass", tiling)
-        self._finish_dq()
+        launch.take_sum(self.room["dq_sum"], self.room["dq"])
 
     def in_two_passes(self, keys: Tiling, queries: Tiling) -> None:
         """The same in two."""
@@ -113,11 +113,7 @@ class Problem:
             self.room["dq_sum"].zero_()
         self.run(kernel, tiling)
         if kernel == "one_pass":
-            self._finish_dq()
-
-    def _finish_dq(self) -> None:
-        queries, head_dim = self.q.shape[2:]
-        torch.mul(self.room["dq_sum"][:, :, :queries, :head_dim], head_dim**-0.5, out=self.room["dq"])
+            launch.take_sum(self.room["dq_sum"], self.room["dq"])
 
     def _prepared(self) -> tuple[Tensor, Tensor, Tensor]:
         """The output's gradient as kernels take it, and what `launch.rows` gives; needs a right output. Made once."""
