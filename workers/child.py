@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workers.jobs import runner_for
-from workers.jobs.base import Unit, parse_spec
+from workers.jobs._base import Unit, parse_spec
 from workers.keeper import Request
 from workers.outcome import EXIT_CODES, RunnerError, failure_code
 

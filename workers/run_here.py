@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from app.layout import missing
 from app.specs import KINDS
 from workers.jobs import runner_for
-from workers.jobs.base import parse_spec
+from workers.jobs._base import parse_spec
 from workers.outcome import EXIT_CODES, RunnerError, failure_code
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from app.store.artifacts import ArtifactFiles
 from app.store.queue import Claim, Finish, NewEvent, Queue, StoredArtifact
 from workers.devices import Lease
 from workers.jobs import runner_for
-from workers.jobs.base import Resumable, Runner, Unit, parse_spec
+from workers.jobs._base import Resumable, Runner, Unit, parse_spec
 from workers.keeper import Request
 from workers.launch import Launcher
 from workers.outcome import (

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from app.api.pointers import Location, field_errors, pointer
 from app.errors import BodyTooLarge, FieldError, InvalidRequest
 from app.specs import JobSpec
-from app.specs.base import StrictModel
+from app.specs._base import StrictModel
 
 # How much of an oversized body is read and thrown away, so that a client that is still sending sees the answer.
 DRAINED_BYTES = 16 << 20

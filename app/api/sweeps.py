@@ -19,7 +19,7 @@ from app.api.schemas import Page, Sweep
 from app.api.services import CurrentServices, Services
 from app.errors import Conflict, FieldError, InvalidRequest
 from app.specs import SpecBase, spec_adapter
-from app.specs.sweep import Point, expand
+from app.specs._sweep import Point, expand
 from app.store.queue import NewJob, Submitted
 
 router = APIRouter(prefix="/sweeps", tags=["sweeps"])

@@ -1,29 +1,28 @@
 """What a job may ask for: one frozen pydantic model per kind, one file per kind.
 
 The kinds are the modules of this folder that define a class named <Kind>Spec with a `kind` field; to add one, add a
-file here and one of the same name in workers/jobs. Nothing else knows the list.
+file here and one of the same name in workers/jobs. Nothing else knows the list. Modules whose names begin with an
+underscore are no kinds.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
-from typing import Annotated, Any
 
-from pydantic import GetPydanticSchema, TypeAdapter
-from pydantic_core import CoreSchema, core_schema
+from pydantic import TypeAdapter
 
-from app.specs.base import Resources, Scalar, SpecBase
+from app.specs._base import Resources, SpecBase
+from app.specs._identity import Case, Scalar
+from app.specs._union import JobSpec
 
-__all__ = ["KINDS", "JobSpec", "Resources", "Scalar", "SpecBase", "spec_adapter"]
-
-NOT_KINDS = {"base", "sweep"}
+__all__ = ["KINDS", "Case", "JobSpec", "Resources", "Scalar", "SpecBase", "spec_adapter"]
 
 
 def _walk() -> dict[str, type[SpecBase]]:
     kinds: dict[str, type[SpecBase]] = {}
     for module_info in pkgutil.iter_modules(__path__):
-        if module_info.name in NOT_KINDS:
+        if module_info.name.startswith("_"):
             continue
         module = importlib.import_module(f"{__name__}.{module_info.name}")
         found = [
@@ -41,13 +40,5 @@ def _walk() -> dict[str, type[SpecBase]]:
 
 
 KINDS: dict[str, type[SpecBase]] = _walk()
-
-
-def _tagged_union(_source: Any, handler: Any) -> CoreSchema:
-    # By hand, because pydantic's own discriminator refuses a union of one.
-    return core_schema.tagged_union_schema({kind: handler(spec) for kind, spec in KINDS.items()}, discriminator="kind")
-
-
-JobSpec = Annotated[SpecBase, GetPydanticSchema(_tagged_union)]
 
 spec_adapter: TypeAdapter[SpecBase] = TypeAdapter(JobSpec)

@@ -10,18 +10,29 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from app.presets import ATTENTION_PRESETS
-from app.specs.base import Device, Resources, Scalar, SpecBase, check_lists, check_number_of_cells, field_error, listed
+from app.specs._base import (
+    Device,
+    Name,
+    Named,
+    Resources,
+    Seed,
+    SpecBase,
+    WarmupSteps,
+    check_lists,
+    check_number_of_cells,
+    field_error,
+)
+from app.specs._identity import Scalar
 
 BLOCK_SIZES = {"cpu_flash": ("br", "bc"), "cpu_blocked": ("br",)}
 """Implementations that take block sizes, and which."""
 
-Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[\w.-]+$")]
 BlockSize = Annotated[int, Field(ge=1, le=65_536)]
 
 
 @dataclass(frozen=True)
 class AttentionCell:
-    """One implementation at one size. The block sizes are None where the implementation takes none."""
+    """One implementation at one size. A block size is None where the implementation takes none, or chooses its own."""
 
     implementation: str
     dtype: str
@@ -47,7 +58,9 @@ class AttentionSpec(SpecBase):
     """Time attention alone: every implementation at every size, checked against one oracle."""
 
     kind: Literal["attention"] = "attention"
-    implementations: list[Name] = Field(default=["eager", "sdpa_flash"], min_length=1, max_length=100)
+    implementations: list[Annotated[Name, Named("attention")]] = Field(
+        default=["eager", "sdpa_flash"], min_length=1, max_length=100
+    )
     """Attention implementations, as workers register them."""
     head_dims: list[Annotated[int, Field(ge=1, le=1024)]] = Field(default=[64], min_length=1, max_length=100)
     """Head dimensions."""
@@ -63,49 +76,46 @@ class AttentionSpec(SpecBase):
     """Sequences."""
     num_heads: int = Field(default=1, ge=1, le=1024)
     """Attention heads."""
-    br: list[BlockSize] = Field(default=[64], min_length=1, max_length=100)
-    """Queries per tile, for `cpu_flash`; block size of the products of `cpu_blocked`."""
-    bc: list[BlockSize] = Field(default=[128], min_length=1, max_length=100)
-    """Keys per tile, for `cpu_flash`."""
+    br: list[BlockSize] | None = Field(default=None, min_length=1, max_length=100)
+    """Queries per tile, for `cpu_flash`; block size of the products of `cpu_blocked`; null: the library's own."""
+    bc: list[BlockSize] | None = Field(default=None, min_length=1, max_length=100)
+    """Keys per tile, for `cpu_flash`; null: the library's own."""
     autotune: bool = False
     """Before a cell is measured, search for what is fastest for it on this device, where its implementation has
     something to choose (`triton`: sizes of tiles; minutes per cell). Otherwise what was measured before is taken."""
     mode: Literal["forward", "forward_backward"] = "forward_backward"
     """`forward` keeps no gradients; `forward_backward` times each pass, and both."""
-    warmup_steps: int = Field(default=5, ge=0, le=10_000)
-    """Calls of each pass before measuring starts."""
+    warmup_steps: WarmupSteps = None
+    """Calls of each pass before measuring starts; null: until their times are steady, at least 5."""
     measure_steps: int = Field(default=20, ge=1, le=10_000)
     """Calls of each pass measured."""
     device: Device = "auto"
     """`auto` takes a GPU where the worker has one."""
-    seed: int = Field(default=0, ge=0, le=2**63 - 1)
+    seed: Seed = 0
     """Seed of the random inputs."""
 
     presets: ClassVar[dict[str, dict[str, Any]]] = ATTENTION_PRESETS
+    axes: ClassVar[dict[str, str]] = {
+        "implementations": "implementation",
+        "dtypes": "dtype",
+        "causal": "causal",
+        "head_dims": "head_dim",
+        "sequence_lengths": "sequence_length",
+        "br": "br",
+        "bc": "bc",
+    }
     table_rows: ClassVar[tuple[str, ...]] = ("implementation", "dtype", "causal", "head_dim", "sequence_length")
     table_columns: ClassVar[tuple[str, ...]] = (
         "forward_ms",
         "backward_ms",
         "forward_backward_ms",
         "tflops",
-        "forward_tflops",
-        "backward_tflops",
-        "forward_backward_tflops",
-        "ceiling_percent",
-        "forward_ceiling_percent",
-        "backward_ceiling_percent",
-        "forward_backward_ceiling_percent",
-        "memory_before_backward_mib",
         "peak_memory_mib",
-        "intermediates_mib",
-        "working_memory_mib",
-        "output_error",
-        "gradient_error",
     )
 
     @model_validator(mode="after")
     def _lists_make_sense(self) -> Self:
-        check_lists(self, ("implementations", "head_dims", "sequence_lengths", "dtypes", "causal", "br", "bc"))
+        check_lists(self)
         if self.device == "cpu" and "tf32" in self.dtypes:
             raise field_error("dtypes", "tf32 is a GPU format: leave it out, or choose device cuda")
         check_number_of_cells(self._cells(), "implementations")
@@ -119,32 +129,9 @@ class AttentionSpec(SpecBase):
         sizes = itertools.product(self.dtypes, self.causal, self.head_dims, sorted(self.sequence_lengths))
         for (dtype, causal, head_dim, length), name in itertools.product(sizes, self.implementations):
             taken = BLOCK_SIZES.get(name, ())
-            for br, bc in itertools.product(self.br if "br" in taken else [None], self.bc if "bc" in taken else [None]):
+            brs, bcs = ((getattr(self, axis) if axis in taken else None) or [None] for axis in ("br", "bc"))
+            for br, bc in itertools.product(brs, bcs):
                 yield AttentionCell(name, dtype, causal, head_dim, length, br, bc)
 
     def resources(self) -> Resources:
         return Resources(device_type=self.device, devices=1)
-
-    def requirements(self) -> frozenset[str]:
-        return frozenset(f"attention:{name}" for name in self.implementations)
-
-    def common(self) -> dict[str, Scalar]:
-        """Coordinates that all cells share."""
-        return {
-            "batch_size": self.batch_size,
-            "num_heads": self.num_heads,
-            "mode": self.mode,
-            "warmup_steps": self.warmup_steps,
-            "autotune": self.autotune,
-        }
-
-    def coordinates(self) -> dict[str, Scalar]:
-        """The whole grid at one glance; a measurement has its cell's instead."""
-        return {
-            "implementation": listed(self.implementations),
-            "dtype": listed(self.dtypes),
-            "causal": listed(self.causal),
-            "head_dim": listed(self.head_dims),
-            "sequence_length": listed(self.sequence_lengths),
-            **self.common(),
-        }

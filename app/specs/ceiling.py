@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from app.specs.base import Device, Resources, Scalar, SpecBase, check_lists, listed
+from app.specs._base import Device, Resources, Seed, SpecBase, WarmupSteps, check_lists
+from app.specs._identity import Scalar
+
+
+@dataclass(frozen=True)
+class CeilingCell:
+    """The copy, which has no data type, or one matrix product."""
+
+    operation: Literal["copy", "matrix product"]
+    dtype: str | None
+
+    def coordinates(self) -> dict[str, Scalar]:
+        """Everything that tells cells of one job apart."""
+        return asdict(self)
+
+    @property
+    def title(self) -> str:
+        """For progress lines."""
+        return self.operation if self.dtype is None else f"{self.operation}, {self.dtype}"
 
 
 class CeilingSpec(SpecBase):
@@ -23,26 +43,37 @@ class CeilingSpec(SpecBase):
     copy_mib: int | None = Field(default=None, ge=1, le=65_536)
     """Size of the tensor that is copied, in MiB; null: many times the device's cache, and the only one whose rate
     the host remembers."""
-    warmup_steps: int = Field(default=5, ge=0, le=10_000)
-    """Calls before measuring starts."""
+    warmup_steps: WarmupSteps = None
+    """Calls before measuring starts; null: until their times are steady, at least 5."""
     measure_steps: int = Field(default=20, ge=1, le=10_000)
     """Calls measured."""
     device: Device = "auto"
     """`auto` takes a GPU where the worker has one."""
-    seed: int = Field(default=0, ge=0, le=2**63 - 1)
+    seed: Seed = 0
     """Seed of the random data."""
 
+    axes: ClassVar[dict[str, str]] = {"dtypes": "dtype"}
     table_rows: ClassVar[tuple[str, ...]] = ("operation", "dtype")
     table_columns: ClassVar[tuple[str, ...]] = ("copy_gb_per_s", "tflops")
 
     @model_validator(mode="after")
     def _lists_make_sense(self) -> Self:
-        check_lists(self, ("dtypes",))
+        check_lists(self)
         return self
 
     def resources(self) -> Resources:
         return Resources(device_type=self.device, devices=1)
 
-    def coordinates(self) -> dict[str, Scalar]:
-        """The whole job at one glance; a measurement has its own operation and type instead."""
-        return {"operation": "copy, matrix product", "dtype": listed(self.dtypes), "warmup_steps": self.warmup_steps}
+    def cells(self) -> list[CeilingCell]:
+        """What is measured, in this order."""
+        return list(self._cells())
+
+    def _cells(self) -> Iterator[CeilingCell]:
+        yield CeilingCell("copy", None)
+        for dtype in self.dtypes:
+            yield CeilingCell("matrix product", dtype)
+
+    def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
+        """A copy has no matrices, a product no tensor to copy."""
+        other = "matrix_size" if identity.get("operation") == "copy" else "copy_mib"
+        return {**identity, other: None}, {}

@@ -9,7 +9,16 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from app.specs.base import Device, Resources, Scalar, SpecBase, check_lists, check_number_of_cells, listed
+from app.specs._base import (
+    Device,
+    Resources,
+    Seed,
+    SpecBase,
+    WarmupSteps,
+    check_lists,
+    check_number_of_cells,
+)
+from app.specs._identity import Scalar
 
 Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
@@ -18,7 +27,6 @@ Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
 class KernelCell:
     """One implementation of a kernel at one size."""
 
-    kernel: str
     implementation: str
     dtype: str
     rows: int
@@ -31,7 +39,7 @@ class KernelCell:
     @property
     def title(self) -> str:
         """For progress lines."""
-        return f"{self.kernel} by {self.implementation}, {self.dtype}, {self.rows} × {self.columns}"
+        return f"{self.implementation}, {self.dtype}, {self.rows} × {self.columns}"
 
 
 class KernelSpec(SpecBase):
@@ -50,17 +58,23 @@ class KernelSpec(SpecBase):
     """Data types of the inputs."""
     mode: Literal["forward", "forward_backward"] = "forward_backward"
     """`forward` keeps no gradients; `forward_backward` times each pass, and both."""
-    warmup_steps: int = Field(default=5, ge=0, le=10_000)
-    """Calls of each pass before measuring starts."""
+    warmup_steps: WarmupSteps = None
+    """Calls of each pass before measuring starts; null: until their times are steady, at least 5."""
     measure_steps: int = Field(default=20, ge=1, le=10_000)
     """Calls of each pass measured."""
     device: Device = "auto"
     """`auto` takes a GPU where the worker has one."""
-    seed: int = Field(default=0, ge=0, le=2**63 - 1)
+    seed: Seed = 0
     """Seed of the random inputs."""
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "weighted_sum": {"rows": [2**power for power in range(10, 18)], "columns": [512, 1000, 1024, 4096]},
+    }
+    axes: ClassVar[dict[str, str]] = {
+        "implementations": "implementation",
+        "dtypes": "dtype",
+        "rows": "rows",
+        "columns": "columns",
     }
     table_rows: ClassVar[tuple[str, ...]] = ("kernel", "implementation", "dtype", "rows", "columns")
     table_columns: ClassVar[tuple[str, ...]] = (
@@ -68,17 +82,12 @@ class KernelSpec(SpecBase):
         "backward_ms",
         "forward_backward_ms",
         "gb_per_s",
-        "forward_gb_per_s",
-        "backward_gb_per_s",
-        "forward_backward_gb_per_s",
         "peak_memory_mib",
-        "output_error",
-        "gradient_error",
     )
 
     @model_validator(mode="after")
     def _lists_make_sense(self) -> Self:
-        check_lists(self, ("implementations", "rows", "columns", "dtypes"))
+        check_lists(self)
         check_number_of_cells(self._cells(), "rows")
         return self
 
@@ -88,22 +97,7 @@ class KernelSpec(SpecBase):
 
     def _cells(self) -> Iterator[KernelCell]:
         grid = itertools.product(self.dtypes, sorted(self.rows), sorted(self.columns), self.implementations)
-        return (KernelCell(self.kernel, name, dtype, rows, columns) for dtype, rows, columns, name in grid)
+        return (KernelCell(name, dtype, rows, columns) for dtype, rows, columns, name in grid)
 
     def resources(self) -> Resources:
         return Resources(device_type=self.device, devices=1)
-
-    def common(self) -> dict[str, Scalar]:
-        """Coordinates that all cells share."""
-        return {"mode": self.mode, "warmup_steps": self.warmup_steps}
-
-    def coordinates(self) -> dict[str, Scalar]:
-        """The whole grid at one glance; a measurement has its cell's instead."""
-        return {
-            "kernel": self.kernel,
-            "implementation": listed(self.implementations),
-            "dtype": listed(self.dtypes),
-            "rows": listed(self.rows),
-            "columns": listed(self.columns),
-            **self.common(),
-        }

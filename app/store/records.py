@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from app.specs.base import SpecBase
+from app.specs._base import SpecBase
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,8 @@ class NewJob:
     priority: int = 0
     timeout_s: float | None = None
     max_attempts: int = 2
+    point: dict[str, int] | None = None
+    """Of a sweep's job: the index of its value on each path of the grid."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,11 @@ class NewEvent:
 class MeasurementRecord:
     """One metric of one case; the statistics are None where `outcome` is not "ok"."""
 
+    unit_index: int
     case: dict[str, Any]
+    case_key: str
+    device_key: str
+    validity: str | None
     phase: str | None
     metric: str
     unit: str
@@ -101,9 +107,35 @@ class MeasurementRecord:
 
 
 @dataclass(frozen=True)
+class UnitRecord:
+    """One unit of an attempt. `outcome` is "succeeded" or the code of what ended it."""
+
+    unit_index: int
+    title: str
+    outcome: str
+    side: str | None = None
+    reason: str | None = None
+    environment: dict[str, Any] | None = None
+    validity: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class TableRecord:
+    """A table that a unit reported; `columns` are {"name", "type", "unit"}."""
+
+    unit_index: int
+    name: str
+    columns: list[dict[str, Any]]
+    row_count: int
+    rows: bytes
+    """A JSON array of arrays, zlib."""
+
+
+@dataclass(frozen=True)
 class StoredArtifact:
     """A file that ArtifactFiles.put has stored; `size` in bytes."""
 
+    unit_index: int
     name: str
     kind: str
     media_type: str
@@ -118,6 +150,8 @@ class Finish:
     state: Literal["succeeded", "failed", "cancelled"]
     error: dict[str, Any] | None = None
     measurements: Sequence[MeasurementRecord] = ()
+    tables: Sequence[TableRecord] = ()
+    units: Sequence[UnitRecord] = ()
     artifacts: Sequence[StoredArtifact] = ()
     environment: dict[str, Any] | None = None
     validity: dict[str, Any] | None = None

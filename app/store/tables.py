@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Final
 
 from sqlalchemy import (
     JSON,
+    BigInteger,
     Column,
     DateTime,
     Dialect,
@@ -56,13 +57,17 @@ def _time(*, nullable: bool = True) -> Any:
     return Column(UtcDateTime(), nullable=nullable)
 
 
+_ID = BigInteger().with_variant(Integer(), "sqlite")
+"""Of 64 bits everywhere; SQLite's INTEGER is its rowid, and BIGINT would not be."""
+
+
 def _id() -> Any:
-    # BIGINT would not be SQLite's rowid; sqlite_autoincrement below keeps ids from being reused.
-    return Column(Integer, primary_key=True, autoincrement=True)
+    # sqlite_autoincrement below keeps ids from being reused.
+    return Column(_ID, primary_key=True, autoincrement=True)
 
 
 def _job_id(*, index: bool = True) -> Any:
-    return Column(Integer, ForeignKey("job.id", ondelete="CASCADE"), nullable=False, index=index)
+    return Column(_ID, ForeignKey("job.id", ondelete="CASCADE"), nullable=False, index=index)
 
 
 _NO_REUSE = {"sqlite_autoincrement": True}
@@ -81,6 +86,8 @@ class Sweep(SQLModel, table=True):
     base: dict[str, Any] = Field(sa_column=_json(nullable=False))
     grid: dict[str, Any] = Field(sa_column=_json(nullable=False))
     exclude: list[Any] = Field(sa_column=_json(nullable=False))
+    options: dict[str, Any] = Field(sa_column=_json(nullable=False))
+    """What every job of it has beside its spec: priority, timeout_s, max_attempts; for resuming it."""
     created_at: datetime = Field(sa_column=_time(nullable=False))
 
 
@@ -100,6 +107,8 @@ class Job(SQLModel, table=True):
     state: str
     """queued | running | succeeded | failed | cancelled"""
     spec: dict[str, Any] = Field(sa_column=_json(nullable=False))
+    summary: dict[str, Any] = Field(sa_column=_json(nullable=False))
+    """What lists show of the spec, as SpecBase.summary gave it at submission."""
     priority: int
     attempt: int
     """Attempts counted so far; a job that a worker gives back on shutdown is not counted."""
@@ -113,10 +122,14 @@ class Job(SQLModel, table=True):
     error: dict[str, Any] | None = Field(default=None, sa_column=_json())
     worker_id: str | None = None
     sweep_id: int | None = Field(
-        default=None, sa_column=Column(Integer, ForeignKey("sweep.id", ondelete="SET NULL"), nullable=True, index=True)
+        default=None, sa_column=Column(_ID, ForeignKey("sweep.id", ondelete="SET NULL"), nullable=True, index=True)
     )
+    point: dict[str, int] | None = Field(default=None, sa_column=_json())
+    """Of a sweep's job: the index of its value on each path of the grid."""
     environment: dict[str, Any] | None = Field(default=None, sa_column=_json())
+    """Of the job's first unit; the table `unit` has each one's."""
     validity: dict[str, Any] | None = Field(default=None, sa_column=_json())
+    """Of all units together: the worst verdict, and how many cases have which."""
     version: int
     """Grows with every change; the job's ETag."""
     created_at: datetime = Field(sa_column=_time(nullable=False))
@@ -132,7 +145,7 @@ class JobLabel(SQLModel, table=True):
     __table_args__: ClassVar[Any] = (Index("ix_job_label_key_value", "key", "value", "job_id"),)
 
     job_id: int = Field(
-        sa_column=Column(Integer, ForeignKey("job.id", ondelete="CASCADE"), primary_key=True, autoincrement=False)
+        sa_column=Column(_ID, ForeignKey("job.id", ondelete="CASCADE"), primary_key=True, autoincrement=False)
     )
     key: str = Field(sa_column=Column(String, primary_key=True))
     value: str
@@ -167,13 +180,20 @@ class Attempt(SQLModel, table=True):
 class Measurement(SQLModel, table=True):
     """One metric of one case; tidy. Values are null, never 0, where `outcome` is not "ok"."""
 
-    __table_args__: ClassVar[Any] = (_NO_REUSE,)
+    __table_args__: ClassVar[Any] = (Index("ix_measurement_case_key", "case_key", "device_key"), _NO_REUSE)
 
     id: int | None = Field(default=None, sa_column=_id())
     job_id: int = Field(sa_column=_job_id())
     attempt: int
+    unit_index: int
     case: dict[str, Any] = Field(sa_column=_json(nullable=False))
-    """The case's coordinates, flat."""
+    """The case's coordinates, flat: its identity and labels for people."""
+    case_key: str
+    """Equal for equal work; see app/specs/_identity.py."""
+    device_key: str
+    """What it ran on: "1x NVIDIA H200"."""
+    validity: str | None = None
+    """valid | suspect | invalid; of this case in this unit."""
     phase: str | None = None
     metric: str
     unit: str
@@ -197,6 +217,52 @@ class Measurement(SQLModel, table=True):
     """Raw samples: little-endian float64, zlib."""
 
 
+class Unit(SQLModel, table=True):
+    """One unit of an attempt: what one fresh process measured, and where."""
+
+    __table_args__: ClassVar[Any] = (
+        Index("ix_unit_job_attempt_index", "job_id", "attempt", "unit_index", unique=True),
+        _NO_REUSE,
+    )
+
+    id: int | None = Field(default=None, sa_column=_id())
+    job_id: int = Field(sa_column=_job_id(index=False))
+    attempt: int
+    unit_index: int
+    """Position in the runner's plan, from 0."""
+    title: str
+    side: str | None = None
+    """baseline | candidate, in a comparison."""
+    outcome: str
+    """succeeded, or the code of what ended it."""
+    reason: str | None = None
+    partial: bool
+    environment: dict[str, Any] | None = Field(default=None, sa_column=_json())
+    validity: dict[str, Any] | None = Field(default=None, sa_column=_json())
+
+
+class ResultTable(SQLModel, table=True):
+    """A table that a unit reported, whole: its rows are read together, sorted and paged in memory."""
+
+    __tablename__ = "result_table"
+    __table_args__: ClassVar[Any] = (
+        Index("ix_result_table_job_name", "job_id", "attempt", "name", "unit_index", unique=True),
+        _NO_REUSE,
+    )
+
+    id: int | None = Field(default=None, sa_column=_id())
+    job_id: int = Field(sa_column=_job_id(index=False))
+    attempt: int
+    unit_index: int
+    name: str
+    columns: list[Any] = Field(sa_column=_json(nullable=False))
+    """[{"name", "type", "unit"}]"""
+    row_count: int
+    partial: bool
+    rows: bytes = Field(sa_column=Column(LargeBinary, nullable=False))
+    """A JSON array of arrays, zlib."""
+
+
 class Artifact(SQLModel, table=True):
     """A file of a job; the bytes lie content-addressed on disk."""
 
@@ -205,7 +271,9 @@ class Artifact(SQLModel, table=True):
     id: int | None = Field(default=None, sa_column=_id())
     job_id: int = Field(sa_column=_job_id(index=False))
     attempt: int
+    unit_index: int
     name: str
+    """As the unit called it; from the second unit on with its number: `trace-unit-1.json.gz`."""
     kind: str
     media_type: str
     size: int
@@ -254,7 +322,7 @@ class IdempotencyKey(SQLModel, table=True):
     route: str = Field(primary_key=True)
     digest: str
     """SHA-256 of the request's canonical body."""
-    resource_id: int
+    resource_id: int = Field(sa_column=Column(_ID, nullable=False))
     """The job or sweep that was made."""
     response: dict[str, Any] = Field(sa_column=_json(nullable=False))
     created_at: datetime = Field(sa_column=_time(nullable=False))
@@ -267,6 +335,8 @@ job: Final[Table] = _tables["job"]
 job_label: Final[Table] = _tables["job_label"]
 attempt: Final[Table] = _tables["attempt"]
 measurement: Final[Table] = _tables["measurement"]
+unit: Final[Table] = _tables["unit"]
+result_table: Final[Table] = _tables["result_table"]
 artifact: Final[Table] = _tables["artifact"]
 event: Final[Table] = _tables["event"]
 worker: Final[Table] = _tables["worker"]

@@ -1,20 +1,21 @@
-"""How each kind runs: one runner per kind, in a file named as its spec's. Importing this imports no torch."""
+"""How each kind runs: one runner per kind, in a file named as its spec's. Importing this imports no torch.
+
+Modules whose names begin with an underscore are shared by runners.
+"""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
 
-from workers.jobs.base import Runner
+from workers.jobs._base import Runner
 from workers.outcome import Unsupported
-
-NOT_KINDS = {"base", "cells", "judging"}
 
 
 def _walk() -> dict[str, Runner]:
     runners: dict[str, Runner] = {}
     for module_info in pkgutil.iter_modules(__path__):
-        if module_info.name in NOT_KINDS:
+        if module_info.name.startswith("_"):
             continue
         runner: Runner = importlib.import_module(f"{__name__}.{module_info.name}").RUNNER
         if runner.kind != module_info.name:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.settings import Settings
 from app.specs.attention import AttentionCell, AttentionSpec
-from workers.jobs.cells import Bench, CellsRunner, Metric, Problem, Values
+from workers.jobs._cells import Bench, CellsRunner, Metric, Problem, Values
 from workers.outcome import Unsupported
 from workers.torch_host import load, set_precision, why_no_precision
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
-from workers.jobs.base import Reporter, Unit
+from workers.jobs._base import Reporter, Unit
 from workers.outcome import Unsupported
 from workers.torch_host import choose_device, load, set_precision, translated
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from app.settings import Settings
 from app.specs.ceiling import CeilingSpec
-from workers.jobs.base import Reporter, Unit
+from workers.jobs._base import Reporter, Unit
 from workers.outcome import RunnerError, Unsupported
 from workers.torch_host import choose_device, set_precision, why_no_precision
 

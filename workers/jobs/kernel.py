@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from app.specs.kernel import KernelCell, KernelSpec
-from workers.jobs.cells import Bench, CellsRunner, Problem, Values
+from workers.jobs._cells import Bench, CellsRunner, Problem, Values
 from workers.outcome import Unsupported
 
 if TYPE_CHECKING:

@@ -67,6 +67,15 @@ def device_name(device: torch.device) -> str:
     return str(host()["cpu"])
 
 
+def device_key(device: torch.device, count: int = 1) -> str:
+    """What was measured on, by model and number: "1x NVIDIA H200"; of a processor, the threads that torch uses count.
+
+    Results of one case with one device key can be compared.
+    """
+    number = count if device.type == "cuda" else torch.get_num_threads()
+    return f"{number}x {device_name(device)}"
+
+
 def gpu_by_nvml(device: torch.device) -> nvml.Gpu | None:
     """NVML's view of a torch device; None for a CPU, or without NVML."""
     if device.type != "cuda":

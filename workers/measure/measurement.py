@@ -20,14 +20,18 @@ STATISTICS = tuple(field.name for field in fields(Summary))
 class Measurement:
     """One metric of one case.
 
-    `case` holds the coordinates that identify the case. Without samples there is no value, and `outcome` ("oom",
-    "unknown", …) and `reason` say why; a missing value is never 0.
+    `case` holds the case's coordinates and `case_key` identifies it (app.specs has both); `device_key` says on what it
+    was measured (see `environment.device_key`). (metric, phase) names the column: a rate without a phase is of the
+    mode's whole measured work. Without samples there is no value, and `outcome` ("oom", "unknown", …) and `reason` say
+    why; a missing value is never 0.
 
     Raises:
         ValueError: outcome "ok" without samples, another outcome with samples or without a reason.
     """
 
     case: Mapping[str, Scalar]
+    case_key: str
+    device_key: str
     phase: str | None
     metric: str
     unit: str
@@ -45,6 +49,8 @@ class Measurement:
         """JSON-ready: the fields, the statistics, and the raw samples as base64 of zlib of little-endian float64."""
         wire: dict[str, Any] = {
             "case": dict(self.case),
+            "case_key": self.case_key,
+            "device_key": self.device_key,
             "phase": self.phase,
             "metric": self.metric,
             "unit": self.unit,

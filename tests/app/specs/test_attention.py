@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from app.specs.attention import AttentionSpec
-from app.specs.base import MAX_CELLS
+from app.specs._base import MAX_CELLS
 
 
 def spec(**fields: Any) -> AttentionSpec:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from app.specs.base import MAX_CELLS
+from app.specs._base import MAX_CELLS
 from app.specs.kernel import KernelSpec
 
 

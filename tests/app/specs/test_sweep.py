@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.errors import InvalidRequest
-from app.specs.sweep import MAX_JOBS, Point, expand
+from app.specs._sweep import MAX_JOBS, Point, expand
 
 
 def specs(base: dict[str, Any], grid: dict[str, Any], exclude: Any = ()) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import event as events
 from sqlalchemy.dialects import postgresql
 
-from app.specs.base import Resources
+from app.specs._base import Resources
 from app.specs.benchmark import BenchmarkSpec
 from app.store import claims
 from app.store.engine import Database

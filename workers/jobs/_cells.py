@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from workers.jobs.base import Reporter, Unit
-from workers.jobs.judging import compare
+from workers.jobs._base import Reporter, Unit
+from workers.jobs._judging import compare
 from workers.outcome import Failed, RunnerError
 from workers.torch_host import check_device_answers, choose_device, translated
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from workers.jobs.cells import Problem, Values
+    from workers.jobs._cells import Problem, Values
     from workers.measure.operations import Operation
 
 UNFIT_GRADIENT = re.compile("returned an (invalid gradient|incorrect number of gradients)")

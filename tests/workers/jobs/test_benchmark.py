@@ -19,7 +19,7 @@ from app.specs.benchmark import BenchmarkSpec
 from kernels.attention.cpu.build import CompilerMissing
 from kernels.registry import ATTENTION, BrokenEntryPoint, Implementation, Registry
 from workers.jobs import benchmark
-from workers.jobs.base import Unit
+from workers.jobs._base import Unit
 from workers.jobs.benchmark import RUNNER
 from workers.measure.ceilings import Ceilings
 from workers.measure.measurement import Measurement

@@ -19,7 +19,7 @@ from kernels.registry import ATTENTION, BrokenEntryPoint, Implementation
 from tests.workers.reporting import Report
 from workers.jobs import cells
 from workers.jobs.attention import RUNNER
-from workers.jobs.base import Resumable, Unit
+from workers.jobs._base import Resumable, Unit
 from workers.measure.ceilings import Ceilings
 from workers.measure.compilation import compilation
 from workers.outcome import Crashed, Failed, Unsupported

@@ -1,0 +1,166 @@
+"""The fields that all training kinds share: the model, the step, and how both run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from app.presets import BATCH_SIZE, MODEL_SIZES, VOCABULARY_SIZE
+from app.specs._base import (
+    Device,
+    Name,
+    Named,
+    Resources,
+    Seed,
+    SpecBase,
+    StrictModel,
+    WarmupSteps,
+    field_error,
+)
+from app.specs._identity import Scalar
+
+ModelSize = Literal["tiny", "small", "medium", "large", "xl", "2.7b"]
+HYPER_PARAMETERS = ("d_model", "d_ff", "num_layers", "num_heads")
+WITH_BACKWARD = ("forward_backward", "train_step")
+
+
+class ModelSpec(StrictModel):
+    """The model under test: a preset `size`, or all of d_model, d_ff, num_layers and num_heads."""
+
+    name: Annotated[Name, Named("model")] = "transformer_lm"
+    """Model implementation, as a worker registers it."""
+    size: ModelSize | None = None
+    """Preset; sets the four hyper-parameters below."""
+    d_model: int | None = Field(default=None, ge=2, le=65_536)
+    """Width of the residual stream."""
+    d_ff: int | None = Field(default=None, ge=1, le=262_144)
+    """Width of the feed-forward layer."""
+    num_layers: int | None = Field(default=None, ge=1, le=1024)
+    """Number of transformer blocks."""
+    num_heads: int | None = Field(default=None, ge=1, le=1024)
+    """Number of attention heads; divides d_model into even head dimensions."""
+    vocab_size: int = Field(default=VOCABULARY_SIZE, ge=2, le=4_194_304)
+    """Number of tokens in the vocabulary."""
+    rope_theta: float = Field(default=10_000.0, gt=0, le=1e12)
+    """Base of the rotary position embedding's angles."""
+
+    @model_validator(mode="after")
+    def _size_or_all_hyper_parameters(self) -> Self:
+        given = [name for name in HYPER_PARAMETERS if getattr(self, name) is not None]
+        if self.size is not None:
+            if given:
+                raise field_error(given[0], f"leave {given[0]} out, or leave size out and give all hyper-parameters")
+            return self
+        missing = [name for name in HYPER_PARAMETERS if name not in given]
+        if missing:
+            raise field_error(missing[0], f"give size, or all of {', '.join(HYPER_PARAMETERS)}")
+        shape = self.shape()
+        if shape["d_model"] % (2 * shape["num_heads"]):
+            raise field_error(
+                "d_model",
+                f"d_model ({shape['d_model']}) must be a multiple of 2 × num_heads ({shape['num_heads']}): "
+                "rotary embeddings need an even head dimension",
+            )
+        return self
+
+    def shape(self) -> dict[str, int]:
+        """The four hyper-parameters, from the preset or as given."""
+        if self.size is not None:
+            return dict(MODEL_SIZES[self.size])  # type: ignore[arg-type]
+        return {name: getattr(self, name) for name in HYPER_PARAMETERS}
+
+    def label(self) -> str:
+        """The name tables show: of the preset with these hyper-parameters, or the hyper-parameters."""
+        shape = self.shape()
+        known = next((size for size, preset in MODEL_SIZES.items() if dict(preset) == shape), None)
+        return known or f"d{shape['d_model']}-f{shape['d_ff']}-l{shape['num_layers']}-h{shape['num_heads']}"
+
+
+class TrainingSpec(SpecBase):
+    """A training step of one model at one batch size and context length, or a part of one."""
+
+    model: ModelSpec = ModelSpec(size="small")
+    batch_size: int = Field(default=BATCH_SIZE, ge=1, le=65_536)
+    """Sequences per step."""
+    context_length: int = Field(default=256, ge=1, le=1_048_576)
+    """Tokens per sequence; in mode `generate`, of the prompt."""
+    mode: Literal["forward", "forward_backward", "train_step", "generate"] = "train_step"
+    """`forward` keeps no gradients; `train_step` adds the optimizer; `generate` times prefill and decoding."""
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
+    """`bf16` and `fp16` by autocast, `fp16` with gradient scaling; `tf32` needs a GPU."""
+    parameter_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Data type of parameters, gradients and optimizer state."""
+    compile: bool = False
+    """Run the model through torch.compile."""
+    compile_scope: Literal["blocks", "model"] = "blocks"
+    """With `compile`: each transformer block by itself, compiled once for all of them, or the model as a whole, which
+    takes many times longer to compile."""
+    cuda_graph: bool = False
+    """Capture the whole step in one CUDA graph and replay it, so that the host's launches cost nothing."""
+    attention: Annotated[Name, Named("attention")] = "eager"
+    """Attention implementation, as a worker registers it."""
+    activation_checkpointing: bool = False
+    """Recompute each block's activations in the backward pass."""
+    optimizer: Literal["adamw", "torch_adamw", "torch_fused_adamw"] = "adamw"
+    """`adamw` is written out in PyTorch, one parameter at a time; the others are torch's."""
+    gradient_clip_norm: float | None = Field(default=None, gt=0, le=1e9)
+    """Clip gradients to this global L2 norm, inside the optimizer's time; null: no clipping."""
+    new_tokens: int = Field(default=32, ge=2, le=1_048_576)
+    """`generate` only: tokens to generate after the prompt."""
+    warmup_steps: WarmupSteps = None
+    """Steps before measuring starts; null: until their times are steady, at least 5."""
+    measure_steps: int = Field(default=10, ge=1, le=1_000_000)
+    """Steps measured."""
+    device: Device = "auto"
+    """`auto` takes a GPU where the worker has one."""
+    seed: Seed = 0
+    """Seed of the weights and the random batches."""
+
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        size: {"model": {"size": size}, "batch_size": BATCH_SIZE} for size in MODEL_SIZES
+    }
+    labels: ClassVar[dict[str, tuple[str, ...]]] = {"model": tuple(f"model.{name}" for name in HYPER_PARAMETERS)}
+    table_rows: ClassVar[tuple[str, ...]] = ("model", "context_length")
+
+    @model_validator(mode="after")
+    def _fields_go_together(self) -> Self:
+        if self.device == "cpu" and self.precision == "tf32":
+            raise field_error("precision", "tf32 is a GPU format: choose fp32 or bf16, or device cuda")
+        if self.parameter_dtype == "bf16" and self.precision != "bf16":
+            raise field_error("parameter_dtype", "parameters in bf16 need precision bf16: nothing would compute wider")
+        if self.cuda_graph:
+            self._check_cuda_graph()
+        return self
+
+    def _check_cuda_graph(self) -> None:
+        if self.device == "cpu":
+            raise field_error("cuda_graph", "a CPU has no CUDA graphs: leave it out, or choose device cuda")
+        if self.mode == "generate":
+            raise field_error("cuda_graph", "generation's cache grows with each token, which a graph cannot repeat")
+        if self.mode == "train_step" and self.optimizer == "adamw":
+            raise field_error(
+                "optimizer",
+                "adamw keeps its step's number on the host, where a graph cannot count: use torch_fused_adamw",
+            )
+        if self.mode == "train_step" and self.precision == "fp16" and self.optimizer != "torch_fused_adamw":
+            raise field_error(
+                "optimizer", "fp16 asks the host whether to skip each step, unless torch_fused_adamw decides on the GPU"
+            )
+
+    def resources(self) -> Resources:
+        return Resources(device_type="cuda" if self.cuda_graph else self.device, devices=1)
+
+    def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
+        """The model's preset spelled out; null for what the mode does not use."""
+        del identity["model.size"]
+        identity |= {f"model.{name}": size for name, size in self.model.shape().items()}
+        if not self.compile:
+            identity["compile_scope"] = None
+        if self.mode not in WITH_BACKWARD:
+            identity["activation_checkpointing"] = None
+        if self.mode != "train_step":
+            identity |= {"optimizer": None, "gradient_clip_norm": None}
+        if self.mode != "generate":
+            identity["new_tokens"] = None
+        return identity, {"model": self.model.label()}

@@ -1,0 +1,90 @@
+"""Tables of results that are no numbers with samples: kernels of a profile, allocations, dtypes of modules."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Scalar = str | int | float | bool | None
+Type = Literal["number", "integer", "string", "boolean"]
+
+MAX_ROWS = 50_000
+MAX_BYTES = 16 << 20
+"""Of one table of one unit, as JSON."""
+MAX_COLUMNS = 100
+
+_PYTHON_TYPES: dict[Type, tuple[type, ...]] = {
+    "number": (int, float),
+    "integer": (int,),
+    "string": (str,),
+    "boolean": (bool,),
+}
+
+
+class TooLarge(ValueError):
+    """The table has more rows or bytes than are kept."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table. `unit` is that of all its values: "ms", "MiB", "calls"; None where there is none."""
+
+    name: str
+    type: Type
+    unit: str | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of one unit. A value may be None: not known.
+
+    Raises:
+        TooLarge: more than MAX_ROWS rows or MAX_BYTES bytes.
+        ValueError: a name is empty or stands twice, a row has another length than there are columns, or a value is not
+            of its column's type; says which.
+    """
+
+    name: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Scalar]]
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.columns or len(self.columns) > MAX_COLUMNS:
+            raise ValueError(
+                f"a table has a name and 1 to {MAX_COLUMNS} columns, not {self.name!r} with {self.columns}"
+            )
+        names = [column.name for column in self.columns]
+        if len(set(names)) < len(names) or not all(names):
+            raise ValueError(f"table {self.name!r}: each column needs a name of its own: {names}")
+        if len(self.rows) > MAX_ROWS:
+            raise TooLarge(f"table {self.name!r} has {len(self.rows)} rows; {MAX_ROWS} are kept: report the top ones")
+        for number, row in enumerate(self.rows):
+            self._check(number, row)
+        if (size := len(self.to_json())) > MAX_BYTES:
+            raise TooLarge(f"table {self.name!r} has {size} bytes; {MAX_BYTES} are kept: report fewer or shorter rows")
+
+    def _check(self, number: int, row: Sequence[Scalar]) -> None:
+        if len(row) != len(self.columns):
+            raise ValueError(f"table {self.name!r}, row {number}: {len(row)} values for {len(self.columns)} columns")
+        for column, value in zip(self.columns, row, strict=True):
+            if value is None:
+                continue
+            fits = isinstance(value, _PYTHON_TYPES[column.type])
+            if isinstance(value, bool) and column.type != "boolean":
+                fits = False
+            if not fits or (isinstance(value, float) and not math.isfinite(value)):
+                raise ValueError(f"table {self.name!r}, row {number}: {column.name} is {value!r}, no {column.type}")
+
+    def to_json(self) -> bytes:
+        """The rows."""
+        return json.dumps([list(row) for row in self.rows], ensure_ascii=False, allow_nan=False).encode(
+            errors="replace"
+        )
+
+    def to_wire(self) -> dict[str, Any]:
+        """JSON-ready."""
+        columns = [asdict(column) for column in self.columns]
+        return {"name": self.name, "columns": columns, "rows": [list(row) for row in self.rows]}
