@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from app.specs.attention import AttentionSpec
 from app.specs._base import MAX_CELLS
+from app.specs.attention import AttentionSpec
 
 
 def spec(**fields: Any) -> AttentionSpec:

@@ -18,8 +18,8 @@ from kernels.attention.reference import attention
 from kernels.registry import ATTENTION, BrokenEntryPoint, Implementation
 from tests.workers.reporting import Report
 from workers.jobs import cells
-from workers.jobs.attention import RUNNER
 from workers.jobs._base import Resumable, Unit
+from workers.jobs.attention import RUNNER
 from workers.measure.ceilings import Ceilings
 from workers.measure.compilation import compilation
 from workers.outcome import Crashed, Failed, Unsupported
