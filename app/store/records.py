@@ -42,13 +42,16 @@ class Submitted:
 
 @dataclass(frozen=True)
 class Offer:
-    """What a worker can run now. `idle`: nothing else runs on its host."""
+    """What a worker can run now."""
 
     kinds: frozenset[str]
     capabilities: frozenset[str]
     total_gpus: int
     free_gpus: int
     idle: bool
+    """Nothing that measures runs on its host."""
+    deviceless: bool = True
+    """Takes a job of device type `none` now, beside whatever runs."""
 
 
 @dataclass(frozen=True)
