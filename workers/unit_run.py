@@ -201,10 +201,9 @@ class UnitRun:
 class Wrapper:
     """The command that a unit runs under: whether it does what it is for."""
 
-    def __init__(self, command: str, start_s: float = WRAPPER_START_S) -> None:
+    def __init__(self, command: str) -> None:
         self._command = command
-        self._start_s = start_s
-        self._start_by = time.monotonic() + start_s
+        self._start_by = time.monotonic() + WRAPPER_START_S
         self._last_words = bytearray()
         self.started = False
         """Whether the unit has said anything."""
@@ -217,7 +216,7 @@ class Wrapper:
     @property
     def not_started(self) -> Failed:
         """What it is when the unit was not started in time."""
-        return self._fail(f"did not start the unit within {self._start_s:g} s")
+        return self._fail(f"did not start the unit within {WRAPPER_START_S:g} s")
 
     def hear(self, output: bytes) -> None:
         """Take the next bytes of output."""
