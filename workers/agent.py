@@ -24,7 +24,7 @@ from app.store.lease import Watcher
 from app.store.queue import Claim, Offer, Queue
 from app.store.registration import WorkerState
 from kernels.registry import ATTENTION
-from workers.devices import DeviceLocks, Gpu, Lease, discover
+from workers.devices import DeviceLocks, Gpu, Lease, discover, most_of_one_job
 from workers.jobs import RUNNERS
 from workers.launch import Launcher
 from workers.model.registry import MODELS
@@ -139,7 +139,7 @@ class Agent:
         logger.info("worker %s ready: %s CPUs, %s", self.id, self._host.cpu_count, gpus)
 
     def _beat(self) -> None:
-        self._queue.beat_worker(self.id)
+        self._queue.beat_worker(self.id, "active" if self._drain_until is None else "draining")
         renewal = self._queue.renew([run.claim for run in self._runs.values()])
         for job_id in renewal.lost:
             self._runs[job_id].stop.set(Abandoned())
@@ -179,8 +179,8 @@ class Agent:
         return Offer(
             kinds=frozenset(RUNNERS),
             capabilities=self._capabilities,
-            total_gpus=len(self._host.gpus),
-            free_gpus=len(free.gpus),
+            total_gpus=most_of_one_job(self._host.gpus),
+            free_gpus=most_of_one_job(free.gpus),
             idle=free.alone,
         )
 

@@ -12,6 +12,7 @@ from app.store import registration, submission
 from app.store.lease import Watcher
 from app.store.queue import Finish, Queue
 from app.store.reading import Reading
+from app.store.registration import LivingState
 
 LEASE_S = 30.0
 
@@ -117,7 +118,7 @@ def test_a_jump_of_the_wall_clock_expires_nothing(
         monkeypatch.setattr(module, "utc_now", lambda: datetime.now(UTC) + jump)
     assert pass_time(watcher, clock, LEASE_S - 7) == []
     queue.renew([claim])
-    queue.beat_worker("worker")
+    queue.beat_worker("worker", "active")
     assert pass_time(watcher, clock, LEASE_S - 2) == []
     assert reading.workers()[0]["state"] == "active"
     assert queue.finish(claim, Finish("succeeded")) == "succeeded"
@@ -142,16 +143,18 @@ def test_two_watchers_recover_a_job_once(shop: Any, queue: Queue, clock: Clock, 
 
 
 class TestWorkers:
-    def test_a_silent_worker_is_lost_and_comes_back(
-        self, shop: Any, watcher: Watcher, clock: Clock, queue: Queue, reading: Reading
+    @pytest.mark.parametrize("state", ["active", "draining"])
+    def test_a_silent_worker_is_lost_and_comes_back_as_what_it_was(
+        self, shop: Any, watcher: Watcher, clock: Clock, queue: Queue, reading: Reading, state: LivingState
     ) -> None:
         shop.register()
-        pass_time(watcher, clock, LEASE_S, lambda: queue.beat_worker("worker"))
-        assert reading.workers()[0]["state"] == "active"
+        queue.set_worker_state("worker", state)
+        pass_time(watcher, clock, LEASE_S, lambda: queue.beat_worker("worker", state))
+        assert reading.workers()[0]["state"] == state
         pass_time(watcher, clock, LEASE_S + 2)
         assert reading.workers()[0]["state"] == "lost"
-        queue.beat_worker("worker")
-        assert reading.workers()[0]["state"] == "active"
+        queue.beat_worker("worker", state)
+        assert reading.workers()[0]["state"] == state
 
     def test_a_worker_that_stopped_in_order_is_not_lost(
         self, shop: Any, watcher: Watcher, clock: Clock, queue: Queue, reading: Reading
@@ -164,7 +167,7 @@ class TestWorkers:
     def test_a_beat_since_it_was_seen_saves_the_worker(self, shop: Any, queue: Queue) -> None:
         shop.register()
         seen = queue.worker_beats()["worker"]
-        queue.beat_worker("worker")
+        queue.beat_worker("worker", "active")
         assert not queue.lose_worker("worker", seen)
         assert queue.lose_worker("worker", seen + 1)
 
