@@ -16,7 +16,8 @@ from app.errors import DatabaseBusy, DiskFull, LeaseLost, job_problem
 from app.settings import Settings
 from app.specs import SpecBase
 from app.store.artifacts import ArtifactFiles
-from app.store.queue import Claim, Finish, NewEvent, Queue
+from app.store.queue import Queue
+from app.store.records import Claim, Finish, NewEvent
 from workers.devices import Lease
 from workers.jobs import runner_for
 from workers.jobs._base import Collecting, Resumable, Runner, Unit, parse_spec

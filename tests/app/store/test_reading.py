@@ -14,8 +14,9 @@ import pytest
 from app.errors import InvalidRequest, NotFound
 from app.specs.benchmark import BenchmarkSpec
 from app.store.engine import Database
-from app.store.queue import Finish, MeasurementRecord, NewEvent, NewJob, Queue, StoredArtifact
+from app.store.queue import Queue
 from app.store.reading import Reading
+from app.store.records import Finish, MeasurementRecord, NewEvent, NewJob, StoredArtifact
 
 
 def ids(page: tuple[list[dict[str, Any]], str | None]) -> list[int]:

@@ -16,8 +16,9 @@ from app.layout import STATISTICS
 from app.specs.benchmark import BenchmarkSpec
 from app.store import results
 from app.store.engine import Database
-from app.store.queue import Finish, MeasurementRecord, NewJob, Queue
+from app.store.queue import Queue
 from app.store.reading import Reading
+from app.store.records import Finish, MeasurementRecord, NewJob
 from app.store.results import local_table, render, table
 
 TIMEOUT = Finish("failed", error=job_problem("timeout", "longer than 1 s"))
