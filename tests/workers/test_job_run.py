@@ -21,8 +21,8 @@ from app.specs import spec_adapter
 from app.store.artifacts import ArtifactFiles
 from app.store.engine import Database, open_database
 from app.store.queue import Queue
-from app.store.records import NewJob, Offer
 from app.store.reading import Reading
+from app.store.records import NewJob, Offer
 from workers.child import PipeReporter
 from workers.devices import Lease
 from workers.job_run import JobRun
