@@ -18,13 +18,15 @@ import psutil
 
 from app.errors import DatabaseBusy, DiskFull, FlopwatchError
 from app.settings import Settings
+from app.states import WorkerState
 from app.store.artifacts import ArtifactFiles
 from app.store.engine import Database, open_database
 from app.store.lease import Watcher
-from app.store.queue import Claim, Offer, Queue
-from app.store.registration import WorkerState
+from app.store.queue import Queue
+from app.store.records import Claim, Offer
+from app.store.registration import Registration
 from kernels.registry import ATTENTION
-from workers.devices import DeviceLocks, Gpu, Lease, discover
+from workers.devices import DeviceLocks, Gpu, Lease, discover, most_of_one_job
 from workers.jobs import RUNNERS
 from workers.launch import Launcher
 from workers.model.registry import MODELS
@@ -61,9 +63,10 @@ class Agent:
         self._settings = settings
         self._database = database
         self._queue = Queue(database)
+        self._registration = Registration(database)
         self._artifacts = ArtifactFiles(settings.artifacts_dir)
         self._watch = database.watch()
-        self._watcher = Watcher(self._queue, settings.lease_s)
+        self._watcher = Watcher(self._queue, self._registration, settings.lease_s)
         self._host = discover()
         self._locks = DeviceLocks(self._host)
         self._launcher = Launcher()
@@ -126,7 +129,7 @@ class Agent:
             self._claim_what_fits()
 
     def _register(self) -> None:
-        self._queue.register_worker(
+        self._registration.register_worker(
             worker_id=self.id,
             hostname=socket.gethostname(),
             pid=os.getpid(),
@@ -139,7 +142,7 @@ class Agent:
         logger.info("worker %s ready: %s CPUs, %s", self.id, self._host.cpu_count, gpus)
 
     def _beat(self) -> None:
-        self._queue.beat_worker(self.id)
+        self._registration.beat_worker(self.id, "active" if self._drain_until is None else "draining")
         renewal = self._queue.renew([run.claim for run in self._runs.values()])
         for job_id in renewal.lost:
             self._runs[job_id].stop.set(Abandoned())
@@ -179,8 +182,8 @@ class Agent:
         return Offer(
             kinds=frozenset(RUNNERS),
             capabilities=self._capabilities,
-            total_gpus=len(self._host.gpus),
-            free_gpus=len(free.gpus),
+            total_gpus=most_of_one_job(self._host.gpus),
+            free_gpus=most_of_one_job(free.gpus),
             idle=free.alone,
         )
 
@@ -225,7 +228,7 @@ class Agent:
     def _announce(self, state: WorkerState) -> None:
         """Let others know; a store that cannot be written keeps nobody from ending."""
         try:
-            self._queue.set_worker_state(self.id, state)
+            self._registration.set_worker_state(self.id, state)
         except FlopwatchError as error:
             logger.warning("the store does not know yet that this worker is %s: %s", state, error)
 

@@ -17,7 +17,8 @@ from app.errors import DatabaseBusy, DiskFull, LeaseLost, job_problem
 from app.settings import Settings
 from app.specs import SpecBase
 from app.store.artifacts import ArtifactFiles
-from app.store.queue import Claim, Finish, NewEvent, Queue, StoredArtifact
+from app.store.queue import Queue
+from app.store.records import Claim, Finish, NewEvent, StoredArtifact
 from workers.devices import Lease
 from workers.jobs import runner_for
 from workers.jobs._base import Resumable, Runner, Unit, parse_spec

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from app.store.queue import MeasurementRecord, StoredArtifact
+from app.store.records import MeasurementRecord, StoredArtifact
 from workers.log import CappedLog
 
 VERDICTS = ("valid", "suspect", "invalid")

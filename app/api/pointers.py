@@ -13,8 +13,7 @@ from pydantic_core import ErrorDetails
 
 from app.errors import FieldError
 from app.specs import KINDS
-
-Location = tuple[int | str, ...]
+from app.specs._base import Location
 
 MAX_ERRORS = 50
 SHOWN_VALUE_CHARACTERS = 60

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query
 from fastapi.responses import Response
 from pydantic import Field
 
-from app.api.parameters import MAX_ID, Label, StrictQuery, Text
+from app.api.parameters import Id, Label, StrictQuery, Text
 from app.api.services import CurrentServices
 from app.layout import Format, Statistic
 from app.store import results
@@ -44,8 +44,8 @@ class TableQuery(StrictQuery):
     """Which jobs, and how to lay their measurements out."""
 
     kind: Text | None = None
-    sweep: Annotated[int, Field(ge=1, le=MAX_ID)] | None = None
-    job: list[Annotated[int, Field(ge=1, le=MAX_ID)]] = Field(default=[], max_length=1000)
+    sweep: Id | None = None
+    job: list[Id] = Field(default=[], max_length=1000)
     """A job's id; repeat it for several."""
     label: list[Label] = Field(default=[], max_length=20)
     """`key:value`; repeat it for jobs that have several labels."""

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import array
+import json
 import sys
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, RowMapping, Select, func, select
+from sqlalchemy import Connection, Row, RowMapping, Select, Text, cast, func, select
 
 from app.errors import FieldError, InvalidRequest, NotFound
 from app.layout import FACTS, STATISTICS
-from app.store import tables
+from app.states import JOB_STATES
+from app.store import sweeps, tables
 from app.store.engine import Database
-from app.store.public import JOB_STATES, MAX_ID, artifact_dict, checked_id, finite, job_dict, rfc3339, sweep_dict
+from app.store.public import MAX_ID, artifact_dict, checked_id, finite, job_dict, rfc3339, sweep_dict
 from app.store.results.choosing import recorded_attempts
 from app.store.results.sheet import free_names, type_of
+from app.store.waiting import waiting_reasons
 
 MAX_PAGE = 1000
 MAX_MEASUREMENTS = 10_000
@@ -36,7 +39,8 @@ class Reading:
         """The public job, and its version, which grows with every change. Raises NotFound, as all below."""
         with self._database.read() as connection:
             row = _job(connection, job_id)
-        return job_dict(row._mapping), row.version
+            waiting = waiting_reasons(connection, [row._mapping])
+        return job_dict(row._mapping, waiting.get(job_id)), row.version
 
     def jobs(
         self,
@@ -60,18 +64,10 @@ class Reading:
         for key, value in labels:
             # Not EXISTS, which SQLite would try for every job: 130 ms for a label that only an old one of 110 000 has.
             query = query.where(job.id.in_(select(label.job_id).where(label.key == key, label.value == value)))
-        rows, following = self._page(query, job.id, limit, after)
-        return [job_dict(row._mapping) for row in rows], following
-
-    def _page(
-        self, query: Select[Any], id_column: Any, limit: int, after: str | None
-    ) -> tuple[Sequence[Row[Any]], str | None]:
-        limit = min(limit, MAX_PAGE)
-        if after is not None:
-            query = query.where(id_column < _cursor(after))
         with self._database.read() as connection:
-            rows = connection.execute(query.order_by(id_column.desc()).limit(limit + 1)).all()
-        return rows[:limit], str(rows[limit - 1].id) if len(rows) > limit else None
+            rows, following = _page(connection, query, job.id, limit, after)
+            waiting = waiting_reasons(connection, [row._mapping for row in rows])
+        return [job_dict(row._mapping, waiting.get(row.id)) for row in rows], following
 
     def events(self, job_id: int, after: int = 0, limit: int = 500) -> list[dict[str, Any]]:
         """The job's events with an id above `after`, in order."""
@@ -229,19 +225,19 @@ class Reading:
         ]
 
     def sweep(self, sweep_id: int) -> dict[str, Any]:
-        """The public sweep with its number of jobs by state."""
+        """The public sweep, with the number of its points by the state of their latest job."""
         with self._database.read() as connection:
             query = select(tables.sweep).where(tables.sweep.c.id == checked_id(sweep_id, "sweep"))
             row = connection.execute(query).mappings().one_or_none()
             if row is None:
                 raise NotFound(f"There is no sweep {sweep_id}.")
-            return sweep_dict(row, _sweep_counts(connection, [sweep_id]).get(sweep_id, {}))
+            return sweep_dict(row, sweeps.counts(connection, [sweep_id]).get(sweep_id, {}))
 
     def sweeps(self, limit: int = 50, after: str | None = None) -> tuple[list[dict[str, Any]], str | None]:
         """Sweeps, newest first, and the cursor of the next page."""
-        rows, following = self._page(select(tables.sweep), tables.sweep.c.id, limit, after)
         with self._database.read() as connection:
-            counts = _sweep_counts(connection, [row.id for row in rows])
+            rows, following = _page(connection, select(tables.sweep), tables.sweep.c.id, limit, after)
+            counts = sweeps.counts(connection, [row.id for row in rows])
         return [sweep_dict(row._mapping, counts.get(row.id, {})) for row in rows], following
 
     def counts(self) -> dict[str, int]:
@@ -255,10 +251,13 @@ class Reading:
         """The kinds and the capabilities that registered workers have; both empty while none ever registered."""
         worker = tables.worker.c
         with self._database.read() as connection:
-            rows = connection.execute(select(worker.kinds, worker.capabilities)).all()
+            # Agents are many over the years, each start is one, but few differ in what they have.
+            rows = connection.execute(
+                select(cast(worker.kinds, Text), cast(worker.capabilities, Text)).distinct()
+            ).all()
         return {
-            "kinds": {kind for row in rows for kind in row.kinds},
-            "capabilities": {name for row in rows for name in row.capabilities},
+            "kinds": {kind for kinds, _ in rows for kind in json.loads(kinds)},
+            "capabilities": {name for _, names in rows for name in json.loads(names)},
         }
 
 
@@ -278,13 +277,14 @@ def _attempts(connection: Connection, job_id: int) -> Sequence[Row[Any]]:
     return connection.execute(select(tables.attempt).where(attempt.job_id == job_id).order_by(attempt.id)).all()
 
 
-def _sweep_counts(connection: Connection, sweep_ids: Sequence[int]) -> dict[int, dict[str, int]]:
-    job = tables.job.c
-    query = select(job.sweep_id, job.state, func.count()).where(job.sweep_id.in_(sweep_ids))
-    counts: dict[int, dict[str, int]] = {}
-    for sweep_id, state, number in connection.execute(query.group_by(job.sweep_id, job.state)):
-        counts.setdefault(sweep_id, {})[state] = number
-    return counts
+def _page(
+    connection: Connection, query: Select[Any], id_column: Any, limit: int, after: str | None
+) -> tuple[Sequence[Row[Any]], str | None]:
+    limit = min(limit, MAX_PAGE)
+    if after is not None:
+        query = query.where(id_column < _cursor(after))
+    rows = connection.execute(query.order_by(id_column.desc()).limit(limit + 1)).all()
+    return rows[:limit], str(rows[limit - 1].id) if len(rows) > limit else None
 
 
 def _cursor(after: str) -> int:

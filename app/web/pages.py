@@ -8,14 +8,14 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
 from markupsafe import Markup
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
-from app.api.parameters import FINISHED, MAX_ID, NO_QUERY, Cursor, JobId, JobState, Label, StrictQuery, SweepId, Text
+from app.api.parameters import NO_QUERY, Cursor, Id, JobId, Label, StrictQuery, SweepId, Text
 from app.api.services import CurrentServices, Services
 from app.layout import case_text, varying_columns
 from app.specs import KINDS
+from app.states import FINISHED_STATES, JOB_STATES, JobState
 from app.store import results
-from app.store.public import JOB_STATES
 from app.web.templates import render
 
 router = APIRouter(prefix="/ui", include_in_schema=False)
@@ -38,7 +38,7 @@ class Filters(StrictQuery):
     state: Annotated[JobState | None, NONE_IF_EMPTY] = None
     kind: Annotated[Text | None, NONE_IF_EMPTY] = None
     label: Annotated[Label | None, NONE_IF_EMPTY] = None
-    sweep: Annotated[Annotated[int, Field(ge=1, le=MAX_ID)] | None, NONE_IF_EMPTY] = None
+    sweep: Annotated[Id | None, NONE_IF_EMPTY] = None
     after: Annotated[Cursor | None, NONE_IF_EMPTY] = None
 
 
@@ -79,7 +79,7 @@ def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
         request,
         "job.html",
         job=found,
-        finished=found["state"] in FINISHED,
+        finished=found["state"] in FINISHED_STATES,
         table=table(sheet) if sheet is not None and found["state"] == "succeeded" else "",
         cases=0 if sheet is None else len(sheet.rows),
         shown_cases=SHOWN_CASES,

@@ -19,7 +19,7 @@ from app.api.services import Services
 from app.errors import job_problem
 from app.main import create_app
 from app.settings import Settings
-from app.store.queue import Claim, Finish, MeasurementRecord, NewEvent, Offer
+from app.store.records import Claim, Finish, MeasurementRecord, NewEvent, Offer
 
 START_TIMEOUT_S = 30.0
 KINDS = frozenset({"benchmark"})
@@ -48,7 +48,7 @@ class Worker:
 
     def register(self, kinds: frozenset[str] = KINDS, capabilities: frozenset[str] = CAPABILITIES) -> None:
         devices = [{"type": "cpu", "name": "test CPU"}]
-        self.services.queue.register_worker(self.id, "host", 1, kinds, capabilities, devices, {"torch": "2.13"})
+        self.services.registration.register_worker(self.id, "host", 1, kinds, capabilities, devices, {"torch": "2.13"})
 
     def claim(self) -> Claim:
         claim = self.services.queue.claim(self.id, Offer(KINDS, CAPABILITIES, total_gpus=0, free_gpus=0, idle=True))

@@ -20,8 +20,9 @@ from app.settings import Settings
 from app.specs import spec_adapter
 from app.store.artifacts import ArtifactFiles
 from app.store.engine import Database, open_database
-from app.store.queue import NewJob, Offer, Queue
+from app.store.queue import Queue
 from app.store.reading import Reading
+from app.store.records import NewJob, Offer
 from workers.child import PipeReporter
 from workers.devices import Lease
 from workers.keeper import KILL, TERMINATE

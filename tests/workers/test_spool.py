@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.store.queue import MeasurementRecord, StoredArtifact
+from app.store.records import MeasurementRecord, StoredArtifact
 from workers.measure.measurement import Measurement, unpack
 from workers.spool import Spool
 

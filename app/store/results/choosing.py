@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -11,8 +10,9 @@ from sqlalchemy import Connection, Row, Select, func, select
 from app.errors import InvalidRequest, NotFound
 from app.layout import Statistic
 from app.specs import KINDS
-from app.store import tables
-from app.store.public import FINISHED_STATES, checked_id
+from app.states import FINISHED_STATES
+from app.store import sweeps, tables
+from app.store.public import checked_id
 
 MAX_JOBS = 10_000
 # SQLite binds at most 32 766 values in a statement.
@@ -41,14 +41,12 @@ def choose_jobs(
         query = query.where(job.id.in_(select(label.job_id).where(label.key == key, label.value == value)))
     if sweep is not None:
         _check_sweep(connection, sweep)
-        query = query.where(job.sweep_id == sweep)
+        query = query.where(job.id.in_(sweeps.latest_jobs([sweep])))
     if jobs:
         _check_jobs(connection, jobs)
         query = query.where(job.id.in_(jobs))
-    superseded = _superseded(connection, sweep) if sweep is not None else frozenset()
-    finished = query.where(job.state.in_(FINISHED_STATES)).order_by(job.id)
-    found = connection.execute(finished.limit(MAX_JOBS + 1 + len(superseded))).all()
-    found = [row for row in found if row.id not in superseded]
+    finished = query.where(job.state.in_(FINISHED_STATES))
+    found = list(connection.execute(finished.order_by(job.id).limit(MAX_JOBS + 1)))
     if len(found) > MAX_JOBS:
         raise InvalidRequest(f"The table would have more than {MAX_JOBS} jobs: choose a sweep, or jobs.")
     return found
@@ -66,20 +64,6 @@ def _check_jobs(connection: Connection, jobs: Collection[int]) -> None:
     unknown = set(jobs) - set(connection.execute(known).scalars())
     if unknown:
         raise NotFound(f"There is no job {min(unknown)}.")
-
-
-def _superseded(connection: Connection, sweep: int) -> frozenset[int]:
-    """The sweep's jobs whose point has a later job, whatever that one's state. A job without a point has none."""
-    job = tables.job.c
-    query = select(job.id, job.point).where(job.sweep_id == sweep, job.point.is_not(None)).order_by(job.id)
-    latest: dict[str, int] = {}
-    earlier = set()
-    for row in connection.execute(query):
-        point = json.dumps(row.point, sort_keys=True)
-        if point in latest:
-            earlier.add(latest[point])
-        latest[point] = row.id
-    return frozenset(earlier)
 
 
 def recorded_attempts(connection: Connection, job_ids: Sequence[int]) -> dict[int, int]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from app.store.queue import StoredArtifact
+from app.store.records import StoredArtifact
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from app.cli.client import parse_stream
-from app.store.queue import StoredArtifact
+from app.store.records import StoredArtifact
 
 TINY = ("benchmark", "model.size=tiny")
 

@@ -13,8 +13,10 @@ import pytest
 from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
 from app.store.engine import Database, open_database
-from app.store.queue import Claim, Finish, Idempotency, MeasurementRecord, NewJob, Offer, Queue, StoredArtifact
+from app.store.queue import Queue
 from app.store.reading import Reading
+from app.store.records import Claim, Finish, Idempotency, MeasurementRecord, NewJob, Offer, StoredArtifact
+from app.store.registration import Registration
 
 KINDS = frozenset({"benchmark"})
 CAPABILITIES = frozenset({"attention:eager", "model:transformer_lm"})
@@ -55,11 +57,17 @@ def queue(database: Database) -> Queue:
     return Queue(database)
 
 
+@pytest.fixture
+def registration(database: Database) -> Registration:
+    return Registration(database)
+
+
 @dataclass
 class Shop:
     """Submits, claims and finishes with as few words as a test needs."""
 
     queue: Queue
+    registration: Registration
 
     def submit(self, *, idempotency: Idempotency | None = None, spec: dict[str, Any] | None = None, **job: Any) -> int:
         new = NewJob(BenchmarkSpec.model_validate(spec or {}), **job)
@@ -72,7 +80,7 @@ class Shop:
     def register(
         self, worker_id: str = "worker", *, gpus: int = 0, capabilities: frozenset[str] = CAPABILITIES
     ) -> None:
-        self.queue.register_worker(worker_id, "host", 1, KINDS, capabilities, DEVICES[gpus], {"torch": "2.13"})
+        self.registration.register_worker(worker_id, "host", 1, KINDS, capabilities, DEVICES[gpus], {"torch": "2.13"})
 
     def claim(self, worker_id: str = "worker", **offer: Any) -> Claim:
         claim = self.try_claim(worker_id, **offer)
@@ -88,8 +96,8 @@ class Shop:
 
 
 @pytest.fixture
-def shop(queue: Queue) -> Shop:
-    return Shop(queue)
+def shop(queue: Queue, registration: Registration) -> Shop:
+    return Shop(queue, registration)
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ from app.errors import NotFound
 from app.store import artifacts
 from app.store.artifacts import ArtifactFiles
 from app.store.engine import Database
-from app.store.queue import Finish, Queue, StoredArtifact
+from app.store.queue import Queue
+from app.store.records import Finish, StoredArtifact
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from sqlalchemy import event
 from app.errors import InvalidRequest, NotFound, job_problem
 from app.specs.benchmark import BenchmarkSpec
 from app.store.engine import Database
-from app.store.queue import Finish, MeasurementRecord, NewEvent, NewJob, Queue, StoredArtifact
+from app.store.queue import Queue
 from app.store.reading import Reading
-from app.store.records import UnitRecord
+from app.store.records import Finish, MeasurementRecord, NewEvent, NewJob, StoredArtifact, UnitRecord
 
 
 def ids(page: tuple[list[dict[str, Any]], str | None]) -> list[int]:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from app.specs import KINDS, spec_adapter
-from app.store.queue import Claim, Finish, MeasurementRecord, NewJob, Offer, Queue
-from app.store.records import TableRecord, UnitRecord
+from app.store.queue import Queue
+from app.store.records import Claim, Finish, MeasurementRecord, NewJob, Offer, TableRecord, UnitRecord
 
 Measure = Callable[..., int]
 CASE_FIELDS = ("case_key", "device_key")

@@ -8,7 +8,8 @@ import pytest
 from app.errors import InvalidRequest, NotFound, job_problem
 from app.specs.benchmark import BenchmarkSpec
 from app.store.engine import Database
-from app.store.queue import Claim, Finish, MeasurementRecord, NewJob, Queue
+from app.store.queue import Queue
+from app.store.records import Claim, Finish, MeasurementRecord, NewJob
 from app.store.results import choosing, table
 
 Measure = Callable[..., int]
@@ -81,8 +82,7 @@ class TestSweeps:
     def test_of_each_point_the_latest_job(
         self, database: Database, shop: Any, queue: Queue, record: Any, sweep: Callable[..., int]
     ) -> None:
-        a, same_as_a, b = {"x": 0, "y": 1}, {"y": 1, "x": 0}, {"x": 1, "y": 1}
-        number = sweep(a, b, same_as_a)
+        number = sweep({"x": 0, "y": 1}, {"x": 1, "y": 1}, {"x": 0, "y": 1})
         for ending in (BROKEN, Finish("succeeded"), Finish("succeeded")):
             self.finish(shop, queue, record, ending)
         assert table(database, sweep=number).column("context_length") == [101, 102]

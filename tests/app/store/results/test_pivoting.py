@@ -10,9 +10,8 @@ from app.errors import InvalidRequest, job_problem
 from app.layout import STATISTICS
 from app.specs.benchmark import BenchmarkSpec
 from app.store.engine import Database
-from app.store.queue import Finish
 from app.store.reading import Reading
-from app.store.records import UnitRecord
+from app.store.records import Finish, UnitRecord
 from app.store.results import Cell, Sheet, column_name, local_table, render, table
 
 Measure = Callable[..., int]

@@ -10,7 +10,8 @@ import pytest
 
 from app.errors import InvalidRequest, NotFound, job_problem
 from app.store.engine import Database
-from app.store.queue import Claim, Finish, Queue
+from app.store.queue import Queue
+from app.store.records import Claim, Finish
 from app.store.results import list_tables, result_table
 from tests.app.store.results.conftest import reported
 
