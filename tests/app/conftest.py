@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -69,11 +70,32 @@ class Worker:
         return self.services.queue.finish(claim, Finish(state, **results))
 
 
-def record(metric: str, value: float | None, outcome: str = "ok", **case: Any) -> MeasurementRecord:
-    """A measurement of one sample."""
-    reason = None if value is not None else "out of memory"
-    statistics = (1 if value is not None else None, value, 0.0 if value is not None else None, *[value] * 7)
-    return MeasurementRecord(case, "forward", metric, "ms", outcome, reason, *statistics, samples=None)
+def record(
+    metric: str,
+    value: float | None,
+    outcome: str = "ok",
+    *,
+    unit_index: int = 0,
+    validity: str | None = None,
+    **case: Any,
+) -> MeasurementRecord:
+    """A measurement of one sample; cases with other coordinates have other keys."""
+    return MeasurementRecord(
+        unit_index=unit_index,
+        case=case,
+        case_key=json.dumps(case, sort_keys=True),
+        device_key="1x test CPU",
+        validity=validity,
+        phase=metric.removesuffix("_ms") if metric.endswith("_ms") else None,
+        metric=metric,
+        unit="ms",
+        outcome=outcome,
+        reason=None if value is not None else "out of memory",
+        n=1 if value is not None else None,
+        std=0.0 if value is not None else None,
+        samples=None,
+        **dict.fromkeys(("mean", "median", "min", "max", "p05", "p25", "p75", "p95"), value),
+    )
 
 
 @dataclass
