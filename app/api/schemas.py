@@ -77,6 +77,33 @@ class Column(TypedDict):
 class Measurements(TypedDict):
     columns: list[Column]
     rows: list[dict[str, Any]]
+    next: str | None
+
+
+class ReportedTable(TypedDict):
+    name: str
+    columns: list[Column]
+    rows: int
+    units: list[int]
+    partial: bool
+    url: str
+
+
+class FileOfUnit(TypedDict):
+    name: str
+    url: str
+
+
+class Unit(TypedDict):
+    unit_index: int
+    title: str
+    side: str | None
+    outcome: str
+    reason: str | None
+    partial: bool
+    environment: dict[str, Any] | None
+    validity: dict[str, Any] | None
+    artifacts: list[FileOfUnit]
 
 
 class Sweep(TypedDict):

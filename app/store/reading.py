@@ -6,22 +6,27 @@ import array
 import json
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, Text, cast, func, select
+from sqlalchemy import Connection, Row, RowMapping, Select, Text, cast, func, select
 
 from app.errors import FieldError, InvalidRequest, NotFound
+from app.layout import FACTS, STATISTICS
 from app.states import JOB_STATES
 from app.store import sweeps, tables
 from app.store.engine import Database
 from app.store.public import MAX_ID, artifact_dict, checked_id, finite, job_dict, rfc3339, sweep_dict
+from app.store.results.choosing import recorded_attempts
+from app.store.results.sheet import free_names, type_of
 from app.store.waiting import waiting_reasons
 
 MAX_PAGE = 1000
+MAX_MEASUREMENTS = 10_000
+"""Of a page of measurements."""
 
-STATISTICS = ("n", "mean", "std", "median", "min", "max", "p05", "p25", "p75", "p95")
-_FACTS = ("phase", "metric", "unit", "outcome", "reason", "partial")
+
+_UNIT_FIELDS = ("unit_index", "title", "side", "outcome", "reason", "partial", "environment", "validity")
 
 
 class Reading:
@@ -121,33 +126,59 @@ class Reading:
                     text.clear()
         return "".join(text)
 
-    def measurements(self, job_id: int, samples: bool = False) -> dict[str, Any]:
-        """`columns` and `rows`: a row is one metric of one case, an object keyed by column name.
+    def measurements(
+        self, job_id: int, *, samples: bool = False, limit: int = MAX_MEASUREMENTS, after: str | None = None
+    ) -> dict[str, Any]:
+        """What the job's last recorded attempt measured: `columns`, `rows` and the cursor `next`, or None at the end.
 
-        The columns are the cases' coordinates, then phase, metric, unit, outcome, …, the statistics in the row's unit,
-        and with `samples` the raw samples. A coordinate with the name of another column is called "case.<name>".
+        A row is one metric of one case, an object keyed by column name. The columns are the coordinates of this page's
+        cases, then layout.FACTS, layout.STATISTICS in the row's unit, and with `samples` the raw samples. A coordinate
+        with the name of another column is called "case.<name>".
         """
+        limit = min(limit, MAX_MEASUREMENTS)
+        measurement, unit = tables.measurement.c, tables.unit.c
+        query = select(tables.measurement).where(measurement.job_id == job_id)
+        if after is not None:
+            query = query.where(measurement.id > _cursor(after))
         with self._database.read() as connection:
             _job(connection, job_id)
-            table = tables.measurement
-            query = select(table).where(table.c.job_id == job_id).order_by(table.c.id)
+            attempt = recorded_attempts(connection, [job_id]).get(job_id)
+            query = query.where(measurement.attempt == attempt).order_by(measurement.id).limit(limit + 1)
             rows = connection.execute(query).mappings().all()
-        taken = {*_FACTS, *STATISTICS, "samples"}
-        names = {name: f"case.{name}" if name in taken else name for row in rows for name in row["case"]}
-        values = []
-        for row in rows:
-            value: dict[str, Any] = {column: row["case"].get(name) for name, column in names.items()}
-            value |= {name: row[name] for name in _FACTS}
-            value |= {name: finite(row[name]) for name in STATISTICS}
-            if samples:
-                value["samples"] = _unpack(row["samples"])
-            values.append(value)
-        columns = [{"name": column, "type": _json_type(column, values), "unit": None} for column in names.values()]
-        columns += [{"name": n, "type": "boolean" if n == "partial" else "string", "unit": None} for n in _FACTS]
-        columns += [{"name": n, "type": "integer" if n == "n" else "number", "unit": None} for n in STATISTICS]
-        if samples:
-            columns.append({"name": "samples", "type": "array", "unit": None})
-        return {"columns": columns, "rows": values}
+            of_units = select(unit.unit_index, unit.title).where(unit.job_id == job_id, unit.attempt == attempt)
+            titles = dict(map(tuple, connection.execute(of_units)))
+        shown = rows[:limit]
+        names = free_names(
+            dict.fromkeys(name for row in shown for name in row["case"]), {*FACTS, *STATISTICS, "samples"}, "case"
+        )
+        values = [_measurement(row, names, titles, samples=samples) for row in shown]
+        return {
+            "columns": _measurement_columns(names.values(), values, samples=samples),
+            "rows": values,
+            "next": str(shown[-1]["id"]) if len(rows) > limit else None,
+        }
+
+    def units(self, job_id: int) -> list[dict[str, Any]]:
+        """The units of the job's last recorded attempt in the order of the plan, each with the files that it left."""
+        unit, artifact = tables.unit.c, tables.artifact.c
+        with self._database.read() as connection:
+            _job(connection, job_id)
+            attempt = recorded_attempts(connection, [job_id]).get(job_id)
+            query = select(tables.unit).where(unit.job_id == job_id, unit.attempt == attempt)
+            rows = connection.execute(query.order_by(unit.unit_index)).mappings().all()
+            files = select(tables.artifact).where(artifact.job_id == job_id, artifact.attempt == attempt)
+            artifacts = connection.execute(files.order_by(artifact.name)).mappings().all()
+        return [
+            {
+                **{name: row[name] for name in _UNIT_FIELDS},
+                "artifacts": [
+                    {"name": file["name"], "url": artifact_dict(file)["url"]}
+                    for file in artifacts
+                    if file["unit_index"] == row["unit_index"]
+                ],
+            }
+            for row in rows
+        ]
 
     def artifacts(self, job_id: int) -> list[dict[str, Any]]:
         """The job's artifacts by name."""
@@ -263,11 +294,26 @@ def _cursor(after: str) -> int:
     return int(after)
 
 
-def _json_type(column: str, rows: Sequence[dict[str, Any]]) -> str:
-    types = {type(row[column]) for row in rows} - {type(None)}
-    if types and types <= {int, float}:
-        return "integer" if types == {int} else "number"
-    return "boolean" if types == {bool} else "string"
+def _measurement(
+    row: RowMapping, names: Mapping[str, str], titles: Mapping[int, str], *, samples: bool
+) -> dict[str, Any]:
+    value: dict[str, Any] = {column: row["case"].get(name) for name, column in names.items()}
+    value |= {name: titles.get(row["unit_index"]) if name == "unit_title" else row[name] for name in FACTS}
+    value |= {name: finite(row[name]) for name in STATISTICS}
+    if samples:
+        value["samples"] = _unpack(row["samples"])
+    return value
+
+
+def _measurement_columns(
+    coordinates: Iterable[str], rows: Sequence[Mapping[str, Any]], *, samples: bool
+) -> list[dict[str, Any]]:
+    types: dict[str, str] = {name: type_of(row[name] for row in rows) for name in coordinates}
+    types |= dict.fromkeys(FACTS, "string") | {"unit_index": "integer", "partial": "boolean"}
+    types |= dict.fromkeys(STATISTICS, "number") | {"n": "integer"}
+    if samples:
+        types["samples"] = "array"
+    return [{"name": name, "type": kind, "unit": None} for name, kind in types.items()]
 
 
 def _unpack(samples: bytes | None) -> list[float | None] | None:

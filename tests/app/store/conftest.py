@@ -107,8 +107,12 @@ def record() -> Callable[..., MeasurementRecord]:
     def build(metric: str = "step_ms", **changes: Any) -> MeasurementRecord:
         statistics = dict.fromkeys(("mean", "median", "min", "max", "p05", "p25", "p75", "p95"), 2.0)
         plain: dict[str, Any] = {
+            "unit_index": 0,
             "case": {"model": "tiny", "context_length": 128},
-            "phase": "step",
+            "case_key": "key",
+            "device_key": "1x test CPU",
+            "validity": None,
+            "phase": metric.removesuffix("_ms") if metric.endswith("_ms") else None,
             "metric": metric,
             "unit": "ms",
             "outcome": "ok",
@@ -131,7 +135,7 @@ def results(record: Callable[..., MeasurementRecord]) -> Finish:
     return Finish(
         "succeeded",
         measurements=[record()],
-        artifacts=[StoredArtifact("trace.json", "trace", "application/json", 3, "ab" * 32)],
+        artifacts=[StoredArtifact(0, "trace.json", "trace", "application/json", 3, "ab" * 32)],
         environment={"gpu": None},
         validity={"valid": True},
         log="done\n",
