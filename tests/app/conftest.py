@@ -6,7 +6,8 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ from app.api.services import Services
 from app.errors import job_problem
 from app.main import create_app
 from app.settings import Settings
-from app.store.records import Claim, Finish, MeasurementRecord, NewEvent, Offer
+from app.store.records import Claim, Finish, MeasurementRecord, NewEvent, Offer, TableRecord
 
 START_TIMEOUT_S = 30.0
 KINDS = frozenset({"benchmark"})
@@ -173,6 +174,20 @@ def serve() -> Callable[..., contextlib.AbstractContextManager[Site]]:
 def measured() -> Callable[..., MeasurementRecord]:
     """Make a measurement."""
     return record
+
+
+@pytest.fixture(scope="session")
+def reported() -> Callable[..., TableRecord]:
+    """Make a table as a unit reported it; `columns` are types by name, milliseconds where the name says so."""
+
+    def make(name: str, rows: Sequence[Sequence[Any]], unit_index: int = 0, **columns: str) -> TableRecord:
+        described = [
+            {"name": column, "type": type_, "unit": "ms" if column.endswith("_ms") else None}
+            for column, type_ in columns.items()
+        ]
+        return TableRecord(unit_index, name, described, len(rows), zlib.compress(json.dumps(rows).encode()))
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,10 +11,9 @@ import pytest
 
 from app.specs import KINDS, spec_adapter
 from app.store.queue import Queue
-from app.store.records import Claim, Finish, MeasurementRecord, NewJob, Offer, TableRecord, UnitRecord
+from app.store.records import Claim, Finish, MeasurementRecord, NewJob, Offer
 
 Measure = Callable[..., int]
-CASE_FIELDS = ("case_key", "device_key")
 
 
 @pytest.fixture
@@ -38,7 +36,7 @@ def run_job(queue: Queue) -> Callable[..., Claim]:
 def measure(run_job: Callable[..., Claim], queue: Queue, record: Callable[..., MeasurementRecord]) -> Measure:
     """Submits a job, runs it and records the measurements given: (metric, changes) pairs of its only case.
 
-    A change of `case` adds coordinates, and makes another case of it; `side` and `replicate` make units.
+    A change of `case` adds coordinates, and makes another case of it
     """
 
     def run(*measured: tuple[str, dict[str, Any]], spec: dict[str, Any] | None = None, finish: Any = None) -> int:
@@ -55,18 +53,3 @@ def measure(run_job: Callable[..., Claim], queue: Queue, record: Callable[..., M
         return int(claim.job_id)
 
     return run
-
-
-def unit(index: int, **changes: Any) -> UnitRecord:
-    """A unit that succeeded."""
-    plain: dict[str, Any] = {"title": f"replicate {index}", "outcome": "succeeded"}
-    return UnitRecord(unit_index=index, **{**plain, **changes})
-
-
-def reported(name: str, rows: list[list[Any]], unit_index: int = 0, **columns: str) -> TableRecord:
-    """A table; `columns` are types by name, milliseconds where the name says so."""
-    described = [
-        {"name": column, "type": type_, "unit": "ms" if column.endswith("_ms") else None}
-        for column, type_ in columns.items()
-    ]
-    return TableRecord(unit_index, name, described, len(rows), zlib.compress(json.dumps(rows).encode()))

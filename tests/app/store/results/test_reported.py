@@ -13,14 +13,13 @@ from app.store.engine import Database
 from app.store.queue import Queue
 from app.store.records import Claim, Finish
 from app.store.results import list_tables, result_table
-from tests.app.store.results.conftest import reported
 
 KERNELS = {"kernel": "string", "total_ms": "number", "calls": "integer", "fused": "boolean"}
 ROWS = [["b", 2.0, 1, True], ["a", None, 3, False], ["c", 1.5, 2, None], ["d", 2.0, 4, True]]
 
 
 @pytest.fixture
-def profiled(run_job: Callable[..., Claim], queue: Queue) -> int:
+def profiled(run_job: Callable[..., Claim], queue: Queue, reported: Any) -> int:
     """A job with two tables; both of its units reported one of them."""
     claim = run_job()
     tables = [
@@ -99,7 +98,7 @@ def test_unknown_things(database: Database, profiled: int, run_job: Callable[...
 
 
 def test_a_column_of_the_reporters_own_named_as_ours(
-    database: Database, run_job: Callable[..., Claim], queue: Queue
+    database: Database, run_job: Callable[..., Claim], queue: Queue, reported: Any
 ) -> None:
     claim = run_job()
     column = {"name": "unit_index", "type": "integer", "unit": None}
@@ -110,7 +109,7 @@ def test_a_column_of_the_reporters_own_named_as_ours(
 
 
 def test_tables_of_a_failed_job_are_partial_and_of_its_last_recorded_attempt(
-    database: Database, shop: Any, queue: Queue
+    database: Database, shop: Any, queue: Queue, reported: Any
 ) -> None:
     error = job_problem("failed", "it broke")
     queue.finish(shop.running_job(), Finish("failed", error=error, tables=[reported("first", [[1]], a="integer")]))
