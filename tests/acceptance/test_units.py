@@ -215,7 +215,7 @@ class TestElsewhere:
             assert text in shown
         table = command(site, "table", "--job", str(succeeded["id"]), "--name", "operations", "--sort", "-time")
         assert table.index("add") < table.index("copy")
-        command(site, "download", str(succeeded["id"]), "trace-unit-1.json", "--output", str(tmp_path))
+        command(site, "download", str(succeeded["id"]), "trace-unit-1.json", "--to", str(tmp_path))
         assert (tmp_path / "trace-unit-1.json").read_text() == '{"of": "second stage"}'
 
     def test_the_page_shows_units_tables_and_files(self, client: httpx.Client, crashed: dict[str, Any]) -> None:
@@ -285,4 +285,7 @@ def test_a_comparison_of_comparisons_is_refused_without_offering_it(client: http
     refused = client.post("/jobs", json={"spec": {"kind": "compare", "baseline": {"kind": "compare"}}})
     (error,) = refused.json()["errors"]
     assert error["pointer"] == "/spec/baseline/kind"
-    assert "compare" not in error["detail"].partition("known kinds")[2]
+    assert error["detail"].startswith(
+        'A spec inside another one cannot be of kind "compare"; known kinds here: attention'
+    )
+    assert "compare" not in error["detail"].partition("here:")[2]
