@@ -44,7 +44,7 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 demo: install  ## run the main job end to end on a small sweep and print its table
-	@$(BIN)/python -m benchmarks.demo
+	@$(BIN)/python -m tools.demo
 
 test: install  ## run the whole suite
 	$(BIN)/python -m pytest --timeout=$(TEST_TIMEOUT_S) $(ARGS)

@@ -20,7 +20,7 @@ from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
 from app.store.engine import Database, open_database
 from app.store.queue import Finish, NewJob, Offer, Queue
-from benchmarks.report import percentiles, print_report
+from benchmarks._shared import percentiles, print_report
 
 Row = tuple[str, str]
 

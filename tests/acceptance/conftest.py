@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.service import Service
+from tools.service import Service
 
 PLUGINS = Path(__file__).resolve().parent.parent / "plugins"
 PROJECT = PLUGINS.parent.parent

@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.service import Service, submit, wait_for_job
 from tests.acceptance.conftest import short_job
 from tests.acceptance.sabotage import (
     alive,
@@ -25,6 +24,7 @@ from tests.acceptance.sabotage import (
     wait_for_state,
     wait_until_gone,
 )
+from tools.service import Service, submit, wait_for_job
 
 pytestmark = pytest.mark.acceptance
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.service import Service, submit, wait_for_job
 from tests.acceptance.sabotage import get, sabotaged
+from tools.service import Service, submit, wait_for_job
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
 

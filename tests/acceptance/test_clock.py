@@ -14,7 +14,6 @@ from sqlalchemy import select
 
 from app.store import tables
 from app.store.engine import Database
-from benchmarks.service import Service, submit, wait_until
 from tests.acceptance.conftest import short_job
 from tests.acceptance.sabotage import (
     attempt_states,
@@ -26,6 +25,7 @@ from tests.acceptance.sabotage import (
     wait_for_state,
     worker_id,
 )
+from tools.service import Service, submit, wait_until
 
 pytestmark = pytest.mark.acceptance
 

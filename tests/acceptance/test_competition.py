@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.service import Service, submit, wait_until
 from tests.acceptance.conftest import short_job
 from tests.acceptance.sabotage import attempt_states, get, other_host, sabotaged, wait_for_state, worker_id
+from tools.service import Service, submit, wait_until
 
 pytestmark = pytest.mark.acceptance
 

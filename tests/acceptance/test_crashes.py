@@ -14,7 +14,6 @@ import httpx
 import psutil
 import pytest
 
-from benchmarks.service import Service, submit, wait_for_job
 from tests.acceptance.conftest import short_job
 from tests.acceptance.sabotage import (
     attempt_states,
@@ -23,6 +22,7 @@ from tests.acceptance.sabotage import (
     wait_for_start,
     wait_until_gone,
 )
+from tools.service import Service, submit, wait_for_job
 
 pytestmark = pytest.mark.acceptance
 

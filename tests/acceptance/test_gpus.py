@@ -8,9 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.service import Service, submit, wait_until
 from tests.acceptance.conftest import short_job
 from tests.acceptance.sabotage import get, open_gate, started, wait_for_state
+from tools.service import Service, submit, wait_until
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.gpu]
 

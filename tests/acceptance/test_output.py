@@ -11,9 +11,9 @@ import httpx
 import psutil
 import pytest
 
-from benchmarks.service import Service, submit
 from tests.acceptance.conftest import short_job
 from tests.acceptance.sabotage import get, open_gate, sabotaged, wait_for_start, wait_for_state
+from tools.service import Service, submit
 
 pytestmark = pytest.mark.acceptance
 

@@ -23,7 +23,6 @@ from app.settings import Settings
 from app.specs import spec_adapter
 from app.store.engine import Database, open_database
 from app.store.queue import Finish, MeasurementRecord, NewEvent, NewJob, Offer, Queue
-from benchmarks.service import Service, wait_for_job, wait_until
 from tests.acceptance.conftest import short_job
 from tests.acceptance.faults import (
     PROJECT,
@@ -37,6 +36,7 @@ from tests.acceptance.faults import (
     state_of,
     without,
 )
+from tools.service import Service, wait_for_job, wait_until
 
 pytestmark = pytest.mark.acceptance
 

@@ -15,7 +15,6 @@ import httpx
 import psutil
 import pytest
 
-from benchmarks.service import Service, submit, wait_until
 from tests.acceptance.conftest import short_job
 from tests.acceptance.sabotage import (
     attempt_states,
@@ -30,6 +29,7 @@ from tests.acceptance.sabotage import (
     wait_until_gone,
     worker_id,
 )
+from tools.service import Service, submit, wait_until
 
 pytestmark = pytest.mark.acceptance
 

@@ -221,7 +221,9 @@ def test_cuda_visible_devices_is_obeyed(monkeypatch: pytest.MonkeyPatch, visible
     assert discover().gpus == tuple(GPUS[index] for index in indices)
 
 
-def found(monkeypatch: pytest.MonkeyPatch, driver: Driver, visible: str | None = None, order: str | None = None) -> None:
+def found(
+    monkeypatch: pytest.MonkeyPatch, driver: Driver, visible: str | None = None, order: str | None = None
+) -> None:
     """Let a host have this driver and these variables."""
     monkeypatch.setattr(devices, "pynvml", driver)
     for name, value in (("CUDA_VISIBLE_DEVICES", visible), ("CUDA_DEVICE_ORDER", order)):
