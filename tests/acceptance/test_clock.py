@@ -27,7 +27,7 @@ from tests.acceptance.sabotage import (
 )
 from tools.service import Service, submit, wait_until
 
-pytestmark = pytest.mark.acceptance
+pytestmark = [pytest.mark.acceptance, pytest.mark.alone]
 
 LEASE_S = 2.0
 HOUR_S = 3600.0

@@ -125,6 +125,7 @@ def ends_with_its_agent(service: Service, folder: Path, rng: random.Random, **en
     return seconds
 
 
+@pytest.mark.alone
 def test_the_processes_of_a_killed_agents_job_are_gone_within_a_second(
     service: Service, misbehave_folder: Path, rng: random.Random
 ) -> None:
