@@ -94,13 +94,13 @@ class DeviceClock:
         if delay_s is None:
             torch.cuda.synchronize(self._device)
         else:
-            torch.cuda._sleep(int(delay_s * self._cycles_per_s))
+            torch.cuda._sleep(int(delay_s * self._cycles_per_s))  # type: ignore[no-untyped-call]
         self._start.record()
         begun = time.perf_counter()
         work()
         issued_s = time.perf_counter() - begun
         self._end.record()
-        hidden = not self._start.query()
+        hidden = not self._start.query()  # type: ignore[no-untyped-call]
         self._end.synchronize()
         self._issued_s.append(issued_s)
         return Lap(float(self._start.elapsed_time(self._end)), 1e6 * issued_s, hidden)
@@ -109,7 +109,7 @@ class DeviceClock:
         """Cycles of the device's clock in a second, roughly: it changes with load and heat."""
         for _ in range(2):  # the first loads the kernel
             self._start.record()
-            torch.cuda._sleep(CALIBRATION_CYCLES)
+            torch.cuda._sleep(CALIBRATION_CYCLES)  # type: ignore[no-untyped-call]
             self._end.record()
             self._end.synchronize()
-        return CALIBRATION_CYCLES / (1e-3 * self._start.elapsed_time(self._end))
+        return CALIBRATION_CYCLES / (1e-3 * float(self._start.elapsed_time(self._end)))
