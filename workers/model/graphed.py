@@ -54,7 +54,7 @@ class GraphedStep:
         self.phases: dict[str, Callable[[], None]] = {"graph": self.run}
         self.inner_phases = tuple(step.phases)
         """What the graph holds, in order."""
-        self.peak_bytes = 0
+        self.peak_mib = 0.0
         """Most memory that was allocated during the capture: replays allocate nothing, so this is their peak."""
         self.why_no_phases: str | None = None
         """Why phases inside the graph cannot be timed; None if they can."""
@@ -106,7 +106,7 @@ class GraphedStep:
             raise
         except RuntimeError as error:
             raise CannotCapture(f"a CUDA graph cannot hold this step: {_first_line(error)}") from error
-        self.peak_bytes = torch.cuda.max_memory_allocated()
+        self.peak_mib = torch.cuda.max_memory_allocated() / 2**20
         return graph
 
     def _make_marks(self, count: int) -> list[torch.cuda.Event]:
