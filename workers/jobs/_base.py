@@ -76,6 +76,11 @@ class Reporter(Protocol):
         """A folder of this unit's own, removed after it."""
         ...
 
+    @property
+    def ceilings(self) -> Path:
+        """The folder of this host's measured ceilings (workers.measure.ceilings.Ceilings)."""
+        ...
+
 
 class Runner(Protocol):
     """How one kind runs. Its module imports torch, models and kernels inside functions only: the agent imports it."""

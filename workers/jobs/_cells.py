@@ -52,7 +52,10 @@ class CellsContext(Context):
 
 
 class CellsRunner(GridRunner[CellsContext]):
-    """The runner of a kind whose cells are operations. A subclass says what a cell computes, and what its times mean."""
+    """The runner of a kind whose cells are operations.
+
+    A subclass says what a cell computes, and what its times mean.
+    """
 
     rates: tuple[tuple[str, str], ...]
     """(metric, unit) of what follows from times: for each pass, and for the mode's whole work."""
@@ -95,7 +98,7 @@ class CellsRunner(GridRunner[CellsContext]):
             values: Where to set them: one sample each, of the phases in `milliseconds`.
         """
 
-    def prepare(self, spec: Any, cell: Any, problem: Problem, trial: Trial) -> None:  # noqa: B027 - most have nothing
+    def prepare(self, spec: Any, cell: Any, problem: Problem, trial: Trial) -> None:
         """What the cell wants done once, untimed, before its operation is called."""
 
     def open(self, spec: CellsSpec, devices: Sequence[torch.device], report: Reporter) -> CellsContext:
@@ -154,9 +157,7 @@ class CellsRunner(GridRunner[CellsContext]):
             context.problem = key, self.make_problem(spec, cell, context.device)
         return context.problem[1]
 
-    def _examine(
-        self, spec: CellsSpec, cell: Any, problem: Problem, context: CellsContext, trial: Trial
-    ) -> str | None:
+    def _examine(self, spec: CellsSpec, cell: Any, problem: Problem, context: CellsContext, trial: Trial) -> str | None:
         """Judge the cell's operation, time it, judge it again; what is wrong with its results, if anything."""
         from workers.measure.memory import memory_needed_for
         from workers.measure.operations import measure_memory
@@ -202,13 +203,11 @@ class CellsRunner(GridRunner[CellsContext]):
         from workers.measure.compilation import compilation
         from workers.measure.operations import time_passes
 
-        timings = dict[str, Timing]()
+        timings: dict[str, Timing] = {}
         before = compilation()
         trial.monitor.start(warm=False)
         for name in passes:
-            timings |= time_passes(
-                operation, context.watch, [name], warmup=spec.warmup_steps, calls=spec.measure_steps
-            )
+            timings |= time_passes(operation, context.watch, [name], warmup=spec.warmup_steps, calls=spec.measure_steps)
             trial.monitor.watch()
         trial.checks.append(check_recompiles(before, compilation()))
         return timings
@@ -256,7 +255,7 @@ def combined(found: Mapping[str, Sequence[Check]]) -> list[Check]:
     """One check of each name for all passes: passed if every pass did; else it tells of those that did not."""
     from workers.measure.validity import Check
 
-    by_name = dict[str, dict[str, Check]]()
+    by_name: dict[str, dict[str, Check]] = {}
     for pass_name, checks in found.items():
         for check in checks:
             by_name.setdefault(check.name, {})[pass_name] = check

@@ -113,7 +113,7 @@ class GridRunner(abc.ABC, Generic[ContextT]):
         """
         return [choose_device(spec.device)]
 
-    def check(self, spec: Any) -> None:  # noqa: B027 - most have nothing to check
+    def check(self, spec: Any) -> None:
         """Refuse, with Unsupported, a job none of whose cells can run here."""
 
     def precision_of(self, cell: Any) -> str | None:
@@ -162,7 +162,7 @@ class GridRunner(abc.ABC, Generic[ContextT]):
                 values.rest("crashed", crashed)
                 found = verdict([check_measured(values)])
             else:
-                # A unit that got no further than the cell that crashed tells no cursor, so that it is not resumed there.
+                # Not of the cell that crashed: a unit that gets no further than that must not be resumed there again.
                 report.cursor(index)
                 tell = functools.partial(_tell, report, index, len(cells), cell.title)
                 found = self._try(spec, cell, context, values, tell)

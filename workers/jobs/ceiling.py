@@ -10,13 +10,13 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from app.specs.ceiling import CeilingCell, CeilingSpec
 from workers.jobs._base import Reporter
 from workers.jobs._cells import GPU_ONLY, check_timing
 from workers.jobs._grid import Context, GridRunner, Trial
-from workers.jobs._values import Metric, Values
+from workers.jobs._values import Metric
 
 if TYPE_CHECKING:
     import torch
