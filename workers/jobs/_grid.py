@@ -14,7 +14,7 @@ import gc
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -155,21 +155,22 @@ class GridRunner(abc.ABC, Generic[ContextT]):
         key = device_key(devices[0], len(devices))
         first, crashed = unit.params.get("first", 0), unit.params.get("crashed")
         outcomes = Counter[str]()
-        for index, cell in enumerate(cells[first:], start=first):
-            report.progress(index, len(cells), cell.title)
-            values = Values(self.metrics(spec, cell))
-            if index == first and crashed is not None:
-                values.rest("crashed", crashed)
-                found = verdict([check_measured(values)])
-            else:
-                # Not of the cell that crashed: a unit that gets no further than that must not be resumed there again.
-                report.cursor(index)
-                tell = functools.partial(_tell, report, index, len(cells), cell.title)
-                found = self._try(spec, cell, context, values, tell)
-            case = spec.case(cell)
-            values.report(case, key, report)
-            report.validity(found, case_key=case.key, title=cell.title)
-            outcomes[values.outcome] += 1
+        with few_objects_to_collect():
+            for index, cell in enumerate(cells[first:], start=first):
+                report.progress(index, len(cells), cell.title)
+                values = Values(self.metrics(spec, cell))
+                if index == first and crashed is not None:
+                    values.rest("crashed", crashed)
+                    found = verdict([check_measured(values)])
+                else:
+                    # Not of the cell that crashed: a unit that gets no further must not be resumed there again.
+                    report.cursor(index)
+                    tell = functools.partial(_tell, report, index, len(cells), cell.title)
+                    found = self._try(spec, cell, context, values, tell)
+                case = spec.case(cell)
+                values.report(case, key, report)
+                report.validity(found, case_key=case.key, title=cell.title)
+                outcomes[values.outcome] += 1
         if not outcomes["ok"]:
             report.validity(verdict([nothing_measured(outcomes)]))
         report.progress(len(cells), len(cells), "done")
@@ -233,6 +234,17 @@ class GridRunner(abc.ABC, Generic[ContextT]):
 
 def _tell(report: Reporter, done: int, total: int, title: str, line: str) -> None:
     report.progress(done, total, f"{title}: {line}")
+
+
+@contextlib.contextmanager
+def few_objects_to_collect() -> Iterator[None]:
+    """Inside, the collector, which runs with each cell, does not look at what lives now: hundreds of modules."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def start_afresh(devices: Sequence[torch.device]) -> None:
