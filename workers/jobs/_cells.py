@@ -145,7 +145,7 @@ class CellsRunner(GridRunner[CellsContext]):
                 # The next cell gets fresh ones, also if this one failed.
                 context.problem = None
         if changed:
-            told = f"it changed {' and '.join(changed)} in place, which other calls need as they were"
+            told = f"it changed {' and '.join(changed)} in place, and other calls get the same tensors"
             wrong = told if wrong is None else f"{told}; {wrong}"
         if wrong is not None:
             trial.values.overrule("wrong", wrong, but=("output_error", "gradient_error"))
@@ -172,7 +172,8 @@ class CellsRunner(GridRunner[CellsContext]):
         with memory_needed_for("the first call"):
             first = judge(operation, problem)
         set_errors(values, first)
-        if first.wrong:
+        # Inputs are looked at now as well: what is negated an even number of times looks untouched in the end.
+        if first.wrong or problem.changed():
             return first.wrong
         timings = self._time(spec, operation, passes, context, trial)
         with memory_needed_for("the call after timing"):
