@@ -148,9 +148,11 @@ def _cases(
         about["stopped"] = None if job.state == "succeeded" else (job.error or {}).get("code", job.state)
         found: dict[tuple[str, str, str | None], _Case] = {}
         for row in by_job[job.id]:
-            identity = (row.case_key, row.device_key, side(row))
+            of_side = side(row)
+            identity = (row.case_key, row.device_key, of_side)
             if identity not in found:
-                coordinates = {**_of_side(side(row)), **_renamed(row.case, taken), "device": row.device_key}
+                case = json.loads(row.case) if isinstance(row.case, str) else row.case
+                coordinates = {**_of_side(of_side), **_renamed(case, taken), "device": row.device_key}
                 found[identity] = _Case(coordinates=coordinates, key=row.case_key, **about)
             found[identity].processes.setdefault(column_name(row.metric, row.phase), []).append(row)
         cases += found.values()
