@@ -365,8 +365,7 @@ class Grid:
     def __init__(self, grid: Mapping[str, Sequence[Any]]) -> None:
         self._values = {path: list(values) for path, values in grid.items()}
         self._plain = {
-            path: {_plain(value): index for index, value in enumerate(values)}
-            for path, values in self._values.items()
+            path: {_plain(value): index for index, value in enumerate(values)} for path, values in self._values.items()
         }
 
     def point(self, spec: Mapping[str, Any]) -> dict[str, int] | None:

@@ -26,15 +26,17 @@ from app.store.queue import Queue
 from app.store.records import Claim, Offer
 from app.store.registration import Registration
 from kernels.registry import ATTENTION
-from workers.devices import DeviceLocks, Gpu, Lease, discover, most_of_one_job
+from workers.devices import DeviceLocks, Lease, discover, most_of_one_job
+from workers.job_run import RETRY_S, JobRun, scratch_root
 from workers.jobs import RUNNERS
 from workers.launch import Launcher
 from workers.model.registry import MODELS
 from workers.outcome import Abandoned, Cancelled, GivenBack
-from workers.running import RETRY_S, JobRun, scratch_root
 
 logger = logging.getLogger(__name__)
 
+MAX_ON_PAPER = 4
+"""Jobs at a time that only compute on paper: they need no device, but each has a process."""
 TICK_S = 0.05
 """How often an idle agent looks for new work; one look costs microseconds."""
 
@@ -72,7 +74,7 @@ class Agent:
         self._launcher = Launcher()
         self._capabilities = capabilities()
         self._runs: dict[int, JobRun] = {}
-        self._refused_with: tuple[bool, tuple[Gpu, ...]] | None = None
+        self._refused_with: Offer | None = None
         self._next_beat = self._next_poll = 0.0
         self._signals = 0
         self._drain_until: float | None = None
@@ -161,39 +163,42 @@ class Agent:
                 del self._runs[job_id]
 
     def _claim_what_fits(self) -> None:
-        """Claim until nothing more fits; try when the queue has changed, or the free devices since the last refusal."""
+        """Claim until nothing more fits; try when the queue has changed, or the offer since the last refusal.
+
+        Without a free device there is still an offer: to jobs that only compute on paper.
+        """
         while True:
             free = self._locks.take_free()
-            if not free.descriptors or (free.alone, free.gpus) == self._refused_with:
+            offer = self._offer(free)
+            if offer == self._refused_with or not (free.descriptors or offer.deviceless):
                 free.release()
                 return
             claim = None
             try:
-                claim = self._queue.claim(self.id, self._offer(free))
+                claim = self._queue.claim(self.id, offer)
             finally:
                 if claim is None:
                     free.release()
             if claim is None:
-                self._refused_with = (free.alone, free.gpus)
+                self._refused_with = offer
                 return
             self._start(claim, free)
 
     def _offer(self, free: Lease) -> Offer:
+        on_paper = sum(run.claim.device_type == "none" for run in self._runs.values())
         return Offer(
             kinds=frozenset(RUNNERS),
             capabilities=self._capabilities,
             total_gpus=most_of_one_job(self._host.gpus),
             free_gpus=most_of_one_job(free.gpus),
             idle=free.alone,
+            deviceless=on_paper < MAX_ON_PAPER,
         )
 
     def _start(self, claim: Claim, free: Lease) -> None:
-        on_cpu = claim.device_type == "cpu" or not self._host.gpus
-        alone = on_cpu or claim.exclusive_host
-        lease = self._locks.keep_only(free, gpus=0 if on_cpu else claim.devices, alone=alone)
         run = JobRun(
             claim,
-            lease,
+            self._lease_for(claim, free),
             queue=self._queue,
             artifacts=self._artifacts,
             launcher=self._launcher,
@@ -204,6 +209,15 @@ class Agent:
         self._runs[claim.job_id] = run
         logger.info("job %s: attempt %s of %s", claim.job_id, claim.attempt, claim.kind)
         run.start()
+
+    def _lease_for(self, claim: Claim, free: Lease) -> Lease:
+        """What the job gets of the free devices; the others are given back."""
+        if claim.device_type == "none" and not claim.exclusive_host:
+            free.release()
+            return Lease()
+        on_cpu = claim.device_type in ("cpu", "none") or not self._host.gpus
+        alone = on_cpu or claim.exclusive_host
+        return self._locks.keep_only(free, gpus=0 if on_cpu else claim.devices, alone=alone)
 
     def _wake_up(self) -> None:
         os.write(self._wake_in, b"e")

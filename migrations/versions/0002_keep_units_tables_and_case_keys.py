@@ -98,7 +98,7 @@ def _rebuild(name: str, columns: Sequence[sa.Column[Any]], selection: str) -> No
     """Make the table anew, filled by `selection`, which gives every column's value in order."""
     op.create_table(f"new_{name}", *columns, sqlite_autoincrement=True)
     names = ", ".join(f'"{column.name}"' for column in columns)
-    op.execute(sa.text(f"INSERT INTO new_{name} ({names}) {selection}"))  # noqa: S608 - names of our own
+    op.execute(sa.text(f"INSERT INTO new_{name} ({names}) {selection}"))
     op.drop_table(name)
     op.rename_table(f"new_{name}", name)
 
@@ -114,9 +114,7 @@ def _rebuild_sweep() -> None:
         sa.Column("options", sa.JSON(), nullable=False),
         sa.Column("created_at", sa.DateTime(timezone=True), nullable=False),
     ]
-    _rebuild(
-        "sweep", columns, "SELECT id, name, labels, base, grid, exclude, '{}', created_at FROM sweep ORDER BY id"
-    )
+    _rebuild("sweep", columns, "SELECT id, name, labels, base, grid, exclude, '{}', created_at FROM sweep ORDER BY id")
 
 
 def _rebuild_job() -> None:

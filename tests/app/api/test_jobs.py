@@ -12,7 +12,7 @@ TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
 JOB_KEYS = {
     "id", "kind", "name", "labels", "state", "spec", "priority", "attempt", "max_attempts", "timeout_s", "progress",
     "error", "worker_id", "sweep_id", "created_at", "started_at", "finished_at", "cancel_requested_at", "environment",
-    "validity", "links",
+    "validity", "links", "summary", "waiting",
 }  # fmt: skip
 
 
@@ -28,7 +28,7 @@ def test_submitted_job(site: Any) -> None:
     assert job["spec"]["context_length"] == 64
     assert job["spec"]["batch_size"] == 4, "defaults are filled in"
     assert site.job(job["id"]) == job
-    for link in ("self", "events", "logs", "measurements", "artifacts", "attempts", "ui"):
+    for link in ("self", "events", "logs", "units", "measurements", "tables", "artifacts", "attempts", "ui"):
         assert site.http.get(job["links"][link]).status_code == 200, link
 
 
