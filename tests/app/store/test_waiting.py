@@ -70,6 +70,17 @@ def test_what_it_needs_and_nobody_has_is_named(job: Needs, connected: list[Host]
 
 
 class TestInTheQueue:
+    @pytest.mark.parametrize(("uuids", "waits"), [(["GPU-1", "GPU-2"], False), (["MIG-1", "MIG-2"], True)])
+    def test_instances_of_one_gpu_are_not_several_gpus(
+        self, shop: Any, queue: Queue, monkeypatch: pytest.MonkeyPatch, uuids: list[str], waits: bool
+    ) -> None:
+        devices = [{"type": "cuda", "uuid": uuid} for uuid in uuids]
+        shop.registration.register_worker("w", "host", 1, {"benchmark"}, EAGER, devices, {})
+        monkeypatch.setattr(BenchmarkSpec, "resources", lambda self: Resources(device_type="cuda", devices=2))
+        assert (queue.submit(NewJob(BenchmarkSpec())).response["waiting"] is not None) == waits
+        monkeypatch.setattr(BenchmarkSpec, "resources", lambda self: Resources(device_type="cuda", devices=1))
+        assert queue.submit(NewJob(BenchmarkSpec())).response["waiting"] is None
+
     def test_the_reason_comes_and_goes_with_the_workers(self, shop: Any, queue: Queue, reading: Reading) -> None:
         submitted = queue.submit(NewJob(BenchmarkSpec(device="cuda"))).response
         assert "no worker is connected" in submitted["waiting"]
