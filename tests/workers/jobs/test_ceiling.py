@@ -148,6 +148,7 @@ def test_a_processor_gets_matrices_that_take_long_enough(run, monkeypatch: pytes
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_on_a_gpu(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workers.measure.validity.MAX_VARIATION", 100)  # other tests may be at work on this GPU
     report = run(matrix_size=None, copy_mib=None, device="cuda")
