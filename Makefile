@@ -35,8 +35,8 @@ $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing $(TORCH); the first time this downloads several hundred megabytes."
 	@$(PIP) "$(TORCH)"
-	@extras=dev; $(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("triton") is None)' \
-	  || extras=dev,triton; \
+	@extras=worker,dev; $(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("triton") is None)' \
+	  || extras=worker,dev,triton; \
 	echo "Installing flopwatch[$$extras]."; \
 	$(PIP) "$(TORCH)" --editable ".[$$extras]"
 	@touch $@
