@@ -10,7 +10,7 @@ import fcntl
 import logging
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,21 +18,40 @@ from typing import Any
 import psutil
 import pynvml
 
+from app.errors import InvalidEnvironment
+
 logger = logging.getLogger(__name__)
+
+PCI_ORDER = "PCI_BUS_ID"
+MIG = "MIG-"
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU as NVML names it."""
+    """One GPU, or one MIG instance of a GPU, as NVML names it."""
 
     uuid: str
+    """GPU-…, or MIG-… of an instance."""
     name: str
     memory_mib: int
 
 
 @dataclass(frozen=True)
+class Board:
+    """A physical GPU: jobs run on the GPU, or in MIG mode on its instances, of which there may be none."""
+
+    gpu: Gpu
+    instances: tuple[Gpu, ...] | None = None
+
+    @property
+    def devices(self) -> tuple[Gpu, ...]:
+        """What jobs can have of this board."""
+        return (self.gpu,) if self.instances is None else self.instances
+
+
+@dataclass(frozen=True)
 class Host:
-    """What the host offers."""
+    """What the host offers; `gpus` lists whole GPUs before MIG instances, so that jobs of several get whole ones."""
 
     gpus: tuple[Gpu, ...]
     cpu_count: int
@@ -44,43 +63,121 @@ class Host:
         return [cpu, *({"type": "cuda", **asdict(gpu)} for gpu in self.gpus)]
 
 
+def most_of_one_job(gpus: Sequence[Gpu]) -> int:
+    """How many of these GPUs one job can use: a CUDA process sees one MIG instance and never two."""
+    whole = sum(not gpu.uuid.startswith(MIG) for gpu in gpus)
+    return max(whole, min(len(gpus), 1))
+
+
 def discover() -> Host:
-    """Ask NVML; a host without NVIDIA's driver has no GPUs. CUDA_VISIBLE_DEVICES is obeyed."""
+    """Ask NVML, without touching CUDA; a host without NVIDIA's driver has no GPUs. CUDA_VISIBLE_DEVICES is obeyed.
+
+    Raises:
+        InvalidEnvironment: CUDA_VISIBLE_DEVICES does not say clearly which GPUs it means.
+    """
     memory_mib = psutil.virtual_memory().total >> 20
-    return Host(gpus=_visible(_gpus()), cpu_count=len(os.sched_getaffinity(0)), memory_mib=memory_mib)
+    gpus = _visible(_boards(), os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER"))
+    gpus.sort(key=lambda gpu: gpu.uuid.startswith(MIG))
+    return Host(gpus=tuple(gpus), cpu_count=len(os.sched_getaffinity(0)), memory_mib=memory_mib)
 
 
-def _gpus() -> list[Gpu]:
+def _boards() -> list[Board]:
+    """The physical GPUs in the order of their places on the PCI bus."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         logger.info("no GPUs: %s", error)
         return []
     try:
-        gpus = []
+        boards = []
         for index in range(pynvml.nvmlDeviceGetCount()):
-            handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            memory = pynvml.nvmlDeviceGetMemoryInfo(handle).total >> 20
-            gpus.append(Gpu(pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle), memory))
-        return gpus
+            try:
+                handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+                place = pynvml.nvmlDeviceGetPciInfo(handle)
+                board = Board(_gpu(handle), _instances(handle))
+            except pynvml.NVMLError as error:
+                logger.warning("GPU %s of NVML's order does not answer and is left out: %s", index, error)
+                continue
+            boards.append(((place.domain, place.bus, place.device), board))
+        return [board for _, board in sorted(boards, key=lambda pair: pair[0])]
     finally:
         pynvml.nvmlShutdown()
 
 
-def _visible(gpus: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """Those that CUDA_VISIBLE_DEVICES names, by index or by a UUID's beginning; CUDA stops at the first unknown."""
-    names = os.environ.get("CUDA_VISIBLE_DEVICES")
+def _gpu(handle: Any) -> Gpu:
+    memory_mib = pynvml.nvmlDeviceGetMemoryInfo(handle).total >> 20
+    return Gpu(pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle), memory_mib)
+
+
+def _instances(handle: Any) -> tuple[Gpu, ...] | None:
+    """The MIG instances of a GPU; None where it is not in MIG mode."""
+    try:
+        current, _pending = pynvml.nvmlDeviceGetMigMode(handle)
+    except pynvml.NVMLError:  # this model has no MIG
+        return None
+    if current != pynvml.NVML_DEVICE_MIG_ENABLE:
+        return None
+    found = []
+    for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            instance = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+        except pynvml.NVMLError:  # no instance is made at this index
+            continue
+        found.append(_gpu(instance))
+    return tuple(found)
+
+
+def _visible(boards: Sequence[Board], names: str | None, order: str | None) -> list[Gpu]:
+    """The GPUs that CUDA_VISIBLE_DEVICES names, by index or by the beginning of a UUID; all if it is not set.
+
+    As CUDA reads it: the first unknown name ends the list, and a GPU that is named twice makes it empty.
+    https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars
+    """
     if names is None:
-        return tuple(gpus)
+        return _devices(boards)
     chosen: list[Gpu] = []
     for name in (part.strip() for part in names.split(",")):
-        if name.isdigit() and int(name) < len(gpus):
-            chosen.append(gpus[int(name)])
-        elif name.startswith("GPU-") and (matching := [gpu for gpu in gpus if gpu.uuid.startswith(name)]):
-            chosen.append(matching[0])
+        if name.isdigit():
+            found = [_at(boards, int(name), order)] if int(name) < len(boards) else []
         else:
+            found = [gpu for gpu in _devices(boards) if name and gpu.uuid.startswith(name)]
+            if not found and any(name and board.gpu.uuid.startswith(name) for board in boards):
+                raise InvalidEnvironment(_IN_MIG_MODE.format(name=name))
+        if len(found) != 1:
             break
-    return tuple(chosen)
+        if found[0] in chosen:
+            return []
+        chosen += found
+    return chosen
+
+
+_IN_MIG_MODE = (
+    "CUDA_VISIBLE_DEVICES names {name}, a GPU in MIG mode. Name its instances instead, by the UUIDs that begin with"
+    " MIG- (nvidia-smi -L lists them), or unset it to offer all."
+)
+_AMBIGUOUS = (
+    "CUDA_VISIBLE_DEVICES names the index {index}, but this host has GPUs of several models ({models}), and CUDA puts"
+    " the fastest first unless CUDA_DEVICE_ORDER says otherwise. Set CUDA_DEVICE_ORDER=PCI_BUS_ID, which is the order of"
+    " nvidia-smi, or name GPUs by their UUIDs (nvidia-smi -L lists them)."
+)
+
+
+def _devices(boards: Iterable[Board]) -> list[Gpu]:
+    return [gpu for board in boards for gpu in board.devices]
+
+
+def _at(boards: Sequence[Board], index: int, order: str | None) -> Gpu:
+    """The GPU that an index of CUDA's means. Among GPUs of one model CUDA's order is that of the bus, too.
+
+    Raises:
+        InvalidEnvironment: the order is the fastest first, and which GPU is how fast only CUDA knows.
+    """
+    models = sorted({board.gpu.name for board in boards})
+    if order != PCI_ORDER and len(models) > 1:
+        raise InvalidEnvironment(_AMBIGUOUS.format(index=index, models=", ".join(models)))
+    if boards[index].instances is not None:
+        raise InvalidEnvironment(_IN_MIG_MODE.format(name=f"the index {index}"))
+    return boards[index].gpu
 
 
 @dataclass
@@ -99,7 +196,12 @@ class Lease:
 
 
 class DeviceLocks:
-    """The host's locks. Never waits: what is locked is not free now."""
+    """The host's locks. Never waits: what is locked is not free now.
+
+    A job alone on the host holds its file `host` exclusively, others share it. Which of both a job needs is known only
+    once it is claimed, and flock converts no lock in one step: it lets go of it first, and then somebody else may take
+    it for hours. So an agent holds `choosing` from its look at the locks until it has kept what it needs.
+    """
 
     def __init__(self, host: Host, folder: Path | None = None) -> None:
         self._host = host
@@ -108,20 +210,25 @@ class DeviceLocks:
     def take_free(self) -> Lease:
         """Lock all that is free: every free GPU, and the host alone if nothing else holds it, else shared.
 
-        A lease without descriptors means that somebody has the host alone.
+        A lease without descriptors means that somebody has the host alone, or that another agent is choosing.
         """
         lease = Lease()
         # Every time: hosts clean their temporary folders.
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        alone = self._lock("host", fcntl.LOCK_EX)
-        shared = alone if alone is not None else self._lock("host", fcntl.LOCK_SH)
-        if shared is None:
+        choosing = self._lock("choosing", fcntl.LOCK_EX)
+        if choosing is None:
             return lease
-        lease.descriptors.append(shared)
+        alone = self._lock("host", fcntl.LOCK_EX)
+        host = alone if alone is not None else self._lock("host", fcntl.LOCK_SH)
+        if host is None:
+            os.close(choosing)
+            return lease
+        lease.descriptors += [choosing, host]
         lease.alone = alone is not None
         free = []
         for gpu in self._host.gpus:
-            descriptor = self._lock(gpu.uuid, fcntl.LOCK_EX)
+            # The former kind of MIG's UUIDs has slashes.
+            descriptor = self._lock(gpu.uuid.replace("/", "_"), fcntl.LOCK_EX)
             if descriptor is not None:
                 free.append(gpu)
                 lease.descriptors.append(descriptor)
@@ -129,12 +236,20 @@ class DeviceLocks:
         return lease
 
     def keep_only(self, lease: Lease, *, gpus: int, alone: bool) -> Lease:
-        """Give back all but the first `gpus` GPUs, and share the host unless `alone`."""
-        host, *locks = lease.descriptors
-        for descriptor in locks[gpus:]:
-            os.close(descriptor)
+        """Give back all but the first `gpus` GPUs, and share the host unless `alone`; then others may choose.
+
+        Raises:
+            BlockingIOError: somebody who does not know of `choosing` has taken the host. All is given back.
+        """
+        choosing, host, *locks = lease.descriptors
         if not alone:
-            fcntl.flock(host, fcntl.LOCK_SH)
+            try:
+                fcntl.flock(host, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lease.release()
+                raise
+        for descriptor in (choosing, *locks[gpus:]):
+            os.close(descriptor)
         return Lease(lease.gpus[:gpus], alone, [host, *locks[:gpus]])
 
     def _lock(self, name: str, operation: int) -> int | None:

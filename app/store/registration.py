@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, get_args
 
-from sqlalchemy import bindparam, case, insert, literal, select, update
+from sqlalchemy import bindparam, insert, select, update
 
+from app.states import LivingState, WorkerState
 from app.store import tables
 from app.store.engine import Database
 from app.store.tables import utc_now
 
-WorkerState = Literal["active", "draining", "stopped", "lost"]
-ALIVE = ("active", "draining")
+ALIVE = get_args(LivingState)
 
 _worker = tables.worker.c
 _CHANGE = update(tables.worker).where(_worker.id == bindparam("worker_id"))
-_BEAT = _CHANGE.values(
-    beat=_worker.beat + 1,
-    # One that was given up for lost, stopped for a while or cut off, is back.
-    state=case((_worker.state == "lost", literal("active")), else_=_worker.state),
-)
+_BEAT = _CHANGE.values(beat=_worker.beat + 1)
 _LOSE = _CHANGE.where(_worker.beat == bindparam("seen_beat"), _worker.state.in_(ALIVE)).values(state="lost")
 _ALIVE = select(_worker.id, _worker.beat).where(_worker.state.in_(ALIVE))
 
 
 class Registration:
-    """The part of the queue that knows the workers."""
+    """The workers of one database. Every method is one transaction."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -58,13 +54,13 @@ class Registration:
             "last_seen_at": now,
         }
         with self._database.write() as connection:
-            if connection.execute(_CHANGE.values(beat=_worker.beat + 1), {"worker_id": worker_id, **row}).rowcount == 0:
+            if connection.execute(_BEAT, {"worker_id": worker_id, **row}).rowcount == 0:
                 connection.execute(insert(tables.worker), {"id": worker_id, "beat": 0, **row})
 
-    def beat_worker(self, worker_id: str) -> None:
-        """One sign of life."""
+    def beat_worker(self, worker_id: str, state: LivingState) -> None:
+        """One sign of life, and what the worker is: one that was given up for lost is that again."""
         with self._database.write() as connection:
-            connection.execute(_BEAT, {"worker_id": worker_id, "last_seen_at": utc_now()})
+            connection.execute(_BEAT, {"worker_id": worker_id, "state": state, "last_seen_at": utc_now()})
 
     def set_worker_state(self, worker_id: str, state: WorkerState) -> None:
         """active: takes jobs; draining: takes no new ones; stopped: has ended in an orderly way; lost: silent."""

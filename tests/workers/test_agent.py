@@ -18,8 +18,9 @@ import pytest
 from app.settings import Settings
 from app.specs import spec_adapter
 from app.store.engine import Database, open_database
-from app.store.queue import NewJob, Queue
+from app.store.queue import Queue
 from app.store.reading import Reading
+from app.store.records import NewJob
 
 PROJECT = Path(__file__).resolve().parents[2]
 BUSY_TIMEOUT_S = 0.3

@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 import torch
 
 from workers.measure import statistics
+from workers.measure.busy import DEVICE_GAP_US, Busy
 from workers.measure.compilation import Compilation, compilation
 from workers.measure.environment import gpu_by_nvml
 from workers.measure.nvml import THROTTLE_REASONS, Gpu, Reading
@@ -26,6 +27,8 @@ MAX_VARIATION_GPU = 0.05
 MAX_DRIFT = 0.10
 MAX_CLOCK_DROP = 0.10
 MAX_OTHERS_LOAD = 0.10
+MAX_WAITING = 0.10
+"""Of a step's time, in which the device waits for the host."""
 MIN_LOAD_SPAN_S = 0.3
 """The kernel counts processor time in ticks of 10 ms: shorter spans tell nothing."""
 READ_INTERVAL_S = 1.0
@@ -130,12 +133,31 @@ def check_host_bound(timing: Issued) -> Check:
     if not timing.host_bound:
         return Check("host_bound", True, f"no: the host issues in {host_us:.4g} µs what takes {device_us:.4g} µs")
     if timing.exposed:
-        detail = f"the host takes {host_us:.4g} µs of {device_us:.4g} µs, and the call waits for it: the times are the host's"
+        detail = f"the host takes {host_us:.4g} of {device_us:.4g} µs, and the device waits: the times are the host's"
         return Check("host_bound", False, detail)
-    detail = (
-        f"the host takes {host_us:.4g} µs to issue what takes the device {device_us:.4g} µs, which is what is shown"
-    )
+    detail = f"the host takes {host_us:.4g} µs to issue what takes the device {device_us:.4g} µs; the latter is shown"
     return Check("host_bound", True, detail)
+
+
+def check_waiting(wall_ms: float, host_us: float | None, busy: Busy | str) -> Check:
+    """Whether the device waits for the host within a step, which its wall time then holds: check `host_bound`.
+
+    Args:
+        wall_ms: of a step, median.
+        host_us: in which the host issued it, median; None on a CPU.
+        busy: what the device did in it, or why that is unknown.
+    """
+    if host_us is None:
+        return Check("host_bound", True, "no device that works beside the host")
+    told = f"the host issues in {1e-3 * host_us:.4g} ms a step of {wall_ms:.4g} ms"
+    # The device cannot wait for longer than the host takes.
+    waiting_ms = 1e-3 * host_us
+    if not isinstance(busy, str):
+        told += f", in which the device is busy for {busy.busy_ms:.4g} ms with {busy.launches} launches"
+        waiting_ms = min(waiting_ms, max(0.0, wall_ms - busy.busy_ms - 1e-3 * DEVICE_GAP_US * busy.launches))
+    elif waiting_ms > MAX_WAITING * wall_ms:
+        return Check("host_bound", False, f"{told}; how long the device waits for it is unknown: {busy}")
+    return Check("host_bound", waiting_ms <= MAX_WAITING * wall_ms, f"{told} and waits for {waiting_ms:.4g} ms at most")
 
 
 def check_compilation(before: Compilation, after: Compilation, *, warmup_steps: int) -> list[Check]:

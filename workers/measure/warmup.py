@@ -65,7 +65,7 @@ class WarmUp:
 
 
 def agree(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether the medians of two windows are within MAX_DRIFT of each other, or as close as their noise lets us tell."""
+    """Whether the medians of two windows are within MAX_DRIFT of each other, or as close as noise lets us tell."""
     first, second = statistics.median(one), statistics.median(other)
     noise = math.hypot(_error_of_median(one, first), _error_of_median(other, second))
     return abs(second - first) <= max(MAX_DRIFT * abs(first), noise)

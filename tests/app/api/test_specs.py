@@ -87,6 +87,6 @@ def test_a_kind_that_no_worker_runs(fresh_site: Any) -> None:
 @pytest.mark.parametrize("state", ["draining", "stopped", "lost"])
 def test_names_of_absent_workers_still_count(fresh_site: Any, state: str) -> None:
     fresh_site.worker.register()
-    fresh_site.services.queue.set_worker_state(fresh_site.worker.id, state)
+    fresh_site.services.registration.set_worker_state(fresh_site.worker.id, state)
     assert fresh_site.http.post("/jobs", json={"spec": TINY}).status_code == 201
     assert fresh_site.http.post("/jobs", json={"spec": {**TINY, "attention": "x"}}).status_code == 422

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from app.cli.client import parse_stream
-from app.store.queue import StoredArtifact
+from app.store.records import StoredArtifact
 
 TINY = ("benchmark", "model.size=tiny")
 
@@ -259,7 +259,7 @@ def test_download(site: Any, flopwatch: Any, tmp_path: Path) -> None:
         source = tmp_path / "source"
         source.write_bytes(name.encode() * 1000)
         sha256, size = site.services.files.put(source)
-        stored.append(StoredArtifact(name, "trace", "application/gzip", size, sha256))
+        stored.append(StoredArtifact(0, name, "trace", "application/gzip", size, sha256))
     site.worker.finish(claim, artifacts=stored)
     folder = tmp_path / "new" / "folder"
     assert "13000 bytes" in ended(flopwatch("download", str(job_id), "trace.json.gz", "--to", str(folder)))
@@ -275,7 +275,9 @@ def test_damaged_download(site: Any, flopwatch: Any, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.write_bytes(b"good")
     sha256, size = site.services.files.put(source)
-    site.worker.finish(site.worker.claim_job(job_id), artifacts=[StoredArtifact("a", "x", "text/plain", size, sha256)])
+    site.worker.finish(
+        site.worker.claim_job(job_id), artifacts=[StoredArtifact(0, "a", "x", "text/plain", size, sha256)]
+    )
     path = site.services.files.open_path(sha256)
     path.chmod(0o600)
     path.write_bytes(b"evil")

@@ -13,7 +13,8 @@ from app.specs._base import Resources
 from app.specs.benchmark import BenchmarkSpec
 from app.store import claims
 from app.store.engine import Database
-from app.store.queue import NewJob, Queue
+from app.store.queue import Queue
+from app.store.records import NewJob
 
 CPU = {"device": "cpu"}
 CUDA = {"device": "cuda"}
@@ -119,7 +120,7 @@ class TestRequirements:
         shop.register("other", capabilities=self.NEW)
         job_id = shop.submit(spec={"attention": "new"})
         assert shop.try_claim("mine") is None
-        queue.set_worker_state("other", state)
+        shop.registration.set_worker_state("other", state)
         assert shop.claim("mine").job_id == job_id
 
     def test_nor_does_one_without_the_devices(self, shop: Any) -> None:

@@ -94,7 +94,7 @@ def test_somebody_elses_database_is_refused(tmp_path: Path) -> None:
     with database.write() as connection:
         connection.exec_driver_sql("CREATE TABLE recipe (id INTEGER)")
     with pytest.raises(InvalidEnvironment, match=r"not Flopwatch's.*recipe"):
-        migrating.migrate(database)
+        database.migrate()
     database.close()
 
 

@@ -16,8 +16,9 @@ from app.specs.benchmark import BenchmarkSpec
 from app.store import queue as queue_module
 from app.store import sqlite
 from app.store.engine import Database
-from app.store.queue import Claim, Finish, Idempotency, MeasurementRecord, NewEvent, NewJob, Queue, Running
+from app.store.queue import Queue
 from app.store.reading import Reading
+from app.store.records import Claim, Finish, Idempotency, MeasurementRecord, NewEvent, NewJob, RunningAttempt
 
 FAILURE = Finish("failed", error=job_problem("crashed", "exit code 1"), log="boom\n")
 ENDINGS = {"succeeded": Finish("succeeded"), "failed": FAILURE, "cancelled": Finish("cancelled")}
@@ -347,7 +348,7 @@ class TestRecover:
         (seen,) = queue.running()
         queue.finish(claim, Finish("succeeded"))
         assert queue.recover(seen) is None
-        assert queue.recover(Running(77, 77, 1, 0)) is None
+        assert queue.recover(RunningAttempt(77, 77, 1, 0)) is None
         assert job(reading, claim.job_id)["state"] == "succeeded"
 
 

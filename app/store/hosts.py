@@ -1,0 +1,68 @@
+"""What the workers' hosts could run, were they idle: for claiming, and for telling why a job waits."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from app.states import WorkerState
+from app.store import tables
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a job needs of a host: columns of the table `job`."""
+
+    kind: str
+    device_type: str
+    devices: int
+    requirements: frozenset[str]
+
+    @classmethod
+    def of(cls, job: Mapping[Any, Any]) -> Needs:
+        """Those of a row of the table `job`."""
+        return cls(job["kind"], job["device_type"], job["devices"], frozenset(job["requirements"]))
+
+
+@dataclass(frozen=True)
+class Host:
+    """One worker and what it has. `gpus`: how many."""
+
+    worker_id: str
+    state: str
+    kinds: frozenset[str]
+    capabilities: frozenset[str]
+    gpus: int
+
+    def has_devices_for(self, job: Needs) -> bool:
+        """Every host has a CPU. `auto` takes GPUs where there are any, and then as many as it asks for."""
+        if job.device_type in ("cpu", "none"):
+            return True
+        if job.device_type == "auto" and self.gpus == 0:
+            return True
+        return job.devices <= self.gpus
+
+    def could_run(self, job: Needs) -> bool:
+        """Whether kind, devices and names are all there."""
+        return job.kind in self.kinds and self.has_devices_for(job) and self.capabilities.issuperset(job.requirements)
+
+
+def hosts(connection: Connection, states: Collection[WorkerState] | None = None) -> list[Host]:
+    """Every worker in one of these states; by default every worker that ever registered."""
+    worker = tables.worker.c
+    query = select(worker.id, worker.state, worker.kinds, worker.capabilities, worker.devices)
+    if states is not None:
+        query = query.where(worker.state.in_(states))
+    return [
+        Host(
+            worker_id=row.id,
+            state=row.state,
+            kinds=frozenset(row.kinds),
+            capabilities=frozenset(row.capabilities),
+            gpus=sum(isinstance(device, dict) and device.get("type") == "cuda" for device in row.devices),
+        )
+        for row in connection.execute(query)
+    ]
