@@ -382,6 +382,7 @@ def test_a_lost_stream_is_taken_up(serve: Any, tmp_path: Path, start: Any, until
     """The server restarts while a client follows a job."""
     with serve(tmp_path) as site:
         port = int(site.url.rpartition(":")[2])
+        site.worker.register()  # else the job says that it waits for one
         following = start("submit", *TINY, "--wait", FLOPWATCH_URL=site.url)
         following.stderr.readline()
         assert following.stderr.readline() == "queued\n"
