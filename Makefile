@@ -44,10 +44,10 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 demo: install  ## run the main job end to end on a small sweep and print its table
-	@$(BIN)/python -m benchmarks.demo
+	@$(BIN)/python -m tools.demo
 
-test: install  ## run the whole suite
-	$(BIN)/python -m pytest --timeout=$(TEST_TIMEOUT_S) $(ARGS)
+test: install  ## run the whole suite, on all cores
+	@$(BIN)/python -m tools.suite --timeout=$(TEST_TIMEOUT_S) $(ARGS)
 
 serve: install  ## run server and worker on this host
 	$(BIN)/flopwatch up

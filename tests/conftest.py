@@ -18,6 +18,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("flopwatch")
     group.addoption("--random-seed", type=int, default=None, help="repeat a run's random choices")
     group.addoption("--require-gpu", action="store_true", help="without a GPU, GPU tests fail instead of being skipped")
+    group.addoption(
+        "--share",
+        choices=("all", "together", "alone"),
+        default="all",
+        help="run the tests that can run at the same time as others, or those marked alone (make test does both)",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -25,9 +31,20 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SEED] = secrets.randbelow(2**32) if chosen is None else chosen
     if not config.pluginmanager.hasplugin("timeout"):
         config.addinivalue_line("markers", "timeout(seconds): kept by pytest-timeout, which is not installed here")
+    # Each process that a test starts would compile the service anew.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # The developer's own settings must change no test, and no test may touch the developer's own data.
     for name in [name for name in os.environ if name.startswith("FLOPWATCH_")]:
         del os.environ[name]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    share = config.getoption("--share")
+    if share == "all":
+        return
+    left_out = [item for item in items if (item.get_closest_marker("alone") is None) == (share == "alone")]
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

@@ -15,7 +15,6 @@ import httpx
 import psutil
 import pytest
 
-from benchmarks.service import Service, submit, wait_until
 from tests.acceptance.conftest import short_job
 from tests.acceptance.sabotage import (
     attempt_states,
@@ -30,6 +29,7 @@ from tests.acceptance.sabotage import (
     wait_until_gone,
     worker_id,
 )
+from tools.service import Service, submit, wait_until
 
 pytestmark = pytest.mark.acceptance
 
@@ -125,6 +125,7 @@ def ends_with_its_agent(service: Service, folder: Path, rng: random.Random, **en
     return seconds
 
 
+@pytest.mark.alone
 def test_the_processes_of_a_killed_agents_job_are_gone_within_a_second(
     service: Service, misbehave_folder: Path, rng: random.Random
 ) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 TESTS = Path(__file__).resolve().parent.parent
+LET_GO_S = 10.0
+"""How soon what is killed lets go of its locks, also while other tests have the processors."""
 
 PRELUDE = """
 import fcntl, json, os, signal, sys, time
@@ -186,7 +188,7 @@ def test_nothing_survives_and_locks_are_held_until_then(tmp_path: Path, start: s
     assert held
     assert not child_alive_when_unlocked
     assert still_alive == [False, False]
-    assert seconds < 2
+    assert seconds < LET_GO_S
 
 
 def test_a_killed_warm_parent_is_replaced(tmp_path: Path) -> None:

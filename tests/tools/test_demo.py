@@ -22,7 +22,7 @@ DEADLINE_S = 200.0
 def demo(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """The demo, with `tmp_path` as its folder for temporary files."""
     with subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.demo"],
+        [sys.executable, "-m", "tools.demo"],
         cwd=ROOT,
         env={**os.environ, "TMPDIR": str(tmp_path)},
         stdout=subprocess.PIPE,

@@ -17,7 +17,7 @@ from types import FrameType
 
 import httpx
 
-from benchmarks.service import Service
+from tools.service import Service
 
 ON_A_CPU = "model.size=tiny,small context_length=128,256 batch_size=1 warmup_steps=1 measure_steps=3"
 ON_A_GPU = "model.size=tiny,small,medium,large context_length=256,512"
