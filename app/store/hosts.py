@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Host:
-    """One worker and what it has. `gpus`: how many."""
+    """One worker and what it has. `gpus`: how many of them one job can use."""
 
     worker_id: str
     state: str
@@ -62,7 +62,14 @@ def hosts(connection: Connection, states: Collection[WorkerState] | None = None)
             state=row.state,
             kinds=frozenset(row.kinds),
             capabilities=frozenset(row.capabilities),
-            gpus=sum(isinstance(device, dict) and device.get("type") == "cuda" for device in row.devices),
+            gpus=_gpus_of_one_job(row.devices),
         )
         for row in connection.execute(query)
     ]
+
+
+def _gpus_of_one_job(devices: Iterable[Any]) -> int:
+    # A CUDA process sees one MIG instance and never two; workers/devices.py offers GPUs by the same rule.
+    uuids = [str(device.get("uuid")) for device in devices if isinstance(device, dict) and device.get("type") == "cuda"]
+    whole = sum(not uuid.startswith("MIG-") for uuid in uuids)
+    return max(whole, min(len(uuids), 1))

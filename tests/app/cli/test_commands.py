@@ -84,6 +84,18 @@ def test_submit_as_json(site: Any, flopwatch: Any) -> None:
     site.http.post(f"/jobs/{job['id']}/cancel")
 
 
+def test_a_job_that_nobody_can_run_says_so_at_once(site: Any, flopwatch: Any) -> None:
+    submitted = flopwatch("submit", *TINY, "device=cuda")
+    assert re.fullmatch(r"job \d+ waits: .*no .*worker.*\n", submitted.stderr)
+    job_id = submitted.stdout.split()[1]
+    assert f"waiting:  {site.job(int(job_id))['waiting']}" in ended(flopwatch("show", job_id))
+    swept = flopwatch("sweep", *TINY, "device=cuda", "seed=1,2,3")
+    assert re.fullmatch(r"3 jobs wait: .*no .*worker.*\n", swept.stderr)
+    ended(flopwatch("cancel", job_id))
+    for job in site.http.get("/jobs", params={"state": "queued"}).json()["data"]:
+        site.http.post(f"/jobs/{job['id']}/cancel")
+
+
 def test_wait(flopwatch: Any, obedient: Any) -> None:
     done = flopwatch("submit", *TINY, "--wait")
     out = ended(done)
@@ -244,7 +256,8 @@ def test_logs(site: Any, flopwatch: Any, start: Any) -> None:
 def test_interrupted_wait_leaves_the_job(site: Any, flopwatch: Any, start: Any) -> None:
     waiting = start("submit", *TINY, "--wait", FLOPWATCH_URL=site.url)
     job_id = int(waiting.stderr.readline().split()[1])
-    assert waiting.stderr.readline() == "queued\n"
+    while (line := waiting.stderr.readline()) != "queued\n":
+        assert "waits" in line
     waiting.send_signal(2)
     assert waiting.wait(20) == 130
     assert f"flopwatch cancel {job_id}" in waiting.stderr.read()

@@ -106,7 +106,7 @@ def test_a_disk_that_is_full(small_disk: Path, tmp_path: Path) -> None:
     fill(filler)
     with pytest.raises(DiskFull):
         submit_many(queue)
-    artifact = StoredArtifact("a", "trace", "text/plain", size, sha256)
+    artifact = StoredArtifact(0, "a", "trace", "text/plain", size, sha256)
     finish = Finish("succeeded", artifacts=[artifact], log="x" * 100_000)
     with pytest.raises(DiskFull):
         queue.finish(claim, finish)

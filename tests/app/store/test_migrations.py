@@ -42,7 +42,7 @@ def test_the_upgraded_indexes_are_those_of_the_tables(database: Database, tmp_pa
     """Also in what Alembic does not compare: order and conditions."""
     engine = create_engine(f"sqlite:///{tmp_path}/created.sqlite3", module=sqlite.driver())
     SQLModel.metadata.create_all(engine)
-    indexes = f"SELECT name, sql FROM ({SCHEMA}) WHERE sql LIKE 'CREATE %INDEX%'"
+    indexes = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL ORDER BY name"
     with engine.connect() as created, database.read() as upgraded:
         expected = created.execute(text(indexes)).all()
         assert upgraded.execute(text(indexes)).all() == expected
@@ -53,7 +53,7 @@ def test_the_upgraded_indexes_are_those_of_the_tables(database: Database, tmp_pa
 def test_ids_are_never_reused(database: Database) -> None:
     with database.read() as connection:
         schema = dict(map(tuple, connection.execute(text(SCHEMA))))
-    for table in ("job", "sweep", "attempt", "event", "artifact", "measurement"):
+    for table in ("job", "sweep", "attempt", "event", "artifact", "measurement", "unit", "result_table"):
         assert "AUTOINCREMENT" in schema[table]
 
 

@@ -276,7 +276,8 @@ class TestWorkersAndSweeps:
 
     def test_sweeps_page_by_page_with_their_counts(self, queue: Queue, shop: Any, reading: Reading) -> None:
         for number in range(3):
-            queue.submit_sweep(str(number), {}, {}, {}, [], [NewJob(BenchmarkSpec())] * (number + 1))
+            jobs = [NewJob(BenchmarkSpec(seed=seed), point={"seed": seed}) for seed in range(number + 1)]
+            queue.submit_sweep(str(number), {}, {}, {}, [], jobs)
         shop.claim()
         page, after = reading.sweeps(limit=2)
         assert [(sweep["name"], sweep["counts"]["queued"]) for sweep in page] == [("2", 3), ("1", 2)]
