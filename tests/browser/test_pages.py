@@ -13,8 +13,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
-from benchmarks.service import Service, submit, wait_for_job, wait_until
 from tests.acceptance.conftest import short_job
+from tools.service import Service, submit, wait_for_job, wait_until
 
 pytestmark = pytest.mark.acceptance
 
