@@ -11,7 +11,7 @@ from tests.acceptance.conftest import Site, short_job
 from tests.acceptance.sabotage import get, open_gate, started, wait_for_state
 from tools.service import submit, wait_until
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.gpu]
+pytestmark = [pytest.mark.acceptance, pytest.mark.alone, pytest.mark.gpu]
 
 
 def gated(device: str, **fields: Any) -> dict[str, Any]:

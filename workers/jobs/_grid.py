@@ -171,7 +171,7 @@ class GridRunner(abc.ABC, Generic[ContextT]):
                 values.report(case, key, report)
                 report.validity(found, case_key=case.key, title=cell.title)
                 outcomes[values.outcome] += 1
-        if not outcomes["ok"]:
+        if crashed is None and not outcomes["ok"]:
             report.validity(verdict([nothing_measured(outcomes)]))
         report.progress(len(cells), len(cells), "done")
 

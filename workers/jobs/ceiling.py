@@ -166,11 +166,14 @@ def record(precision: str | None, reason: str | None, rate: float, context: Ceil
     """Keep the rate of the product in `precision` (None: of the copy) for the jobs to come; or log why not."""
     from workers.measure.ceilings import Ceilings
 
+    products, copy = ({}, rate) if precision is None else ({precision: rate}, None)
+    if reason is None:
+        try:
+            Ceilings(context.report.ceilings).record(context.device, products, copy)
+        except OSError as error:  # the rate itself was measured all the same
+            reason = str(error)
     if reason is not None:
         sys.stderr.write(f"{precision or 'copy'}: not recorded as this device's ceiling: {reason}\n")
-        return
-    products, copy = ({}, rate) if precision is None else ({precision: rate}, None)
-    Ceilings(context.report.ceilings).record(context.device, products, copy)
 
 
 def void(_result: object) -> None:

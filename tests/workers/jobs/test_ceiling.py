@@ -214,6 +214,7 @@ def test_a_processor_gets_matrices_that_take_long_enough(run, monkeypatch: pytes
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_on_a_gpu(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Other tests may be at work on this GPU: what they disturb counts here.
     monkeypatch.setattr(ceiling, "check_timing", lambda _timing, _device: [])
