@@ -1,49 +1,64 @@
-# One image for server and worker: they share a database, so they must be of one version.
+# Two images, of one version, since server and worker share a database:
 #
-#   docker build --build-arg PYTHON_IMAGE=… --build-arg TORCH="torch==2.11.0" -t flopwatch .
+#   docker build --target server -t flopwatch-server .      no torch: some hundred megabytes
+#   docker build --target worker -t flopwatch-worker .      the last, so that without --target it is this one
 #
-# Which index torch comes from (CPU or a CUDA version) is pip's setting, not ours: pass PIP_EXTRA_INDEX_URL or
-# PIP_INDEX_URL as a build argument, or nothing for pip's own default.
+# Build arguments: PYTHON_IMAGE, TORCH ("torch==2.11.0"). Which index torch comes from (CPU or a CUDA version) is pip's
+# setting, not ours: pass PIP_EXTRA_INDEX_URL or PIP_INDEX_URL, or nothing for pip's own default.
 
 ARG PYTHON_IMAGE=python:3.12-slim
 
-FROM ${PYTHON_IMAGE} AS build
-ARG TORCH="torch==2.13.0"
+FROM ${PYTHON_IMAGE} AS source
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-RUN python -m venv /opt/flopwatch
-ENV PATH=/opt/flopwatch/bin:$PATH
-# Torch alone, and first: this layer of several gigabytes outlives changes to the source.
-RUN pip install "${TORCH}"
-COPY pyproject.toml README.md CHANGELOG.md /src/
+COPY pyproject.toml README.md CHANGELOG.md LICENSE /src/
 COPY app /src/app
 COPY kernels /src/kernels
 COPY migrations /src/migrations
 COPY parallel /src/parallel
 COPY workers /src/workers
-RUN pip install "${TORCH}" /src
+RUN pip wheel --no-deps --wheel-dir /wheel /src
 
-FROM ${PYTHON_IMAGE}
-# Triton and torch.compile compile at run time: they need a C and C++ compiler, not only the wheels.
-RUN apt-get update \
- && apt-get install -y --no-install-recommends g++ \
- && rm -rf /var/lib/apt/lists/*
-COPY --from=build /opt/flopwatch /opt/flopwatch
+FROM ${PYTHON_IMAGE} AS base
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 # Not root: a job runs whatever model its worker has installed.
 RUN useradd --create-home --uid 10001 flopwatch \
- && install --directory --owner=flopwatch --group=flopwatch /data
-USER flopwatch
+ && install --directory --owner=flopwatch --group=flopwatch /data /cache \
+ && python -m venv /opt/flopwatch
 WORKDIR /home/flopwatch
-# NVIDIA_*: what the container runtime hands in; `utility` is NVML, which the worker asks for its devices.
 ENV PATH=/opt/flopwatch/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     FLOPWATCH_DATA_DIR=/data \
     FLOPWATCH_HOST=0.0.0.0 \
-    FLOPWATCH_PORT=8000 \
-    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+    FLOPWATCH_PORT=8000
 VOLUME /data
-EXPOSE 8000
 # The form without a shell, so that SIGTERM reaches flopwatch itself.
 ENTRYPOINT ["flopwatch"]
-CMD ["up"]
+
+FROM base AS server
+RUN --mount=type=bind,from=source,source=/wheel,target=/wheel pip install /wheel/*.whl
+USER flopwatch
+EXPOSE 8000
+CMD ["serve"]
+
+FROM base AS worker
+# Triton and torch.compile compile at run time: they need a C and C++ compiler, not only the wheels.
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends g++ \
+ && rm -rf /var/lib/apt/lists/*
+ARG TORCH="torch==2.13.0"
+# In layers of their own, before anything of ours: torch's several gigabytes outlive changes to the source.
+RUN pip install "${TORCH}"
+RUN --mount=type=bind,from=source,source=/wheel,target=/wheel pip install "${TORCH}" "$(echo /wheel/*.whl)[worker]"
+USER flopwatch
+# What is compiled at run time, each cache by content: worth keeping in a volume.
+# NVIDIA_*: what the container runtime hands in; `utility` is NVML, which the worker asks for its devices.
+ENV TRITON_CACHE_DIR=/cache/triton \
+    TORCHINDUCTOR_CACHE_DIR=/cache/inductor \
+    TORCH_EXTENSIONS_DIR=/cache/extensions \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+VOLUME /cache
+CMD ["worker"]

@@ -11,8 +11,6 @@ SHELL := /bin/bash
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 ARGS ?= tests
-# Where tests import nothing beyond torch and pytest; GPU hosts may lack the service's dependencies.
-GPU_ARGS ?= $(wildcard tests/kernels tests/parallel tests/workers/measure tests/workers/model)
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -37,17 +35,17 @@ $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing $(TORCH); the first time this downloads several hundred megabytes."
 	@$(PIP) "$(TORCH)"
-	@extras=dev; $(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("triton") is None)' \
-	  || extras=dev,triton; \
+	@extras=worker,dev; $(BIN)/python -c 'import importlib.util as u, sys; sys.exit(u.find_spec("triton") is None)' \
+	  || extras=worker,dev,triton; \
 	echo "Installing flopwatch[$$extras]."; \
 	$(PIP) "$(TORCH)" --editable ".[$$extras]"
 	@touch $@
 
 demo: install  ## run the main job end to end on a small sweep and print its table
-	@$(BIN)/python -m benchmarks.demo
+	@$(BIN)/python -m tools.demo
 
-test: install  ## run the whole suite
-	$(BIN)/python -m pytest --timeout=$(TEST_TIMEOUT_S) $(ARGS)
+test: install  ## run the whole suite, on all cores
+	@$(BIN)/python -m tools.suite --timeout=$(TEST_TIMEOUT_S) $(ARGS)
 
 serve: install  ## run server and worker on this host
 	$(BIN)/flopwatch up
@@ -64,8 +62,9 @@ format: install  ## let ruff rewrite what it can
 typecheck: install  ## mypy --strict
 	$(BIN)/mypy
 
+# On GPU hosts that lack the service's dependencies its tests are skipped.
 gpu-test:  ## the tests that need a GPU; installs nothing: any python3 with torch and pytest will do
-	python3 -m pytest -m gpu --require-gpu $(GPU_ARGS)
+	@python3 -m tools.suite gpu $(ARGS)
 
 wheel: install  ## build dist/*.whl
 	$(BIN)/python -m pip --disable-pip-version-check wheel --no-deps --no-build-isolation --wheel-dir dist .

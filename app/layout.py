@@ -28,6 +28,8 @@ FACTS = (
     "validity",
 )
 """Columns of a measurement between its case's coordinates and its statistics."""
+ARROW = " → "
+"""From the baseline's to the candidate's value, in the summary of a comparison."""
 MAX_LISTED = 4
 """More values than these are counted instead of listed."""
 MAX_DOUBTS = 5
@@ -45,7 +47,8 @@ def varying_columns(measurements: Mapping[str, Any]) -> list[str]:
 def case_text(coordinates: Mapping[str, Any]) -> str:
     """A case in words: texts as they are, flags and numbers by name ("triton, causal, head_dim=64").
 
-    A coordinate of a whole job lists its values ("16/32/64"); of many, their number is told ("13 implementations").
+    A coordinate of a whole job lists its values ("16/32/64"); of many, their number is told ("13 implementations"). One
+    in which the sides of a comparison differ is told by name ("precision=fp32 → bf16").
     """
     return ", ".join(_coordinate(name, value) for name, value in coordinates.items() if value is not None)
 
@@ -53,6 +56,8 @@ def case_text(coordinates: Mapping[str, Any]) -> str:
 def _coordinate(name: str, value: Any) -> str:
     if value is True:
         return name
+    if isinstance(value, str) and ARROW in value:
+        return f"{name}={ARROW.join(map(_part, value.split(ARROW)))}"
     parts = [_part(part) for part in (value.split("/") if isinstance(value, str) else [value])]
     if len(parts) > MAX_LISTED:
         return f"{len(parts)} {name.replace('_', ' ')}s"
@@ -62,7 +67,7 @@ def _coordinate(name: str, value: Any) -> str:
 
 def _part(value: Any) -> str:
     text = str(value)
-    return text.lower() if text in ("True", "False") else text
+    return text.lower() if text in ("True", "False", "None") else text
 
 
 def _is_number_or_flag(text: str) -> bool:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.report import print_report
+from benchmarks._shared import print_report
 from kernels.attention import cpu
 from kernels.attention.cpu.build import COMPILER_FLAGS
 

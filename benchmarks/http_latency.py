@@ -17,10 +17,8 @@ from typing import Any
 
 from app.errors import job_problem
 from app.store.engine import open_database
-from benchmarks.loopback import Loopback
-from benchmarks.report import percentiles, print_report
-from benchmarks.seeding import copy_job
-from benchmarks.service import Service, submit, wait_for_job
+from benchmarks._shared import Loopback, copy_job, percentiles, print_report
+from tools.service import Service, submit, wait_for_job
 
 TINY = {
     "kind": "benchmark",

@@ -18,9 +18,8 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.loopback import Loopback
-from benchmarks.report import print_report, spread
-from benchmarks.service import Service
+from benchmarks._shared import Loopback, print_report, spread
+from tools.service import Service
 
 BODY = {
     "spec": {"kind": "benchmark", "model": {"size": "small"}, "context_length": 256},

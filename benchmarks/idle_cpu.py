@@ -18,9 +18,8 @@ from typing import Any
 import psutil
 
 from app.store.engine import open_database
-from benchmarks.report import print_report
-from benchmarks.seeding import copy_job
-from benchmarks.service import Service, submit, wait_for_job
+from benchmarks._shared import copy_job, print_report
+from tools.service import Service, submit, wait_for_job
 
 SETTLE_S = 2.0
 

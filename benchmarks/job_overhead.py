@@ -20,8 +20,8 @@ from typing import Any
 
 import httpx
 
-from benchmarks.report import percentiles, print_report
-from benchmarks.service import Service, submit
+from benchmarks._shared import percentiles, print_report
+from tools.service import Service, submit
 
 WARMUP = 3
 MESSAGE = re.compile(r"^(\S+ \S+) DEBUG job-(\d+): (started|outcome)$", re.MULTILINE)

@@ -19,7 +19,7 @@ import httpx
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.service import Service, wait_for_job
+from tools.service import Service, wait_for_job
 
 RTX_4090_MS = {
     "small": {"forward_ms": 21.3, "backward_ms": 30.5, "optimizer_ms": 13.0},

@@ -21,7 +21,7 @@ from app.specs.benchmark import BenchmarkSpec
 from app.store.engine import Database, open_database
 from app.store.queue import Queue
 from app.store.records import Finish, NewJob, Offer
-from benchmarks.report import percentiles, print_report
+from benchmarks._shared import percentiles, print_report
 
 Row = tuple[str, str]
 

@@ -5,19 +5,33 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.metadata
+import importlib.util
 import os
 import random
 import secrets
+from pathlib import Path
 
 import pytest
 
 SEED = pytest.StashKey[int]()
+TESTS = Path(__file__).parent
+WITHOUT_THE_SERVICE = ("kernels", "parallel", "workers/measure", "workers/model")
+"""Folders whose tests import nothing beyond torch and pytest: GPU hosts may lack the service's dependencies."""
+SERVICE = ("fastapi", "httpx", "psutil", "pydantic", "pydantic_settings", "sqlmodel", "uvicorn")
+MISSING = next((name for name in SERVICE if importlib.util.find_spec(name) is None), None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("flopwatch")
     group.addoption("--random-seed", type=int, default=None, help="repeat a run's random choices")
     group.addoption("--require-gpu", action="store_true", help="without a GPU, GPU tests fail instead of being skipped")
+    group.addoption(
+        "--share",
+        choices=("all", "together", "alone"),
+        default="all",
+        help="run the tests that can run at the same time as others, or those marked alone (tools/suite.py does both)",
+    )
+    group.addoption("--slice", default="1/1", help="run one of so many parts of the tests: 2/8")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -25,9 +39,23 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[SEED] = secrets.randbelow(2**32) if chosen is None else chosen
     if not config.pluginmanager.hasplugin("timeout"):
         config.addinivalue_line("markers", "timeout(seconds): kept by pytest-timeout, which is not installed here")
+    # Each process that a test starts would compile the service anew.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # The developer's own settings must change no test, and no test may touch the developer's own data.
     for name in [name for name in os.environ if name.startswith("FLOPWATCH_")]:
         del os.environ[name]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    share = config.getoption("--share")
+    chosen = [
+        item for item in items if share == "all" or (share == "alone") == (item.get_closest_marker("alone") is not None)
+    ]
+    number, count = map(int, config.getoption("--slice").split("/"))
+    chosen = chosen[number - 1 :: count]
+    kept = set(chosen)
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = chosen
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -35,6 +63,29 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         f"random seed: {config.stash[SEED]} (repeat with --random-seed={config.stash[SEED]})",
         f"torch: {importlib.metadata.version('torch')}",
     ]
+
+
+class NeedsTheService(pytest.Collector):
+    """In the place of a folder or file that this host cannot import."""
+
+    def collect(self) -> list[pytest.Item]:
+        pytest.skip(f"the service's dependencies are not installed here: no {MISSING}")
+
+
+def _needs_the_service(path: Path) -> bool:
+    if MISSING is None or not path.is_relative_to(TESTS) or path == TESTS:
+        return False
+    name = path.relative_to(TESTS).as_posix()
+    leads_there = any(folder.startswith(f"{name}/") for folder in WITHOUT_THE_SERVICE)
+    return not leads_there and not any(f"{name}/".startswith(f"{folder}/") for folder in WITHOUT_THE_SERVICE)
+
+
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    return NeedsTheService.from_parent(parent, name=path.name) if _needs_the_service(path) else None
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    return NeedsTheService.from_parent(parent, name=module_path.name) if _needs_the_service(module_path) else None
 
 
 @functools.cache

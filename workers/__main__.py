@@ -26,10 +26,22 @@ def check_packages() -> None:
             raise InvalidEnvironment(f"package {name!r} is imported from {origin}, not from {home}: mend sys.path")
 
 
+def check_dependencies() -> None:
+    """Refuse to run where only the server's dependencies are installed.
+
+    Raises:
+        InvalidEnvironment: it names what is missing, and the cure.
+    """
+    missing = [name for name in ("torch", "psutil", "pynvml") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InvalidEnvironment(f"a worker needs {', '.join(missing)}, too: install flopwatch[worker]")
+
+
 def main(arguments: list[str]) -> int:
     """Run one of the worker's processes; returns its exit code."""
     match arguments:
         case ["agent"]:
+            check_dependencies()
             from app.settings import Settings
             from workers.agent import serve
 
@@ -40,6 +52,7 @@ def main(arguments: list[str]) -> int:
             serve(Settings.from_environment())
             return 0
         case ["run", *rest]:
+            check_dependencies()
             from workers.run_here import run_here
 
             check_packages()

@@ -196,9 +196,14 @@ class Agent:
         )
 
     def _start(self, claim: Claim, free: Lease) -> None:
+        try:
+            lease = self._lease_for(claim, free)
+        except OSError:
+            self._queue.give_back(claim)
+            raise
         run = JobRun(
             claim,
-            self._lease_for(claim, free),
+            lease,
             queue=self._queue,
             artifacts=self._artifacts,
             launcher=self._launcher,

@@ -157,7 +157,7 @@ _IN_MIG_MODE = (
 )
 _AMBIGUOUS = (
     "CUDA_VISIBLE_DEVICES names the index {index}, but this host has GPUs of several models ({models}), and CUDA puts"
-    " the fastest first unless CUDA_DEVICE_ORDER says otherwise. Set CUDA_DEVICE_ORDER=PCI_BUS_ID, which is the order of"
+    " the fastest first unless CUDA_DEVICE_ORDER says otherwise. Set CUDA_DEVICE_ORDER=PCI_BUS_ID, the order of"
     " nvidia-smi, or name GPUs by their UUIDs (nvidia-smi -L lists them)."
 )
 

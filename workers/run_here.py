@@ -11,12 +11,14 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import os
 import shutil
 import sys
 import tempfile
 import traceback
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -110,7 +112,8 @@ def run_here(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="flopwatch-") as folder:
         reporter = LocalReporter(Path(folder), options.output, Settings.from_environment().ceilings_dir)
         try:
-            _run_units(spec, reporter)
+            with _prints_to_stderr():
+                _run_units(spec, reporter)
         except RunnerError as error:
             sys.stderr.write(f"flopwatch run: {error.code}: {error}\n")
             return EXIT_CODES[error.code]
@@ -130,6 +133,20 @@ def _run_units(spec: SpecBase, reporter: LocalReporter) -> None:
         reporter.scratch.mkdir()
         runner.run(spec, unit, reporter)
         reporter.spool.end_unit(Succeeded())
+
+
+@contextmanager
+def _prints_to_stderr() -> Iterator[None]:
+    """Standard output is for the result: what models and libraries print goes to standard error meanwhile."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def _warn_of_wrap(unit: Unit) -> None:

@@ -1,18 +1,34 @@
-"""Every test here starts the real server and real workers over a folder of its own."""
+"""Every test here runs against the real server and real workers: its own, or those that its module shares."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from benchmarks.service import Service
+from tools.service import Service, wait_for_job
 
 PLUGINS = Path(__file__).resolve().parent.parent / "plugins"
 PROJECT = PLUGINS.parent.parent
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """For a service in `folder`: tests/plugins installed, short times, locks of its own."""
+    return {
+        "PYTHONPATH": os.pathsep.join([str(PROJECT), str(PLUGINS), os.environ.get("PYTHONPATH", "")]),
+        "MISBEHAVE_FOLDER": str(folder / "misbehave"),
+        "FLOPWATCH_GRACE_S": "1",
+        "FLOPWATCH_LEASE_S": "3",
+        "OMP_NUM_THREADS": "1",
+        "TMPDIR": str(folder),  # where workers of one host keep their locks: services do not wait for each other
+    }
 
 
 @pytest.fixture
@@ -25,20 +41,63 @@ def misbehave_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def service(tmp_path: Path, misbehave_folder: Path) -> Iterator[Service]:
-    """A service that is not started yet, with tests/plugins installed and short times."""
-    environment = {
-        "PYTHONPATH": os.pathsep.join([str(PROJECT), str(PLUGINS), os.environ.get("PYTHONPATH", "")]),
-        "MISBEHAVE_FOLDER": str(misbehave_folder),
-        "FLOPWATCH_GRACE_S": "1",
-        "FLOPWATCH_LEASE_S": "3",
-        "OMP_NUM_THREADS": "1",
-        "TMPDIR": str(tmp_path),  # locks of this test's own: tests do not wait for each other
-    }
-    with Service(tmp_path / "service", environment) as running:
+    """A service of one test's own that is not started yet."""
+    assert misbehave_folder.parent == tmp_path
+    with Service(tmp_path / "service", environment(tmp_path)) as running:
         try:
             yield running
         finally:
             print(running.logs()[-20_000:])
+
+
+@dataclass(frozen=True)
+class Site:
+    """A server and one worker that run; `folder` is where the models of tests/plugins tell what they did."""
+
+    client: httpx.Client
+    folder: Path
+    worker: subprocess.Popen[bytes]
+
+
+@pytest.fixture(scope="module")
+def started_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, subprocess.Popen[bytes]]]:
+    """A service with one worker that the tests of a module share."""
+    folder = tmp_path_factory.mktemp("site")
+    (folder / "misbehave").mkdir()
+    with Service(folder / "service", environment(folder)) as running:
+        running.start_server()
+        yield running, running.start_worker()
+
+
+@pytest.fixture
+def site(started_service: tuple[Service, subprocess.Popen[bytes]]) -> Iterator[Site]:
+    """The module's service as if it were new: nothing is queued, nothing runs, the models have told nothing.
+
+    For tests that leave server and worker alive. What else they need is their own: `service`, and `start`.
+    """
+    running, worker = started_service
+    folder = Path(running.environment["MISBEHAVE_FOLDER"])
+    shutil.rmtree(folder)
+    folder.mkdir()
+    client = running.client()
+    yield Site(client, folder, worker)
+    print(running.logs()[-20_000:])
+    assert worker.poll() is None, "the worker that the module shares has ended"
+    end_all_jobs(client)
+
+
+def end_all_jobs(client: httpx.Client) -> None:
+    """Cancel what waits or runs, and wait for its end."""
+    for state in ("queued", "running"):
+        for job in client.get("/jobs", params={"state": state, "limit": 500}).raise_for_status().json()["data"]:
+            client.post(f"/jobs/{job['id']}/cancel")
+            wait_for_job(client, job["id"])
+
+
+def start(service: Service, folder: Path, **sabotage: str) -> Site:
+    """Start server and worker of a service; `sabotage` is environment of the worker."""
+    client = service.start_server()
+    return Site(client, folder, service.start_worker(**sabotage))
 
 
 def short_job(model: str, *, vocab_size: int = 16, replicates: int = 1, **fields: Any) -> dict[str, Any]:

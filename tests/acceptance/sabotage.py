@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import psutil
 
-from benchmarks.service import FINAL_STATES, wait_until
 from tests.acceptance.conftest import PLUGINS, PROJECT
+from tools.service import FINAL_STATES, wait_until
 
 
 def sabotaged(*mechanisms: str, **environment: str) -> dict[str, str]:

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from app.specs import KINDS
-from benchmarks.service import Service
 from tests.acceptance.faults import TINY, database_path, http_client, problem_trouble, state_of
+from tools.service import Service
 
 pytestmark = pytest.mark.acceptance
 

@@ -12,8 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.service import Service, submit, wait_for_job
-from tests.acceptance.conftest import short_job
+from tests.acceptance.conftest import Site, short_job, start
 from tests.acceptance.sabotage import (
     alive,
     attempt_states,
@@ -25,6 +24,7 @@ from tests.acceptance.sabotage import (
     wait_for_state,
     wait_until_gone,
 )
+from tools.service import Service, submit, wait_for_job
 
 pytestmark = pytest.mark.acceptance
 
@@ -43,34 +43,38 @@ def cancel(client: httpx.Client, job_id: int, status: int = 202) -> dict[str, An
     return body
 
 
-def cancels_a_queued_job(service: Service, folder: Path, **environment: str) -> None:
-    client = service.start_server(**environment)
+def cancels_a_queued_job(client: httpx.Client) -> dict[str, Any]:
+    """Cancel a job that waits: its last state."""
     job_id = submit(client, short_job("counted", vocab_size=100))
     assert cancel(client, job_id)["state"] == "cancelled"
-    job = get(client, f"/jobs/{job_id}")
+    job: dict[str, Any] = get(client, f"/jobs/{job_id}")
     assert (job["state"], job["attempt"], job["error"]["code"]) == ("cancelled", 0, "cancelled")
     assert cancel(client, job_id) == job, "a second cancel must be answered like the first"
-    service.start_worker()
-    wait_for_state(client, submit(client, short_job("counted", vocab_size=200)), "succeeded")
-    assert (folder / "runs").read_text().split() == ["200"]
-    assert get(client, f"/jobs/{job_id}") == job
-    assert get(client, f"/jobs/{job_id}/attempts") == []
+    return job
 
 
-def test_a_queued_job_that_is_cancelled_never_runs(service: Service, misbehave_folder: Path) -> None:
-    cancels_a_queued_job(service, misbehave_folder)
+def test_a_queued_job_that_is_cancelled_never_runs(site: Site) -> None:
+    client = site.client
+    submit(client, short_job("gated"))
+    wait_for_start(site.folder)
+    job = cancels_a_queued_job(client)
+    last = submit(client, short_job("counted", vocab_size=200))
+    open_gate(site.folder)
+    wait_for_state(client, last, "succeeded")
+    assert (site.folder / "runs").read_text().split() == ["200"]
+    assert get(client, f"/jobs/{job['id']}") == job
+    assert get(client, f"/jobs/{job['id']}/attempts") == []
 
 
-def test_control_a_cancel_that_leaves_a_queued_job_in_the_queue(service: Service, misbehave_folder: Path) -> None:
+def test_control_a_cancel_that_leaves_a_queued_job_in_the_queue(service: Service) -> None:
     with pytest.raises(AssertionError, match="'queued' == 'cancelled'"):
-        cancels_a_queued_job(service, misbehave_folder, **sabotaged("cancel_of_queued"))
+        cancels_a_queued_job(service.start_server(**sabotaged("cancel_of_queued")))
 
 
-def cancels_a_running_job(service: Service, folder: Path, **environment: str) -> None:
-    client = service.start_server()
-    service.start_worker(**environment)
+def cancels_a_running_job(site: Site) -> None:
+    client = site.client
     job_id = submit(client, short_job("gated"))
-    (child,) = wait_for_start(folder)
+    (child,) = wait_for_start(site.folder)
     first = cancel(client, job_id)
     assert first["cancel_requested_at"] is not None
     wait_until_gone(child, timeout_s=2 * GRACE_S)
@@ -85,21 +89,18 @@ def cancels_a_running_job(service: Service, folder: Path, **environment: str) ->
     assert get(client, f"/jobs/{job_id}/events")[-1]["data"]["state"] == "cancelled"
 
 
-def test_a_running_job_that_is_cancelled_ends_quickly(service: Service, misbehave_folder: Path) -> None:
-    cancels_a_running_job(service, misbehave_folder)
+def test_a_running_job_that_is_cancelled_ends_quickly(site: Site) -> None:
+    cancels_a_running_job(site)
 
 
 def test_control_a_worker_that_does_not_hear_of_cancels(service: Service, misbehave_folder: Path) -> None:
     with cleaned_up(misbehave_folder), pytest.raises(TimeoutError, match="to be gone"):
-        cancels_a_running_job(service, misbehave_folder, **sabotaged("notice_of_cancels"))
+        cancels_a_running_job(start(service, misbehave_folder, **sabotaged("notice_of_cancels")))
 
 
-def cancels_against_the_finish(
-    service: Service, folder: Path, rng: random.Random, *, rounds: int, **environment: str
-) -> None:
+def cancels_against_the_finish(site: Site, rng: random.Random, *, rounds: int) -> None:
     """Cancel jobs at the moment of their finish, often: what was answered holds, and 409 names the state."""
-    client = service.start_server()
-    service.start_worker(**environment)
+    client, folder = site.client, site.folder
     outcomes = []
     for number in range(1, rounds + 1):
         job_id = submit(client, short_job("gated"))
@@ -122,26 +123,22 @@ def cancels_against_the_finish(
         assert get(client, f"/jobs/{job_id}") == job
 
 
-def test_a_cancel_that_was_answered_is_never_overwritten(
-    service: Service, misbehave_folder: Path, rng: random.Random
-) -> None:
-    cancels_against_the_finish(service, misbehave_folder, rng, rounds=20)
+def test_a_cancel_that_was_answered_is_never_overwritten(site: Site, rng: random.Random) -> None:
+    cancels_against_the_finish(site, rng, rounds=20)
 
 
 def test_control_a_finish_that_overwrites_cancels(service: Service, misbehave_folder: Path, rng: random.Random) -> None:
+    site = start(service, misbehave_folder, **sabotaged("cancel_wins", "notice_of_cancels"))
     with pytest.raises(AssertionError, match=r"\(202, 'succeeded'\)"):
-        cancels_against_the_finish(
-            service, misbehave_folder, rng, rounds=40, **sabotaged("cancel_wins", "notice_of_cancels")
-        )
+        cancels_against_the_finish(site, rng, rounds=40)
 
 
-def times_out(service: Service, folder: Path, *, patience_s: float = PATIENCE_S, **environment: str) -> None:
+def times_out(site: Site, *, patience_s: float = PATIENCE_S) -> None:
     """Let the time of a job run out that ignores SIGTERM, and whose daemon in a session of its own does, too."""
-    client = service.start_server()
-    service.start_worker(**environment)
+    client = site.client
     timeout_s = 3.0
     job_id = submit(client, short_job("stubborn", timeout_s=timeout_s))
-    child, daemon = wait_for_start(folder)
+    child, daemon = wait_for_start(site.folder)
     assert alive(child)
     assert alive(daemon)
     assert os.getsid(daemon) != os.getsid(child)
@@ -153,11 +150,11 @@ def times_out(service: Service, folder: Path, *, patience_s: float = PATIENCE_S,
     wait_for_state(client, submit(client, short_job("counted")), "succeeded")
 
 
-def test_a_timeout_ends_every_descendant(service: Service, misbehave_folder: Path) -> None:
-    times_out(service, misbehave_folder)
+def test_a_timeout_ends_every_descendant(site: Site) -> None:
+    times_out(site)
 
 
 @pytest.mark.parametrize("mechanism", ["subreaper", "kill_after_terminate"])
 def test_control_of_the_timeout(service: Service, misbehave_folder: Path, mechanism: str) -> None:
     with cleaned_up(misbehave_folder), pytest.raises(TimeoutError, match="to be gone"):
-        times_out(service, misbehave_folder, patience_s=CONTROL_S, **sabotaged(mechanism))
+        times_out(start(service, misbehave_folder, **sabotaged(mechanism)), patience_s=CONTROL_S)

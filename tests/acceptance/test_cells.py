@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.service import Service, submit, wait_for_job
+from tests.acceptance.conftest import Site, start
 from tests.acceptance.sabotage import get, sabotaged
+from tools.service import Service, submit, wait_for_job
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
 
@@ -34,9 +35,8 @@ def outcomes(rows: list[dict[str, Any]]) -> dict[tuple[str, int, bool], str]:
     }
 
 
-def test_cells_that_take_their_process_down_cost_no_other(service: Service, misbehave_folder: Path) -> None:
-    client = service.start_server()
-    service.start_worker()
+def test_cells_that_take_their_process_down_cost_no_other(site: Site) -> None:
+    client = site.client
     job = wait_for_job(client, submit(client, {"spec": SPEC}))
     assert job["state"] == "succeeded", job["error"]
     rows = get(client, f"/jobs/{job['id']}/measurements")["rows"]
@@ -54,9 +54,8 @@ def test_cells_that_take_their_process_down_cost_no_other(service: Service, misb
     assert "crashed" in client.get("/tables", params={"job": job["id"], "format": "markdown"}).text
 
 
-def test_an_installed_implementation_appears_beside_ours(service: Service, misbehave_folder: Path) -> None:
-    client = service.start_server()
-    service.start_worker()
+def test_an_installed_implementation_appears_beside_ours(site: Site) -> None:
+    client = site.client
     spec = {**SPEC, "implementations": ["own", "eager"], "sequence_lengths": [16], "causal": [True]}
     job = wait_for_job(client, submit(client, {"spec": spec}))
     assert outcomes(get(client, f"/jobs/{job['id']}/measurements")["rows"]) == {
@@ -71,9 +70,8 @@ def test_an_installed_implementation_appears_beside_ours(service: Service, misbe
 
 
 def test_percentages_are_of_the_ceiling_that_the_host_has_measured(service: Service, misbehave_folder: Path) -> None:
-    client = service.start_server()
     # What other tests disturb would be no ceiling.
-    service.start_worker(**sabotaged("doubts_of_ceilings"))
+    client = start(service, misbehave_folder, **sabotaged("doubts_of_ceilings")).client
     ceiling = {"kind": "ceiling", "dtypes": ["fp32"], "matrix_size": 64, "copy_mib": 1, "measure_steps": 2}
     attention = {**SPEC, "implementations": ["eager"], "sequence_lengths": [16], "causal": [True], "mode": "forward"}
     jobs = [submit(client, {"spec": spec}) for spec in (attention, ceiling, attention)]

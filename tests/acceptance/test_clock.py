@@ -14,7 +14,6 @@ from sqlalchemy import select
 
 from app.store import tables
 from app.store.engine import Database
-from benchmarks.service import Service, submit, wait_until
 from tests.acceptance.conftest import short_job
 from tests.acceptance.sabotage import (
     attempt_states,
@@ -26,8 +25,9 @@ from tests.acceptance.sabotage import (
     wait_for_state,
     worker_id,
 )
+from tools.service import Service, submit, wait_until
 
-pytestmark = pytest.mark.acceptance
+pytestmark = [pytest.mark.acceptance, pytest.mark.alone]
 
 LEASE_S = 2.0
 HOUR_S = 3600.0

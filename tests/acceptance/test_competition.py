@@ -11,13 +11,13 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.service import Service, submit, wait_until
 from tests.acceptance.conftest import short_job
 from tests.acceptance.sabotage import attempt_states, get, other_host, sabotaged, wait_for_state, worker_id
+from tools.service import Service, submit, wait_until
 
 pytestmark = pytest.mark.acceptance
 
-JOBS = 300
+JOBS = 100
 CONTROL_JOBS = 40
 ALONE_JOBS = 20
 PATIENCE_S = 300.0
@@ -62,7 +62,7 @@ def run_all_once(service: Service, folder: Path, rng: random.Random, jobs: int, 
     assert shares.keys() == {worker_id(client, worker.pid) for worker in workers}
 
 
-def test_two_workers_run_300_jobs_once_each(service: Service, misbehave_folder: Path, rng: random.Random) -> None:
+def test_two_workers_run_100_jobs_once_each(service: Service, misbehave_folder: Path, rng: random.Random) -> None:
     run_all_once(service, misbehave_folder, rng, JOBS)
 
 

@@ -14,8 +14,7 @@ import httpx
 import psutil
 import pytest
 
-from benchmarks.service import Service, submit, wait_for_job
-from tests.acceptance.conftest import short_job
+from tests.acceptance.conftest import Site, short_job, start
 from tests.acceptance.sabotage import (
     attempt_states,
     cleaned_up,
@@ -23,6 +22,7 @@ from tests.acceptance.sabotage import (
     wait_for_start,
     wait_until_gone,
 )
+from tools.service import Service, submit, wait_for_job
 
 pytestmark = pytest.mark.acceptance
 
@@ -43,11 +43,10 @@ def failed(client: httpx.Client, job_id: int) -> dict[str, Any]:
     return error
 
 
-def tells_how_jobs_died(service: Service, folder: Path, rng: random.Random, **environment: str) -> None:
-    client = service.start_server()
-    service.start_worker(**environment)
+def tells_how_jobs_died(site: Site, rng: random.Random) -> None:
+    client = site.client
     killed = submit(client, short_job("gated"))
-    (child,) = wait_for_start(folder)
+    (child,) = wait_for_start(site.folder)
     time.sleep(rng.uniform(0.0, 0.2))
     os.kill(child, signal.SIGKILL)
     error = failed(client, killed)
@@ -69,25 +68,22 @@ def tells_how_jobs_died(service: Service, folder: Path, rng: random.Random, **en
     assert wait_for_job(client, submit(client, short_job("counted")))["state"] == "succeeded", "the worker must go on"
 
 
-def test_how_a_job_died_is_told(service: Service, misbehave_folder: Path, rng: random.Random) -> None:
-    tells_how_jobs_died(service, misbehave_folder, rng)
+def test_how_a_job_died_is_told(site: Site, rng: random.Random) -> None:
+    tells_how_jobs_died(site, rng)
 
 
 def test_control_a_process_that_says_nothing_has_succeeded(
     service: Service, misbehave_folder: Path, rng: random.Random
 ) -> None:
     with pytest.raises(AssertionError, match="'succeeded' == 'failed'"):
-        tells_how_jobs_died(service, misbehave_folder, rng, **sabotaged("crashes"))
+        tells_how_jobs_died(start(service, misbehave_folder, **sabotaged("crashes")), rng)
 
 
-def survives_a_killed_keeper(
-    service: Service, folder: Path, replicates: int, *, gone_s: float = GONE_S, **environment: str
-) -> None:
+def survives_a_killed_keeper(site: Site, replicates: int, *, gone_s: float = GONE_S) -> None:
     """Kill the keeper of a job that ends by no signal but SIGKILL, and whose daemon is an orphan."""
-    client = service.start_server()
-    service.start_worker(**environment)
+    client = site.client
     job_id = submit(client, short_job("stubborn", replicates=replicates))
-    child, daemon = wait_for_start(folder)
+    child, daemon = wait_for_start(site.folder)
     os.kill(psutil.Process(child).ppid(), signal.SIGKILL)
     wait_until_gone(child, daemon, timeout_s=gone_s)
     assert failed(client, job_id)["code"] == "crashed"
@@ -97,13 +93,12 @@ def survives_a_killed_keeper(
 
 
 @UNITS
-def test_nothing_is_left_of_a_killed_keepers_job(service: Service, misbehave_folder: Path, replicates: int) -> None:
-    survives_a_killed_keeper(service, misbehave_folder, replicates)
+def test_nothing_is_left_of_a_killed_keepers_job(site: Site, replicates: int) -> None:
+    survives_a_killed_keeper(site, replicates)
 
 
 @UNITS
 def test_control_orphans_of_keepers_are_left_alone(service: Service, misbehave_folder: Path, replicates: int) -> None:
+    site = start(service, misbehave_folder, **sabotaged("orphans_of_keepers"))
     with cleaned_up(misbehave_folder), pytest.raises(TimeoutError, match="to be gone"):
-        survives_a_killed_keeper(
-            service, misbehave_folder, replicates, gone_s=CONTROL_S, **sabotaged("orphans_of_keepers")
-        )
+        survives_a_killed_keeper(site, replicates, gone_s=CONTROL_S)

@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.service import Service
 from tests.acceptance.faults import (
     TINY,
     all_jobs,
@@ -20,6 +19,7 @@ from tests.acceptance.faults import (
     problem_trouble,
     without,
 )
+from tools.service import Service
 
 pytestmark = pytest.mark.acceptance
 

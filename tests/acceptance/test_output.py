@@ -11,9 +11,9 @@ import httpx
 import psutil
 import pytest
 
-from benchmarks.service import Service, submit
-from tests.acceptance.conftest import short_job
+from tests.acceptance.conftest import Site, short_job, start
 from tests.acceptance.sabotage import get, open_gate, sabotaged, wait_for_start, wait_for_state
+from tools.service import Service, submit
 
 pytestmark = pytest.mark.acceptance
 
@@ -46,10 +46,9 @@ class Peak:
             self.bytes = max(self.bytes, self._process.memory_info().rss)
 
 
-def takes_100_megabytes(service: Service, *mechanisms: str) -> None:
-    client = service.start_server()
-    worker = service.start_worker(**sabotaged(*mechanisms))
-    with Peak(worker.pid) as peak:
+def takes_100_megabytes(site: Site) -> None:
+    client = site.client
+    with Peak(site.worker.pid) as peak:
         job_id = submit(client, short_job("chatty", timeout_s=60.0))
         wait_for_state(client, job_id, "succeeded")
     growth = peak.bytes - peak.before
@@ -67,13 +66,13 @@ def takes_100_megabytes(service: Service, *mechanisms: str) -> None:
     assert sum(len(event["data"]["text"]) for event in events if event["type"] == "log") < 2 * LOG_BYTES
 
 
-def test_a_job_that_prints_100_mb(service: Service) -> None:
-    takes_100_megabytes(service)
+def test_a_job_that_prints_100_mb(site: Site) -> None:
+    takes_100_megabytes(site)
 
 
-def test_control_all_output_is_kept(service: Service) -> None:
+def test_control_all_output_is_kept(service: Service, misbehave_folder: Path) -> None:
     with pytest.raises(AssertionError, match="keeps the output"):
-        takes_100_megabytes(service, "capped_log")
+        takes_100_megabytes(start(service, misbehave_folder, **sabotaged("capped_log")))
 
 
 def followed(client: httpx.Client, job_id: int, until: str) -> list[tuple[str, dict[str, Any]]]:
@@ -93,11 +92,10 @@ def followed(client: httpx.Client, job_id: int, until: str) -> list[tuple[str, d
     raise AssertionError(f"the stream ended before {until!r}: {found}")
 
 
-def test_each_replicate_has_an_interpreter_and_tells_its_progress(service: Service, misbehave_folder: Path) -> None:
-    client = service.start_server()
-    service.start_worker()
+def test_each_replicate_has_an_interpreter_and_tells_its_progress(site: Site) -> None:
+    client, folder = site.client, site.folder
     job_id = submit(client, short_job("gated", replicates=2))
-    (first,) = wait_for_start(misbehave_folder)
+    (first,) = wait_for_start(folder)
     assert psutil.Process(first).cmdline()[1:4] == ["-m", "workers", "child"]
     assert [kind for kind, _ in followed(client, job_id, "making the model")] == [
         "state",
@@ -106,12 +104,12 @@ def test_each_replicate_has_an_interpreter_and_tells_its_progress(service: Servi
         "progress",
     ]
     assert get(client, f"/jobs/{job_id}")["progress"] == {"done": 0, "total": 2, "message": "making the model"}
-    open_gate(misbehave_folder, first)
-    (second,) = wait_for_start(misbehave_folder, 2)
+    open_gate(folder, first)
+    (second,) = wait_for_start(folder, 2)
     assert second != first
     assert followed(client, job_id, "replicate 2 of 2")[-1][1]["done"] == 1
     assert get(client, f"/jobs/{job_id}/measurements")["rows"] == [], "nothing is recorded before the end"
-    open_gate(misbehave_folder, second)
+    open_gate(folder, second)
     wait_for_state(client, job_id, "succeeded")
     events = get(client, f"/jobs/{job_id}/events")
     assert [(event["type"], event["data"]) for event in events] == followed(client, job_id, '"error"')

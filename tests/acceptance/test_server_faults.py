@@ -16,7 +16,6 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.service import Service, wait_until
 from tests.acceptance.faults import (
     PROJECT,
     TINY,
@@ -32,6 +31,7 @@ from tests.acceptance.faults import (
     small_disk,
     without,
 )
+from tools.service import Service, wait_until
 
 pytestmark = pytest.mark.acceptance
 

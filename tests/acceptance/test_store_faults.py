@@ -24,7 +24,6 @@ from app.specs import spec_adapter
 from app.store.engine import Database, open_database
 from app.store.queue import Queue
 from app.store.records import Finish, MeasurementRecord, NewEvent, NewJob, Offer
-from benchmarks.service import Service, wait_for_job, wait_until
 from tests.acceptance.conftest import short_job
 from tests.acceptance.faults import (
     PROJECT,
@@ -38,6 +37,7 @@ from tests.acceptance.faults import (
     state_of,
     without,
 )
+from tools.service import Service, wait_for_job, wait_until
 
 pytestmark = pytest.mark.acceptance
 
@@ -71,15 +71,15 @@ class History:
     def damaged(self, rng: random.Random) -> Iterator[tuple[str, bytes]]:
         """Logs that a crash may leave: cut anywhere, flipped bits, garbage or zeros at the end."""
         size = len(self.wal)
-        for end in [0, *self.commit_ends]:
+        for end in [0, *rng.sample(self.commit_ends, 10)]:
             yield f"cut at {end}", self.wal[:end]
-        for end in rng.sample(range(size), 20):
+        for end in rng.sample(range(size), 6):
             yield f"cut at {end}", self.wal[:end]
-        for at in rng.sample(range(size), 20):
+        for at in rng.sample(range(size), 6):
             flipped = bytearray(self.wal)
             flipped[at] ^= 1 << rng.randrange(8)
             yield f"flipped a bit at {at}", bytes(flipped)
-        for at in rng.sample(range(size), 10):
+        for at in rng.sample(range(size), 3):
             yield f"garbage from {at}", self.wal[:at] + rng.randbytes(size - at)
             yield f"zeros from {at}", self.wal[:at] + bytes(size - at)
 
@@ -143,9 +143,8 @@ def make_history(service: Service, rng: random.Random, **environment: str) -> Hi
     return history
 
 
-def inconsistent(history: History, rng: random.Random, folder: Path) -> list[str]:
+def inconsistent(history: History, rng: random.Random, folder: Path) -> Iterator[str]:
     """Which damaged logs do not open as the database was after some change."""
-    found = []
     for number, (what, wal) in enumerate(history.damaged(rng)):
         data_dir = folder / str(number)
         data_dir.mkdir(parents=True)
@@ -155,11 +154,10 @@ def inconsistent(history: History, rng: random.Random, folder: Path) -> list[str
         with closing(open_database(Settings(data_dir=data_dir))) as database:
             state = state_of(path)
             if state not in history.states:
-                found.append(f"{what}: the database was never like this")
-            found += [f"{what}: {problem}" for problem in damage(path)]
-            found += [f"{what}, and then used: {problem}" for problem in going_on(database, path)]
+                yield f"{what}: the database was never like this"
+            yield from (f"{what}: {problem}" for problem in damage(path))
+            yield from (f"{what}, and then used: {problem}" for problem in going_on(database, path))
         shutil.rmtree(data_dir)
-    return found
 
 
 def going_on(database: Database, path: Path) -> list[str]:
@@ -176,12 +174,12 @@ def going_on(database: Database, path: Path) -> list[str]:
 def test_a_torn_log_gives_a_consistent_prefix(service: Service, rng: random.Random, tmp_path: Path) -> None:
     history = make_history(service, rng)
     assert len(history.commit_ends) > OPERATIONS / 2
-    assert inconsistent(history, rng, tmp_path / "torn") == []
+    assert list(inconsistent(history, rng, tmp_path / "torn")) == []
 
 
 def test_control_a_torn_log_of_single_statements_does_not(service: Service, rng: random.Random, tmp_path: Path) -> None:
     history = make_history(service, rng, **without("transaction"))
-    assert inconsistent(history, rng, tmp_path / "torn") != []
+    assert any(inconsistent(history, rng, tmp_path / "torn"))
 
 
 PUT = """

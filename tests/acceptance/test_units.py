@@ -15,9 +15,9 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks.service import Service, submit, wait_for_job
-from tests.acceptance.conftest import PLUGINS, PROJECT
+from tests.acceptance.conftest import PLUGINS, environment
 from tests.acceptance.sabotage import get
+from tools.service import Service, submit, wait_for_job
 
 pytestmark = pytest.mark.acceptance
 
@@ -35,15 +35,12 @@ COMPARED = {
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def staged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A server and a worker that know the kind of tests/plugins/staged_kind."""
     folder = tmp_path_factory.mktemp("units")
-    environment = {
-        "PYTHONPATH": os.pathsep.join([str(PLUGINS / "staged_kind"), str(PROJECT)]),
-        "OMP_NUM_THREADS": "1",
-        "TMPDIR": str(folder),
-    }
-    with Service(folder / "service", environment) as running:
+    variables = environment(folder)
+    path = os.pathsep.join([str(PLUGINS / "staged_kind"), variables["PYTHONPATH"]])
+    with Service(folder / "service", {**variables, "PYTHONPATH": path}) as running:
         running.start_server()
         running.start_worker()
         try:
@@ -53,8 +50,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 @pytest.fixture(scope="module")
-def client(site: Service) -> httpx.Client:
-    return site.client()
+def client(staged: Service) -> httpx.Client:
+    return staged.client()
 
 
 def run(client: httpx.Client, **fields: Any) -> dict[str, Any]:
@@ -75,10 +72,10 @@ def read(client: httpx.Client, url: str) -> str:
     return client.get(url).raise_for_status().text
 
 
-def command(site: Service, *arguments: str) -> str:
+def command(staged: Service, *arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "app.cli", *arguments],
-        env={**site.environment, "FLOPWATCH_URL": site.url, "COLUMNS": "200"},
+        env={**staged.environment, "FLOPWATCH_URL": staged.url, "COLUMNS": "200"},
         capture_output=True,
         text=True,
         timeout=60,
@@ -208,14 +205,14 @@ class TestElsewhere:
     """The same in a terminal and in a browser."""
 
     def test_the_command_line_shows_units_and_tables(
-        self, site: Service, succeeded: dict[str, Any], crashed: dict[str, Any], tmp_path: Path
+        self, staged: Service, succeeded: dict[str, Any], crashed: dict[str, Any], tmp_path: Path
     ) -> None:
-        shown = command(site, "show", str(crashed["id"]))
+        shown = command(staged, "show", str(crashed["id"]))
         for text in ("first stage", "second stage", "crashed", "operations", "counters"):
             assert text in shown
-        table = command(site, "table", "--job", str(succeeded["id"]), "--name", "operations", "--sort", "-time")
+        table = command(staged, "table", "--job", str(succeeded["id"]), "--name", "operations", "--sort", "-time")
         assert table.index("add") < table.index("copy")
-        command(site, "download", str(succeeded["id"]), "trace-unit-1.json", "--to", str(tmp_path))
+        command(staged, "download", str(succeeded["id"]), "trace-unit-1.json", "--to", str(tmp_path))
         assert (tmp_path / "trace-unit-1.json").read_text() == '{"of": "second stage"}'
 
     def test_the_page_shows_units_tables_and_files(self, client: httpx.Client, crashed: dict[str, Any]) -> None:
@@ -224,7 +221,7 @@ class TestElsewhere:
             assert part in text
 
 
-def test_a_job_without_a_device_runs_beside_one_that_has_the_host_alone(client: httpx.Client, site: Service) -> None:
+def test_a_job_without_a_device_runs_beside_one_that_has_the_host_alone(client: httpx.Client) -> None:
     jobs = [
         submit(client, {"spec": {**COMPARED, "measure_steps": 1_000_000}, "timeout_s": 120}),
         submit(client, {"spec": {"kind": "staged", "device": "none"}}),
@@ -235,23 +232,23 @@ def test_a_job_without_a_device_runs_beside_one_that_has_the_host_alone(client: 
     assert wait_for_job(client, jobs[0])["state"] == "cancelled"
 
 
-def test_a_spec_compared_with_itself_takes_turns_in_distinct_processes(client: httpx.Client, site: Service) -> None:
-    spec = {"kind": "compare", "baseline": COMPARED, "candidate": COMPARED, "replicates": 3}
+def test_a_spec_compared_with_itself_takes_turns_in_distinct_processes(client: httpx.Client) -> None:
+    spec = {"kind": "compare", "baseline": COMPARED, "candidate": COMPARED, "replicates": 2}
     job = wait_for_job(client, submit(client, {"spec": spec}), timeout_s=180)
     assert (job["state"], job["error"]) == ("succeeded", None)
     units = get(client, f"/jobs/{job['id']}/units")
-    assert [(unit["unit_index"], unit["side"]) for unit in units] == list(enumerate(["baseline", "candidate"] * 3))
-    assert [unit["title"] for unit in units[:2]] == ["baseline, replicate 1 of 3", "candidate, replicate 1 of 3"]
+    assert [(unit["unit_index"], unit["side"]) for unit in units] == list(enumerate(["baseline", "candidate"] * 2))
+    assert [unit["title"] for unit in units[:2]] == ["baseline, replicate 1 of 2", "candidate, replicate 1 of 2"]
     rows = page(client, f"/jobs/{job['id']}/measurements")["rows"]
-    assert {row["unit_index"] for row in rows} == set(range(6))
+    assert {row["unit_index"] for row in rows} == set(range(4))
     alone = wait_for_job(client, submit(client, {"spec": COMPARED}))
     (key,) = {row["case_key"] for row in page(client, f"/jobs/{alone['id']}/measurements")["rows"]}
     assert {row["case_key"] for row in rows} == {key}, "both sides keep their case's key"
     sides = page(client, f"/tables?job={job['id']}")["rows"]
     assert [row["side"] for row in sides] == ["baseline", "candidate"]
-    assert [row["forward_ms_n"] for row in sides] == [3, 3]
+    assert [row["forward_ms_n"] for row in sides] == [2, 2]
     environments = {unit["unit_index"]: unit["environment"] for unit in units}
-    assert len(environments) == 6
+    assert len(environments) == 4
     assert all(environments.values())
 
 
@@ -271,7 +268,7 @@ def test_a_spec_compared_with_itself_takes_turns_in_distinct_processes(client: h
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_is_wrong_with_a_comparison_is_pointed_at(
-    client: httpx.Client, site: Service, change: dict[str, Any], pointer: str, word: str
+    client: httpx.Client, change: dict[str, Any], pointer: str, word: str
 ) -> None:
     spec = {"kind": "compare", "baseline": COMPARED, "candidate": COMPARED, **change}
     refused = client.post("/jobs", json={"spec": spec})
@@ -281,7 +278,7 @@ def test_what_is_wrong_with_a_comparison_is_pointed_at(
     assert word in error["detail"]
 
 
-def test_a_comparison_of_comparisons_is_refused_without_offering_it(client: httpx.Client, site: Service) -> None:
+def test_a_comparison_of_comparisons_is_refused_without_offering_it(client: httpx.Client) -> None:
     refused = client.post("/jobs", json={"spec": {"kind": "compare", "baseline": {"kind": "compare"}}})
     (error,) = refused.json()["errors"]
     assert error["pointer"] == "/spec/baseline/kind"

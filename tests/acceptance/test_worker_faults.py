@@ -9,14 +9,14 @@ import io
 import random
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
-from benchmarks.service import Service, submit, wait_until
-from tests.acceptance.conftest import short_job
+from tests.acceptance.conftest import end_all_jobs, environment, short_job
 from tests.acceptance.sabotage import (
     attempt_states,
     cleaned_up,
@@ -30,6 +30,7 @@ from tests.acceptance.sabotage import (
     wait_until_gone,
     worker_id,
 )
+from tools.service import Service, submit, wait_until
 
 pytestmark = pytest.mark.acceptance
 
@@ -42,21 +43,45 @@ CONTROL_S = 2.5 * LEASE_S
 """How long a control waits for what must not happen."""
 
 
-@pytest.fixture(autouse=True)
-def short_lease(service: Service) -> None:
-    service.environment["FLOPWATCH_LEASE_S"] = str(LEASE_S)
+@pytest.fixture(scope="module")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A server of the module's."""
+    folder = tmp_path_factory.mktemp("shared")
+    with Service(folder / "service", {**environment(folder), "FLOPWATCH_LEASE_S": str(LEASE_S)}) as running:
+        running.start_server()
+        yield running
+
+
+@pytest.fixture
+def service(shared_server: Service, tmp_path: Path, misbehave_folder: Path) -> Iterator[Service]:
+    """The module's server, with workers of the test's own."""
+    assert misbehave_folder.parent == tmp_path
+    shared_server.environment.update(environment(tmp_path), FLOPWATCH_LEASE_S=str(LEASE_S))
+    yield shared_server
+    print(shared_server.logs()[-20_000:])
+    shared_server.stop_processes(*(one for one in shared_server.processes if one is not shared_server.server))
+    end_all_jobs(shared_server.client())
+
+
+@pytest.fixture
+def own_service(tmp_path: Path, misbehave_folder: Path) -> Iterator[Service]:
+    """For controls that take something out of the server, too."""
+    settings = {**environment(tmp_path), "FLOPWATCH_LEASE_S": str(LEASE_S)}
+    with Service(tmp_path / "service", settings) as running:
+        yield running
+        print(running.logs()[-20_000:])
 
 
 def survives_a_killed_worker(
-    service: Service, folder: Path, rng: random.Random, *, recovery_s: float = RECOVERY_S, **environment: str
+    service: Service, folder: Path, rng: random.Random, *, recovery_s: float = RECOVERY_S, **sabotage: str
 ) -> None:
-    client = service.start_server(**environment)
-    first = service.start_worker(**environment)
+    client = service.client()
+    first = service.start_worker(**sabotage)
     job_id = submit(client, short_job("gated"))
     wait_for_state(client, job_id, "running")
     time.sleep(rng.uniform(0.0, 0.5))  # before its process has started, or after
     first.kill()
-    second = service.start_worker(**other_host(service.folder / "second"), **environment)
+    second = service.start_worker(**other_host(folder.parent / "second"), **sabotage)
     wait_until(
         lambda: get(client, f"/jobs/{job_id}")["attempt"] == 2, timeout_s=recovery_s, what="the job's second attempt"
     )
@@ -77,20 +102,22 @@ def test_the_job_of_a_killed_worker_runs_again(service: Service, misbehave_folde
 
 
 def test_control_without_the_watcher_it_never_does(
-    service: Service, misbehave_folder: Path, rng: random.Random
+    own_service: Service, misbehave_folder: Path, rng: random.Random
 ) -> None:
+    without_it = sabotaged("watcher")
+    own_service.start_server(**without_it)
     with pytest.raises(TimeoutError, match="second attempt"):
-        survives_a_killed_worker(service, misbehave_folder, rng, recovery_s=CONTROL_S, **sabotaged("watcher"))
+        survives_a_killed_worker(own_service, misbehave_folder, rng, recovery_s=CONTROL_S, **without_it)
 
 
 def fails_after_its_last_attempt(
-    service: Service, folder: Path, rng: random.Random, *, recovery_s: float = RECOVERY_S, **environment: str
+    service: Service, folder: Path, rng: random.Random, *, recovery_s: float = RECOVERY_S
 ) -> None:
-    client = service.start_server(**environment)
+    client = service.client()
     max_attempts = rng.randint(1, 2)
     job_id = submit(client, short_job("gated", max_attempts=max_attempts))
     for number in range(1, max_attempts + 1):
-        worker = service.start_worker(**other_host(service.folder / f"host-{number}"))
+        worker = service.start_worker(**other_host(folder.parent / f"host-{number}"))
         wait_for_start(folder, number)
         worker.kill()
     job = wait_for_state(client, job_id, "failed", timeout_s=recovery_s)
@@ -104,15 +131,16 @@ def test_a_job_that_loses_every_worker_fails(service: Service, misbehave_folder:
     fails_after_its_last_attempt(service, misbehave_folder, rng)
 
 
-def test_control_a_job_can_be_tried_for_ever(service: Service, misbehave_folder: Path, rng: random.Random) -> None:
+def test_control_a_job_can_be_tried_for_ever(own_service: Service, misbehave_folder: Path, rng: random.Random) -> None:
+    own_service.start_server(**sabotaged("last_attempt"))
     with pytest.raises(TimeoutError, match="to be failed"):
-        fails_after_its_last_attempt(service, misbehave_folder, rng, recovery_s=CONTROL_S, **sabotaged("last_attempt"))
+        fails_after_its_last_attempt(own_service, misbehave_folder, rng, recovery_s=CONTROL_S)
 
 
-def ends_with_its_agent(service: Service, folder: Path, rng: random.Random, **environment: str) -> float:
+def ends_with_its_agent(service: Service, folder: Path, rng: random.Random, **sabotage: str) -> float:
     """Kill an agent; how long its job's processes lived on, in seconds."""
-    client = service.start_server()
-    worker = service.start_worker(**environment)
+    client = service.client()
+    worker = service.start_worker(**sabotage)
     submit(client, short_job("stubborn", replicates=rng.choice([1, 2])))
     child, daemon = wait_for_start(folder)
     warm_and_keepers = [process.pid for process in psutil.Process(worker.pid).children(recursive=True)]
@@ -125,6 +153,7 @@ def ends_with_its_agent(service: Service, folder: Path, rng: random.Random, **en
     return seconds
 
 
+@pytest.mark.alone
 def test_the_processes_of_a_killed_agents_job_are_gone_within_a_second(
     service: Service, misbehave_folder: Path, rng: random.Random
 ) -> None:
@@ -138,16 +167,14 @@ def test_control_a_keeper_that_does_not_watch_its_pipe(
         ends_with_its_agent(service, misbehave_folder, rng, **sabotaged("watched_pipe"))
 
 
-def stale_worker_records_nothing(
-    service: Service, folder: Path, *, winner_ends_first: bool, **environment: str
-) -> None:
+def stale_worker_records_nothing(service: Service, folder: Path, *, winner_ends_first: bool, **sabotage: str) -> None:
     """Stop a worker past its lease; another runs the job. Then the first goes on, with a finished job in its hands."""
-    client = service.start_server()
-    stale = service.start_worker(**environment)
+    client = service.client()
+    stale = service.start_worker(**sabotage)
     job_id = submit(client, short_job("gated"))
     (stale_child,) = wait_for_start(folder)
     stale.send_signal(signal.SIGSTOP)
-    winner = service.start_worker(**other_host(service.folder / "second"))
+    winner = service.start_worker(**other_host(folder.parent / "second"))
     (child,) = wait_for_start(folder, 2)
     winner_id = worker_id(client, winner.pid)
     if winner_ends_first:
@@ -204,10 +231,10 @@ def test_control_without_the_fence_it_counts(service: Service, misbehave_folder:
         stale_worker_records_nothing(service, misbehave_folder, winner_ends_first=False, **sabotaged("fence"))
 
 
-def drains(service: Service, folder: Path, *, in_time: bool, **environment: str) -> None:
+def drains(service: Service, folder: Path, *, in_time: bool, **sabotage: str) -> None:
     """Send SIGTERM to a worker with a running and a queued job, whose grace the running one outlasts or not."""
-    client = service.start_server()
-    first = service.start_worker(FLOPWATCH_GRACE_S=str(RECOVERY_S if in_time else 0.5), **environment)
+    client = service.client()
+    first = service.start_worker(FLOPWATCH_GRACE_S=str(RECOVERY_S if in_time else 0.5), **sabotage)
     first_id = worker_id(client, first.pid)
     running, queued = submit(client, short_job("gated")), submit(client, short_job("counted"))
     (child,) = wait_for_start(folder)
@@ -224,7 +251,7 @@ def drains(service: Service, folder: Path, *, in_time: bool, **environment: str)
     wait_until_gone(child, timeout_s=CONTROL_S)
     assert get(client, f"/jobs/{queued}")["state"] == "queued"
     assert get(client, f"/jobs/{running}")["state"] == ("succeeded" if in_time else "queued")
-    second = service.start_worker(**other_host(service.folder / "second"))
+    second = service.start_worker(**other_host(folder.parent / "second"))
     open_gate(folder)
     ended = [wait_for_state(client, job_id, "succeeded") for job_id in (running, queued)]
     second_id = worker_id(client, second.pid)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -12,6 +14,13 @@ from pathlib import Path
 import pytest
 
 PACKAGES = ("app", "kernels", "migrations", "parallel", "workers")
+
+HIDE_THE_EXTRA = """
+import importlib.machinery
+find_spec = importlib.machinery.PathFinder.find_spec
+hidden = {"torch", "psutil", "pynvml", "ninja", "triton"}
+importlib.machinery.PathFinder.find_spec = lambda name, *rest: None if name in hidden else find_spec(name, *rest)
+"""
 
 SERVE_A_JOB = """
 import json, sys
@@ -52,7 +61,7 @@ def test_the_wheel_has_every_file_of_the_packages(wheel: Path, root: Path, sourc
     expected = {path.relative_to(root).as_posix() for path in sources if path.relative_to(root).parts[0] in PACKAGES}
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if ".dist-info/" not in name}
-    assert packed == expected
+    assert packed == expected, "tools, tests and benchmarks stay out"
     for needed in (
         "migrations/versions/*.py",
         "app/web/*/*.html",
@@ -60,6 +69,45 @@ def test_the_wheel_has_every_file_of_the_packages(wheel: Path, root: Path, sourc
         "kernels/attention/cpu/source/*.cpp",
     ):
         assert any(Path(name).match(needed) for name in packed), needed
+
+
+def test_the_wheel_has_its_licence(wheel: Path, root: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (metadata,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        (licence,) = [name for name in archive.namelist() if name.endswith(".dist-info/licenses/LICENSE")]
+        assert archive.read(licence) == (root / "LICENSE").read_bytes()
+        assert "\nLicense-Expression: Apache-2.0\n" in archive.read(metadata).decode()
+    assert "END OF TERMS AND CONDITIONS" in (root / "LICENSE").read_text()
+
+
+def test_the_server_needs_no_torch_and_workers_say_what_they_lack(wheel: Path, tmp_path: Path) -> None:
+    """What the server imports is what it declares: none of the extra's packages can be found here."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+        (metadata,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        requirements = re.findall(r"^Requires-Dist: ([\w-]+).*", archive.read(metadata).decode(), flags=re.MULTILINE)
+    assert {"torch", "psutil", "nvidia-ml-py"} <= set(requirements)
+    server = run_without_the_extra(SERVE_A_JOB, str(tmp_path / "data"), folder=tmp_path)
+    assert server.returncode == 0, server.stderr
+    start_worker = "import runpy; runpy.run_module('workers', run_name='__main__')"
+    worker = run_without_the_extra(start_worker, "agent", folder=tmp_path)
+    assert worker.returncode == 1
+    assert worker.stderr.splitlines() == [
+        "flopwatch: a worker needs torch, psutil, pynvml, too: install flopwatch[worker]"
+    ]
+
+
+def run_without_the_extra(code: str, *arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run code as on a host with nothing of flopwatch[worker]."""
+    return subprocess.run(
+        [sys.executable, "-c", f"{HIDE_THE_EXTRA}\n{code}", *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 def test_the_service_runs_from_the_wheel(wheel: Path, tmp_path: Path, run_python: Callable[..., str]) -> None:

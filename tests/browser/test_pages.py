@@ -13,8 +13,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
-from benchmarks.service import Service, submit, wait_for_job, wait_until
 from tests.acceptance.conftest import short_job
+from tools.service import Service, submit, wait_for_job, wait_until
 
 pytestmark = pytest.mark.acceptance
 
@@ -47,7 +47,7 @@ def test_jobs_are_listed_followed_and_cancelled(service: Service, misbehave_fold
     assert browser.execute_script("return window.loadedOnce === true")
     main = browser.find_element(By.TAG_NAME, "main").text
     assert "forward_ms" in main
-    assert "samples-0.csv.gz" in main
+    assert "samples.csv.gz" in main
 
     browser.get(f"{service.url}/ui?state=succeeded&label=team:a")
     assert [link.text for link in browser.find_elements(By.CSS_SELECTOR, "tbody td:first-child a")] == [str(running)]

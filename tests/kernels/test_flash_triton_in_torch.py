@@ -303,24 +303,29 @@ def test_there_is_no_second_derivative(device: str, rng: random.Random) -> None:
 
 
 def test_either_way_of_allowing_tf32_is_followed() -> None:
-    """In processes of their own: torch does not take both ways in one."""
+    """In processes of their own, forked once all is imported: torch does not take both ways in one."""
     code = (
-        "import torch\n"
+        "import os, torch\n"
         "from kernels.attention import flash_triton, triton_launch\n"
-        "{allow}\n"
-        "seen = []\n"
-        "flash_triton.precision_of = lambda q, tf32: seen.append(tf32) or 'tf32'\n"
-        "q = torch.ones(1, 2, 16, 16, requires_grad=True)\n"
-        "flash_triton.launch.forward = lambda *_: None\n"
-        "flash_triton.flash_attention(q, q, q)\n"
-        "assert seen == [{expected}], seen\n"
+        "def precision(allow):\n"
+        "    exec(allow)\n"
+        "    seen = []\n"
+        "    flash_triton.precision_of = lambda q, tf32: seen.append(tf32) or 'tf32'\n"
+        "    flash_triton.launch.forward = lambda *_: None\n"
+        "    flash_triton.flash_attention(*[torch.ones(1, 2, 16, 16, requires_grad=True)] * 3)\n"
+        "    return seen\n"
+        "for allow, expected in WAYS:\n"
+        "    if (pid := os.fork()) == 0:\n"
+        "        found = precision(allow)\n"
+        "        print(allow, found, flush=True)\n"
+        "        os._exit(found != [expected])\n"
+        "    assert os.waitpid(pid, 0)[1] == 0, allow\n"
     )
-    for allow, expected in (
+    ways = (
         ("pass", False),
         ("torch.set_float32_matmul_precision('high')", True),
         ("torch.backends.cuda.matmul.allow_tf32 = True", True),
         ("torch.backends.cuda.matmul.fp32_precision = 'tf32'", True),
-    ):
-        environment = {**os.environ, "TRITON_INTERPRET": "1"}
-        command = [sys.executable, "-c", code.format(allow=allow, expected=expected)]
-        subprocess.run(command, check=True, env=environment)
+    )
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    subprocess.run([sys.executable, "-c", f"WAYS = {ways!r}\n{code}"], check=True, env=environment)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, func, select
+from sqlalchemy import Connection, Row, Select, Text, cast, func, select
 
 from app.errors import InvalidRequest, NotFound
 from app.layout import Statistic
@@ -82,12 +82,14 @@ def recorded_attempts(connection: Connection, job_ids: Sequence[int]) -> dict[in
 def measurements(connection: Connection, jobs: Iterable[Row[Any]], statistic: Statistic) -> list[Row[Any]]:
     """What the last recorded attempt of each job measured, job by job, in the order it was measured.
 
-    Each row has `statistic` as `value`, and the mean's standard deviation as `std`.
+    Each row has `statistic` as `value`, and the mean's standard deviation as `std`; `case` is JSON text, which all
+    metrics of a case share, so that it can be decoded once.
     """
     measurement = tables.measurement.c
-    names = ("job_id", "attempt", "unit_index", "case", "case_key", "device_key", "validity", "phase", "metric", "unit")
+    names = ("job_id", "attempt", "unit_index", "case_key", "device_key", "validity", "phase", "metric", "unit")
     facts = [measurement[name] for name in (*names, "outcome", "reason", "n", "std")]
-    query: Select[Any] = select(*facts, measurement[statistic].label("value")).order_by(measurement.id)
+    case, value = cast(measurement.case, Text).label("case"), measurement[statistic].label("value")
+    query: Select[Any] = select(*facts, case, value).order_by(measurement.id)
     job_ids = [job.id for job in jobs]
     recorded = recorded_attempts(connection, job_ids)
     found: list[Row[Any]] = []

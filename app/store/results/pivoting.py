@@ -148,9 +148,11 @@ def _cases(
         about["stopped"] = None if job.state == "succeeded" else (job.error or {}).get("code", job.state)
         found: dict[tuple[str, str, str | None], _Case] = {}
         for row in by_job[job.id]:
-            identity = (row.case_key, row.device_key, side(row))
+            of_side = side(row)
+            identity = (row.case_key, row.device_key, of_side)
             if identity not in found:
-                coordinates = {**_of_side(side(row)), **_renamed(row.case, taken), "device": row.device_key}
+                case = json.loads(row.case) if isinstance(row.case, str) else row.case
+                coordinates = {**_of_side(of_side), **_renamed(case, taken), "device": row.device_key}
                 found[identity] = _Case(coordinates=coordinates, key=row.case_key, **about)
             found[identity].processes.setdefault(column_name(row.metric, row.phase), []).append(row)
         cases += found.values()
@@ -327,7 +329,7 @@ def _metrics(cases: Sequence[_Case], units: Mapping[str, str], asked: Sequence[s
             outcomes.setdefault(name, set()).add(case.outcome(name))
     # What no cell knows is no column, though other cells have a worse reason to have no value.
     told = {name for name, found in outcomes.items() if "ok" in found or UNKNOWN not in found}
-    return [name for name in preferred if name in told] or [name for name in units if name in told]
+    return [name for name in preferred if name in told] or [name for name in units if name in told] or every[:1]
 
 
 def _table_columns(cases: Sequence[_Case]) -> list[str]:
@@ -346,7 +348,7 @@ def _missing(cases: Sequence[_Case], coordinates: Sequence[str], metrics: Collec
     for number, case in enumerate(cases):
         for metric, rows in case.processes.items():
             for row in rows:
-                if row.outcome == "ok" and row.value is not None:
+                if row.outcome == "ok" and finite(row.value) is not None:
                     measured.add(number)
                 elif metric in metrics:
                     gaps.append(Gap(number, metric, UNKNOWN if row.outcome == "ok" else row.outcome, row.reason or ""))

@@ -85,10 +85,13 @@ def _parts(value: Any, *, spreads: bool) -> Iterator[Any]:
 def _markdown(sheet: Sheet) -> str:
     if not sheet.rows:
         return EMPTY
+    import tabulate
+
     columns, rows = _texts(sheet)
     escaped = [[text.replace("|", "\\|").replace("\n", " ") for text in row] for row in rows]
     align = ["right" if _is_right(column) else "left" for column in columns]
     texts = frame([_head(column).replace("|", "\\|") for column in columns], escaped)
+    tabulate.MIN_PADDING = 0  # two spaces for each column are a fifth of a terminal's width
     return str(texts.to_markdown(index=False, disable_numparse=True, colalign=align)) + "\n"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from urllib.parse import quote
 
@@ -136,11 +137,11 @@ def ordered(sheet: Sheet, sort: str | None) -> Sheet:
     known = [row for row in sheet.rows if row[index] is not None]
     unknown = [row for row in sheet.rows if row[index] is None]
     known.sort(key=lambda row: row[index], reverse=descending)
-    return Sheet(columns=sheet.columns, rows=[*known, *unknown])
+    return replace(sheet, rows=[*known, *unknown])
 
 
 def page(sheet: Sheet, limit: int | None, after: int) -> Sheet:
     """The rows from number `after` on, at most `limit` of them."""
     end = len(sheet.rows) if limit is None else after + limit
     following = str(end) if end < len(sheet.rows) else None
-    return Sheet(columns=sheet.columns, rows=sheet.rows[after:end], next=following)
+    return replace(sheet, rows=sheet.rows[after:end], next=following)

@@ -6,8 +6,7 @@ values. Both are a Sheet.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -82,12 +81,6 @@ def type_of(values: Iterable[Scalar]) -> Type:
     return "boolean" if types == {bool} else "string"
 
 
-def distinct(values: Iterable[Scalar]) -> int:
-    """How many different values there are; 1 and true are different."""
-    return len(set(map(json.dumps, values)))
-
-
-def free_names(names: Iterable[str], taken: Iterable[str], prefix: str) -> dict[str, str]:
+def free_names(names: Iterable[str], taken: Collection[str], prefix: str) -> dict[str, str]:
     """For each name the one that it has as a column: "case.n" where a column `n` exists already."""
-    reserved = set(taken)
-    return {name: f"{prefix}.{name}" if name in reserved else name for name in names}
+    return {name: f"{prefix}.{name}" if name in taken else name for name in names}

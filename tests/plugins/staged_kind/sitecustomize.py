@@ -33,3 +33,5 @@ class SecondFolder(MetaPathFinder):
 
 
 sys.meta_path.insert(0, SecondFolder())
+
+import light_warm_parent  # noqa: E402, F401 - it imports both packages

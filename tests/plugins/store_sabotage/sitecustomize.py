@@ -131,3 +131,5 @@ MECHANISMS = {
 
 for name in filter(None, os.environ.get("SABOTAGE", "").split(",")):
     MECHANISMS[name]()
+
+import light_warm_parent  # noqa: E402, F401 - it imports what is sabotaged above

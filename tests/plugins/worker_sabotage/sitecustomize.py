@@ -252,3 +252,5 @@ for name in filter(None, os.environ.get("SABOTAGE", "").split(",")):
     MECHANISMS[name]()
 if clock := os.environ.get("MOVED_CLOCK"):
     move_clock(Path(clock))
+
+import light_warm_parent  # noqa: E402, F401 - it imports what is sabotaged above

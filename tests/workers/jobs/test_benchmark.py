@@ -274,6 +274,7 @@ print({{row["outcome"] for row in report.rows.values()}}, report.rows["step_ms"]
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_out_of_memory_on_a_gpu_is_a_result(run) -> None:
     report = run(context_length=1_048_576, batch_size=64, device="cuda", mode="forward")
     assert {row["outcome"] for row in report.rows.values()} == {"oom"}

@@ -64,6 +64,7 @@ def test_only_variables_that_matter_are_recorded(monkeypatch: pytest.MonkeyPatch
     assert "SECRET_TOKEN" not in recorded
 
 
+@pytest.mark.alone
 def test_the_fingerprint_is_quick() -> None:
     def once() -> float:
         environment.host.cache_clear()
@@ -72,7 +73,7 @@ def test_the_fingerprint_is_quick() -> None:
         environment.fingerprint(CPU)
         return time.perf_counter() - start
 
-    assert min(once() for _ in range(10)) < 0.05
+    assert min(once() for _ in range(10)) < 0.2
 
 
 class FakeNvml:

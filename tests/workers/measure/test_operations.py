@@ -104,6 +104,7 @@ def test_on_a_gpu_memory_is_the_operations_own() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_on_a_gpu_the_work_is_timed_and_its_preparation_is_not() -> None:
     device = torch.device("cuda")
     watch = stopwatch(device)
@@ -116,6 +117,7 @@ def test_on_a_gpu_the_work_is_timed_and_its_preparation_is_not() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_on_a_gpu_the_cache_is_cold() -> None:
     device = torch.device("cuda")
     x = torch.randn(4 << 20, device=device)  # 16 MiB: fits into the cache of every data-centre GPU

@@ -110,6 +110,7 @@ def test_other_errors_pass() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_on_a_gpu_events_time_the_work_and_not_the_call() -> None:
     x = torch.randn(4096, 4096, device="cuda")
     issued: list[float] = []

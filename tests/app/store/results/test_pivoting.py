@@ -267,6 +267,16 @@ class TestCells:
             connection.exec_driver_sql("UPDATE job SET kind = 'gone', spec = '{\"kind\": \"gone\"}'")
         assert outcomes(table(database), "what_ms") == ["ok"]
 
+    def test_a_value_that_is_no_number_is_unknown(self, database: Database, measure: Measure) -> None:
+        measure(("step_ms", {"mean": float("inf")}))
+        sheet = table(database)
+        assert (sheet.column("step_ms"), sheet.missing) == ([Cell(None, 0.5, 10, "ok")], ["unknown"])
+        assert "unknown" in render(sheet, "markdown")
+
+    def test_a_case_that_knows_nothing_has_a_row_too(self, database: Database, measure: Measure) -> None:
+        measure(("mfu", {"outcome": "unknown"}), ("tokens_per_s", {"outcome": "unknown"}))
+        assert outcomes(table(database), "tokens_per_s") == ["unknown"]
+
 
 class TestValidity:
     def test_a_row_has_the_worst_verdict_of_its_processes(self, database: Database, measure: Measure) -> None:

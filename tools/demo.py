@@ -1,5 +1,7 @@
 """`make demo`: start server and worker on a temporary folder, run a small sweep of the main job, print its table.
 
+    python -m tools.demo [FIELD=VALUE[,VALUE]...]     fields of `flopwatch sweep benchmark` instead of the demo's own
+
 Exits 0 only when every job succeeded. Whatever happens, Ctrl-C included, nothing is left running and nothing on disk.
 """
 
@@ -11,13 +13,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
 import httpx
 
-from benchmarks.service import Service
+from tools.service import Service
 
 ON_A_CPU = "model.size=tiny,small context_length=128,256 batch_size=1 warmup_steps=1 measure_steps=3"
 ON_A_GPU = "model.size=tiny,small,medium,large context_length=256,512"
@@ -30,8 +32,8 @@ class DemoFailed(Exception):
     """The demo cannot go on; the message says why."""
 
 
-def main() -> int:
-    """Run the demo; returns the exit code."""
+def main(fields: Sequence[str]) -> int:
+    """Run the demo, over the given fields or its own; returns the exit code."""
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, _end)
     try:
@@ -40,7 +42,7 @@ def main() -> int:
             Service(Path(folder), SETTINGS) as service,
         ):
             try:
-                run(service)
+                run(service, fields)
             except (DemoFailed, RuntimeError, TimeoutError, httpx.HTTPError):
                 print(service.logs()[-SHOWN_LOG_CHARACTERS:], file=sys.stderr)
                 raise
@@ -61,8 +63,8 @@ def _end(signum: int, _frame: FrameType | None) -> None:
     sys.exit(128 + signum)
 
 
-def run(service: Service) -> None:
-    """Start everything, submit the sweep that suits the host, follow it to its end, print its table.
+def run(service: Service, fields: Sequence[str]) -> None:
+    """Start everything, submit the sweep, by default one that suits the host, follow it to its end, print its table.
 
     Raises:
         DemoFailed: a command failed, or a job did.
@@ -75,7 +77,7 @@ def run(service: Service) -> None:
     place = gpus[0] if gpus else "the CPU, so models are small and steps few"
     print(f"The server is at {service.url}; the worker measures on {place}.", flush=True)
     environment = {**service.environment, "FLOPWATCH_URL": service.url}
-    fields = (ON_A_GPU if gpus else ON_A_CPU).split()
+    fields = fields or (ON_A_GPU if gpus else ON_A_CPU).split()
     code, answer = command(environment, "sweep", "benchmark", *fields, "--wait", "--json")
     if not answer:
         raise DemoFailed(f"flopwatch sweep ended with exit code {code}")
@@ -100,4 +102,4 @@ def command(environment: Mapping[str, str], *arguments: str) -> tuple[int, str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
