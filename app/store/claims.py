@@ -108,7 +108,7 @@ def _first(connection: Connection, lane: Lane, worker_id: str, offer: Offer) -> 
             if offer.capabilities.issuperset(job.requirements):
                 return job
             if others is None:
-                others = [host for host in hosts(connection) if host.worker_id != worker_id]
+                others = hosts(connection, other_than=worker_id)
             needs = Needs.of(job._mapping)
             if not any(other.could_run(needs) for other in others):
                 return job

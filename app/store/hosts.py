@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Text, cast, select
 
 from app.states import WorkerState
 from app.store import tables
@@ -29,9 +30,8 @@ class Needs:
 
 @dataclass(frozen=True)
 class Host:
-    """One worker and what it has. `gpus`: how many of them one job can use."""
+    """A worker's state and what it has. `gpus`: how many of them one job can use."""
 
-    worker_id: str
     state: str
     kinds: frozenset[str]
     capabilities: frozenset[str]
@@ -50,21 +50,29 @@ class Host:
         return job.kind in self.kinds and self.has_devices_for(job) and self.capabilities.issuperset(job.requirements)
 
 
-def hosts(connection: Connection, states: Collection[WorkerState] | None = None) -> list[Host]:
-    """Every worker in one of these states; by default every worker that ever registered."""
+def hosts(
+    connection: Connection, states: Collection[WorkerState] | None = None, *, other_than: str | None = None
+) -> list[Host]:
+    """What workers in one of these states have; by default every worker that ever registered.
+
+    Equal ones are told once: each start of a worker is a row, but few differ in what they have.
+    """
     worker = tables.worker.c
-    query = select(worker.id, worker.state, worker.kinds, worker.capabilities, worker.devices)
+    query = select(
+        worker.state, cast(worker.kinds, Text), cast(worker.capabilities, Text), cast(worker.devices, Text)
+    ).distinct()
     if states is not None:
         query = query.where(worker.state.in_(states))
+    if other_than is not None:
+        query = query.where(worker.id != other_than)
     return [
         Host(
-            worker_id=row.id,
-            state=row.state,
-            kinds=frozenset(row.kinds),
-            capabilities=frozenset(row.capabilities),
-            gpus=_gpus_of_one_job(row.devices),
+            state=state,
+            kinds=frozenset(json.loads(kinds)),
+            capabilities=frozenset(json.loads(capabilities)),
+            gpus=_gpus_of_one_job(json.loads(devices)),
         )
-        for row in connection.execute(query)
+        for state, kinds, capabilities, devices in connection.execute(query)
     ]
 
 

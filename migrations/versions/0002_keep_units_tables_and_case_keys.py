@@ -360,7 +360,7 @@ def _json_or_null(value: Any) -> str | None:
 
 def _highest_ids(connection: sa.Connection) -> dict[str, int]:
     """The highest id that each table ever gave, also to rows that are gone."""
-    return dict(map(tuple, connection.execute(sa.text("SELECT name, seq FROM sqlite_sequence"))))  # type: ignore[arg-type]
+    return dict(connection.execute(sa.text("SELECT name, seq FROM sqlite_sequence")))
 
 
 def _keep_highest_ids(connection: sa.Connection, highest: dict[str, int]) -> None:

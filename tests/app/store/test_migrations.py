@@ -12,6 +12,7 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine, text
+from sqlalchemy.dialects import postgresql
 from sqlmodel import SQLModel
 
 from app.errors import DatabaseNewer, InvalidEnvironment
@@ -48,6 +49,15 @@ def test_the_upgraded_indexes_are_those_of_the_tables(database: Database, tmp_pa
         assert upgraded.execute(text(indexes)).all() == expected
     assert "ix_job_claimable" in {name for name, _ in expected}
     engine.dispose()
+
+
+def test_ids_have_64_bits_on_other_databases_too() -> None:
+    dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
+    for table in SQLModel.metadata.tables.values():
+        for column in table.columns:
+            if column.name == "id" or column.name.endswith("_id"):
+                kind = column.type.compile(dialect)
+                assert kind in ("BIGINT", "VARCHAR"), f"{column} is {kind}"
 
 
 def test_ids_are_never_reused(database: Database) -> None:

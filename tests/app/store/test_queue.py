@@ -86,6 +86,28 @@ class TestSubmit:
         queue.delete(first)
         assert shop.submit() > first
 
+    def test_ids_may_have_64_bits(
+        self, shop: Any, queue: Queue, reading: Reading, database: Database, results: Finish
+    ) -> None:
+        shop.submit()
+        with database.write() as connection:
+            for table in ("job", "sweep", "event", "attempt", "measurement", "artifact"):
+                connection.exec_driver_sql("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
+                connection.exec_driver_sql("INSERT INTO sqlite_sequence VALUES (?, ?)", (table, 2**40))
+        sweep = queue.submit_sweep(None, {}, {}, {}, [], points(8, 16)).response
+        assert sweep["id"] > 2**40
+        first, second = (job["id"] for job in reading.jobs(sweep=sweep["id"])[0])
+        queue.cancel(reading.jobs(limit=3)[0][-1]["id"])
+        claim = shop.claim()
+        assert claim.job_id == second > 2**40
+        queue.finish(claim, results)
+        assert reading.events(second, after=2**40)[-1]["type"] == "done"
+        _, following = reading.jobs(limit=1)
+        assert following == str(first)
+        assert next(job["id"] for job in reading.jobs(after=following)[0]) == second
+        assert queue.cancel_sweep(sweep["id"])["counts"]["cancelled"] == 1
+        assert queue.delete(second) == ["ab" * 32]
+
     def test_nulls_are_nulls_in_the_database(self, shop: Any, database: Database) -> None:
         shop.submit()
         with database.read() as connection:

@@ -20,7 +20,7 @@ EAGER = frozenset({"attention:eager", "model:transformer_lm"})
 
 
 def host(gpus: int = 0, state: str = "active", kind: str = "benchmark", capabilities: frozenset[str] = EAGER) -> Host:
-    return Host("worker", state, frozenset({kind}), capabilities, gpus)
+    return Host(state, frozenset({kind}), capabilities, gpus)
 
 
 def needs(device_type: str = "auto", devices: int = 1, requirements: frozenset[str] = EAGER) -> Needs:
