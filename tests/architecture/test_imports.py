@@ -27,11 +27,15 @@ FORBIDDEN_IMPORTS = {
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 roots, skipped = sys.argv[1].split(","), sys.argv[2].split(",")
-for root in roots:
-    package = importlib.import_module(root)
-    for info in pkgutil.walk_packages(getattr(package, "__path__", []), root + "."):
+
+def import_all(name):
+    module = importlib.import_module(name)
+    for info in pkgutil.iter_modules(getattr(module, "__path__", []), name + "."):
         if info.name not in skipped and not info.name.endswith("__main__"):
-            importlib.import_module(info.name)
+            import_all(info.name)
+
+for root in roots:
+    import_all(root)
 print(*sorted({name.partition(".")[0] for name in sys.modules}))
 """
 GPU_SIDE = {"torch", "triton", "workers", "kernels", "parallel"}

@@ -23,7 +23,12 @@ def table(folder: Path, name: str, *arguments: str) -> tuple[list[str], list[lis
     result = subprocess.run(
         [sys.executable, "-m", f"benchmarks.{name}", *arguments],
         cwd=ROOT,
-        env={**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            "TMPDIR": str(folder),
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT / "tests" / "plugins"),
+        },
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,

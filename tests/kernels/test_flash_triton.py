@@ -43,6 +43,8 @@ LONG = [
     Shape(1, 2, 2, 200, 200, 100),
     Shape(1, 2, 1, 130, 140, 250),
 ]
+PADDED = LONG[-2:]
+"""Head dimensions that are no multiple of 16, on a GPU."""
 CASES = [
     *(pytest.param("cpu", shape, id=f"cpu-{index}", marks=DEVICES[0].marks) for index, shape in enumerate(SHORT)),
     *(pytest.param("cuda", shape, id=f"cuda-{index}", marks=DEVICES[1].marks) for index, shape in enumerate(LONG)),
@@ -54,7 +56,8 @@ CASES = [
 def test_output_and_gradients_agree_with_the_oracle(
     device: str, shape: Shape, is_causal: bool, rng: random.Random
 ) -> None:
-    for dtype in DTYPES:
+    # Padding does not know of the mask, and float32 takes the compiler longest: there once is enough.
+    for dtype in DTYPES[1:] if shape in PADDED and not is_causal else DTYPES:
         check(*draw_inputs(shape, rng, dtype, device), is_causal, rng)
 
 
