@@ -92,7 +92,7 @@ def main() -> None:
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}; bfloat16, causal, batch {batch}, {heads} heads, "
     )
     print(f"head dimension {head_dim}; median of {options.calls} in µs\n")
-    columns = ("by", "length", "pass", "alone", "profiled", "span", "sum", "launches")
+    columns: tuple[str, ...] = ("by", "length", "pass", "alone", "profiled", "span", "sum", "launches")
     columns += ("profiled ÷ span", "alone ÷ span", "host", "host-bound")
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for length in options.lengths:
