@@ -12,7 +12,7 @@ import statistics
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
@@ -23,6 +23,15 @@ STEPS = 2
 DEVICE_GAP_US = 1.0
 """Between one kernel and the next a device needs some time of its own, however far ahead the host is: 1 µs on an H200,
 0.3 to 0.6 µs in a CUDA graph. What goes beyond it is waiting."""
+NOTHING_SEEN = "the profiler saw no kernel: another profiler may hold CUPTI"
+
+
+class Span(NamedTuple):
+    """One kernel, copy or fill."""
+
+    begin_ns: int
+    end_ns: int
+    name: str
 
 
 @dataclass(frozen=True)
@@ -36,45 +45,44 @@ class Busy:
 
 
 def measure_busy(run: Callable[[], None], steps: int = STEPS) -> Busy | str:
-    """The device's work in `run`, which is one whole step with its preparation left out, or why it cannot be told.
+    """The device's work in `run`, one prepared step, or why it cannot be told; the median of some calls.
 
-    The median of some calls. Another profiler (nsys, ncu) that holds CUPTI leaves none for us.
+    Another profiler (nsys, ncu) that holds CUPTI leaves none for us.
     """
+    found: list[Busy] = []
     try:
-        return _median(run, steps)
+        for _ in range(steps):
+            spans = device_work(run)
+            if not spans:
+                return NOTHING_SEEN
+            found.append(Busy(1e-6 * covered_ns(spans), len(spans)))
     except RuntimeError as error:
         return f"the profiler failed: {gist(error)}"
-
-
-def _median(run: Callable[[], None], steps: int) -> Busy | str:
-    torch.cuda.synchronize()
-    found: list[Busy] = []
-    for _ in range(steps):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the profiler's, on how it is used over several steps
-            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
-                run()
-                torch.cuda.synchronize()
-        results: Any = profiler.profiler
-        spans = list(device_spans(results.kineto_results.events()))
-        if not spans:
-            return "the profiler saw no kernel: another profiler may hold CUPTI"
-        found.append(Busy(1e-6 * covered_ns(spans), len(spans)))
     return Busy(statistics.median(one.busy_ms for one in found), found[-1].launches)
 
 
-def device_spans(events: Iterable[Any]) -> Iterable[tuple[int, int]]:
-    """Begin and end in ns of what ran on the device; ranges that people named are no work."""
-    for event in events:
-        if event.device_type() == DeviceType.CUDA and not event.is_user_annotation():
-            yield event.start_ns(), event.start_ns() + event.duration_ns()
+def device_work(run: Callable[[], None]) -> list[Span]:
+    """What the device did in `run`, in the order it began; ranges that people named are no work."""
+    torch.cuda.synchronize()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the profiler's, on how it is used over several steps
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+            run()
+            torch.cuda.synchronize()
+    results: Any = profiler.profiler
+    events = (event for event in results.kineto_results.events() if event.device_type() == DeviceType.CUDA)
+    return sorted(
+        Span(event.start_ns(), event.start_ns() + event.duration_ns(), event.name())
+        for event in events
+        if not event.is_user_annotation()
+    )
 
 
-def covered_ns(spans: Iterable[tuple[int, int]]) -> int:
+def covered_ns(spans: Iterable[Span]) -> int:
     """Length of the union of spans: what runs side by side counts once."""
     total, reached = 0, 0
-    for begin, end in sorted(spans):
-        if end > reached:
-            total += end - max(begin, reached)
-            reached = end
+    for span in sorted(spans):
+        if span.end_ns > reached:
+            total += span.end_ns - max(span.begin_ns, reached)
+            reached = span.end_ns
     return total
