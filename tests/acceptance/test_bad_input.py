@@ -108,7 +108,7 @@ TEXTS = [
     Bad("lone surrogate", body=rb'{"name": "\ud800"}', errors={"": "line 1 column"}),
     Bad("NUL", body=rb'{"spec": {"kind": "benchmark"}, "labels": {"a": "\u0000"}}', errors={"/labels/a": "NUL"}),
     Bad("deep nesting", body=b'{"spec": ' + b"[" * 30_000, errors={"": "recursion limit"}),
-    Bad("a key twice", body=b'{"priority": 1, "priority": 2}', errors={"": 'key "priority" stands in one object twice'}),
+    Bad("a key twice", body=b'{"priority": 1, "priority": 2}', errors={"": '"priority" stands in one object twice'}),
     Bad("over the limit", body=b" " * (LIMIT_BYTES + 1), status=413, code="body_too_large", detail=str(LIMIT_BYTES)),
     Bad("over the limit in chunks", body=[b" " * LIMIT_BYTES, b" "], status=413, code="body_too_large",
         detail="FLOPWATCH_MAX_BODY_BYTES"),
