@@ -360,7 +360,8 @@ def _json_or_null(value: Any) -> str | None:
 
 def _highest_ids(connection: sa.Connection) -> dict[str, int]:
     """The highest id that each table ever gave, also to rows that are gone."""
-    return dict(connection.execute(sa.text("SELECT name, seq FROM sqlite_sequence")))
+    found = connection.execute(sa.text("SELECT name, seq FROM sqlite_sequence"))
+    return {str(row.name): int(row.seq) for row in found}
 
 
 def _keep_highest_ids(connection: sa.Connection, highest: dict[str, int]) -> None:
