@@ -34,6 +34,7 @@ JOB_PROBLEM_TITLES = {
     "invalid_environment": "The worker's environment cannot run this job",
     "storage_full": "The worker ran out of disk space",
     "timeout": "The job ran longer than its timeout_s",
+    "too_large": "The job's results are too large to keep",
     "unsupported": "The worker does not support what the job asks for",
     "worker_lost": "The worker that ran the job was lost",
 }

@@ -1,30 +1,54 @@
-"""How measurements are laid out for people, on pages and in the terminal. Standard library only."""
+"""Names and words that the server, its pages and the command line share when they show results.
+
+Standard library only: the command line starts in milliseconds.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, get_args
 
-FACTS = ("phase", "metric", "unit", "outcome", "reason", "partial", "attempt", "samples")
-STATISTICS = ("n", "mean", "std", "median", "min", "max", "p05", "p25", "p75", "p95")
-REPLICATE = "replicate"
-"""The coordinate that counts a case's processes; no part of its identity."""
+Format = Literal["json", "csv", "markdown", "latex", "html"]
+FORMATS: tuple[Format, ...] = get_args(Format)
+Statistic = Literal["mean", "median", "min", "max", "p05", "p25", "p75", "p95"]
+STATISTICS = ("n", "mean", "std", *get_args(Statistic)[1:])
+"""Columns of a measurement that describe its samples."""
+FACTS = (
+    "case_key",
+    "device_key",
+    "unit_index",
+    "unit_title",
+    "phase",
+    "metric",
+    "unit",
+    "outcome",
+    "reason",
+    "partial",
+    "validity",
+)
+"""Columns of a measurement between its case's coordinates and its statistics."""
+ARROW = " → "
+"""From the baseline's to the candidate's value, in the summary of a comparison."""
 MAX_LISTED = 4
 """More values than these are counted instead of listed."""
+MAX_DOUBTS = 5
+"""Of a job's failed checks, how many are shown."""
 
 
-def varying_coordinates(measurements: Mapping[str, Any]) -> list[str]:
-    """Coordinates of the cases that are not the same in every row: the others say nothing about the difference."""
+def varying_columns(measurements: Mapping[str, Any]) -> list[str]:
+    """What tells the rows of a page of measurements apart: coordinates, the device, and the unit, where they vary."""
     rows: Sequence[Mapping[str, Any]] = measurements["rows"]
-    coordinates = [column["name"] for column in measurements["columns"] if column["name"] not in (*FACTS, *STATISTICS)]
-    return [name for name in coordinates if len({json.dumps(row.get(name)) for row in rows}) > 1]
+    told_anyway = {*FACTS, *STATISTICS, "samples"} - {"device_key", "unit_title"}
+    names = [column["name"] for column in measurements["columns"] if column["name"] not in told_anyway]
+    return [name for name in names if len({json.dumps(row.get(name)) for row in rows}) > 1]
 
 
 def case_text(coordinates: Mapping[str, Any]) -> str:
     """A case in words: texts as they are, flags and numbers by name ("triton, causal, head_dim=64").
 
-    A coordinate of a whole job lists its values ("16/32/64"); of many, their number is told ("13 implementations").
+    A coordinate of a whole job lists its values ("16/32/64"); of many, their number is told ("13 implementations"). One
+    in which the sides of a comparison differ is told by name ("precision=fp32 → bf16").
     """
     return ", ".join(_coordinate(name, value) for name, value in coordinates.items() if value is not None)
 
@@ -32,6 +56,8 @@ def case_text(coordinates: Mapping[str, Any]) -> str:
 def _coordinate(name: str, value: Any) -> str:
     if value is True:
         return name
+    if isinstance(value, str) and ARROW in value:
+        return f"{name}={ARROW.join(map(_part, value.split(ARROW)))}"
     parts = [_part(part) for part in (value.split("/") if isinstance(value, str) else [value])]
     if len(parts) > MAX_LISTED:
         return f"{len(parts)} {name.replace('_', ' ')}s"
@@ -41,65 +67,34 @@ def _coordinate(name: str, value: Any) -> str:
 
 def _part(value: Any) -> str:
     text = str(value)
-    return text.lower() if text in ("True", "False") else text
+    return text.lower() if text in ("True", "False", "None") else text
 
 
 def _is_number_or_flag(text: str) -> bool:
     return text in ("true", "false") or text.lstrip("-").replace(".", "", 1).isdecimal()
 
 
-def missing(rows: Sequence[Mapping[str, Any]], coordinates: Sequence[str]) -> list[str]:
-    """Why cells have no numbers, one line for each reason: which cells and how many, their outcome, the reason.
+def verdict(validity: Mapping[str, Any]) -> str:
+    """A job's or a unit's verdict: the worst of its cases, and how many cases have which, where there are several."""
+    counts = validity.get("counts") or {}
+    text = str(validity.get("verdict", "unknown"))
+    if sum(counts.values()) < 2:
+        return text
+    return f"{text} ({', '.join(f'{count} {name}' for name, count in counts.items())})"
 
-    Metrics are named only where the cell has other metrics with numbers. `rows` are those of a job's measurements:
-    coordinates, facts and statistics beside each other.
-    """
-    names = [name for name in coordinates if name != REPLICATE]
 
-    def case(row: Mapping[str, Any]) -> str:
-        return json.dumps([row.get(name) for name in names])
-
-    measured = {case(row) for row in rows if row["mean"] is not None}
-    groups: dict[tuple[bool, str, str], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        if row["mean"] is None:
-            outcome = "unknown" if row["outcome"] == "ok" else row["outcome"]
-            groups.setdefault((case(row) in measured, outcome, row["reason"] or ""), []).append(row)
-    every = len({case(row) for row in rows})
-    lines = []
-    # Cells without any number first.
-    for (is_measured, outcome, reason), group in sorted(groups.items(), key=lambda item: item[0][0]):
-        count = len({case(row) for row in group})
-        what = [_shared([row for row in rows if not is_measured or case(row) in measured], group, names)]
-        if is_measured:
-            metrics = list(dict.fromkeys(row["metric"] for row in group))
-            what.append(", ".join(metrics) if len(metrics) <= MAX_LISTED else f"{len(metrics)} metrics")
-        where = ", ".join(filter(None, what))
-        cells = f"all {count} cells" if count == every else f"{count} cells"
-        if count > 1:
-            where = f"{where} ({cells})" if where else cells
-        lines.append(": ".join(filter(None, (where, outcome, " ".join(reason.split())))))
+def doubts(validity: Mapping[str, Any]) -> list[str]:
+    """What speaks against the measurements: "case: check: detail" of the first checks that failed."""
+    failed = [check for check in validity.get("checks") or () if not check.get("ok")]
+    lines = [_doubt(check) for check in failed[:MAX_DOUBTS]]
+    if len(failed) > MAX_DOUBTS:
+        lines.append(f"and {len(failed) - MAX_DOUBTS} more")
     return lines
 
 
-def _shared(rows: Sequence[Mapping[str, Any]], group: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
-    """What is particular to the cells of `group`: the coordinates that take fewer values there than in `rows`."""
-    found = {}
-    for name in names:
-        values = _values(group, name)
-        if len(values) < len(_values(rows, name)) and len(values) <= MAX_LISTED:
-            found[name] = values[0] if len(values) == 1 else "/".join(map(str, values))
-    return case_text(found)
-
-
-def _values(rows: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
-    return [json.loads(text) for text in dict.fromkeys(json.dumps(row.get(name)) for row in rows)]
-
-
-def doubts(validity: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """A validity's verdict, and what speaks against the measurements: "name: detail" of each check that failed."""
-    failed = [check for check in validity.get("checks", ()) if not check["ok"]]
-    return validity.get("verdict", "unknown"), [f"{check['name']}: {check['detail']}" for check in failed]
+def _doubt(check: Mapping[str, Any]) -> str:
+    words = [check.get("unit"), check.get("case"), check.get("name"), check.get("detail")]
+    return ": ".join(str(word) for word in words if word)
 
 
 def number(value: Any) -> str:

@@ -19,7 +19,8 @@ from pathlib import Path
 from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
 from app.store.engine import Database, open_database
-from app.store.queue import Finish, NewJob, Offer, Queue
+from app.store.queue import Queue
+from app.store.records import Finish, NewJob, Offer
 from benchmarks._shared import percentiles, print_report
 
 Row = tuple[str, str]

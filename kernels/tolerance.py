@@ -1,4 +1,4 @@
-"""When a result counts as right: one tolerance per data type, for tests and for what is shown beside times."""
+"""Tolerances: a result counts as right up to this error. One per data type, for tests and for jobs alike."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TOLERANCES: Final = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 
 TF32_TOLERANCE: Final = 5e-3
 """The same for float32 inputs whose products are of tf32, to which tensor cores cut numbers rather than round them."""
 ROWS: Final = 10
-"""Tolerances that one row may err: a whole that is right on average may hold a row that is wrong."""
+"""One row may err by so many tolerances. A tensor that is right on average may hold a row that is wrong."""
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,13 @@ class Error:
     """How far a tensor is from its oracle."""
 
     relative: float
-    """‖out − oracle‖ / ‖oracle‖, in the Euclidean norm of all elements; for a vanishing oracle see `error`'s scale."""
+    """‖out − oracle‖ / ‖oracle‖, in the Euclidean norm of all elements; for a vanishing oracle see `error`, `scale`."""
     worst_row: float
-    """The same of the worst row (last axis); a row smaller than the root mean square of all is measured by that."""
+    """The largest error of a row (last axis), relative to the row's norm, or to the root mean square of all rows' norms
+    where that is larger."""
 
     def why_wrong(self, tolerance: float) -> str | None:
-        """What is wrong with it, or None. Not a number is wrong."""
+        """What is wrong with a result of this error, or None. An error that is not a number is wrong."""
         if not self.relative <= tolerance:
             return f"relative error {self.relative:.2e}, tolerance {tolerance:.0e}"
         if not self.worst_row <= ROWS * tolerance:
@@ -40,11 +41,11 @@ def error(out: Tensor, oracle: Tensor, scale: float = 1.0) -> Error:
     Args:
         out: The result.
         oracle: What it should be.
-        scale: Root mean square of the elements of what cancels where the oracle is zero everywhere: to one key that
-            every query sees, the gradients of queries and keys vanish, as differences of equals whose round-off stays.
-            There is nothing else that the error could be relative to. 1 is their size for attention to q, k, v and
-            grad_out that are normally distributed with variance 1, whatever the head dimension: the products of
-            grad_out and v grow with its square root, by which scores are divided.
+        scale: Used where the oracle is zero everywhere, so that the error can be relative to nothing else: the root
+            mean square of the elements of the terms that cancel. With one key that every query sees, the gradients of
+            queries and keys are differences of equal terms, of which round-off is left. For attention to q, k, v and
+            grad_out that are normally distributed with variance 1 these terms are of size 1, whatever the head
+            dimension: the products of grad_out and v grow with its square root, and scores are divided by that.
 
     Raises:
         ValueError: the shapes differ.

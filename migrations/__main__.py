@@ -10,7 +10,7 @@ from alembic import command
 from alembic.config import Config
 
 from app.store.engine import Database
-from app.store.migrating import migrate, migrations_folder, revisions
+from app.store.migrating import migrations_folder, revisions
 
 
 def main() -> None:
@@ -24,7 +24,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         database = Database(f"sqlite:///{Path(folder) / 'current.sqlite3'}")
         if revisions():
-            migrate(database)
+            database.migrate()
         with database.migration() as connection:
             config.attributes["connection"] = connection
             command.revision(config, message, autogenerate=True, rev_id=number)

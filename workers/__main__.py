@@ -1,4 +1,4 @@
-"""`python -m workers agent | run SPEC`; keeper, warm and child are for launch.py alone."""
+"""`python -m workers agent | run SPEC`; keeper, warm, child and wrapped are for launch.py alone."""
 
 from __future__ import annotations
 
@@ -71,6 +71,10 @@ def main(arguments: list[str]) -> int:
             from workers import child
 
             return child.main(int(messages))
+        case ["wrapped", file]:
+            from workers import child
+
+            return child.main_wrapped(Path(file))
     print(__doc__, file=sys.stderr)
     return 2
 

@@ -18,21 +18,25 @@ import psutil
 
 from app.errors import DatabaseBusy, DiskFull, FlopwatchError
 from app.settings import Settings
+from app.states import WorkerState
 from app.store.artifacts import ArtifactFiles
 from app.store.engine import Database, open_database
 from app.store.lease import Watcher
-from app.store.queue import Claim, Offer, Queue
-from app.store.registration import WorkerState
+from app.store.queue import Queue
+from app.store.records import Claim, Offer
+from app.store.registration import Registration
 from kernels.registry import ATTENTION
-from workers.devices import DeviceLocks, Gpu, Lease, discover, most_of_one_job
+from workers.devices import DeviceLocks, Lease, discover, most_of_one_job
+from workers.job_run import RETRY_S, JobRun, scratch_root
 from workers.jobs import RUNNERS
 from workers.launch import Launcher
 from workers.model.registry import MODELS
 from workers.outcome import Abandoned, Cancelled, GivenBack
-from workers.running import RETRY_S, JobRun, scratch_root
 
 logger = logging.getLogger(__name__)
 
+MAX_ON_PAPER = 4
+"""Jobs at a time that only compute on paper: they need no device, but each has a process."""
 TICK_S = 0.05
 """How often an idle agent looks for new work; one look costs microseconds."""
 
@@ -61,15 +65,16 @@ class Agent:
         self._settings = settings
         self._database = database
         self._queue = Queue(database)
+        self._registration = Registration(database)
         self._artifacts = ArtifactFiles(settings.artifacts_dir)
         self._watch = database.watch()
-        self._watcher = Watcher(self._queue, settings.lease_s)
+        self._watcher = Watcher(self._queue, self._registration, settings.lease_s)
         self._host = discover()
         self._locks = DeviceLocks(self._host)
         self._launcher = Launcher()
         self._capabilities = capabilities()
         self._runs: dict[int, JobRun] = {}
-        self._refused_with: tuple[bool, tuple[Gpu, ...]] | None = None
+        self._refused_with: Offer | None = None
         self._next_beat = self._next_poll = 0.0
         self._signals = 0
         self._drain_until: float | None = None
@@ -126,7 +131,7 @@ class Agent:
             self._claim_what_fits()
 
     def _register(self) -> None:
-        self._queue.register_worker(
+        self._registration.register_worker(
             worker_id=self.id,
             hostname=socket.gethostname(),
             pid=os.getpid(),
@@ -139,7 +144,7 @@ class Agent:
         logger.info("worker %s ready: %s CPUs, %s", self.id, self._host.cpu_count, gpus)
 
     def _beat(self) -> None:
-        self._queue.beat_worker(self.id, "active" if self._drain_until is None else "draining")
+        self._registration.beat_worker(self.id, "active" if self._drain_until is None else "draining")
         renewal = self._queue.renew([run.claim for run in self._runs.values()])
         for job_id in renewal.lost:
             self._runs[job_id].stop.set(Abandoned())
@@ -158,36 +163,44 @@ class Agent:
                 del self._runs[job_id]
 
     def _claim_what_fits(self) -> None:
-        """Claim until nothing more fits; try when the queue has changed, or the free devices since the last refusal."""
+        """Claim until nothing more fits; try when the queue has changed, or the offer since the last refusal.
+
+        Without a free device there is still an offer: to jobs that only compute on paper.
+        """
         while True:
             free = self._locks.take_free()
-            if not free.descriptors or (free.alone, free.gpus) == self._refused_with:
+            offer = self._offer(free)
+            if offer == self._refused_with or not (free.descriptors or offer.deviceless):
                 free.release()
                 return
             claim = None
             try:
-                claim = self._queue.claim(self.id, self._offer(free))
+                claim = self._queue.claim(self.id, offer)
             finally:
                 if claim is None:
                     free.release()
             if claim is None:
-                self._refused_with = (free.alone, free.gpus)
+                self._refused_with = offer
                 return
             self._start(claim, free)
 
     def _offer(self, free: Lease) -> Offer:
+        on_paper = sum(run.claim.device_type == "none" for run in self._runs.values())
         return Offer(
             kinds=frozenset(RUNNERS),
             capabilities=self._capabilities,
             total_gpus=most_of_one_job(self._host.gpus),
             free_gpus=most_of_one_job(free.gpus),
             idle=free.alone,
+            deviceless=on_paper < MAX_ON_PAPER,
         )
 
     def _start(self, claim: Claim, free: Lease) -> None:
-        on_cpu = claim.device_type == "cpu" or not self._host.gpus
-        alone = on_cpu or claim.exclusive_host
-        lease = self._locks.keep_only(free, gpus=0 if on_cpu else claim.devices, alone=alone)
+        try:
+            lease = self._lease_for(claim, free)
+        except OSError:
+            self._queue.give_back(claim)
+            raise
         run = JobRun(
             claim,
             lease,
@@ -201,6 +214,15 @@ class Agent:
         self._runs[claim.job_id] = run
         logger.info("job %s: attempt %s of %s", claim.job_id, claim.attempt, claim.kind)
         run.start()
+
+    def _lease_for(self, claim: Claim, free: Lease) -> Lease:
+        """What the job gets of the free devices; the others are given back."""
+        if claim.device_type == "none" and not claim.exclusive_host:
+            free.release()
+            return Lease()
+        on_cpu = claim.device_type in ("cpu", "none") or not self._host.gpus
+        alone = on_cpu or claim.exclusive_host
+        return self._locks.keep_only(free, gpus=0 if on_cpu else claim.devices, alone=alone)
 
     def _wake_up(self) -> None:
         os.write(self._wake_in, b"e")
@@ -225,7 +247,7 @@ class Agent:
     def _announce(self, state: WorkerState) -> None:
         """Let others know; a store that cannot be written keeps nobody from ending."""
         try:
-            self._queue.set_worker_state(self.id, state)
+            self._registration.set_worker_state(self.id, state)
         except FlopwatchError as error:
             logger.warning("the store does not know yet that this worker is %s: %s", state, error)
 

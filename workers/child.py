@@ -2,9 +2,12 @@
 
     {"type": "started"}
     {"type": "progress", "done": 3, "total": 10, "message": "measuring"}
+    {"type": "cursor", "position": 3}
     {"type": "measurement", "measurement": {…}}
+    {"type": "table", "table": {…}}
     {"type": "artifact", "path": …, "name": …, "kind": …, "media_type": …}
-    {"type": "environment", "environment": {…}}, {"type": "validity", "validity": {…}}
+    {"type": "environment", "environment": {…}}
+    {"type": "validity", "validity": {…}, "case_key": "…" | null, "title": "…"}
     {"type": "outcome", "code": null | "failed" | "unsupported" | …, "detail": "…"}     always the last
 
 A process that ends without an outcome has crashed.
@@ -19,13 +22,14 @@ import random
 import sys
 import threading
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from workers.jobs import runner_for
-from workers.jobs._base import Unit, parse_spec
+from workers.jobs._base import Collecting, Unit, parse_spec
 from workers.keeper import Request
+from workers.measure.table import Column, Scalar, Table
 from workers.outcome import EXIT_CODES, RunnerError, failure_code
 
 if TYPE_CHECKING:
@@ -35,29 +39,50 @@ if TYPE_CHECKING:
 class PipeReporter:
     """A Reporter that writes JSON lines to a pipe, each with one write so that lines never mix."""
 
-    def __init__(self, descriptor: int, scratch: Path) -> None:
+    def __init__(self, descriptor: int, scratch: Path, ceilings: Path) -> None:
         self._descriptor = descriptor
         self._scratch = scratch
+        self._ceilings = ceilings
         self._process = os.getpid()
+        self._names: set[tuple[str, str]] = set()
 
     @property
     def scratch(self) -> Path:
         return self._scratch
 
+    @property
+    def ceilings(self) -> Path:
+        return self._ceilings
+
     def progress(self, done: int, total: int, message: str) -> None:
         self.send("progress", done=done, total=total, message=message)
+
+    def cursor(self, position: int) -> None:
+        self.send("cursor", position=position)
 
     def measure(self, measurement: Measurement) -> None:
         self.send("measurement", measurement=measurement.to_wire())
 
+    def table(self, name: str, columns: Sequence[Column], rows: Sequence[Sequence[Scalar]]) -> None:
+        table = Table(name, columns, rows)
+        self._use("table", name)
+        self.send("table", table=table.to_wire())
+
     def artifact(self, path: Path, *, name: str, kind: str, media_type: str) -> None:
+        self._use("artifact", name)
         self.send("artifact", path=str(path.absolute()), name=name, kind=kind, media_type=media_type)
 
     def environment(self, fingerprint: Mapping[str, Any]) -> None:
         self.send("environment", environment=dict(fingerprint))
 
-    def validity(self, verdict: Mapping[str, Any]) -> None:
-        self.send("validity", validity=dict(verdict))
+    def validity(self, verdict: Mapping[str, Any], case_key: str | None = None, title: str = "") -> None:
+        self.send("validity", validity=dict(verdict), case_key=case_key, title=title)
+
+    def _use(self, what: str, name: str) -> None:
+        # The agent sees to it as well; here the runner's own line is in the traceback.
+        if (what, name) in self._names:
+            raise ValueError(f"this unit has reported the {what} {name!r} already: each needs a name of its own")
+        self._names.add((what, name))
 
     def send(self, message_type: str, **content: Any) -> None:
         """Write one message, whole."""
@@ -72,13 +97,17 @@ class PipeReporter:
 
 
 def run_request(request: Request, messages: int) -> int:
-    """Run the request's unit and report on the descriptor `messages`; returns the exit code."""
-    reporter = PipeReporter(messages, Path(request.scratch))
+    """Do the request's task and report on the descriptor `messages`; returns the exit code."""
+    reporter = PipeReporter(messages, Path(request.scratch), Path(request.ceilings))
     # Forks of one parent would share its state.
     random.seed()
     reporter.send("started")
     try:
-        runner_for(request.kind).run(parse_spec(request.spec), Unit(**request.unit), reporter)
+        runner, spec, unit = runner_for(request.kind), parse_spec(request.spec), Unit(**request.unit)
+        if request.task == "run":
+            runner.run(spec, unit, reporter)
+        elif isinstance(runner, Collecting):
+            runner.collect(spec, unit, reporter.scratch, reporter)
     except RunnerError as error:
         code, detail = error.code, str(error)
         sys.stderr.write(f"{code}: {detail}\n")
@@ -98,7 +127,32 @@ def main(messages: int) -> int:
     request = Request.from_line(sys.stdin.buffer.readline())
     with Path(os.devnull).open("rb") as null:
         os.dup2(null.fileno(), 0)
-    code = run_request(request, messages)
+    return _leave(run_request(request, messages))
+
+
+def main_wrapped(file: Path) -> int:
+    """`python -m workers wrapped`: the request is in a file, the messages go to the FIFO that it names."""
+    request = Request.from_line(file.read_bytes())
+    # The wrapper may have dropped them.
+    os.environ.update(request.environment)
+    return _leave(run_request(request, _open_messages(request)))
+
+
+def _open_messages(request: Request) -> int:
+    try:
+        file = request.file.with_suffix(".started")
+        file.touch(exist_ok=False)
+    except FileExistsError:
+        # Some profilers run a program again for each group of counters: the first run has told everything.
+        return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    # Not waiting for a reader: without an agent there is none.
+    messages = os.open(request.fifo, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    os.set_blocking(messages, True)
+    return messages
+
+
+def _leave(code: int) -> int:
+    """End this process although the unit may have left threads running."""
     if any(thread is not threading.main_thread() and not thread.daemon for thread in threading.enumerate()):
         # The interpreter would wait for them, maybe for ever; in a fork of the warm parent it would not either.
         sys.stderr.write("the unit is done; threads that it left running end here\n")

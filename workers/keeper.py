@@ -8,6 +8,11 @@ whoever killed the agent meanwhile. Its control socket leads to the agent:
     keeper → agent   the report {"exit_code": int | null, "signal": int | null}, when everything has ended
 
 A unit in a new interpreter is kept by `python -m workers keeper`; one forked from the warm parent by a fork of it.
+
+A unit that runs under a command of its own (`wrap`: a profiler) is that command's child, not the keeper's. Such
+commands close file descriptors, replace standard input, and make sessions: so request and messages travel by paths in
+the unit's scratch folder, a file and a FIFO. The keeper holds the FIFO open for writing until the command has ended:
+the agent would take the time before the unit opens it for the end.
 """
 
 from __future__ import annotations
@@ -23,12 +28,15 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from workers.processes import adopt_orphans, die_with_parent, kill_all, reap, signal_all
 
 TERMINATE = b"T"
 KILL = b"K"
+NOT_STARTED = 127
+"""Exit code that is reported of a command that could not be started, as shells do."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,22 @@ class Request:
     scratch: str
     environment: dict[str, str] = field(default_factory=dict)
     """Variables set in the unit's process before anything of it runs."""
+    ceilings: str = ""
+    """Folder of the host's measured ceilings."""
+    task: Literal["run", "collect"] = "run"
+    """Run the unit, or read what its wrapper has written."""
+    wrap: list[str] = field(default_factory=list)
+    """The command that the unit runs under."""
+
+    @property
+    def file(self) -> Path:
+        """Where a wrapped unit finds its request."""
+        return Path(self.scratch) / ".request.json"
+
+    @property
+    def fifo(self) -> Path:
+        """Where a wrapped unit writes its messages."""
+        return Path(self.scratch) / ".messages"
 
     def to_line(self) -> bytes:
         """One JSON line."""
@@ -52,8 +76,13 @@ class Request:
         return cls(**json.loads(line))
 
 
-def keep(control: socket.socket, start: Callable[[Request], int]) -> None:
-    """Run one unit to its end; returns when nothing of it is left. Call it in a process made for it."""
+def keep(control: socket.socket, start: Callable[[Request], int | None]) -> None:
+    """Run one unit to its end; returns when nothing of it is left. Call it in a process made for it.
+
+    Args:
+        control: the socket to the agent.
+        start: starts the unit and returns its pid, or None if that is impossible.
+    """
     adopt_orphans()
     wakeup, wakeup_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wakeup_in, warn_on_full_buffer=False)
@@ -63,9 +92,12 @@ def keep(control: socket.socket, start: Callable[[Request], int]) -> None:
         if not line.endswith(b"\n"):
             return
         pid = start(Request.from_line(line))
-        status = _wait(control, wakeup, pid)
-        kill_all()
-        code = os.waitstatus_to_exitcode(status) if status is not None else -signal.SIGKILL
+        if pid is None:
+            code = NOT_STARTED
+        else:
+            status = _wait(control, wakeup, pid)
+            kill_all()
+            code = os.waitstatus_to_exitcode(status) if status is not None else -signal.SIGKILL
         report = {"exit_code": code if code >= 0 else None, "signal": -code if code < 0 else None}
         try:
             control.sendall(json.dumps(report).encode() + b"\n")
@@ -133,27 +165,39 @@ def fork_child(run: Callable[[Request], int], close: Sequence[int]) -> Callable[
     return start
 
 
-def exec_child(messages: int, log: int) -> Callable[[Request], int]:
-    """How a keeper in an interpreter of its own starts its unit: in a new interpreter, with the request on stdin."""
+def exec_child(messages: int, log: int) -> Callable[[Request], int | None]:
+    """How a keeper in an interpreter of its own starts its unit: in a new interpreter, under its wrapper if any."""
 
-    def start(request: Request) -> int:
+    def start(request: Request) -> int | None:
         keeper = os.getpid()
-        with tempfile.TemporaryFile() as stdin:
-            stdin.write(request.to_line())
-            stdin.seek(0)
-            process = subprocess.Popen(
-                [sys.executable, "-m", "workers", "child", str(messages)],
-                stdin=stdin,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **request.environment},
-                pass_fds=[messages],
-                process_group=0,
-                preexec_fn=lambda: die_with_parent(keeper),
-            )
+        try:
+            with tempfile.TemporaryFile() as stdin:
+                if not request.wrap:
+                    stdin.write(request.to_line())
+                    stdin.seek(0)
+                process = subprocess.Popen(
+                    _command(request, messages),
+                    stdin=stdin,
+                    stdout=log,
+                    stderr=log,
+                    env={**os.environ, **request.environment},
+                    pass_fds=() if request.wrap else [messages],
+                    process_group=0,
+                    preexec_fn=lambda: die_with_parent(keeper),
+                )
+        except OSError as error:
+            os.write(log, f"the unit's process cannot be started: {error}\n".encode(errors="replace"))
+            return None
         return process.pid
 
     return start
+
+
+def _command(request: Request, messages: int) -> list[str]:
+    if not request.wrap:
+        return [sys.executable, "-m", "workers", "child", str(messages)]
+    request.file.write_bytes(request.to_line())
+    return [*request.wrap, sys.executable, "-m", "workers", "wrapped", str(request.file)]
 
 
 def main(control: int, messages: int, log: int) -> None:
@@ -162,10 +206,11 @@ def main(control: int, messages: int, log: int) -> None:
         fcntl.fcntl(descriptor, fcntl.F_SETFD, fcntl.FD_CLOEXEC)
     start = exec_child(messages, log)
 
-    def start_and_let_go(request: Request) -> int:
+    def start_and_let_go(request: Request) -> int | None:
         pid = start(request)
-        # The agent reads to the end of both pipes: only the unit may hold them open.
-        os.close(messages)
+        # The agent reads both pipes to their ends: only the unit may hold them open.
+        if not request.wrap:
+            os.close(messages)
         os.close(log)
         return pid
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -118,8 +119,9 @@ class Launcher:
             locks: file descriptors that the keeper holds open as long as anything of the unit lives.
 
         Raises:
-            InvalidEnvironment: the warm parent cannot start.
+            InvalidEnvironment: the warm parent cannot start, or the command that the unit runs under is not here.
         """
+        _check_wrapper(request)
         try:
             return self._start(request, start, locks)
         except _WarmParentDied:
@@ -129,7 +131,7 @@ class Launcher:
 
     def _start(self, request: keeper.Request, start: Literal["fork", "exec"], locks: Sequence[int]) -> Process:
         ours, theirs = socket.socketpair()
-        messages, messages_in = os.pipe2(os.O_CLOEXEC)
+        messages, messages_in = _fifo(request) if request.wrap else os.pipe2(os.O_CLOEXEC)
         log, log_in = os.pipe2(os.O_CLOEXEC)
         descriptors = [theirs.fileno(), messages_in, log_in, *locks]
         try:
@@ -252,3 +254,20 @@ class Launcher:
                 raise InvalidEnvironment("the warm parent could not start; the worker's log has its error")
             self._ready = True
         return self._socket
+
+
+def _check_wrapper(request: keeper.Request) -> None:
+    if not request.wrap:
+        return
+    command, path = request.wrap[0], request.environment.get("PATH", os.environ.get("PATH"))
+    if shutil.which(command, path=path) is None:
+        raise InvalidEnvironment(f"the unit runs under {command!r}, which is not installed here: not found on PATH")
+
+
+def _fifo(request: keeper.Request) -> tuple[int, int]:
+    """Both ends of a FIFO in the unit's scratch folder, which the unit opens by its name: see keeper.py."""
+    os.mkfifo(request.fifo, 0o600)
+    reader = os.open(request.fifo, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # else it waits for a writer
+    writer = os.open(request.fifo, os.O_WRONLY | os.O_CLOEXEC)
+    os.set_blocking(reader, True)
+    return reader, writer

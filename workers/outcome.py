@@ -6,10 +6,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.errors import is_no_space
+from workers.measure.table import TooLarge
 
-EXIT_CODES = {"failed": 1, "unsupported": 69, "crashed": 70, "storage_full": 73, "invalid_environment": 78}
-"""Exit codes of a job's process by failure code, from sysexits where there is one: EX_UNAVAILABLE, EX_SOFTWARE,
-EX_CANTCREAT, EX_CONFIG."""
+EXIT_CODES = {
+    "failed": 1,
+    "too_large": 65,
+    "unsupported": 69,
+    "crashed": 70,
+    "storage_full": 73,
+    "invalid_environment": 78,
+}
+"""Exit codes of a job's process by failure code, from sysexits where there is one: EX_DATAERR, EX_UNAVAILABLE,
+EX_SOFTWARE, EX_CANTCREAT, EX_CONFIG."""
 
 
 class RunnerError(Exception):
@@ -36,10 +44,16 @@ class Crashed(RunnerError):
     code = "crashed"
 
 
+class UnfitResult(RunnerError):
+    """What a unit has reported cannot be kept beside what it, or another unit, reported before."""
+
+
 def failure_code(error: BaseException) -> str:
-    """The failure code of whatever a runner raised; a key of EXIT_CODES."""
+    """The failure code that an error of a runner stands for; a key of EXIT_CODES."""
     if isinstance(error, RunnerError):
         return error.code
+    if isinstance(error, TooLarge):
+        return "too_large"
     return "storage_full" if is_no_space(error) else "failed"
 
 

@@ -1,58 +1,100 @@
 """`flopwatch run SPEC.json`: one job in this very process, without a queue.
 
 For profilers that start a program: `nsys profile flopwatch run spec.json` sees every CUDA call. All units run one after
-the other in this process, so replicates are no independent samples here.
+the other in this process, so replicates are no independent samples here. A unit that would run under a command of its
+own (`Unit.wrap`) runs without it, and standard error says so: this process is what the user has started, maybe under
+that very command.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import json
+import os
+import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from app.layout import missing
+from app.settings import Settings
 from app.specs import KINDS
 from workers.jobs import runner_for
 from workers.jobs._base import parse_spec
-from workers.outcome import EXIT_CODES, RunnerError, failure_code
+from workers.measure.table import Column, Scalar, Table
+from workers.outcome import EXIT_CODES, RunnerError, Succeeded, failure_code
+from workers.spool import Spool
 
 if TYPE_CHECKING:
     from app.specs import SpecBase
+    from workers.jobs._base import Unit
     from workers.measure.measurement import Measurement
+
+TABLE_ROWS = 20
+"""Of a table that a unit reports: how many are shown."""
 
 
 class LocalReporter:
-    """A Reporter that keeps measurements, moves artifacts to a folder and shows progress on standard error."""
+    """A Reporter that keeps results as an agent does, moves artifacts to a folder, and tells progress."""
 
-    def __init__(self, scratch: Path, output: Path) -> None:
+    def __init__(self, scratch: Path, output: Path, ceilings: Path) -> None:
         self.scratch = scratch
-        self.result: dict[str, Any] = {"measurements": [], "environment": None, "validity": None, "artifacts": []}
+        self.ceilings = ceilings
+        self.spool = Spool()
+        self.artifacts: list[dict[str, Any]] = []
         self._output = output
 
     def progress(self, done: int, total: int, message: str) -> None:
         sys.stderr.write(f"{done}/{total} {message}\n")
 
+    def cursor(self, position: int) -> None:
+        """If this process dies, nobody goes on."""
+
     def measure(self, measurement: Measurement) -> None:
-        self.result["measurements"].append(measurement.to_wire())
+        self.spool.add_measurement(measurement.to_wire())
+
+    def table(self, name: str, columns: Sequence[Column], rows: Sequence[Sequence[Scalar]]) -> None:
+        self.spool.add_table(Table(name, columns, rows).to_wire())
 
     def artifact(self, path: Path, *, name: str, kind: str, media_type: str) -> None:
+        public_name = self.spool.name_artifact(name)
         self._output.mkdir(parents=True, exist_ok=True)
-        target = self._output / name
-        target.write_bytes(path.read_bytes())
-        self.result["artifacts"].append({"name": name, "kind": kind, "media_type": media_type, "path": str(target)})
+        target = self._output / public_name
+        shutil.move(path, target)
+        self.artifacts.append({"name": public_name, "kind": kind, "media_type": media_type, "path": str(target)})
 
     def environment(self, fingerprint: Mapping[str, Any]) -> None:
-        self.result["environment"] = dict(fingerprint)
+        self.spool.add_environment(fingerprint, neighbours=[])
 
-    def validity(self, verdict: Mapping[str, Any]) -> None:
-        self.result["validity"] = dict(verdict)
+    def validity(self, verdict: Mapping[str, Any], case_key: str | None = None, title: str = "") -> None:
+        self.spool.add_validity(verdict, case_key, title)
+
+    def result(self) -> dict[str, Any]:
+        """Everything that was reported, JSON-ready."""
+        spool = self.spool
+        sides = {unit.unit_index: unit.side for unit in spool.units}
+        return {
+            "measurements": [
+                {
+                    **vars(record),
+                    "side": sides[record.unit_index],
+                    "samples": None if record.samples is None else base64.b64encode(record.samples).decode(),
+                }
+                for record in spool.measurements
+            ],
+            "tables": [{**vars(table), "rows": json.loads(zlib.decompress(table.rows))} for table in spool.tables],
+            "units": [vars(unit) for unit in spool.units],
+            "environment": spool.environment,
+            "validity": spool.validity,
+            "artifacts": self.artifacts,
+        }
 
 
 def run_here(arguments: list[str]) -> int:
@@ -67,20 +109,52 @@ def run_here(arguments: list[str]) -> int:
     except (OSError, ValueError) as error:
         sys.stderr.write(f"flopwatch run: {options.spec}: {_explain(error)}\n")
         return 2
-    with tempfile.TemporaryDirectory(prefix="flopwatch-") as scratch:
-        reporter = LocalReporter(Path(scratch), options.output)
+    with tempfile.TemporaryDirectory(prefix="flopwatch-") as folder:
+        reporter = LocalReporter(Path(folder), options.output, Settings.from_environment().ceilings_dir)
         try:
-            runner = runner_for(spec.kind)
-            for unit in runner.plan(spec):
-                runner.run(spec, unit, reporter)
+            with _prints_to_stderr():
+                _run_units(spec, reporter)
         except RunnerError as error:
             sys.stderr.write(f"flopwatch run: {error.code}: {error}\n")
             return EXIT_CODES[error.code]
         except Exception as error:  # noqa: BLE001 - a runner and the user's model in it may raise anything
             traceback.print_exc()
             return EXIT_CODES[failure_code(error)]
-    _show(spec, reporter.result, as_json=options.json)
+    _show(spec, reporter.result(), as_json=options.json)
     return 0
+
+
+def _run_units(spec: SpecBase, reporter: LocalReporter) -> None:
+    runner, folder = runner_for(spec.kind), reporter.scratch
+    for index, unit in enumerate(runner.plan(spec)):
+        _warn_of_wrap(unit)
+        reporter.spool.begin_unit(index, unit.title, unit.side)
+        reporter.scratch = folder / str(index)
+        reporter.scratch.mkdir()
+        runner.run(spec, unit, reporter)
+        reporter.spool.end_unit(Succeeded())
+
+
+@contextmanager
+def _prints_to_stderr() -> Iterator[None]:
+    """Standard output is for the result: what models and libraries print goes to standard error meanwhile."""
+    sys.stdout.flush()
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(stdout, 1)
+        os.close(stdout)
+
+
+def _warn_of_wrap(unit: Unit) -> None:
+    if unit.wrap:
+        sys.stderr.write(
+            f"{unit.title}: runs without {unit.wrap[0]!r}, and what that would have written is not collected: "
+            "start flopwatch run under it, or submit the job\n"
+        )
 
 
 def _read(path: str) -> SpecBase:
@@ -105,12 +179,16 @@ def _show(spec: SpecBase, result: dict[str, Any], *, as_json: bool) -> None:
         sys.stdout.write("\n")
         return
     # Here, since pandas takes half a second to import, which the job is not to wait for.
-    from app.store.results import local_table, render
+    from app.store.results import local_table, merged, render
 
-    rows = [{**row["case"], **row} for row in result["measurements"]]
-    coordinates = list(dict.fromkeys(name for row in result["measurements"] for name in row["case"]))
-    lines = missing(rows, coordinates)
-    sys.stdout.write(render(local_table(spec, result["measurements"]), "markdown"))
+    sheet = local_table(spec, result["measurements"])
+    lines = sheet.missing or []
+    sys.stdout.write(render(sheet, "markdown"))
     sys.stdout.write("".join(f"{line}\n" for line in ("", *lines)) if lines else "")
+    for name in dict.fromkeys(table["name"] for table in result["tables"]):
+        parts = [table for table in result["tables"] if table["name"] == name]
+        whole = merged([(part["unit_index"], part["columns"], part["rows"]) for part in parts])
+        cut = f", the first {TABLE_ROWS} of {len(whole.rows)} rows" if len(whole.rows) > TABLE_ROWS else ""
+        sys.stdout.write(f"\n{name}{cut}:\n\n{render(whole.head(TABLE_ROWS), 'markdown')}")
     if result["validity"] is not None:
         sys.stdout.write(f"\nvalidity: {result['validity']['verdict']}\n")

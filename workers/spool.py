@@ -1,51 +1,236 @@
-"""What a running job has told so far, kept at the agent until it is committed with the final state."""
+"""What a running job has told so far, kept at the agent until it is committed with the final state.
+
+The agent numbers the units and believes nothing that their processes say: every result is checked here again.
+"""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pydantic import TypeAdapter
 
-from app.store.queue import MeasurementRecord, StoredArtifact
+from app.store.records import MeasurementRecord, StoredArtifact, TableRecord, UnitRecord
 from workers.log import CappedLog
+from workers.measure.table import Column, Table, TooLarge
+from workers.outcome import Cancelled, Failed, Outcome, UnfitResult
+from workers.verdicts import CaseVerdict, Check, Verdict, summed_up
 
-VERDICTS = ("valid", "suspect", "invalid")
-"""From best to worst."""
+MAX_TABLES = 2000
+"""Of one job: tables of one name in two units are two."""
+MAX_TABLES_BYTES = 64 << 20
+"""Of all tables of one job together, as JSON: the server reads them into memory to sort and render them."""
+ARTIFACT_NAME = re.compile(r"[\w-][\w.-]{0,199}", re.ASCII)
 
 _measurement = TypeAdapter(MeasurementRecord)
+_columns = TypeAdapter(list[Column])
+_checks = TypeAdapter(list[Check])
+_verdict: TypeAdapter[Verdict] = TypeAdapter(Verdict)
+_text = TypeAdapter(str)
+_optional_text: TypeAdapter[str | None] = TypeAdapter(str | None)
+
+
+@dataclass
+class _Unit:
+    """A unit that runs or has run."""
+
+    index: int
+    title: str
+    side: str | None
+    outcome: str = "crashed"
+    reason: str | None = None
+    environment: dict[str, Any] | None = None
+    verdicts: dict[str | None, CaseVerdict] = field(default_factory=dict)
+    """By case; None: of the unit's other cases."""
 
 
 class Spool:
-    """Measured cells, stored artifacts, environment, validity and log of one attempt."""
+    """Measurements, tables, artifacts, units and log of one attempt. Results belong to the unit that began last."""
 
     def __init__(self) -> None:
         self.log = CappedLog()
-        self.measurements: list[MeasurementRecord] = []
+        self.tables: list[TableRecord] = []
         self.artifacts: list[StoredArtifact] = []
-        self.environment: dict[str, Any] | None = None
-        self.validity: dict[str, Any] | None = None
+        self._measurements: list[MeasurementRecord] = []
+        self._units: list[_Unit] = []
+        self._columns: dict[str, tuple[str, list[Column]]] = {}
+        """Of the tables so far, by name, with the title of the first unit that reported one."""
+        self._table_bytes = 0
+        self._names: dict[str, tuple[int, str]] = {}
+        """Public names of artifacts so far, with their units' titles and own names."""
+
+    def begin_unit(self, index: int, title: str, side: str | None = None) -> None:
+        """What comes now belongs to this unit of the plan."""
+        self._units.append(_Unit(index, title, side))
+
+    def note(self, reason: str) -> None:
+        """Something to know of the unit, for people: it crashed, and went on."""
+        self._unit.reason = reason
+
+    def end_unit(self, outcome: Outcome) -> None:
+        """The unit is over."""
+        unit = self._unit
+        if isinstance(outcome, Failed):
+            unit.outcome, unit.reason = outcome.code, outcome.detail
+        elif isinstance(outcome, Cancelled):
+            unit.outcome = "cancelled"
+        else:
+            unit.outcome = "succeeded"
+
+    @property
+    def _unit(self) -> _Unit:
+        return self._units[-1]
 
     def add_measurement(self, wire: Mapping[str, Any]) -> None:
         """Take a measurement as `Measurement.to_wire` made it."""
         fields = dict(wire)
         if fields["samples"] is not None:
             fields["samples"] = base64.b64decode(fields["samples"])
-        self.measurements.append(_measurement.validate_python(fields))
+        fields |= {"unit_index": self._unit.index, "validity": None}
+        self._measurements.append(_measurement.validate_python(fields))
+
+    def add_table(self, wire: Mapping[str, Any]) -> None:
+        """Take a table as `Table.to_wire` made it.
+
+        Raises:
+            ValueError: it is no table.
+            TooLarge: it has more rows or bytes than are kept, or this job's tables together have.
+            UnfitResult: the unit has reported one of this name, or another unit one with other columns.
+        """
+        if not isinstance(wire["rows"], list) or not all(isinstance(row, list) for row in wire["rows"]):
+            raise ValueError("a table's rows are lists")
+        table = Table(_text.validate_python(wire["name"]), _columns.validate_python(wire["columns"]), wire["rows"])
+        unit = self._unit
+        if any(other.name == table.name and other.unit_index == unit.index for other in self.tables):
+            raise UnfitResult(f"unit {unit.index} ({unit.title}) reports two tables named {table.name!r}")
+        first, columns = self._columns.setdefault(table.name, (unit.title, list(table.columns)))
+        if list(table.columns) != columns:
+            raise UnfitResult(
+                f"table {table.name!r} of unit {unit.index} ({unit.title}) has other columns than that of {first!r}: "
+                f"{_listed(table.columns)}, not {_listed(columns)}"
+            )
+        rows = table.to_json()
+        self._table_bytes += len(rows)
+        if self._table_bytes > MAX_TABLES_BYTES or len(self.tables) >= MAX_TABLES:
+            raise TooLarge(
+                f"this job has {len(self.tables) + 1} tables of {self._table_bytes} bytes with table {table.name!r} of "
+                f"unit {unit.index} ({unit.title}); {MAX_TABLES} tables and {MAX_TABLES_BYTES} bytes of them are kept"
+            )
+        self.tables.append(
+            TableRecord(
+                unit_index=unit.index,
+                name=table.name,
+                columns=[asdict(column) for column in table.columns],
+                row_count=len(table.rows),
+                rows=zlib.compress(rows),
+            )
+        )
+
+    def name_artifact(self, name: str) -> str:
+        """The public name of the unit's artifact `name`, which nothing else of this job has from now on.
+
+        Raises:
+            ValueError: `name` is no artifact's name.
+            UnfitResult: it, or the public name that follows from it, is taken.
+        """
+        if not ARTIFACT_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no artifact's name: letters, digits, '.', '_', '-'; at most 200")
+        unit = self._unit
+        public = public_name(name, unit.index)
+        if public in self._names:
+            index, other = self._names[public]
+            if index == unit.index:
+                raise UnfitResult(f"unit {index} ({unit.title}) reports two artifacts named {name!r}")
+            raise UnfitResult(
+                f"artifact {name!r} of unit {unit.index} ({unit.title}) would be called {public!r}, "
+                f"as {other!r} of unit {index} is"
+            )
+        self._names[public] = unit.index, name
+        return public
+
+    def add_artifact(self, public: str, kind: str, media_type: str, size: int, sha256: str) -> None:
+        """Take a stored file of the unit, with a name from `name_artifact`."""
+        self.artifacts.append(StoredArtifact(self._unit.index, public, kind, media_type, size, sha256))
 
     def add_environment(self, fingerprint: Mapping[str, Any], neighbours: list[int]) -> None:
-        """Take a unit's environment; the first one stands for the job, since its units run on the same devices."""
-        if self.environment is None:
-            self.environment = {**fingerprint, "neighbours": neighbours}
+        """Take the unit's environment; the first one counts, since a unit stays on its devices."""
+        if self._unit.environment is None:
+            self._unit.environment = {**fingerprint, "neighbours": neighbours}
 
-    def add_validity(self, unit: str, verdict: Mapping[str, Any]) -> None:
-        """Take a unit's verdict; the job's is the worst of them, with the checks of all."""
-        checks = [{**check, "unit": unit} for check in verdict["checks"]]
-        former = self.validity or {"verdict": VERDICTS[0], "checks": []}
-        worst = max(former["verdict"], verdict["verdict"], key=VERDICTS.index)
-        self.validity = {"verdict": worst, "checks": former["checks"] + checks}
+    def add_validity(self, verdict: Mapping[str, Any], case_key: str | None, title: str) -> None:
+        """Take the unit's verdict on a case, or on all its others."""
+        unit = self._unit
+        told = CaseVerdict(
+            unit_title=unit.title,
+            case_key=_optional_text.validate_python(case_key),
+            title=_text.validate_python(title),
+            verdict=_verdict.validate_python(verdict["verdict"]),
+            checks=_checks.validate_python(verdict["checks"]),
+        )
+        former = unit.verdicts.get(told.case_key)
+        unit.verdicts[told.case_key] = told if former is None else former.joined(told)
+
+    @property
+    def measurements(self) -> list[MeasurementRecord]:
+        """Each with the verdict on its case in its unit: the case's own, or else the unit's."""
+        verdicts = {unit.index: unit.verdicts for unit in self._units}
+        return [replace(record, validity=_of(verdicts[record.unit_index], record)) for record in self._measurements]
+
+    @property
+    def units(self) -> list[UnitRecord]:
+        """The units that have begun, in order."""
+        return [
+            UnitRecord(
+                unit_index=unit.index,
+                title=unit.title,
+                outcome=unit.outcome,
+                side=unit.side,
+                reason=unit.reason,
+                environment=unit.environment,
+                validity=summed_up(self._verdicts_of(unit)),
+            )
+            for unit in self._units
+        ]
+
+    @property
+    def environment(self) -> dict[str, Any] | None:
+        """The first unit's, which stands for the job: all its units run on the same devices."""
+        return self._units[0].environment if self._units else None
+
+    @property
+    def validity(self) -> dict[str, Any] | None:
+        """What the verdicts of all units add up to."""
+        return summed_up([verdict for unit in self._units for verdict in self._verdicts_of(unit)])
+
+    def _verdicts_of(self, unit: _Unit) -> list[CaseVerdict]:
+        """Each with the number of cases that it is of: the verdict on the other cases is of those measured without."""
+        measured = {record.case_key for record in self._measurements if record.unit_index == unit.index}
+        others = len(measured - unit.verdicts.keys())
+        alone = len(unit.verdicts) == 1
+        return [
+            verdict if key is not None else replace(verdict, cases=max(others, 1) if alone else others)
+            for key, verdict in unit.verdicts.items()
+        ]
 
     def forget_results(self) -> None:
         """Keep nothing but the log."""
-        self.measurements, self.artifacts, self.environment, self.validity = [], [], None, None
+        self.tables, self.artifacts, self._measurements, self._units = [], [], [], []
+
+
+def public_name(name: str, unit_index: int) -> str:
+    """An artifact's name in its job: unit 0 has `trace.json.gz`, unit 1 `trace-unit-1.json.gz`."""
+    stem, dot, suffixes = name.partition(".")
+    return name if unit_index == 0 else f"{stem}-unit-{unit_index}{dot}{suffixes}"
+
+
+def _of(verdicts: Mapping[str | None, CaseVerdict], record: MeasurementRecord) -> str | None:
+    found = verdicts.get(record.case_key) or verdicts.get(None)
+    return None if found is None else found.verdict
+
+
+def _listed(columns: Sequence[Column]) -> str:
+    return ", ".join(f"{column.name} ({column.type}, {column.unit})" for column in columns)

@@ -14,9 +14,19 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from app.errors import DiskFull
 from workers.launch import Process, Report
-from workers.outcome import EXIT_CODES, Abandoned, Cancelled, Failed, GivenBack, Outcome, Succeeded
+from workers.measure.table import TooLarge
+from workers.outcome import (
+    EXIT_CODES,
+    Abandoned,
+    Cancelled,
+    Failed,
+    GivenBack,
+    Outcome,
+    RunnerError,
+    Succeeded,
+    failure_code,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +34,10 @@ FLUSH_S = 0.5
 """How often progress and log lines are written to the queue; seldom, since it costs the measured host CPU time."""
 MAX_MESSAGE_BYTES = 256 << 20
 READ_BYTES = 1 << 20
+WRAPPER_START_S = 300.0
+"""How long a wrapper may take to start its unit, also on a slow disk that has nothing cached."""
+LAST_WORDS_BYTES = 1000
+"""Of a wrapper that failed: how much of its output goes into the job's error."""
 
 
 class StopSignal:
@@ -61,13 +75,21 @@ class UnitRun:
     """Drains one unit's pipes until both end and its keeper is gone."""
 
     def __init__(
-        self, process: Process, listener: Listener, stop: StopSignal, *, timeout: Timeout, grace_s: float
+        self,
+        process: Process,
+        listener: Listener,
+        stop: StopSignal,
+        *,
+        timeout: Timeout,
+        grace_s: float,
+        wrapper: Wrapper | None = None,
     ) -> None:
         self._process = process
         self._listener = listener
         self._stop = stop
         self._timeout = timeout
         self._grace_s = grace_s
+        self._wrapper = wrapper
         self._pending = bytearray()
         self._told: Succeeded | Failed | None = None
         self._failure: Failed | None = None
@@ -84,13 +106,13 @@ class UnitRun:
         with selectors.DefaultSelector() as selector:
             for descriptor, take in {
                 self._process.messages: lambda: self._drain(self._process.messages, self._take_messages),
-                self._process.log: lambda: self._drain(self._process.log, self._listener.output),
+                self._process.log: lambda: self._drain(self._process.log, self._take_output),
                 self._process.control.fileno(): self._process.hear_keeper,
                 self._stop.descriptor: lambda: self._drain(self._stop.descriptor, lambda _data: None),
             }.items():
                 selector.register(descriptor, selectors.EVENT_READ, take)
             while len(selector.get_map()) > 1:
-                until = min(next_flush, self._kill_at, self._timeout.deadline if self._ending is None else next_flush)
+                until = min(next_flush, self._kill_at, self._deadline() if self._ending is None else next_flush)
                 for key, _ in selector.select(max(0.0, until - time.monotonic())):
                     if not key.data():
                         selector.unregister(key.fd)
@@ -112,7 +134,8 @@ class UnitRun:
         now = time.monotonic()
         if self._ending is None:
             timed_out = Failed("timeout", self._timeout.detail) if now >= self._timeout.deadline else None
-            self._ending = self._stop.reason or self._failure or timed_out
+            not_started = self._wrapper.not_started if self._wrapper and now >= self._wrapper.start_by else None
+            self._ending = self._stop.reason or self._failure or timed_out or not_started
             if self._ending is None:
                 return
             self._process.terminate()
@@ -123,6 +146,14 @@ class UnitRun:
         if now >= self._kill_at:
             self._process.kill()
             self._kill_at = float("inf")
+
+    def _deadline(self) -> float:
+        return min(self._timeout.deadline, self._wrapper.start_by if self._wrapper else float("inf"))
+
+    def _take_output(self, data: bytes) -> None:
+        if self._wrapper is not None:
+            self._wrapper.hear(data)
+        self._listener.output(data)
 
     def _take_messages(self, data: bytes) -> None:
         self._pending += data
@@ -141,12 +172,14 @@ class UnitRun:
             # Not json.loads: it lets lone surrogates pass, which no answer of the server can carry.
             message = from_json(line, allow_inf_nan=False)
             logger.debug("%s: %s", threading.current_thread().name, message["type"])
+            if self._wrapper is not None:
+                self._wrapper.started = True
             if message["type"] == "outcome":
                 self._told = _told(message["code"], message["detail"])
             else:
                 self._listener.message(message)
-        except DiskFull as error:
-            self._fail("storage_full", f"an artifact could not be stored: {error.detail}")
+        except (RunnerError, TooLarge) as error:
+            self._fail(failure_code(error), str(error))
         except (ValueError, KeyError, TypeError, OSError) as error:
             self._fail("failed", f"the job's process sent a message that makes no sense: {error!r}")
 
@@ -158,9 +191,57 @@ class UnitRun:
             return self._stop.reason
         if self._failure is not None:
             return self._failure
+        if self._wrapper is not None and not isinstance(self._told, Failed):
+            return self._ending or self._wrapper.failure(report, unit_succeeded=self._told is not None) or Succeeded()
         if isinstance(self._told, Succeeded):
             return self._told  # also when it beat its timeout to the end
         return self._ending or self._told or _crash(report)
+
+
+class Wrapper:
+    """The command that a unit runs under: whether it does what it is for."""
+
+    def __init__(self, command: str) -> None:
+        self._command = command
+        self._start_by = time.monotonic() + WRAPPER_START_S
+        self._last_words = bytearray()
+        self.started = False
+        """Whether the unit has said anything."""
+
+    @property
+    def start_by(self) -> float:
+        """When the unit must have been started, on the monotonic clock."""
+        return float("inf") if self.started else self._start_by
+
+    @property
+    def not_started(self) -> Failed:
+        """What it is when the unit was not started in time."""
+        return self._fail(f"did not start the unit within {WRAPPER_START_S:g} s")
+
+    def hear(self, output: bytes) -> None:
+        """Take the next bytes of output."""
+        self._last_words += output
+        del self._last_words[:-LAST_WORDS_BYTES]
+
+    def failure(self, report: Report, *, unit_succeeded: bool) -> Failed | None:
+        """What went wrong, if the command has ended by itself and its unit has not failed; None: nothing."""
+        how = f"ended with exit code {report.exit_code}"
+        if report.signal is not None:
+            how = f"was killed by {signal.Signals(report.signal).name}"
+        elif report.exit_code is None:
+            how = "was killed together with its keeper"
+        if unit_succeeded:
+            done = report.exit_code == 0
+            return None if done else self._fail(f"{how}, although the unit had succeeded")
+        if not self.started:
+            return self._fail(f"{how} and never started the unit")
+        detail = f"the unit's process died before its work was done; {self._command!r}, under which it ran, {how}"
+        return Failed("crashed", detail, {"signal": None, "exit_code": report.exit_code})
+
+    def _fail(self, what: str) -> Failed:
+        words = self._last_words.decode(errors="replace").replace("\0", "").strip()
+        said = f"; its last words: {words}" if words else ", and said nothing"
+        return Failed("invalid_environment", f"{self._command!r}, under which the unit is to run, {what}{said}")
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ from typing import Annotated, Any, Generic, TypeVar
 
 from fastapi import Request
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints, ValidationError
-from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 
-from app.api.pointers import Location, field_errors, pointer
+from app.api.pointers import field_errors, pointer, shown
 from app.errors import BodyTooLarge, FieldError, InvalidRequest
-from app.specs import JobSpec
-from app.specs._base import StrictModel
+from app.specs import JobSpec, SpecBase
+from app.specs._base import Location, StrictModel
+from app.store.records import NewJob
 
 # How much of an oversized body is read and thrown away, so that a client that is still sending sees the answer.
 DRAINED_BYTES = 16 << 20
@@ -51,6 +51,18 @@ class JobOptions(StrictModel):
     max_attempts: int = Field(default=2, ge=1, le=100)
     """How often the job may be started; it starts again only when its worker was lost."""
 
+    def new_job(self, spec: SpecBase, point: dict[str, int] | None = None) -> NewJob:
+        """A job with these options; `point` is its place in a sweep's grid."""
+        return NewJob(
+            spec=spec,
+            name=self.name,
+            labels=self.labels,
+            priority=self.priority,
+            timeout_s=self.timeout_s,
+            max_attempts=self.max_attempts,
+            point=point,
+        )
+
 
 class JobBody(JobOptions):
     """The body of `POST /jobs`."""
@@ -80,13 +92,7 @@ def json_body(model: type[Model], *, union_at: Location | None = None) -> Callab
 
     async def read(request: Request) -> Body[Model]:
         raw = await read_limited(request, request.app.state.services.settings.max_body_bytes)
-        sent = parse(raw)
-        try:
-            # From the JSON text, not from `sent`: strict validation knows then that an array may be a tuple.
-            return Body(model.model_validate_json(raw), sent)
-        except ValidationError as error:
-            errors = field_errors(error.errors(include_url=False), sent, model, union_at=union_at)
-            raise InvalidRequest(summary(errors), errors=errors) from None
+        return parse(raw, model, union_at=union_at)
 
     return read
 
@@ -122,18 +128,43 @@ async def read_limited(request: Request, limit: int) -> bytes:
     return b"".join(chunks)
 
 
-def parse(raw: bytes) -> Any:
-    """JSON to Python. NaN, lone surrogates, NUL, repeated keys and endless numbers are refused; so is deep nesting."""
+def parse(raw: bytes, model: type[Model], *, union_at: Location | None = None) -> Body[Model]:
+    """The body as `model`.
+
+    Raises InvalidRequest for what is not JSON (NaN, lone surrogates, endless numbers and deep nesting included), for
+    NUL characters and for a key that stands in its object twice, and, with pointers, for what the model refuses.
+    """
+    # From the text, because strict validation takes JSON's values more kindly than Python's: an array may be a tuple.
     try:
-        value = from_json(raw, allow_inf_nan=False)
-    except ValueError as error:
-        detail = f"This is not JSON: {error}"
-        raise InvalidRequest(detail, errors=(FieldError("", detail),)) from None
-    if rb"\u0000" in raw and (found := _find(value, _has_nul)) is not None:
+        valid, invalid = model.model_validate_json(raw), None
+    except ValidationError as error:
+        valid, invalid = None, error.errors(include_url=False)
+        if invalid[0]["type"] == "json_invalid":
+            raise _not_json(str(invalid[0]["ctx"]["error"])) from None
+    sent = json.loads(raw, object_pairs_hook=_without_repeats, parse_constant=_no_constant)
+    if rb"\u0000" in raw and (found := _find_nul(sent)) is not None:
         raise _wrong_at(found, "Text must not contain NUL characters: no database keeps them all")
-    if (found := _repeated_key(raw)) is not None:
-        raise _wrong_at(found, "This key stands in its object twice: leave one of them out")
-    return value
+    if valid is None:
+        errors = field_errors(invalid or [], sent, model, union_at=union_at)
+        raise InvalidRequest(summary(errors), errors=errors)
+    return Body(valid, sent)
+
+
+def _without_repeats(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object, unless it has a key twice: parsers differ in which of the two counts."""
+    built = dict(items)
+    if len(built) < len(items):
+        key = Counter(key for key, _ in items).most_common(1)[0][0]
+        raise _wrong_at((), f"The key {shown(key)} stands in one object twice: leave one of them out")
+    return built
+
+
+def _no_constant(name: str) -> Any:
+    raise _not_json(f"{name} is no number there")
+
+
+def _not_json(why: str) -> InvalidRequest:
+    return _wrong_at((), f"This is not JSON: {why}")
 
 
 def _wrong_at(location: Location, detail: str) -> InvalidRequest:
@@ -141,30 +172,11 @@ def _wrong_at(location: Location, detail: str) -> InvalidRequest:
     return InvalidRequest(summary((field,)), errors=(field,))
 
 
-def _repeated_key(raw: bytes) -> Location | None:
-    """Where a key stands that its object has already; parsers differ in which of the two counts."""
-    repeated: list[tuple[dict[str, Any], str]] = []
-
-    def build(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        built = dict(items)
-        if len(built) < len(items):
-            repeated.append((built, Counter(key for key, _ in items).most_common(1)[0][0]))
-        return built
-
-    value = json.loads(raw, object_pairs_hook=build, parse_int=len, parse_float=len)
-    if not repeated:
-        return None
-    inside, key = repeated[-1]  # the last one built is in no other
-    return (*(_find(value, lambda part: part is inside) or ()), key)
-
-
-def _has_nul(value: Any) -> bool:
-    return (isinstance(value, str) and "\0" in value) or (isinstance(value, dict) and any("\0" in key for key in value))
-
-
-def _find(value: Any, wanted: Callable[[Any], bool], location: Location = ()) -> Location | None:
-    """Where the first value lies, in `value` or it itself, that is wanted."""
-    if wanted(value):
+def _find_nul(value: Any, location: Location = ()) -> Location | None:
+    """Where the first text with a NUL character is: itself, or the object with such a key."""
+    if isinstance(value, str):
+        return location if "\0" in value else None
+    if isinstance(value, dict) and any("\0" in key for key in value):
         return location
     items: Any = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return next((found for key, item in items if (found := _find(item, wanted, (*location, key))) is not None), None)
+    return next((found for key, item in items if (found := _find_nul(item, (*location, key))) is not None), None)

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from app.errors import FlopwatchError
 from app.store.engine import ChangeWatch, Database
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
 
@@ -85,7 +85,7 @@ class Changes:
                 self._watch = self._database.watch()
             return self._watch.changed()
         except FlopwatchError:
-            log.exception("cannot see whether the database changed; waking everybody to be safe")
+            logger.exception("cannot see whether the database changed; waking everybody to be safe")
             return True
 
     def _wake(self) -> None:

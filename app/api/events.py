@@ -10,10 +10,11 @@ from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic_core import to_json
 
-from app.api.parameters import FINISHED, Cursor, JobId, Json, Limit, StrictQuery
+from app.api.parameters import Cursor, JobId, Json, Limit, StrictQuery
 from app.api.schemas import Event, Page
 from app.api.services import CurrentServices, Services
 from app.errors import NotFound
+from app.states import FINISHED_STATES
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -83,7 +84,7 @@ async def stream(services: Services, job_id: int, after: int) -> AsyncIterator[b
 def _look(services: Services, job_id: int, after: int) -> tuple[bool, list[dict[str, Any]]]:
     # The state first: once a job is finished, its events are complete.
     job, _version = services.reading.job(job_id)
-    return job["state"] in FINISHED, services.reading.events(job_id, after, BATCH)
+    return job["state"] in FINISHED_STATES, services.reading.events(job_id, after, BATCH)
 
 
 def frame(event: dict[str, Any]) -> bytes:

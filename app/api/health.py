@@ -10,11 +10,9 @@ from fastapi.responses import PlainTextResponse, Response
 
 from app.api.parameters import NO_QUERY, Json
 from app.api.services import CurrentServices
+from app.states import JOB_STATES, WORKER_STATES
 
 router = APIRouter(tags=["health"])
-
-JOB_STATES = ("queued", "running", "succeeded", "failed", "cancelled")
-WORKER_STATES = ("active", "draining", "stopped", "lost")
 
 
 @router.get("/healthz", dependencies=[NO_QUERY], summary="Is the process alive?")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Annotated, Any
+from zlib import crc32
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Query, Request
@@ -13,13 +14,11 @@ from pydantic import Field
 from app.api.bodies import Body, JobBody, json_body, request_body
 from app.api.names import check_names, known_names
 from app.api.parameters import (
-    FINISHED,
-    MAX_ID,
     NO_QUERY,
     Cursor,
     ETag,
+    Id,
     JobId,
-    JobState,
     Json,
     Label,
     Limit,
@@ -30,7 +29,8 @@ from app.api.parameters import (
 )
 from app.api.schemas import Job, Page
 from app.api.services import CurrentServices, Services
-from app.store.queue import NewJob, Submitted
+from app.states import FINISHED_STATES, JobState
+from app.store.records import Submitted
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -44,7 +44,7 @@ class JobsQuery(StrictQuery):
     kind: Text | None = None
     label: list[Label] = Field(default=[])
     """key:value; repeat it for several."""
-    sweep: Annotated[int, Field(ge=1, le=MAX_ID)] | None = None
+    sweep: Id | None = None
     limit: Limit = 50
     after: Cursor | None = None
     """`next` of the page before."""
@@ -69,15 +69,7 @@ async def submit(
         if first := services.queue.first_answer(key):
             return first
         check_names(spec, known_names(services), "/spec")
-        new = NewJob(
-            spec=spec,
-            name=options.name,
-            labels=options.labels,
-            priority=options.priority,
-            timeout_s=options.timeout_s,
-            max_attempts=options.max_attempts,
-        )
-        return services.queue.submit(new, key)
+        return services.queue.submit(options.new_job(spec), key)
 
     submitted = await run_sync(store)
     job = submitted.response
@@ -98,7 +90,7 @@ async def finished_job(services: Services, job_id: int, timeout_s: float) -> dic
         generation = services.changes.generation
         job, _version = await run_sync(services.reading.job, job_id)
         left_s = deadline - asyncio.get_running_loop().time()
-        if job["state"] in FINISHED or left_s <= 0 or services.changes.stopping:
+        if job["state"] in FINISHED_STATES or left_s <= 0 or services.changes.stopping:
             return job
         await services.changes.after(generation, left_s)
 
@@ -119,7 +111,9 @@ def list_jobs(services: CurrentServices, query: Annotated[JobsQuery, Query()]) -
 @router.get("/{job_id}", responses={200: {"model": Job}, 304: {}}, dependencies=[NO_QUERY], summary="Show a job")
 def show(request: Request, services: CurrentServices, job_id: JobId) -> Response:
     job, version = services.reading.job(job_id)
-    tag = ETag(f"{job_id}-{version}", weak=True)
+    # What it waits for changes with the workers, not with the job.
+    waiting = f"-{crc32(job['waiting'].encode()):08x}" if job["waiting"] else ""
+    tag = ETag(f"{job_id}-{version}{waiting}", weak=True)
     if tag.is_known_to(request):
         return Response(status_code=304, headers={"ETag": str(tag)})
     return Json(job, headers={"ETag": str(tag)})

@@ -7,18 +7,16 @@ worker that claims the job decides.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from app.api.pointers import pointer, shown
 from app.api.services import Services
 from app.errors import FieldError, InvalidRequest
 from app.specs import SpecBase
-
-Location = tuple[int | str, ...]
+from app.specs._base import Location, names_in
 
 
 class Known:
-    """What the registered workers have, as names per family; false when no worker has registered."""
+    """What the workers that ever registered have, as names per family; false when none has."""
 
     def __init__(self, names: dict[str, set[str]]) -> None:
         self.kinds = frozenset(names["kinds"])
@@ -47,30 +45,22 @@ def check_names(spec: SpecBase, known: Known, at: str) -> None:
 
 
 def unknown_names(spec: SpecBase, known: Known) -> Iterator[tuple[Location, str]]:
-    """Where in `spec` a name stands that no worker has, and what to choose instead."""
+    """Where in `spec` a kind or name stands that no worker has, and what to choose instead."""
     if not known:
         return
-    if spec.kind not in known.kinds:
-        yield ("kind",), f"No worker runs {shown(spec.kind)}; they run: {', '.join(sorted(known.kinds))}"
-    for requirement in sorted(spec.requirements() - known.capabilities):
-        family, _, name = requirement.partition(":")
-        choices = ", ".join(known.family(family)) or "none at all"
-        detail = f"No worker has the {family} {shown(name)}; they have: {choices}"
-        yield field_of(spec, family, name), detail
+    for where, kind in _kinds_in(spec):
+        if kind not in known.kinds:
+            yield where, f"No worker runs {shown(kind)}; they run: {', '.join(sorted(known.kinds))}"
+    for where, family, name in names_in(spec):
+        if f"{family}:{name}" not in known.capabilities:
+            choices = ", ".join(known.family(family)) or "none at all"
+            yield where, f"No worker has the {family} {shown(name)}; they have: {choices}"
 
 
-def field_of(spec: SpecBase, family: str, name: str) -> Location:
-    """The field of `spec` that asks for `name` of `family`: one called after the family, else any with that value."""
-    places = [where for where, value in _leaves(spec.model_dump(mode="json"), ()) if value == name]
-    return next((where for where in places if family in where), places[0] if places else ())
-
-
-def _leaves(value: Any, location: Location) -> Iterator[tuple[Location, Any]]:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _leaves(item, (*location, key))
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _leaves(item, (*location, index))
-    else:
-        yield location, value
+def _kinds_in(spec: SpecBase, at: Location = ()) -> Iterator[tuple[Location, str]]:
+    """Where kinds stand: of the spec, and of the specs that it holds."""
+    yield (*at, "kind"), spec.kind
+    for field in type(spec).model_fields:
+        value = getattr(spec, field)
+        if isinstance(value, SpecBase):
+            yield from _kinds_in(value, (*at, field))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from fastapi import Depends, Path, Request
 from fastapi.responses import Response
@@ -13,14 +13,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError, to_json
 
 from app.errors import FieldError, InvalidRequest, NotFound
-from app.store.queue import Idempotency
+from app.store.public import MAX_ID
+from app.store.records import Idempotency
 
-MAX_ID = 2**63 - 1
 MAX_WAIT_S = 60
 MAX_KEY_LENGTH = 255
-
-JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
-FINISHED: frozenset[str] = frozenset({"succeeded", "failed", "cancelled"})
 
 
 class Json(Response):
@@ -49,6 +46,9 @@ async def _sweep_id(sweep_id: Annotated[str, Path(description="The sweep's id.")
 
 JobId = Annotated[int, Depends(_job_id)]
 SweepId = Annotated[int, Depends(_sweep_id)]
+"""Of a path; one that cannot be an id is not found."""
+Id = Annotated[int, Field(ge=1, le=MAX_ID)]
+"""Of a query."""
 
 
 class StrictQuery(BaseModel):

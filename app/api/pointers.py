@@ -13,8 +13,7 @@ from pydantic_core import ErrorDetails
 
 from app.errors import FieldError
 from app.specs import KINDS
-
-Location = tuple[int | str, ...]
+from app.specs._base import Location
 
 MAX_ERRORS = 50
 SHOWN_VALUE_CHARACTERS = 60
@@ -86,10 +85,13 @@ def describe(error: ErrorDetails, model: type[BaseModel]) -> str:
 
 
 def _describe_kind(error: ErrorDetails) -> str:
-    known = ", ".join(sorted(KINDS))
+    # A spec inside another one is of a kind that holds none.
+    inside = any(KINDS[part].holds_specs for part in error["loc"] if isinstance(part, str) and part in KINDS)
+    known = ", ".join(sorted(kind for kind, spec in KINDS.items() if not (inside and spec.holds_specs)))
     if error["type"] == "union_tag_not_found":
         return f"kind is missing; known kinds: {known}"
-    return f"Unknown kind {shown(error['ctx']['tag'])}; known kinds: {known}"
+    what = "Unknown kind" if error["ctx"]["tag"] not in KINDS else "A spec inside another one cannot be of kind"
+    return f"{what} {shown(error['ctx']['tag'])}; known kinds{' here' if inside else ''}: {known}"
 
 
 def _describe_unknown(name: str, known: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""/jobs/{id}/…: what a job left behind: log, measurements, artifacts, attempts."""
+"""/jobs/{id}/…: what a job left behind: log, measurements, tables, units, artifacts, attempts."""
 
 from __future__ import annotations
 
@@ -9,15 +9,41 @@ from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import FileResponse, PlainTextResponse, Response
 from pydantic import Field
 
-from app.api.parameters import NO_QUERY, ETag, JobId, Json, StrictQuery
-from app.api.schemas import Artifact, Attempt, Measurements, Page
+from app.api.parameters import NO_QUERY, Cursor, ETag, JobId, Json, StrictQuery, Text
+from app.api.schemas import Artifact, Attempt, Measurements, Page, ReportedTable, Unit
 from app.api.services import CurrentServices
+from app.api.tables import written
+from app.layout import Format
+from app.store import results
+from app.store.reading import MAX_MEASUREMENTS
 
 router = APIRouter(prefix="/jobs/{job_id}", tags=["results"])
 
 
+MAX_UNIT = 2**31 - 1
+MAX_ROWS = 10_000
+"""Of a page of a job's own table, in JSON."""
+
+
 class MeasurementsQuery(StrictQuery):
+    """Which page, and whether with samples."""
+
     samples: Annotated[bool, Field(description="Add the raw samples of every row.")] = False
+    limit: Annotated[int, Field(ge=1, le=MAX_MEASUREMENTS)] = MAX_MEASUREMENTS
+    after: Cursor | None = None
+
+
+class ReportedTableQuery(StrictQuery):
+    """Which rows of a table that units reported, in which order, and how to write them."""
+
+    format: Format = "json"
+    sort: Text | None = None
+    """A column to sort by, `-column` from its greatest value to its least; what is unknown comes last."""
+    limit: Annotated[int, Field(ge=1, le=MAX_ROWS)] | None = None
+    """At most so many rows; by default 10 000 in JSON, and all in the other formats."""
+    after: Cursor | None = None
+    unit: Annotated[int, Field(ge=0, le=MAX_UNIT)] | None = None
+    """The index of a unit; by default the rows of all units."""
 
 
 @router.get("/logs", dependencies=[NO_QUERY], response_class=PlainTextResponse, summary="A job's output")
@@ -28,8 +54,41 @@ def logs(services: CurrentServices, job_id: JobId) -> Response:
 
 @router.get("/measurements", responses={200: {"model": Measurements}}, summary="A job's measurements")
 def measurements(services: CurrentServices, job_id: JobId, query: Annotated[MeasurementsQuery, Query()]) -> Response:
-    """One row is one metric of one case."""
-    return Json(services.reading.measurements(job_id, samples=query.samples))
+    """One row is one metric of one case, in one unit; the columns are those of this page's rows."""
+    found = services.reading.measurements(job_id, samples=query.samples, limit=query.limit, after=query.after)
+    return Json(found)
+
+
+@router.get("/units", responses={200: {"model": Page[Unit]}}, dependencies=[NO_QUERY], summary="A job's units")
+def units(services: CurrentServices, job_id: JobId) -> Response:
+    """The parts of the job that fresh processes measured one after the other, in the last attempt that ended."""
+    return Json({"data": services.reading.units(job_id), "next": None})
+
+
+@router.get(
+    "/tables", responses={200: {"model": Page[ReportedTable]}}, dependencies=[NO_QUERY], summary="A job's own tables"
+)
+def tables(services: CurrentServices, job_id: JobId) -> Response:
+    """The tables that the job's units reported, beside its measurements."""
+    return Json({"data": results.list_tables(services.database, job_id), "next": None})
+
+
+@router.get("/tables/{name:path}", responses={200: {"model": Measurements}}, summary="One of a job's own tables")
+def reported_table(
+    services: CurrentServices, job_id: JobId, name: str, query: Annotated[ReportedTableQuery, Query()]
+) -> Response:
+    """The rows of all units, with a column `unit_index`; `next` is in JSON only."""
+    limit = MAX_ROWS if query.limit is None and query.format == "json" else query.limit
+    sheet = results.result_table(
+        services.database,
+        job_id,
+        name,
+        unit=query.unit,
+        sort=query.sort,
+        limit=limit,
+        after=int(query.after or 0),
+    )
+    return written(sheet, query.format)
 
 
 @router.get("/attempts", responses={200: {"model": Page[Attempt]}}, dependencies=[NO_QUERY], summary="A job's attempts")

@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 
 from typing_extensions import TypedDict
 
-from app.api.parameters import JobState
+from app.states import JobState
 
 
 class Progress(TypedDict):
@@ -22,6 +22,7 @@ class Job(TypedDict):
     labels: dict[str, str]
     state: JobState
     spec: dict[str, Any]
+    summary: dict[str, Any]
     priority: int
     attempt: int
     max_attempts: int
@@ -34,6 +35,7 @@ class Job(TypedDict):
     started_at: str | None
     finished_at: str | None
     cancel_requested_at: str | None
+    waiting: str | None
     environment: dict[str, Any] | None
     validity: dict[str, Any] | None
     links: dict[str, str]
@@ -75,6 +77,33 @@ class Column(TypedDict):
 class Measurements(TypedDict):
     columns: list[Column]
     rows: list[dict[str, Any]]
+    next: str | None
+
+
+class ReportedTable(TypedDict):
+    name: str
+    columns: list[Column]
+    rows: int
+    units: list[int]
+    partial: bool
+    url: str
+
+
+class FileOfUnit(TypedDict):
+    name: str
+    url: str
+
+
+class Unit(TypedDict):
+    unit_index: int
+    title: str
+    side: str | None
+    outcome: str
+    reason: str | None
+    partial: bool
+    environment: dict[str, Any] | None
+    validity: dict[str, Any] | None
+    artifacts: list[FileOfUnit]
 
 
 class Sweep(TypedDict):
@@ -84,6 +113,7 @@ class Sweep(TypedDict):
     base: dict[str, Any]
     grid: dict[str, list[Any]]
     exclude: list[dict[str, Any]]
+    options: dict[str, Any]
     created_at: str
     counts: dict[str, int]
     links: dict[str, str]

@@ -20,8 +20,9 @@ from app.store.engine import Database, open_database
 from app.store.lease import Watcher
 from app.store.queue import Queue
 from app.store.reading import Reading
+from app.store.registration import Registration
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 CHECKPOINT_S = 60.0
 MAX_LEASE_POLL_S = 5.0
@@ -36,6 +37,7 @@ class Services:
     settings: Settings
     database: Database
     queue: Queue
+    registration: Registration
     reading: Reading
     files: ArtifactFiles
     changes: Changes
@@ -49,11 +51,12 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
         settings=settings,
         database=database,
         queue=Queue(database),
+        registration=Registration(database),
         reading=Reading(database),
         files=ArtifactFiles(settings.artifacts_dir),
         changes=Changes(database),
     )
-    watcher = Watcher(services.queue, settings.lease_s)
+    watcher = Watcher(services.queue, services.registration, settings.lease_s)
     upkeep = [
         asyncio.create_task(_every(min(settings.lease_s / 4, MAX_LEASE_POLL_S), watcher.poll)),
         asyncio.create_task(_every(CHECKPOINT_S, database.checkpoint, first_after_s=CHECKPOINT_S)),
@@ -81,7 +84,7 @@ async def _once(work: Callable[[], Any]) -> None:
     try:
         await run_sync(work)
     except (FlopwatchError, OSError):
-        log.exception("upkeep of the store failed; it will be tried again")
+        logger.exception("upkeep of the store failed; it will be tried again")
 
 
 async def current(request: Request) -> Services:

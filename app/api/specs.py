@@ -7,10 +7,11 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from app.api.names import Known, field_of, known_names
+from app.api.names import Known, known_names
 from app.api.parameters import NO_QUERY, Json
 from app.api.services import CurrentServices
 from app.specs import KINDS, SpecBase
+from app.specs._base import NAMED
 
 router = APIRouter(prefix="/specs", tags=["specs"])
 
@@ -27,7 +28,7 @@ def describe(kind: str, spec: type[SpecBase], known: Known) -> dict[str, Any]:
     return {
         "kind": kind,
         "description": (spec.__doc__ or "").strip(),
-        "schema": schema_with_names(spec, known),
+        "schema": with_names(spec.model_json_schema(), known),
         "presets": spec.presets,
         "example": spec.example().model_dump(mode="json"),
         "table": {"rows": list(spec.table_rows), "columns": list(spec.table_columns)},
@@ -35,24 +36,12 @@ def describe(kind: str, spec: type[SpecBase], known: Known) -> dict[str, Any]:
     }
 
 
-def schema_with_names(spec: type[SpecBase], known: Known) -> dict[str, Any]:
-    """The spec's JSON Schema; a field that takes a worker's name lists the names that registered workers have."""
-    schema = spec.model_json_schema()
-    example = spec.example()
-    for requirement in example.requirements() if known else ():
-        family, _, name = requirement.partition(":")
-        place = _schema_at(schema, field_of(example, family, name))
-        if place is not None:
-            place["enum"] = known.family(family)
-    return schema
-
-
-def _schema_at(schema: dict[str, Any], location: tuple[int | str, ...]) -> dict[str, Any] | None:
-    place: Any = schema
-    for part in location:
-        if "$ref" in place:
-            place = schema["$defs"][place["$ref"].rpartition("/")[2]]
-        place = place.get("items") if isinstance(part, int) else place.get("properties", {}).get(part)
-        if place is None:
-            return None
-    return place if isinstance(place, dict) else None
+def with_names(schema: Any, known: Known) -> Any:
+    """A JSON Schema in which every field that takes workers' names lists those that registered workers have."""
+    if isinstance(schema, list):
+        return [with_names(part, known) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    named = {key: with_names(part, known) for key, part in schema.items()}
+    names = known.family(schema[NAMED]) if isinstance(schema.get(NAMED), str) else []
+    return {**named, "enum": names} if names else named

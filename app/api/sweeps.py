@@ -14,13 +14,14 @@ from pydantic_core import to_json
 from app.api.bodies import Body, JobOptions, json_body, request_body, summary
 from app.api.names import known_names, unknown_names
 from app.api.parameters import NO_QUERY, Cursor, Json, Limit, StrictQuery, SweepId, idempotency
-from app.api.pointers import MAX_ERRORS, Location, describe, pointer, sent_location
+from app.api.pointers import MAX_ERRORS, describe, pointer, sent_location
 from app.api.schemas import Page, Sweep
 from app.api.services import CurrentServices, Services
-from app.errors import Conflict, FieldError, InvalidRequest
+from app.errors import FieldError, InvalidRequest
 from app.specs import SpecBase, spec_adapter
+from app.specs._base import Location
 from app.specs._sweep import Point, expand
-from app.store.queue import NewJob, Submitted
+from app.store.records import Submitted
 
 router = APIRouter(prefix="/sweeps", tags=["sweeps"])
 
@@ -66,17 +67,9 @@ async def submit(
     def store() -> Submitted:
         if first := services.queue.first_answer(key):
             return first
-        jobs = [
-            NewJob(
-                spec=spec,
-                name=options.name,
-                labels=options.labels,
-                priority=options.priority,
-                timeout_s=options.timeout_s,
-                max_attempts=options.max_attempts,
-            )
-            for spec in valid_specs(services, expand(options.base, options.grid, options.exclude))
-        ]
+        points = expand(options.base, options.grid, options.exclude)
+        specs = valid_specs(services, points)
+        jobs = [options.new_job(spec, point.choice) for spec, point in zip(specs, points, strict=True)]
         return services.queue.submit_sweep(
             options.name, options.labels, options.base, options.grid, options.exclude, jobs, key
         )
@@ -141,16 +134,19 @@ def show(services: CurrentServices, sweep_id: SweepId) -> Response:
 )
 def cancel(services: CurrentServices, sweep_id: SweepId) -> Response:
     """Cancels the jobs that are not finished; the others keep their results."""
-    services.reading.sweep(sweep_id)
-    for state in ("queued", "running"):
-        after = None
-        while True:
-            jobs, after = services.reading.jobs(state=state, sweep=sweep_id, limit=500, after=after)
-            for job in jobs:
-                try:
-                    services.queue.cancel(job["id"])
-                except Conflict:  # it finished meanwhile
-                    continue
-            if after is None:
-                break
-    return Json(services.reading.sweep(sweep_id), status_code=202)
+    return Json(services.queue.cancel_sweep(sweep_id), status_code=202)
+
+
+@router.post(
+    "/{sweep_id}/resume",
+    status_code=202,
+    responses={202: {"model": Sweep}},
+    dependencies=[NO_QUERY],
+    summary="Run again what has no result",
+)
+def resume(services: CurrentServices, sweep_id: SweepId) -> Response:
+    """A new job for each point whose latest one failed or was cancelled; 409 when there is none.
+
+    `counts` and tables take the latest job of each point.
+    """
+    return Json(services.queue.resume_sweep(sweep_id), status_code=202)

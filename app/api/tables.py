@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
 from pydantic import Field
 
-from app.api.parameters import MAX_ID, StrictQuery, Text
+from app.api.parameters import Id, Label, StrictQuery, Text
 from app.api.services import CurrentServices
+from app.layout import Format, Statistic
+from app.store import results
 
 router = APIRouter(prefix="/tables", tags=["results"])
-
-Format = Literal["json", "csv", "markdown", "latex", "html"]
 
 MEDIA_TYPES: dict[Format, str] = {
     "json": "application/json",
@@ -44,34 +44,44 @@ class TableQuery(StrictQuery):
     """Which jobs, and how to lay their measurements out."""
 
     kind: Text | None = None
-    sweep: Annotated[int, Field(ge=1, le=MAX_ID)] | None = None
-    job: list[Annotated[int, Field(ge=1, le=MAX_ID)]] = Field(default=[], max_length=1000)
+    sweep: Id | None = None
+    job: list[Id] = Field(default=[], max_length=1000)
     """A job's id; repeat it for several."""
+    label: list[Label] = Field(default=[], max_length=20)
+    """`key:value`; repeat it for jobs that have several labels."""
     rows: list[Text] = Field(default=[], max_length=100)
     """Coordinates that make the rows, repeated or separated by commas; by default the kind's own."""
     columns: list[Text] = Field(default=[], max_length=100)
-    """Metrics that make the columns, repeated or separated by commas; by default the kind's own."""
+    """Metrics that make the columns, named as their columns and repeated or separated by commas; `all` for every one;
+    by default the kind's own."""
+    statistic: Statistic = "mean"
+    """Of each case's samples; of the processes' own statistics where several measured it."""
     format: Format = "json"
 
 
 @router.get("", summary="A table of measurements")
 def table(services: CurrentServices, query: Annotated[TableQuery, Query()]) -> Response:
-    """One row per case, one column per metric."""
-    # pandas takes half a second to import, which the server's start should not.
-    from app.store import results
-
-    frame = results.table(
+    """One row per case, one column per metric; in JSON `missing` tells why cells have no numbers."""
+    labels: Any = query.label  # the validator has made pairs of them
+    sheet = results.table(
         services.database,
         kind=query.kind,
         sweep=query.sweep,
         jobs=query.job,
+        labels=labels,
         rows=_split(query.rows),
         columns=_split(query.columns),
+        statistic=query.statistic,
     )
-    text = results.render(frame, query.format)
-    if query.format == "html":
+    return written(sheet, query.format)
+
+
+def written(sheet: results.Sheet, format_: Format) -> Response:
+    """A table of results in one of the formats; HTML as a whole page."""
+    text = results.render(sheet, format_)
+    if format_ == "html":
         text = HTML_PAGE.format(table=text)
-    return Response(text, media_type=MEDIA_TYPES[query.format])
+    return Response(text, media_type=MEDIA_TYPES[format_])
 
 
 def _split(names: list[str]) -> list[str] | None:

@@ -57,16 +57,21 @@ def set_nested(target: dict[str, Any], key: str, value: Any, *, once: bool = Fal
 
 
 def list_fields(schema: Mapping[str, Any]) -> frozenset[str]:
-    """Dotted paths of the fields that are lists, from a spec's JSON Schema."""
+    """Dotted paths of the fields that are lists, from a spec's JSON Schema.
+
+    A field may be of several types, a list or null for instance, or hold a spec of any of several kinds.
+    """
     definitions = schema.get("$defs", {})
 
-    def walk(place: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    def walk(place: Mapping[str, Any], path: str) -> Iterator[str]:
+        if "$ref" in place:
+            yield from walk(definitions[place["$ref"].rpartition("/")[2]], path)
+        for variant in (*place.get("anyOf", ()), *place.get("oneOf", ())):
+            yield from walk(variant, path)
         for name, field in place.get("properties", {}).items():
-            inner = definitions.get(field.get("$ref", "").rpartition("/")[2])
-            if inner is not None:
-                yield from walk(inner, f"{prefix}{name}.")
-            elif field.get("type") == "array":
-                yield prefix + name
+            yield from walk(field, f"{path}.{name}" if path else name)
+        if place.get("type") == "array":
+            yield path
 
     return frozenset(walk(schema, ""))
 

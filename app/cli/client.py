@@ -20,7 +20,6 @@ TIMEOUT_S = httpx.Timeout(30.0, read=120.0)
 STREAM_TIMEOUT_S = httpx.Timeout(30.0, read=60.0)
 RECONNECT_S = 1.0
 MAX_RECONNECTS = 30
-FINISHED = frozenset({"succeeded", "failed", "cancelled"})
 
 
 class CliError(Exception):

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import inspect
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, TypeVar
 
@@ -21,6 +22,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 POLL_S = 0.5
+MAX_LOOKED_AT = 500
+"""Jobs of a sweep that are asked why they wait; the others mostly wait for the same."""
 
 JobId = Annotated[int, typer.Argument(metavar="ID", help="The job's id.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the server's answer.")]
@@ -84,6 +87,8 @@ def submit(
     job = server.send("POST", "/jobs", body=body, headers=_idempotency(idempotency_key)).json()
     if not as_json:
         typer.echo(f"job {job['id']} {job['state']}: {server.url}{job['links']['ui']}", err=wait)
+    if job["waiting"] is not None:
+        typer.echo(f"job {job['id']} waits: {job['waiting']}", err=True)
     if wait:
         with _going_on_when_interrupted(f"job {job['id']} goes on; `flopwatch cancel {job['id']}` ends it"):
             _follow(server, job["id"])
@@ -133,6 +138,7 @@ def sweep(
     total = sum(made["counts"].values())
     if not as_json:
         typer.echo(f"sweep {made['id']} with {total} jobs: {server.url}/ui/sweeps/{made['id']}", err=wait)
+    _say_what_waits(server, made["id"])
     if wait:
         with _going_on_when_interrupted(f"sweep {made['id']} goes on"):
             made = _follow_sweep(server, made["id"], total)
@@ -233,6 +239,14 @@ def _described(server: Client, kind: str, preset: str | None) -> tuple[dict[str,
         known = f"its presets: {', '.join(presets)}" if presets else "it has none"
         raise CliError(f"Kind {kind} has no preset {preset!r}; {known}.")
     return presets.get(preset, {}), arguments.list_fields(specs[kind]["schema"])
+
+
+def _say_what_waits(server: Client, sweep_id: int) -> None:
+    """Why jobs of a sweep cannot start, each reason once."""
+    queued = server.pages("/jobs", MAX_LOOKED_AT, state="queued", sweep=sweep_id)
+    for reason, count in Counter(job["waiting"] for job in queued if job["waiting"] is not None).items():
+        many = f"{count} jobs wait" if count > 1 else "1 job waits"
+        typer.echo(f"{many}: {reason}", err=True)
 
 
 def _options(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -11,9 +12,12 @@ from typing import Any
 import typer
 
 from app.cli.client import Client, problem_text
-from app.layout import doubts, missing, number, varying_coordinates
+from app.layout import doubts, number, varying_columns, verdict
 
 Show = Callable[[int, int, str], None]
+
+SHOWN_MEASUREMENTS = 200
+"""Of a job that did not succeed."""
 
 
 def print_json(value: Any) -> None:
@@ -46,44 +50,73 @@ def print_job(job: dict[str, Any]) -> None:
         "started": job["started_at"],
         "finished": job["finished_at"],
         "progress": f"{progress['done']}/{progress['total']} {progress['message']}" if progress["total"] else None,
+        "waiting": job.get("waiting"),
+        "validity": verdict(job["validity"]) if job["validity"] is not None else None,
     }
     for name, value in facts.items():
         if value is not None:
             typer.echo(f"  {name + ':':10}{value}")
-    if job["validity"] is not None:
-        verdict, wrong = doubts(job["validity"])
-        typer.echo(f"  validity: {verdict}" + (f" ({'; '.join(wrong)})" if wrong else ""))
+    for line in doubts(job["validity"] or {}):
+        typer.echo(f"    {line}")
     if job["error"] is not None:
         typer.echo(problem_text(job["error"]))
 
 
 def print_results(server: Client, job: dict[str, Any]) -> None:
-    """A job's table, as `flopwatch table` prints it, and why cells of it have no numbers.
+    """A job's table, as `flopwatch table` prints it, why cells of it have no numbers, its units and its own tables.
 
     A job that did not succeed has no table: what it measured until then is listed.
     """
-    measurements = server.get(f"/jobs/{job['id']}/measurements")
-    rows, coordinates = measurements["rows"], varying_coordinates(measurements)
-    if not rows:
-        return
-    typer.echo()
-    if job["state"] == "succeeded":
-        typer.echo(server.text("/tables", job=job["id"], format="markdown"), nl=False)
-    else:
-        _print_partial([row for row in rows if row["mean"] is not None], coordinates)
-    print_missing(missing(rows, coordinates))
+    measurements = server.get(f"/jobs/{job['id']}/measurements", limit=SHOWN_MEASUREMENTS)
+    if measurements["rows"]:
+        typer.echo()
+        if job["state"] == "succeeded":
+            typer.echo(server.text("/tables", job=job["id"], format="markdown"), nl=False)
+        else:
+            _print_partial(measurements)
+        print_missing(server.get("/tables", job=job["id"])["missing"])
+    _print_units(server.get(f"/jobs/{job['id']}/units")["data"])
+    _print_tables(job["id"], server.get(f"/jobs/{job['id']}/tables")["data"])
 
 
 def print_missing(lines: Sequence[str]) -> None:
-    """What `missing` found, below a table."""
+    """Why cells of a table have no numbers, below it."""
     if lines:
         typer.echo("\n" + "\n".join(lines))
 
 
-def _print_partial(rows: Sequence[dict[str, Any]], coordinates: Sequence[str]) -> None:
+def _print_partial(measurements: dict[str, Any]) -> None:
     typer.echo("measured before it ended:")
-    names = [*coordinates, "phase", "metric", "unit", "n", "mean", "std", "median"]
-    print_columns(names, [[row[name] for name in names] for row in rows])
+    names = [*varying_columns(measurements), "phase", "metric", "unit", "n", "mean", "std", "median"]
+    print_columns(names, [[row[name] for name in names] for row in measurements["rows"] if row["mean"] is not None])
+    if measurements["next"] is not None:
+        typer.echo(f"and more: these are of its first {SHOWN_MEASUREMENTS} measurements")
+
+
+def _print_units(units: Sequence[dict[str, Any]]) -> None:
+    """The units of a job that has several."""
+    if len(units) > 1:
+        typer.echo()
+        rows = [
+            [
+                unit["unit_index"],
+                unit["title"],
+                unit["outcome"],
+                verdict(unit["validity"]) if unit["validity"] else None,
+            ]
+            for unit in units
+        ]
+        print_columns(("unit", "title", "outcome", "validity"), rows)
+
+
+def _print_tables(job_id: int, tables: Sequence[dict[str, Any]]) -> None:
+    """The names of the tables that a job's units reported, with the command that prints the first."""
+    if tables:
+        typer.echo()
+        print_columns(("table", "rows"), [[table["name"], table["rows"]] for table in tables])
+        typer.echo(
+            f"`{shlex.join(['flopwatch', 'table', '--job', str(job_id), '--name', tables[0]['name']])}` prints one"
+        )
 
 
 @contextlib.contextmanager

@@ -8,24 +8,23 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_args
+from urllib.parse import quote
 
 import typer
 
-from app.cli.jobs import AsJson, JobId, with_server
+from app.cli.arguments import parse_labels
+from app.cli.jobs import AsJson, JobId, Label, with_server
+from app.layout import FORMATS, Statistic
 
 if TYPE_CHECKING:
     from app.cli.client import Client
 
 
-class Format(enum.StrEnum):
-    """What `table` prints."""
-
-    markdown = "markdown"
-    latex = "latex"
-    csv = "csv"
-    json = "json"
-    html = "html"
+# Typer makes choices of enumerations.
+TableFormat = enum.StrEnum("TableFormat", {name: name for name in FORMATS})  # type: ignore[misc]
+TableStatistic = enum.StrEnum("TableStatistic", {name: name for name in get_args(Statistic)})  # type: ignore[misc]
+MARKDOWN = TableFormat("markdown")
 
 
 @with_server
@@ -35,14 +34,43 @@ def table(
     sweep: Annotated[int | None, typer.Option(metavar="ID", help="Jobs of this sweep.")] = None,
     job: Annotated[list[int] | None, typer.Option(metavar="ID", help="This job; may be repeated.")] = None,
     kind: Annotated[str | None, typer.Option(help="Jobs of this kind.")] = None,
+    label: Label = None,
     rows: Annotated[str | None, typer.Option(metavar="NAMES", help="Coordinates that make the rows.")] = None,
-    columns: Annotated[str | None, typer.Option(metavar="NAMES", help="Metrics that make the columns.")] = None,
-    output_format: Annotated[Format, typer.Option("--format", help="How to write it.")] = Format.markdown,
+    columns: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Metrics that make the columns; `all` for every one.")
+    ] = None,
+    statistic: Annotated[TableStatistic | None, typer.Option(help="Of the samples; by default the mean.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Instead of measurements, this table of one job; `flopwatch show` lists them.")
+    ] = None,
+    sort: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="With --name: sort by this column; -COLUMN: descending.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="With --name: at most so many rows.")] = None,
+    unit: Annotated[int | None, typer.Option(min=0, metavar="INDEX", help="With --name: rows of this unit.")] = None,
+    output_format: Annotated[TableFormat, typer.Option("--format", help="How to write it.")] = MARKDOWN,
 ) -> None:
-    """Print a table of measurements: one row per case, one column per metric."""
-    chosen: dict[str, Any] = {"sweep": sweep, "job": job, "kind": kind, "rows": rows, "columns": columns}
-    text = server.text("/tables", format=output_format.value, **chosen)
+    """Print a table of measurements, one row per case and one column per metric; or a table that a job's units made."""
+    labels = [f"{key}:{value}" for key, value in parse_labels(label or []).items()] or None
+    of_measurements: dict[str, Any] = {"sweep": sweep, "kind": kind, "label": labels, "rows": rows, "columns": columns}
+    of_measurements["statistic"] = statistic and statistic.value
+    of_units: dict[str, Any] = {"sort": sort, "limit": limit, "unit": unit}
+    if name is None:
+        _refuse(of_units, "goes with --name, which prints a table that a job's units made")
+        path, chosen = "/tables", {**of_measurements, "job": job}
+    else:
+        _refuse(of_measurements, "chooses measurements; with --name leave it out")
+        if job is None or len(job) != 1:
+            raise typer.BadParameter("give one --job, whose table it is", param_hint="--name")
+        path, chosen = f"/jobs/{job[0]}/tables/{quote(name, safe='')}", of_units
+    text = server.text(path, format=output_format.value, **chosen)
     typer.echo(text, nl=not text.endswith("\n"))
+
+
+def _refuse(options: dict[str, Any], why: str) -> None:
+    for option, value in options.items():
+        if value is not None:
+            raise typer.BadParameter(why, param_hint=f"--{option}")
 
 
 @with_server

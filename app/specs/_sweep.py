@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.errors import FieldError, InvalidRequest
+from app.specs._base import Location
 
 MAX_JOBS = 10_000
-
-Location = tuple[int | str, ...]
 
 
 @dataclass(frozen=True)

@@ -95,9 +95,9 @@ class TrainingSpec(SpecBase):
     """Run the model through torch.compile."""
     compile_scope: Literal["blocks", "model"] = "blocks"
     """With `compile`: each transformer block by itself, compiled once for all of them, or the model as a whole, which
-    takes many times longer to compile."""
+    takes many times longer to compile. For `blocks`, the model must offer its blocks."""
     cuda_graph: bool = False
-    """Capture the whole step in one CUDA graph and replay it, so that the host's launches cost nothing."""
+    """Capture the whole step in one CUDA graph and replay that, so that the host launches once for each step."""
     attention: Annotated[Name, Named("attention")] = "eager"
     """Attention implementation, as a worker registers it."""
     activation_checkpointing: bool = False
@@ -137,15 +137,12 @@ class TrainingSpec(SpecBase):
         if self.device == "cpu":
             raise field_error("cuda_graph", "a CPU has no CUDA graphs: leave it out, or choose device cuda")
         if self.mode == "generate":
-            raise field_error("cuda_graph", "generation's cache grows with each token, which a graph cannot repeat")
-        if self.mode == "train_step" and self.optimizer == "adamw":
-            raise field_error(
-                "optimizer",
-                "adamw keeps its step's number on the host, where a graph cannot count: use torch_fused_adamw",
-            )
+            raise field_error("cuda_graph", "generation's cache grows with each token, and a graph repeats one step")
         if self.mode == "train_step" and self.precision == "fp16" and self.optimizer != "torch_fused_adamw":
             raise field_error(
-                "optimizer", "fp16 asks the host whether to skip each step, unless torch_fused_adamw decides on the GPU"
+                "optimizer",
+                "with fp16, each step is skipped if a gradient overflowed, and in a CUDA graph only torch_fused_adamw "
+                "can decide that on the GPU: choose it, or precision bf16",
             )
 
     def resources(self) -> Resources:

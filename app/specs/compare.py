@@ -10,8 +10,6 @@ from app.specs._base import Resources, SpecBase, field_error
 from app.specs._identity import Case, Scalar
 from app.specs._union import PlainSpec
 
-SIDES = ("baseline", "candidate")
-
 
 def _tiny(precision: str) -> dict[str, Any]:
     return {"kind": "benchmark", "model": {"size": "tiny"}, "context_length": 64, "precision": precision}
@@ -36,22 +34,35 @@ class CompareSpec(SpecBase):
 
     @model_validator(mode="after")
     def _sides_go_together(self) -> Self:
-        for side in SIDES:
-            spec = getattr(self, side)
-            if getattr(spec, "replicates", 1) != 1:
-                raise field_error(f"{side}/replicates", "leave it out: the comparison's own replicates say how many")
         if self.baseline.kind != self.candidate.kind:
             raise field_error("candidate/kind", f"must be {self.baseline.kind}, as the baseline's")
-        if self.baseline.resources() != self.candidate.resources():
-            raise field_error("candidate", "needs other devices than the baseline: both run on the same ones")
+        for side, spec in self.sides().items():
+            if getattr(spec, "replicates", 1) != 1:
+                raise field_error(f"{side}/replicates", "leave it out: the comparison's own replicates say how many")
+        before, after = (spec.resources() for spec in self.sides().values())
+        if before.devices != after.devices or len({before.device_type, after.device_type} - {"auto"}) > 1:
+            raise field_error(
+                "candidate",
+                f"needs {_named(after)}, the baseline {_named(before)}: both run on the same devices",
+            )
         return self
 
+    def sides(self) -> dict[str, SpecBase]:
+        """The two specs by side, in the order they take turns."""
+        return {"baseline": self.baseline, "candidate": self.candidate}
+
     def resources(self) -> Resources:
-        return self.baseline.resources()
+        """What both sides need: `auto` becomes the type of device that the other side asks for."""
+        before, after = (spec.resources() for spec in self.sides().values())
+        return Resources(
+            device_type=after.device_type if before.device_type == "auto" else before.device_type,
+            devices=before.devices,
+            exclusive_host=before.exclusive_host or after.exclusive_host,
+        )
 
     def cells(self) -> list[tuple[SpecBase, Any]]:
         """Those of both sides."""
-        return [(spec, cell) for spec in (self.baseline, self.candidate) for cell in spec.cells()]
+        return [(spec, cell) for spec in self.sides().values() for cell in spec.cells()]
 
     def case(self, cell: Any = None) -> Case:
         """The case of one side, which is the same as in a job of that side alone."""
@@ -61,13 +72,29 @@ class CompareSpec(SpecBase):
 
     def summary(self) -> dict[str, Scalar]:
         """What the sides' lists show, and everything in which they differ, as "baseline → candidate"."""
+        shown = {*self.baseline.summary(), *self.candidate.summary()}
         before, after = self.baseline.overview(), self.candidate.overview()
-        shown = [*self.baseline.summary(), *before, *after]
         return {
-            name: before.get(name) if before.get(name) == after.get(name) else f"{before.get(name)} → {after.get(name)}"
-            for name in dict.fromkeys(shown)
-            if name in self.baseline.summary() or before.get(name) != after.get(name)
+            name: both for name, both in self.overview().items() if name in shown or before.get(name) != after.get(name)
         }
+
+    def overview(self) -> dict[str, Scalar]:
+        """All coordinates of both sides; where they differ, as "baseline → candidate"."""
+        before, after = self.baseline.overview(), self.candidate.overview()
+        return {
+            name: before[name]
+            if name in before and name in after and before[name] == after[name]
+            else f"{_shown(before.get(name))} → {_shown(after.get(name))}"
+            for name in dict.fromkeys([*before, *after])
+        }
+
+
+def _named(resources: Resources) -> str:
+    return f"{resources.devices} × {resources.device_type}"
+
+
+def _shown(value: Scalar) -> str:
+    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _validated(spec: dict[str, Any]) -> Any:

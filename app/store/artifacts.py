@@ -1,14 +1,16 @@
 """Artifact files, named after their content: `ab/cdef…` under one folder, written whole or not at all.
 
-A content is written to a temporary file, synced, linked to its name, and the folder is synced; only then may a row of
-the table `artifact` refer to it. Between the two, the content is *held*: put() keeps a shared lock on the file until
-release(), or until the process ends, whichever way. Nobody removes a content that is referred to or held: removal looks
-for references inside the database's write lock, so that none can appear meanwhile, and for holds by trying for the
-exclusive lock. What was left because of a hold that then led nowhere is an orphan, and swept later.
+A content is written to a temporary file, or is a file on the same disk that nobody writes to any more. It is synced,
+linked to its name, and the folder is synced; only then may a row of the table `artifact` refer to it. Between the two,
+the content is *held*: put() or take() keeps a shared lock on the file until release(), or until the process ends,
+whichever way. Nobody removes a content that is referred to or held: removal looks for references inside the database's
+write lock, so that none can appear meanwhile, and for holds by trying for the exclusive lock. What was left because of
+a hold that then led nowhere is an orphan, and swept later.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -56,6 +58,38 @@ class ArtifactFiles:
                 temporary.unlink(missing_ok=True)
         return sha256, size
 
+    def take(self, path: Path) -> tuple[str, int]:
+        """Store the file `path` itself, which is gone from there afterwards, and hold it; returns what put() does.
+
+        The caller sees to it that nobody writes to the file any more. It is copied only where it lies on another disk
+        or has another name, by which somebody might change the stored content.
+
+        Raises DiskFull; the file stays where it is then.
+        """
+        with self._space_errors():
+            stored = self._linked(path) if path.lstat().st_nlink == 1 else None
+        if stored is None:
+            stored = self.put(path)
+        path.unlink()
+        return stored
+
+    def _linked(self, path: Path) -> tuple[str, int] | None:
+        """Link the file to its content's name; None when that is impossible, since it lies on another disk."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        if path.stat().st_dev != self._folder.stat().st_dev:
+            return None
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+            size = os.fstat(file.fileno()).st_size
+            os.fsync(file.fileno())
+        try:
+            self._link(path, sha256)
+        except OSError as error:
+            if error.errno in (errno.EXDEV, errno.EPERM, errno.EMLINK):  # a bind mount; no hard links here
+                return None
+            raise
+        return sha256, size
+
     def _link(self, temporary: Path, sha256: str) -> None:
         target = self._path(sha256)
         if not target.parent.is_dir():
@@ -67,9 +101,11 @@ class ArtifactFiles:
             try:
                 # Not a rename: that would replace a file that others hold.
                 target.hardlink_to(temporary)
-            except FileExistsError:
+            except OSError as error:
                 os.close(lock)
-                continue
+                if isinstance(error, FileExistsError):
+                    continue
+                raise
             self._remember(sha256, lock)
             break
         _sync_folder(target.parent)
@@ -86,7 +122,7 @@ class ArtifactFiles:
             self._held.setdefault(sha256, []).append(lock)
 
     def release(self, sha256s: Iterable[str]) -> None:
-        """End the hold of one put() of each content: its row is committed, or nothing will come of it."""
+        """End the hold of one put() or take() of each content: its row is committed, or nothing will come of it."""
         with self._guard:
             for sha256 in sha256s:
                 locks = self._held[sha256]

@@ -3,8 +3,10 @@
 The order is priority, then submission. The first job that the worker's host could run if it were empty decides: when it
 does not fit now, nothing is claimed, so that narrow jobs cannot keep a wide one waiting for ever. Passed over are jobs
 of another kind, jobs for devices that the host does not have, and jobs that need a name (a model, an attention
-implementation) which another live worker has and this one lacks; when nobody has it, the runner here says
-`unsupported`.
+implementation) which another worker has and this one lacks. That worker may have stopped: the job then waits for one
+like it, and says so (waiting.py). A name that no worker ever had is the runner's to refuse, as `unsupported`.
+
+Jobs that need no device are claimed beside whatever runs, before those that do.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from sqlalchemy import (
 )
 
 from app.store import tables
+from app.store.hosts import Host, Needs, hosts
 from app.store.records import Offer
 
 FIRST, NEXT = 4, 200
@@ -38,7 +41,7 @@ _ORDER = (_job.priority.desc(), _job.id)
 _KINDS: BindParameter[Any] = bindparam("kinds", expanding=True)
 
 
-def _candidates(*conditions: ColumnElement[bool]) -> Select[Any]:
+def _candidates(index: str, *conditions: ColumnElement[bool]) -> Select[Any]:
     return (
         select(
             _job.id,
@@ -50,58 +53,69 @@ def _candidates(*conditions: ColumnElement[bool]) -> Select[Any]:
             _job.requirements,
         )
         # Else it takes ix_job_state_id and sorts the whole queue for every claim: 30 ms with 100 000 queued.
-        .with_hint(tables.job, "INDEXED BY ix_job_claimable", "sqlite")
+        .with_hint(tables.job, f"INDEXED BY {index}", "sqlite")
         .where(QUEUED, _job.kind.in_(_KINDS), *conditions)
         .order_by(*_ORDER)
         .limit(bindparam("limit"))
     )
 
 
-_ON_CPU_HOST = _job.device_type != "cuda"
-_ON_GPU_HOST = or_(_job.device_type == "cpu", _job.devices <= bindparam("total_gpus"))
+# Jobs that need no device have a lane of their own: they take nothing from the others, and wait for none of them.
+_NEEDS_DEVICE = _job.device_type != literal_column("'none'")
+NO_DEVICE: ColumnElement[bool] = _job.device_type == literal_column("'none'")
+_ON_CPU_HOST = and_(_NEEDS_DEVICE, _job.device_type != "cuda")
+_ON_GPU_HOST = and_(_NEEDS_DEVICE, or_(_job.device_type == "cpu", _job.devices <= bindparam("total_gpus")))
 _BEYOND = or_(
     _job.priority < bindparam("last_priority"),
     and_(_job.priority == bindparam("last_priority"), _job.id > bindparam("last_id")),
 )
-FIRST_PAGE = {False: _candidates(_ON_CPU_HOST), True: _candidates(_ON_GPU_HOST)}
-NEXT_PAGE = {False: _candidates(_ON_CPU_HOST, _BEYOND), True: _candidates(_ON_GPU_HOST, _BEYOND)}
-
-_OTHER_WORKERS = select(tables.worker.c.kinds, tables.worker.c.capabilities, tables.worker.c.devices).where(
-    tables.worker.c.state == "active", tables.worker.c.id != bindparam("worker_id")
-)
 
 
 @dataclass(frozen=True)
-class _Other:
-    kinds: frozenset[str]
-    capabilities: frozenset[str]
-    gpus: int
+class Lane:
+    """Queued jobs that one host could run, in pages: nearly always the first page decides."""
 
-    def could_run(self, job: Row[Any]) -> bool:
-        if job.device_type == "cuda" and job.devices > self.gpus:
-            return False
-        return job.kind in self.kinds and self.capabilities.issuperset(job.requirements)
+    first_page: Select[Any]
+    next_page: Select[Any]
+
+
+def _lane(index: str, condition: ColumnElement[bool]) -> Lane:
+    return Lane(_candidates(index, condition), _candidates(index, condition, _BEYOND))
+
+
+DEVICELESS = _lane("ix_job_deviceless", NO_DEVICE)
+ON_CPU_HOST = _lane("ix_job_claimable", _ON_CPU_HOST)
+ON_GPU_HOST = _lane("ix_job_claimable", _ON_GPU_HOST)
 
 
 def next_job(connection: Connection, worker_id: str, offer: Offer) -> int | None:
     """The id of the job that the worker must run next, or None when there is none that it can start now."""
-    on_gpus = offer.total_gpus > 0
-    values: dict[str, Any] = {"kinds": sorted(offer.kinds), "limit": FIRST}
-    if on_gpus:
-        values["total_gpus"] = offer.total_gpus
-    others: list[_Other] | None = None
-    page = connection.execute(FIRST_PAGE[on_gpus], values).all()
+    if offer.deviceless:
+        found = _first(connection, DEVICELESS, worker_id, offer)
+        if found is not None and (offer.idle or not found.exclusive_host):
+            return int(found.id)
+    found = _first(connection, ON_GPU_HOST if offer.total_gpus else ON_CPU_HOST, worker_id, offer)
+    return int(found.id) if found is not None and _fits_now(found, offer) else None
+
+
+def _first(connection: Connection, lane: Lane, worker_id: str, offer: Offer) -> Row[Any] | None:
+    """The first job of the lane that this worker could run, were its host idle."""
+    values: dict[str, Any] = {"kinds": sorted(offer.kinds), "limit": FIRST, "total_gpus": offer.total_gpus}
+    others: list[Host] | None = None
+    page = connection.execute(lane.first_page, values).all()
     while True:
         for job in page:
-            if not offer.capabilities.issuperset(job.requirements):
-                others = _others(connection, worker_id) if others is None else others
-                if any(other.could_run(job) for other in others):
-                    continue
-            return int(job.id) if _fits_now(job, offer) else None
+            if offer.capabilities.issuperset(job.requirements):
+                return job
+            if others is None:
+                others = hosts(connection, other_than=worker_id)
+            needs = Needs.of(job._mapping)
+            if not any(other.could_run(needs) for other in others):
+                return job
         if len(page) < values["limit"]:
             return None
         values |= {"limit": NEXT, "last_priority": page[-1].priority, "last_id": page[-1].id}
-        page = connection.execute(NEXT_PAGE[on_gpus], values).all()
+        page = connection.execute(lane.next_page, values).all()
 
 
 def _fits_now(job: Row[Any], offer: Offer) -> bool:
@@ -109,15 +123,3 @@ def _fits_now(job: Row[Any], offer: Offer) -> bool:
     if (on_cpu or job.exclusive_host) and not offer.idle:
         return False
     return on_cpu or bool(job.devices <= offer.free_gpus)
-
-
-def _others(connection: Connection, worker_id: str) -> list[_Other]:
-    rows = connection.execute(_OTHER_WORKERS, {"worker_id": worker_id})
-    return [
-        _Other(
-            frozenset(row.kinds),
-            frozenset(row.capabilities),
-            sum(isinstance(device, dict) and device.get("type") == "cuda" for device in row.devices),
-        )
-        for row in rows
-    ]

@@ -18,7 +18,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from app.errors import DatabaseFailed, InvalidEnvironment
 from app.settings import Settings
-from app.store.migrating import migrate
+from app.store import migrating
 from app.store.sqlite import DataVersion, SQLite
 
 BACKENDS = {"sqlite": SQLite}
@@ -69,6 +69,16 @@ class Database:
         """A write transaction in which the schema may change."""
         with self._translated(), self.backend.migration(MIGRATION_TIMEOUT_S) as connection:
             yield connection
+
+    def migrate(self) -> None:
+        """Upgrade to the newest revision; raises DatabaseNewer for a revision of a newer Flopwatch."""
+        with self.read() as connection:
+            if migrating.is_current(connection):
+                return
+        with self.migration() as connection:
+            if migrating.is_current(connection):  # another process was faster
+                return
+            migrating.upgrade(connection)
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -137,7 +147,7 @@ def open_database(settings: Settings) -> Database:
     database = Database(settings.resolved_database_url, busy_timeout_s=settings.busy_timeout_s)
     try:
         database.backend.prepare()
-        migrate(database)
+        database.migrate()
     except BaseException:
         database.close()
         raise

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Generic, TypeVar
 
 from app.store.queue import Queue
+from app.store.registration import Registration
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +42,15 @@ class _Silence(Generic[Key]):
 class Watcher:
     """Finds attempts and workers that are silent for longer than `lease_s` seconds. For one thread."""
 
-    def __init__(self, queue: Queue, lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        registration: Registration,
+        lease_s: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._queue = queue
+        self._registration = registration
         self._lease_s = lease_s
         self._clock = clock
         self._last: float | None = None
@@ -53,12 +61,12 @@ class Watcher:
         """Look once; take the jobs of lost workers from them. Returns the ids of those jobs."""
         span_s = self._span()
         running = {attempt.attempt_id: attempt for attempt in self._queue.running()}
-        beats = self._queue.worker_beats()
+        beats = self._registration.worker_beats()
         self._last = self._clock()
         self._attempts.grow({attempt_id: attempt.beat for attempt_id, attempt in running.items()}, span_s)
         self._workers.grow(beats, span_s)
         for worker_id in self._workers.longer_than(self._lease_s):
-            if self._queue.lose_worker(worker_id, beats[worker_id]):
+            if self._registration.lose_worker(worker_id, beats[worker_id]):
                 logger.warning("worker %s is lost: silent for longer than %g s", worker_id, self._lease_s)
         recovered = []
         for attempt_id in self._attempts.longer_than(self._lease_s):

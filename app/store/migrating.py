@@ -8,14 +8,10 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, column, inspect, select, table
 
 from app.errors import DatabaseNewer, InvalidEnvironment
-
-if TYPE_CHECKING:
-    from app.store.engine import Database
 
 
 def migrations_folder() -> Path:
@@ -31,16 +27,23 @@ def revisions() -> list[str]:
     return sorted(path.name.partition("_")[0] for path in (migrations_folder() / "versions").glob("[0-9]*_*.py"))
 
 
-def migrate(database: Database) -> None:
-    """Upgrade `database` to the newest revision, under the write lock; raises DatabaseNewer for an unknown one."""
+def is_current(connection: Connection) -> bool:
+    """Whether the database has this version's schema; raises DatabaseNewer for a schema that this version is too old
+    for, and InvalidEnvironment for one that is not ours.
+    """
     known = revisions()
-    with database.read() as connection:
-        if _revision(connection, known) == known[-1]:
-            return
-    with database.migration() as connection:
-        if _revision(connection, known) == known[-1]:  # another process was faster
-            return
-        _upgrade(connection)
+    return _revision(connection, known) == known[-1]
+
+
+def upgrade(connection: Connection) -> None:
+    """Bring the schema, and the rows, to this version's, in the connection's transaction."""
+    from alembic import command
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
 
 
 def _revision(connection: Connection, known: list[str]) -> str | None:
@@ -58,13 +61,3 @@ def _revision(connection: Connection, known: list[str]) -> str | None:
             "upgrade Flopwatch, or point FLOPWATCH_DATA_DIR at another folder."
         )
     return str(found) if found is not None else None
-
-
-def _upgrade(connection: Connection) -> None:
-    from alembic import command
-    from alembic.config import Config
-
-    config = Config()
-    config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
-    config.attributes["connection"] = connection
-    command.upgrade(config, "head")

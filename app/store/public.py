@@ -11,11 +11,10 @@ from urllib.parse import quote
 from sqlalchemy import RowMapping
 
 from app.errors import NotFound
+from app.states import JOB_STATES
 
 MAX_ID = 2**63 - 1
 """The database's integers have 64 bits; a number from a URL can have any."""
-JOB_STATES = ("queued", "running", "succeeded", "failed", "cancelled")
-FINISHED_STATES = frozenset({"succeeded", "failed", "cancelled"})
 
 _JOB_FIELDS = (
     "id",
@@ -24,6 +23,7 @@ _JOB_FIELDS = (
     "labels",
     "state",
     "spec",
+    "summary",
     "priority",
     "attempt",
     "max_attempts",
@@ -52,8 +52,11 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def job_dict(row: RowMapping | Mapping[str, Any]) -> dict[str, Any]:
-    """The public job of a row of the table `job`."""
+_JOB_PARTS = ("events", "logs", "units", "measurements", "tables", "artifacts", "attempts")
+
+
+def job_dict(row: RowMapping | Mapping[str, Any], waiting: str | None) -> dict[str, Any]:
+    """The public job of a row of the table `job`; `waiting`: why it cannot start (see waiting.py)."""
     path = f"/jobs/{row['id']}"
     return {
         **{field: row[field] for field in _JOB_FIELDS},
@@ -61,21 +64,22 @@ def job_dict(row: RowMapping | Mapping[str, Any]) -> dict[str, Any]:
         "started_at": rfc3339(row["started_at"]),
         "finished_at": rfc3339(row["finished_at"]),
         "cancel_requested_at": rfc3339(row["cancel_requested_at"]),
+        "waiting": waiting,
         "environment": row["environment"],
         "validity": row["validity"],
         "links": {
             "self": path,
-            **{name: f"{path}/{name}" for name in ("events", "logs", "measurements", "artifacts", "attempts")},
+            **{name: f"{path}/{name}" for name in _JOB_PARTS},
             "ui": f"/ui{path}",
         },
     }
 
 
 def sweep_dict(row: RowMapping | Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
-    """The public sweep of a row of the table `sweep`, with its number of jobs by state."""
+    """The public sweep of a row of the table `sweep`, with its number of points by the state of their latest job."""
     path = f"/sweeps/{row['id']}"
     return {
-        **{field: row[field] for field in ("id", "name", "labels", "base", "grid", "exclude")},
+        **{field: row[field] for field in ("id", "name", "labels", "base", "grid", "exclude", "options")},
         "created_at": rfc3339(row["created_at"]),
         "counts": {state: counts.get(state, 0) for state in JOB_STATES},
         "links": {

@@ -1,4 +1,4 @@
-"""The queue: the state machine of jobs, with every statement that moves one.
+"""The queue: the state machine of jobs, with every transaction that moves one.
 
     submit ─→ queued ─ claim ─→ running ─ finish ─→ succeeded | failed | cancelled
                 ↑ │                │
@@ -19,42 +19,26 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, delete, insert, literal_column, select, update
 
 from app.errors import Conflict, LeaseLost, NotFound, job_problem
-from app.store import tables
+from app.states import FINISHED_STATES
+from app.store import submission, sweeps, tables
 from app.store.claims import QUEUED, next_job
-from app.store.public import FINISHED_STATES, checked_id, job_dict
+from app.store.engine import Database
+from app.store.public import checked_id, job_dict, sweep_dict
 from app.store.records import (
     Claim,
     Finish,
     Idempotency,
-    MeasurementRecord,
     NewEvent,
     NewJob,
     Offer,
     Renewal,
-    Running,
-    StoredArtifact,
+    RunningAttempt,
     Submitted,
 )
-from app.store.registration import Registration
-from app.store.submission import NO_PROGRESS, Submission
 from app.store.tables import utc_now
+from app.store.waiting import waiting_reasons
 
-__all__ = [
-    "Claim",
-    "Finish",
-    "Idempotency",
-    "MeasurementRecord",
-    "NewEvent",
-    "NewJob",
-    "Offer",
-    "Queue",
-    "Renewal",
-    "Running",
-    "StoredArtifact",
-    "Submitted",
-]
-
-_job, _attempt = tables.job.c, tables.attempt.c
+_job, _attempt, _sweep = tables.job.c, tables.attempt.c, tables.sweep.c
 
 _TAKE = (
     update(tables.job)
@@ -92,6 +76,7 @@ _FENCE = (
 _END_ATTEMPT = update(tables.attempt).where(_attempt.id == bindparam("attempt_id"))
 _CHANGE_JOB = update(tables.job).where(_job.id == bindparam("job_id")).values(version=_job.version + 1)
 _JOB = select(tables.job).where(_job.id == bindparam("job_id"))
+_SWEEP = select(tables.sweep).where(_sweep.id == bindparam("sweep_id"))
 _EVENT = insert(tables.event)
 _LOSE_ATTEMPT = (
     update(tables.attempt)
@@ -105,8 +90,98 @@ _RUNNING = (
 )
 
 
-class Queue(Submission, Registration):
+CANCELLED_BEFORE = "The job was cancelled before it ran."
+CANCELLED_WHILE = "The job was cancelled while it ran."
+
+
+class Queue:
     """The queue of one database. Every method is one transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def submit(self, new: NewJob, idempotency: Idempotency | None = None) -> Submitted:
+        """Queue one job. With an Idempotency-Key, the first answer again, or IdempotencyMismatch for another body."""
+        with self._database.write() as connection:
+
+            def answer() -> dict[str, Any]:
+                (row,) = submission.insert_jobs(connection, [submission.job_row(new, None, utc_now())])
+                return job_dict(row, waiting_reasons(connection, [row]).get(row["id"]))
+
+            return submission.answer_once(connection, idempotency, answer)
+
+    def submit_sweep(
+        self,
+        name: str | None,
+        labels: dict[str, str],
+        base: dict[str, Any],
+        grid: dict[str, Any],
+        exclude: list[Any],
+        jobs: Sequence[NewJob],
+        idempotency: Idempotency | None = None,
+    ) -> Submitted:
+        """Queue a sweep and all of its jobs, which have the same options, or nothing.
+
+        Raises ValueError when there is no job.
+        """
+        if not jobs:
+            raise ValueError("a sweep has at least one job")
+        with self._database.write() as connection:
+
+            def answer() -> dict[str, Any]:
+                now = utc_now()
+                row = {
+                    "name": name,
+                    "labels": labels,
+                    "base": base,
+                    "grid": grid,
+                    "exclude": exclude,
+                    "options": jobs[0].options,
+                    "created_at": now,
+                }
+                sweep_id = connection.execute(insert(tables.sweep).returning(_sweep.id), row).scalar_one()
+                submission.insert_jobs(connection, [submission.job_row(new, sweep_id, now) for new in jobs])
+                return sweep_dict({"id": sweep_id, **row}, {"queued": len(jobs)})
+
+            return submission.answer_once(connection, idempotency, answer)
+
+    def first_answer(self, idempotency: Idempotency | None) -> Submitted | None:
+        """The answer that a request with this key got before; None when it is new, or comes without a key.
+
+        For what must not be judged again: whether a job was valid was decided with its first answer.
+        """
+        if idempotency is None:
+            return None
+        with self._database.read() as connection:
+            return submission.first_answer(connection, idempotency)
+
+    def resume_sweep(self, sweep_id: int) -> dict[str, Any]:
+        """Queue a new job for each point whose latest one failed or was cancelled; returns the public sweep.
+
+        Raises NotFound, or Conflict when there is no such point.
+        """
+        with self._database.write() as connection:
+            sweep = _find_sweep(connection, sweep_id)
+            ended = sweeps.without_result(connection, sweep_id)
+            if not ended:
+                raise Conflict(f"No job of sweep {sweep_id} has failed or was cancelled: there is nothing to resume.")
+            now = utc_now()
+            submission.insert_jobs(connection, [submission.repeated_row(job, sweep, now) for job in ended])
+            return sweep_dict(sweep, sweeps.counts(connection, [sweep_id])[sweep_id])
+
+    def cancel_sweep(self, sweep_id: int) -> dict[str, Any]:
+        """Cancel every job of a sweep that is not finished, as `cancel` does; returns the public sweep.
+
+        Again: the same answer. Raises NotFound.
+        """
+        with self._database.write() as connection:
+            sweep = _find_sweep(connection, sweep_id)
+            unfinished = select(_job.id, _job.state, _job.attempt, _job.cancel_requested_at).where(
+                _job.sweep_id == sweep_id, _job.state.in_(("queued", "running"))
+            )
+            for job in connection.execute(unfinished.order_by(_job.id)).all():
+                _cancel(connection, job)
+            return sweep_dict(sweep, sweeps.counts(connection, [sweep_id]).get(sweep_id, {}))
 
     def claim(self, worker_id: str, offer: Offer) -> Claim | None:
         """Take the job that the worker must run next, counting the attempt; None when it can start none now."""
@@ -187,10 +262,10 @@ class Queue(Submission, Registration):
                 _change(connection, claim.job_id, progress=progress)
 
     def finish(self, claim: Claim, finish: Finish) -> str:
-        """End an attempt: state, measurements, artifacts and log land together, or LeaseLost and none of them.
+        """End an attempt: state, units, measurements, tables, artifacts and log land together, or LeaseLost and none.
 
-        Returns the state that the job ended in: a cancel that somebody asked for wins over any other. What is measured
-        by a job that does not succeed is kept, marked partial. The artifacts' files must be there and held (see
+        Returns the state that the job ended in: a cancel that somebody asked for wins over any other. What a job
+        measured that does not succeed is kept, marked partial. The artifacts' files must be there and held (see
         artifacts.py).
         """
         with self._database.write() as connection:
@@ -199,7 +274,7 @@ class Queue(Submission, Registration):
             state = "cancelled" if job.cancel_requested_at is not None else finish.state
             error = finish.error
             if state == "cancelled" and (error is None or error.get("code") != "cancelled"):
-                error = job_problem("cancelled", "The job was cancelled while it ran.")
+                error = job_problem("cancelled", CANCELLED_WHILE)
             _insert_results(connection, claim, finish, partial=state != "succeeded")
             _end_attempt(connection, claim.attempt_id, state, error=error, log=finish.log)
             _finish_job(
@@ -219,7 +294,7 @@ class Queue(Submission, Registration):
             _pass_fence(connection, claim)
             job = connection.execute(_JOB, {"job_id": claim.job_id}).one()
             if job.cancel_requested_at is not None:
-                error = job_problem("cancelled", "The job was cancelled while it ran.")
+                error = job_problem("cancelled", CANCELLED_WHILE)
                 _end_attempt(connection, claim.attempt_id, "cancelled", error=error)
                 _finish_job(connection, claim.job_id, claim.attempt, "cancelled", error)
             else:
@@ -235,14 +310,8 @@ class Queue(Submission, Registration):
             job = _find(connection, job_id)
             if job.state in ("succeeded", "failed"):
                 raise Conflict(f"Job {job_id} has {job.state}: there is nothing to cancel.")
-            now = utc_now()
-            if job.state == "queued":
-                error = job_problem("cancelled", "The job was cancelled before it ran.")
-                _finish_job(connection, job_id, job.attempt, "cancelled", error, cancel_requested_at=now)
-            elif job.state == "running" and job.cancel_requested_at is None:
-                _change(connection, job_id, cancel_requested_at=now)
-                _say(connection, job_id, job.attempt, "state", {"state": "running", "cancel_requested": True})
-            return job_dict(_find(connection, job_id)._mapping)
+            _cancel(connection, job)
+            return job_dict(_find(connection, job_id)._mapping, waiting=None)
 
     def delete(self, job_id: int) -> list[str]:
         """Delete a finished job with all that belongs to it; Conflict when it is not finished.
@@ -259,12 +328,12 @@ class Queue(Submission, Registration):
             kept = set(connection.execute(select(artifact.sha256).where(artifact.sha256.in_(contents))).scalars())
         return sorted(contents - kept)
 
-    def running(self) -> list[Running]:
+    def running(self) -> list[RunningAttempt]:
         """Every attempt that runs, with its beat."""
         with self._database.read() as connection:
-            return [Running(*row) for row in connection.execute(_RUNNING)]
+            return [RunningAttempt(*row) for row in connection.execute(_RUNNING)]
 
-    def recover(self, running: Running) -> str | None:
+    def recover(self, running: RunningAttempt) -> str | None:
         """Take a job from a lost worker: back to the queue, or `worker_lost` when its attempts are used up.
 
         Returns the job's new state; None when the attempt has ended or beaten since it was seen.
@@ -293,6 +362,23 @@ def _find(connection: Connection, job_id: int) -> Any:
     if row is None:
         raise NotFound(f"There is no job {job_id}.")
     return row
+
+
+def _find_sweep(connection: Connection, sweep_id: int) -> dict[str, Any]:
+    row = connection.execute(_SWEEP, {"sweep_id": checked_id(sweep_id, "sweep")}).mappings().one_or_none()
+    if row is None:
+        raise NotFound(f"There is no sweep {sweep_id}.")
+    return dict(row)
+
+
+def _cancel(connection: Connection, job: Any) -> None:
+    """Cancel one job: at once when it is queued; a running one is asked to end, once."""
+    if job.state == "queued":
+        error = job_problem("cancelled", CANCELLED_BEFORE)
+        _finish_job(connection, job.id, job.attempt, "cancelled", error, cancel_requested_at=utc_now())
+    elif job.state == "running" and job.cancel_requested_at is None:
+        _change(connection, job.id, cancel_requested_at=utc_now())
+        _say(connection, job.id, job.attempt, "state", {"state": "running", "cancel_requested": True})
 
 
 def _beat(connection: Connection, claim: Claim) -> bool:
@@ -336,18 +422,22 @@ def _finish_job(
 
 def _requeue(connection: Connection, job_id: int, attempt: int, reason: str, *, counted: bool) -> None:
     values = {} if counted else {"attempt": attempt - 1}
-    _change(connection, job_id, state="queued", worker_id=None, started_at=None, progress=NO_PROGRESS, **values)
+    _change(
+        connection, job_id, state="queued", worker_id=None, started_at=None, progress=submission.NO_PROGRESS, **values
+    )
     _say(connection, job_id, attempt, "state", {"state": "queued", "reason": reason})
 
 
 def _insert_results(connection: Connection, claim: Claim, finish: Finish, *, partial: bool) -> None:
     of = {"job_id": claim.job_id, "attempt": claim.attempt}
-    if finish.measurements:
-        rows = [{**of, "partial": partial, **vars(record)} for record in finish.measurements]
-        connection.execute(insert(tables.measurement), rows)
-    # A job has one artifact of a name: the last.
-    artifacts = {artifact.name: artifact for artifact in finish.artifacts}
-    if artifacts:
+    for table, records in (
+        (tables.unit, finish.units),
+        (tables.measurement, finish.measurements),
+        (tables.result_table, finish.tables),
+    ):
+        if records:
+            connection.execute(insert(table), [{**of, "partial": partial, **vars(record)} for record in records])
+    if finish.artifacts:
         now = utc_now()
-        rows = [{**of, "created_at": now, **vars(artifact)} for artifact in artifacts.values()]
+        rows = [{**of, "created_at": now, **vars(artifact)} for artifact in finish.artifacts]
         connection.execute(insert(tables.artifact), rows)

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import array
+import json
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, func, select
+from sqlalchemy import Connection, Row, RowMapping, Select, Text, cast, func, select
 
 from app.errors import FieldError, InvalidRequest, NotFound
-from app.store import tables
+from app.layout import FACTS, STATISTICS
+from app.states import JOB_STATES
+from app.store import sweeps, tables
 from app.store.engine import Database
-from app.store.public import JOB_STATES, MAX_ID, artifact_dict, checked_id, finite, job_dict, rfc3339, sweep_dict
+from app.store.public import MAX_ID, artifact_dict, checked_id, finite, job_dict, rfc3339, sweep_dict
+from app.store.results.choosing import recorded_attempts
+from app.store.results.sheet import free_names, type_of
+from app.store.waiting import waiting_reasons
 
 MAX_PAGE = 1000
+MAX_MEASUREMENTS = 10_000
+"""Of a page of measurements."""
 
-STATISTICS = ("n", "mean", "std", "median", "min", "max", "p05", "p25", "p75", "p95")
-_FACTS = ("phase", "metric", "unit", "outcome", "reason", "partial")
+
+_UNIT_FIELDS = ("unit_index", "title", "side", "outcome", "reason", "partial", "environment", "validity")
 
 
 class Reading:
@@ -31,7 +39,8 @@ class Reading:
         """The public job, and its version, which grows with every change. Raises NotFound, as all below."""
         with self._database.read() as connection:
             row = _job(connection, job_id)
-        return job_dict(row._mapping), row.version
+            waiting = waiting_reasons(connection, [row._mapping])
+        return job_dict(row._mapping, waiting.get(job_id)), row.version
 
     def jobs(
         self,
@@ -55,18 +64,10 @@ class Reading:
         for key, value in labels:
             # Not EXISTS, which SQLite would try for every job: 130 ms for a label that only an old one of 110 000 has.
             query = query.where(job.id.in_(select(label.job_id).where(label.key == key, label.value == value)))
-        rows, following = self._page(query, job.id, limit, after)
-        return [job_dict(row._mapping) for row in rows], following
-
-    def _page(
-        self, query: Select[Any], id_column: Any, limit: int, after: str | None
-    ) -> tuple[Sequence[Row[Any]], str | None]:
-        limit = min(limit, MAX_PAGE)
-        if after is not None:
-            query = query.where(id_column < _cursor(after))
         with self._database.read() as connection:
-            rows = connection.execute(query.order_by(id_column.desc()).limit(limit + 1)).all()
-        return rows[:limit], str(rows[limit - 1].id) if len(rows) > limit else None
+            rows, following = _page(connection, query, job.id, limit, after)
+            waiting = waiting_reasons(connection, [row._mapping for row in rows])
+        return [job_dict(row._mapping, waiting.get(row.id)) for row in rows], following
 
     def events(self, job_id: int, after: int = 0, limit: int = 500) -> list[dict[str, Any]]:
         """The job's events with an id above `after`, in order."""
@@ -125,33 +126,59 @@ class Reading:
                     text.clear()
         return "".join(text)
 
-    def measurements(self, job_id: int, samples: bool = False) -> dict[str, Any]:
-        """`columns` and `rows`: a row is one metric of one case, an object keyed by column name.
+    def measurements(
+        self, job_id: int, *, samples: bool = False, limit: int = MAX_MEASUREMENTS, after: str | None = None
+    ) -> dict[str, Any]:
+        """What the job's last recorded attempt measured: `columns`, `rows` and the cursor `next`, or None at the end.
 
-        The columns are the cases' coordinates, then phase, metric, unit, outcome, …, the statistics in the row's unit,
-        and with `samples` the raw samples. A coordinate with the name of another column is called "case.<name>".
+        A row is one metric of one case, an object keyed by column name. The columns are the coordinates of this page's
+        cases, then layout.FACTS, layout.STATISTICS in the row's unit, and with `samples` the raw samples. A coordinate
+        with the name of another column is called "case.<name>".
         """
+        limit = min(limit, MAX_MEASUREMENTS)
+        measurement, unit = tables.measurement.c, tables.unit.c
+        query = select(tables.measurement).where(measurement.job_id == job_id)
+        if after is not None:
+            query = query.where(measurement.id > _cursor(after))
         with self._database.read() as connection:
             _job(connection, job_id)
-            table = tables.measurement
-            query = select(table).where(table.c.job_id == job_id).order_by(table.c.id)
+            attempt = recorded_attempts(connection, [job_id]).get(job_id)
+            query = query.where(measurement.attempt == attempt).order_by(measurement.id).limit(limit + 1)
             rows = connection.execute(query).mappings().all()
-        taken = {*_FACTS, *STATISTICS, "samples"}
-        names = {name: f"case.{name}" if name in taken else name for row in rows for name in row["case"]}
-        values = []
-        for row in rows:
-            value: dict[str, Any] = {column: row["case"].get(name) for name, column in names.items()}
-            value |= {name: row[name] for name in _FACTS}
-            value |= {name: finite(row[name]) for name in STATISTICS}
-            if samples:
-                value["samples"] = _unpack(row["samples"])
-            values.append(value)
-        columns = [{"name": column, "type": _json_type(column, values), "unit": None} for column in names.values()]
-        columns += [{"name": n, "type": "boolean" if n == "partial" else "string", "unit": None} for n in _FACTS]
-        columns += [{"name": n, "type": "integer" if n == "n" else "number", "unit": None} for n in STATISTICS]
-        if samples:
-            columns.append({"name": "samples", "type": "array", "unit": None})
-        return {"columns": columns, "rows": values}
+            of_units = select(unit.unit_index, unit.title).where(unit.job_id == job_id, unit.attempt == attempt)
+            titles = dict(map(tuple, connection.execute(of_units)))
+        shown = rows[:limit]
+        names = free_names(
+            dict.fromkeys(name for row in shown for name in row["case"]), {*FACTS, *STATISTICS, "samples"}, "case"
+        )
+        values = [_measurement(row, names, titles, samples=samples) for row in shown]
+        return {
+            "columns": _measurement_columns(names.values(), values, samples=samples),
+            "rows": values,
+            "next": str(shown[-1]["id"]) if len(rows) > limit else None,
+        }
+
+    def units(self, job_id: int) -> list[dict[str, Any]]:
+        """The units of the job's last recorded attempt in the order of the plan, each with the files that it left."""
+        unit, artifact = tables.unit.c, tables.artifact.c
+        with self._database.read() as connection:
+            _job(connection, job_id)
+            attempt = recorded_attempts(connection, [job_id]).get(job_id)
+            query = select(tables.unit).where(unit.job_id == job_id, unit.attempt == attempt)
+            rows = connection.execute(query.order_by(unit.unit_index)).mappings().all()
+            files = select(tables.artifact).where(artifact.job_id == job_id, artifact.attempt == attempt)
+            artifacts = connection.execute(files.order_by(artifact.name)).mappings().all()
+        return [
+            {
+                **{name: row[name] for name in _UNIT_FIELDS},
+                "artifacts": [
+                    {"name": file["name"], "url": artifact_dict(file)["url"]}
+                    for file in artifacts
+                    if file["unit_index"] == row["unit_index"]
+                ],
+            }
+            for row in rows
+        ]
 
     def artifacts(self, job_id: int) -> list[dict[str, Any]]:
         """The job's artifacts by name."""
@@ -198,19 +225,19 @@ class Reading:
         ]
 
     def sweep(self, sweep_id: int) -> dict[str, Any]:
-        """The public sweep with its number of jobs by state."""
+        """The public sweep, with the number of its points by the state of their latest job."""
         with self._database.read() as connection:
             query = select(tables.sweep).where(tables.sweep.c.id == checked_id(sweep_id, "sweep"))
             row = connection.execute(query).mappings().one_or_none()
             if row is None:
                 raise NotFound(f"There is no sweep {sweep_id}.")
-            return sweep_dict(row, _sweep_counts(connection, [sweep_id]).get(sweep_id, {}))
+            return sweep_dict(row, sweeps.counts(connection, [sweep_id]).get(sweep_id, {}))
 
     def sweeps(self, limit: int = 50, after: str | None = None) -> tuple[list[dict[str, Any]], str | None]:
         """Sweeps, newest first, and the cursor of the next page."""
-        rows, following = self._page(select(tables.sweep), tables.sweep.c.id, limit, after)
         with self._database.read() as connection:
-            counts = _sweep_counts(connection, [row.id for row in rows])
+            rows, following = _page(connection, select(tables.sweep), tables.sweep.c.id, limit, after)
+            counts = sweeps.counts(connection, [row.id for row in rows])
         return [sweep_dict(row._mapping, counts.get(row.id, {})) for row in rows], following
 
     def counts(self) -> dict[str, int]:
@@ -224,10 +251,13 @@ class Reading:
         """The kinds and the capabilities that registered workers have; both empty while none ever registered."""
         worker = tables.worker.c
         with self._database.read() as connection:
-            rows = connection.execute(select(worker.kinds, worker.capabilities)).all()
+            # Agents are many over the years, each start is one, but few differ in what they have.
+            rows = connection.execute(
+                select(cast(worker.kinds, Text), cast(worker.capabilities, Text)).distinct()
+            ).all()
         return {
-            "kinds": {kind for row in rows for kind in row.kinds},
-            "capabilities": {name for row in rows for name in row.capabilities},
+            "kinds": {kind for kinds, _ in rows for kind in json.loads(kinds)},
+            "capabilities": {name for _, names in rows for name in json.loads(names)},
         }
 
 
@@ -247,13 +277,14 @@ def _attempts(connection: Connection, job_id: int) -> Sequence[Row[Any]]:
     return connection.execute(select(tables.attempt).where(attempt.job_id == job_id).order_by(attempt.id)).all()
 
 
-def _sweep_counts(connection: Connection, sweep_ids: Sequence[int]) -> dict[int, dict[str, int]]:
-    job = tables.job.c
-    query = select(job.sweep_id, job.state, func.count()).where(job.sweep_id.in_(sweep_ids))
-    counts: dict[int, dict[str, int]] = {}
-    for sweep_id, state, number in connection.execute(query.group_by(job.sweep_id, job.state)):
-        counts.setdefault(sweep_id, {})[state] = number
-    return counts
+def _page(
+    connection: Connection, query: Select[Any], id_column: Any, limit: int, after: str | None
+) -> tuple[Sequence[Row[Any]], str | None]:
+    limit = min(limit, MAX_PAGE)
+    if after is not None:
+        query = query.where(id_column < _cursor(after))
+    rows = connection.execute(query.order_by(id_column.desc()).limit(limit + 1)).all()
+    return rows[:limit], str(rows[limit - 1].id) if len(rows) > limit else None
 
 
 def _cursor(after: str) -> int:
@@ -263,11 +294,26 @@ def _cursor(after: str) -> int:
     return int(after)
 
 
-def _json_type(column: str, rows: Sequence[dict[str, Any]]) -> str:
-    types = {type(row[column]) for row in rows} - {type(None)}
-    if types and types <= {int, float}:
-        return "integer" if types == {int} else "number"
-    return "boolean" if types == {bool} else "string"
+def _measurement(
+    row: RowMapping, names: Mapping[str, str], titles: Mapping[int, str], *, samples: bool
+) -> dict[str, Any]:
+    value: dict[str, Any] = {column: row["case"].get(name) for name, column in names.items()}
+    value |= {name: titles.get(row["unit_index"]) if name == "unit_title" else row[name] for name in FACTS}
+    value |= {name: finite(row[name]) for name in STATISTICS}
+    if samples:
+        value["samples"] = _unpack(row["samples"])
+    return value
+
+
+def _measurement_columns(
+    coordinates: Iterable[str], rows: Sequence[Mapping[str, Any]], *, samples: bool
+) -> list[dict[str, Any]]:
+    types: dict[str, str] = {name: type_of(row[name] for row in rows) for name in coordinates}
+    types |= dict.fromkeys(FACTS, "string") | {"unit_index": "integer", "partial": "boolean"}
+    types |= dict.fromkeys(STATISTICS, "number") | {"n": "integer"}
+    if samples:
+        types["samples"] = "array"
+    return [{"name": name, "type": kind, "unit": None} for name, kind in types.items()]
 
 
 def _unpack(samples: bytes | None) -> list[float | None] | None:

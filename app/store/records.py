@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -21,6 +22,11 @@ class NewJob:
     max_attempts: int = 2
     point: dict[str, int] | None = None
     """Of a sweep's job: the index of its value on each path of the grid."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What a sweep keeps of its jobs beside specs, labels and name, to submit more of them."""
+        return {"priority": self.priority, "timeout_s": self.timeout_s, "max_attempts": self.max_attempts}
 
 
 @dataclass(frozen=True)
@@ -42,13 +48,16 @@ class Submitted:
 
 @dataclass(frozen=True)
 class Offer:
-    """What a worker can run now. `idle`: nothing else runs on its host."""
+    """What a worker can run now."""
 
     kinds: frozenset[str]
     capabilities: frozenset[str]
     total_gpus: int
     free_gpus: int
     idle: bool
+    """Nothing that measures runs on its host."""
+    deviceless: bool = True
+    """Takes a job of device type `none` now, beside whatever runs."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +154,12 @@ class StoredArtifact:
 
 @dataclass(frozen=True)
 class Finish:
-    """How an attempt ended, with everything it leaves. A failed one has an `error` (app.errors.job_problem)."""
+    """How an attempt ended, with everything it leaves. A failed one has an `error` (app.errors.job_problem).
+
+    Raises:
+        ValueError: an impossible ending, or two things of one attempt that cannot be told apart: two units with one
+            index, two tables of one name in a unit, two artifacts of one name.
+    """
 
     state: Literal["succeeded", "failed", "cancelled"]
     error: dict[str, Any] | None = None
@@ -164,6 +178,15 @@ class Finish:
             raise ValueError("a failed attempt has an error")
         if self.state == "succeeded" and self.error is not None:
             raise ValueError("an attempt with an error has not succeeded")
+        _check_unique("units have the index", [unit.unit_index for unit in self.units])
+        _check_unique("tables are named", [(table.name, f"unit {table.unit_index}") for table in self.tables])
+        _check_unique("artifacts are named", [artifact.name for artifact in self.artifacts])
+
+
+def _check_unique(what: str, names: Sequence[object]) -> None:
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise ValueError(f"two {what} {twice!r}")
 
 
 @dataclass(frozen=True)
@@ -175,7 +198,7 @@ class Renewal:
 
 
 @dataclass(frozen=True)
-class Running:
+class RunningAttempt:
     """An attempt that runs, and its heartbeat counter as a watcher saw it."""
 
     attempt_id: int

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, get_args
 
 from sqlalchemy import bindparam, insert, select, update
 
+from app.states import LivingState, WorkerState
 from app.store import tables
 from app.store.engine import Database
 from app.store.tables import utc_now
 
-LivingState = Literal["active", "draining"]
-WorkerState = Literal[LivingState, "stopped", "lost"]
-ALIVE = ("active", "draining")
+ALIVE = get_args(LivingState)
 
 _worker = tables.worker.c
 _CHANGE = update(tables.worker).where(_worker.id == bindparam("worker_id"))
@@ -23,7 +22,7 @@ _ALIVE = select(_worker.id, _worker.beat).where(_worker.state.in_(ALIVE))
 
 
 class Registration:
-    """The part of the queue that knows the workers."""
+    """The workers of one database. Every method is one transaction."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -1,4 +1,4 @@
-"""New jobs and sweeps, each request answered once: the first half of the queue."""
+"""Rows of new jobs, and the first answer to each request with an Idempotency-Key. Transactions are the queue's."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from sqlalchemy import Connection, bindparam, insert, select
 
 from app.errors import IdempotencyMismatch
 from app.store import tables
-from app.store.engine import Database
-from app.store.public import job_dict, sweep_dict
 from app.store.records import Idempotency, NewJob, Submitted
 from app.store.tables import utc_now
 
@@ -21,82 +19,91 @@ _FIRST_ANSWER = select(tables.idempotency_key.c.digest, tables.idempotency_key.c
 )
 NO_PROGRESS: dict[str, Any] = {"done": 0, "total": 0, "message": ""}
 
+FROM_SPEC = ("kind", "spec", "summary", "device_type", "devices", "exclusive_host", "requirements", "point")
+"""Columns of a job that follow from its spec and its point, so that a job with the same spec has the same."""
 
-class Submission:
-    """The part of the queue that jobs come in by."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+def job_row(new: NewJob, sweep_id: int | None, now: datetime) -> dict[str, Any]:
+    """A new job as a row of the table `job`, without its id."""
+    resources = new.spec.resources()
+    return {
+        "kind": new.spec.kind,
+        "name": new.name,
+        "labels": dict(new.labels),
+        "spec": new.spec.model_dump(mode="json"),
+        "summary": new.spec.summary(),
+        "priority": new.priority,
+        "max_attempts": new.max_attempts,
+        "timeout_s": new.timeout_s,
+        "device_type": resources.device_type,
+        "devices": resources.devices,
+        "exclusive_host": resources.exclusive_host,
+        "requirements": sorted(new.spec.requirements()),
+        "sweep_id": sweep_id,
+        "point": new.point,
+        **_queued(now),
+    }
 
-    def submit(self, new: NewJob, idempotency: Idempotency | None = None) -> Submitted:
-        """Queue one job. With an Idempotency-Key, the first answer again, or IdempotencyMismatch for another body."""
 
-        def answer(connection: Connection) -> dict[str, Any]:
-            return job_dict(_insert_jobs(connection, [new], sweep_id=None, now=utc_now())[0])
+def repeated_row(job: dict[str, Any], sweep: dict[str, Any], now: datetime) -> dict[str, Any]:
+    """A new job for the point of a sweep that `job` was for, with what the sweep gives to each of its jobs."""
+    return {
+        **{column: job[column] for column in FROM_SPEC},
+        "name": sweep["name"],
+        "labels": sweep["labels"],
+        **{option: sweep["options"][option] for option in ("priority", "timeout_s", "max_attempts")},
+        "sweep_id": sweep["id"],
+        **_queued(now),
+    }
 
-        return self._once(idempotency, answer)
 
-    def submit_sweep(
-        self,
-        name: str | None,
-        labels: dict[str, str],
-        base: dict[str, Any],
-        grid: dict[str, Any],
-        exclude: list[Any],
-        jobs: Sequence[NewJob],
-        idempotency: Idempotency | None = None,
-    ) -> Submitted:
-        """Queue a sweep and all of its jobs, or nothing."""
+def _queued(now: datetime) -> dict[str, Any]:
+    """What every job has that was just submitted."""
+    return {
+        "state": "queued",
+        "attempt": 0,
+        "progress": NO_PROGRESS,
+        "error": None,
+        "worker_id": None,
+        "environment": None,
+        "validity": None,
+        "version": 1,
+        "created_at": now,
+        "started_at": None,
+        "finished_at": None,
+        "cancel_requested_at": None,
+    }
 
-        def answer(connection: Connection) -> dict[str, Any]:
-            now = utc_now()
-            row = {
-                "name": name,
-                "labels": labels,
-                "base": base,
-                "grid": grid,
-                "exclude": exclude,
-                "created_at": now,
+
+def insert_jobs(connection: Connection, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Insert jobs with their labels and their first event; the rows again, with their ids."""
+    if not rows:
+        return []
+    ids = connection.execute(_INSERT_JOB, rows).scalars()
+    inserted = [{**row, "id": job_id} for row, job_id in zip(rows, ids, strict=True)]
+    labels = [
+        {"job_id": row["id"], "key": key, "value": value} for row in inserted for key, value in row["labels"].items()
+    ]
+    if labels:
+        connection.execute(insert(tables.job_label), labels)
+    connection.execute(
+        insert(tables.event),
+        [
+            {
+                "job_id": row["id"],
+                "attempt": 0,
+                "type": "state",
+                "data": {"state": "queued"},
+                "created_at": row["created_at"],
             }
-            sweep_id = connection.execute(insert(tables.sweep).returning(tables.sweep.c.id), row).scalar_one()
-            _insert_jobs(connection, jobs, sweep_id=sweep_id, now=now)
-            return sweep_dict({"id": sweep_id, **row}, {"queued": len(jobs)})
-
-        return self._once(idempotency, answer)
-
-    def first_answer(self, idempotency: Idempotency | None) -> Submitted | None:
-        """The answer that a request with this key got before; None when it is new, or comes without a key.
-
-        For what must not be judged again: whether a job was valid was decided with its first answer.
-        """
-        if idempotency is None:
-            return None
-        with self._database.read() as connection:
-            return _first_answer(connection, idempotency)
-
-    def _once(self, idempotency: Idempotency | None, answer: Callable[[Connection], dict[str, Any]]) -> Submitted:
-        with self._database.write() as connection:
-            if idempotency is None:
-                return Submitted(answer(connection), replayed=False)
-            first = _first_answer(connection, idempotency)
-            if first is not None:
-                return first
-            response = answer(connection)
-            connection.execute(
-                insert(tables.idempotency_key),
-                {
-                    "key": idempotency.key,
-                    "route": idempotency.route,
-                    "digest": idempotency.digest,
-                    "resource_id": response["id"],
-                    "response": response,
-                    "created_at": utc_now(),
-                },
-            )
-            return Submitted(response, replayed=False)
+            for row in inserted
+        ],
+    )
+    return inserted
 
 
-def _first_answer(connection: Connection, idempotency: Idempotency) -> Submitted | None:
+def first_answer(connection: Connection, idempotency: Idempotency) -> Submitted | None:
+    """The answer that a request with this key got before; IdempotencyMismatch when it came with another body."""
     identity = {"key": idempotency.key, "route": idempotency.route}
     first = connection.execute(_FIRST_ANSWER, identity).one_or_none()
     if first is None:
@@ -108,52 +115,25 @@ def _first_answer(connection: Connection, idempotency: Idempotency) -> Submitted
     return Submitted(first.response, replayed=True)
 
 
-def _insert_jobs(
-    connection: Connection, jobs: Sequence[NewJob], *, sweep_id: int | None, now: datetime
-) -> list[dict[str, Any]]:
-    if not jobs:
-        return []
-    rows = [_row(new, sweep_id, now) for new in jobs]
-    for row, job_id in zip(rows, connection.execute(_INSERT_JOB, rows).scalars(), strict=True):
-        row["id"] = job_id
-    labels = [{"job_id": row["id"], "key": key, "value": value} for row in rows for key, value in row["labels"].items()]
-    if labels:
-        connection.execute(insert(tables.job_label), labels)
+def answer_once(
+    connection: Connection, idempotency: Idempotency | None, answer: Callable[[], dict[str, Any]]
+) -> Submitted:
+    """What `answer` returns, kept as the first answer to this key; or the first answer, if there was one."""
+    if idempotency is None:
+        return Submitted(answer(), replayed=False)
+    first = first_answer(connection, idempotency)
+    if first is not None:
+        return first
+    response = answer()
     connection.execute(
-        insert(tables.event),
-        [
-            {"job_id": row["id"], "attempt": 0, "type": "state", "data": {"state": "queued"}, "created_at": now}
-            for row in rows
-        ],
+        insert(tables.idempotency_key),
+        {
+            "key": idempotency.key,
+            "route": idempotency.route,
+            "digest": idempotency.digest,
+            "resource_id": response["id"],
+            "response": response,
+            "created_at": utc_now(),
+        },
     )
-    return rows
-
-
-def _row(new: NewJob, sweep_id: int | None, now: datetime) -> dict[str, Any]:
-    resources = new.spec.resources()
-    return {
-        "kind": new.spec.kind,
-        "name": new.name,
-        "labels": dict(new.labels),
-        "state": "queued",
-        "spec": new.spec.model_dump(mode="json"),
-        "priority": new.priority,
-        "attempt": 0,
-        "max_attempts": new.max_attempts,
-        "timeout_s": new.timeout_s,
-        "device_type": resources.device_type,
-        "devices": resources.devices,
-        "exclusive_host": resources.exclusive_host,
-        "requirements": sorted(new.spec.requirements()),
-        "progress": NO_PROGRESS,
-        "error": None,
-        "worker_id": None,
-        "sweep_id": sweep_id,
-        "environment": None,
-        "validity": None,
-        "version": 1,
-        "created_at": now,
-        "started_at": None,
-        "finished_at": None,
-        "cancel_requested_at": None,
-    }
+    return Submitted(response, replayed=False)

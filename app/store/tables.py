@@ -72,6 +72,7 @@ def _job_id(*, index: bool = True) -> Any:
 
 _NO_REUSE = {"sqlite_autoincrement": True}
 _CLAIMABLE = text("state = 'queued'")
+_DEVICELESS = text("state = 'queued' AND device_type = 'none'")
 _RUNNING = text("state = 'running'")
 
 
@@ -342,5 +343,6 @@ event: Final[Table] = _tables["event"]
 worker: Final[Table] = _tables["worker"]
 idempotency_key: Final[Table] = _tables["idempotency_key"]
 
-# Here, because a class has no columns yet where its other indexes are.
+# Here, because a class has no columns yet where its other indexes are. For claims.py.
 Index("ix_job_claimable", job.c.priority.desc(), job.c.id, sqlite_where=_CLAIMABLE, postgresql_where=_CLAIMABLE)
+Index("ix_job_deviceless", job.c.priority.desc(), job.c.id, sqlite_where=_DEVICELESS, postgresql_where=_DEVICELESS)

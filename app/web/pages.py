@@ -8,14 +8,14 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
 from markupsafe import Markup
-from pydantic import BeforeValidator, Field, ValidationError
-from pydantic_core import to_json
+from pydantic import BeforeValidator
 
-from app.api.parameters import FINISHED, MAX_ID, NO_QUERY, Cursor, JobId, JobState, Label, StrictQuery, SweepId, Text
+from app.api.parameters import NO_QUERY, Cursor, Id, JobId, Label, StrictQuery, SweepId, Text
 from app.api.services import CurrentServices, Services
-from app.layout import case_text, missing, varying_coordinates
-from app.specs import KINDS, spec_adapter
-from app.store.public import JOB_STATES
+from app.layout import case_text, varying_columns
+from app.specs import KINDS
+from app.states import FINISHED_STATES, JOB_STATES, JobState
+from app.store import results
 from app.web.templates import render
 
 router = APIRouter(prefix="/ui", include_in_schema=False)
@@ -23,6 +23,10 @@ router = APIRouter(prefix="/ui", include_in_schema=False)
 JOBS_PER_PAGE = 50
 # Of a long log the page shows the end; a link leads to all of it.
 SHOWN_LOG_CHARACTERS = 20_000
+# Of long tables the page shows the beginning; links lead to all of it.
+SHOWN_CASES = 200
+SHOWN_MEASUREMENTS = 200
+SHOWN_ROWS = 20
 
 # A form sends every field, the empty ones too.
 NONE_IF_EMPTY = BeforeValidator(lambda value: value or None)
@@ -34,7 +38,7 @@ class Filters(StrictQuery):
     state: Annotated[JobState | None, NONE_IF_EMPTY] = None
     kind: Annotated[Text | None, NONE_IF_EMPTY] = None
     label: Annotated[Label | None, NONE_IF_EMPTY] = None
-    sweep: Annotated[Annotated[int, Field(ge=1, le=MAX_ID)] | None, NONE_IF_EMPTY] = None
+    sweep: Annotated[Id | None, NONE_IF_EMPTY] = None
     after: Annotated[Cursor | None, NONE_IF_EMPTY] = None
 
 
@@ -53,7 +57,7 @@ def jobs(request: Request, services: CurrentServices, filters: Annotated[Filters
     return render(
         request,
         "jobs.html",
-        jobs=[(job, case(job)) for job in found],
+        jobs=[(job, case_text(job.get("summary") or {})) for job in found],
         older=f"/ui?{urlencode({**chosen, 'after': following})}" if following is not None else None,
         newest="/ui?" + urlencode({name: value for name, value in chosen.items() if name != "after"}),
         chosen=chosen,
@@ -64,36 +68,40 @@ def jobs(request: Request, services: CurrentServices, filters: Annotated[Filters
     )
 
 
-def case(job: dict[str, Any]) -> str:
-    """The coordinates that its kind's tables show, in words; nothing for a spec that an older Flopwatch accepted."""
-    try:
-        spec = spec_adapter.validate_json(to_json(job["spec"]))
-    except ValidationError:
-        return ""
-    coordinates = spec.coordinates()
-    return case_text({name: coordinates[name] for name in spec.table_rows})
-
-
 @router.get("/jobs/{job_id}", dependencies=[NO_QUERY])
 def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
     found, _version = services.reading.job(job_id)
-    measurements = services.reading.measurements(job_id)
-    rows, coordinates = measurements["rows"], varying_coordinates(measurements)
+    measurements = services.reading.measurements(job_id, limit=SHOWN_MEASUREMENTS)
+    sheet = results.table(services.database, jobs=[job_id]) if measurements["rows"] else None
+    units = services.reading.units(job_id)
     log = services.reading.log(job_id)
     return render(
         request,
         "job.html",
         job=found,
-        finished=found["state"] in FINISHED,
-        table=table(services, jobs=[job_id]) if found["state"] == "succeeded" and rows else "",
-        missing=missing(rows, coordinates),
-        measurements=rows,
-        coordinates=coordinates,
+        finished=found["state"] in FINISHED_STATES,
+        table=table(sheet) if sheet is not None and found["state"] == "succeeded" else "",
+        cases=0 if sheet is None else len(sheet.rows),
+        shown_cases=SHOWN_CASES,
+        missing=[] if sheet is None else sheet.missing,
+        measurements=measurements,
+        columns=varying_columns(measurements),
+        units=units if len(units) > 1 else [],
+        tables=[
+            (own, first_rows(services, own["name"], job_id)) for own in results.list_tables(services.database, job_id)
+        ],
+        shown_rows=SHOWN_ROWS,
         artifacts=services.reading.artifacts(job_id),
         attempts=services.reading.attempts(job_id),
         log=log[-SHOWN_LOG_CHARACTERS:],
         log_is_cut=len(log) > SHOWN_LOG_CHARACTERS,
     )
+
+
+def first_rows(services: Services, name: str, job_id: int) -> Markup:
+    """The beginning of a table that units reported."""
+    sheet = results.result_table(services.database, job_id, name, limit=SHOWN_ROWS)
+    return Markup(results.render(sheet, "html"))  # noqa: S704  # its cells are escaped
 
 
 @router.post("/jobs/{job_id}/cancel", dependencies=[NO_QUERY])
@@ -105,21 +113,22 @@ def cancel(services: CurrentServices, job_id: JobId) -> Response:
 @router.get("/sweeps/{sweep_id}", dependencies=[NO_QUERY])
 def sweep(request: Request, services: CurrentServices, sweep_id: SweepId) -> Response:
     found = services.reading.sweep(sweep_id)
+    sheet = results.table(services.database, sweep=sweep_id)
     return render(
         request,
         "sweep.html",
         sweep=found,
         finished=not found["counts"]["queued"] and not found["counts"]["running"],
-        table=table(services, sweep=sweep_id),
+        table=table(sheet),
+        cases=len(sheet.rows),
+        shown_cases=SHOWN_CASES,
     )
 
 
-def table(services: Services, **chosen: Any) -> Markup:
-    """The table of results as /tables has it; empty where there are none."""
-    from app.store import results  # pandas, as in app.api.tables
-
-    frame = results.table(services.database, **chosen)
-    return Markup("" if frame.empty else results.render(frame, "html"))  # noqa: S704  # its cells are escaped
+def table(sheet: results.Sheet) -> Markup:
+    """The first rows of a table of results; empty where there are none."""
+    text = results.render(sheet.head(SHOWN_CASES), "html") if sheet.rows else ""
+    return Markup(text)  # noqa: S704  # its cells are escaped
 
 
 @router.get("/workers", dependencies=[NO_QUERY])

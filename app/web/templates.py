@@ -11,14 +11,21 @@ from fastapi import Request
 from fastapi.responses import Response
 from fastapi.templating import Jinja2Templates
 
-from app.layout import doubts, number
+from app.layout import FORMATS, doubts, number, verdict
 
 
 @functools.cache
 def _templates() -> Jinja2Templates:
     templates = Jinja2Templates(directory=Path(__file__).parent / "html")
     templates.env.trim_blocks = templates.env.lstrip_blocks = True
-    templates.env.filters |= {"number": number, "doubts": doubts, "moment": moment, "pretty": pretty}
+    templates.env.filters |= {
+        "number": number,
+        "verdict": verdict,
+        "doubts": doubts,
+        "moment": moment,
+        "pretty": pretty,
+    }
+    templates.env.globals["formats_of_tables"] = FORMATS
     return templates
 
 

@@ -16,6 +16,7 @@ import contextlib
 import datetime
 import os
 import statistics
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,11 +31,11 @@ from triton.runtime.errors import OutOfResources, PTXASError
 
 from kernels.attention import triton_tilings as tilings
 from kernels.attention.triton_candidates import candidates, limits
-from kernels.attention.triton_clock import Timer, Work, default_timer
 from kernels.attention.triton_launch import padded_width
 from kernels.attention.triton_problem import RESULTS, Problem
 from kernels.attention.triton_tiles import Tiling
 from kernels.attention.triton_tilings import Tilings
+from kernels.device_clock import DeviceClock, Work
 
 REFUSALS = (OutOfResources, PTXASError, CompilationError)
 COMPILER_FAILED = "PassManager::run failed"
@@ -53,6 +54,8 @@ SAFE = (Tiling(32, 32, 4, 1), Tiling(16, 16, 4, 1))
 """What gives the results to compare with, where the present choice does not fit the device."""
 
 Tell = Callable[[str], None]
+Timer = Callable[[str, tuple[Tiling, ...], Work], float]
+"""(what is timed, with which tilings, the call) -> ms of one call."""
 
 
 class NothingRuns(Exception):
@@ -121,7 +124,7 @@ def tune(
         backward: Also tune the backward pass; else its tilings stay as they are.
         tf32: Whether products of float32 inputs may be rounded to tf32; None: as torch is set.
         tell: Called with a line of progress, every few seconds.
-        timer: What takes times; None: CUDA events with a flushed L2 cache, or the host's clock without a GPU.
+        timer: What takes times; None: as `default_timer` does.
         among: The candidates for every kernel, besides the present choice; None: all that may be fast.
 
     Raises:
@@ -146,6 +149,21 @@ def tune(
             chosen = replace(chosen, prefer_one_pass=faster_form(forms_ms, present.prefer_one_pass))
     tilings.remember(problem.operands, width, problem.precision, chosen)
     return Tuned(chosen, present, tuple(trials), forms_ms)
+
+
+def default_timer(device: torch.device) -> Timer:
+    """The device's time with a cold L2 cache; the host's clock where the interpreter runs."""
+    if device.type != "cuda":
+        return host_time_ms
+    clock = DeviceClock(device)
+    return lambda what, tilings, work: clock.lap(work).device_ms
+
+
+def host_time_ms(what: str, tilings: tuple[Tiling, ...], work: Work) -> float:
+    """By the host's clock."""
+    start = time.perf_counter()
+    work()
+    return 1e3 * (time.perf_counter() - start)
 
 
 def shown(tiling: Tiling) -> str:
@@ -200,7 +218,7 @@ class _Search:
             for form, (used, work) in works.items():
                 samples[form].append(self.timer(form, used, work))
         medians = {form: statistics.median(times) for form, times in samples.items()}
-        self.tell("backward pass: " + ", ".join(f"{form} {time:.3f} ms" for form, time in medians.items()))
+        self.tell("backward pass: " + ", ".join(f"{form} {median:.3f} ms" for form, median in medians.items()))
         return medians
 
     def _find_right(self, kernel: str, present: Tiling) -> Tiling:
@@ -298,8 +316,8 @@ def report(tuned: Tuned, width: int) -> Iterator[str]:
         best = [f"{shown(trial.tiling)}: {trial.median_ms:.3g}" for trial in tried if trial.refused is None]
         yield f"    {width:<5}{_words(tried[0]):<10}{'    '.join(best[:SHOWN])}".rstrip()
     yield ""
-    for form, time in tuned.forms_ms.items():
-        yield f"backward pass in {form}: {time:.3g} ms"
+    for form, time_ms in tuned.forms_ms.items():
+        yield f"backward pass in {form}: {time_ms:.3g} ms"
     reasons = Counter(f"{trial.refused.split(',')[0]}" for trial in tuned.trials if trial.refused is not None)
     yield f"{len(tuned.trials)} candidates, {reasons.total()} refused"
     yield from (f"    {count} × {reason}" for reason, count in reasons.most_common(SHOWN))

@@ -120,6 +120,6 @@ def test_each_replicate_has_an_interpreter_and_tells_its_progress(site: Site) ->
     assert states == ["queued", "running", "succeeded"]
     assert events[-1]["type"] == "done"
     steps = [row for row in get(client, f"/jobs/{job_id}/measurements")["rows"] if row["metric"] == "step_ms"]
-    assert [(row["replicate"], row["partial"], row["n"]) for row in steps] == [(0, False, 1), (1, False, 1)]
+    assert [(row["unit_index"], row["partial"], row["n"]) for row in steps] == [(0, False, 1), (1, False, 1)]
     names = [artifact["name"] for artifact in get(client, f"/jobs/{job_id}/artifacts")]
-    assert names == ["samples-0.csv.gz", "samples-1.csv.gz"]
+    assert names == ["samples-unit-1.csv.gz", "samples.csv.gz"]

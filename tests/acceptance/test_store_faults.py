@@ -22,7 +22,8 @@ import pytest
 from app.settings import Settings
 from app.specs import spec_adapter
 from app.store.engine import Database, open_database
-from app.store.queue import Finish, MeasurementRecord, NewEvent, NewJob, Offer, Queue
+from app.store.queue import Queue
+from app.store.records import Finish, MeasurementRecord, NewEvent, NewJob, Offer
 from tests.acceptance.conftest import short_job
 from tests.acceptance.faults import (
     PROJECT,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +20,7 @@ from app.api.services import Services
 from app.errors import job_problem
 from app.main import create_app
 from app.settings import Settings
-from app.store.queue import Claim, Finish, MeasurementRecord, NewEvent, Offer
+from app.store.records import Claim, Finish, MeasurementRecord, NewEvent, Offer, TableRecord
 
 START_TIMEOUT_S = 30.0
 KINDS = frozenset({"benchmark"})
@@ -47,7 +49,7 @@ class Worker:
 
     def register(self, kinds: frozenset[str] = KINDS, capabilities: frozenset[str] = CAPABILITIES) -> None:
         devices = [{"type": "cpu", "name": "test CPU"}]
-        self.services.queue.register_worker(self.id, "host", 1, kinds, capabilities, devices, {"torch": "2.13"})
+        self.services.registration.register_worker(self.id, "host", 1, kinds, capabilities, devices, {"torch": "2.13"})
 
     def claim(self) -> Claim:
         claim = self.services.queue.claim(self.id, Offer(KINDS, CAPABILITIES, total_gpus=0, free_gpus=0, idle=True))
@@ -69,11 +71,32 @@ class Worker:
         return self.services.queue.finish(claim, Finish(state, **results))
 
 
-def record(metric: str, value: float | None, outcome: str = "ok", **case: Any) -> MeasurementRecord:
-    """A measurement of one sample."""
-    reason = None if value is not None else "out of memory"
-    statistics = (1 if value is not None else None, value, 0.0 if value is not None else None, *[value] * 7)
-    return MeasurementRecord(case, "forward", metric, "ms", outcome, reason, *statistics, samples=None)
+def record(
+    metric: str,
+    value: float | None,
+    outcome: str = "ok",
+    *,
+    unit_index: int = 0,
+    validity: str | None = None,
+    **case: Any,
+) -> MeasurementRecord:
+    """A measurement of one sample; cases with other coordinates have other keys."""
+    return MeasurementRecord(
+        unit_index=unit_index,
+        case=case,
+        case_key=json.dumps(case, sort_keys=True),
+        device_key="1x test CPU",
+        validity=validity,
+        phase=metric.removesuffix("_ms") if metric.endswith("_ms") else None,
+        metric=metric,
+        unit="ms",
+        outcome=outcome,
+        reason=None if value is not None else "out of memory",
+        n=1 if value is not None else None,
+        std=0.0 if value is not None else None,
+        samples=None,
+        **dict.fromkeys(("mean", "median", "min", "max", "p05", "p25", "p75", "p95"), value),
+    )
 
 
 @dataclass
@@ -151,6 +174,20 @@ def serve() -> Callable[..., contextlib.AbstractContextManager[Site]]:
 def measured() -> Callable[..., MeasurementRecord]:
     """Make a measurement."""
     return record
+
+
+@pytest.fixture(scope="session")
+def reported() -> Callable[..., TableRecord]:
+    """Make a table as a unit reported it; `columns` are types by name, milliseconds where the name says so."""
+
+    def make(name: str, rows: Sequence[Sequence[Any]], unit_index: int = 0, **columns: str) -> TableRecord:
+        described = [
+            {"name": column, "type": type_, "unit": "ms" if column.endswith("_ms") else None}
+            for column, type_ in columns.items()
+        ]
+        return TableRecord(unit_index, name, described, len(rows), zlib.compress(json.dumps(rows).encode()))
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
-from app.layout import case_text, missing
+from app.layout import STATISTICS, case_text, doubts, varying_columns, verdict
+from app.store import tables
+from workers.measure.statistics import Summary
 
 
 @pytest.mark.parametrize(
@@ -22,6 +25,8 @@ from app.layout import case_text, missing
             "5 implementations, 5 sequence lengths",
         ),
         ({"model": "2.7b", "factor": 0.5}, "2.7b, factor=0.5"),
+        ({"precision": "fp32 → bf16", "compile": "False → True"}, "precision=fp32 → bf16, compile=false → true"),
+        ({"compile_scope": "None → blocks"}, "compile_scope=none → blocks"),
         ({}, ""),
     ],
 )
@@ -29,38 +34,51 @@ def test_cases_in_words(coordinates: dict[str, Any], text: str) -> None:
     assert case_text(coordinates) == text
 
 
-def row(implementation: str, dtype: str, metric: str = "forward_ms", **changes: Any) -> dict[str, Any]:
-    facts = {"outcome": "ok", "reason": None, "mean": 1.0, "metric": metric, "replicate": 0}
-    return {"implementation": implementation, "dtype": dtype, **facts, **changes}
+class TestValidity:
+    def test_one_case_is_its_verdict(self) -> None:
+        assert verdict({"verdict": "suspect", "counts": {"suspect": 1}}) == "suspect"
 
+    def test_several_are_counted(self) -> None:
+        assert (
+            verdict({"verdict": "suspect", "counts": {"valid": 298, "suspect": 2}}) == "suspect (298 valid, 2 suspect)"
+        )
 
-UNSUPPORTED = {"outcome": "unsupported", "reason": "no\nGPU", "mean": None}
-UNKNOWN = {"outcome": "unknown", "reason": "no ceiling", "mean": None}
-NAMES = ["implementation", "dtype", "replicate"]
-
-
-class TestMissing:
-    def test_nothing_is_missing(self) -> None:
-        assert missing([row("eager", "fp32"), row("eager", "bf16")], NAMES) == []
-
-    def test_a_reason_is_told_once_with_its_cells(self) -> None:
-        rows = [
-            *(row("eager", dtype) for dtype in ("fp32", "bf16")),
-            *(row("triton", dtype, metric, **UNSUPPORTED) for dtype in ("fp32", "bf16") for metric in ("a", "b")),
-            row("flex", "fp32"),
-            row("flex", "bf16", **UNSUPPORTED | {"outcome": "oom", "reason": None}),
+    def test_what_failed_is_told_with_its_unit_and_case(self) -> None:
+        check = {"name": "drift", "ok": False, "detail": "9 %"}
+        checks = [
+            check,
+            check | {"case": "triton"},
+            check | {"case": "flex", "unit": "replicate 1"},
+            check | {"ok": True},
         ]
-        assert missing(rows, NAMES) == ["triton (2 cells): unsupported: no GPU", "flex, bf16: oom"]
+        assert doubts({"verdict": "suspect", "checks": checks}) == [
+            "drift: 9 %",
+            "triton: drift: 9 %",
+            "replicate 1: flex: drift: 9 %",
+        ]
 
-    def test_metrics_are_named_where_others_have_numbers(self) -> None:
-        rows = [row("eager", "fp32"), row("eager", "fp32", "mfu", **UNKNOWN), row("flex", "fp32")]
-        rows += [row("flex", "fp32", "mfu", **UNKNOWN), row("triton", "fp32", **UNSUPPORTED)]
-        assert missing(rows, NAMES) == ["triton: unsupported: no GPU", "mfu (2 cells): unknown: no ceiling"]
+    def test_of_many_the_first_are_told(self) -> None:
+        checks = [{"name": str(number), "ok": False, "detail": "x"} for number in range(7)]
+        assert doubts({"checks": checks})[3:] == ["3: x", "4: x", "and 2 more"]
 
-    def test_all_cells(self) -> None:
-        rows = [row("eager", dtype, replicate=number, **UNSUPPORTED) for dtype in ("fp32", "bf16") for number in (0, 1)]
-        assert missing(rows, NAMES) == ["all 2 cells: unsupported: no GPU"]
-        assert missing(rows[:2], NAMES) == ["unsupported: no GPU"], "of one cell only the reason is news"
+    @pytest.mark.parametrize("stored", [{}, {"checks": None, "counts": None}, {"checks": [{}]}, {"valid": True}])
+    def test_of_an_older_flopwatch(self, stored: dict[str, Any]) -> None:
+        assert verdict(stored) == "unknown"
+        doubts(stored)
 
-    def test_a_value_that_is_no_number_is_unknown(self) -> None:
-        assert missing([row("eager", "fp32", mean=None)], NAMES) == ["unknown"]
+
+def test_what_tells_measurements_apart() -> None:
+    names = ["model", "length", "case_key", "device_key", "unit_title", "unit_index", "metric", "mean"]
+    rows = [
+        dict(zip(names, values, strict=True))
+        for values in (["tiny", 1, "a", "cpu", "r 0", 0, "x", 1.0], ["tiny", True, "b", "gpu", "r 1", 1, "y", 2.0])
+    ]
+    measurements = {"columns": [{"name": name} for name in names], "rows": rows}
+    assert varying_columns(measurements) == ["length", "device_key", "unit_title"]
+
+
+def test_statistics_are_those_that_measurements_have() -> None:
+    """Three lists that no import can join: the workers' know nothing of the service, the tables' are columns."""
+    assert tuple(field.name for field in fields(Summary)) == STATISTICS
+    stored = [column.name for column in tables.measurement.columns]
+    assert tuple(stored[stored.index("n") : stored.index("samples")]) == STATISTICS

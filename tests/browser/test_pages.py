@@ -47,7 +47,7 @@ def test_jobs_are_listed_followed_and_cancelled(service: Service, misbehave_fold
     assert browser.execute_script("return window.loadedOnce === true")
     main = browser.find_element(By.TAG_NAME, "main").text
     assert "forward_ms" in main
-    assert "samples-0.csv.gz" in main
+    assert "samples.csv.gz" in main
 
     browser.get(f"{service.url}/ui?state=succeeded&label=team:a")
     assert [link.text for link in browser.find_elements(By.CSS_SELECTOR, "tbody td:first-child a")] == [str(running)]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +19,7 @@ from torch import Tensor
 
 from kernels.attention import cpu
 from kernels.attention.cpu import build, operations
+from kernels.attention.cpu.implementations import cpu_blocked, cpu_flash
 from kernels.attention.reference import attention, attention_with_logsumexp
 
 FUNCTIONS = [cpu.naive, cpu.blocked, cpu.fused, cpu.flash]
@@ -62,6 +65,24 @@ def test_flash_takes_any_tiles_forward_and_backward(
     oracle.backward(grad.double())
     for tensor, reference in zip(tensors, exact, strict=True):
         assert_close(tensor.grad, reference.grad)
+
+
+def test_block_sizes_default_to_the_librarys_own() -> None:
+    """32 queries by 128 keys for `flash`, 32 for `blocked`: also under the registry's names, which jobs call."""
+    tensors = drawn(150, 300, 33, seed=11)
+    own, other = cpu.flash(*tensors, br=32, bc=128), cpu.flash(*tensors, br=32, bc=64)
+    assert not torch.equal(own, other), "sums in another order differ in their last bits"
+    assert torch.equal(cpu.flash(*tensors), own)
+    assert torch.equal(cpu_flash.function(*tensors, False), own)
+    assert torch.equal(cpu.flash(*tensors, bc=64), other)
+    assert cpu.memory("flash", 2, 3, 150, 300, 33) == cpu.memory("flash", 2, 3, 150, 300, 33, br=32, bc=128)
+    assert cpu_flash.forward_bytes is not None
+    assert cpu_flash.forward_bytes(2, 3, 300, 33) == cpu_flash.forward_bytes(2, 3, 300, 33, br=32, bc=128)
+    assert cpu_flash.forward_bytes(2, 3, 300, 33) != cpu_flash.forward_bytes(2, 3, 300, 33, br=32, bc=64)
+    own, other = cpu.blocked(*tensors, block=32), cpu.blocked(*tensors, block=300)
+    assert not torch.equal(own, other)
+    assert torch.equal(cpu.blocked(*tensors), own)
+    assert torch.equal(cpu_blocked.function(*tensors, False), own)
 
 
 @pytest.mark.parametrize("block", [1, 3, 32, 1000])
@@ -213,6 +234,69 @@ def test_it_is_built_once_and_then_needs_no_compiler(tmp_path: Path) -> None:
     assert start(tmp_path, PATH=os.devnull).communicate(timeout=60)[0] == "16.0\n"
     assert built.stat().st_mtime_ns == before.st_mtime_ns
     assert sorted(path.suffix for path in tmp_path.iterdir()) == ["", ".lock"]  # nothing half-built is left
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from kernels.attention.cpu import build
+
+def half(folder):
+    (folder / "flash.o").write_text("half of it")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+build._build = half
+build._built(Path(sys.argv[1]))
+"""
+
+
+def test_what_a_killed_build_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = subprocess.run([sys.executable, "-c", KILLED, tmp_path], env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert killed.returncode == -signal.SIGKILL
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".building", ".lock"]
+
+    def compile_nothing(folder: Path) -> None:
+        assert list(folder.iterdir()) == [], "nothing of the other build"
+        (folder / "library.so").write_text("library")
+
+    monkeypatch.setattr(build, "_build", compile_nothing)
+    assert build._built(tmp_path).read_text() == "library"
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == ["", ".lock"]
+
+
+def test_another_version_of_the_compiler_builds_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = []
+
+    def compile_nothing(folder: Path) -> None:
+        built.append(folder)
+        (folder / "library.so").write_text(f"library {len(built)}")
+
+    monkeypatch.setattr(build, "_build", compile_nothing)
+    compiler = tmp_path / "c++"
+    monkeypatch.setenv("CXX", str(compiler))
+    files = []
+    for version in ("12.2.0", "12.2.0", "14.1.0"):
+        compiler.write_text(f"#!/bin/sh\necho g++ {version}\n")
+        compiler.chmod(0o755)
+        files.append(build._built(tmp_path / "cache"))
+    assert files[0] == files[1] != files[2]
+    assert [file.read_text() for file in files] == ["library 1", "library 1", "library 2"]
+    compiler.unlink()
+    assert build._built(tmp_path / "cache") == files[2], "without a compiler the newest one does"
+    monkeypatch.setattr(build, "COMPILER_FLAGS", (*build.COMPILER_FLAGS, "-g"))
+    with pytest.raises(build.CompilerMissing):
+        build._built(tmp_path / "cache")
+
+
+@pytest.mark.parametrize("change", ["order", "number"])
+def test_a_problem_that_differs_from_the_librarys_is_refused(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = list(build.Problem._fields_)
+    fields = [*fields[1::-1], *fields[2:]] if change == "order" else fields[:-1]
+    loaded = build.library()
+    build._check_problem(loaded)
+    monkeypatch.setattr(build, "Problem", type("Problem", (ctypes.Structure,), {"_fields_": fields}))
+    with pytest.raises(build.BuildError, match=r"Problem is .* in source/problem\.h and .* in build\.py"):
+        build._check_problem(loaded)
 
 
 def test_without_a_compiler_the_error_says_so(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention.oracle import oracle
+from kernels.device_clock import Work
 from kernels.registry import ATTENTION
 from kernels.tolerance import TF32_TOLERANCE, TOLERANCES, error
 
@@ -24,7 +25,6 @@ from triton.runtime.errors import OutOfResources, PTXASError
 from kernels.attention import triton_candidates, triton_launch, triton_tilings, triton_tuning
 from kernels.attention.flash_triton import flash_attention
 from kernels.attention.triton_candidates import Limits, candidates, why_pruned
-from kernels.attention.triton_clock import Work
 from kernels.attention.triton_problem import Problem
 from kernels.attention.triton_tiles import Tiling
 from kernels.attention.triton_tilings import Tilings

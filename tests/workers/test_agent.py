@@ -1,4 +1,4 @@
-"""A real agent on a database of its own, while that database cannot be written."""
+"""A real agent on a database of its own, while that database cannot be written; and what an agent offers to run."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +19,11 @@ import pytest
 from app.settings import Settings
 from app.specs import spec_adapter
 from app.store.engine import Database, open_database
-from app.store.queue import NewJob, Queue
+from app.store.queue import Queue
 from app.store.reading import Reading
+from app.store.records import Claim, NewJob
+from workers.agent import MAX_ON_PAPER, Agent
+from workers.devices import DeviceLocks, Host, Lease
 
 PROJECT = Path(__file__).resolve().parents[2]
 BUSY_TIMEOUT_S = 0.3
@@ -90,3 +94,36 @@ def test_a_locked_database_costs_no_job_when_the_worker_is_stopped(
     assert (job["state"], job["attempt"], job["error"]) == ("queued", 0, None)
     assert [attempt["state"] for attempt in reading.attempts(job_id)] == ["given_back"]
     assert [worker["state"] for worker in reading.workers()] == ["stopped"]
+
+
+HOST = Host(gpus=(), cpu_count=2, memory_mib=1)
+
+
+def claim_of(device_type: str, *, exclusive_host: bool = False) -> Claim:
+    spec = {"kind": "benchmark"}
+    return Claim(1, 1, "token", 1, "worker", "benchmark", None, spec, None, device_type, 1, exclusive_host)
+
+
+def agent_with(*device_types: str, locks: DeviceLocks | None = None) -> Any:
+    """What an agent knows of itself that runs jobs on these types of devices."""
+    runs = {number: SimpleNamespace(claim=claim_of(name)) for number, name in enumerate(device_types)}
+    return SimpleNamespace(_runs=runs, _capabilities=frozenset(), _host=HOST, _locks=locks)
+
+
+@pytest.mark.parametrize("others", [[], ["cpu"]])
+def test_jobs_without_a_device_are_offered_a_place_up_to_a_number(others: list[str]) -> None:
+    almost = agent_with(*others, *["none"] * (MAX_ON_PAPER - 1))
+    assert Agent._offer(almost, Lease()).deviceless
+    assert not Agent._offer(agent_with(*others, *["none"] * MAX_ON_PAPER), Lease()).deviceless
+
+
+def test_a_job_without_a_device_locks_nothing(tmp_path: Path) -> None:
+    locks = DeviceLocks(HOST, tmp_path)
+    lease = Agent._lease_for(agent_with(locks=locks), claim_of("none"), locks.take_free())
+    assert (lease.descriptors, lease.alone) == ([], False)
+    free = locks.take_free()
+    assert free.alone, "others may still have the host alone"
+    alone = Agent._lease_for(agent_with(locks=locks), claim_of("none", exclusive_host=True), free)
+    assert alone.alone
+    assert not locks.take_free().alone
+    alone.release()

@@ -25,12 +25,14 @@ from workers.launch import Launcher
 
 FOLDER = Path(os.environ["MISBEHAVE_FOLDER"])
 
-def request(model, **environment):
+WRAPPER = [sys.executable, PLUGINS + "/wrapper.py"]
+
+def request(model, wrap=(), **environment):
     shape = {"d_model": 8, "d_ff": 8, "num_layers": 1, "num_heads": 1, "vocab_size": 16}
     spec = {"kind": "benchmark", "model": {"name": model, **shape}, "batch_size": 1, "context_length": 1,
             "mode": "forward", "warmup_steps": 0, "measure_steps": 1, "device": "cpu"}
     unit = {"title": "unit", "params": {"replicate": 0}, "start": START, "environment": {}}
-    return Request("benchmark", spec, unit, str(FOLDER), environment)
+    return Request("benchmark", spec, unit, str(FOLDER), environment, wrap=list(wrap))
 
 def read(descriptor):
     data = b""
@@ -65,7 +67,12 @@ def run_script(folder: Path, start: str, body: str, *, plugins: bool = True) -> 
         "MISBEHAVE_FOLDER": str(folder),
         "TMPDIR": str(folder),
     }
-    script = f"START = {start!r}\n" + PRELUDE + textwrap.dedent(body) + "\nlauncher.close()\n"
+    script = (
+        f"START, PLUGINS = {start!r}, {str(TESTS / 'plugins')!r}\n"
+        + PRELUDE
+        + textwrap.dedent(body)
+        + "\nlauncher.close()\n"
+    )
     done = subprocess.run(
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120, check=False
     )
@@ -223,3 +230,134 @@ def test_the_warm_parent_touches_no_gpu_and_has_one_thread(tmp_path: Path) -> No
         plugins=False,  # they would keep it from importing all
     )
     assert told == [1, []]
+
+
+class TestWrapped:
+    """Units that run under tests/plugins/wrapper.py, which takes from them what profilers take."""
+
+    def test_messages_arrive_and_the_report_is_written_before_the_end_is_told(self, tmp_path: Path) -> None:
+        told = run_script(
+            tmp_path,
+            "exec",
+            """
+            wrap = [*WRAPPER, "--report", str(FOLDER / "report"), "--"]
+            process = launcher.start(request("counted", wrap, OF_THE_UNIT="set"), START, [])
+            messages, log = read(process.messages), read(process.log)
+            print(json.dumps([messages, log, vars(process.report()), (FOLDER / "report").exists()]))
+            """,
+        )
+        messages = [json.loads(line) for line in told[0].splitlines()]
+        assert messages[0] == {"type": "started"}
+        assert messages[-1] == {"type": "outcome", "code": None, "detail": ""}
+        assert "measurement" in {message["type"] for message in messages}
+        assert told[2:] == [{"exit_code": 0, "signal": None}, True]
+        assert (tmp_path / "report").read_text() == "the program ended with 0\n"
+
+    def test_control_the_wrapper_takes_descriptors_standard_input_and_variables(self, tmp_path: Path) -> None:
+        reader, writer = os.pipe()
+        program = (
+            "import os, sys\n"
+            "try:\n    os.write(int(sys.argv[1]), b'x')\nexcept OSError as error:\n    print(error.strerror)\n"
+            "print(repr(sys.stdin.read()), os.environ.get('OF_THE_UNIT'), os.getsid(0) == int(sys.argv[2]))"
+        )
+        wrapped = [sys.executable, str(TESTS / "plugins" / "wrapper.py"), "--", sys.executable, "-c", program]
+        done = subprocess.run(
+            [*wrapped, str(writer), str(os.getsid(0))],
+            input="a request",
+            pass_fds=[writer],
+            env={**os.environ, "OF_THE_UNIT": "set"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        os.close(reader)
+        os.close(writer)
+        assert done.stdout.splitlines() == ["Bad file descriptor", "'' None False"]
+
+    def test_variables_that_a_wrapper_drops_are_set_again_and_output_arrives(self, tmp_path: Path) -> None:
+        (tmp_path / "sitecustomize.py").write_text(
+            "import atexit, os\n"
+            "atexit.register(lambda: print(f'variable: {os.environ.get(\"OF_THE_UNIT\")}', flush=True))\n"
+        )
+        told = run_script(
+            tmp_path,
+            "exec",
+            """
+            path = os.pathsep.join([str(FOLDER), os.environ["PYTHONPATH"]])
+            wrapped = request("counted", [*WRAPPER, "--"], OF_THE_UNIT="of the unit", PYTHONPATH=path)
+            process = launcher.start(wrapped, START, [])
+            messages, log = read(process.messages), read(process.log)
+            print(json.dumps(log))
+            """,
+        )
+        assert "variable: of the unit\n" in told
+
+    def test_a_program_that_is_started_again_reports_once(self, tmp_path: Path) -> None:
+        told = run_script(
+            tmp_path,
+            "exec",
+            """
+            process = launcher.start(request("counted", [*WRAPPER, "--times", "2", "--"]), START, [])
+            messages, log = read(process.messages), read(process.log)
+            print(json.dumps([messages, vars(process.report())]))
+            """,
+        )
+        assert [json.loads(line)["type"] for line in told[0].splitlines()].count("started") == 1
+        assert told[1] == {"exit_code": 0, "signal": None}
+        assert len((tmp_path / "runs").read_text().splitlines()) == 2
+
+    def test_kill_ends_wrapper_program_and_daemon(self, tmp_path: Path) -> None:
+        told = run_script(
+            tmp_path,
+            "exec",
+            """
+            process = launcher.start(request("stubborn", [*WRAPPER, "--"]), START, [])
+            pids = wait_for(FOLDER / "started")
+            parents = [parent.pid for parent in psutil.Process(int(pids[0])).parents()]
+            pids += parents[:parents.index(os.getpid())]
+            before = [alive(pid) for pid in pids]
+            process.kill()
+            report = process.report()
+            print(json.dumps([before, [alive(pid) for pid in pids[:-1]], vars(report)]))
+            """,
+        )
+        before, after, report = told
+        assert len(before) >= 5, "the program, its daemon, a shell, the wrapper, the keeper"
+        assert all(before)
+        assert not any(after)
+        assert report == {"exit_code": None, "signal": 9}
+
+    @pytest.mark.parametrize("command", ["no-such-profiler", "/no/such/profiler"])
+    def test_one_that_is_not_installed_is_named(self, tmp_path: Path, command: str) -> None:
+        told = run_script(
+            tmp_path,
+            "exec",
+            f"""
+            from workers.outcome import InvalidEnvironment
+            try:
+                launcher.start(request("counted", [{command!r}, "profile"]), START, [])
+            except InvalidEnvironment as error:
+                print(json.dumps(str(error)))
+            """,
+        )
+        assert repr(command) in told
+        assert "not installed" in told
+
+    def test_one_that_cannot_be_executed_ends_with_127_and_says_why(self, tmp_path: Path) -> None:
+        broken = tmp_path / "profiler"
+        broken.write_text("#!/no/such/interpreter\n")
+        broken.chmod(0o700)
+        told = run_script(
+            tmp_path,
+            "exec",
+            f"""
+            process = launcher.start(request("counted", [{str(broken)!r}]), START, [])
+            messages, log = read(process.messages), read(process.log)
+            print(json.dumps([messages, log, vars(process.report())]))
+            """,
+        )
+        messages, log, report = told
+        assert messages == ""
+        assert "cannot be started" in log
+        assert report == {"exit_code": 127, "signal": None}

@@ -48,9 +48,9 @@ def test_measurements_are_printed_and_files_written(tmp_path: Path) -> None:
     assert re.search(r"^mfu: unknown: .+$", done.stdout, re.MULTILINE)
     assert done.stdout.splitlines()[-1].startswith("validity: ")
     assert "3/3 measuring" in done.stderr
-    with gzip.open(tmp_path / "samples-0.csv.gz", "rt") as file:
+    with gzip.open(tmp_path / "samples.csv.gz", "rt") as file:
         lines = file.read().splitlines()
-    assert lines[0].split(",")[:3] == ["step", "step_ms", "forward_ms"]
+    assert lines[0].split(",")[:3] == ["step", "forward_ms", "step_ms"]
     assert len(lines) == 1 + 3
 
 
@@ -60,17 +60,41 @@ def test_cells_are_told_apart(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert [line.split()[9] for line in lines if line.startswith("| eager")] == ["8", "16"]
-    assert sum("kind ceiling" in line for line in lines) == 1, "a reason is told once"
+    assert sum(line.startswith("peak_memory_mib (all 2 cells): unknown") for line in lines) == 1, "a reason, once"
 
 
 def test_json_has_everything(tmp_path: Path) -> None:
-    done = run(tmp_path, SPEC, "--json")
+    done = run(tmp_path, {**SPEC, "replicates": 2}, "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
+    assert {row["unit_index"] for row in result["measurements"]} == {0, 1}
     assert {row["metric"] for row in result["measurements"]} >= {"forward_ms", "step_ms", "tokens_per_s"}
     assert result["environment"]["software"]["python"]
     assert result["validity"]["verdict"] in {"valid", "suspect", "invalid"}
-    assert [artifact["name"] for artifact in result["artifacts"]] == ["samples-0.csv.gz"]
+    assert sum(result["validity"]["counts"].values()) == 2
+    assert [artifact["name"] for artifact in result["artifacts"]] == ["samples.csv.gz", "samples-unit-1.csv.gz"]
+    assert all(Path(artifact["path"]).stat().st_size for artifact in result["artifacts"])
+    titles = [unit["title"] for unit in result["units"]]
+    assert titles == ["tiny, context 8, replicate 1 of 2", "tiny, context 8, replicate 2 of 2"]
+
+
+def test_tables_are_shown_and_a_wrapped_unit_runs_without_its_wrapper(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugins = PROJECT / "tests" / "plugins"
+    path = os.pathsep.join(map(str, [plugins / "staged_kind", PROJECT, plugins]))
+    monkeypatch.setenv("PYTHONPATH", path)
+    done = run(tmp_path, {"kind": "staged"})
+    assert done.returncode == 0, done.stderr
+    assert "first stage: runs without" in done.stderr
+    parts = done.stdout.split("\noperations:\n")
+    rows = [line.split() for line in parts[1].splitlines() if re.match(r"\| +\d", line)]
+    assert [row[3] for row in rows[:4]] == ["add", "copy"] * 2
+    assert {path.name for path in tmp_path.glob("trace*")} == {"trace.json", "trace-unit-1.json"}
+    result = json.loads(run(tmp_path, {"kind": "staged"}, "--json").stdout)
+    shown = [(table["unit_index"], table["name"], table["row_count"]) for table in result["tables"]]
+    assert shown == [(0, "operations", 2), (0, "dtypes", 3), (1, "operations", 2), (1, "dtypes", 3)]
+    assert result["tables"][0]["rows"] == [["add", 1.5, 3], ["copy", 0.5, 1]]
 
 
 @pytest.mark.parametrize(

@@ -3,81 +3,330 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import subprocess
+import sys
+import zlib
 from typing import Any
 
 import pytest
 
-from app.store.queue import MeasurementRecord, StoredArtifact
+from app.store.records import MeasurementRecord
+from workers import spool as spooling
 from workers.measure.measurement import Measurement, unpack
-from workers.spool import Spool
+from workers.measure.table import Column, Table, TooLarge
+from workers.outcome import Cancelled, Failed, Succeeded, UnfitResult
+from workers.spool import Spool, public_name
 
 CASE: dict[str, str | int] = {"model": "tiny", "context_length": 128}
+KERNELS = (Column("name", "string"), Column("time", "number", "ms"))
 
 
 def verdict(name: str, *checks: str) -> dict[str, Any]:
-    return {"verdict": name, "checks": [{"check": check} for check in checks]}
+    return {"verdict": name, "checks": [{"name": check, "ok": name == "valid", "detail": check} for check in checks]}
 
 
-def test_a_measurement_arrives_as_it_was_sent() -> None:
-    samples = [1.5, 2.5, 3.5]
-    sent = Measurement(CASE, "forward", "forward_ms", "ms", samples=samples)
+def measured(key: str = "key", *, metric: str = "forward_ms", samples: Any = (1.0,)) -> dict[str, Any]:
+    return Measurement(CASE, key, "1x GPU", "forward", metric, "ms", samples=list(samples)).to_wire()
+
+
+def begun(*titles: str) -> Spool:
     spool = Spool()
-    spool.add_measurement(sent.to_wire())
+    for index, title in enumerate(titles or ["unit"]):
+        spool.begin_unit(index, title)
+    return spool
+
+
+def test_a_measurement_arrives_as_it_was_sent_with_its_units_number() -> None:
+    spool = begun("first", "second")
+    spool.add_measurement(measured(samples=[1.5, 2.5, 3.5]))
     (record,) = spool.measurements
     assert isinstance(record, MeasurementRecord)
-    assert (record.case, record.phase, record.metric, record.unit) == (CASE, "forward", "forward_ms", "ms")
+    assert (record.unit_index, record.case, record.case_key, record.device_key) == (1, CASE, "key", "1x GPU")
+    assert (record.phase, record.metric, record.unit) == ("forward", "forward_ms", "ms")
     assert (record.outcome, record.reason, record.n, record.median) == ("ok", None, 3, 2.5)
     assert record.samples is not None
-    assert unpack(record.samples).tolist() == samples
+    assert unpack(record.samples).tolist() == [1.5, 2.5, 3.5]
 
 
 def test_a_missing_value_stays_missing() -> None:
-    spool = Spool()
-    spool.add_measurement(Measurement(CASE, "step", "mfu", "fraction", "unknown", "no peak known").to_wire())
+    spool = begun()
+    sent = Measurement(CASE, "key", "1x GPU", None, "mfu", "fraction", "unknown", "no peak known")
+    spool.add_measurement(sent.to_wire())
     (record,) = spool.measurements
     assert (record.outcome, record.reason) == ("unknown", "no peak known")
-    empty = {"samples", "n", "mean", "std", "median", "min", "max", "p05", "p25", "p75", "p95"}
+    empty = {"samples", "n", "mean", "std", "median", "min", "max", "p05", "p25", "p75", "p95", "phase", "validity"}
     values = dataclasses.asdict(record)
     assert {name for name, value in values.items() if value is None} == empty
 
 
-def test_the_first_units_environment_stands_for_the_job() -> None:
-    spool = Spool()
-    spool.add_environment({"gpu": "first"}, neighbours=[3, 7])
-    spool.add_environment({"gpu": "second"}, neighbours=[])
-    assert spool.environment == {"gpu": "first", "neighbours": [3, 7]}
+def test_a_process_cannot_choose_its_number() -> None:
+    spool = begun("first", "second")
+    spool.add_measurement({**measured(), "unit_index": 0, "validity": "valid"})
+    assert [(record.unit_index, record.validity) for record in spool.measurements] == [(1, None)]
 
 
-@pytest.mark.parametrize(
-    ("told", "worst"),
-    [
-        (["valid"], "valid"),
-        (["suspect"], "suspect"),
-        (["valid", "suspect", "valid"], "suspect"),
-        (["invalid", "suspect"], "invalid"),
-    ],
-)
-def test_the_worst_verdict_stands_for_the_job(told: list[str], worst: str) -> None:
-    spool = Spool()
-    for number, name in enumerate(told):
-        spool.add_validity(f"unit {number}", verdict(name, "clocks"))
-    assert spool.validity is not None
-    assert spool.validity["verdict"] == worst
-    assert spool.validity["checks"] == [{"check": "clocks", "unit": f"unit {number}"} for number, _ in enumerate(told)]
+class TestUnits:
+    def test_each_has_title_side_outcome_and_environment(self) -> None:
+        spool = Spool()
+        spool.begin_unit(0, "first", "baseline")
+        spool.add_environment({"gpu": "A"}, neighbours=[3, 7])
+        spool.add_environment({"gpu": "said again"}, neighbours=[])
+        spool.end_unit(Succeeded())
+        spool.begin_unit(1, "second", "candidate")
+        spool.add_environment({"gpu": "B"}, neighbours=[])
+        spool.end_unit(Failed("timeout", "too long"))
+        spool.begin_unit(2, "third")
+        spool.end_unit(Cancelled())
+        shown = [(unit.unit_index, unit.title, unit.side, unit.outcome, unit.reason) for unit in spool.units]
+        assert shown == [
+            (0, "first", "baseline", "succeeded", None),
+            (1, "second", "candidate", "timeout", "too long"),
+            (2, "third", None, "cancelled", None),
+        ]
+        assert [unit.environment for unit in spool.units] == [
+            {"gpu": "A", "neighbours": [3, 7]},
+            {"gpu": "B", "neighbours": []},
+            None,
+        ]
+        assert spool.environment == {"gpu": "A", "neighbours": [3, 7]}, "the first unit's stands for the job"
+
+    def test_one_that_went_on_after_a_crash_says_so(self) -> None:
+        spool = begun()
+        spool.note("It went on in a fresh process.")
+        spool.end_unit(Succeeded())
+        assert [(unit.outcome, unit.reason) for unit in spool.units] == [
+            ("succeeded", "It went on in a fresh process.")
+        ]
 
 
-def test_an_unknown_verdict_is_refused() -> None:
-    with pytest.raises(ValueError, match="not in tuple"):
-        Spool().add_validity("unit", verdict("fine"))
+class TestValidity:
+    def test_a_measurement_has_the_verdict_on_its_case_in_its_unit(self) -> None:
+        spool = Spool()
+        spool.begin_unit(0, "first")
+        for key in ("a", "b"):
+            spool.add_measurement(measured(key))
+        spool.add_validity(verdict("suspect", "variation"), "a", "case a")
+        spool.add_validity(verdict("valid", "clocks"), None, "")
+        spool.begin_unit(1, "second")
+        spool.add_measurement(measured("a"))
+        shown = [(record.unit_index, record.case_key, record.validity) for record in spool.measurements]
+        assert shown == [(0, "a", "suspect"), (0, "b", "valid"), (1, "a", None)]
+        assert spool.units[1].validity is None
+
+    def test_with_one_case_all_checks_are_listed(self) -> None:
+        spool = begun()
+        spool.add_measurement(measured("a"))
+        spool.add_validity(verdict("valid", "clocks", "variation"), "a", "case a")
+        expected = {
+            "verdict": "valid",
+            "counts": {"valid": 1},
+            "checks": [
+                {"name": "clocks", "ok": True, "detail": "clocks"},
+                {"name": "variation", "ok": True, "detail": "variation"},
+            ],
+        }
+        assert spool.validity == expected == spool.units[0].validity
+
+    def test_of_several_cases_those_are_listed_that_failed(self) -> None:
+        spool = begun("first", "second")
+        for key in ("a", "b", "c"):
+            spool.add_measurement(measured(key))
+        spool.add_validity(verdict("valid", "clocks"), "a", "case a")
+        spool.add_validity(verdict("suspect", "variation"), "b", "case b")
+        spool.add_validity(verdict("valid", "clocks"), "c", "case c")
+        assert spool.validity == {
+            "verdict": "suspect",
+            "counts": {"valid": 2, "suspect": 1},
+            "checks": [{"name": "variation", "ok": False, "detail": "variation", "case": "case b"}],
+        }
+
+    def test_the_job_counts_the_cases_of_all_units_and_names_them(self) -> None:
+        spool = Spool()
+        for index, name in enumerate(["valid", "invalid", "suspect"]):
+            spool.begin_unit(index, f"replicate {index}")
+            spool.add_measurement(measured("a"))
+            spool.add_validity(verdict(name, "clocks"), "a", "case a")
+        assert spool.validity is not None
+        assert (spool.validity["verdict"], spool.validity["counts"]) == (
+            "invalid",
+            {"valid": 1, "suspect": 1, "invalid": 1},
+        )
+        assert [(check["unit"], check["case"]) for check in spool.validity["checks"]] == [
+            ("replicate 1", "case a"),
+            ("replicate 2", "case a"),
+        ]
+
+    @pytest.mark.parametrize(("others", "counts"), [(0, {"valid": 1}), (3, {"valid": 1, "suspect": 3})])
+    def test_a_verdict_without_a_case_is_of_the_others(self, others: int, counts: dict[str, int]) -> None:
+        spool = begun()
+        for key in ("a", "b", "c", "d")[: 1 + others]:
+            spool.add_measurement(measured(key))
+        spool.add_validity(verdict("valid", "clocks"), "a", "case a")
+        spool.add_validity(verdict("suspect", "measured"), None, "")
+        assert spool.validity is not None
+        assert (spool.validity["verdict"], spool.validity["counts"]) == ("suspect", counts)
+        assert "measured" in [check["name"] for check in spool.validity["checks"]]
+
+    def test_many_failed_checks_are_counted(self) -> None:
+        spool = begun()
+        for number in range(130):
+            spool.add_validity(verdict("suspect", "variation"), str(number), f"case {number}")
+        assert spool.validity is not None
+        *listed, more = spool.validity["checks"]
+        assert (len(listed), more["name"], more["ok"]) == (100, "more", False)
+        assert more["detail"].startswith("30 ")
+        assert spool.validity["counts"] == {"suspect": 130}
+
+    def test_a_unit_that_went_on_keeps_the_worse_of_two_verdicts(self) -> None:
+        spool = begun()
+        spool.add_validity(verdict("suspect", "measured"), None, "")
+        spool.add_validity(verdict("valid", "clocks"), None, "")
+        assert spool.validity is not None
+        assert (spool.validity["verdict"], spool.validity["counts"]) == ("suspect", {"suspect": 1})
+        assert [check["name"] for check in spool.validity["checks"]] == ["measured", "clocks"]
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"verdict": "fine", "checks": []},
+            {"verdict": "valid", "checks": [{"name": "clocks"}]},
+            {"verdict": "valid", "checks": "none"},
+        ],
+    )
+    def test_what_is_no_verdict_is_refused(self, wrong: dict[str, Any]) -> None:
+        with pytest.raises(ValueError):
+            begun().add_validity(wrong, None, "")
+
+
+class TestTables:
+    def test_a_table_arrives_as_it_was_sent(self) -> None:
+        spool = begun("first", "second")
+        rows = [["gemm", 1.5], ["softmax ×", None]]
+        spool.add_table(Table("kernels", KERNELS, rows).to_wire())
+        (table,) = spool.tables
+        assert (table.unit_index, table.name, table.row_count) == (1, "kernels", 2)
+        assert table.columns == [
+            {"name": "name", "type": "string", "unit": None},
+            {"name": "time", "type": "number", "unit": "ms"},
+        ]
+        assert json.loads(zlib.decompress(table.rows)) == rows
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"name": ""},
+            {"name": "../kernels"},
+            {"name": 3},
+            {"columns": []},
+            {"columns": [{"name": "time"}]},
+            {"columns": [{"name": "time", "type": "float"}]},
+            {"columns": [{"name": "time", "type": "number"}, {"name": "time", "type": "number"}]},
+            {"columns": [{"name": "unit_index", "type": "integer"}], "rows": [[1]]},
+            {"rows": [["fast"]]},
+            {"rows": [[True]]},
+            {"rows": [[1.0, 2.0]]},
+            {"rows": ["fast"]},
+            {"rows": {"time": 1.0}},
+        ],
+        ids=str,
+    )
+    def test_a_process_is_not_trusted(self, wrong: dict[str, Any]) -> None:
+        wire = {"name": "kernels", "columns": [{"name": "time", "type": "number", "unit": None}], "rows": [[1.0]]}
+        spool = begun()
+        with pytest.raises(ValueError):
+            spool.add_table({**wire, **wrong})
+        assert spool.tables == []
+
+    def test_a_unit_has_one_table_of_a_name_and_another_unit_its_own(self) -> None:
+        spool = Spool()
+        wire = Table("kernels", KERNELS, [["gemm", 1.5]]).to_wire()
+        for index in range(2):
+            spool.begin_unit(index, f"replicate {index}")
+            spool.add_table(wire)
+        assert [table.unit_index for table in spool.tables] == [0, 1]
+        with pytest.raises(UnfitResult, match=r"unit 1 \(replicate 1\) reports two tables named 'kernels'"):
+            spool.add_table(wire)
+
+    @pytest.mark.parametrize(
+        "other",
+        [KERNELS[:1], KERNELS[::-1], (KERNELS[0], Column("time", "number", "us"))],
+        ids=["fewer", "order", "unit"],
+    )
+    def test_tables_of_one_name_have_equal_columns(self, other: tuple[Column, ...]) -> None:
+        spool = begun("forward")
+        spool.add_table(Table("kernels", KERNELS, []).to_wire())
+        spool.begin_unit(1, "backward")
+        with pytest.raises(UnfitResult, match=r"'kernels' of unit 1 \(backward\) has other columns .* 'forward'.* ms"):
+            spool.add_table(Table("kernels", other, []).to_wire())
+
+    def test_a_table_has_a_largest_size(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        wire = Table("kernels", KERNELS, [["gemm", 1.0]] * 11).to_wire()
+        monkeypatch.setattr("workers.measure.table.MAX_ROWS", 10)
+        with pytest.raises(TooLarge, match="'kernels' has 11 rows; 10 are kept"):
+            begun().add_table(wire)
+
+    @pytest.mark.parametrize(("limit", "value"), [("MAX_TABLES", 2), ("MAX_TABLES_BYTES", 40)])
+    def test_a_job_has_a_largest_size(self, limit: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(spooling, limit, value)
+        spool = begun()
+        for name in ("first", "second"):
+            spool.add_table(Table(name, KERNELS, [["gemm", 1.5]]).to_wire())
+        with pytest.raises(TooLarge, match=f"3 tables of 45 bytes with table 'third'.*{value}"):
+            spool.add_table(Table("third", KERNELS, [["gemm", 1.5]]).to_wire())
+        assert len(spool.tables) == 2
+
+
+class TestArtifacts:
+    @pytest.mark.parametrize(
+        ("name", "public"),
+        [
+            ("trace.json.gz", "trace-unit-2.json.gz"),
+            ("snapshot-forward.pickle", "snapshot-forward-unit-2.pickle"),
+            ("log", "log-unit-2"),
+        ],
+    )
+    def test_later_units_have_their_number_before_the_first_suffix(self, name: str, public: str) -> None:
+        assert public_name(name, 0) == name
+        assert public_name(name, 2) == public
+
+    def test_a_name_is_used_once_in_a_unit_and_again_in_the_next(self) -> None:
+        spool = begun("forward")
+        assert spool.name_artifact("trace.json.gz") == "trace.json.gz"
+        with pytest.raises(UnfitResult, match=r"unit 0 \(forward\) reports two artifacts named 'trace.json.gz'"):
+            spool.name_artifact("trace.json.gz")
+        spool.begin_unit(1, "backward")
+        assert spool.name_artifact("trace.json.gz") == "trace-unit-1.json.gz"
+
+    def test_a_name_that_another_unit_has_is_refused(self) -> None:
+        spool = begun("forward")
+        spool.name_artifact("trace-unit-1.json")
+        spool.begin_unit(1, "backward")
+        with pytest.raises(
+            UnfitResult, match=r"'trace.json' of unit 1 \(backward\) would be called 'trace-unit-1.json'"
+        ):
+            spool.name_artifact("trace.json")
+
+    @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "a b", "x" * 201])
+    def test_a_name_is_a_files(self, name: str) -> None:
+        with pytest.raises(ValueError, match="no artifact's name"):
+            begun().name_artifact(name)
 
 
 def test_results_can_be_forgotten_and_the_log_kept() -> None:
-    spool = Spool()
+    spool = begun()
     spool.log.write(b"hello\n")
-    spool.add_measurement(Measurement(CASE, "forward", "forward_ms", "ms", samples=[1.0]).to_wire())
-    spool.artifacts.append(StoredArtifact("trace.json.gz", "trace", "application/gzip", 1, "0" * 64))
+    spool.add_measurement(measured())
+    spool.add_artifact("trace.json.gz", "trace", "application/gzip", 1, "0" * 64)
+    spool.add_table(Table("kernels", KERNELS, []).to_wire())
     spool.add_environment({}, neighbours=[])
-    spool.add_validity("unit", verdict("valid"))
+    spool.add_validity(verdict("valid"), None, "")
     spool.forget_results()
-    assert (spool.measurements, spool.artifacts, spool.environment, spool.validity) == ([], [], None, None)
+    assert (spool.measurements, spool.tables, spool.artifacts, spool.units) == ([], [], [], [])
+    assert (spool.environment, spool.validity) == (None, None)
     assert spool.log.text() == "hello\n"
+
+
+def test_the_agent_checks_tables_without_torch() -> None:
+    script = "import sys, workers.agent; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

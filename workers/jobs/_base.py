@@ -34,7 +34,16 @@ class Unit:
     """In a comparison: what it measures."""
     wrap: Sequence[str] = ()
     """A command that the unit runs under, with `{scratch}` for its scratch folder: ("nsys", "profile", "-o",
-    "{scratch}/report"). The unit's own command line is appended. Only for units that are exec'd."""
+    "{scratch}/report"). The unit's own command line is appended. Only for units that are exec'd.
+
+    The command must exit with 0 when its unit has succeeded. If it starts the unit more than once, only the first one
+    reports."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.wrap, str):
+            raise TypeError(f"unit {self.title!r}: wrap is a sequence of words, not one string: {self.wrap!r}")
+        if self.wrap and self.start != "exec":
+            raise ValueError(f"unit {self.title!r} runs under {self.wrap[0]}, so it needs start='exec'")
 
 
 class Reporter(Protocol):
@@ -44,7 +53,7 @@ class Reporter(Protocol):
         """`done` of `total` steps of this unit, for people."""
 
     def cursor(self, position: int) -> None:
-        """The unit works on step `position` now: where `Resumable.resume` goes on if this process dies."""
+        """The unit works on step `position` now, from 0: where `Resumable.resume` goes on if this process dies."""
 
     def measure(self, measurement: Measurement) -> None:
         """One metric of one finished case; kept even if the unit fails later."""
@@ -74,6 +83,11 @@ class Reporter(Protocol):
     @property
     def scratch(self) -> Path:
         """A folder of this unit's own, removed after it."""
+        ...
+
+    @property
+    def ceilings(self) -> Path:
+        """The folder of this host's measured ceilings (workers.measure.ceilings.Ceilings)."""
         ...
 
 

@@ -1,46 +1,148 @@
-"""Whether what an operation gives is right: first whether it can be, as somebody's own kernel may return anything; then
-how far it is from the oracle.
+"""Judges an operation: are its results right, and does it leave its inputs as they were?
+
+An operation is judged when it is first called, and again after it was timed: it may be right at first and wrong later,
+because it races, or because it keeps its first result and gives it once more. For the second judgement one input on
+which the results depend linearly is negated in place. So a kept result has the wrong sign, the oracle need not be
+computed again, and no memory is taken.
+
+Inputs are compared to what they were by a checksum of their bits, computed on their device a part at a time: copies of
+them would double the memory that inputs take. Each element's bits are multiplied by an odd 64-bit number that depends
+on its position, and the products are added modulo 2^64. A change of one element, or an exchange of two, always changes
+the sum, since products of odd numbers lose nothing; other changes stay unseen with a probability near 2^-64.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from workers.jobs._cells import Problem, Values
+    from workers.jobs._values import Values
     from workers.measure.operations import Operation
 
 UNFIT_GRADIENT = re.compile("returned an (invalid gradient|incorrect number of gradients)")
 """In autograd's errors: a Function's backward gave what cannot be the gradients, of another shape for instance."""
+CHECKSUM_PART = 1 << 20
+"""Elements whose bits are summed at once; some tens of MiB."""
+# The constants of splitmix64, as torch's signed numbers.
+GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+MIX = 0xBF58476D1CE4E5B9 - (1 << 64)
 
 
 class Unfit(Exception):
-    """No tensor of the shape, dtype and device that the result has to have, whatever its numbers."""
+    """The result is no tensor of the shape, dtype and device that it has to have, whatever its numbers."""
 
 
-def compare(operation: Operation, problem: Problem, values: Values) -> str | None:
-    """Run the operation once; set its errors, and say what is wrong with its results, or None."""
+@dataclass(frozen=True)
+class Problem:
+    """Random inputs of one size, and what an operation should make of them."""
+
+    inputs: tuple[Tensor, ...]
+    grad_out: Tensor | None
+    expected: tuple[Tensor, ...]
+    """In float64: the output and, unless `grad_out` is None, the inputs' gradients."""
+    tolerance: float
+    """Largest relative error of a right result; see kernels/tolerance.py."""
+    linear_in: int
+    """The index of an input whose negation negates the output, and the gradients of all other inputs."""
+    checksums: tuple[int, ...] = field(init=False)
+    """Of the inputs and `grad_out`, as they were made."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "checksums", tuple(map(checksum, self._given.values())))
+
+    @property
+    def _given(self) -> dict[str, Tensor]:
+        """Everything that an operation gets, by what to call it."""
+        inputs = {f"input {index}": tensor for index, tensor in enumerate(self.inputs)}
+        return inputs if self.grad_out is None else {**inputs, "the output's gradient": self.grad_out}
+
+    def changed(self) -> list[str]:
+        """The names of the inputs that are no longer what they were."""
+        now = ((name, checksum(tensor)) for name, tensor in self._given.items())
+        return [name for (name, found), made in zip(now, self.checksums, strict=True) if found != made]
+
+    @contextmanager
+    def negated(self) -> Iterator[None]:
+        """Inside, the input `linear_in` has the opposite sign. Negating twice gives the same bits again."""
+        import torch
+
+        with torch.no_grad():
+            self.inputs[self.linear_in].neg_()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                self.inputs[self.linear_in].neg_()
+
+
+def checksum(tensor: Tensor) -> int:
+    """A number that differs, in practice, for tensors of one shape whose bits differ; see this module's docstring."""
+    import torch
+
+    integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    bits = tensor.detach().reshape(-1).view(integers[tensor.element_size()])
+    positions = torch.arange(min(CHECKSUM_PART, len(bits)), device=tensor.device)
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for start in range(0, len(bits), CHECKSUM_PART):
+        part = bits[start : start + CHECKSUM_PART].long()
+        factors = (positions[: len(part)] + (start + 1)) * GOLDEN
+        factors.bitwise_xor_(factors >> 29).mul_(MIX).bitwise_or_(1)
+        total += (part * factors).sum()
+    return int(total)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How far the results of one call are from the oracle's."""
+
+    errors: tuple[float, ...]
+    """Relative errors of the output and, where there is a backward pass, of the inputs' gradients."""
+    wrong: str | None
+    """What is wrong with them, if anything."""
+
+
+def judge(operation: Operation, problem: Problem) -> Judgement:
+    """Run the operation once, forward and backward where it has that, and compare its results to the oracle's."""
+    return _judge(operation, problem, negated=False)
+
+
+def judge_again(operation: Operation, problem: Problem) -> Judgement:
+    """The same with one input negated for the time of the call: no former result is right now."""
+    with problem.negated():
+        return _judge(operation, problem, negated=True)
+
+
+def set_errors(values: Values, *judgements: Judgement) -> None:
+    """Set the errors of the output and of the gradients: of each the largest."""
+    for name, place in (("output_error", slice(0, 1)), ("gradient_error", slice(1, None))):
+        found = [error for judgement in judgements for error in judgement.errors[place]]
+        if found:
+            finite = all(map(math.isfinite, found))
+            values.set(name, None, [max(found)] if finite else None, "the results are not finite")
+
+
+def _judge(operation: Operation, problem: Problem, *, negated: bool) -> Judgement:
     from kernels import tolerance
 
     errors, wrong = [], []
     try:
-        for (name, result), expected in zip(_results(operation, problem), problem.expected, strict=False):
-            errors.append(tolerance.error(result, expected))
+        for index, (name, result) in enumerate(_results(operation, problem)):
+            # The output comes first; the gradient of the linear input does not depend on that input.
+            turned = negated and index != 1 + problem.linear_in
+            errors.append(tolerance.error(-result if turned else result, problem.expected[index]))
             if reason := errors[-1].why_wrong(problem.tolerance):
                 wrong.append(f"{name}: {reason}")
     except Unfit as error:
-        return str(error)
-    relative = [error.relative for error in errors]
-    for name, phase, found in (("output_error", "forward", relative[:1]), ("gradient_error", "backward", relative[1:])):
-        if found:
-            finite = all(map(math.isfinite, found))
-            values.set(name, phase, [max(found)] if finite else None, "the results are not finite")
-    return "; ".join(wrong) or None
+        return Judgement((), str(error))
+    return Judgement(tuple(error.relative for error in errors), "; ".join(wrong) or None)
 
 
 def _results(operation: Operation, problem: Problem) -> list[tuple[str, Tensor]]:
@@ -70,7 +172,7 @@ def _results(operation: Operation, problem: Problem) -> list[tuple[str, Tensor]]
     return results
 
 
-def _fitting(name: str, result: object, shape: torch.Size, like: Tensor) -> Tensor:
+def _fitting(name: str, result: Any, shape: torch.Size, like: Tensor) -> Tensor:
     """The result, which is a tensor of this shape, with the dtype and on the device of `like`.
 
     Raises:

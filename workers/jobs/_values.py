@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,21 +39,37 @@ class Values:
         """Samples; or None, and why they are unknown."""
         self._found[name, phase] = ("unknown", reason, None) if samples is None else ("ok", None, samples)
 
-    def rest(self, outcome: str, reason: str, of: Sequence[str] | None = None) -> None:
-        """Every metric for which nothing was found yet has this outcome; `of`: only those names or phases."""
-        for metric in self.metrics:
-            if of is None or metric.name in of or metric.phase in of:
-                self._found.setdefault((metric.name, metric.phase), (outcome, reason, None))
+    def rest(self, outcome: str, reason: str, of: Iterable[Metric] | None = None) -> None:
+        """Every metric for which nothing was found yet has this outcome; `of`: only those of these metrics."""
+        for metric in self.metrics if of is None else of:
+            self._found.setdefault((metric.name, metric.phase), (outcome, reason, None))
 
     def samples(self, name: str, phase: str | None) -> Sequence[float] | None:
         """What was found for a metric; None if nothing."""
         return self._found.get((name, phase), ("", None, None))[2]
 
+    def overrule(self, outcome: str, reason: str, but: Iterable[str] = ()) -> None:
+        """Every metric has this outcome, whatever was found; those named `but` keep what they have, if anything."""
+        kept = set(but)
+        for metric in self.metrics:
+            if metric.name not in kept:
+                self._found.pop((metric.name, metric.phase), None)
+        self.rest(outcome, reason)
+
     @property
     def outcome(self) -> str:
         """The case's outcome: the first fault among its metrics, or else that of its first metric."""
-        outcomes = [self._found[metric.name, metric.phase][0] for metric in self.metrics]
-        return next((outcome for outcome in outcomes if outcome in FAULTS), outcomes[0])
+        return self._first[0]
+
+    @property
+    def reason(self) -> str | None:
+        """Why the case has that outcome; None where it is "ok"."""
+        return self._first[1]
+
+    @property
+    def _first(self) -> tuple[str, str | None]:
+        found = [self._found[metric.name, metric.phase][:2] for metric in self.metrics]
+        return next(((outcome, reason) for outcome, reason in found if outcome in FAULTS), found[0])
 
     def report(self, case: Case, device_key: str, report: Reporter) -> None:
         """One measurement per metric."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from app.settings import Settings
 from app.specs.attention import AttentionCell, AttentionSpec
-from workers.jobs._cells import Bench, CellsRunner, Metric, Problem, Values
+from workers.jobs._cells import CellsContext, CellsRunner
+from workers.jobs._grid import Trial
+from workers.jobs._judging import Problem
+from workers.jobs._values import Metric, Values
 from workers.outcome import Unsupported
-from workers.torch_host import load, set_precision, why_no_precision
+from workers.torch_host import load
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +27,7 @@ class AttentionRunner(CellsRunner):
 
     kind = "attention"
     rates = (("tflops", "TFLOP/s"), ("ceiling_percent", "%"))
-    extras = (Metric("intermediates_mib", "forward", "MiB"), Metric("working_memory_mib", "forward", "MiB"))
+    extras = (Metric("intermediates_mib", None, "MiB"), Metric("working_memory_mib", None, "MiB"))
 
     def check(self, spec: AttentionSpec) -> None:
         """Refuse a job for which this worker has no implementation at all."""
@@ -57,19 +59,17 @@ class AttentionRunner(CellsRunner):
             grad_out=grad_out if backward else None,
             expected=(expected.out, *expected.gradients),
             tolerance=TF32_TOLERANCE if cell.dtype == "tf32" else TOLERANCES[dtype],
+            linear_in=2,
         )
 
     def admit(self, spec: AttentionSpec, cell: AttentionCell, device: torch.device) -> None:
-        """Compute in the cell's precision, if the device and the implementation have it."""
+        """Refuse what the implementation cannot compute on this device."""
         from kernels.registry import ATTENTION
         from workers.model.precision import PRECISIONS
 
-        if reason := why_no_precision(device, cell.dtype):
-            raise Unsupported(reason)
         dtype = str(PRECISIONS[cell.dtype].compute_dtype).removeprefix("torch.")
         if reason := load(ATTENTION, cell.implementation).why_not(device.type, dtype, backward=False):
             raise Unsupported(reason)
-        set_precision(cell.dtype)
 
     def operation(self, spec: AttentionSpec, cell: AttentionCell, problem: Problem, device: torch.device) -> Operation:
         from kernels.registry import ATTENTION
@@ -82,9 +82,10 @@ class AttentionRunner(CellsRunner):
             grad_out=problem.grad_out if implementation.has_backward else None,
         )
 
-    def prepare(self, spec: AttentionSpec, cell: AttentionCell, problem: Problem, bench: Bench) -> None:
-        """Let the implementation tune itself for this problem, if that was asked for and it can; the log has what it
-        chose.
+    def prepare(self, spec: AttentionSpec, cell: AttentionCell, problem: Problem, trial: Trial) -> None:
+        """Let the implementation tune itself for this problem, if the job asks for it and the implementation can.
+
+        The log has what it chose.
         """
         from kernels.registry import ATTENTION
         from workers.measure.memory import memory_needed_for
@@ -95,17 +96,17 @@ class AttentionRunner(CellsRunner):
         backward = problem.grad_out is not None and implementation.has_backward
         with memory_needed_for("tuning"):
             chosen = implementation.tune(
-                *problem.inputs, cell.causal, backward=backward, tell=lambda line: bench.tell(f"tuning, {line}")
+                *problem.inputs, cell.causal, backward=backward, tell=lambda line: trial.tell(f"tuning, {line}")
             )
         sys.stderr.write(f"{cell.title}: tuned: {chosen}\n")
-        bench.tell("tuned")
+        trial.tell("tuned")
 
     def add_rates(
         self,
         spec: AttentionSpec,
         cell: AttentionCell,
-        times: Mapping[str, Sequence[float]],
-        bench: Bench,
+        milliseconds: Mapping[str | None, float],
+        context: CellsContext,
         values: Values,
     ) -> None:
         """TFLOP/s of useful work, and their share of what this device's matrix products reach."""
@@ -115,19 +116,19 @@ class AttentionRunner(CellsRunner):
 
         forward = attention_flops(shape_of(spec, cell), causal=cell.causal)
         backward = attention_backward_flops(forward)
-        flops = {"forward": forward, "backward": backward, "forward_backward": forward + backward}
-        ceiling, source = Ceilings(Settings().ceilings_dir).tflops(bench.device, cell.dtype)
-        for name, samples in times.items():
-            rates = [1e-9 * flops[name] / milliseconds for milliseconds in samples]
-            values.set("tflops", name, rates, "")
-            percent = None if ceiling is None else [100 * rate / ceiling for rate in rates]
-            values.set("ceiling_percent", name, percent, source)
+        whole = forward if spec.mode == "forward" else forward + backward
+        flops = {"forward": forward, "backward": backward, None: whole}
+        ceiling, source = Ceilings(context.report.ceilings).tflops(context.device, cell.dtype)
+        for phase, median in milliseconds.items():
+            rate = 1e-9 * flops[phase] / median
+            values.set("tflops", phase, [rate])
+            values.set("ceiling_percent", phase, None if ceiling is None else [100 * rate / ceiling], source)
         tell = load(ATTENTION, cell.implementation).forward_bytes
         if tell is not None:
             working, output = tell(*shape_of(spec, cell), **blocks(cell))
-            values.set("intermediates_mib", "forward", [(working + output) / 2**20], "")
-            values.set("working_memory_mib", "forward", [working / 2**20], "")
-        values.rest("unknown", "the implementation does not tell", ("intermediates_mib", "working_memory_mib"))
+            values.set("intermediates_mib", None, [(working + output) / 2**20])
+            values.set("working_memory_mib", None, [working / 2**20])
+        values.rest("unknown", "the implementation does not tell", self.extras)
 
 
 def shape_of(spec: AttentionSpec, cell: AttentionCell) -> tuple[int, int, int, int]:

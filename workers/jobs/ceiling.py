@@ -1,7 +1,7 @@
 """Runs `ceiling`: what this device reaches, copying memory and multiplying matrices of random numbers.
 
-Random, since a GPU that multiplies zeros draws less power and clocks higher. The median of each goes to the host's
-record, where the jobs that give percentages find it; unless a size was chosen for it, or its times vary too much.
+Random, since a GPU that multiplies zeros draws less power and clocks higher. The rates go to the host's record, where
+the jobs that give percentages find them; a rate stays out of it if its size was chosen, or its times are doubtful.
 """
 
 from __future__ import annotations
@@ -9,18 +9,20 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from app.settings import Settings
-from app.specs.ceiling import CeilingSpec
-from workers.jobs._base import Reporter, Unit
-from workers.outcome import RunnerError, Unsupported
-from workers.torch_host import choose_device, set_precision, why_no_precision
+from app.specs.ceiling import CeilingCell, CeilingSpec
+from workers.jobs._base import Reporter
+from workers.jobs._cells import GPU_ONLY, check_timing
+from workers.jobs._grid import Context, GridRunner, Trial
+from workers.jobs._values import Metric
 
 if TYPE_CHECKING:
     import torch
 
-    from workers.measure.operations import Stopwatch
+    from workers.measure.stopwatch import Stopwatch, Timing
+    from workers.measure.validity import Check
 
 COPY_MIB = {"cpu": 256, "cuda": 2048}
 """By type of device: as large as it takes for the rate to stop growing."""
@@ -28,171 +30,151 @@ GPU_MATRIX_SIZE = 8192
 CPU_MATRIX_SIZES = (256, 512, 1024, 2048, 4096)
 LONG_ENOUGH_S = 0.02
 """A processor, which may have to emulate a data type, gets the first size whose product takes as long."""
+MIN_SAMPLES = 2
+"""Fewer do not tell whether anything disturbed them."""
+
+Work = Callable[[], None]
 
 
-class CeilingRunner:
+@dataclass
+class CeilingContext(Context):
+    """What the copy and the products share."""
+
+    watch: Stopwatch
+    generator: torch.Generator
+
+
+class CeilingRunner(GridRunner[CeilingContext]):
     """The runner of kind `ceiling`."""
 
     kind = "ceiling"
 
-    def plan(self, spec: CeilingSpec) -> list[Unit]:
-        """One unit for all."""
-        return [Unit(title="copy and matrix product")]
+    def open(self, spec: CeilingSpec, devices: Sequence[torch.device], report: Reporter) -> CeilingContext:
+        import torch
 
-    def run(self, spec: CeilingSpec, unit: Unit, report: Reporter) -> None:
-        """Measure, report, and record for the jobs to come.
+        from workers.measure.stopwatch import stopwatch
 
-        Raises:
-            Unsupported: there is no such device.
-        """
-        from workers.measure import environment
-        from workers.measure.ceilings import Ceilings
-        from workers.measure.operations import stopwatch
-        from workers.measure.validity import Monitor, check_many
+        generator = torch.Generator(devices[0]).manual_seed(spec.seed)
+        return CeilingContext(devices, report, stopwatch(devices[0]), generator)
 
-        device = choose_device(spec.device)
-        report.environment(environment.fingerprint(device))
-        monitor = Monitor(device)
-        bench = Bench(spec, device, stopwatch(device))
-        found: dict[str | None, Sequence[float]] = {}
-        """Rates by precision; None: of the copy."""
-        total = 1 + len(spec.dtypes)
-        for index, precision in enumerate([None, *spec.dtypes]):
-            report.progress(index, total, "copy" if precision is None else f"matrix product, {precision}")
-            rates = bench.copy(report) if precision is None else bench.product(precision, report)
-            if rates:
-                found[precision] = rates
-            monitor.watch(last=index + 1 == total)
-        report.validity(monitor.conclude([check_many({f"{key or 'copy'}": rates for key, rates in found.items()})]))
-        medians = {
-            precision: statistics.median(rates)
-            for precision, rates in found.items()
-            if not tell(precision, why_not_to_record(spec, precision, rates))
-        }
-        copy = medians.pop(None, None)
-        if medians or copy is not None:
-            Ceilings(Settings().ceilings_dir).record(device, {str(name): rate for name, rate in medians.items()}, copy)
-        report.progress(total, total, "done")
+    def precision_of(self, cell: CeilingCell) -> str | None:
+        """The product's data type; a copy has none."""
+        return cell.dtype
+
+    def metrics(self, spec: CeilingSpec, cell: CeilingCell) -> list[Metric]:
+        host = Metric("host_us", None, "µs")
+        if cell.dtype is None:
+            rate, size = Metric("copy_gb_per_s", None, "GB/s"), Metric("copy_mib", None, "MiB")
+            return [rate, Metric("copy_ms", "copy", "ms"), host, size]
+        rate, size = Metric("tflops", None, "TFLOP/s"), Metric("matrix_size", None, "rows")
+        return [rate, Metric("product_ms", "product", "ms"), host, size]
+
+    def measure(self, spec: CeilingSpec, cell: CeilingCell, context: CeilingContext, trial: Trial) -> None:
+        if cell.dtype is None:
+            self._copy(spec, context, trial)
+        else:
+            self._multiply(spec, cell.dtype, context, trial)
+
+    def _copy(self, spec: CeilingSpec, context: CeilingContext, trial: Trial) -> None:
+        """Copy one tensor to another; bytes count that are read, and those that are written."""
+        import torch
+
+        from workers.measure.memory import memory_needed_for
+
+        mib = spec.copy_mib or COPY_MIB[context.device.type]
+        numbers = mib * 2**20 // 4
+        with memory_needed_for("the tensors that are copied"):
+            source = torch.rand(numbers, generator=context.generator, device=context.device)
+            target = torch.empty_like(source)
+        timing = self._time(lambda: void(target.copy_(source)), spec, context, trial)
+        rate = 1e-9 * 2 * 4 * numbers / median_s(timing)
+        trial.values.set("copy_gb_per_s", None, [rate])
+        trial.values.set("copy_ms", "copy", timing.samples)
+        trial.values.set("copy_mib", None, [mib])
+        record(None, why_not_to_record("copy_mib", spec.copy_mib, timing, trial.checks), rate, context)
+
+    def _multiply(self, spec: CeilingSpec, precision: str, context: CeilingContext, trial: Trial) -> None:
+        """Multiply two square matrices."""
+        from workers.measure.memory import memory_needed_for
+
+        with memory_needed_for("the matrices"):
+            size = spec.matrix_size or self._matrix_size(precision, context)
+            work = self._make_product(size, precision, context)
+        timing = self._time(work, spec, context, trial)
+        rate = 1e-12 * 2 * size**3 / median_s(timing)
+        trial.values.set("tflops", None, [rate])
+        trial.values.set("product_ms", "product", timing.samples)
+        trial.values.set("matrix_size", None, [size])
+        record(precision, why_not_to_record("matrix_size", spec.matrix_size, timing, trial.checks), rate, context)
+
+    def _time(self, work: Work, spec: CeilingSpec, context: CeilingContext, trial: Trial) -> Timing:
+        from workers.measure.memory import memory_needed_for
+
+        trial.monitor.start(warm=False)
+        with memory_needed_for("the call"):
+            timing = context.watch.time(work, warmup=spec.warmup_steps, calls=spec.measure_steps)
+        trial.checks += check_timing(timing, context.device)
+        trial.values.set("host_us", None, timing.host_us, GPU_ONLY)
+        return timing
+
+    def _make_product(self, size: int, precision: str, context: CeilingContext) -> Work:
+        import torch
+
+        from workers.model.precision import PRECISIONS
+
+        dtype, device = PRECISIONS[precision].compute_dtype, context.device
+        a, b = (torch.randn(size, size, generator=context.generator, device=device).to(dtype) for _ in range(2))
+        out = torch.empty_like(a)
+        return lambda: void(torch.mm(a, b, out=out))
+
+    def _matrix_size(self, precision: str, context: CeilingContext) -> int:
+        if context.device.type == "cuda":
+            return GPU_MATRIX_SIZE
+        for size in CPU_MATRIX_SIZES:
+            call = self._make_product(size, precision, context)
+            if min(context.watch.time(call, warmup=0, calls=2).samples) >= 1e3 * LONG_ENOUGH_S:
+                break
+        return size
 
 
 RUNNER = CeilingRunner()
 
 
-class Bench:
-    """One process at work on a job."""
-
-    def __init__(self, spec: CeilingSpec, device: torch.device, watch: Stopwatch) -> None:
-        import torch
-
-        self._spec = spec
-        self._device = device
-        self._watch = watch
-        self._generator = torch.Generator(device).manual_seed(spec.seed)
-
-    def copy(self, report: Reporter) -> list[float]:
-        """Rates in GB/s, read and written, of copying one tensor to another; empty if that was impossible."""
-        import torch
-
-        mib = self._spec.copy_mib or COPY_MIB[self._device.type]
-        numbers = mib * 2**20 // 4
-
-        def make() -> Callable[[], None]:
-            source = torch.rand(numbers, generator=self._generator, device=self._device)
-            target = torch.empty_like(source)
-            return lambda: void(target.copy_(source))
-
-        case = {"operation": "copy", "dtype": "fp32", "matrix_size": None, "copy_mib": mib}
-        return self._rates(make, 1e-9 * 2 * 4 * numbers, ("copy_gb_per_s", "GB/s"), case, report)
-
-    def product(self, precision: str, report: Reporter) -> list[float]:
-        """Rates in TFLOP/s of the product of two square matrices; empty if that was impossible."""
-        size = self._spec.matrix_size or self._matrix_size(precision)
-
-        def make() -> Callable[[], None]:
-            if reason := why_no_precision(self._device, precision):
-                raise Unsupported(reason)
-            set_precision(precision)
-            return self._make_product(size, precision)
-
-        case = {"operation": "matrix product", "dtype": precision, "matrix_size": size, "copy_mib": None}
-        return self._rates(make, 1e-12 * 2 * size**3, ("tflops", "TFLOP/s"), case, report)
-
-    def _make_product(self, size: int, precision: str) -> Callable[[], None]:
-        import torch
-
-        from workers.model.precision import PRECISIONS
-
-        dtype = PRECISIONS[precision].compute_dtype
-        a, b = (torch.randn(size, size, generator=self._generator, device=self._device).to(dtype) for _ in range(2))
-        out = torch.empty_like(a)
-        return lambda: void(torch.mm(a, b, out=out))
-
-    def _matrix_size(self, precision: str) -> int:
-        if self._device.type == "cuda":
-            return GPU_MATRIX_SIZE
-        for size in CPU_MATRIX_SIZES:
-            call = self._make_product(size, precision)
-            if min(self._watch.time(call, prepare=nothing, warmup=0, calls=2)) >= 1e3 * LONG_ENOUGH_S:
-                break
-        return size
-
-    def _rates(
-        self,
-        make: Callable[[], Callable[[], None]],
-        amount: float,
-        metric: tuple[str, str],
-        case: dict[str, Any],
-        report: Reporter,
-    ) -> list[float]:
-        """Report `amount` per second of the call that `make` gives, with random operands of its own."""
-        from workers.measure.environment import device_name
-        from workers.measure.measurement import Measurement
-        from workers.measure.memory import OutOfMemory, memory_needed_for
-
-        case |= {"device": device_name(self._device), "warmup_steps": self._spec.warmup_steps}
-        spec = self._spec
-        outcome, reason, rates = "ok", None, list[float]()
-        try:
-            with memory_needed_for("the operands or the call"):
-                call = make()
-                times = self._watch.time(call, prepare=nothing, warmup=spec.warmup_steps, calls=spec.measure_steps)
-            rates = [1e3 * amount / milliseconds for milliseconds in times]
-        except OutOfMemory as error:
-            outcome, reason = "oom", str(error)
-        except RunnerError as error:
-            outcome, reason = error.code, str(error)
-        report.measure(Measurement(case, None, *metric, outcome, reason, rates or None))
-        return rates
+def median_s(timing: Timing) -> float:
+    """The median time of one call, in seconds."""
+    return 1e-3 * statistics.median(timing.samples)
 
 
-def why_not_to_record(spec: CeilingSpec, precision: str | None, rates: Sequence[float]) -> str | None:
-    """Why these rates, of the products in `precision` or of the copy (None), are no ceiling to measure others by; None
-    if they are.
+def why_not_to_record(field: str, size: int | None, timing: Timing, checks: Sequence[Check]) -> str | None:
+    """Why a rate is no ceiling to measure others by; None if it is.
+
+    Args:
+        field: The field of the spec that chooses the size.
+        size: What the spec chose; None: the device's own size was taken.
+        timing: The times that the rate follows from.
+        checks: What they tell of their validity.
     """
-    from workers.measure.statistics import coefficient_of_variation
-    from workers.measure.validity import MAX_VARIATION
-
-    field, size = ("copy_mib", spec.copy_mib) if precision is None else ("matrix_size", spec.matrix_size)
     if size is not None:
         return f"{field} was chosen, and a device reaches its ceiling at some sizes only: leave it out"
-    variation = coefficient_of_variation(rates)
-    if variation is None:
-        return f"{len(rates)} samples are too few to tell whether anything disturbed them"
-    if variation > MAX_VARIATION:
-        return f"something disturbed it: coefficient of variation {variation:.1%}, limit {MAX_VARIATION:.0%}"
-    return None
+    if len(timing.samples) < MIN_SAMPLES:
+        return f"{len(timing.samples)} samples are too few to tell whether anything disturbed them"
+    failed = [f"{check.name}: {check.detail}" for check in checks if not check.ok]
+    return f"something disturbed it: {'; '.join(failed)}" if failed else None
 
 
-def tell(precision: str | None, reason: str | None) -> str | None:
-    """The reason, which the job's log has, too."""
+def record(precision: str | None, reason: str | None, rate: float, context: CeilingContext) -> None:
+    """Keep the rate of the product in `precision` (None: of the copy) for the jobs to come; or log why not."""
+    from workers.measure.ceilings import Ceilings
+
+    products, copy = ({}, rate) if precision is None else ({precision: rate}, None)
+    if reason is None:
+        try:
+            Ceilings(context.report.ceilings).record(context.device, products, copy)
+        except OSError as error:  # the rate itself was measured all the same
+            reason = str(error)
     if reason is not None:
         sys.stderr.write(f"{precision or 'copy'}: not recorded as this device's ceiling: {reason}\n")
-    return reason
 
 
 def void(_result: object) -> None:
     """A call's result is of no interest."""
-
-
-def nothing() -> None:
-    """Operands stay as they are between calls."""

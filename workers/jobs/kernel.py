@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from app.specs.kernel import KernelCell, KernelSpec
-from workers.jobs._cells import Bench, CellsRunner, Problem, Values
+from workers.jobs._cells import CellsContext, CellsRunner
+from workers.jobs._judging import Problem
+from workers.jobs._values import Values
 from workers.outcome import Unsupported
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ class KernelRunner(CellsRunner):
             grad_out=grad_out if backward else None,
             expected=tuple(expected),
             tolerance=TOLERANCES[dtype],
+            linear_in=1,
         )
 
     def admit(self, spec: KernelSpec, cell: KernelCell, device: torch.device) -> None:
@@ -64,18 +67,23 @@ class KernelRunner(CellsRunner):
         return Operation(kernels.weighted_sum, problem.inputs, problem.grad_out)
 
     def add_rates(
-        self, spec: KernelSpec, cell: KernelCell, times: Mapping[str, Sequence[float]], bench: Bench, values: Values
+        self,
+        spec: KernelSpec,
+        cell: KernelCell,
+        milliseconds: Mapping[str | None, float],
+        context: CellsContext,
+        values: Values,
     ) -> None:
         """GB/s of the tensors that each pass has to read and write."""
         x = cell.rows * cell.columns
         forward = x + cell.columns + cell.rows
         # The same inputs and the output's gradient are read; the gradients of x and weight are written.
         backward = 2 * x + 2 * cell.columns + cell.rows
-        numbers = {"forward": forward, "backward": backward, "forward_backward": forward + backward}
+        whole = forward if spec.mode == "forward" else forward + backward
+        numbers = {"forward": forward, "backward": backward, None: whole}
         size = 4 if cell.dtype == "fp32" else 2
-        for name, samples in times.items():
-            rates = [1e-6 * size * numbers[name] / milliseconds for milliseconds in samples]
-            values.set("gb_per_s", name, rates, "")
+        for phase, median in milliseconds.items():
+            values.set("gb_per_s", phase, [1e-6 * size * numbers[phase] / median])
 
 
 def weighted_sum(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

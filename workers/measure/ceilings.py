@@ -1,7 +1,6 @@
-"""Measured ceilings of this host's devices, kept as one small file per device for the jobs that come after.
+"""Measured ceilings of this host's devices, one small file per device, which jobs of other kinds read.
 
-A job's process has no database; what its device can do is on the host's own disk. The newest measurement of each data
-type counts.
+A job's process has no database, so the files are on the host's own disk. Of each data type they keep the newest rate.
 """
 
 from __future__ import annotations
@@ -75,8 +74,14 @@ class Ceilings:
         self._folder.mkdir(parents=True, exist_ok=True)
         # Whole or not at all: another job may read it now.
         with tempfile.NamedTemporaryFile("w", dir=self._folder, encoding="utf-8", delete=False) as file:
-            json.dump(asdict(ceiling), file, indent=2)
-        Path(file.name).replace(self._path(device))
+            written = Path(file.name)
+            try:
+                json.dump(asdict(ceiling), file, indent=2)
+                file.flush()
+                written.replace(self._path(device))
+            except OSError:
+                written.unlink()
+                raise
 
     def tflops(self, device: torch.device, precision: str) -> tuple[float | None, str]:
         """The ceiling of matrix products and when it was measured, or None and the reason why there is none."""

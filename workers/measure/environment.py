@@ -45,12 +45,16 @@ VARIABLES = (
 VARIABLE_PREFIXES = ("NCCL_", "GLOO_")
 
 
-def fingerprint(device: torch.device) -> dict[str, Any]:
-    """Everything known about this host and process, JSON-ready; unknown facts are None."""
+def fingerprint(device: torch.device, *others: torch.device) -> dict[str, Any]:
+    """Everything known about this host and process, JSON-ready; unknown facts are None.
+
+    Take it when precision and threads are set: they are part of it. `others` are further devices of the same unit.
+    """
     return {
         "host": host(),
         "software": software() | ({"nccl": _nccl_version()} if device.type == "cuda" else {}),
-        "device": _gpu(device) if device.type == "cuda" else _cpu(),
+        "device": _facts(device),
+        "other_devices": [_facts(other) for other in others],
         "threads": {"intra_op": torch.get_num_threads(), "inter_op": torch.get_num_interop_threads()},
         "settings": {
             "float32_matmul_precision": torch.get_float32_matmul_precision(),
@@ -172,6 +176,10 @@ def _nccl_version() -> str | None:
     if not (torch.distributed.is_available() and torch.distributed.is_nccl_available()):
         return None
     return ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+
+
+def _facts(device: torch.device) -> dict[str, Any]:
+    return _gpu(device) if device.type == "cuda" else _cpu()
 
 
 def _cpu() -> dict[str, Any]:

@@ -64,6 +64,10 @@ class MemoryMeter(Protocol):
         """Its peak in MiB and how it was measured, or None and the reason why there is none."""
         ...
 
+    def reserved_mib(self) -> float | None:
+        """The most that torch's allocator held of the device's memory, in MiB; None where it does not manage it."""
+        ...
+
 
 class CudaMemory:
     """Peak of tensors allocated by torch's allocator on the current GPU, the model's included."""
@@ -72,8 +76,10 @@ class CudaMemory:
         torch.cuda.reset_peak_memory_stats()
 
     def peak_mib(self) -> tuple[float | None, str]:
-        reserved = torch.cuda.max_memory_reserved() / MIB
-        return torch.cuda.max_memory_allocated() / MIB, f"allocated by torch; {reserved:.0f} MiB reserved"
+        return torch.cuda.max_memory_allocated() / MIB, "allocated by torch"
+
+    def reserved_mib(self) -> float | None:
+        return torch.cuda.max_memory_reserved() / MIB
 
 
 class HostMemory:
@@ -104,6 +110,9 @@ class HostMemory:
         if peak <= self._before:
             return None, "the work fitted into memory that the process held before"
         return (peak - self._before) / 1024, "growth of the process's resident memory"
+
+    def reserved_mib(self) -> float | None:
+        return None
 
     def _status(self, field: str) -> int | None:
         """A field of /proc/self/status in KiB."""

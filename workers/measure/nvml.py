@@ -75,6 +75,11 @@ class Gpu:
             "vbios": _text(self.ask("DeviceGetVbiosVersion")),
         }
 
+    @property
+    def uuid(self) -> str | None:
+        """As NVML writes it, with "GPU-" before it."""
+        return _text(self.ask("DeviceGetUUID"))
+
     def neighbours(self) -> list[Gpu]:
         """The host's other GPUs."""
         own = self.ask("DeviceGetUUID")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -15,6 +16,10 @@ MAX_ROWS = 50_000
 MAX_BYTES = 16 << 20
 """Of one table of one unit, as JSON."""
 MAX_COLUMNS = 100
+NAME = re.compile(r"[\w-][\w.-]{0,99}", re.ASCII)
+"""Of a table: it is part of a URL."""
+UNIT_COLUMN = "unit_index"
+"""Tables of one name are shown as one, with this column added."""
 
 _PYTHON_TYPES: dict[Type, tuple[type, ...]] = {
     "number": (int, float),
@@ -52,13 +57,15 @@ class Table:
     rows: Sequence[Sequence[Scalar]]
 
     def __post_init__(self) -> None:
-        if not self.name or not self.columns or len(self.columns) > MAX_COLUMNS:
-            raise ValueError(
-                f"a table has a name and 1 to {MAX_COLUMNS} columns, not {self.name!r} with {self.columns}"
-            )
+        if not NAME.fullmatch(self.name):
+            raise ValueError(f"{self.name!r} is no table's name: letters, digits, '.', '_', '-'; at most 100")
+        if not 0 < len(self.columns) <= MAX_COLUMNS:
+            raise ValueError(f"table {self.name!r} has {len(self.columns)} columns, not 1 to {MAX_COLUMNS}")
         names = [column.name for column in self.columns]
-        if len(set(names)) < len(names) or not all(names):
-            raise ValueError(f"table {self.name!r}: each column needs a name of its own: {names}")
+        if len(set(names)) < len(names) or not all(names) or UNIT_COLUMN in names:
+            raise ValueError(
+                f"table {self.name!r}: each column needs a name of its own, other than {UNIT_COLUMN}: {names}"
+            )
         if len(self.rows) > MAX_ROWS:
             raise TooLarge(f"table {self.name!r} has {len(self.rows)} rows; {MAX_ROWS} are kept: report the top ones")
         for number, row in enumerate(self.rows):

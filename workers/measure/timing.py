@@ -1,7 +1,10 @@
 """Timing steps, and the phases that they consist of.
 
-GPU phases are timed by CUDA events, the whole step by the host's clock around a synchronisation. A step starts on an
-idle device: nothing of a former step, nor the making of its batch, runs inside it.
+A step starts on an idle device: nothing of a former step, nor the making of its batch, runs inside it. On a GPU phases
+are timed by events, the step by the host's clock around a synchronisation, beside the time in which the host issued it.
+
+The clock is one of several observers of steps and phases: a profiler or a memory recorder listens where it does. Among
+them the clock is innermost, so that no time of the others' is in it.
 """
 
 from __future__ import annotations
@@ -11,71 +14,119 @@ import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Protocol
 
 import torch
 
 from workers.measure.memory import OutOfMemory, gist, is_out_of_memory
+from workers.measure.warmup import WarmUp
 
 REPORT_INTERVAL_S = 0.5
 
 
-class Clock(Protocol):
-    """Times one step at a time."""
+class Observer(Protocol):
+    """Listens to steps. Phases of a step follow each other; work between them belongs to none."""
 
-    def start(self) -> None:
-        """Wait for the device, then start the step."""
+    def step_begins(self) -> None:
+        """The step is prepared: its first phase follows."""
 
-    def mark(self) -> None:
-        """One phase has been issued."""
+    def phase_begins(self, name: str) -> None:
+        """The host is about to issue this phase's work."""
 
-    def stop(self) -> tuple[float, list[float]]:
-        """Wait for the device; the step's wall time and its phases' times, in ms."""
+    def phase_ends(self, name: str) -> None:
+        """The host has issued it; a GPU may still be working on it."""
+
+    def step_ends(self) -> None:
+        """The host has issued the step."""
+
+
+@dataclass
+class StepTime:
+    """Times of one step."""
+
+    wall_ms: float
+    host_us: float | None
+    """In which the host issued it; None on a CPU, where the host does the work itself."""
+    phases_ms: dict[str, float]
+
+
+class Clock(Observer, Protocol):
+    """An observer that takes times."""
+
+    @property
+    def last(self) -> StepTime:
+        """Of the step that ended last; the device has finished it."""
         ...
 
 
 class HostClock:
     """For the CPU, where a call returns when its work is done."""
 
-    def start(self) -> None:
-        self._marks = [time.perf_counter()]
+    last: StepTime
 
-    def mark(self) -> None:
-        self._marks.append(time.perf_counter())
+    def step_begins(self) -> None:
+        self._phases: dict[str, float] = {}
+        self._step = time.perf_counter()
 
-    def stop(self) -> tuple[float, list[float]]:
-        wall = time.perf_counter() - self._marks[0]
-        phases = pairwise(self._marks)
-        return 1e3 * wall, [1e3 * (end - start) for start, end in phases]
+    def phase_begins(self, name: str) -> None:
+        self._phase = time.perf_counter()
+
+    def phase_ends(self, name: str) -> None:
+        self._phases[name] = 1e3 * (time.perf_counter() - self._phase)
+
+    def step_ends(self) -> None:
+        self.last = StepTime(1e3 * (time.perf_counter() - self._step), None, self._phases)
 
 
 class CudaClock:
-    """For a GPU. The events are made once and recorded again each step."""
+    """For a GPU, on the current stream. Events are made once for each phase and recorded again each step."""
 
-    def __init__(self, phases: int) -> None:
-        self._events = [torch.cuda.Event(enable_timing=True) for _ in range(phases + 1)]  # type: ignore[no-untyped-call]
+    last: StepTime
 
-    def start(self) -> None:
+    def __init__(self) -> None:
+        self._events: dict[str, tuple[torch.cuda.Event, torch.cuda.Event]] = {}
+
+    def step_begins(self) -> None:
+        self._names: list[str] = []
         torch.cuda.synchronize()
-        self._start = time.perf_counter()
-        self._next = 0
-        self.mark()
+        self._step = time.perf_counter()
 
-    def mark(self) -> None:
-        self._events[self._next].record()
-        self._next += 1
+    def phase_begins(self, name: str) -> None:
+        if name not in self._events:
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            self._events[name] = start, end
+        self._events[name][0].record()
 
-    def stop(self) -> tuple[float, list[float]]:
+    def phase_ends(self, name: str) -> None:
+        self._events[name][1].record()
+        self._names.append(name)
+
+    def step_ends(self) -> None:
+        host_us = 1e6 * (time.perf_counter() - self._step)
         torch.cuda.synchronize()
-        wall = time.perf_counter() - self._start
-        events = self._events[: self._next]
-        return 1e3 * wall, [start.elapsed_time(end) for start, end in pairwise(events)]
+        wall_ms = 1e3 * (time.perf_counter() - self._step)
+        events = {name: self._events[name] for name in self._names}
+        phases_ms = {name: start.elapsed_time(end) for name, (start, end) in events.items()}
+        self.last = StepTime(wall_ms, host_us, phases_ms)
 
 
-def make_clock(device: torch.device, phases: int) -> Clock:
-    """The clock of a device for steps of at most `phases` phases."""
-    return CudaClock(phases) if device.type == "cuda" else HostClock()
+def make_clock(device: torch.device) -> Clock:
+    """The clock of a device."""
+    return CudaClock() if device.type == "cuda" else HostClock()
+
+
+def run_step(phases: Mapping[str, Callable[[], None]], observers: Sequence[Observer]) -> None:
+    """Run a prepared step's phases in order. Observers are told of a beginning in order, of an end in reverse."""
+    for observer in observers:
+        observer.step_begins()
+    for name, work in phases.items():
+        for observer in observers:
+            observer.phase_begins(name)
+        work()
+        for observer in reversed(observers):
+            observer.phase_ends(name)
+    for observer in reversed(observers):
+        observer.step_ends()
 
 
 @dataclass
@@ -85,17 +136,33 @@ class StepTimes:
     first_step: float = 0.0
     step: array[float] = field(default_factory=lambda: array("d"))
     phases: dict[str, array[float]] = field(default_factory=dict)
+    host_us: array[float] = field(default_factory=lambda: array("d"))
+    """Microseconds in which the host issued each step; none on a CPU."""
+    warmup: int = 0
+    """Steps made before measuring began."""
+    steady: bool | None = None
+    """Whether times were steady then; None where a number of steps was asked for."""
+
+    def keep(self, step: StepTime, inner: Mapping[str, float]) -> None:
+        """Add one measured step, with the times of phases inside its phases."""
+        self.step.append(step.wall_ms)
+        if step.host_us is not None:
+            self.host_us.append(step.host_us)
+        for name, time_ms in {**step.phases_ms, **inner}.items():
+            self.phases.setdefault(name, array("d")).append(time_ms)
 
 
 def time_steps(
     phases: Mapping[str, Callable[[], None]],
     clock: Clock,
     *,
+    observers: Sequence[Observer] = (),
     prepare: Callable[[], None] = lambda: None,
-    warmup_steps: int,
+    inner_times_ms: Callable[[], Mapping[str, float]] = dict,
+    warmup_steps: int | None,
     measure_steps: int,
     measuring: Callable[[], None] = lambda: None,
-    stepped: Callable[[int, int], None] = lambda done, total: None,
+    stepped: Callable[[int, int], None] = lambda warmed_up, measured: None,
 ) -> StepTimes:
     """Run warm-up steps, then measured ones, each `prepare` (untimed) and then the phases in order.
 
@@ -104,51 +171,79 @@ def time_steps(
     Args:
         phases: Name -> work, in the order they run.
         clock: Times them.
+        observers: Who else listens, to warm-up and measured steps alike.
         prepare: Runs before each step, outside its time.
-        warmup_steps: Steps that leave no samples, 0 or more.
+        inner_times_ms: Tells, after each step, times of phases inside its phases: those of a CUDA graph.
+        warmup_steps: Steps that leave no samples, exactly so many; None: until the step's time is steady.
         measure_steps: Steps that do, 1 or more.
         measuring: Called once, before the first measured step.
-        stepped: Called between steps with (steps done, steps in all, warm-up included), at most every half second, and
+        stepped: Called between steps with (warm-up steps done, measured steps done), at most every half second, and
             after the last.
 
     Raises:
         OutOfMemory: the memory did not suffice; says in which phase of which step.
     """
-    times = StepTimes(phases={name: array("d") for name in phases})
-    total = warmup_steps + measure_steps
+    times = StepTimes()
+    warming = WarmUp(warmup_steps)
+    where = Where()
+    everybody: list[Observer] = [where, *observers, clock]
     reported = time.perf_counter()
-    where = "preparation"
-    index = 0
+
+    def step() -> None:
+        first = where.step == 1
+        where.prepares()
+        prepare()
+        run_step(phases, everybody)
+        if first:
+            times.first_step = clock.last.wall_ms
+
+    def tell(measured: int) -> None:
+        nonlocal reported
+        now = time.perf_counter()
+        if now - reported >= REPORT_INTERVAL_S or measured == measure_steps:
+            reported = now
+            stepped(warming.calls, measured)
+
     try:
-        for index in range(total):
-            if index == warmup_steps:
-                # What lives now will live on: the collector need not look at it again in the middle of a step.
-                gc.collect()
-                gc.freeze()
-                measuring()
-            where = "preparation"
-            prepare()
-            clock.start()
-            for where, work in phases.items():  # noqa: B007
-                work()
-                clock.mark()
-            wall, laps = clock.stop()
-            if index == 0:
-                times.first_step = wall
-            if index >= warmup_steps:
-                _keep(times, wall, laps)
-            now = time.perf_counter()
-            if now - reported >= REPORT_INTERVAL_S or index + 1 == total:
-                reported = now
-                stepped(index + 1, total)
+        while not warming.over:
+            step()
+            warming.add(clock.last.wall_ms)
+            tell(0)
+        times.warmup, times.steady = warming.calls, warming.steady
+        # What lives now will live on: the collector need not look at it again in the middle of a step.
+        gc.collect()
+        gc.freeze()
+        measuring()
+        for index in range(measure_steps):
+            step()
+            times.keep(clock.last, inner_times_ms())
+            tell(index + 1)
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
-            raise OutOfMemory(f"out of memory in {where} of step {index + 1} of {total}: {gist(error)}") from error
+            raise OutOfMemory(f"out of memory in {where.phase} of step {where.step}: {gist(error)}") from error
         raise
     return times
 
 
-def _keep(times: StepTimes, wall: float, laps: Sequence[float]) -> None:
-    times.step.append(wall)
-    for samples, lap in zip(times.phases.values(), laps, strict=True):
-        samples.append(lap)
+class Where:
+    """An observer that remembers where a step is, for errors."""
+
+    phase = "preparation"
+    step = 1
+    """Counted from 1."""
+
+    def prepares(self) -> None:
+        """The next step's preparation begins."""
+        self.phase = "preparation"
+
+    def step_begins(self) -> None:
+        """Its number is told already."""
+
+    def phase_begins(self, name: str) -> None:
+        self.phase = name
+
+    def phase_ends(self, name: str) -> None:
+        """The phase is still the one that errors name: a device may work on it."""
+
+    def step_ends(self) -> None:
+        self.step += 1

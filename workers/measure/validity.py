@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from statistics import median
+from typing import Any, Literal, Protocol
 
 import torch
 
 from workers.measure import statistics
+from workers.measure.busy import DEVICE_GAP_US, Busy
 from workers.measure.compilation import Compilation, compilation
 from workers.measure.environment import gpu_by_nvml
 from workers.measure.nvml import THROTTLE_REASONS, Gpu, Reading
 
-MAX_VARIATION = 0.10
+MAX_VARIATION_CPU = 0.10
+MAX_VARIATION_GPU = 0.05
 MAX_DRIFT = 0.10
 MAX_CLOCK_DROP = 0.10
 MAX_OTHERS_LOAD = 0.10
+MAX_WAITING = 0.10
+"""Of a step's time, in which the device waits for the host."""
 MIN_LOAD_SPAN_S = 0.3
 """The kernel counts processor time in ticks of 10 ms: shorter spans tell nothing."""
 READ_INTERVAL_S = 1.0
@@ -51,33 +56,118 @@ def verdict(checks: Sequence[Check]) -> dict[str, Any]:
     }
 
 
-def check_stability(samples: Sequence[float]) -> list[Check]:
-    """Spread and trend of the steps' times."""
-    variation = statistics.coefficient_of_variation(samples)
+def max_variation(*, on_gpu: bool) -> float:
+    """The largest coefficient of variation that is not suspect."""
+    return MAX_VARIATION_GPU if on_gpu else MAX_VARIATION_CPU
+
+
+def check_stability(samples: Sequence[float], *, on_gpu: bool) -> list[Check]:
+    """Spread and trend of the samples of one case. A GPU that works alone varies less than a processor."""
+    return [check_variation(samples, on_gpu=on_gpu), check_drift(samples)]
+
+
+def check_variation(samples: Sequence[float], *, on_gpu: bool) -> Check:
+    """Spread of the samples: check `variation`."""
+    variation, limit = statistics.coefficient_of_variation(samples), max_variation(on_gpu=on_gpu)
     if variation is None:
-        spread = Check("variation", True, f"samples: {len(samples)}, too few to judge")
-    else:
-        spread = Check("variation", variation <= MAX_VARIATION, f"coefficient of variation {variation:.1%}")
-    drift = statistics.drift(samples)
-    if drift is None:
-        return [spread, Check("drift", True, f"samples: {len(samples)}, too few to judge")]
-    return [spread, Check("drift", abs(drift) <= MAX_DRIFT, f"last third {drift:+.1%} against the first")]
+        return Check("variation", True, f"samples: {len(samples)}, too few to judge")
+    return Check("variation", variation <= limit, f"coefficient of variation {variation:.1%}, limit {limit:.0%}")
 
 
-def check_many(passes: Mapping[str, Sequence[float]]) -> Check:
-    """Spread of many measurements' times, by title: as one check, which names the worst."""
+def check_many(passes: Mapping[str, Sequence[float]], *, on_gpu: bool) -> Check:
+    """Spread of several measurements' times, by title: as one check `variation`, which names the worst."""
+    limit = max_variation(on_gpu=on_gpu)
     variations = {title: statistics.coefficient_of_variation(samples) for title, samples in passes.items()}
     known = {title: variation for title, variation in variations.items() if variation is not None}
     if not known:
         return Check("variation", True, f"measurements: {len(passes)}, none with samples enough to judge")
-    unstable = [variation for variation in known.values() if variation > MAX_VARIATION]
+    unstable = [variation for variation in known.values() if variation > limit]
     worst = max(known, key=lambda title: known[title])
-    detail = f"above {MAX_VARIATION:.0%} in {len(unstable)} of {len(passes)}; the worst is {known[worst]:.1%}, {worst}"
+    detail = f"above {limit:.0%} in {len(unstable)} of {len(passes)}; the worst is {known[worst]:.1%}, {worst}"
     return Check("variation", not unstable, detail)
 
 
+def check_drift(samples: Sequence[float]) -> Check:
+    """Trend of the samples: check `drift`."""
+    drift = statistics.drift(samples)
+    if drift is None:
+        return Check("drift", True, f"samples: {len(samples)}, too few to judge")
+    return Check("drift", abs(drift) <= MAX_DRIFT, f"last third {drift:+.1%} against the first")
+
+
+def check_steady(steady: bool | None, warmup: int) -> Check:
+    """Whether times had stopped drifting when measuring began: check `steady`.
+
+    Args:
+        steady: as `WarmUp` or `Timing` has it; None: a number of calls was asked for, so that nobody looked.
+        warmup: calls that were made.
+    """
+    if steady is None:
+        return Check("steady", True, f"a warm-up of {warmup} was asked for; not judged")
+    found = "steady" if steady else "times still drifted when the limit was reached"
+    return Check("steady", steady, f"{found}, after a warm-up of {warmup}")
+
+
+class Issued(Protocol):
+    """Times of a call that the host issues and the device does: `workers.measure.stopwatch.Timing`, for one."""
+
+    @property
+    def samples(self) -> Sequence[float]: ...
+    @property
+    def host_us(self) -> Sequence[float] | None: ...
+    @property
+    def host_bound(self) -> bool: ...
+    @property
+    def exposed(self) -> bool: ...
+
+
+def check_host_bound(timing: Issued) -> Check:
+    """Whether the host is slower than the device: check `host_bound`.
+
+    It passes where the device was timed by itself, since the samples are then right whatever the host takes; its detail
+    tells of the host all the same.
+    """
+    if timing.host_us is None or not timing.samples:
+        return Check("host_bound", True, "no device that works beside the host")
+    device_us, host_us = 1e3 * median(timing.samples), median(timing.host_us)
+    if not timing.host_bound:
+        return Check("host_bound", True, f"no: the host issues in {host_us:.4g} µs what takes {device_us:.4g} µs")
+    if timing.exposed:
+        detail = f"the host takes {host_us:.4g} of {device_us:.4g} µs, and the device waits: the times are the host's"
+        return Check("host_bound", False, detail)
+    detail = f"the host takes {host_us:.4g} µs to issue what takes the device {device_us:.4g} µs; the latter is shown"
+    return Check("host_bound", True, detail)
+
+
+def check_waiting(wall_ms: float, host_us: float | None, busy: Busy | str) -> Check:
+    """Whether the device waits for the host within a step, which its wall time then holds: check `host_bound`.
+
+    Args:
+        wall_ms: of a step, median.
+        host_us: in which the host issued it, median; None on a CPU.
+        busy: what the device did in it, or why that is unknown.
+    """
+    if host_us is None:
+        return Check("host_bound", True, "no device that works beside the host")
+    told = f"the host issues in {1e-3 * host_us:.4g} ms a step of {wall_ms:.4g} ms"
+    # The device cannot wait for longer than the host takes.
+    waiting_ms = 1e-3 * host_us
+    if not isinstance(busy, str):
+        told += f", in which the device is busy for {busy.busy_ms:.4g} ms with {busy.launches} launches"
+        waiting_ms = min(waiting_ms, max(0.0, wall_ms - busy.busy_ms - 1e-3 * DEVICE_GAP_US * busy.launches))
+    elif waiting_ms > MAX_WAITING * wall_ms:
+        return Check("host_bound", False, f"{told}; how long the device waits for it is unknown: {busy}")
+    return Check("host_bound", waiting_ms <= MAX_WAITING * wall_ms, f"{told} and waits for {waiting_ms:.4g} ms at most")
+
+
 def check_compilation(before: Compilation, after: Compilation, *, warmup_steps: int) -> list[Check]:
-    """Recompilation among the measured steps, and functions that were not compiled. For compiled models only."""
+    """Recompilation between the two, and functions that were not compiled. For compiled models only.
+
+    Args:
+        before: when measuring began.
+        after: when it ended.
+        warmup_steps: steps made before it began.
+    """
     recompiled = after.graphs - before.graphs
     detail = f"{recompiled} graphs compiled during the measured steps"
     if warmup_steps == 0:
@@ -98,12 +188,28 @@ def check_compilation(before: Compilation, after: Compilation, *, warmup_steps: 
     ]
 
 
-def check_gpu(readings: Sequence[Reading], own_process: int) -> list[Check]:
-    """Throttling, clocks and other processes over a GPU's readings."""
+def check_gpus(readings: Sequence[Sequence[Reading]], own_processes: Set[int]) -> list[Check]:
+    """Throttling, clocks and other processes over the readings of each GPU; one check each, for all GPUs."""
+    each = [check_gpu(one, own_processes) for one in readings]
+    if len(each) == 1:
+        return each[0]
+    return [_together(same) for same in zip(*each, strict=True)]
+
+
+def _together(checks: Sequence[Check]) -> Check:
+    """One check of several GPUs: those that failed, or else all."""
+    failed = [(index, check) for index, check in enumerate(checks) if not check.ok]
+    told = failed or list(enumerate(checks))
+    detail = "; ".join(f"GPU {index}: {check.detail}" for index, check in told)
+    return Check(checks[0].name, not failed, detail, checks[0].severity)
+
+
+def check_gpu(readings: Sequence[Reading], own_processes: Set[int]) -> list[Check]:
+    """Throttling, clocks and other processes over one GPU's readings."""
     if not readings:
         unknown = "NVML is not available: not known"
         return [Check(name, False, unknown) for name in ("throttling", "clocks", "other_processes")]
-    return [_check_throttling(readings), _check_clocks(readings), _check_processes(readings, own_process)]
+    return [_check_throttling(readings), _check_clocks(readings), _check_processes(readings, own_processes)]
 
 
 def _check_throttling(readings: Sequence[Reading]) -> Check:
@@ -122,38 +228,64 @@ def _check_clocks(readings: Sequence[Reading]) -> Check:
     return Check("clocks", drop <= MAX_CLOCK_DROP, f"SM clock {min(clocks)} to {max(clocks)} MHz, drop {drop:.1%}")
 
 
-def _check_processes(readings: Sequence[Reading], own_process: int) -> Check:
+def _check_processes(readings: Sequence[Reading], own_processes: Set[int]) -> Check:
     known = [reading.process_ids for reading in readings if reading.process_ids is not None]
     if not known:
         return Check("other_processes", False, "the device does not tell")
     seen = frozenset[int]().union(*known)
-    # In a container NVML numbers processes as the host does, so ours may be there under another number.
-    others = len(seen - {own_process}) if own_process in seen else max(0, len(seen) - 1)
+    # In a container NVML numbers processes as the host does, so one of ours may be there under another number.
+    others = len(seen - own_processes) if seen & own_processes else max(0, len(seen) - 1)
     return Check("other_processes", others == 0, f"{others} other processes on the device")
 
 
 @dataclass(frozen=True)
 class HostLoad:
-    """Processor time in seconds since boot: of everybody, of this process, and what there was to use."""
+    """Processor time in seconds since boot: of everybody, of this process and its descendants, and what there was."""
 
     busy: float
     own: float
     available: float
 
 
-def read_host_load(stat: Path = Path("/proc/stat")) -> HostLoad | None:
+def read_host_load(proc: Path = Path("/proc")) -> HostLoad | None:
     """The counters now; None where the kernel has none."""
     try:
-        ticks = [int(value) for value in stat.read_text().split("\n", 1)[0].split()[1:9]]
+        ticks = [int(value) for value in (proc / "stat").read_text().split("\n", 1)[0].split()[1:9]]
     except (OSError, ValueError):
         return None
     if len(ticks) < 8:
         return None
     idle = ticks[3] + ticks[4]
-    own = os.times()
     per_second = os.sysconf("SC_CLK_TCK")
-    used = own.user + own.system + own.children_user + own.children_system
-    return HostLoad((sum(ticks) - idle) / per_second, used, sum(ticks) / per_second)
+    own = sum(family_times(os.getpid(), proc).values())
+    return HostLoad((sum(ticks) - idle) / per_second, own / per_second, sum(ticks) / per_second)
+
+
+def family_times(ancestor: int, proc: Path = Path("/proc")) -> dict[int, int]:
+    """Pids of a process and of all its living descendants, each with the processor time that it used, in ticks.
+
+    What ended and was waited for counts with who waited for it.
+    """
+    parents: dict[int, int] = {}
+    times: dict[int, int] = {}
+    for path in proc.glob("[0-9]*/stat"):
+        try:
+            # The command's name, in brackets, may hold anything.
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:  # it has just ended
+            continue
+        pid = int(path.parent.name)
+        parents[pid] = int(fields[1])
+        times[pid] = sum(int(value) for value in fields[11:15])
+    children: dict[int, list[int]] = {}
+    for pid, parent in parents.items():
+        children.setdefault(parent, []).append(pid)
+    family, found = [ancestor], {}
+    while family:
+        pid = family.pop()
+        found[pid] = times.get(pid, 0)
+        family += children.get(pid, [])
+    return found
 
 
 def check_host_load(before: HostLoad | None, after: HostLoad | None, span_s: float, *, matters: bool) -> Check:
@@ -168,53 +300,66 @@ def check_host_load(before: HostLoad | None, after: HostLoad | None, span_s: flo
 
 
 class Monitor:
-    """Watches host and device over the measured steps: start it, let it watch between steps, ask for the verdict."""
+    """Watches host and devices while one case is measured: start it, let it watch between steps, ask for the verdict.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._gpu: Gpu | None = gpu_by_nvml(device)
-        self._readings: list[Reading] = []
+    Args:
+        devices: The case's device or devices: GPUs, all of which are watched, or the CPU.
+    """
+
+    def __init__(self, devices: torch.device | Sequence[torch.device]) -> None:
+        devices = [devices] if isinstance(devices, torch.device) else list(devices)
+        self._on_gpu = devices[0].type == "cuda"
+        self._gpus: list[Gpu | None] = [gpu_by_nvml(device) for device in devices if device.type == "cuda"]
         self._begin()
 
     def _begin(self) -> None:
+        self._readings: list[list[Reading]] = [[] for _ in self._gpus]
+        self._own_processes = {os.getpid()}
         self._compilation = compilation()
         self._load = read_host_load()
         self._started = self._read_at = time.perf_counter()
 
-    def start(self, *, warm: bool) -> None:
-        """The measured steps begin; `warm`: the device has just worked, so its clocks now count."""
+    def start(self, *, warm: bool = True) -> None:
+        """Measuring begins; `warm`: the devices have just worked, so that their clocks now count."""
         self._begin()
-        if warm and self._gpu is not None:
-            self._readings.append(self._gpu.read())
+        if warm:
+            self._read()
 
     def watch(self, *, last: bool = False) -> None:
-        """Between steps: read the GPU's state, at most once a second and at the end."""
+        """Between steps: read the GPUs' state, at most once a second and at the end."""
         now = time.perf_counter()
-        if self._gpu is not None and (last or now - self._read_at >= READ_INTERVAL_S):
-            self._readings.append(self._gpu.read())
+        if last or now - self._read_at >= READ_INTERVAL_S:
+            self._read()
             self._read_at = now
 
-    def verdict(self, samples: Sequence[float], *, compiled: bool, warmup_steps: int) -> dict[str, Any]:
-        """The verdict on these samples; on none, after the memory ran out, it tells who else was there."""
-        checks = check_stability(samples)
-        if compiled:
-            checks += check_compilation(self._compilation, compilation(), warmup_steps=warmup_steps)
-        return self.conclude(checks)
+    def _read(self) -> None:
+        if not self._gpus:
+            return
+        # Processes that this one started (ranks) are the case's own, also those that have ended when it concludes.
+        self._own_processes |= set(family_times(os.getpid()))
+        for gpu, readings in zip(self._gpus, self._readings, strict=True):
+            if gpu is not None:
+                readings.append(gpu.read())
+
+    def compilation_checks(self, *, warmup_steps: int) -> list[Check]:
+        """What was compiled since the start, and whether anything was left uncompiled. For compiled models only."""
+        return check_compilation(self._compilation, compilation(), warmup_steps=warmup_steps)
 
     def conclude(self, checks: Sequence[Check]) -> dict[str, Any]:
         """The verdict on these checks of the samples, and on what was watched since the start."""
         checks = list(checks)
-        on_gpu = self._device.type == "cuda"
-        if on_gpu:
-            checks += check_gpu(self._readings, os.getpid())
+        if self._on_gpu:
+            checks += check_gpus(self._readings, self._own_processes)
             checks.append(self._neighbours())
         span = time.perf_counter() - self._started
-        checks.append(check_host_load(self._load, read_host_load(), span, matters=not on_gpu))
+        checks.append(check_host_load(self._load, read_host_load(), span, matters=not self._on_gpu))
         return verdict(checks)
 
     def _neighbours(self) -> Check:
-        if self._gpu is None:
+        known = [gpu for gpu in self._gpus if gpu is not None]
+        if not known:
             return Check("neighbours", True, "not known")
-        gpus = self._gpu.neighbours()
-        busy = sum(bool(gpu.read().process_ids) for gpu in gpus)
-        return Check("neighbours", True, f"{busy} of {len(gpus)} other GPUs of the host in use")
+        own = {gpu.uuid for gpu in known}
+        others = [gpu for gpu in known[0].neighbours() if gpu.uuid not in own]
+        busy = sum(bool(gpu.read().process_ids) for gpu in others)
+        return Check("neighbours", True, f"{busy} of {len(others)} other GPUs of the host in use")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -26,12 +27,28 @@ class KeyValueCache:
         self.length = 0
         """Tokens in it; the model moves it on after the last layer."""
 
-    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Store one layer's new keys and values (batch, heads, new, head_dim); return all of that layer's."""
+    def layer(self, index: int) -> LayerCache:
+        """One layer's share, at the present length."""
+        return LayerCache(self.keys[index], self.values[index], self.length)
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """One layer's keys and values, (batch, heads, max_length, head_dim), of which `length` tokens are filled.
+
+    All layers' are alike, so that a compiled block serves every layer.
+    """
+
+    keys: Tensor
+    values: Tensor
+    length: int
+
+    def append(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Store new keys and values (batch, heads, new, head_dim); return all up to them."""
         end = self.length + k.shape[-2]
-        self.keys[layer, :, :, self.length : end] = k
-        self.values[layer, :, :, self.length : end] = v
-        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+        self.keys[:, :, self.length : end] = k
+        self.values[:, :, self.length : end] = v
+        return self.keys[:, :, :end], self.values[:, :, :end]
 
 
 class CachedModel(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any, overload
 
@@ -23,6 +22,8 @@ class AdamW(Optimizer):
         betas: Decay rates of the two moments.
         eps: Added to the square root of the second moment.
         weight_decay: Decay per unit of learning rate.
+        capturable: Keep the step's number on the parameter's device, so that a CUDA graph can count. The learning rate
+            may then be a tensor without axes on that device, which is read at each step.
 
     Raises:
         ValueError: a hyper-parameter is out of range.
@@ -31,14 +32,19 @@ class AdamW(Optimizer):
     def __init__(
         self,
         params: Iterable[Tensor] | Iterable[dict[str, Any]],
-        lr: float = 1e-3,
+        lr: float | Tensor = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 1e-2,
+        *,
+        capturable: bool = False,
     ) -> None:
         if lr < 0 or eps < 0 or weight_decay < 0 or not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"out of range: lr={lr}, betas={betas}, eps={eps}, weight_decay={weight_decay}")
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
+        if isinstance(lr, Tensor) and not capturable:
+            raise ValueError("a learning rate in a tensor needs capturable=True")
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "capturable": capturable}
+        super().__init__(params, defaults)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -61,7 +67,9 @@ class AdamW(Optimizer):
     def _update(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]
         if not state:
-            state["step"] = 0
+            # In float64: 1 - beta2 ** step is near 0 at first.
+            counter = torch.zeros((), dtype=torch.float64, device=parameter.device) if group["capturable"] else 0
+            state["step"] = counter
             state["exp_avg"] = torch.zeros_like(parameter)
             state["exp_avg_sq"] = torch.zeros_like(parameter)
         state["step"] += 1
@@ -72,8 +80,11 @@ class AdamW(Optimizer):
         second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         # Bias corrections: both moments start at zero and are too small at first.
         step_size = group["lr"] / (1 - beta1 ** state["step"])
-        denominator = second.sqrt().div_(math.sqrt(1 - beta2 ** state["step"])).add_(group["eps"])
-        parameter.addcdiv_(first, denominator, value=-step_size)
+        denominator = second.sqrt().div_((1 - beta2 ** state["step"]) ** 0.5).add_(group["eps"])
+        if group["capturable"]:
+            parameter.sub_(first.div(denominator).mul_(step_size))
+        else:
+            parameter.addcdiv_(first, denominator, value=-step_size)
 
 
 @torch.no_grad()
@@ -93,18 +104,18 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
     return norm
 
 
-def make_optimizer(name: str, model: nn.Module, lr: float = 1e-3) -> Optimizer:
+def make_optimizer(name: str, model: nn.Module, lr: float | Tensor = 1e-3, *, capturable: bool = False) -> Optimizer:
     """The benchmark spec's `optimizer` over the model's trainable parameters.
 
     `torch_adamw` is torch's default for the device (on a GPU, horizontally fused "foreach"), `torch_fused_adamw` its
-    single-kernel one.
+    single-kernel one. A `capturable` one may be captured in a CUDA graph, with its learning rate in a tensor.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     match name:
         case "adamw":
-            return AdamW(parameters, lr=lr)
+            return AdamW(parameters, lr=lr, capturable=capturable)
         case "torch_adamw":
-            return torch.optim.AdamW(parameters, lr=lr)
+            return torch.optim.AdamW(parameters, lr=lr, capturable=capturable)
         case "torch_fused_adamw":
-            return torch.optim.AdamW(parameters, lr=lr, fused=True)
+            return torch.optim.AdamW(parameters, lr=lr, fused=True, capturable=capturable)
     raise ValueError(f"unknown optimizer {name!r}; known are adamw, torch_adamw, torch_fused_adamw")

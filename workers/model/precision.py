@@ -1,7 +1,8 @@
 """What `fp32`, `tf32`, `bf16` and `fp16` mean here, in one place.
 
-Parameters and optimizer state are float32 in all of them. tf32 rounds the inputs of float32 matrix products to 10 bits
-of mantissa; bf16 and fp16 run matrix products in that type by autocast, fp16 with gradient scaling.
+Parameters, gradients and optimizer state are float32 in all of them, unless a parameter dtype is chosen. tf32 rounds
+the inputs of float32 matrix products to 10 bits of mantissa; bf16 and fp16 run matrix products in that type by
+autocast, fp16 with gradient scaling.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 
 @dataclass(frozen=True)
@@ -52,3 +54,16 @@ PRECISIONS = {
         Precision("fp16", torch.float16),
     )
 }
+
+PARAMETER_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def set_parameter_dtype(model: nn.Module, name: str) -> None:
+    """Give a model's floating-point parameters the dtype "fp32" or "bf16", in place; gradients and state follow it.
+
+    Buffers stay as they are: rotary angles lose their meaning in bfloat16.
+    """
+    dtype = PARAMETER_DTYPES[name]
+    for parameter in model.parameters():
+        if parameter.is_floating_point() and parameter.dtype != dtype:
+            parameter.data = parameter.data.to(dtype)

@@ -45,7 +45,11 @@ class ForwardStep:
         self.phases: dict[str, Callable[[], None]] = {"forward": self.forward}
 
     def prepare(self) -> None:
-        self.inputs, self.targets = self.batches.next()
+        self.inputs, self.targets = self.next_batch()
+
+    def next_batch(self) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of the next step, which is then the present one."""
+        return self.batches.next()
 
     def forward(self) -> None:
         with torch.no_grad():
@@ -83,7 +87,8 @@ class TrainStep(BackwardStep):
     """A whole training step. Phases: forward, backward, optimizer.
 
     The optimizer's phase holds everything between the gradients and the next step: unscaling, clipping, the learning
-    rate of the schedule, the update, and dropping the gradients.
+    rate of the schedule, the update, and dropping the gradients. A learning rate that is a tensor is set before the
+    step instead, since a CUDA graph repeats only what the device does.
     """
 
     def __init__(
@@ -100,12 +105,21 @@ class TrainStep(BackwardStep):
         self.optimizer = optimizer
         self.total_steps = total_steps
         self.gradient_clip_norm = gradient_clip_norm
-        self.steps_done = 0
+        self.step_number = 0
         self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
         self.phases = {"forward": self.forward, "backward": self.backward, "optimizer": self.optimize}
 
+    def next_batch(self) -> tuple[Tensor, Tensor]:
+        self.step_number += 1
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(self._learning_rate())
+        return super().next_batch()
+
     def optimize(self) -> None:
-        self._set_learning_rate()
+        for group in self.optimizer.param_groups:
+            if not isinstance(group["lr"], Tensor):
+                group["lr"] = self._learning_rate()
         if self.gradient_clip_norm is not None:
             if self.scaler is not None:
                 self.scaler.unscale_(self.optimizer)
@@ -116,18 +130,15 @@ class TrainStep(BackwardStep):
             self.scaler.step(self.optimizer)
             self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
-        self.steps_done += 1
 
-    def _set_learning_rate(self) -> None:
-        learning_rate = cosine_learning_rate(
-            self.steps_done + 1,
+    def _learning_rate(self) -> float:
+        return cosine_learning_rate(
+            self.step_number,
             max_learning_rate=MAX_LEARNING_RATE,
             min_learning_rate=0.1 * MAX_LEARNING_RATE,
             warmup_steps=max(1, self.total_steps // 10),
             cosine_steps=self.total_steps,
         )
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
 
 
 class GenerateStep:

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from kernels.attention.reference import attention as reference_attention
 from workers.model import accounting
-from workers.model.generation import KeyValueCache, generate
+from workers.model.generation import KeyValueCache, LayerCache, generate
 
 if TYPE_CHECKING:
     from kernels.registry import AttentionFunction
@@ -87,15 +87,13 @@ class MultiHeadAttention(nn.Module):
         self.v_proj = Linear(d_model, d_model)
         self.output_proj = Linear(d_model, d_model)
 
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, cache: KeyValueCache | None = None, layer: int = 0
-    ) -> Tensor:
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache | None = None) -> Tensor:
         q = rotate(self._split(self.q_proj(x)), cos, sin)
         k = rotate(self._split(self.k_proj(x)), cos, sin)
         v = self._split(self.v_proj(x))
         is_causal = True
         if cache is not None:
-            k, v = cache.append(layer, k, v)
+            k, v = cache.append(k, v)
             # A single new token sees everything before it; a top-left mask would hide all but the first key.
             is_causal = q.shape[-2] > 1
         out = self.attention(q, k, v, is_causal)
@@ -118,16 +116,14 @@ class TransformerBlock(nn.Module):
         self.ln2 = RMSNorm(d_model)
         self.ffn = SwiGLU(d_model, d_ff)
 
-    def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, cache: KeyValueCache | None = None, layer: int = 0
-    ) -> Tensor:
-        x = x + self.attn(self.ln1(x), cos, sin, cache, layer)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache | None = None) -> Tensor:
+        x = x + self.attn(self.ln1(x), cos, sin, cache)
         out: Tensor = x + self.ffn(self.ln2(x))
         return out
 
 
 class TransformerLM(nn.Module):
-    """Decoder-only transformer language model.
+    """Decoder-only transformer language model. Its blocks are `layers`.
 
     Args:
         vocab_size: Tokens in the vocabulary.
@@ -138,7 +134,8 @@ class TransformerLM(nn.Module):
         d_ff: Width of the feed-forward layer.
         rope_theta: Base of the rotary angles.
         attention: (q, k, v, is_causal) -> output; `kernels.registry.ATTENTION` has them by name.
-        activation_checkpointing: Keep each block's input only, and recompute the rest in the backward pass.
+        activation_checkpointing: Keep each block's input only, and recompute the rest in the backward pass. Without
+            effect on calls with a cache.
 
     Raises:
         ValueError: the head dimension is not an even integer.
@@ -197,11 +194,14 @@ class TransformerLM(nn.Module):
         cos, sin = self.rope_cos[start:end], self.rope_sin[start:end]
         x = self.token_embeddings(token_ids)
         for index, block in enumerate(self.layers):
-            if self.activation_checkpointing and torch.is_grad_enabled():
+            if cache is not None:
+                # Never checkpointed: what is computed twice would go into the cache twice.
+                x = block(x, cos, sin, cache.layer(index))
+            elif self.activation_checkpointing and torch.is_grad_enabled():
                 # No dropout: there is no random state to keep.
                 x = checkpoint(block, x, cos, sin, use_reentrant=False, preserve_rng_state=False)
             else:
-                x = block(x, cos, sin, cache, index)
+                x = block(x, cos, sin)
         if cache is not None:
             cache.length = end
         if last_only:

@@ -17,7 +17,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,7 +42,7 @@ class CompilerMissing(BuildError):
 
 
 class Problem(ctypes.Structure):
-    """`Problem` of source/problem.h: the same fields in the same order."""
+    """`Problem` of source/problem.h: the same fields in the same order, as `_check_problem` sees to."""
 
     _fields_ = [
         (name, ctypes.c_int64)
@@ -62,12 +61,26 @@ def library() -> ctypes.CDLL:
     """
     with _building:
         loaded = ctypes.CDLL(str(_built(cache_folder())))
+    _check_problem(loaded)
     pointer, problem = ctypes.c_void_p, ctypes.POINTER(Problem)
     for name, tensors in {"naive": 5, "blocked": 5, "fused": 5, "flash": 6, "flash_backward": 10}.items():
         function, scratch = getattr(loaded, name), getattr(loaded, f"{name}_scratch")
         function.argtypes, function.restype = [problem, *[pointer] * tensors], None
         scratch.argtypes, scratch.restype = [problem], ctypes.c_int64
     return loaded
+
+
+def _check_problem(loaded: ctypes.CDLL) -> None:
+    """See that C++ and Python mean the same by a Problem.
+
+    Raises:
+        BuildError: they do not, so that every call would read the wrong sizes.
+    """
+    loaded.problem_fields.restype, loaded.problem_bytes.restype = ctypes.c_char_p, ctypes.c_int64
+    theirs = loaded.problem_fields().decode().split(), loaded.problem_bytes()
+    ours = [name for name, *_ in Problem._fields_], ctypes.sizeof(Problem)
+    if theirs != ours:
+        raise BuildError(f"Problem is {theirs} in source/problem.h and {ours} in build.py: make them the same")
 
 
 def cache_folder() -> Path:
@@ -79,7 +92,10 @@ def cache_folder() -> Path:
 
 def _built(cache: Path) -> Path:
     """The library's file in the cache, where it only ever appears whole."""
-    folder = cache / f"{NAME}-{_digest()}"
+    compiler = _compiler()
+    if compiler is None:
+        return _built_by_any_compiler(cache)
+    folder = cache / f"{NAME}-{_digest()}-{hashlib.sha256(compiler.encode()).hexdigest()[:8]}"
     file = folder / f"{NAME}.so"
     if file.exists():
         return file
@@ -88,7 +104,9 @@ def _built(cache: Path) -> Path:
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not file.exists():
-            scratch = Path(tempfile.mkdtemp(prefix=f"{NAME}-", dir=cache))
+            scratch = folder.with_suffix(".building")
+            shutil.rmtree(scratch, ignore_errors=True)  # of a build that was killed: we hold its lock
+            scratch.mkdir()
             try:
                 _build(scratch)
                 folder.mkdir(exist_ok=True)
@@ -98,13 +116,42 @@ def _built(cache: Path) -> Path:
     return file
 
 
-def _build(folder: Path) -> None:
-    compiler = os.environ.get("CXX", "c++")
-    if shutil.which(compiler) is None:
+def _built_by_any_compiler(cache: Path) -> Path:
+    """The newest library in the cache that was built of the same otherwise.
+
+    Raises:
+        CompilerMissing: there is none, and nothing to build one with.
+    """
+    files = cache.glob(f"{NAME}-{_digest()}-*/{NAME}.so")
+    newest = max(files, key=lambda file: file.stat().st_mtime_ns, default=None)
+    if newest is None:
         raise CompilerMissing(
-            f"the cpu_* attention implementations are C++ and there is no compiler {compiler!r} on this host: "
+            f"the cpu_* attention implementations are C++ and there is no compiler {_compiler_name()!r} on this host: "
             "install one (Debian: g++), or name it in CXX"
         )
+    return newest
+
+
+def _compiler_name() -> str:
+    return os.environ.get("CXX") or "c++"
+
+
+def _compiler() -> str | None:
+    """What the compiler says of itself: another version of it builds another library. None if there is no compiler.
+
+    Raises:
+        BuildError: it does not answer.
+    """
+    if shutil.which(_compiler_name()) is None:
+        return None
+    command = [_compiler_name(), "--version"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    except (OSError, subprocess.SubprocessError) as error:
+        raise BuildError(f"building the cpu_* attention implementations failed: {error}") from error
+
+
+def _build(folder: Path) -> None:
     # Imported here: it looks for CUDA's toolkit, and only a first use needs it.
     from torch.utils import cpp_extension
 
@@ -135,11 +182,11 @@ def _ninja_on_path() -> Iterator[None]:
 
 
 def _digest() -> str:
-    """Of all that decides what is built: sources, flags, compiler's name, torch, and the processor (-march=native)."""
+    """Of all that decides what is built but the compiler: sources, flags, torch, and the processor (-march=native)."""
     digest = hashlib.sha256()
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
-    about = (COMPILER_FLAGS, LINKER_FLAGS, os.environ.get("CXX"), torch.__version__, platform.machine(), _processor())
+    about = (COMPILER_FLAGS, LINKER_FLAGS, torch.__version__, platform.machine(), _processor())
     digest.update(repr(about).encode())
     return digest.hexdigest()[:16]
 

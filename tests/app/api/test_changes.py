@@ -11,7 +11,7 @@ import pytest
 from app.api.changes import Changes
 from app.settings import Settings
 from app.store.engine import open_database
-from app.store.queue import Queue
+from app.store.registration import Registration
 
 
 def test_who_comes_as_the_poller_gives_up_is_woken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,7 +34,7 @@ def test_who_comes_as_the_poller_gives_up_is_woken(tmp_path: Path, monkeypatch: 
         waiting = asyncio.create_task(changes.after(changes.generation, 10))
         await asyncio.sleep(0)  # it waits now, and there is a poller still
         may_return.set()
-        await asyncio.to_thread(Queue(database).register_worker, "worker", "host", 1, [], [], [], {})
+        await asyncio.to_thread(Registration(database).register_worker, "worker", "host", 1, [], [], [], {})
         try:
             return await waiting
         finally:

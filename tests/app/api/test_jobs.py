@@ -12,7 +12,7 @@ TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
 JOB_KEYS = {
     "id", "kind", "name", "labels", "state", "spec", "priority", "attempt", "max_attempts", "timeout_s", "progress",
     "error", "worker_id", "sweep_id", "created_at", "started_at", "finished_at", "cancel_requested_at", "environment",
-    "validity", "links",
+    "validity", "links", "summary", "waiting",
 }  # fmt: skip
 
 
@@ -28,7 +28,7 @@ def test_submitted_job(site: Any) -> None:
     assert job["spec"]["context_length"] == 64
     assert job["spec"]["batch_size"] == 4, "defaults are filled in"
     assert site.job(job["id"]) == job
-    for link in ("self", "events", "logs", "measurements", "artifacts", "attempts", "ui"):
+    for link in ("self", "events", "logs", "units", "measurements", "tables", "artifacts", "attempts", "ui"):
         assert site.http.get(job["links"][link]).status_code == 200, link
 
 
@@ -221,3 +221,18 @@ def test_attempts(site: Any) -> None:
     assert [attempt["state"] for attempt in found["data"]] == ["given_back", "failed"]
     assert site.job(job["id"])["attempt"] == 1
     assert site.job(job["id"])["error"]["code"] == "failed"
+
+
+def test_what_a_job_waits_for_changes_with_the_workers(fresh_site: Any) -> None:
+    site = fresh_site
+    job = site.submit(spec={"device": "cuda"})
+    assert "no worker is connected" in job["waiting"]
+    before = site.http.get(f"/jobs/{job['id']}")
+    unchanged = {"If-None-Match": before.headers["etag"]}
+    assert site.http.get(f"/jobs/{job['id']}", headers=unchanged).status_code == 304
+    site.worker.register()
+    now = site.http.get(f"/jobs/{job['id']}", headers=unchanged)
+    assert now.status_code == 200, "the job's version is the same, what it waits for is not"
+    assert "GPU" in now.json()["waiting"]
+    assert site.http.get("/jobs").json()["data"][0]["waiting"] == now.json()["waiting"]
+    assert site.http.post(f"/jobs/{job['id']}/cancel").json()["waiting"] is None

@@ -99,8 +99,14 @@ RAW: list[tuple[str, bytes, str, str]] = [
     ("trailing", b"{} {}", "", "trailing characters"),
     ("not utf-8", b'{"name": "\xff"}', "", "unicode"),
     ("byte order mark", b"\xef\xbb\xbf{}", "", "line 1"),
-    ("nan", b'{"spec": {"kind": "benchmark"}, "timeout_s": NaN}', "", "line 1 column"),
-    ("infinity", b'{"spec": {"kind": "benchmark"}, "timeout_s": -Infinity}', "", "line 1 column"),
+    ("nan", b'{"spec": {"kind": "benchmark"}, "timeout_s": NaN}', "", "NaN is no number there"),
+    ("infinity", b'{"spec": {"kind": "benchmark"}, "timeout_s": -Infinity}', "", "-Infinity is no number there"),
+    (
+        "a key twice",
+        b'{"spec": {"kind": "benchmark", "seed": 1, "seed": 2}}',
+        "",
+        'key "seed" stands in one object twice',
+    ),
     ("overflow", b'{"spec": {"kind": "benchmark"}, "timeout_s": 1e999}', "/timeout_s", "finite"),
     ("many digits", b'{"spec": {"kind": "benchmark"}, "priority": ' + b"9" * 100_000 + b"}", "", "number out of range"),
     ("lone surrogate", rb'{"spec": {"kind": "benchmark"}, "name": "\ud800"}', "", "line 1"),
@@ -155,6 +161,7 @@ def test_unknown_jobs(site: Any, unknown: str, method: str, suffix: str) -> None
 def test_unknown_sweeps(site: Any, unknown: str) -> None:
     checked(site.http.get(f"/sweeps/{unknown}"), 404)
     checked(site.http.post(f"/sweeps/{unknown}/cancel"), 404)
+    checked(site.http.post(f"/sweeps/{unknown}/resume"), 404)
 
 
 @pytest.mark.parametrize(

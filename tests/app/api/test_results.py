@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from app.store.queue import StoredArtifact
+from app.store.records import StoredArtifact, UnitRecord
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def downloadable(site: Any, content: bytes, tmp_path: Path) -> str:
     claim = site.worker.claim_job(job_id)
     sha256, size = site.services.files.put(source)
     site.worker.finish(
-        claim, artifacts=[StoredArtifact("trace (1).json.gz", "trace", "application/gzip", size, sha256)]
+        claim, artifacts=[StoredArtifact(0, "trace (1).json.gz", "trace", "application/gzip", size, sha256)]
     )
     site.services.files.release([sha256])
     [artifact] = site.http.get(f"/jobs/{job_id}/artifacts").json()["data"]
@@ -127,6 +127,122 @@ def test_measurements(site: Any, measured: Any) -> None:
         assert [row["samples"] for row in rows] == [[1.0, 2.0], None]
 
 
+def test_measurements_page_by_page(site: Any, measured: Any) -> None:
+    job_id = site.submit(priority=10)["id"]
+    rows = [measured("forward_ms", 1.0, context_length=length) for length in range(5)]
+    site.worker.finish(site.worker.claim_job(job_id), measurements=rows)
+    path = f"/jobs/{job_id}/measurements"
+    first = site.http.get(path, params={"limit": 3}).json()
+    rest = site.http.get(path, params={"limit": 3, "after": first["next"]}).json()
+    assert [row["context_length"] for row in first["rows"] + rest["rows"]] == list(range(5))
+    assert rest["next"] is None
+    for query in ("limit=0", "limit=10001", "limit=x", "after=x", "after=-1", "next=3"):
+        assert site.http.get(f"{path}?{query}").status_code == 422, query
+
+
+@pytest.fixture
+def profiled(site: Any, measured: Any, reported: Any) -> str:
+    """The path of a job that failed in its second unit; both had reported a table and a file."""
+    job_id = site.submit(priority=10)["id"]
+    claim = site.worker.claim_job(job_id)
+    columns = {"kernel": "string", "total_ms": "number", "calls": "integer"}
+    site.worker.finish(
+        claim,
+        "failed",
+        measurements=[measured("forward_ms", 1.0, model="tiny")],
+        tables=[
+            reported("kernels", [["b|<i>", 2.0, 1], ["a", None, 3], ["c", 1.5, 2]], **columns),
+            reported("kernels", [["d", 0.5, 9]], unit_index=1, **columns),
+            reported("a/b", [[1]], unit_index=1, x="integer"),
+        ],
+        units=[
+            UnitRecord(
+                0, "replicate 0", "succeeded", validity={"verdict": "valid", "counts": {"valid": 1}, "checks": []}
+            ),
+            UnitRecord(1, "replicate 1", "crashed", reason="signal 11"),
+        ],
+        artifacts=[
+            StoredArtifact(0, "trace.json.gz", "trace", "application/gzip", 3, "ab" * 32),
+            StoredArtifact(1, "trace-unit-1.json.gz", "trace", "application/gzip", 3, "cd" * 32),
+        ],
+    )
+    return f"/jobs/{job_id}"
+
+
+def test_units(site: Any, profiled: str) -> None:
+    answer = site.http.get(f"{profiled}/units").json()
+    assert answer["next"] is None
+    first, second = answer["data"]
+    assert (first["unit_index"], first["title"], first["outcome"]) == (0, "replicate 0", "succeeded")
+    assert (second["outcome"], second["reason"], second["partial"]) == ("crashed", "signal 11", True)
+    assert second["artifacts"] == [
+        {"name": "trace-unit-1.json.gz", "url": f"{profiled}/artifacts/trace-unit-1.json.gz"}
+    ]
+    assert site.http.get("/jobs/99999/units").status_code == 404
+
+
+def test_own_tables(site: Any, profiled: str) -> None:
+    listed = site.http.get(f"{profiled}/tables").json()
+    assert listed["next"] is None
+    odd, kernels = listed["data"]
+    assert (kernels["name"], kernels["rows"], kernels["units"], kernels["partial"]) == ("kernels", 4, [0, 1], True)
+    assert [column["name"] for column in kernels["columns"]] == ["unit_index", "kernel", "total_ms", "calls"]
+    table = site.http.get(kernels["url"]).json()
+    assert table["columns"] == kernels["columns"]
+    assert table["rows"][0] == {"unit_index": 0, "kernel": "b|<i>", "total_ms": 2.0, "calls": 1}
+    assert [row["unit_index"] for row in table["rows"]] == [0, 0, 0, 1]
+    assert site.http.get(odd["url"]).json()["rows"] == [{"unit_index": 1, "x": 1}], "a name may have a slash"
+    assert site.http.get(kernels["url"], params={"unit": 1}).json()["rows"] == table["rows"][3:]
+
+
+def test_own_tables_are_sorted_and_paged(site: Any, profiled: str) -> None:
+    path, found, after = f"{profiled}/tables/kernels", "", None
+    while True:
+        query = {"sort": "-total_ms", "limit": 3} | ({"after": after} if after else {})
+        page = site.http.get(path, params=query).json()
+        found += "".join(row["kernel"][0] for row in page["rows"])
+        after = page["next"]
+        if after is None:
+            break
+    assert found == "bcda", "what is unknown comes last"
+
+
+def test_own_tables_in_every_format(site: Any, profiled: str) -> None:
+    def get(format_: str) -> Any:
+        response = site.http.get(f"{profiled}/tables/kernels", params={"format": format_, "sort": "calls", "limit": 2})
+        assert response.status_code == 200, response.text
+        return response
+
+    assert [row["kernel"] for row in csv.DictReader(io.StringIO(get("csv").text))] == ["b|<i>", "c"]
+    assert get("markdown").headers["content-type"].startswith("text/markdown")
+    assert r"b\|<i>" in get("markdown").text
+    assert r"\begin{tabular}" in get("latex").text
+    assert get("html").text.count("<table>") == 1
+    assert "b|&lt;i&gt;" in get("html").text
+    assert len(get("json").json()["rows"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "told"),
+    [
+        ("kernel", 404, "it has: a/b, kernels"),
+        ("kernels?unit=7", 404, "these have: 0, 1"),
+        ("kernels?sort=seconds", 422, "unit_index, kernel, total_ms, calls"),
+        ("kernels?sort=-seconds", 422, "unit_index, kernel, total_ms, calls"),
+        ("kernels?after=x", 422, "next"),
+        ("kernels?limit=0", 422, "limit"),
+        ("kernels?unit=-1", 422, "unit"),
+        ("kernels?unit=99999999999999999999", 422, "unit"),
+        ("kernels?format=xml", 422, "format"),
+        ("kernels?order=calls", 422, "order"),
+    ],
+)
+def test_what_is_no_own_table(site: Any, profiled: str, path: str, status: int, told: str) -> None:
+    response = site.http.get(f"{profiled}/tables/{path}")
+    assert response.status_code == status
+    assert told in response.json()["detail"]
+
+
 def finished(site: Any, measured: Any) -> tuple[int, int]:
     """Two jobs with a result each."""
     ids = []
@@ -161,6 +277,20 @@ def test_tables(site: Any, measured: Any) -> None:
     assert page.text.startswith("<!doctype html>\n")
     assert page.text.count("<table>") == 1
     assert "style=" not in page.text, "the policy forbids it"
+
+
+def test_tables_of_another_statistic_and_by_label(site: Any, measured: Any) -> None:
+    job_id = site.submit(labels={"of": "statistics"}, priority=10)["id"]
+    found = replace(measured("forward_ms", 1.0, model="tiny"), median=5.0, p95=9.0)
+    unknown = measured("step_ms", None, "oom", model="tiny")
+    site.worker.finish(site.worker.claim_job(job_id), measurements=[found, unknown])
+    for statistic, value in (("mean", 1.0), ("median", 5.0), ("p95", 9.0)):
+        answer = site.http.get("/tables", params={"label": "of:statistics", "statistic": statistic}).json()
+        assert [row["forward_ms"] for row in answer["rows"]] == [value]
+        assert answer["missing"] == ["step_ms: oom: out of memory"]
+        assert answer["next"] is None
+    assert site.http.get("/tables", params={"job": job_id, "statistic": "mode"}).status_code == 422
+    assert site.http.get("/tables", params={"label": "of"}).status_code == 422
 
 
 def test_table_of_nothing(site: Any) -> None:

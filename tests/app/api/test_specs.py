@@ -67,6 +67,42 @@ def test_names_are_free_until_a_worker_registers(fresh_site: Any) -> None:
     assert [error["pointer"] for error in sweep.json()["errors"]] == ["/grid/attention/1"]
 
 
+KINDS_OF_WORKERS = frozenset({"attention", "benchmark", "compare"})
+
+
+def test_names_are_looked_for_where_they_are_marked(fresh_site: Any) -> None:
+    """Not where a value happens to be the same: a model may have the name of an attention."""
+    site = fresh_site
+    capabilities = frozenset({"attention:eager", "attention:triton", "model:transformer_lm", "model:triton"})
+    site.worker.register(kinds=KINDS_OF_WORKERS, capabilities=capabilities)
+
+    def errors(spec: dict[str, Any]) -> list[tuple[str, str]]:
+        response = site.http.post("/jobs", json={"spec": spec})
+        assert response.status_code in (201, 422), response.text
+        return [(error["pointer"], error["detail"]) for error in response.json().get("errors", [])]
+
+    same = {**TINY, "attention": "tiny", "model": {"size": "tiny", "name": "tiny"}}
+    assert [pointer for pointer, _ in errors(same)] == ["/spec/model/name", "/spec/attention"]
+    grid = {"kind": "attention", "implementations": ["eager", "nothing", "triton", "neither"]}
+    assert [pointer for pointer, _ in errors(grid)] == ["/spec/implementations/1", "/spec/implementations/3"]
+    sides = {"kind": "compare", "baseline": TINY, "candidate": {**TINY, "attention": "nothing"}}
+    [(pointer, detail)] = errors(sides)
+    assert pointer == "/spec/candidate/attention"
+    assert "eager, triton" in detail
+    assert errors({"kind": "compare", "baseline": TINY, "candidate": {**TINY, "attention": "triton"}}) == []
+    [(pointer, _), _] = errors({"kind": "compare", "baseline": {"kind": "kernel"}, "candidate": {"kind": "kernel"}})
+    assert pointer == "/spec/baseline/kind"
+
+
+def test_marked_fields_inside_other_specs_list_the_names_too(fresh_site: Any) -> None:
+    fresh_site.worker.register(kinds=KINDS_OF_WORKERS)
+    definitions = described(fresh_site, "compare")["schema"]["$defs"]
+    attention = definitions["BenchmarkSpec"]["properties"]["attention"]
+    assert (attention["x-flopwatch-names"], attention["enum"]) == ("attention", ["eager"])
+    assert definitions["AttentionSpec"]["properties"]["implementations"]["items"]["enum"] == ["eager"]
+    assert definitions["ModelSpec"]["properties"]["name"]["enum"] == ["transformer_lm"]
+
+
 def test_names_of_all_workers_count(fresh_site: Any) -> None:
     site = fresh_site
     site.worker.register()
@@ -87,6 +123,8 @@ def test_a_kind_that_no_worker_runs(fresh_site: Any) -> None:
 @pytest.mark.parametrize("state", ["draining", "stopped", "lost"])
 def test_names_of_absent_workers_still_count(fresh_site: Any, state: str) -> None:
     fresh_site.worker.register()
-    fresh_site.services.queue.set_worker_state(fresh_site.worker.id, state)
-    assert fresh_site.http.post("/jobs", json={"spec": TINY}).status_code == 201
+    fresh_site.services.registration.set_worker_state(fresh_site.worker.id, state)
+    job = fresh_site.http.post("/jobs", json={"spec": TINY})
+    assert job.status_code == 201
+    assert job.json()["waiting"] is not None
     assert fresh_site.http.post("/jobs", json={"spec": {**TINY, "attention": "x"}}).status_code == 422

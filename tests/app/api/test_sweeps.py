@@ -50,6 +50,33 @@ def test_cancel(fresh_site: Any) -> None:
     assert site.worker.finish(running) == "cancelled"
 
 
+def test_resume(fresh_site: Any) -> None:
+    site = fresh_site
+    body = {"base": BASE, "grid": GRID, "priority": 3, "timeout_s": 7.0, "max_attempts": 4, "labels": {"run": "r"}}
+    sweep = site.http.post("/sweeps", json=body).json()
+    assert sweep["options"] == {"priority": 3, "timeout_s": 7.0, "max_attempts": 4}
+    path = f"/sweeps/{sweep['id']}/resume"
+    nothing = site.http.post(path)
+    assert (nothing.status_code, nothing.json()["code"]) == (409, "conflict")
+    site.worker.finish(site.worker.claim())
+    failed = site.worker.claim()
+    site.worker.finish(failed, "failed")
+    site.http.post(f"/sweeps/{sweep['id']}/cancel")
+    response = site.http.post(path)
+    assert response.status_code == 202
+    assert response.json()["counts"] == {"queued": 5, "running": 0, "succeeded": 1, "failed": 0, "cancelled": 0}
+    assert response.json() == site.http.get(f"/sweeps/{sweep['id']}").json()
+    jobs = site.http.get(f"/jobs?sweep={sweep['id']}").json()["data"]
+    assert len(jobs) == 11
+    again = jobs[4]
+    assert again["spec"] == site.job(failed.job_id)["spec"]
+    assert {key: again[key] for key in ("priority", "timeout_s", "max_attempts", "labels")} == {
+        key: body[key] for key in ("priority", "timeout_s", "max_attempts", "labels")
+    }
+    assert site.http.post(path).status_code == 409
+    assert site.http.post(f"{path}?x=1").status_code == 422
+
+
 def test_idempotency_key(site: Any) -> None:
     body = {"base": BASE, "grid": GRID}
     answers = [site.http.post("/sweeps", json=body, headers={"Idempotency-Key": "s"}) for _ in range(2)]

@@ -8,6 +8,7 @@ import pytest
 import typer
 
 from app.cli import arguments
+from app.specs import KINDS
 
 
 @pytest.mark.parametrize(
@@ -142,6 +143,20 @@ def test_which_fields_are_lists() -> None:
     inner = {"properties": {"sizes": {"type": "array"}, "name": {"type": "string"}}}
     properties = {"inner": {"$ref": "#/$defs/Inner"}, "names": {"type": "array"}, "seed": {"type": "integer"}}
     assert arguments.list_fields({"$defs": {"Inner": inner}, "properties": properties}) == {"inner.sizes", "names"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "some", "none"),
+    [
+        ("attention", {"implementations", "br", "bc", "causal"}, {"batch_size", "mode"}),
+        ("benchmark", set(), {"model", "model.size", "warmup_steps"}),
+        ("compare", {"baseline.sequence_lengths", "candidate.br"}, {"baseline", "baseline.model.size", "replicates"}),
+    ],
+)
+def test_which_fields_of_the_kinds_are_lists(kind: str, some: set[str], none: set[str]) -> None:
+    found = arguments.list_fields(KINDS[kind].model_json_schema())
+    assert some <= found
+    assert not none & found
 
 
 def test_a_sweep_varies_something() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from app.cli.client import parse_stream
-from app.store.queue import StoredArtifact
+from app.store.records import StoredArtifact, UnitRecord
 
 TINY = ("benchmark", "model.size=tiny")
 
@@ -84,6 +85,18 @@ def test_submit_as_json(site: Any, flopwatch: Any) -> None:
     site.http.post(f"/jobs/{job['id']}/cancel")
 
 
+def test_a_job_that_nobody_can_run_says_so_at_once(site: Any, flopwatch: Any) -> None:
+    submitted = flopwatch("submit", *TINY, "device=cuda")
+    assert re.fullmatch(r"job \d+ waits: .*no .*worker.*\n", submitted.stderr)
+    job_id = submitted.stdout.split()[1]
+    assert f"waiting:  {site.job(int(job_id))['waiting']}" in ended(flopwatch("show", job_id))
+    swept = flopwatch("sweep", *TINY, "device=cuda", "seed=1,2,3")
+    assert re.fullmatch(r"3 jobs wait: .*no .*worker.*\n", swept.stderr)
+    ended(flopwatch("cancel", job_id))
+    for job in site.http.get("/jobs", params={"state": "queued"}).json()["data"]:
+        site.http.post(f"/jobs/{job['id']}/cancel")
+
+
 def test_wait(flopwatch: Any, obedient: Any) -> None:
     done = flopwatch("submit", *TINY, "--wait")
     out = ended(done)
@@ -118,6 +131,66 @@ def test_what_a_failed_job_measured_is_listed(site: Any, flopwatch: Any) -> None
     shown = ended(flopwatch("show", str(job_id)))
     assert re.search(r"^8 +forward +forward_ms +ms +1 +1.25 ", shown, re.MULTILINE), shown
     assert shown.endswith("\n\ncontext_length=16: oom: out of memory\n")
+
+
+def test_units_and_their_tables(site: Any, flopwatch: Any, reported: Any) -> None:
+    job_id = submitted(flopwatch, "--priority", "50")
+    columns = {"kernel": "string", "total_ms": "number"}
+    site.worker.finish(
+        site.worker.claim_job(job_id),
+        measurements=[MEASURED("forward_ms", 1.25, model="tiny", validity="suspect")],
+        tables=[
+            reported("kernels forward", [["a", 2.0], ["b", None], ["c", 5.5]], **columns),
+            reported("kernels forward", [["d", 3.0]], unit_index=1, **columns),
+        ],
+        units=[
+            UnitRecord(0, "replicate 0", "succeeded", validity={"verdict": "valid", "checks": []}),
+            UnitRecord(1, "replicate 1", "succeeded", validity={"verdict": "suspect", "checks": []}),
+        ],
+        validity={
+            "verdict": "suspect",
+            "counts": {"valid": 1, "suspect": 1},
+            "checks": [{"name": "drift", "ok": False, "detail": "9 %", "unit": "replicate 1"}],
+        },
+    )
+    shown = ended(flopwatch("show", str(job_id)))
+    assert "validity: suspect (1 valid, 1 suspect)\n    replicate 1: drift: 9 %\n" in shown
+    assert re.search(r"^0 +replicate 0 +succeeded +valid$", shown, re.MULTILINE), shown
+    assert re.search(r"^1 +replicate 1 +succeeded +suspect$", shown, re.MULTILINE), shown
+    assert re.search(r"^kernels forward +4$", shown, re.MULTILINE), shown
+    command = f"flopwatch table --job {job_id} --name 'kernels forward'"
+    assert f"`{command}`" in shown
+    table = ended(flopwatch(*shlex.split(command)[1:], "--sort", "-total_ms", "--limit", "2"))
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    assert cells[2:] == [["0", "c", "5.500"], ["1", "d", "3.000"]]
+    alone = ended(flopwatch(*shlex.split(command)[1:], "--unit", "1", "--format", "csv"))
+    assert alone == "unit_index,kernel,total_ms\n1,d,3.0\n"
+    assert "it has: kernels forward" in ended(flopwatch("table", "--job", str(job_id), "--name", "x"), 1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--name", "kernels"),
+        ("--name", "kernels", "--job", "1", "--job", "2"),
+        ("--name", "kernels", "--job", "1", "--columns", "step_ms"),
+        ("--name", "kernels", "--job", "1", "--statistic", "p95"),
+        ("--job", "1", "--sort", "step_ms"),
+        ("--job", "1", "--limit", "3"),
+        ("--job", "1", "--statistic", "mode"),
+    ],
+)
+def test_options_that_do_not_go_together(flopwatch: Any, arguments: tuple[str, ...]) -> None:
+    assert "--" in ended(flopwatch("table", *arguments), 2)
+
+
+def test_table_of_another_statistic(site: Any, flopwatch: Any) -> None:
+    job_id = submitted(flopwatch, "--priority", "50", "--label", "table=statistic")
+    found = replace(MEASURED("forward_ms", 1.25, model="tiny"), p95=7.5)
+    site.worker.finish(site.worker.claim_job(job_id), measurements=[found])
+    chosen = ("--label", "table=statistic", "--statistic", "p95")
+    assert "7.500" in ended(flopwatch("table", *chosen))
+    assert "1.250" in ended(flopwatch("table", *chosen[:2]))
 
 
 def test_wait_for_a_failure(flopwatch: Any, obedient: Any) -> None:
@@ -244,7 +317,8 @@ def test_logs(site: Any, flopwatch: Any, start: Any) -> None:
 def test_interrupted_wait_leaves_the_job(site: Any, flopwatch: Any, start: Any) -> None:
     waiting = start("submit", *TINY, "--wait", FLOPWATCH_URL=site.url)
     job_id = int(waiting.stderr.readline().split()[1])
-    assert waiting.stderr.readline() == "queued\n"
+    while (line := waiting.stderr.readline()) != "queued\n":
+        assert "waits" in line
     waiting.send_signal(2)
     assert waiting.wait(20) == 130
     assert f"flopwatch cancel {job_id}" in waiting.stderr.read()
@@ -259,7 +333,7 @@ def test_download(site: Any, flopwatch: Any, tmp_path: Path) -> None:
         source = tmp_path / "source"
         source.write_bytes(name.encode() * 1000)
         sha256, size = site.services.files.put(source)
-        stored.append(StoredArtifact(name, "trace", "application/gzip", size, sha256))
+        stored.append(StoredArtifact(0, name, "trace", "application/gzip", size, sha256))
     site.worker.finish(claim, artifacts=stored)
     folder = tmp_path / "new" / "folder"
     assert "13000 bytes" in ended(flopwatch("download", str(job_id), "trace.json.gz", "--to", str(folder)))
@@ -275,7 +349,9 @@ def test_damaged_download(site: Any, flopwatch: Any, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.write_bytes(b"good")
     sha256, size = site.services.files.put(source)
-    site.worker.finish(site.worker.claim_job(job_id), artifacts=[StoredArtifact("a", "x", "text/plain", size, sha256)])
+    site.worker.finish(
+        site.worker.claim_job(job_id), artifacts=[StoredArtifact(0, "a", "x", "text/plain", size, sha256)]
+    )
     path = site.services.files.open_path(sha256)
     path.chmod(0o600)
     path.write_bytes(b"evil")
@@ -306,6 +382,7 @@ def test_a_lost_stream_is_taken_up(serve: Any, tmp_path: Path, start: Any, until
     """The server restarts while a client follows a job."""
     with serve(tmp_path) as site:
         port = int(site.url.rpartition(":")[2])
+        site.worker.register()  # else the job says that it waits for one
         following = start("submit", *TINY, "--wait", FLOPWATCH_URL=site.url)
         following.stderr.readline()
         assert following.stderr.readline() == "queued\n"

@@ -12,7 +12,7 @@ def test_sizes_are_the_devices_unless_given() -> None:
     spec = CeilingSpec()
     assert (spec.matrix_size, spec.copy_mib) == (None, None)
     assert spec.resources().devices == 1
-    assert spec.coordinates()["dtype"] == "fp32/tf32/bf16/fp16"
+    assert spec.summary() == {"dtype": "fp32/tf32/bf16/fp16"}
 
 
 def test_a_data_type_is_measured_once() -> None:

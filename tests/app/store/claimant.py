@@ -17,7 +17,8 @@ from sqlalchemy import bindparam, update
 
 from app.store import claims, locking, queue, sqlite, tables
 from app.store.engine import Database
-from app.store.queue import Finish, Offer, Queue
+from app.store.queue import Queue
+from app.store.records import Finish, Offer
 
 PAUSE_S = 0.002
 

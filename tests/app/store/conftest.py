@@ -13,8 +13,10 @@ import pytest
 from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
 from app.store.engine import Database, open_database
-from app.store.queue import Claim, Finish, Idempotency, MeasurementRecord, NewJob, Offer, Queue, StoredArtifact
+from app.store.queue import Queue
 from app.store.reading import Reading
+from app.store.records import Claim, Finish, Idempotency, MeasurementRecord, NewJob, Offer, StoredArtifact
+from app.store.registration import Registration
 
 KINDS = frozenset({"benchmark"})
 CAPABILITIES = frozenset({"attention:eager", "model:transformer_lm"})
@@ -55,11 +57,17 @@ def queue(database: Database) -> Queue:
     return Queue(database)
 
 
+@pytest.fixture
+def registration(database: Database) -> Registration:
+    return Registration(database)
+
+
 @dataclass
 class Shop:
     """Submits, claims and finishes with as few words as a test needs."""
 
     queue: Queue
+    registration: Registration
 
     def submit(self, *, idempotency: Idempotency | None = None, spec: dict[str, Any] | None = None, **job: Any) -> int:
         new = NewJob(BenchmarkSpec.model_validate(spec or {}), **job)
@@ -72,7 +80,7 @@ class Shop:
     def register(
         self, worker_id: str = "worker", *, gpus: int = 0, capabilities: frozenset[str] = CAPABILITIES
     ) -> None:
-        self.queue.register_worker(worker_id, "host", 1, KINDS, capabilities, DEVICES[gpus], {"torch": "2.13"})
+        self.registration.register_worker(worker_id, "host", 1, KINDS, capabilities, DEVICES[gpus], {"torch": "2.13"})
 
     def claim(self, worker_id: str = "worker", **offer: Any) -> Claim:
         claim = self.try_claim(worker_id, **offer)
@@ -88,8 +96,8 @@ class Shop:
 
 
 @pytest.fixture
-def shop(queue: Queue) -> Shop:
-    return Shop(queue)
+def shop(queue: Queue, registration: Registration) -> Shop:
+    return Shop(queue, registration)
 
 
 @pytest.fixture
@@ -99,8 +107,12 @@ def record() -> Callable[..., MeasurementRecord]:
     def build(metric: str = "step_ms", **changes: Any) -> MeasurementRecord:
         statistics = dict.fromkeys(("mean", "median", "min", "max", "p05", "p25", "p75", "p95"), 2.0)
         plain: dict[str, Any] = {
+            "unit_index": 0,
             "case": {"model": "tiny", "context_length": 128},
-            "phase": "step",
+            "case_key": "key",
+            "device_key": "1x test CPU",
+            "validity": None,
+            "phase": metric.removesuffix("_ms") if metric.endswith("_ms") else None,
             "metric": metric,
             "unit": "ms",
             "outcome": "ok",
@@ -123,7 +135,7 @@ def results(record: Callable[..., MeasurementRecord]) -> Finish:
     return Finish(
         "succeeded",
         measurements=[record()],
-        artifacts=[StoredArtifact("trace.json", "trace", "application/json", 3, "ab" * 32)],
+        artifacts=[StoredArtifact(0, "trace.json", "trace", "application/json", 3, "ab" * 32)],
         environment={"gpu": None},
         validity={"valid": True},
         log="done\n",

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import subprocess
@@ -16,7 +17,8 @@ from app.errors import NotFound
 from app.store import artifacts
 from app.store.artifacts import ArtifactFiles
 from app.store.engine import Database
-from app.store.queue import Finish, Queue, StoredArtifact
+from app.store.queue import Queue
+from app.store.records import Finish, StoredArtifact
 
 
 @pytest.fixture
@@ -45,7 +47,7 @@ def stored(folder: Path) -> list[Path]:
 
 def finish_with(queue: Queue, shop: Any, sha256: str) -> int:
     claim = shop.running_job()
-    queue.finish(claim, Finish("succeeded", artifacts=[StoredArtifact("t", "trace", "text/plain", 5, sha256)]))
+    queue.finish(claim, Finish("succeeded", artifacts=[StoredArtifact(0, "t", "trace", "text/plain", 5, sha256)]))
     return int(claim.job_id)
 
 
@@ -87,10 +89,9 @@ def test_a_copy_that_fails_leaves_nothing(files: ArtifactFiles, folder: Path, tr
     assert stored(folder) == []
 
 
-def test_everything_is_synced_before_it_has_its_name(
-    files: ArtifactFiles, folder: Path, trace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    order = []
+def steps_in_order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is synced and linked from now on."""
+    order: list[str] = []
     sync, link = os.fsync, Path.hardlink_to
 
     def fsync(descriptor: int) -> None:
@@ -103,8 +104,84 @@ def test_everything_is_synced_before_it_has_its_name(
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(Path, "hardlink_to", hardlink_to)
+    return order
+
+
+def test_everything_is_synced_before_it_has_its_name(
+    files: ArtifactFiles, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = steps_in_order(monkeypatch)
     files.put(trace)
     assert order == ["file", "folder", "link", "folder"]
+
+
+class TestTake:
+    """The file itself becomes the content, where that is possible."""
+
+    def test_the_file_is_the_content_and_is_gone_from_its_place(
+        self, files: ArtifactFiles, folder: Path, trace: Path
+    ) -> None:
+        inode = trace.stat().st_ino
+        assert files.take(trace) == (SHA256, 5)
+        assert not trace.exists()
+        assert files.open_path(SHA256).stat().st_ino == inode
+        assert stored(folder) == [files.open_path(SHA256)]
+
+    def test_an_empty_and_a_large_file(self, files: ArtifactFiles, tmp_path: Path) -> None:
+        for content in (b"", os.urandom(3_123_456)):
+            path = tmp_path / "file"
+            path.write_bytes(content)
+            sha256, size = files.take(path)
+            assert (sha256, size) == (hashlib.sha256(content).hexdigest(), len(content))
+            assert files.open_path(sha256).read_bytes() == content
+
+    def test_a_content_that_is_there_already_stays(self, files: ArtifactFiles, folder: Path, trace: Path) -> None:
+        files.put(trace)
+        inode = files.open_path(SHA256).stat().st_ino
+        assert files.take(trace) == (SHA256, 5)
+        assert not trace.exists()
+        assert files.open_path(SHA256).stat().st_ino == inode
+        assert len(stored(folder)) == 1
+
+    @pytest.mark.parametrize("why", ["another name", "another disk", "no links"])
+    def test_where_linking_would_be_wrong_or_impossible_it_is_copied(
+        self, files: ArtifactFiles, folder: Path, trace: Path, why: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        other = trace.with_name("other")
+        if why == "another name":
+            other.hardlink_to(trace)
+        else:
+            link = Path.hardlink_to
+
+            def hardlink_to(path: Path, target: Path) -> None:
+                if target == trace:
+                    raise OSError(errno.EXDEV if why == "another disk" else errno.EPERM, "not here")
+                link(path, target)
+
+            monkeypatch.setattr(Path, "hardlink_to", hardlink_to)
+        inode = trace.stat().st_ino
+        assert files.take(trace) == (SHA256, 5)
+        assert not trace.exists()
+        if why == "another name":
+            other.write_text("changed by that name")
+        assert files.open_path(SHA256).read_bytes() == b"trace"
+        assert files.open_path(SHA256).stat().st_ino != inode
+        assert stored(folder) == [files.open_path(SHA256)]
+
+    def test_everything_is_synced_before_it_has_its_name(
+        self, files: ArtifactFiles, trace: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        order = steps_in_order(monkeypatch)
+        files.take(trace)
+        assert order == ["file", "folder", "link", "folder"]
+
+    def test_what_is_held_stays_until_it_is_released(
+        self, files: ArtifactFiles, folder: Path, trace: Path, database: Database
+    ) -> None:
+        files.take(trace)
+        assert ArtifactFiles(folder).remove([SHA256], database) == []
+        files.release([SHA256])
+        assert ArtifactFiles(folder).remove([SHA256], database) == [SHA256]
 
 
 class TestRemove:
@@ -244,7 +321,7 @@ def test_a_stale_workers_artifact_counts_for_nothing(
     sha256, size = files.put(trace)
     queue.recover(queue.running()[0])
     with pytest.raises(Exception, match="no longer this worker's"):
-        queue.finish(stale, replace(results, artifacts=[StoredArtifact("t", "trace", "text/plain", size, sha256)]))
+        queue.finish(stale, replace(results, artifacts=[StoredArtifact(0, "t", "trace", "text/plain", size, sha256)]))
     files.release([sha256])
     assert files.sweep_orphans(database, older_than_s=-60) == [sha256]
     assert stored(folder) == []

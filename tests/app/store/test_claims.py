@@ -13,7 +13,8 @@ from app.specs._base import Resources
 from app.specs.benchmark import BenchmarkSpec
 from app.store import claims
 from app.store.engine import Database
-from app.store.queue import NewJob, Queue
+from app.store.queue import Queue
+from app.store.records import NewJob
 
 CPU = {"device": "cpu"}
 CUDA = {"device": "cuda"}
@@ -108,26 +109,26 @@ class TestRequirements:
         assert shop.try_claim("mine") is None
         assert shop.claim("other", capabilities=self.NEW).job_id == job_id
 
-    def test_when_nobody_has_it_the_runner_says_unsupported(self, shop: Any) -> None:
+    def test_when_nobody_ever_had_it_the_runner_says_unsupported(self, shop: Any) -> None:
         shop.register("mine")
         shop.register("other")
         job_id = shop.submit(spec={"attention": "new"})
         assert shop.claim("mine").job_id == job_id
 
     @pytest.mark.parametrize("state", ["draining", "stopped", "lost"])
-    def test_a_worker_that_takes_no_jobs_does_not_count(self, shop: Any, queue: Queue, state: Any) -> None:
+    def test_a_job_waits_for_a_worker_like_one_that_has_gone(self, shop: Any, state: Any) -> None:
         shop.register("other", capabilities=self.NEW)
         job_id = shop.submit(spec={"attention": "new"})
+        shop.registration.set_worker_state("other", state)
         assert shop.try_claim("mine") is None
-        queue.set_worker_state("other", state)
-        assert shop.claim("mine").job_id == job_id
+        assert shop.claim("another", capabilities=self.NEW).job_id == job_id
 
-    def test_nor_does_one_without_the_devices(self, shop: Any) -> None:
+    def test_a_worker_without_the_devices_is_not_waited_for(self, shop: Any) -> None:
         shop.register("other", capabilities=self.NEW, gpus=0)
         job_id = shop.submit(spec={"attention": "new", "device": "cuda"})
         assert shop.claim("mine", **GPUS).job_id == job_id
 
-    def test_one_with_the_devices_does(self, shop: Any) -> None:
+    def test_one_with_the_devices_is(self, shop: Any) -> None:
         shop.register("other", capabilities=self.NEW, gpus=2)
         shop.submit(spec={"attention": "new", "device": "cuda"})
         assert shop.try_claim("mine", **GPUS) is None
@@ -139,10 +140,50 @@ class TestRequirements:
         assert shop.claim("mine").job_id == job_id
 
 
-@pytest.mark.parametrize("pages", [claims.FIRST_PAGE, claims.NEXT_PAGE])
-@pytest.mark.parametrize("on_gpus", [False, True])
-def test_claims_come_from_the_partial_index_without_sorting(
-    database: Database, pages: dict[bool, Any], on_gpus: bool
+class TestWithoutDevices:
+    """Jobs that only compute on paper run beside whatever runs."""
+
+    def test_any_host_takes_one_beside_what_runs(self, shop: Any, submit_needing: Any) -> None:
+        paper = submit_needing(device_type="none", devices=0)
+        assert shop.try_claim(idle=False, deviceless=False) is None
+        assert shop.claim(idle=False).job_id == paper
+        paper = submit_needing(device_type="none", devices=0)
+        assert shop.claim(total_gpus=2, free_gpus=0, idle=False).job_id == paper
+
+    def test_it_waits_for_no_wide_job_and_keeps_none_waiting(self, shop: Any, submit_needing: Any) -> None:
+        wide = submit_needing(device_type="cuda", devices=2)
+        paper = submit_needing(device_type="none", devices=0)
+        busy = {"total_gpus": 2, "free_gpus": 1, "idle": False}
+        assert shop.claim(**busy).job_id == paper
+        assert shop.try_claim(**busy) is None
+        assert shop.claim(**GPUS).job_id == wide
+
+    def test_a_host_with_enough_of_them_goes_on_with_the_others(self, shop: Any, submit_needing: Any) -> None:
+        submit_needing(device_type="none", devices=0)
+        on_device = shop.submit()
+        assert shop.claim(deviceless=False).job_id == on_device
+
+    def test_an_exclusive_one_waits_for_an_idle_host(self, shop: Any, submit_needing: Any) -> None:
+        submit_needing(device_type="none", devices=0, exclusive_host=True)
+        assert shop.try_claim(idle=False) is None
+        assert shop.try_claim() is not None
+
+    def test_priority_then_submission(self, shop: Any, queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(BenchmarkSpec, "resources", lambda self: Resources(device_type="none", devices=0))
+        ids = [shop.submit(priority=priority) for priority in (0, 2, 1, 2)]
+        assert [shop.claim().job_id for _ in ids] == [ids[index] for index in (1, 3, 2, 0)]
+
+
+LANES = {
+    "ix_job_deviceless": [claims.DEVICELESS],
+    "ix_job_claimable": [claims.ON_CPU_HOST, claims.ON_GPU_HOST],
+}
+
+
+@pytest.mark.parametrize("page", ["first_page", "next_page"])
+@pytest.mark.parametrize(("index", "lane"), [(index, lane) for index, lanes in LANES.items() for lane in lanes])
+def test_claims_come_from_a_partial_index_without_sorting(
+    database: Database, index: str, lane: claims.Lane, page: str
 ) -> None:
     values = {"kinds": ["benchmark"], "total_gpus": 2, "limit": 4, "last_priority": 0, "last_id": 1}
     executed: list[tuple[str, Any]] = []
@@ -152,12 +193,13 @@ def test_claims_come_from_the_partial_index_without_sorting(
 
     with database.read() as connection:
         events.listen(connection, "before_cursor_execute", remember)
-        connection.execute(pages[on_gpus], values).all()
+        connection.execute(getattr(lane, page), values).all()
         statement, parameters = executed[-1]
         plan = [row.detail for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)]
     assert len(plan) == 1, plan
-    assert "USING INDEX ix_job_claimable" in plan[0]
+    assert f"USING INDEX {index}" in plan[0]
 
 
 def test_the_hint_is_for_sqlite_alone() -> None:
-    assert "INDEXED" not in str(claims.FIRST_PAGE[True].compile(dialect=postgresql.dialect()))  # type: ignore[no-untyped-call]
+    statement = claims.ON_GPU_HOST.first_page
+    assert "INDEXED" not in str(statement.compile(dialect=postgresql.dialect()))  # type: ignore[no-untyped-call]

@@ -15,8 +15,9 @@ from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
 from app.store.artifacts import ArtifactFiles
 from app.store.engine import Database, open_database
-from app.store.queue import Finish, NewJob, Offer, Queue, StoredArtifact
+from app.store.queue import Queue
 from app.store.reading import Reading
+from app.store.records import Finish, NewJob, Offer, StoredArtifact
 
 OFFER = Offer(frozenset({"benchmark"}), frozenset(), 0, 0, idle=True)
 
@@ -28,7 +29,8 @@ from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
 from app.store.artifacts import ArtifactFiles
 from app.store.engine import open_database
-from app.store.queue import NewJob, Queue
+from app.store.queue import Queue
+from app.store.records import NewJob
 from app.store.reading import Reading
 
 settings = Settings.model_validate_json(sys.argv[1])
@@ -104,7 +106,7 @@ def test_a_disk_that_is_full(small_disk: Path, tmp_path: Path) -> None:
     fill(filler)
     with pytest.raises(DiskFull):
         submit_many(queue)
-    artifact = StoredArtifact("a", "trace", "text/plain", size, sha256)
+    artifact = StoredArtifact(0, "a", "trace", "text/plain", size, sha256)
     finish = Finish("succeeded", artifacts=[artifact], log="x" * 100_000)
     with pytest.raises(DiskFull):
         queue.finish(claim, finish)

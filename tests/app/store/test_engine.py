@@ -130,8 +130,8 @@ def test_a_watch_sees_commits_of_this_process_and_of_others(database: Database, 
     assert watch.changed()
     assert not watch.changed()
     program = (
-        "import sys; from app.store.engine import Database; from app.store.queue import Queue; "
-        "Queue(Database(sys.argv[1])).register_worker('two', 'h', 1, [], [], [], {})"
+        "import sys; from app.store.engine import Database; from app.store.registration import Registration; "
+        "Registration(Database(sys.argv[1])).register_worker('two', 'h', 1, [], [], [], {})"
     )
     subprocess.run([sys.executable, "-c", program, settings.resolved_database_url], check=True, timeout=60)
     assert watch.changed()

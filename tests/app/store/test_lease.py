@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 
 from app.errors import LeaseLost
+from app.states import LivingState
 from app.store import queue as queue_module
-from app.store import registration, submission
+from app.store import registration as registration_module
 from app.store.lease import Watcher
-from app.store.queue import Finish, Queue
+from app.store.queue import Queue
 from app.store.reading import Reading
-from app.store.registration import LivingState
+from app.store.records import Finish
+from app.store.registration import Registration
 
 LEASE_S = 30.0
 
@@ -33,8 +35,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def watcher(queue: Queue, clock: Clock) -> Watcher:
-    return Watcher(queue, LEASE_S, clock)
+def watcher(queue: Queue, registration: Registration, clock: Clock) -> Watcher:
+    return Watcher(queue, registration, LEASE_S, clock)
 
 
 def pass_time(
@@ -93,10 +95,12 @@ def test_a_watcher_that_was_stopped_expires_nobody_when_it_wakes(
     assert pass_time(watcher, clock, 5) == [claim.job_id]
 
 
-def test_a_new_watcher_gives_everybody_a_whole_lease(shop: Any, queue: Queue, clock: Clock) -> None:
+def test_a_new_watcher_gives_everybody_a_whole_lease(
+    shop: Any, queue: Queue, registration: Registration, clock: Clock
+) -> None:
     claim = shop.running_job()
     clock.now += 3600
-    restarted = Watcher(queue, LEASE_S, clock)
+    restarted = Watcher(queue, registration, LEASE_S, clock)
     assert pass_time(restarted, clock, LEASE_S) == []
     assert pass_time(restarted, clock, 2) == [claim.job_id]
 
@@ -107,6 +111,7 @@ def test_a_jump_of_the_wall_clock_expires_nothing(
     watcher: Watcher,
     clock: Clock,
     queue: Queue,
+    registration: Registration,
     reading: Reading,
     jump: timedelta,
     monkeypatch: pytest.MonkeyPatch,
@@ -114,11 +119,11 @@ def test_a_jump_of_the_wall_clock_expires_nothing(
     shop.register()
     claim = shop.running_job()
     pass_time(watcher, clock, 5)
-    for module in (queue_module, registration, submission):
+    for module in (queue_module, registration_module):
         monkeypatch.setattr(module, "utc_now", lambda: datetime.now(UTC) + jump)
     assert pass_time(watcher, clock, LEASE_S - 7) == []
     queue.renew([claim])
-    queue.beat_worker("worker", "active")
+    registration.beat_worker("worker", "active")
     assert pass_time(watcher, clock, LEASE_S - 2) == []
     assert reading.workers()[0]["state"] == "active"
     assert queue.finish(claim, Finish("succeeded")) == "succeeded"
@@ -131,9 +136,11 @@ def test_a_job_that_ended_is_forgotten(shop: Any, watcher: Watcher, clock: Clock
     assert pass_time(watcher, clock, 100) == []
 
 
-def test_two_watchers_recover_a_job_once(shop: Any, queue: Queue, clock: Clock, reading: Reading) -> None:
+def test_two_watchers_recover_a_job_once(
+    shop: Any, queue: Queue, registration: Registration, clock: Clock, reading: Reading
+) -> None:
     claim = shop.running_job(max_attempts=3)
-    watchers = [Watcher(queue, LEASE_S, clock) for _ in range(2)]
+    watchers = [Watcher(queue, registration, LEASE_S, clock) for _ in range(2)]
     recovered = []
     for _ in range(round(LEASE_S) + 2):
         clock.now += 1
@@ -145,31 +152,37 @@ def test_two_watchers_recover_a_job_once(shop: Any, queue: Queue, clock: Clock, 
 class TestWorkers:
     @pytest.mark.parametrize("state", ["active", "draining"])
     def test_a_silent_worker_is_lost_and_comes_back_as_what_it_was(
-        self, shop: Any, watcher: Watcher, clock: Clock, queue: Queue, reading: Reading, state: LivingState
+        self,
+        shop: Any,
+        watcher: Watcher,
+        clock: Clock,
+        registration: Registration,
+        reading: Reading,
+        state: LivingState,
     ) -> None:
         shop.register()
-        queue.set_worker_state("worker", state)
-        pass_time(watcher, clock, LEASE_S, lambda: queue.beat_worker("worker", state))
+        registration.set_worker_state("worker", state)
+        pass_time(watcher, clock, LEASE_S, lambda: registration.beat_worker("worker", state))
         assert reading.workers()[0]["state"] == state
         pass_time(watcher, clock, LEASE_S + 2)
         assert reading.workers()[0]["state"] == "lost"
-        queue.beat_worker("worker", state)
+        registration.beat_worker("worker", state)
         assert reading.workers()[0]["state"] == state
 
     def test_a_worker_that_stopped_in_order_is_not_lost(
-        self, shop: Any, watcher: Watcher, clock: Clock, queue: Queue, reading: Reading
+        self, shop: Any, watcher: Watcher, clock: Clock, registration: Registration, reading: Reading
     ) -> None:
         shop.register()
-        queue.set_worker_state("worker", "stopped")
+        registration.set_worker_state("worker", "stopped")
         pass_time(watcher, clock, LEASE_S + 2)
         assert reading.workers()[0]["state"] == "stopped"
 
-    def test_a_beat_since_it_was_seen_saves_the_worker(self, shop: Any, queue: Queue) -> None:
+    def test_a_beat_since_it_was_seen_saves_the_worker(self, shop: Any, registration: Registration) -> None:
         shop.register()
-        seen = queue.worker_beats()["worker"]
-        queue.beat_worker("worker", "active")
-        assert not queue.lose_worker("worker", seen)
-        assert queue.lose_worker("worker", seen + 1)
+        seen = registration.worker_beats()["worker"]
+        registration.beat_worker("worker", "active")
+        assert not registration.lose_worker("worker", seen)
+        assert registration.lose_worker("worker", seen + 1)
 
     def test_registering_again_replaces_what_it_has(self, shop: Any, reading: Reading) -> None:
         shop.register()

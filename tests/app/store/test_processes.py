@@ -14,8 +14,9 @@ import pytest
 
 from app.specs.benchmark import BenchmarkSpec
 from app.store.engine import Database
-from app.store.queue import NewJob, Queue
+from app.store.queue import Queue
 from app.store.reading import Reading
+from app.store.records import NewJob
 
 CLAIMANT = Path(__file__).with_name("claimant.py")
 JOBS = 120
@@ -24,7 +25,8 @@ SUBMITTER = """
 import sys
 from app.specs.benchmark import BenchmarkSpec
 from app.store.engine import Database
-from app.store.queue import NewJob, Queue
+from app.store.queue import Queue
+from app.store.records import NewJob
 queue = Queue(Database(sys.argv[1], busy_timeout_s=30))
 while True:
     print(queue.submit(NewJob(BenchmarkSpec(), labels={"a": "b"})).response["id"], flush=True)

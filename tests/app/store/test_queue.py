@@ -16,8 +16,20 @@ from app.specs.benchmark import BenchmarkSpec
 from app.store import queue as queue_module
 from app.store import sqlite
 from app.store.engine import Database
-from app.store.queue import Claim, Finish, Idempotency, MeasurementRecord, NewEvent, NewJob, Queue, Running
+from app.store.queue import Queue
 from app.store.reading import Reading
+from app.store.records import (
+    Claim,
+    Finish,
+    Idempotency,
+    MeasurementRecord,
+    NewEvent,
+    NewJob,
+    RunningAttempt,
+    StoredArtifact,
+    TableRecord,
+    UnitRecord,
+)
 
 FAILURE = Finish("failed", error=job_problem("crashed", "exit code 1"), log="boom\n")
 ENDINGS = {"succeeded": Finish("succeeded"), "failed": FAILURE, "cancelled": Finish("cancelled")}
@@ -57,13 +69,14 @@ class TestSubmit:
     def test_the_public_job_has_the_contracts_fields(self, queue: Queue) -> None:
         response = queue.submit(NewJob(BenchmarkSpec())).response
         assert list(response) == [
-            "id", "kind", "name", "labels", "state", "spec", "priority", "attempt", "max_attempts", "timeout_s",
-            "progress", "error", "worker_id", "sweep_id", "created_at", "started_at", "finished_at",
-            "cancel_requested_at", "environment", "validity", "links",
+            "id", "kind", "name", "labels", "state", "spec", "summary", "priority", "attempt", "max_attempts",
+            "timeout_s", "progress", "error", "worker_id", "sweep_id", "created_at", "started_at", "finished_at",
+            "cancel_requested_at", "waiting", "environment", "validity", "links",
         ]  # fmt: skip
         assert response["state"] == "queued"
         assert response["progress"] == {"done": 0, "total": 0, "message": ""}
         assert response["spec"] == BenchmarkSpec().model_dump(mode="json")
+        assert response["summary"] == BenchmarkSpec().summary()
         assert response["created_at"].endswith("Z")
         assert response["links"]["measurements"] == f"/jobs/{response['id']}/measurements"
 
@@ -73,6 +86,28 @@ class TestSubmit:
         queue.delete(first)
         assert shop.submit() > first
 
+    def test_ids_may_have_64_bits(
+        self, shop: Any, queue: Queue, reading: Reading, database: Database, results: Finish
+    ) -> None:
+        shop.submit()
+        with database.write() as connection:
+            for table in ("job", "sweep", "event", "attempt", "measurement", "artifact"):
+                connection.exec_driver_sql("DELETE FROM sqlite_sequence WHERE name = ?", (table,))
+                connection.exec_driver_sql("INSERT INTO sqlite_sequence VALUES (?, ?)", (table, 2**40))
+        sweep = queue.submit_sweep(None, {}, {}, {}, [], points(8, 16)).response
+        assert sweep["id"] > 2**40
+        first, second = (job["id"] for job in reading.jobs(sweep=sweep["id"])[0])
+        queue.cancel(reading.jobs(limit=3)[0][-1]["id"])
+        claim = shop.claim()
+        assert claim.job_id == second > 2**40
+        queue.finish(claim, results)
+        assert reading.events(second, after=2**40)[-1]["type"] == "done"
+        _, following = reading.jobs(limit=1)
+        assert following == str(first)
+        assert next(job["id"] for job in reading.jobs(after=following)[0]) == second
+        assert queue.cancel_sweep(sweep["id"])["counts"]["cancelled"] == 1
+        assert queue.delete(second) == ["ab" * 32]
+
     def test_nulls_are_nulls_in_the_database(self, shop: Any, database: Database) -> None:
         shop.submit()
         with database.read() as connection:
@@ -80,9 +115,17 @@ class TestSubmit:
             assert connection.exec_driver_sql(f"SELECT count(*) FROM job WHERE {where}").scalar_one() == 1
 
 
+def points(*lengths: int, **options: Any) -> list[NewJob]:
+    """Jobs of a sweep over context lengths."""
+    return [
+        NewJob(BenchmarkSpec(context_length=length), point={"context_length": index}, **options)
+        for index, length in enumerate(lengths)
+    ]
+
+
 class TestSweep:
     def test_a_sweep_and_its_jobs_land_together(self, queue: Queue, reading: Reading) -> None:
-        jobs = [NewJob(BenchmarkSpec(context_length=length)) for length in (128, 256, 512)]
+        jobs = points(128, 256, 512)
         submitted = queue.submit_sweep("lengths", {"a": "b"}, {"kind": "benchmark"}, {"context_length": [1]}, [], jobs)
         sweep = submitted.response
         assert sweep == reading.sweep(sweep["id"])
@@ -96,6 +139,101 @@ class TestSweep:
             queue.submit_sweep(None, {}, {}, {}, [], [NewJob(BenchmarkSpec()), broken])
         assert reading.counts()["queued"] == 0
         assert reading.sweeps() == ([], None)
+
+    def test_a_sweep_without_jobs_is_refused(self, queue: Queue) -> None:
+        with pytest.raises(ValueError, match="at least one"):
+            queue.submit_sweep(None, {}, {}, {}, [], [])
+
+    def test_points_and_options_are_kept(self, queue: Queue, reading: Reading, database: Database) -> None:
+        jobs = points(8, 16, priority=4, timeout_s=9.0, max_attempts=3)
+        sweep = queue.submit_sweep(None, {}, {}, {}, [], jobs).response
+        assert sweep["options"] == {"priority": 4, "timeout_s": 9.0, "max_attempts": 3}
+        with database.read() as connection:
+            found = connection.exec_driver_sql("SELECT point FROM job ORDER BY id").scalars().all()
+        assert found == ['{"context_length": 0}', '{"context_length": 1}']
+
+
+@pytest.fixture
+def swept(queue: Queue, shop: Any) -> int:
+    """A sweep of four points: one succeeded, one failed, one runs and one is queued."""
+    sweep = queue.submit_sweep("s", {"a": "b"}, {}, {}, [], points(8, 16, 32, 64, priority=1, timeout_s=5.0)).response
+    queue.finish(shop.claim(), Finish("succeeded"))
+    queue.finish(shop.claim(), FAILURE)
+    shop.claim()
+    return int(sweep["id"])
+
+
+class TestSweepsAsWholes:
+    def test_cancelling_leaves_what_is_finished(self, queue: Queue, reading: Reading, swept: int) -> None:
+        counts = {"queued": 0, "running": 1, "succeeded": 1, "failed": 1, "cancelled": 1}
+        for _ in range(2):
+            assert queue.cancel_sweep(swept) == reading.sweep(swept)
+            assert reading.sweep(swept)["counts"] == counts
+        running = next(job for job in reading.jobs(sweep=swept)[0] if job["state"] == "running")
+        assert running["cancel_requested_at"] is not None
+        events = reading.events(running["id"])
+        assert [event["data"].get("cancel_requested") for event in events] == [None, None, True]
+
+    def test_cancelling_is_one_transaction(
+        self, queue: Queue, reading: Reading, swept: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        before = reading.jobs(sweep=swept)
+
+        def fail(*_: Any) -> None:
+            raise RuntimeError("amid it")
+
+        monkeypatch.setattr(queue_module, "sweep_dict", fail)
+        with pytest.raises(RuntimeError, match="amid it"):
+            queue.cancel_sweep(swept)
+        assert reading.jobs(sweep=swept) == before
+
+    def test_resuming_submits_what_has_no_result(self, queue: Queue, reading: Reading, swept: int) -> None:
+        (failed,) = [job for job in reading.jobs(sweep=swept)[0] if job["state"] == "failed"]
+        sweep = queue.resume_sweep(swept)
+        assert sweep == reading.sweep(swept)
+        assert sweep["counts"] == {"queued": 2, "running": 1, "succeeded": 1, "failed": 0, "cancelled": 0}
+        newest = reading.jobs(sweep=swept)[0][0]
+        assert newest["id"] > failed["id"]
+        same = ("kind", "name", "labels", "spec", "summary", "priority", "timeout_s", "max_attempts", "sweep_id")
+        given = {"name": "s", "labels": {"a": "b"}}  # by the sweep; its jobs here were submitted without
+        assert {name: newest[name] for name in same} == {name: failed[name] for name in same} | given
+        assert (newest["state"], newest["attempt"], newest["error"]) == ("queued", 0, None)
+        assert states(reading, newest["id"]) == ["queued"]
+        found, _ = reading.jobs(labels=[("a", "b")])
+        assert [job["id"] for job in found] == [newest["id"]]
+
+    def test_again_it_finds_nothing_until_another_fails(
+        self, queue: Queue, shop: Any, reading: Reading, swept: int
+    ) -> None:
+        queue.resume_sweep(swept)
+        with pytest.raises(Conflict, match="nothing to resume"):
+            queue.resume_sweep(swept)
+        while claim := shop.try_claim():
+            queue.finish(claim, FAILURE)
+        assert queue.resume_sweep(swept)["counts"]["queued"] == 2
+        queue.cancel_sweep(swept)
+        assert reading.sweep(swept)["counts"] == {
+            "queued": 0,
+            "running": 1,
+            "succeeded": 1,
+            "failed": 0,
+            "cancelled": 2,
+        }
+        assert queue.resume_sweep(swept)["counts"]["queued"] == 2
+
+    def test_deleting_the_latest_job_of_a_point_leaves_the_one_before(
+        self, queue: Queue, reading: Reading, swept: int
+    ) -> None:
+        queue.resume_sweep(swept)
+        queue.cancel_sweep(swept)
+        queue.delete(reading.jobs(sweep=swept)[0][0]["id"])
+        assert reading.sweep(swept)["counts"]["failed"] == 1
+
+    def test_an_unknown_sweep_is_not_found(self, queue: Queue) -> None:
+        for number in (0, 77, 2**63):
+            for method in (queue.cancel_sweep, queue.resume_sweep):
+                with pytest.raises(NotFound):
+                    method(number)
 
 
 class TestIdempotency:
@@ -189,13 +327,55 @@ class TestRunning:
         assert job(reading, claim.job_id)["error"]["code"] == "crashed"
         assert reading.measurements(claim.job_id)["rows"][0]["partial"]
 
-    def test_the_last_artifact_of_a_name_counts(
-        self, shop: Any, queue: Queue, reading: Reading, results: Finish
+    def test_units_and_tables_are_kept_with_what_belongs_to_them(
+        self, shop: Any, queue: Queue, database: Database, record: Callable[..., MeasurementRecord], results: Finish
     ) -> None:
         claim = shop.running_job()
-        newer = replace(results.artifacts[0], sha256="cd" * 32)
-        queue.finish(claim, replace(results, artifacts=[*results.artifacts, newer]))
-        assert [artifact["sha256"] for artifact in reading.artifacts(claim.job_id)] == ["cd" * 32]
+        verdict = {"verdict": "suspect", "counts": {"suspect": 1}, "checks": []}
+        units = [
+            UnitRecord(0, "first", "succeeded", environment={"gpu": "a"}, validity=verdict),
+            UnitRecord(1, "second", "crashed", side="candidate", reason="killed by SIGSEGV"),
+        ]
+        tables = [TableRecord(index, "kernels", [{"name": "ms"}], 2, b"packed") for index in (0, 1)]
+        measured = [record(unit_index=1, case_key="abc", device_key="1x GPU", validity="suspect")]
+        queue.finish(claim, replace(results, units=units, tables=tables, measurements=measured))
+        with database.read() as connection:
+            of_job = f"WHERE job_id = {claim.job_id}"
+            rows = connection.exec_driver_sql(
+                f"SELECT attempt, unit_index, title, side, outcome, reason, partial FROM unit {of_job}"
+            ).all()
+            assert rows == [
+                (1, 0, "first", None, "succeeded", None, 0),
+                (1, 1, "second", "candidate", "crashed", "killed by SIGSEGV", 0),
+            ]
+            found = "SELECT attempt, unit_index, name, columns, row_count, rows, partial FROM result_table"
+            rows = connection.exec_driver_sql(f"{found} {of_job}").all()
+            assert rows == [(1, index, "kernels", '[{"name": "ms"}]', 2, b"packed", 0) for index in (0, 1)]
+            found = "SELECT unit_index, case_key, device_key, validity FROM measurement"
+            assert connection.exec_driver_sql(f"{found} {of_job}").all() == [(1, "abc", "1x GPU", "suspect")]
+
+    def test_units_and_tables_of_a_job_that_failed_are_partial(
+        self, shop: Any, queue: Queue, database: Database
+    ) -> None:
+        claim = shop.running_job()
+        tables = [TableRecord(0, "kernels", [], 0, b"")]
+        queue.finish(claim, replace(FAILURE, units=[UnitRecord(0, "first", "crashed")], tables=tables))
+        with database.read() as connection:
+            for table in ("unit", "result_table"):
+                assert connection.exec_driver_sql(f"SELECT partial FROM {table}").all() == [(1,)]
+
+    @pytest.mark.parametrize(
+        "twice",
+        [
+            {"units": [UnitRecord(0, "a", "succeeded"), UnitRecord(0, "b", "succeeded")]},
+            {"tables": [TableRecord(1, "t", [], 0, b"")] * 2},
+            {"artifacts": [StoredArtifact(index, "t", "trace", "text/plain", 1, "ab" * 32) for index in (0, 1)]},
+        ],
+        ids=str,
+    )
+    def test_what_could_not_be_told_apart_is_refused(self, twice: dict[str, Any]) -> None:
+        with pytest.raises(ValueError, match=r"two (units|tables|artifacts)"):
+            Finish("succeeded", **twice)
 
     @pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "without transactions"])
     def test_a_finish_that_breaks_off_leaves_nothing(
@@ -347,7 +527,7 @@ class TestRecover:
         (seen,) = queue.running()
         queue.finish(claim, Finish("succeeded"))
         assert queue.recover(seen) is None
-        assert queue.recover(Running(77, 77, 1, 0)) is None
+        assert queue.recover(RunningAttempt(77, 77, 1, 0)) is None
         assert job(reading, claim.job_id)["state"] == "succeeded"
 
 
@@ -431,13 +611,14 @@ class TestDelete:
         self, shop: Any, queue: Queue, reading: Reading, results: Finish, database: Database
     ) -> None:
         claim = shop.running_job(labels={"a": "b"})
-        queue.finish(claim, results)
+        left = {"units": [UnitRecord(0, "u", "succeeded")], "tables": [TableRecord(0, "t", [], 0, b"")]}
+        queue.finish(claim, replace(results, **left))
         kept = shop.submit()
         assert queue.delete(claim.job_id) == ["ab" * 32]
         with pytest.raises(NotFound):
             reading.job(claim.job_id)
         with database.read() as connection:
-            for table in ("attempt", "measurement", "artifact", "event", "job_label"):
+            for table in ("attempt", "measurement", "unit", "result_table", "artifact", "event", "job_label"):
                 sql = f"SELECT count(*) FROM {table} WHERE job_id = ?"
                 assert connection.exec_driver_sql(sql, (claim.job_id,)).scalar_one() == 0
         assert job(reading, kept)["state"] == "queued"

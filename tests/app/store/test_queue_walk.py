@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from app.errors import Conflict, LeaseLost, job_problem
-from app.store.queue import Claim, Finish, NewEvent, Queue, Running
+from app.store.queue import Queue
 from app.store.reading import Reading
+from app.store.records import Claim, Finish, NewEvent, RunningAttempt
 
 STEPS = 600
 
@@ -37,7 +38,7 @@ class Walk:
         self.queue: Queue = shop.queue
         self.jobs: dict[int, Expected] = {}
         self.claims: list[Claim] = []
-        self.seen: list[Running] = []
+        self.seen: list[RunningAttempt] = []
         self.taken: Counter[str] = Counter()
 
     def step(self) -> None:

@@ -10,12 +10,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
-from app.errors import InvalidRequest, NotFound
+from app.errors import InvalidRequest, NotFound, job_problem
 from app.specs.benchmark import BenchmarkSpec
 from app.store.engine import Database
-from app.store.queue import Finish, MeasurementRecord, NewEvent, NewJob, Queue, StoredArtifact
+from app.store.queue import Queue
 from app.store.reading import Reading
+from app.store.records import Finish, MeasurementRecord, NewEvent, NewJob, StoredArtifact, UnitRecord
 
 
 def ids(page: tuple[list[dict[str, Any]], str | None]) -> list[int]:
@@ -118,22 +120,27 @@ class TestMeasurements:
         records = [
             record(case=case),
             record(case={**case, "rate": 0.5}, outcome="oom"),
-            record(metric="mfu", case={"model": "tiny", "extra": "x"}, mean=math.inf),
+            record(metric="mfu", case={"model": "tiny", "extra": "x"}, mean=math.inf, unit_index=1, validity="suspect"),
         ]
-        queue.finish(claim, Finish("succeeded", measurements=records))
+        units = [UnitRecord(0, "replicate 0", "succeeded"), UnitRecord(1, "replicate 1", "succeeded")]
+        queue.finish(claim, Finish("succeeded", measurements=records, units=units))
         found = reading.measurements(claim.job_id)
         names = [column["name"] for column in found["columns"]]
         assert names[:7] == ["model", "context_length", "compile", "case.n", "rate", "what", "extra"]
-        assert names[7:13] == ["phase", "metric", "unit", "outcome", "reason", "partial"]
-        assert names[13:] == ["n", "mean", "std", "median", "min", "max", "p05", "p25", "p75", "p95"]
+        assert names[7:11] == ["case_key", "device_key", "unit_index", "unit_title"]
+        assert names[11:18] == ["phase", "metric", "unit", "outcome", "reason", "partial", "validity"]
+        assert names[18:] == ["n", "mean", "std", "median", "min", "max", "p05", "p25", "p75", "p95"]
         types = {column["name"]: column["type"] for column in found["columns"]}
         assert (types["compile"], types["case.n"], types["rate"]) == ("boolean", "integer", "number")
         assert all(list(row) == names for row in found["rows"])
         assert found["rows"][0]["case.n"] == 3
         oom = found["rows"][1]
         assert (oom["outcome"], oom["reason"]) == ("oom", "for a reason")
-        assert [oom[name] for name in names[13:]] == [None] * 10
-        assert found["rows"][2]["context_length"] is None
+        assert [oom[name] for name in names[18:]] == [None] * 10
+        last = found["rows"][2]
+        assert (last["context_length"], last["mean"]) == (None, None)
+        assert (last["unit_index"], last["unit_title"], last["validity"]) == (1, "replicate 1", "suspect")
+        assert (last["case_key"], last["device_key"]) == ("key", "1x test CPU")
         json.dumps(found, allow_nan=False)
 
     def test_raw_samples_on_demand(
@@ -152,11 +159,93 @@ class TestMeasurements:
         assert found["rows"] == []
         assert "metric" in {column["name"] for column in found["columns"]}
 
+    def test_page_by_page(
+        self, shop: Any, queue: Queue, reading: Reading, record: Callable[..., MeasurementRecord]
+    ) -> None:
+        for _ in range(2):  # so that the ids of the jobs' rows are not their numbers
+            claim = shop.running_job()
+            records = [record(case={"number": number}) for number in range(5)]
+            queue.finish(claim, Finish("succeeded", measurements=records))
+        found: list[int] = []
+        after = None
+        while True:
+            page = reading.measurements(claim.job_id, limit=2, after=after)
+            assert len(page["rows"]) <= 2
+            found += [row["number"] for row in page["rows"]]
+            after = page["next"]
+            if after is None:
+                break
+        assert found == list(range(5))
+        assert reading.measurements(claim.job_id, limit=5)["next"] is None, "a page that is just full is the last"
+        with pytest.raises(InvalidRequest):
+            reading.measurements(claim.job_id, after="x")
+
+    def test_a_page_reads_no_more_than_its_rows(self, database: Database, shop: Any, queue: Queue) -> None:
+        """However large the job: its rows are walked by job and id, from the cursor on."""
+        statements: list[Any] = []
+        claim = shop.running_job()
+        queue.finish(claim, Finish("succeeded"))
+        with database.read() as connection:
+            event.listen(connection.engine, "before_cursor_execute", lambda *args: statements.append(args[2:4]))
+        Reading(database).measurements(claim.job_id, limit=2, after="7")
+        (statement,) = [found for found in statements if "FROM measurement" in found[0]]
+        with database.read() as connection:
+            plan = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement[0]}", statement[1]).all()
+        assert [row[3] for row in plan] == [
+            "SEARCH measurement USING INDEX ix_measurement_job_id (job_id=? AND rowid>?)"
+        ]
+
+
+class TestUnits:
+    def test_in_the_order_of_the_plan_with_their_files(self, shop: Any, queue: Queue, reading: Reading) -> None:
+        claim = shop.running_job()
+        validity = {"verdict": "suspect", "counts": {"suspect": 1}, "checks": []}
+        units = [
+            UnitRecord(1, "replicate 1", "crashed", reason="signal 11", environment={"gpu": "b"}, validity=None),
+            UnitRecord(0, "replicate 0", "succeeded", side="baseline", environment={"gpu": "a"}, validity=validity),
+        ]
+        files = [
+            StoredArtifact(index, name, "trace", "application/gzip", 3, "ab" * 32)
+            for index, name in ((0, "trace.json.gz"), (1, "trace-unit-1.json.gz"))
+        ]
+        error = job_problem("crashed", "signal 11")
+        queue.finish(claim, Finish("failed", error=error, units=units, artifacts=files))
+        first, second = reading.units(claim.job_id)
+        assert (first["unit_index"], first["title"], first["side"]) == (0, "replicate 0", "baseline")
+        assert (first["environment"], first["validity"]) == ({"gpu": "a"}, validity)
+        assert (second["outcome"], second["reason"], second["partial"]) == ("crashed", "signal 11", True)
+        url = f"/jobs/{claim.job_id}/artifacts/trace-unit-1.json.gz"
+        assert second["artifacts"] == [{"name": "trace-unit-1.json.gz", "url": url}]
+
+    def test_none_before_the_end_and_of_nobody(self, shop: Any, reading: Reading) -> None:
+        assert reading.units(shop.running_job().job_id) == []
+        with pytest.raises(NotFound):
+            reading.units(7777)
+
+    def test_of_the_last_attempt_that_recorded(
+        self, database: Database, shop: Any, queue: Queue, reading: Reading, record: Callable[..., MeasurementRecord]
+    ) -> None:
+        error = job_problem("failed", "it broke")
+        claim = shop.running_job()
+        first = Finish("failed", error=error, units=[UnitRecord(0, "first", "failed")], measurements=[record()])
+        queue.finish(claim, first)
+        with database.write() as connection:
+            connection.exec_driver_sql("UPDATE job SET state = 'queued'")
+        shop.claim()
+        assert [unit["title"] for unit in reading.units(claim.job_id)] == ["first"], "the second still runs"
+        queue.recover(queue.running()[0])
+        assert [unit["title"] for unit in reading.units(claim.job_id)] == ["first"], "it was lost"
+        with database.write() as connection:
+            connection.exec_driver_sql("UPDATE job SET state = 'queued'")
+        queue.finish(shop.claim(), Finish("failed", error=error, units=[UnitRecord(0, "third", "failed")]))
+        assert [unit["title"] for unit in reading.units(claim.job_id)] == ["third"]
+        assert reading.measurements(claim.job_id)["rows"] == []
+
 
 class TestArtifacts:
     def test_list_and_one(self, shop: Any, queue: Queue, reading: Reading, results: Finish) -> None:
         claim = shop.running_job()
-        odd = StoredArtifact("a b/ä.json", "trace", "application/json", 3, "cd" * 32)
+        odd = StoredArtifact(0, "a b/ä.json", "trace", "application/json", 3, "cd" * 32)
         queue.finish(claim, replace(results, artifacts=[*results.artifacts, odd]))
         found = reading.artifacts(claim.job_id)
         assert [list(one) for one in found] == [["name", "kind", "media_type", "size", "sha256", "url"]] * 2
@@ -187,7 +276,8 @@ class TestWorkersAndSweeps:
 
     def test_sweeps_page_by_page_with_their_counts(self, queue: Queue, shop: Any, reading: Reading) -> None:
         for number in range(3):
-            queue.submit_sweep(str(number), {}, {}, {}, [], [NewJob(BenchmarkSpec())] * (number + 1))
+            jobs = [NewJob(BenchmarkSpec(seed=seed), point={"seed": seed}) for seed in range(number + 1)]
+            queue.submit_sweep(str(number), {}, {}, {}, [], jobs)
         shop.claim()
         page, after = reading.sweeps(limit=2)
         assert [(sweep["name"], sweep["counts"]["queued"]) for sweep in page] == [("2", 3), ("1", 2)]

@@ -11,8 +11,9 @@ import pytest
 from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
 from app.store.engine import Database
-from app.store.queue import Finish, NewJob, Offer, Queue
+from app.store.queue import Queue
 from app.store.reading import Reading
+from app.store.records import Finish, NewJob, Offer
 
 JOBS = 25
 OFFER = Offer(frozenset({"benchmark"}), frozenset(), 0, 0, idle=True)

@@ -8,8 +8,13 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
-CHECK = {"name": "drift", "ok": False, "detail": "9 %", "unit": "tiny"}
+from app.layout import FORMATS
+from app.specs.attention import AttentionSpec
+from app.store.records import StoredArtifact, UnitRecord
+
+CHECK = {"name": "drift", "ok": False, "detail": "9 %"}
 VOID = {"meta", "link", "input", "br", "hr", "img"}
 
 
@@ -129,6 +134,83 @@ def test_a_job_while_it_runs_and_after(site: Any, measured: Any) -> None:
     assert "out of memory" in done.text
     assert "2.13" in done.text
     assert "drift: 9 %" in done.text
+
+
+def test_a_job_of_several_units_shows_them_and_their_tables(site: Any, measured: Any, reported: Any) -> None:
+    job_id = site.submit(priority=10)["id"]
+    evil = "<script>alert(1)</script>"
+    rows = [[f"{evil}{number};", number / 8, number] for number in range(30)]
+    doubtful = {
+        "verdict": "suspect",
+        "counts": {"valid": 298, "suspect": 2},
+        "checks": [CHECK | {"case": "length 8"}] * 9,
+    }
+    columns = {"kernel": "string", "total_ms": "number", "calls": "integer"}
+    site.worker.finish(
+        site.worker.claim_job(job_id),
+        "failed",
+        measurements=[measured("forward_ms", 1.0, model="tiny")],
+        validity=doubtful,
+        tables=[
+            reported("kernels/forward", rows, **columns),
+            reported("kernels/forward", [["d", 0.5, 9]], 1, **columns),
+        ],
+        units=[
+            UnitRecord(0, f"replicate 0 {evil}", "succeeded", validity=doubtful),
+            UnitRecord(1, "replicate 1", "crashed", reason="signal 11"),
+        ],
+        artifacts=[StoredArtifact(1, "trace-unit-1.json.gz", "trace", "application/gzip", 3, "ab" * 32)],
+    )
+    path = f"/ui/jobs/{job_id}"
+    found = page(site, path)
+    assert "suspect (298 valid, 2 suspect)" in found.text
+    assert "length 8: drift: 9 %" in found.text
+    assert "and 4 more" in found.text
+    assert "replicate 1" in found.text
+    assert "signal 11" in found.text
+    assert f"/jobs/{job_id}/artifacts/trace-unit-1.json.gz" in found.references
+    assert f"{evil}19;" in found.text
+    assert f"{evil}20;" not in found.text, "the first rows only"
+    assert "The first 20 of 31 rows." in found.text
+    for format_ in FORMATS:
+        reference = f"/jobs/{job_id}/tables/kernels%2Fforward?format={format_}"
+        assert reference in found.references
+        assert site.http.get(reference).status_code == 200
+
+
+def test_a_job_of_one_unit_shows_none(site: Any, measured: Any) -> None:
+    job_id = site.submit(priority=10)["id"]
+    units = [UnitRecord(0, "the whole job", "succeeded")]
+    site.worker.finish(site.worker.claim_job(job_id), measurements=[measured("forward_ms", 1.0)], units=units)
+    assert "the whole job" not in page(site, f"/ui/jobs/{job_id}").text
+
+
+def test_of_many_measurements_the_first_are_shown(site: Any, measured: Any) -> None:
+    job_id = finished(site, *(measured("forward_ms", 1.0, context_length=length) for length in range(1000, 1300)))
+    found = page(site, f"/ui/jobs/{job_id}")
+    assert "The first 200 measurements" in found.text
+    assert "The first 200 of 300 rows." in found.text
+    assert "1199" in found.text
+    assert "1200" not in found.text
+    assert f"/jobs/{job_id}/measurements" in found.references
+
+
+def test_the_list_validates_no_spec(fresh_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grid of ten thousand cells took 15 ms a row."""
+    spec = {"kind": "attention", "sequence_lengths": [64, 128], "implementations": ["eager"]}
+    assert fresh_site.http.post("/jobs", json={"spec": spec}).status_code == 201
+    monkeypatch.setattr(AttentionSpec, "cells", lambda _self: pytest.fail("the list made cells"))
+    monkeypatch.setattr(TypeAdapter, "validate_json", lambda *_: pytest.fail("the list validated a spec"))
+    assert "eager, bf16, causal, head_dim=64, sequence_length=64/128" in page(fresh_site, "/ui").text
+
+
+def test_why_a_job_waits(fresh_site: Any) -> None:
+    fresh_site.worker.register()
+    job_id = fresh_site.submit(spec={"device": "cuda"})["id"]
+    reason = fresh_site.job(job_id)["waiting"]
+    assert reason
+    assert reason in page(fresh_site, "/ui").text
+    assert reason in page(fresh_site, f"/ui/jobs/{job_id}").text
 
 
 def finished(site: Any, *measurements: Any, state: str = "succeeded") -> int:

@@ -24,9 +24,10 @@ from app.store.artifacts import ArtifactFiles
 from app.store.engine import Database
 from app.store.locking import WriteLock
 from app.store.public import job_dict
+from app.store.queue import Queue
 from app.store.records import Idempotency, NewJob, Submitted
 from app.store.sqlite import SQLite
-from app.store.submission import Submission, _row
+from app.store.submission import job_row
 from app.store.tables import utc_now
 
 COMMIT_DELAY_S = 0.1
@@ -40,7 +41,7 @@ def replace(owner: type, name: str, substitute: Callable[..., Any]) -> None:
 
 def commit_before_answer() -> None:
     """Jobs are answered from memory and committed a moment later."""
-    submit, guard, backlog = Submission.submit, threading.Lock(), queue.SimpleQueue[Any]()
+    submit, guard, backlog = Queue.submit, threading.Lock(), queue.SimpleQueue[Any]()
     last_id: list[int] = []
 
     def early(self: Any, new: NewJob, idempotency: Idempotency | None = None) -> Submitted:
@@ -50,9 +51,9 @@ def commit_before_answer() -> None:
                     last_id.append(connection.exec_driver_sql("select coalesce(max(id), 0) from job").scalar_one())
                 threading.Thread(target=commit_later, daemon=True).start()
             last_id[0] += 1
-            row = {**_row(new, None, utc_now()), "id": last_id[0]}
+            row = {**job_row(new, None, utc_now()), "id": last_id[0]}
             backlog.put((self, new, idempotency))
-        return Submitted(job_dict(row), replayed=False)
+        return Submitted(job_dict(row, waiting=None), replayed=False)
 
     def commit_later() -> None:
         while True:
@@ -60,7 +61,7 @@ def commit_before_answer() -> None:
             time.sleep(COMMIT_DELAY_S)
             submit(*work)
 
-    replace(Submission, "submit", early)
+    replace(Queue, "submit", early)
 
 
 def transaction() -> None:

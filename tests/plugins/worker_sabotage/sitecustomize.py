@@ -54,7 +54,7 @@ def monotonic_clock() -> None:
 
     from app.store import tables
     from app.store.lease import Watcher
-    from app.store.records import Running
+    from app.store.records import RunningAttempt
 
     attempt, worker = tables.attempt.c, tables.worker.c
     running = select(attempt.id, attempt.job_id, attempt.number, attempt.beat).where(
@@ -64,7 +64,7 @@ def monotonic_clock() -> None:
     def poll(self: Any) -> list[int]:
         limit = tables.utc_now() - timedelta(seconds=self._lease_s)
         with self._queue._database.read() as connection:
-            lost = [Running(*row) for row in connection.execute(running.where(worker.last_seen_at < limit))]
+            lost = [RunningAttempt(*row) for row in connection.execute(running.where(worker.last_seen_at < limit))]
         return [one.job_id for one in lost if self._queue.recover(one) is not None]
 
     replace(Watcher, "poll", poll)
@@ -105,7 +105,7 @@ def cancel_of_queued() -> None:
     def cancel(self: Queue, job_id: int) -> dict[str, Any]:
         with self._database.write() as connection:
             connection.exec_driver_sql("UPDATE job SET cancel_requested_at = created_at WHERE id = ?", (job_id,))
-            return job_dict(_find(connection, job_id)._mapping)
+            return job_dict(_find(connection, job_id)._mapping, waiting=None)
 
     replace(Queue, "cancel", cancel)
 

@@ -5,74 +5,56 @@ from __future__ import annotations
 import csv
 import functools
 import gzip
-import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("pydantic", reason="the service's dependencies are not installed")
+
 import torch
 
 from app.specs.benchmark import BenchmarkSpec
 from kernels.attention.cpu.build import CompilerMissing
 from kernels.registry import ATTENTION, BrokenEntryPoint, Implementation, Registry
-from workers.jobs import benchmark
-from workers.jobs._base import Unit
+from tests.workers.reporting import Report
+from workers.jobs import _training
 from workers.jobs.benchmark import RUNNER
 from workers.measure.ceilings import Ceilings
-from workers.measure.measurement import Measurement
+from workers.measure.environment import device_key
+from workers.model.graphed import CannotCapture
 from workers.model.registry import MODELS
 from workers.outcome import InvalidEnvironment, Unsupported
+from workers.torch_host import set_precision, translated
 
 MODEL = {"d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 61}
-RATES = ["tokens_per_s", "tflops", "mfu", "ceiling_percent"]
+PARAMETERS = 2 * 61 * 16 + 2 * (4 * 16**2 + 3 * 16 * 24 + 2 * 16) + 16
+STEP = [("step_ms", "step"), ("first_step_ms", "first_step")]
+WHOLE = [
+    (name, None)
+    for name in (
+        *("tokens_per_s", "tflops", "mfu", "ceiling_percent", "host_us", "gpu_busy_percent"),
+        *("peak_memory_mib", "memory_reserved_mib", "parameters"),
+    )
+]
+FORWARD, BACKWARD, OPTIMIZER = ("forward_ms", "forward"), ("backward_ms", "backward"), ("optimizer_ms", "optimizer")
 METRICS = {
-    "forward": ["forward_ms", "step_ms", "first_step_ms", *RATES, "peak_memory_mib"],
-    "forward_backward": ["forward_ms", "backward_ms", "step_ms", "first_step_ms", *RATES, "peak_memory_mib"],
-    "train_step": [
-        *("forward_ms", "backward_ms", "optimizer_ms", "step_ms", "first_step_ms"),
-        *(*RATES, "peak_memory_mib"),
-    ],
-    "generate": ["prefill_ms", "decode_ms_per_token", "step_ms", "first_step_ms", *RATES, "peak_memory_mib"],
+    "forward": [FORWARD, *STEP, *WHOLE],
+    "forward_backward": [FORWARD, BACKWARD, *STEP, *WHOLE],
+    "train_step": [FORWARD, BACKWARD, OPTIMIZER, *STEP, *WHOLE],
+    "generate": [("prefill_ms", "prefill"), ("decode_ms_per_token", "decode"), *STEP, *WHOLE],
 }
+EACH_STEP = {"forward_ms", "backward_ms", "optimizer_ms", "prefill_ms", "decode_ms_per_token", "step_ms", "host_us"}
+GPU_ONLY = {"host_us", "gpu_busy_percent", "memory_reserved_mib"}
+MAY_BE_UNKNOWN = {"mfu", "ceiling_percent", "peak_memory_mib", "gpu_busy_percent"}
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-class Report:
-    """Keeps everything, as it would travel."""
-
-    def __init__(self, scratch: Path) -> None:
-        self.scratch = scratch
-        self.steps: list[tuple[int, int, str]] = []
-        self.rows: dict[str, dict[str, Any]] = {}
-        self.fingerprint: dict[str, Any] = {}
-        self.verdict: dict[str, Any] = {}
-        self.files: dict[str, Path] = {}
-
-    def progress(self, done: int, total: int, message: str) -> None:
-        self.steps.append((done, total, message))
-
-    def measure(self, measurement: Measurement) -> None:
-        wire = json.loads(json.dumps(measurement.to_wire()))
-        assert wire["metric"] not in self.rows
-        self.rows[wire["metric"]] = wire
-
-    def artifact(self, path: Path, *, name: str, kind: str, media_type: str) -> None:
-        self.files[name] = path
-
-    def environment(self, fingerprint: Mapping[str, Any]) -> None:
-        self.fingerprint = json.loads(json.dumps(fingerprint))
-
-    def validity(self, verdict: Mapping[str, Any]) -> None:
-        self.verdict = json.loads(json.dumps(verdict))
-
-
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("FLOPWATCH_DATA_DIR", str(tmp_path / "data"))
-
+def run(tmp_path: Path):
     def run(unit: int = 0, **fields: Any) -> Report:
         defaults = {"model": MODEL, "context_length": 8, "batch_size": 2, "warmup_steps": 1, "measure_steps": 3}
         spec = BenchmarkSpec(**{**defaults, **fields})
@@ -85,6 +67,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     torch.set_float32_matmul_precision(precision)
 
 
+def metrics(report: Report) -> dict[str, dict[str, Any]]:
+    """What was measured, by metric: in this kind each name stands once."""
+    rows = {row["metric"]: row for row in report.rows}
+    assert len(rows) == len(report.rows)
+    return rows
+
+
 def test_the_agent_imports_the_runner_without_torch() -> None:
     code = (
         "import sys; from workers.jobs.benchmark import RUNNER; from app.specs.benchmark import BenchmarkSpec\n"
@@ -95,9 +84,9 @@ def test_the_agent_imports_the_runner_without_torch() -> None:
 
 def test_one_unit_is_forked_and_replicates_are_executed() -> None:
     (single,) = RUNNER.plan(BenchmarkSpec())
-    assert (single.start, single.params, single.title) == ("fork", {"replicate": 0}, "small, context 256")
+    assert (single.start, single.title) == ("fork", "small, context 256")
     units = RUNNER.plan(BenchmarkSpec(replicates=3))
-    assert [(unit.start, unit.params["replicate"]) for unit in units] == [("exec", 0), ("exec", 1), ("exec", 2)]
+    assert [unit.start for unit in units] == ["exec", "exec", "exec"]
     assert units[1].title == "small, context 256, replicate 2 of 3"
 
 
@@ -106,70 +95,94 @@ def test_one_unit_is_forked_and_replicates_are_executed() -> None:
 @pytest.mark.parametrize("mode", METRICS)
 def test_every_mode_reports_its_metrics(run, mode: str, precision: str, device: str) -> None:
     report = run(mode=mode, precision=precision, device=device, gradient_clip_norm=1.0, new_tokens=4)
-    assert list(report.rows) == METRICS[mode]
-    for name, row in report.rows.items():
-        if name in {"mfu", "ceiling_percent", "peak_memory_mib"} and row["outcome"] == "unknown":
+    assert [(row["metric"], row["phase"]) for row in report.rows] == METRICS[mode]
+    for name, row in metrics(report).items():
+        if (name in MAY_BE_UNKNOWN or (device == "cpu" and name in GPU_ONLY)) and row["outcome"] == "unknown":
             assert row["median"] is None
             assert row["reason"]
             continue
         assert row["outcome"] == "ok"
         assert row["median"] > 0
-        assert row["n"] == (1 if name in {"first_step_ms", "peak_memory_mib"} else 3)
-    assert report.rows["ceiling_percent"]["outcome"] == "unknown"
+        assert row["n"] == (3 if name in EACH_STEP else 1)
+    assert metrics(report)["ceiling_percent"]["outcome"] == "unknown"
+    assert metrics(report)["parameters"]["median"] == PARAMETERS
     assert report.steps[-1] == (4, 4, "measuring")
 
 
 def test_phases_add_up_and_rates_follow_from_the_step(run) -> None:
     report = run(context_length=64, batch_size=4, measure_steps=5)
-    value = {name: row["min"] for name, row in report.rows.items()}
-    assert value["forward_ms"] + value["backward_ms"] + value["optimizer_ms"] <= report.rows["step_ms"]["max"]
-    assert report.rows["tokens_per_s"]["max"] == pytest.approx(4 * 64 / (1e-3 * value["step_ms"]))
+    rows = metrics(report)
+    least = {name: row["min"] for name, row in rows.items()}
+    assert least["forward_ms"] + least["backward_ms"] + least["optimizer_ms"] <= rows["step_ms"]["max"]
+    seconds = 1e-3 * rows["step_ms"]["median"]
+    assert rows["tokens_per_s"]["median"] == pytest.approx(4 * 64 / seconds)
     weights = 2 * (4 * 16**2 + 3 * 16 * 24) + 16 * 61
     flops = 3 * 2 * 4 * (64 * weights + 2 * 64**2 * 16)
-    assert report.rows["tflops"]["max"] == pytest.approx(1e-12 * flops / (1e-3 * value["step_ms"]))
-    units = {name: row["unit"] for name, row in report.rows.items()}
+    assert rows["tflops"]["median"] == pytest.approx(1e-12 * flops / seconds)
+    assert rows["tflops"]["n"] == 1, "work divided by the median time, no mean of rates"
+    units = {name: row["unit"] for name, row in rows.items()}
     assert units["forward_ms"] == units["first_step_ms"] == "ms"
     assert (units["tokens_per_s"], units["tflops"], units["peak_memory_mib"]) == ("tokens/s", "TFLOP/s", "MiB")
 
 
 def test_the_share_of_a_measured_ceiling(run, tmp_path: Path) -> None:
-    Ceilings(tmp_path / "data" / "ceilings").record(torch.device("cpu"), {"fp32": 2.0}, None)
-    report = run(device="cpu")
-    assert report.rows["ceiling_percent"]["max"] == pytest.approx(50 * report.rows["tflops"]["max"])
-    assert run(device="cpu", precision="bf16").rows["ceiling_percent"]["reason"].endswith("in bf16 is on record")
+    Ceilings(tmp_path / "ceilings").record(torch.device("cpu"), {"fp32": 2.0}, None)
+    rows = metrics(run(device="cpu"))
+    assert rows["ceiling_percent"]["median"] == pytest.approx(50 * rows["tflops"]["median"])
+    assert metrics(run(device="cpu", precision="bf16"))["ceiling_percent"]["reason"].endswith("in bf16 is on record")
 
 
 def test_generate_counts_new_tokens(run) -> None:
-    report = run(mode="generate", new_tokens=6, measure_steps=4)
-    value = {name: row["min"] for name, row in report.rows.items()}
-    assert report.rows["tokens_per_s"]["max"] == pytest.approx(2 * 6 / (1e-3 * value["step_ms"]))
-    assert value["prefill_ms"] + 5 * value["decode_ms_per_token"] <= report.rows["step_ms"]["max"]
+    rows = metrics(run(mode="generate", new_tokens=6, measure_steps=4))
+    assert rows["tokens_per_s"]["median"] == pytest.approx(2 * 6 / (1e-3 * rows["step_ms"]["median"]))
+    assert rows["prefill_ms"]["min"] + 5 * rows["decode_ms_per_token"]["min"] <= rows["step_ms"]["max"]
 
 
 def test_without_warmup_the_first_step_is_a_sample(run) -> None:
-    report = run(warmup_steps=0, measure_steps=1)
-    assert report.rows["first_step_ms"]["median"] == report.rows["step_ms"]["median"]
-    assert report.rows["step_ms"]["std"] is None
+    rows = metrics(run(warmup_steps=0, measure_steps=1))
+    assert rows["first_step_ms"]["median"] == rows["step_ms"]["median"]
+    assert rows["step_ms"]["std"] is None
 
 
-def test_rows_carry_the_case_and_the_result_its_environment(run) -> None:
-    report = run(unit=1, replicates=2, attention="sdpa_math")
-    for row in report.rows.values():
+def test_without_a_number_steps_warm_up_until_they_are_steady(run) -> None:
+    report = run(warmup_steps=None)
+    assert metrics(report)["step_ms"]["n"] == 3
+    detail = report.check("steady")["detail"]
+    assert int(detail.rsplit(" ", 1)[1]) >= 5, detail
+    asked = run(warmup_steps=2).check("steady")
+    assert asked["ok"]
+    assert asked["detail"] == "a warm-up of 2 was asked for; not judged"
+
+
+def test_rows_carry_the_case_and_the_device_and_the_result_its_environment(run) -> None:
+    report = run(unit=1, device="cpu", replicates=2, attention="sdpa_math")
+    spec = BenchmarkSpec(model=MODEL, context_length=8, batch_size=2, warmup_steps=1, attention="sdpa_math")
+    for row in report.rows:
         assert row["case"]["model"] == "d16-f24-l2-h2"
         assert row["case"]["attention"] == "sdpa_math"
-        assert row["case"]["replicate"] == 1
-        assert row["case"]["device"] == report.fingerprint["device"]["name"]
+        assert not {"replicate", "device"} & set(row["case"])
+        assert (row["case_key"], row["device_key"]) == (spec.case().key, device_key(torch.device("cpu")))
     assert report.fingerprint["settings"]["float32_matmul_precision"] == "highest"
-    assert report.verdict["verdict"] in {"valid", "suspect"}
-    assert {check["name"] for check in report.verdict["checks"]} >= {"variation", "drift", "host_load"}
+    verdict = report.verdict_on()
+    assert verdict["verdict"] in {"valid", "suspect"}
+    assert {check["name"] for check in verdict["checks"]} >= {
+        *("steady", "variation", "drift", "host_bound", "host_load"),
+    }
+    assert list(report.titles.values()) == ["d16-f24-l2-h2, context 8, replicate 2 of 2"]
+
+
+def test_the_fingerprint_is_of_the_precision_that_is_measured(run) -> None:
+    torch.set_float32_matmul_precision("high")
+    assert run(precision="fp32").fingerprint["settings"]["float32_matmul_precision"] == "highest"
 
 
 def test_samples_are_also_a_file(run) -> None:
     report = run()
-    with gzip.open(report.files["samples-0.csv.gz"], "rt") as file:
+    with gzip.open(report.files["samples.csv.gz"], "rt") as file:
         rows = list(csv.DictReader(file))
+    assert list(rows[0])[:5] == ["step", "forward_ms", "backward_ms", "optimizer_ms", "step_ms"]
     assert [row["step"] for row in rows] == ["1", "2", "3"]
-    assert max(float(row["step_ms"]) for row in rows) == report.rows["step_ms"]["max"]
+    assert max(float(row["step_ms"]) for row in rows) == metrics(report)["step_ms"]["max"]
 
 
 @pytest.mark.parametrize("name", sorted(set(ATTENTION.names()) - {"compiled"}))  # which compiles for half a minute
@@ -180,58 +193,98 @@ def test_every_implementation_serves_in_the_model(run, name: str) -> None:
             run(attention=name, device="cpu")
         return
     report = run(attention=name, device="cpu", mode="train_step" if implementation.has_backward else "forward")
-    assert report.rows["step_ms"]["outcome"] == "ok"
+    assert metrics(report)["step_ms"]["outcome"] == "ok"
 
 
 def test_the_same_seed_gives_the_same_weights_and_batches(run, monkeypatch: pytest.MonkeyPatch) -> None:
     losses = []
-    build_step = benchmark.build_step
+    build_step = _training.build_step
 
     def spy(*arguments: Any) -> Any:
-        model, step = build_step(*arguments)
-        forward = step.phases["forward"]
+        step = build_step(*arguments)
+        forward: Any = step.phases["forward"]
 
         def recorded() -> None:
             forward()
-            losses.append(step.loss.item())
+            losses.append(step.loss.item())  # type: ignore[attr-defined]
 
         step.phases["forward"] = recorded
-        return model, step
+        return step
 
-    monkeypatch.setattr(benchmark, "build_step", spy)
+    monkeypatch.setattr(_training, "build_step", spy)
     for seed in (1, 1, 2):
         run(seed=seed, mode="forward_backward")
     assert losses[0:4] == losses[4:8]
     assert losses[0:4] != losses[8:12]
 
 
-def test_compiling_is_recorded(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the compiler's first half only; the whole takes too long for every run of the tests."""
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+COMPILER = ("recompiles", "eager_fallback", "graph_breaks", "compile_cache")
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's own
+@pytest.mark.parametrize("scope", ["blocks", "model"])
+def test_compiling_is_recorded(run, fresh_compiler: None, monkeypatch: pytest.MonkeyPatch, scope: str) -> None:
+    """With the compiler's first half only; the whole takes too long for every run of the tests."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-    checks = {check["name"]: check for check in run(compile=True, activation_checkpointing=True).verdict["checks"]}
-    for name in ("recompiles", "eager_fallback", "graph_breaks", "compile_cache"):
-        assert checks[name]["ok"], checks[name]
-    assert checks["eager_fallback"]["detail"] == "1 graphs, 0 functions left to eager"
+    report = run(compile=True, compile_scope=scope, activation_checkpointing=True)
+    for name in COMPILER:
+        assert report.check(name)["ok"], report.check(name)
+    assert report.check("eager_fallback")["detail"] == "1 graphs, 0 functions left to eager"
 
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # torch 2.11's own
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 @pytest.mark.parametrize("mode", METRICS)
-def test_compiling_on_a_gpu(run, mode: str) -> None:
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    report = run(mode=mode, compile=True, device="cuda", precision="bf16")
-    checks = {check["name"]: check for check in report.verdict["checks"]}
-    for name in ("recompiles", "eager_fallback", "graph_breaks"):
-        assert checks[name]["ok"], checks[name]
-    assert report.rows["first_step_ms"]["median"] > report.rows["step_ms"]["max"]
+def test_compiling_on_a_gpu(run, fresh_compiler: None, mode: str) -> None:
+    report = run(mode=mode, compile=True, device="cuda", precision="bf16", warmup_steps=3)
+    for name in COMPILER:
+        assert report.check(name)["ok"], report.check(name)
+    assert metrics(report)["first_step_ms"]["median"] > metrics(report)["step_ms"]["max"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["forward", "forward_backward", "train_step"])
+def test_a_step_as_a_cuda_graph_has_all_its_metrics(run, mode: str) -> None:
+    report = run(mode=mode, device="cuda", precision="bf16", cuda_graph=True)
+    assert [(row["metric"], row["phase"]) for row in report.rows] == METRICS[mode]
+    for name, row in metrics(report).items():
+        assert row["outcome"] == "ok" or name == "ceiling_percent", row["reason"]
+    assert metrics(report)["first_step_ms"]["median"] > metrics(report)["step_ms"]["max"], "it holds the capture"
+
+
+def test_what_a_graph_cannot_hold_is_unsupported(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_arguments: Any) -> Any:
+        raise CannotCapture("a CUDA graph cannot hold this step: it asks the host")
+
+    monkeypatch.setattr(_training, "build_step", fail)
+    with pytest.raises(Unsupported, match="cuda_graph: a CUDA graph cannot hold this step: it asks the host"):
+        run()
+
+
+def test_parameters_in_bfloat16_take_half_the_memory(run) -> None:
+    big = {"d_model": 512, "d_ff": 512, "num_layers": 1, "num_heads": 4, "vocab_size": 8192}
+    fields: dict[str, Any] = {"model": big, "precision": "bf16", "optimizer": "torch_adamw", "device": "cpu"}
+    trained = []
+    for dtype in ("fp32", "bf16"):
+        spec = BenchmarkSpec(**{"context_length": 8, "batch_size": 1, **fields, "parameter_dtype": dtype})
+        training = _training.build(spec, *_training.prepare(spec))
+        trained.append(sum(one.numel() * one.element_size() for one in training.model.parameters()))
+    assert trained[0] == 2 * trained[1]
+    assert metrics(run(**fields, parameter_dtype="bf16"))["step_ms"]["outcome"] == "ok"
 
 
 @pytest.mark.parametrize("phase", ["making the model", "forward", "backward", "optimizer"])
 def test_running_out_of_memory_is_a_result(run, phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    build_step = benchmark.build_step
+    build_step = _training.build_step
 
     def fail() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
@@ -239,37 +292,37 @@ def test_running_out_of_memory_is_a_result(run, phase: str, monkeypatch: pytest.
     def sabotaged(*arguments: Any) -> Any:
         if phase == "making the model":
             fail()
-        model, step = build_step(*arguments)
+        step = build_step(*arguments)
         step.phases[phase] = fail
-        return model, step
+        return step
 
-    monkeypatch.setattr(benchmark, "build_step", sabotaged)
+    monkeypatch.setattr(_training, "build_step", sabotaged)
     report = run()
-    assert list(report.rows) == METRICS["train_step"]
-    for row in report.rows.values():
+    assert [(row["metric"], row["phase"]) for row in report.rows] == METRICS["train_step"]
+    for row in report.rows:
         assert row["outcome"] == "oom"
         assert f"out of memory in {phase}" in row["reason"]
         assert "Tried to allocate 20.00 GiB" in row["reason"]
         assert all(row[name] is None for name in ("n", "mean", "std", "median", "min", "max", "samples"))
     assert report.fingerprint
-    assert report.verdict["checks"]
+    assert report.verdict_on()["checks"]
     assert not report.files
 
 
 def test_a_model_that_really_does_not_fit_is_a_result(tmp_path: Path) -> None:
     code = f"""
-import resource, sys, torch
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-from test_benchmark_runner import Report, RUNNER, BenchmarkSpec
+import resource
 from pathlib import Path
+from tests.workers.jobs.test_benchmark import BenchmarkSpec, Report, RUNNER
 resource.setrlimit(resource.RLIMIT_AS, (8 * 2**30, 8 * 2**30))
 model = {{"d_model": 65536, "d_ff": 1, "num_layers": 1, "num_heads": 1, "vocab_size": 4194304}}  # 1 TiB of embeddings
 spec = BenchmarkSpec(model=model, device="cpu")
 report = Report(Path({str(tmp_path)!r}))
 RUNNER.run(spec, RUNNER.plan(spec)[0], report)
-print({{row["outcome"] for row in report.rows.values()}}, report.rows["step_ms"]["reason"])
+print({{row["outcome"] for row in report.rows}}, report.rows[0]["reason"])
 """
-    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    root = Path(__file__).parents[3]
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=root).stdout
     assert out.startswith("{'oom'} out of memory in making the model")
 
 
@@ -277,8 +330,8 @@ print({{row["outcome"] for row in report.rows.values()}}, report.rows["step_ms"]
 @pytest.mark.alone
 def test_out_of_memory_on_a_gpu_is_a_result(run) -> None:
     report = run(context_length=1_048_576, batch_size=64, device="cuda", mode="forward")
-    assert {row["outcome"] for row in report.rows.values()} == {"oom"}
-    assert "CUDA out of memory" in report.rows["forward_ms"]["reason"]
+    assert {row["outcome"] for row in report.rows} == {"oom"}
+    assert "CUDA out of memory" in metrics(report)["forward_ms"]["reason"]
 
 
 @pytest.mark.parametrize(
@@ -316,7 +369,7 @@ def test_an_attention_without_backward_runs_forward_only(run, monkeypatch: pytes
     eager = ATTENTION.load("eager")
     forward_only = Implementation("forward_only", eager.function, eager.dtypes, has_backward=False)
     monkeypatch.setattr(ATTENTION, "load", lambda name: forward_only)
-    assert run(mode="forward").rows["forward_ms"]["outcome"] == "ok"
+    assert metrics(run(mode="forward"))["forward_ms"]["outcome"] == "ok"
     with pytest.raises(Unsupported, match="has no backward pass"):
         run(mode="train_step")
 
@@ -345,10 +398,43 @@ class Plain(torch.nn.Module):
 def test_a_users_model_needs_neither_flops_nor_a_cache(run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(MODELS, "load", lambda name: Plain)
     report = run()
-    assert report.rows["step_ms"]["outcome"] == "ok"
-    assert report.rows["tflops"]["reason"] == "model 'transformer_lm' does not tell its FLOPs"
+    assert metrics(report)["step_ms"]["outcome"] == "ok"
+    for name in ("tflops", "mfu", "ceiling_percent"):
+        assert metrics(report)[name]["reason"] == "model 'transformer_lm' does not tell its FLOPs"
     with pytest.raises(Unsupported, match="no key-value cache"):
         run(mode="generate")
+    with pytest.raises(Unsupported, match=r"model 'transformer_lm': Plain has no blocks .* 'layers'"):
+        run(compile=True)
+
+
+class Older(Plain):
+    """A user's model, written before there were options: it takes what every model was given then."""
+
+    def __init__(
+        self, vocab_size: int, context_length: int, d_model: int, num_layers: int, num_heads: int, d_ff: int
+    ) -> None:
+        super().__init__(vocab_size, d_model)
+
+
+def test_options_that_a_model_lacks_are_left_out_or_unsupported(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MODELS, "load", lambda name: Older)
+    assert metrics(run())["step_ms"]["outcome"] == "ok"
+    for fields, option in (
+        ({"activation_checkpointing": True}, "activation_checkpointing"),
+        ({"attention": "sdpa_math"}, "attention"),
+        ({"model": {**MODEL, "rope_theta": 500.0}}, "rope_theta"),
+    ):
+        with pytest.raises(Unsupported, match=f"takes no argument '{option}', which this job sets"):
+            run(**fields)
+
+
+def test_a_model_gets_the_options_that_it_knows(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(vocab_size, context_length, d_model, num_layers, num_heads, d_ff, *, activation_checkpointing=False):
+        assert activation_checkpointing
+        return Older(vocab_size, context_length, d_model, num_layers, num_heads, d_ff)
+
+    monkeypatch.setattr(MODELS, "load", lambda name: build)
+    assert metrics(run(activation_checkpointing=True))["step_ms"]["outcome"] == "ok"
 
 
 def test_errors_of_the_model_pass_unchanged(run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,19 +452,12 @@ def test_a_missing_compiler_is_an_invalid_environment() -> None:
 
     error = RuntimeError("backend='inductor' raised")
     error.__cause__ = InvalidCxxCompiler()
-    assert isinstance(benchmark.translated(error), InvalidEnvironment)
-    assert isinstance(benchmark.translated(CompilerMissing("no c++")), InvalidEnvironment)
-    assert benchmark.translated(RuntimeError("x")) is None
+    assert isinstance(translated(error), InvalidEnvironment)
+    assert isinstance(translated(CompilerMissing("no c++")), InvalidEnvironment)
+    assert translated(RuntimeError("x")) is None
 
 
 def test_an_environment_that_forbids_tf32_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     with pytest.raises(InvalidEnvironment, match="NVIDIA_TF32_OVERRIDE"):
-        benchmark.set_precision("tf32")
-
-
-def test_a_unit_without_parameters_is_the_first_replicate(tmp_path: Path) -> None:
-    spec = BenchmarkSpec(model=MODEL, context_length=4, warmup_steps=0, measure_steps=1, mode="forward", device="cpu")
-    report = Report(tmp_path)
-    RUNNER.run(spec, Unit("alone"), report)
-    assert report.rows["step_ms"]["case"]["replicate"] == 0
+        set_precision("tf32")

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+from array import array
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+pytest.importorskip("pydantic", reason="the service's dependencies are not installed")
+
 import torch
 
 from app.specs.ceiling import CeilingSpec
 from tests.workers.reporting import Report
 from workers.jobs import ceiling
+from workers.jobs._base import Resumable, Unit
 from workers.jobs.ceiling import RUNNER
 from workers.measure.ceilings import Ceilings
+from workers.measure.stopwatch import Timing
+from workers.outcome import Failed
 
 SMALL = {"matrix_size": 64, "copy_mib": 1, "warmup_steps": 1, "measure_steps": 5}
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("FLOPWATCH_DATA_DIR", str(tmp_path))
-
-    def run(**fields: Any) -> Report:
+def run(tmp_path: Path):
+    def run(unit: Unit | None = None, **fields: Any) -> Report:
         spec = CeilingSpec(**{**SMALL, **fields})
         report = Report(tmp_path)
-        RUNNER.run(spec, RUNNER.plan(spec)[0], report)
+        RUNNER.run(spec, unit or RUNNER.plan(spec)[0], report)
         return report
 
     precision = torch.get_float32_matmul_precision()
@@ -32,22 +37,25 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     torch.set_float32_matmul_precision(precision)
 
 
-class Stopwatch:
-    """Each call takes 2 ms; the last one `last`."""
+class Watch:
+    """A stopwatch that finds 2 ms in each call but the last one, which takes `last`."""
 
-    def __init__(self, last: float = 2.0) -> None:
-        self.last = last
+    def __init__(self) -> None:
+        self.last = 2.0
+        self.steady: bool | None = True
+        self.asked: list[tuple[int | None, int]] = []
 
-    def time(self, work: Any, *, prepare: Any, warmup: int, calls: int) -> list[float]:
+    def time(self, work: Any, *, warmup: int | None, calls: int) -> Timing:
+        self.asked.append((warmup, calls))
         work()
-        return (calls - 1) * [2.0] + [self.last]
+        return Timing(array("d", (calls - 1) * [2.0] + [self.last]), None, 5, self.steady, host_bound=False)
 
 
 @pytest.fixture
-def steady(monkeypatch: pytest.MonkeyPatch) -> Stopwatch:
-    """An undisturbed host whose own sizes are small."""
-    watch = Stopwatch()
-    monkeypatch.setattr("workers.measure.operations.stopwatch", lambda device: watch)
+def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
+    """What an undisturbed host finds whose own sizes are small."""
+    watch = Watch()
+    monkeypatch.setattr("workers.measure.stopwatch.stopwatch", lambda device: watch)
     monkeypatch.setattr(ceiling, "COPY_MIB", {"cpu": 1})
     monkeypatch.setattr(ceiling, "CPU_MATRIX_SIZES", (64,))
     return watch
@@ -56,21 +64,42 @@ def steady(monkeypatch: pytest.MonkeyPatch) -> Stopwatch:
 OWN_SIZES = {"matrix_size": None, "copy_mib": None, "device": "cpu"}
 
 
-def test_rates_are_reported_and_kept_for_later_jobs(run, tmp_path: Path, steady: Stopwatch) -> None:
+def test_rates_are_reported_and_kept_for_later_jobs(run, tmp_path: Path, watch: Watch) -> None:
     report = run(dtypes=["fp32", "bf16"], **OWN_SIZES)
-    assert [(row["case"]["operation"], row["case"]["dtype"], row["metric"], row["unit"]) for row in report.rows] == [
-        ("copy", "fp32", "copy_gb_per_s", "GB/s"),
-        ("matrix product", "fp32", "tflops", "TFLOP/s"),
-        ("matrix product", "bf16", "tflops", "TFLOP/s"),
-    ]
-    assert {(row["outcome"], row["n"]) for row in report.rows} == {("ok", 5)}
+    asked = {"matrix_size": None, "copy_mib": None}
+    copy = report.cell(operation="copy", dtype=None, **asked)
+    products = [report.cell(operation="matrix product", dtype=dtype, **asked) for dtype in ("fp32", "bf16")]
+    assert list(copy) == [("copy_gb_per_s", None), ("copy_ms", "copy"), ("host_us", None), ("copy_mib", None)]
+    assert len(report.rows) == 12
+    for product in products:
+        assert list(product) == [("tflops", None), ("product_ms", "product"), ("host_us", None), ("matrix_size", None)]
+        assert (product["matrix_size", None]["median"], product["matrix_size", None]["unit"]) == (64, "rows")
+        assert product["product_ms", "product"]["n"] == 5, "raw times are kept"
+    assert (copy["copy_mib", None]["median"], copy["copy_mib", None]["unit"]) == (1, "MiB")
+    assert copy["host_us", None]["outcome"] == "unknown"
     kept = Ceilings(tmp_path / "ceilings").read(torch.device("cpu"))
     assert kept is not None
     assert kept.copy_gb_per_s is not None
-    found = [kept.copy_gb_per_s.value, kept.tflops["fp32"].value, kept.tflops["bf16"].value]
-    assert found == pytest.approx([row["median"] for row in report.rows])
+    assert kept.copy_gb_per_s.value == pytest.approx(copy["copy_gb_per_s", None]["median"])
+    for dtype, product in zip(("fp32", "bf16"), products, strict=True):
+        assert kept.tflops[dtype].value == pytest.approx(product["tflops", None]["median"])
     assert report.steps[-1] == (3, 3, "done")
-    assert report.verdict["checks"]
+    assert report.cursors == [0, 1, 2]
+    assert sorted(report.titles.values()) == ["copy", "matrix product, bf16", "matrix product, fp32"]
+
+
+def test_the_case_has_what_was_asked_and_the_metrics_what_was_done(run, watch: Watch) -> None:
+    chosen = run(dtypes=["fp32"], matrix_size=32, copy_mib=2, device="cpu")
+    assert chosen.cell(matrix_size=32)["matrix_size", None]["median"] == 32
+    assert chosen.cell(copy_mib=2)["copy_mib", None]["median"] == 2
+    by_itself = run(dtypes=["fp32"], **OWN_SIZES)
+    keys = [{row["case_key"] for row in report.rows} for report in (chosen, by_itself)]
+    assert not keys[0] & keys[1]
+
+
+def test_warming_up_until_times_are_steady_is_left_to_the_stopwatch(run, watch: Watch) -> None:
+    run(dtypes=["fp32"], warmup_steps=None, measure_steps=7, **{**OWN_SIZES, "matrix_size": 32})
+    assert watch.asked == [(None, 7), (None, 7)]
 
 
 @pytest.mark.parametrize(
@@ -85,7 +114,7 @@ def test_rates_are_reported_and_kept_for_later_jobs(run, tmp_path: Path, steady:
 def test_a_toy_run_is_no_ceiling(
     run,
     tmp_path: Path,
-    steady: Stopwatch,
+    watch: Watch,
     capsys: pytest.CaptureFixture,
     sizes: dict[str, int],
     kept: set[str],
@@ -94,7 +123,8 @@ def test_a_toy_run_is_no_ceiling(
     ceilings, cpu = Ceilings(tmp_path / "ceilings"), torch.device("cpu")
     ceilings.record(cpu, {"fp32": 123.0}, 456.0)
     report = run(dtypes=["fp32"], **{**OWN_SIZES, **sizes})
-    assert {row["outcome"] for row in report.rows} == {"ok"}, "it is reported all the same"
+    assert {row["outcome"] for row in report.rows} == {"ok", "unknown"}, "it is reported all the same"
+    assert {row["metric"] for row in report.rows if row["outcome"] == "unknown"} == {"host_us"}
     found = ceilings.read(cpu)
     assert found is not None
     assert found.copy_gb_per_s is not None
@@ -103,26 +133,41 @@ def test_a_toy_run_is_no_ceiling(
     assert log in capsys.readouterr().err
 
 
-def test_a_disturbed_run_is_no_ceiling(run, tmp_path: Path, steady: Stopwatch, capsys: pytest.CaptureFixture) -> None:
-    steady.last = 10.0
+@pytest.mark.parametrize(
+    ("last", "steady", "failed"),
+    [(10.0, True, "variation: coefficient of variation"), (2.0, False, "steady: times still")],
+)
+def test_a_disturbed_run_is_no_ceiling(
+    run,
+    tmp_path: Path,
+    watch: Watch,
+    capsys: pytest.CaptureFixture,
+    last: float,
+    steady: bool,
+    failed: str,
+) -> None:
+    watch.last, watch.steady = last, steady
     report = run(dtypes=["fp32"], **OWN_SIZES)
-    assert report.verdict["verdict"] == "suspect"
+    assert report.verdict_on(operation="copy")["verdict"] == "suspect"
+    assert report.verdict_on(operation="matrix product")["verdict"] == "suspect"
     assert Ceilings(tmp_path / "ceilings").read(torch.device("cpu")) is None
     log = capsys.readouterr().err
-    assert "fp32: not recorded as this device's ceiling: something disturbed it: coefficient of variation" in log
-    steady.last = 2.0
+    assert f"fp32: not recorded as this device's ceiling: something disturbed it: {failed}" in log
+    watch.last, watch.steady = 2.0, None
     run(dtypes=["fp32"], **OWN_SIZES)
     assert Ceilings(tmp_path / "ceilings").read(torch.device("cpu")) is not None
     assert capsys.readouterr().err == ""
 
 
-def test_what_rates_mean(run, steady: Stopwatch) -> None:
-    copy, product = run(dtypes=["fp32"], device="cpu").rows
-    assert copy["median"] == pytest.approx(2 * 2**20 / 2e-3 / 1e9)
-    assert product["median"] == pytest.approx(2 * 64**3 / 2e-3 / 1e12)
+def test_what_rates_mean(run, watch: Watch) -> None:
+    watch.last = 50.0
+    report = run(dtypes=["fp32"], device="cpu")
+    copy, product = report.cell(operation="copy"), report.cell(operation="matrix product")
+    assert copy["copy_gb_per_s", None]["mean"] == pytest.approx(2 * 2**20 / 2e-3 / 1e9), "by the median time"
+    assert product["tflops", None]["mean"] == pytest.approx(2 * 64**3 / 2e-3 / 1e12)
 
 
-def test_what_the_device_lacks_is_an_outcome_and_no_ceiling(run, tmp_path: Path, steady: Stopwatch) -> None:
+def test_what_the_device_lacks_is_an_outcome_and_no_ceiling(run, tmp_path: Path, watch: Watch) -> None:
     report = run(dtypes=["tf32", "fp32"], **OWN_SIZES)
     outcomes = {row["case"]["dtype"]: row["outcome"] for row in report.rows if row["metric"] == "tflops"}
     assert outcomes == {"tf32": "unsupported", "fp32": "ok"}
@@ -134,25 +179,51 @@ def test_running_out_of_memory_is_an_outcome(run, monkeypatch: pytest.MonkeyPatc
     def fail(*_: Any) -> Any:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
 
-    monkeypatch.setattr(ceiling.Bench, "_make_product", fail)
-    rows = run(dtypes=["fp32"], device="cpu").rows
-    assert [row["outcome"] for row in rows] == ["ok", "oom"]
+    monkeypatch.setattr(type(RUNNER), "_make_product", fail)
+    report = run(dtypes=["fp32"], device="cpu")
+    assert report.cell(operation="copy")["copy_gb_per_s", None]["outcome"] == "ok"
+    found = report.cell(operation="matrix product")
+    assert {row["outcome"] for row in found.values()} == {"oom"}
+    assert found["tflops", None]["reason"].startswith("out of memory in the matrices: CUDA out of memory.")
+
+
+def test_after_a_crash_the_other_products_are_measured(run, tmp_path: Path, watch: Watch) -> None:
+    assert isinstance(RUNNER, Resumable)
+    fields = {"dtypes": ["fp32", "bf16", "fp16"], **OWN_SIZES}
+    spec = CeilingSpec(**{**SMALL, **fields})
+    rest = RUNNER.resume(spec, RUNNER.plan(spec)[0], 2, Failed("crashed", "the job's process was killed by SIGILL"))
+    report = run(rest, **fields)
+    assert {row["outcome"] for row in report.cell(dtype="bf16").values()} == {"crashed"}
+    assert report.cell(dtype="fp16")["tflops", None]["outcome"] == "ok"
+    assert len(report.verdicts) == 2
+    kept = Ceilings(tmp_path / "ceilings").read(torch.device("cpu"))
+    assert kept is not None
+    assert set(kept.tflops) == {"fp16"}
 
 
 def test_a_processor_gets_matrices_that_take_long_enough(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def size() -> float:
+        report = run(matrix_size=None, dtypes=["fp32"], device="cpu")
+        return float(report.cell(operation="matrix product")["matrix_size", None]["median"])
+
     monkeypatch.setattr(ceiling, "LONG_ENOUGH_S", 1e-9)
-    assert run(matrix_size=None, dtypes=["fp32"], device="cpu").rows[-1]["case"]["matrix_size"] == 256
+    assert size() == 256
     monkeypatch.setattr(ceiling, "CPU_MATRIX_SIZES", (32, 64))
     monkeypatch.setattr(ceiling, "LONG_ENOUGH_S", 1e9)
-    assert run(matrix_size=None, dtypes=["fp32"], device="cpu").rows[-1]["case"]["matrix_size"] == 64
+    assert size() == 64
 
 
 @pytest.mark.gpu
 @pytest.mark.alone
 def test_on_a_gpu(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workers.measure.validity.MAX_VARIATION", 100)  # other tests may be at work on this GPU
+    # Other tests may be at work on this GPU: what they disturb counts here.
+    monkeypatch.setattr(ceiling, "check_timing", lambda _timing, _device: [])
     report = run(matrix_size=None, copy_mib=None, device="cuda")
     assert {row["outcome"] for row in report.rows} == {"ok"}
-    rates = {row["case"]["dtype"]: row["median"] for row in report.rows if row["metric"] == "tflops"}
+    rates = {dtype: report.cell(dtype=dtype)["tflops", None]["median"] for dtype in ("fp32", "bf16")}
     assert rates["bf16"] > rates["fp32"]
     assert Ceilings(tmp_path / "ceilings").tflops(torch.device("cuda", 0), "bf16")[0] == pytest.approx(rates["bf16"])
+    assert (
+        report.cell(dtype="bf16")["host_us", None]["median"]
+        < 1e3 * report.cell(dtype="bf16")["product_ms", "product"]["median"]
+    )

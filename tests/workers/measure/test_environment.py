@@ -26,6 +26,12 @@ def test_the_fingerprint_names_host_software_and_device() -> None:
     assert found["settings"]["float32_matmul_precision"] == torch.get_float32_matmul_precision()
 
 
+def test_further_devices_of_a_unit_are_listed() -> None:
+    assert environment.fingerprint(CPU)["other_devices"] == []
+    found = environment.fingerprint(CPU, CPU)
+    assert found["other_devices"] == [found["device"]]
+
+
 @pytest.mark.skipif(not (environment.CHECKOUT / ".git").exists(), reason="no git checkout")
 def test_the_commit_is_the_checkouts() -> None:
     head = subprocess.run(

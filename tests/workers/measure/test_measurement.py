@@ -9,19 +9,21 @@ import pytest
 
 from workers.measure.measurement import Measurement, pack, unpack
 
+KEYS = "the case's key", "1x NVIDIA H200"
 CASE = {"model": "tiny", "context_length": 128, "compile": False, "optimizer": None}
 
 
 def test_the_wire_form_is_json_with_statistics_and_samples() -> None:
-    measurement = Measurement(CASE, "forward", "forward_ms", "ms", samples=array("d", [1.0, 2.0, 4.0]))
+    measurement = Measurement(CASE, *KEYS, "forward", "forward_ms", "ms", samples=array("d", [1.0, 2.0, 4.0]))
     wire = json.loads(json.dumps(measurement.to_wire()))
     assert wire["case"] == CASE
+    assert (wire["case_key"], wire["device_key"]) == KEYS
     assert (wire["phase"], wire["metric"], wire["unit"]) == ("forward", "forward_ms", "ms")
     assert (wire["outcome"], wire["reason"]) == ("ok", None)
     assert (wire["n"], wire["median"], wire["min"], wire["max"]) == (3, 2.0, 1.0, 4.0)
     assert list(unpack(base64.b64decode(wire["samples"]))) == [1.0, 2.0, 4.0]
     assert list(wire) == [
-        *("case", "phase", "metric", "unit", "outcome", "reason"),
+        *("case", "case_key", "device_key", "phase", "metric", "unit", "outcome", "reason"),
         *("n", "mean", "std", "median", "min", "max", "p05", "p25", "p75", "p95", "samples"),
     ]
 
@@ -31,7 +33,7 @@ def test_samples_are_little_endian_float64_in_zlib() -> None:
 
 
 def test_a_missing_value_is_null_and_never_zero() -> None:
-    wire = Measurement(CASE, None, "mfu", "fraction", outcome="unknown", reason="no peak").to_wire()
+    wire = Measurement(CASE, *KEYS, None, "mfu", "fraction", outcome="unknown", reason="no peak").to_wire()
     assert wire["reason"] == "no peak"
     for name in ("n", "mean", "std", "median", "min", "max", "p05", "p25", "p75", "p95", "samples"):
         assert wire[name] is None
@@ -48,12 +50,12 @@ def test_a_missing_value_is_null_and_never_zero() -> None:
 )
 def test_a_value_and_its_absence_exclude_each_other(fields: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="step_ms: outcome"):
-        Measurement(CASE, None, "step_ms", "ms", **fields)  # type: ignore[arg-type]
+        Measurement(CASE, *KEYS, None, "step_ms", "ms", **fields)  # type: ignore[arg-type]
 
 
 def test_a_million_samples_travel() -> None:
     samples = array("d", range(1_000_000))
-    wire = Measurement(CASE, None, "step_ms", "ms", samples=samples).to_wire()
+    wire = Measurement(CASE, *KEYS, None, "step_ms", "ms", samples=samples).to_wire()
     assert wire["n"] == 1_000_000
     assert wire["median"] == 499_999.5
     assert unpack(base64.b64decode(wire["samples"])) == samples

@@ -7,24 +7,49 @@ import torch
 
 from workers.measure import timing
 from workers.measure.memory import OutOfMemory
-from workers.measure.timing import HostClock, make_clock, time_steps
+from workers.measure.timing import HostClock, StepTime, make_clock, time_steps
+from workers.measure.warmup import WarmUp
 
 
 class CountingClock:
-    """A step takes 100 ms times its number; a phase 10 ms times the phase's."""
+    """A step takes 100 ms times its number; a phase 10 ms times the phase's; the host 7 µs a step."""
 
     def __init__(self) -> None:
         self.steps = 0
+        self.last = StepTime(0.0, None, {})
 
-    def start(self) -> None:
+    def step_begins(self) -> None:
         self.steps += 1
-        self.phases = 0
+        self.phases: list[str] = []
 
-    def mark(self) -> None:
-        self.phases += 1
+    def phase_begins(self, name: str) -> None:
+        self.phases.append(name)
 
-    def stop(self) -> tuple[float, list[float]]:
-        return 100.0 * self.steps, [10.0 * (phase + 1) for phase in range(self.phases)]
+    def phase_ends(self, name: str) -> None:
+        assert name == self.phases[-1]
+
+    def step_ends(self) -> None:
+        self.last = StepTime(100.0 * self.steps, 7.0, {name: 10.0 + 10 * i for i, name in enumerate(self.phases)})
+
+
+class Listener:
+    """An observer that notes what it is told."""
+
+    def __init__(self, name: str, heard: list[str]) -> None:
+        self.name = name
+        self.heard = heard
+
+    def step_begins(self) -> None:
+        self.heard.append(f"{self.name}(")
+
+    def phase_begins(self, name: str) -> None:
+        self.heard.append(f"{self.name}{name}<")
+
+    def phase_ends(self, name: str) -> None:
+        self.heard.append(f"{self.name}{name}>")
+
+    def step_ends(self) -> None:
+        self.heard.append(f"{self.name})")
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 3])
@@ -40,10 +65,60 @@ def test_warmup_leaves_no_samples_and_the_first_step_is_kept_apart(warmup: int) 
     )
     assert "".join(done) == "pfb" * warmup + "|" + "pfb" * 4
     assert times.first_step == 100.0
+    assert (times.warmup, times.steady) == (warmup, None)
+    assert list(times.host_us) == [7.0] * 4
     assert list(times.step) == [100.0 * (warmup + step) for step in (1, 2, 3, 4)]
     assert {name: list(samples) for name, samples in times.phases.items()} == {
         "forward": [10.0] * 4,
         "backward": [20.0] * 4,
+    }
+
+
+def test_warming_up_until_steady_is_over_when_steps_are_even() -> None:
+    class Even(CountingClock):
+        def step_ends(self) -> None:
+            now[0] += 0.05
+            self.last = StepTime(50.0 if self.steps > 10 else 90.0, 7.0, {})
+
+    now = [0.0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timing, "WarmUp", lambda asked: WarmUp(asked, lambda: now[0]))
+        times = time_steps({"x": lambda: None}, Even(), warmup_steps=None, measure_steps=3)
+    assert times.steady is True
+    assert times.warmup < 20
+    assert len(times.step) == 3
+    assert times.first_step == 90.0
+
+
+def test_observers_hear_of_steps_and_phases_and_the_clock_is_innermost() -> None:
+    heard: list[str] = []
+
+    class Clock(Listener):
+        last = StepTime(1.0, None, {"f": 1.0, "b": 1.0})
+
+    time_steps(
+        {"f": lambda: heard.append("F"), "b": lambda: heard.append("B")},
+        Clock("c", heard),
+        observers=[Listener("1", heard), Listener("2", heard)],
+        prepare=lambda: heard.append("P"),
+        warmup_steps=0,
+        measure_steps=1,
+    )
+    assert "".join(heard) == "P1(2(c(1f<2f<cf<Fcf>2f>1f>1b<2b<cb<Bcb>2b>1b>c)2)1)"
+
+
+def test_phases_inside_a_phase_are_samples_too() -> None:
+    inner = iter([{"forward": 1.0}, {"forward": 2.0}, {"forward": 3.0}])
+    times = time_steps(
+        {"graph": lambda: None},
+        CountingClock(),
+        inner_times_ms=lambda: next(inner),
+        warmup_steps=2,
+        measure_steps=2,
+    )
+    assert {name: list(samples) for name, samples in times.phases.items()} == {
+        "graph": [10.0, 10.0],
+        "forward": [1.0, 2.0],
     }
 
 
@@ -56,9 +131,11 @@ def test_progress_comes_now_and_then_and_at_the_end(monkeypatch: pytest.MonkeyPa
         CountingClock(),
         warmup_steps=2,
         measure_steps=10,
-        stepped=lambda done, total: calls.append((done, total)),
+        stepped=lambda warmed_up, measured: calls.append((warmed_up, measured)),
     )
-    assert calls == [(5, 12), (10, 12), (12, 12)]
+    assert calls[-1] == (2, 10)
+    assert 2 <= len(calls) < 5
+    assert calls == sorted(calls)
 
 
 def test_the_host_clock_times_phases_and_the_whole_without_what_is_between() -> None:
@@ -97,8 +174,21 @@ def test_running_out_of_memory_names_phase_and_step() -> None:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
 
     phases = {"forward": lambda: None, "backward": backward}
-    with pytest.raises(OutOfMemory, match=r"in backward of step 3 of 6: CUDA out of memory. Tried to allocate 20"):
+    with pytest.raises(OutOfMemory, match=r"in backward of step 3: CUDA out of memory. Tried to allocate 20"):
         time_steps(phases, HostClock(), warmup_steps=1, measure_steps=5)
+
+
+def test_running_out_of_memory_while_the_next_batch_is_made() -> None:
+    batches = iter([None, None])
+
+    def prepare() -> None:
+        try:
+            next(batches)
+        except StopIteration:
+            raise torch.OutOfMemoryError("CUDA out of memory.") from None
+
+    with pytest.raises(OutOfMemory, match="in preparation of step 3"):
+        time_steps({"x": lambda: None}, HostClock(), prepare=prepare, warmup_steps=1, measure_steps=5)
 
 
 def test_other_errors_pass() -> None:
@@ -121,9 +211,11 @@ def test_on_a_gpu_events_time_the_work_and_not_the_call() -> None:
             x @ x
         issued.append(1e3 * (time.perf_counter() - start))
 
-    clock = make_clock(torch.device("cuda"), 2)
+    clock = make_clock(torch.device("cuda"))
     times = time_steps({"a": work, "b": work}, clock, warmup_steps=2, measure_steps=5)
     for a, b, step in zip(times.phases["a"], times.phases["b"], times.step, strict=True):
         assert a + b == pytest.approx(step, rel=0.1)
         assert a == pytest.approx(b, rel=0.2)
     assert min(times.phases["a"]) > 2 * min(issued), "issuing the work takes less than the work"
+    assert len(times.host_us) == 5
+    assert max(times.host_us) < 1e3 * min(times.step)

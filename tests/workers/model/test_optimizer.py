@@ -46,6 +46,43 @@ def test_adamw_equals_torchs(options: dict[str, Any]) -> None:
     assert_same(mine, theirs)
 
 
+@pytest.mark.parametrize("options", HYPER_PARAMETERS)
+def test_adamw_that_counts_on_the_device_does_the_same(options: dict[str, Any]) -> None:
+    mine = model_with_gradients(0)
+    theirs = copy.deepcopy(mine)
+    rate = torch.tensor(0.0, dtype=torch.float64)
+    rest = {name: value for name, value in options.items() if name != "lr"}
+    optimizers = AdamW(mine.parameters(), lr=rate, capturable=True, **rest), AdamW(theirs.parameters(), **rest)
+    for step in range(20):
+        rate.fill_(0.1 / (1 + step))
+        optimizers[1].param_groups[0]["lr"] = rate.item()
+        for model, optimizer in zip((mine, theirs), optimizers, strict=True):
+            add_gradients(model, step)
+            optimizer.step()
+    assert_same(mine, theirs)
+    assert all(isinstance(state["step"], Tensor) for state in optimizers[0].state.values())
+
+
+def test_adamw_takes_a_rate_in_a_tensor_only_if_it_counts_on_the_device() -> None:
+    with pytest.raises(ValueError, match="needs capturable=True"):
+        AdamW([nn.Parameter(torch.zeros(1))], lr=torch.tensor(0.1))
+
+
+@pytest.mark.parametrize("name", ["adamw", "torch_adamw"])
+@pytest.mark.parametrize("capturable", [False, True])
+def test_state_of_bfloat16_parameters_is_bfloat16(name: str, capturable: bool) -> None:
+    if name == "torch_adamw" and capturable:
+        pytest.skip("torch's is capturable on a GPU only")
+    model = model_with_gradients(0).bfloat16()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    add_gradients(model, 1)
+    optimizer = make_optimizer(name, model, lr=torch.tensor(0.1) if capturable else 0.1, capturable=capturable)
+    optimizer.step()
+    for parameter, old in zip(model.parameters(), before, strict=True):
+        assert parameter.dtype == optimizer.state[parameter]["exp_avg"].dtype == torch.bfloat16
+        assert not torch.equal(parameter, old)
+
+
 def test_adamw_honours_groups_and_parameters_without_gradients() -> None:
     mine, theirs = model_with_gradients(1), model_with_gradients(1)
     for model, make in ((mine, AdamW), (theirs, torch.optim.AdamW)):

@@ -10,7 +10,7 @@ from workers.model import TransformerLM
 from workers.model.batches import RandomBatches
 from workers.model.loss import cross_entropy
 from workers.model.optimizer import AdamW
-from workers.model.precision import PRECISIONS
+from workers.model.precision import PRECISIONS, set_parameter_dtype
 from workers.model.steps import MAX_LEARNING_RATE, BackwardStep, ForwardStep, GenerateStep, Step, TrainStep
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -81,6 +81,35 @@ def test_a_train_step_is_the_loop_written_out(clip: float | None) -> None:
     for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)
         assert mine.grad is None
+
+
+def test_a_learning_rate_in_a_tensor_follows_the_same_schedule() -> None:
+    rates: dict[bool, list[float]] = {}
+    for in_tensor in (False, True):
+        model = small_model()
+        rate = torch.tensor(1.0) if in_tensor else 1.0
+        optimizer = AdamW(model.parameters(), lr=rate, capturable=in_tensor)
+        step = TrainStep(model, batches(), PRECISIONS["fp32"], model, optimizer, total_steps=30)
+        rates[in_tensor] = []
+        for _ in range(6):
+            run(step)
+            rates[in_tensor].append(float(optimizer.param_groups[0]["lr"]))
+        assert optimizer.param_groups[0]["lr"] is rate or not in_tensor, "a graph reads it at its address"
+    assert rates[True] == pytest.approx(rates[False])
+    assert len(set(rates[False])) == 6
+
+
+def test_parameters_may_be_bfloat16_and_buffers_stay() -> None:
+    model = small_model()
+    set_parameter_dtype(model, "fp32")
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    set_parameter_dtype(model, "bf16")
+    step = train_step(model, "bf16")
+    run(step, times=2)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+    assert model.rope_cos.dtype == torch.float32
+    assert step.loss.dtype == torch.float32
+    assert step.loss.isfinite()
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -164,3 +164,17 @@ def test_on_a_gpu_every_attention_gives_nearly_the_same_logits(name: str) -> Non
     expected = reference(tokens())
     error = (logits.double().cpu() - expected).norm() / expected.norm()
     assert error < 3e-2
+
+
+def test_checkpointing_under_gradients_still_fills_the_cache() -> None:
+    """It was advanced without being filled once: later tokens then saw keys that nobody had written."""
+    model, ids = small_model(activation_checkpointing=True), tokens(2, 7)
+    expected = model(ids)
+    cache = model.new_cache(2, 7)
+    cache.keys.fill_(float("nan"))
+    cache.values.fill_(float("nan"))
+    assert torch.is_grad_enabled()
+    first = model(ids[:, :6], cache=cache)
+    last = model(ids[:, 6:], cache=cache)
+    assert cache.length == 7
+    torch.testing.assert_close(torch.cat((first, last), dim=1), expected, rtol=1e-9, atol=1e-9)

@@ -7,12 +7,23 @@
 
 using Index = std::int64_t;
 
-// `Problem` in ../build.py has the same fields in the same order.
+// The fields, in their order. ../build.py has them too, and asks the built library for this list and the struct's size.
+// br, bc: tile sizes, queries by keys. is_causal: 0 or 1; query i sees keys 0 … i.
+#define PROBLEM_FIELDS(FIELD) \
+  FIELD(batch)                \
+  FIELD(heads)                \
+  FIELD(queries)              \
+  FIELD(keys)                 \
+  FIELD(head_dim)             \
+  FIELD(br)                   \
+  FIELD(bc)                   \
+  FIELD(is_causal)            \
+  FIELD(threads)
+
 struct Problem {
-  Index batch, heads, queries, keys, head_dim;
-  Index br, bc;     // tile sizes: queries by keys
-  Index is_causal;  // 0 or 1; query i sees keys 0 … i
-  Index threads;
+#define FIELD(name) Index name;
+  PROBLEM_FIELDS(FIELD)
+#undef FIELD
 
   // How many keys query i sees; they are the first ones.
   Index visible(Index i) const { return is_causal ? std::min(i + 1, keys) : keys; }

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shutil
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,10 +16,11 @@ from app.errors import DatabaseBusy, DiskFull, LeaseLost, job_problem
 from app.settings import Settings
 from app.specs import SpecBase
 from app.store.artifacts import ArtifactFiles
-from app.store.queue import Claim, Finish, NewEvent, Queue, StoredArtifact
+from app.store.queue import Queue
+from app.store.records import Claim, Finish, NewEvent
 from workers.devices import Lease
 from workers.jobs import runner_for
-from workers.jobs._base import Resumable, Runner, Unit, parse_spec
+from workers.jobs._base import Collecting, Resumable, Runner, Unit, parse_spec
 from workers.keeper import Request
 from workers.launch import Launcher
 from workers.outcome import (
@@ -34,13 +34,36 @@ from workers.outcome import (
     failure_code,
 )
 from workers.spool import Spool
-from workers.unit_run import Listener, StopSignal, Timeout, UnitRun
+from workers.unit_run import Listener, StopSignal, Timeout, UnitRun, Wrapper
 
 logger = logging.getLogger(__name__)
 
 RETRY_S = 0.5
 EXCERPT_BYTES = 4096
-ARTIFACT_NAME = re.compile(r"[\w-][\w.-]{0,199}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """An artifact's file that the unit has given away and that is not stored yet."""
+
+    path: Path
+    public_name: str
+    kind: str
+    media_type: str
+
+
+@dataclass
+class _Process:
+    """What a unit's process was started for, and how far it has come."""
+
+    unit: Unit
+    index: int
+    count: int
+    """Units of the job."""
+    scratch: Path
+    task: Literal["run", "collect"] = "run"
+    cursor: int | None = None
+    """Step that it works on, if it tells."""
 
 
 class JobRun:
@@ -68,13 +91,13 @@ class JobRun:
         self._artifacts = artifacts
         self._launcher = launcher
         self._grace_s = settings.grace_s
+        self._ceilings = settings.ceilings_dir
         self._neighbours = neighbours
         self._on_end = on_end
         self._starts = 0
-        self._unit_done: int | None = None
-        """Steps that the unit that runs, or ran last, has told of."""
         self._spool = Spool()
         self._events: list[NewEvent] = []
+        self._taken: list[_Taken] = []
         self._held: list[str] = []
         self._scratch = scratch_root(settings) / f"{os.getpid()}-{claim.job_id}-{claim.attempt}"
         self._timeout = Timeout.after(claim.timeout_s)
@@ -119,86 +142,150 @@ class JobRun:
         except Exception as error:
             logger.exception("job %s could not be planned", self.claim.job_id)
             return Failed("failed", f"{type(error).__name__}: {error}")
-        for index, planned in enumerate(units):
-            unit: Unit | None = planned
-            while unit is not None:
-                outcome = self.stop.reason or self._run_unit(unit, index, len(units))
-                unit = self._rest_of(unit, outcome, runner, spec)
+        for index, unit in enumerate(units):
+            if self.stop.reason is not None:
+                return self.stop.reason
+            self._spool.begin_unit(index, unit.title, unit.side)
+            outcome = self._run_unit(_Process(unit, index, len(units), self._next_scratch()), runner, spec)
+            self._spool.end_unit(outcome)
             if not isinstance(outcome, Succeeded):
                 return outcome
         return Succeeded()
 
-    def _rest_of(self, unit: Unit, outcome: Outcome, runner: Runner, spec: SpecBase) -> Unit | None:
+    def _run_unit(self, process: _Process, runner: Runner, spec: SpecBase) -> Outcome:
+        """Run a unit to its end: in more than one process if it crashes and goes on, or leaves something to collect."""
+        while True:
+            outcome = self._run_process(process)
+            rest = self._rest_of(process, outcome, runner, spec)
+            if rest is None:
+                break
+            shutil.rmtree(process.scratch, ignore_errors=True)
+            process = replace(process, unit=rest, scratch=self._next_scratch(), cursor=None)
+        if isinstance(outcome, Succeeded) and process.unit.wrap and isinstance(runner, Collecting):
+            outcome = self._run_process(replace(process, task="collect", cursor=None))
+        shutil.rmtree(process.scratch, ignore_errors=True)
+        return outcome
+
+    def _rest_of(self, process: _Process, outcome: Outcome, runner: Runner, spec: SpecBase) -> Unit | None:
         """What is left to run of a unit that crashed, where its runner can go on after that."""
         if not (isinstance(outcome, Failed) and outcome.code == "crashed" and isinstance(runner, Resumable)):
             return None
-        if self._unit_done is None:
+        if process.cursor is None or self.stop.reason is not None:
             return None
-        logger.info("job %s: going on after a crash in step %s: %s", self.claim.job_id, self._unit_done, outcome.detail)
-        return runner.resume(spec, unit, self._unit_done, outcome)
+        try:
+            rest = runner.resume(spec, process.unit, process.cursor, outcome)
+        except Exception:
+            logger.exception("job %s: its runner cannot go on after a crash", self.claim.job_id)
+            return None
+        if rest is not None:
+            logger.info("job %s: going on after a crash in step %s", self.claim.job_id, process.cursor)
+            self._spool.note(f"It went on in a fresh process after a crash in step {process.cursor}: {outcome.detail}")
+        return rest
 
-    def _run_unit(self, unit: Unit, index: int, count: int) -> Outcome:
-        self._unit_done = None
-        self._starts += 1
-        scratch = self._scratch / str(self._starts)
+    def _run_process(self, process: _Process) -> Outcome:
+        """Run a unit, or collect what its wrapper has written, in a fresh process; then store what it gave away."""
+        wrap = list(process.unit.wrap) if process.task == "run" else []
         try:
-            scratch.mkdir(parents=True)
-        except OSError as error:
-            return Failed(failure_code(error), f"{self._scratch}: {error.strerror}")
-        visible = ",".join(gpu.uuid for gpu in self._lease.gpus)
-        request = Request(
-            kind=self.claim.kind,
-            spec=self.claim.spec,
-            unit=asdict(unit),
-            scratch=str(scratch),
-            environment={"CUDA_VISIBLE_DEVICES": visible, **unit.environment},
-        )
-        try:
-            process = self._launcher.start(request, unit.start, self._lease.descriptors)
+            if process.task == "run":
+                process.scratch.mkdir(parents=True)
+            started = self._launcher.start(
+                self._request(process, wrap),
+                process.unit.start if process.task == "run" else "fork",
+                self._lease.descriptors,
+            )
         except RunnerError as error:
             return Failed(error.code, str(error))
+        except OSError as error:
+            return Failed(failure_code(error), f"the unit's process cannot be started: {error}")
         listener = Listener(
-            message=lambda message: self._take(message, unit, index, count),
+            message=lambda message: self._take(message, process),
             output=self._spool.log.write,
             flush=self._flush,
         )
+        wrapper = Wrapper(wrap[0]) if wrap else None
         try:
-            return UnitRun(process, listener, self.stop, timeout=self._timeout, grace_s=self._grace_s).run()
+            outcome = UnitRun(
+                started, listener, self.stop, timeout=self._timeout, grace_s=self._grace_s, wrapper=wrapper
+            ).run()
         finally:
-            process.close()
+            started.close()
+        return self._store_taken(outcome)
 
-    def _take(self, message: dict[str, Any], unit: Unit, index: int, count: int) -> None:
+    def _next_scratch(self) -> Path:
+        self._starts += 1
+        return self._scratch / str(self._starts)
+
+    def _request(self, process: _Process, wrap: list[str]) -> Request:
+        visible = ",".join(gpu.uuid for gpu in self._lease.gpus)
+        return Request(
+            kind=self.claim.kind,
+            spec=self.claim.spec,
+            unit=asdict(process.unit),
+            scratch=str(process.scratch),
+            environment={"CUDA_VISIBLE_DEVICES": visible, **process.unit.environment},
+            ceilings=str(self._ceilings),
+            task=process.task,
+            wrap=[word.replace("{scratch}", str(process.scratch)) for word in wrap],
+        )
+
+    def _take(self, message: dict[str, Any], process: _Process) -> None:
         """Take one message of a unit's (see child.py)."""
+        index, count = process.index, process.count
         match message["type"]:
-            case "started":
-                self._progress(index, count, unit.title)
+            case "started" if process.task == "run":
+                self._progress(index, count, process.unit.title)
                 self._flush()
+            case "started":
+                self._progress(index + 1, count, f"{process.unit.title}: reading what {process.unit.wrap[0]} wrote")
             case "progress":
-                done, total = int(message["done"]), int(message["total"])
-                self._progress(index * total + done, count * total, str(message["message"]))
-                self._unit_done = done
+                done, total, text = int(message["done"]), int(message["total"]), str(message["message"])
+                if process.task == "run":
+                    self._progress(index * total + done, count * total, text)
+                else:
+                    self._progress(index + 1, count, text)
+            case "cursor":
+                process.cursor = _natural(message["position"])
             case "measurement":
                 self._spool.add_measurement(message["measurement"])
+            case "table":
+                self._spool.add_table(message["table"])
             case "artifact":
-                self._take_artifact(Path(message["path"]), message["name"], message["kind"], message["media_type"])
+                self._take_artifact(process, **{key: message[key] for key in ("path", "name", "kind", "media_type")})
             case "environment":
                 self._spool.add_environment(message["environment"], self._neighbours)
             case "validity":
-                self._spool.add_validity(unit.title, message["validity"])
+                self._spool.add_validity(message["validity"], message["case_key"], message["title"])
             case other:
                 raise ValueError(f"unknown message type {other!r}")
 
-    def _take_artifact(self, path: Path, name: str, kind: str, media_type: str) -> None:
-        """Move a unit's file into the store."""
-        if not ARTIFACT_NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is no artifact's name: letters, digits, '.', '_', '-'")
+    def _take_artifact(self, process: _Process, *, path: str, name: str, kind: str, media_type: str) -> None:
+        """Move a unit's file out of its reach. Storing it, which reads all of it, waits until the unit has ended."""
+        file = Path(path).resolve()
         # What is moved is gone afterwards, and a pipe or a device would never end.
-        if not path.resolve().is_relative_to(self._scratch.resolve()) or not path.is_file():
+        if not file.is_relative_to(process.scratch.resolve()) or not file.is_file():
             raise ValueError(f"{path} is no file in the unit's scratch folder")
-        sha256, size = self._artifacts.put(path)
-        self._held.append(sha256)
-        self._spool.artifacts.append(StoredArtifact(name, str(kind), str(media_type), size, sha256))
-        path.unlink()
+        public_name = self._spool.name_artifact(name)
+        folder = self._scratch / "taken"
+        folder.mkdir(exist_ok=True)
+        moved = file.rename(folder / str(len(self._taken)))
+        self._taken.append(_Taken(moved, public_name, str(kind), str(media_type)))
+
+    def _store_taken(self, outcome: Outcome) -> Outcome:
+        """Store the files of a unit that has ended; the outcome is another one if that fails."""
+        taken, self._taken = self._taken, []
+        if isinstance(outcome, GivenBack | Abandoned):
+            return outcome
+        try:
+            for file in taken:
+                sha256, size = self._artifacts.take(file.path)
+                self._held.append(sha256)
+                self._spool.add_artifact(file.public_name, file.kind, file.media_type, size, sha256)
+        except (DiskFull, OSError) as error:
+            if isinstance(outcome, Succeeded):
+                code = "storage_full" if isinstance(error, DiskFull) else "failed"
+                return Failed(code, f"an artifact could not be stored: {error}")
+            logger.warning("job %s: an artifact could not be stored: %s", self.claim.job_id, error)
+        return outcome
 
     def _progress(self, done: int, total: int, message: str) -> None:
         # Only the newest counts: followers want where it is, not where it was.
@@ -261,6 +348,8 @@ class JobRun:
             state=state,
             error=error,
             measurements=spool.measurements,
+            tables=spool.tables,
+            units=spool.units,
             artifacts=spool.artifacts,
             environment=spool.environment,
             validity=spool.validity,
@@ -271,3 +360,9 @@ class JobRun:
 def scratch_root(settings: Settings) -> Path:
     """Where units leave files before they are stored; on the store's own disk."""
     return settings.data_dir / "scratch"
+
+
+def _natural(number: Any) -> int:
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise ValueError(f"{number!r} is no position: 0, 1, 2, …")
+    return number

@@ -1,0 +1,14 @@
+"""The states that jobs and workers can be in. Standard library only: the command line reads them too."""
+
+from __future__ import annotations
+
+from typing import Final, Literal, get_args
+
+JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+JOB_STATES: Final[tuple[JobState, ...]] = get_args(JobState)
+FINISHED_STATES: Final[frozenset[JobState]] = frozenset({"succeeded", "failed", "cancelled"})
+
+LivingState = Literal["active", "draining"]
+"""Of a worker that beats: it takes jobs, or ends with those it has."""
+WorkerState = Literal[LivingState, "stopped", "lost"]
+WORKER_STATES: Final[tuple[WorkerState, ...]] = get_args(WorkerState)

@@ -1,0 +1,83 @@
+"""What the workers' hosts could run, were they idle: for claiming, and for telling why a job waits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, Text, cast, select
+
+from app.states import WorkerState
+from app.store import tables
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a job needs of a host: columns of the table `job`."""
+
+    kind: str
+    device_type: str
+    devices: int
+    requirements: frozenset[str]
+
+    @classmethod
+    def of(cls, job: Mapping[Any, Any]) -> Needs:
+        """Those of a row of the table `job`."""
+        return cls(job["kind"], job["device_type"], job["devices"], frozenset(job["requirements"]))
+
+
+@dataclass(frozen=True)
+class Host:
+    """A worker's state and what it has. `gpus`: how many of them one job can use."""
+
+    state: str
+    kinds: frozenset[str]
+    capabilities: frozenset[str]
+    gpus: int
+
+    def has_devices_for(self, job: Needs) -> bool:
+        """Every host has a CPU. `auto` takes GPUs where there are any, and then as many as it asks for."""
+        if job.device_type in ("cpu", "none"):
+            return True
+        if job.device_type == "auto" and self.gpus == 0:
+            return True
+        return job.devices <= self.gpus
+
+    def could_run(self, job: Needs) -> bool:
+        """Whether kind, devices and names are all there."""
+        return job.kind in self.kinds and self.has_devices_for(job) and self.capabilities.issuperset(job.requirements)
+
+
+def hosts(
+    connection: Connection, states: Collection[WorkerState] | None = None, *, other_than: str | None = None
+) -> list[Host]:
+    """What workers in one of these states have; by default every worker that ever registered.
+
+    Equal ones are told once: each start of a worker is a row, but few differ in what they have.
+    """
+    worker = tables.worker.c
+    query = select(
+        worker.state, cast(worker.kinds, Text), cast(worker.capabilities, Text), cast(worker.devices, Text)
+    ).distinct()
+    if states is not None:
+        query = query.where(worker.state.in_(states))
+    if other_than is not None:
+        query = query.where(worker.id != other_than)
+    return [
+        Host(
+            state=state,
+            kinds=frozenset(json.loads(kinds)),
+            capabilities=frozenset(json.loads(capabilities)),
+            gpus=_gpus_of_one_job(json.loads(devices)),
+        )
+        for state, kinds, capabilities, devices in connection.execute(query)
+    ]
+
+
+def _gpus_of_one_job(devices: Iterable[Any]) -> int:
+    # A CUDA process sees one MIG instance and never two; workers/devices.py offers GPUs by the same rule.
+    uuids = [str(device.get("uuid")) for device in devices if isinstance(device, dict) and device.get("type") == "cuda"]
+    whole = sum(not uuid.startswith("MIG-") for uuid in uuids)
+    return max(whole, min(len(uuids), 1))

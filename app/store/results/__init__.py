@@ -1,0 +1,23 @@
+"""Results of jobs as tables: measurements of many jobs pivoted, and the tables that units reported.
+
+`choosing` has the statements, `pivoting` and `reported` make a Sheet, and `rendering` writes any Sheet in the five
+formats. pandas is imported when something is rendered, and not before.
+"""
+
+from app.store.results.pivoting import column_name, local_table, table
+from app.store.results.rendering import render
+from app.store.results.reported import list_tables, merged, result_table
+from app.store.results.sheet import Cell, Column, Sheet
+
+__all__ = [
+    "Cell",
+    "Column",
+    "Sheet",
+    "column_name",
+    "list_tables",
+    "local_table",
+    "merged",
+    "render",
+    "result_table",
+    "table",
+]

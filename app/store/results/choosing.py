@@ -1,0 +1,115 @@
+"""Which jobs a table is about, and which of their measurements: the statements behind the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, Text, cast, func, select
+
+from app.errors import InvalidRequest, NotFound
+from app.layout import Statistic
+from app.specs import KINDS
+from app.states import FINISHED_STATES
+from app.store import sweeps, tables
+from app.store.public import checked_id
+
+MAX_JOBS = 10_000
+# SQLite binds at most 32 766 values in a statement.
+JOBS_PER_QUERY = 1000
+
+Labels = Sequence[tuple[str, str]]
+
+
+def choose_jobs(
+    connection: Connection, *, kind: str | None, sweep: int | None, jobs: Collection[int], labels: Labels
+) -> list[Row[Any]]:
+    """The finished jobs that match everything given, in the order of their submission: id, kind, state, spec, error.
+
+    Of a sweep only the latest job of each point counts: where the sweep was resumed, the first one has failed.
+
+    Raises:
+        NotFound: there is no such sweep, or not every one of `jobs`.
+        InvalidRequest: they are more than MAX_JOBS.
+    """
+    job = tables.job.c
+    query: Select[Any] = select(job.id, job.kind, job.state, job.spec, job.error)
+    if kind is not None:
+        query = query.where(job.kind == kind)
+    for key, value in labels:
+        label = tables.job_label.c
+        query = query.where(job.id.in_(select(label.job_id).where(label.key == key, label.value == value)))
+    if sweep is not None:
+        _check_sweep(connection, sweep)
+        query = query.where(job.id.in_(sweeps.latest_jobs([sweep])))
+    if jobs:
+        _check_jobs(connection, jobs)
+        query = query.where(job.id.in_(jobs))
+    finished = query.where(job.state.in_(FINISHED_STATES))
+    found = list(connection.execute(finished.order_by(job.id).limit(MAX_JOBS + 1)))
+    if len(found) > MAX_JOBS:
+        raise InvalidRequest(f"The table would have more than {MAX_JOBS} jobs: choose a sweep, or jobs.")
+    return found
+
+
+def _check_sweep(connection: Connection, sweep: int) -> None:
+    known = select(tables.sweep.c.id).where(tables.sweep.c.id == checked_id(sweep, "sweep"))
+    if connection.execute(known).one_or_none() is None:
+        raise NotFound(f"There is no sweep {sweep}.")
+
+
+def _check_jobs(connection: Connection, jobs: Collection[int]) -> None:
+    job = tables.job.c
+    known = select(job.id).where(job.id.in_([checked_id(number, "job") for number in jobs]))
+    unknown = set(jobs) - set(connection.execute(known).scalars())
+    if unknown:
+        raise NotFound(f"There is no job {min(unknown)}.")
+
+
+def recorded_attempts(connection: Connection, job_ids: Sequence[int]) -> dict[int, int]:
+    """For each job the number of its last attempt that ended and so recorded its results; none before that.
+
+    An attempt that was lost, or was given back to the queue, records nothing.
+    """
+    attempt = tables.attempt.c
+    query = select(attempt.job_id, func.max(attempt.number)).where(attempt.state.in_(FINISHED_STATES))
+    found: dict[int, int] = {}
+    for part in _parts(job_ids):
+        found |= dict(map(tuple, connection.execute(query.where(attempt.job_id.in_(part)).group_by(attempt.job_id))))
+    return found
+
+
+def measurements(connection: Connection, jobs: Iterable[Row[Any]], statistic: Statistic) -> list[Row[Any]]:
+    """What the last recorded attempt of each job measured, job by job, in the order it was measured.
+
+    Each row has `statistic` as `value`, and the mean's standard deviation as `std`; `case` is JSON text, which all
+    metrics of a case share, so that it can be decoded once.
+    """
+    measurement = tables.measurement.c
+    names = ("job_id", "attempt", "unit_index", "case_key", "device_key", "validity", "phase", "metric", "unit")
+    facts = [measurement[name] for name in (*names, "outcome", "reason", "n", "std")]
+    case, value = cast(measurement.case, Text).label("case"), measurement[statistic].label("value")
+    query: Select[Any] = select(*facts, case, value).order_by(measurement.id)
+    job_ids = [job.id for job in jobs]
+    recorded = recorded_attempts(connection, job_ids)
+    found: list[Row[Any]] = []
+    for part in _parts(job_ids):
+        rows = connection.execute(query.where(measurement.job_id.in_(part)))
+        found += [row for row in rows if row.attempt == recorded.get(row.job_id)]
+    return sorted(found, key=lambda row: int(row.job_id))  # stable: within a job as measured
+
+
+def sides(connection: Connection, jobs: Iterable[Row[Any]]) -> dict[tuple[int, int, int], str]:
+    """The side of each unit of comparisons, by (job, attempt, unit index)."""
+    unit = tables.unit.c
+    query = select(unit.job_id, unit.attempt, unit.unit_index, unit.side).where(unit.side.is_not(None))
+    comparisons = [job.id for job in jobs if job.kind in KINDS and KINDS[job.kind].holds_specs]
+    return {
+        (row.job_id, row.attempt, row.unit_index): row.side
+        for part in _parts(comparisons)
+        for row in connection.execute(query.where(unit.job_id.in_(part)))
+    }
+
+
+def _parts(job_ids: Sequence[int]) -> Iterable[Sequence[int]]:
+    return (job_ids[start : start + JOBS_PER_QUERY] for start in range(0, len(job_ids), JOBS_PER_QUERY))

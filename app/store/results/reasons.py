@@ -1,0 +1,64 @@
+"""Why cells of a table have no numbers, each reason told once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from app.layout import MAX_LISTED, case_text
+from app.store.results.sheet import Scalar
+
+
+@dataclass(frozen=True)
+class Gap:
+    """A metric that has no number in one case, which is counted from 0."""
+
+    case: int
+    metric: str
+    outcome: str
+    reason: str
+
+
+def reasons(cases: Sequence[Mapping[str, Scalar]], measured: Collection[int], gaps: Iterable[Gap]) -> list[str]:
+    """One line for each reason: which cases and how many, their outcome, the reason.
+
+    A line names what is particular to its cases, and its metrics only where those cases have other numbers.
+
+    Args:
+        cases: the coordinates that the table shows of each case.
+        measured: the cases that have a number.
+        gaps: what has none.
+    """
+    groups: dict[tuple[bool, str, str], list[Gap]] = {}
+    for gap in gaps:
+        groups.setdefault((gap.case in measured, gap.outcome, gap.reason), []).append(gap)
+    lines = []
+    # Cases without any number first.
+    for (has_numbers, outcome, reason), group in sorted(groups.items(), key=lambda item: item[0][0]):
+        found = {gap.case for gap in group}
+        among = [case for number, case in enumerate(cases) if not has_numbers or number in measured]
+        words = [_particular(among, [cases[number] for number in sorted(found)])]
+        if has_numbers:
+            metrics = list(dict.fromkeys(gap.metric for gap in group))
+            words.append(", ".join(metrics) if len(metrics) <= MAX_LISTED else f"{len(metrics)} metrics")
+        where = ", ".join(filter(None, words))
+        count = f"all {len(found)} cells" if len(found) == len(cases) else f"{len(found)} cells"
+        if len(found) > 1:
+            where = f"{where} ({count})" if where else count
+        lines.append(": ".join(filter(None, (where, outcome, " ".join(reason.split())))))
+    return lines
+
+
+def _particular(among: Sequence[Mapping[str, Scalar]], group: Sequence[Mapping[str, Scalar]]) -> str:
+    """The coordinates that take fewer values in `group` than `among` all of them, in words."""
+    found: dict[str, Scalar] = {}
+    for name in dict.fromkeys(name for case in group for name in case):
+        values = _values(group, name)
+        if len(values) <= MAX_LISTED and len(values) < len(_values(among, name)):
+            found[name] = values[0] if len(values) == 1 else "/".join(map(str, values))
+    return case_text(found)
+
+
+def _values(cases: Iterable[Mapping[str, Scalar]], name: str) -> list[Scalar]:
+    # By their spelling: Python takes 1 and true for equal.
+    return list({repr(case.get(name)): case.get(name) for case in cases}.values())

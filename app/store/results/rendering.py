@@ -1,0 +1,193 @@
+"""A sheet as text: JSON and CSV with every number, Markdown, LaTeX and HTML for people. The only module with pandas."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from app.errors import InvalidRequest
+from app.layout import FORMATS, Format
+from app.store.results.sheet import Cell, Column, Sheet
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+EMPTY = "No results.\n"
+
+
+def render(sheet: Sheet, format: Format) -> str:  # noqa: A002  (the query parameter's name)
+    """A table of results as text.
+
+    JSON ({"columns", "rows", "next"}, with "missing" for measurements) and CSV have every column: of a metric its
+    value, `_std` beside a mean, `_n` and `_outcome`. Markdown, LaTeX and HTML have mean ± standard deviation, or the
+    outcome in words; they leave `validity` out where all is valid, and `unit_index` where there is one unit.
+    """
+    if format not in _RENDERERS:
+        raise InvalidRequest(f"There is no format {format!r}; there is {', '.join(FORMATS)}.")
+    return _RENDERERS[format](sheet)
+
+
+def frame(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> pd.DataFrame:
+    """A data frame of values as they are."""
+    import pandas as pd  # half a second, which nobody waits for who asks for no table
+
+    return pd.DataFrame([list(row) for row in rows], columns=list(columns), dtype=object)
+
+
+def _json(sheet: Sheet) -> str:
+    columns, rows = _numbers(sheet)
+    names = [column.name for column in columns]
+    answer: dict[str, Any] = {
+        "columns": [{"name": column.name, "type": column.type, "unit": column.unit} for column in columns],
+        "rows": [dict(zip(names, row, strict=True)) for row in rows],
+        "next": sheet.next,
+    }
+    if sheet.missing is not None:
+        answer["missing"] = list(sheet.missing)
+    return json.dumps(answer, allow_nan=False)
+
+
+def _csv(sheet: Sheet) -> str:
+    columns, rows = _numbers(sheet)
+    return str(frame([column.name for column in columns], rows).to_csv(index=False, lineterminator="\n"))
+
+
+def _numbers(sheet: Sheet) -> tuple[list[Column], list[list[Any]]]:
+    """The sheet with several columns for each metric, and no cell but scalars."""
+    columns: list[Column] = []
+    for column in sheet.columns:
+        if column.role != "metric":
+            columns.append(column)
+            continue
+        columns.append(column)
+        if sheet.spreads:
+            columns.append(Column(f"{column.name}_std", "number", column.unit))
+        columns += [Column(f"{column.name}_n", "integer"), Column(f"{column.name}_outcome", "string")]
+    rows = [[part for value in row for part in _parts(value, spreads=sheet.spreads)] for row in sheet.rows]
+    return columns, rows
+
+
+def _parts(value: Any, *, spreads: bool) -> Iterator[Any]:
+    if not isinstance(value, Cell):
+        yield value
+        return
+    yield value.value
+    if spreads:
+        yield value.spread
+    yield value.n
+    yield value.outcome
+
+
+def _markdown(sheet: Sheet) -> str:
+    if not sheet.rows:
+        return EMPTY
+    import tabulate
+
+    columns, rows = _texts(sheet)
+    escaped = [[text.replace("|", "\\|").replace("\n", " ") for text in row] for row in rows]
+    align = ["right" if _is_right(column) else "left" for column in columns]
+    texts = frame([_head(column).replace("|", "\\|") for column in columns], escaped)
+    tabulate.MIN_PADDING = 0  # two spaces for each column are a fifth of a terminal's width
+    return str(texts.to_markdown(index=False, disable_numparse=True, colalign=align)) + "\n"
+
+
+def _latex(sheet: Sheet) -> str:
+    columns, rows = _texts(sheet)
+    texts = frame([_head(column) for column in columns], rows)
+    layout = "".join("r" if _is_right(column) else "l" for column in columns)
+    return str(texts.to_latex(index=False, escape=True, column_format=layout)).replace("±", r"$\pm$")
+
+
+def _html(sheet: Sheet) -> str:
+    """A table element without styles; cells that hold numbers, and their heads, have the class "number"."""
+    columns, rows = _texts(sheet)
+    numeric = [_is_right(column) or column.type in ("number", "integer") for column in columns]
+    heads = [_html_cell("th", _head(column), right) for column, right in zip(columns, numeric, strict=True)]
+    lines = ["<table>", f"<thead><tr>{''.join(heads)}</tr></thead>", "<tbody>"]
+    shown = [index for index, column in enumerate(sheet.columns) if column.in_text]
+    for texts, values in zip(rows, sheet.rows, strict=True):
+        cells = [_html_cell("td", text, _is_number(values[index])) for text, index in zip(texts, shown, strict=True)]
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    return "\n".join([*lines, "</tbody>", "</table>", ""])
+
+
+def _html_cell(tag: str, text: str, is_number: bool) -> str:
+    number = ' class="number"' if is_number else ""
+    return f"<{tag}{number}>{html.escape(text)}</{tag}>"
+
+
+_RENDERERS: dict[str, Callable[[Sheet], str]] = {
+    "json": _json,
+    "csv": _csv,
+    "markdown": _markdown,
+    "latex": _latex,
+    "html": _html,
+}
+
+
+def _texts(sheet: Sheet) -> tuple[list[Column], list[list[str]]]:
+    """The columns and cells for people."""
+    shown = [(index, column) for index, column in enumerate(sheet.columns) if column.in_text]
+    return [column for _, column in shown], [
+        [_text(row[index], column) for index, column in shown] for row in sheet.rows
+    ]
+
+
+def _is_right(column: Column) -> bool:
+    return column.role == "metric" or (column.role == "value" and column.type in ("number", "integer"))
+
+
+def _is_number(value: Any) -> bool:
+    number = value.value if isinstance(value, Cell) else value
+    return isinstance(number, int | float) and not isinstance(number, bool)
+
+
+def _head(column: Column) -> str:
+    """The column's name, with its unit where the name does not tell it."""
+    is_told = column.unit is None or column.unit.lower() in re.split(r"[\W_]+", column.name.lower())
+    return column.name if is_told or column.role == "metric" else f"{column.name} ({column.unit})"
+
+
+def _text(value: Any, column: Column) -> str:
+    if isinstance(value, Cell):
+        return cell_text(value)
+    if value is None:
+        return ""
+    if isinstance(value, float) and column.role == "value":
+        return _digits(value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+TOO_SMALL = 1e-6
+"""What six decimals would show as nothing is written with an exponent."""
+
+
+def cell_text(cell: Cell) -> str:
+    """A metric of a case in words: "21.346 ± 0.012", "oom", or nothing where it was not measured."""
+    if cell.outcome is None:
+        return ""
+    if cell.outcome != "ok" or cell.value is None:
+        return "unknown" if cell.outcome == "ok" else cell.outcome
+    value, spread = cell.value, cell.spread
+    if spread is None or cell.n is None or cell.n < 2:
+        return _digits(value)
+    if any(0 < abs(number) < TOO_SMALL for number in (value, spread)):
+        return f"{value:.3g} ± {spread:.2g}"
+    # The deviation's two leading digits say how far the mean's are worth showing.
+    decimals = _decimals(spread, 2) if spread > 0 else _decimals(value, 4)
+    return f"{value:.{decimals}f} ± {spread:.{decimals}f}"
+
+
+def _digits(value: float) -> str:
+    return f"{value:.3g}" if 0 < abs(value) < TOO_SMALL else f"{value:.{_decimals(value, 4)}f}"
+
+
+def _decimals(value: float, digits: int) -> int:
+    """How many decimals show `digits` significant digits of `value`, at most 6."""
+    if value == 0:
+        return 0
+    return min(6, max(0, digits - 1 - math.floor(math.log10(abs(value)))))

@@ -1,0 +1,147 @@
+"""The tables that a job's units reported: kernels of a profile, allocations, dtypes of modules.
+
+Tables of one name from several units are one table, with a column `unit_index`. A table is stored whole, so its rows
+are sorted and paged here.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import Connection, Row, Select, select
+
+from app.errors import FieldError, InvalidRequest, NotFound
+from app.store import tables
+from app.store.engine import Database
+from app.store.public import checked_id
+from app.store.results.choosing import recorded_attempts
+from app.store.results.sheet import Column, Scalar, Sheet, free_names
+
+UNIT_INDEX = "unit_index"
+
+Part = tuple[int, Sequence[Mapping[str, Any]], Sequence[Sequence[Scalar]]]
+"""What one unit reported under a name: the unit's index, the columns ({"name", "type", "unit"}), the rows."""
+
+
+def list_tables(database: Database, job_id: int) -> list[dict[str, Any]]:
+    """The tables of the job's last recorded attempt, by name; `rows` is how many rows there are. Raises NotFound."""
+    with database.read() as connection:
+        parts = _parts(connection, job_id)
+    by_name: dict[str, list[Row[Any]]] = {}
+    for part in parts:
+        by_name.setdefault(part.name, []).append(part)
+    return [
+        {
+            "name": name,
+            "columns": [_public(column) for column in _columns(found[0].columns, several=len(found) > 1)],
+            "rows": sum(part.row_count for part in found),
+            "units": [part.unit_index for part in found],
+            "partial": any(part.partial for part in found),
+            "url": f"/jobs/{job_id}/tables/{quote(name, safe='')}",
+        }
+        for name, found in by_name.items()
+    ]
+
+
+def result_table(
+    database: Database,
+    job_id: int,
+    name: str,
+    *,
+    unit: int | None = None,
+    sort: str | None = None,
+    limit: int | None = None,
+    after: int = 0,
+) -> Sheet:
+    """One table of a job, with the rows of all its units or of one.
+
+    Args:
+        database: the store.
+        job_id: the job's id.
+        name: the table's.
+        unit: the index of a unit; None: all of them.
+        sort: a column, from its least value to its greatest, or "-column" for the other way round; what is unknown
+            comes last. None: as reported.
+        limit: at most so many rows; None: all.
+        after: how many rows come before these; `Sheet.next` of the page before.
+
+    Raises:
+        NotFound: there is no such job, or no such table of it, or none from this unit.
+        InvalidRequest: there is no such column to sort by.
+    """
+    with database.read() as connection:
+        known = _parts(connection, job_id)
+        names = list(dict.fromkeys(part.name for part in known))
+        if name not in names:
+            raise NotFound(f"Job {job_id} has no table {name!r}; it has: {', '.join(names) or 'none'}.")
+        found = [part for part in known if part.name == name]
+        units = ", ".join(str(part.unit_index) for part in found)
+        found = [part for part in found if unit in (None, part.unit_index)]
+        if not found:
+            raise NotFound(f"Unit {unit} of job {job_id} has no table {name!r}; these have: {units}.")
+        table = tables.result_table.c
+        query = select(table.unit_index, table.rows).where(table.id.in_([part.id for part in found]))
+        rows = {row.unit_index: json.loads(zlib.decompress(row.rows)) for row in connection.execute(query)}
+    sheet = merged([(part.unit_index, part.columns, rows[part.unit_index]) for part in found])
+    return page(ordered(sheet, sort), limit, after)
+
+
+def _parts(connection: Connection, job_id: int) -> Sequence[Row[Any]]:
+    """Everything but the rows, by name and unit."""
+    job = select(tables.job.c.id).where(tables.job.c.id == checked_id(job_id, "job"))
+    if connection.execute(job).one_or_none() is None:
+        raise NotFound(f"There is no job {job_id}.")
+    table = tables.result_table.c
+    query: Select[Any] = select(table.id, table.name, table.unit_index, table.columns, table.row_count, table.partial)
+    attempt = recorded_attempts(connection, [job_id]).get(job_id)
+    query = query.where(table.job_id == job_id, table.attempt == attempt)
+    return connection.execute(query.order_by(table.name, table.unit_index)).all()
+
+
+def merged(parts: Sequence[Part]) -> Sheet:
+    """What several units reported under one name, as one table; their columns are the same.
+
+    For people the column `unit_index` is shown only where there are several units.
+    """
+    columns = _columns(parts[0][1], several=len(parts) > 1)
+    rows = [[index, *row] for index, _, part in parts for row in part]
+    return Sheet(columns=columns, rows=rows)
+
+
+def _columns(reported: Sequence[Mapping[str, Any]], *, several: bool) -> list[Column]:
+    names = free_names([column["name"] for column in reported], [UNIT_INDEX], "table")
+    own = [Column(names[column["name"]], column["type"], column.get("unit")) for column in reported]
+    return [Column(UNIT_INDEX, "integer", in_text=several), *own]
+
+
+def _public(column: Column) -> dict[str, Any]:
+    return {"name": column.name, "type": column.type, "unit": column.unit}
+
+
+def ordered(sheet: Sheet, sort: str | None) -> Sheet:
+    """The sheet with its rows sorted by a column ("-column": descending); rows without a value last; else as before."""
+    if sort is None:
+        return sheet
+    names = sheet.names()
+    descending = sort not in names and sort.startswith("-")
+    name = sort[1:] if descending else sort
+    if name not in names:
+        detail = f"There is no column {name!r} to sort by; there is {', '.join(names)}."
+        raise InvalidRequest(detail, errors=(FieldError("/sort", detail),))
+    index = names.index(name)
+    known = [row for row in sheet.rows if row[index] is not None]
+    unknown = [row for row in sheet.rows if row[index] is None]
+    known.sort(key=lambda row: row[index], reverse=descending)
+    return replace(sheet, rows=[*known, *unknown])
+
+
+def page(sheet: Sheet, limit: int | None, after: int) -> Sheet:
+    """The rows from number `after` on, at most `limit` of them."""
+    end = len(sheet.rows) if limit is None else after + limit
+    following = str(end) if end < len(sheet.rows) else None
+    return replace(sheet, rows=sheet.rows[after:end], next=following)

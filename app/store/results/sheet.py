@@ -1,0 +1,86 @@
+"""The plain form that every table of results has, and that all formats render. Standard library only.
+
+A pivoted table of measurements has coordinates, metrics and a verdict on each row; a table that a unit reported has
+values. Both are a Sheet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+Scalar = str | int | float | bool | None
+Type = Literal["number", "integer", "string", "boolean"]
+Role = Literal["coordinate", "metric", "value"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One metric of one case. `value` is None where `outcome` is not "ok", and where the number is not finite."""
+
+    value: float | None
+    spread: float | None
+    """Standard deviation, beside a mean; of the samples, or of the processes' means."""
+    n: int | None
+    """How many values are behind it: samples, or processes."""
+    outcome: str | None
+    """ok | oom | unsupported | timeout | …; None: not measured."""
+
+
+NOT_MEASURED = Cell(None, None, None, None)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a sheet. `unit` is that of its values, None where there is none."""
+
+    name: str
+    type: Type
+    unit: str | None = None
+    role: Role = "value"
+    """A coordinate is shown with all its digits, a value with four; a metric's cells are Cells, all others scalars."""
+    in_text: bool = True
+    """Whether formats for people show it; JSON and CSV have every column."""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table of results. `rows` have a scalar or a Cell for each column."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Any]]
+    missing: Sequence[str] | None = None
+    """Why cells have no numbers, each reason once; None for a table that a unit reported."""
+    next: str | None = None
+    """The cursor of the page after these rows."""
+    spreads: bool = True
+    """Whether metrics come with a standard deviation."""
+
+    def column(self, name: str) -> list[Any]:
+        """The values of one column, from the first row to the last. Raises KeyError."""
+        found = [index for index, column in enumerate(self.columns) if column.name == name]
+        if not found:
+            raise KeyError(name)
+        return [row[found[0]] for row in self.rows]
+
+    def names(self, role: Role | None = None) -> list[str]:
+        """The names of the columns, or of those with this role."""
+        return [column.name for column in self.columns if role in (None, column.role)]
+
+    def head(self, rows: int) -> Sheet:
+        """The first rows alone."""
+        return replace(self, rows=self.rows[:rows])
+
+
+def type_of(values: Iterable[Scalar]) -> Type:
+    """The type of a column with these values, of which some may be None."""
+    types = {type(value) for value in values} - {type(None)}
+    if types and types <= {int, float}:
+        return "integer" if types == {int} else "number"
+    return "boolean" if types == {bool} else "string"
+
+
+def free_names(names: Iterable[str], taken: Collection[str], prefix: str) -> dict[str, str]:
+    """For each name the one that it has as a column: "case.n" where a column `n` exists already."""
+    return {name: f"{prefix}.{name}" if name in taken else name for name in names}

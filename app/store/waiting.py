@@ -1,0 +1,69 @@
+"""Why a queued job cannot start: what it needs and no connected worker has.
+
+Told are reasons that more patience does not cure. A job that only waits for its turn, or for devices that other jobs
+have now, has none.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection
+
+from app.store.hosts import Host, Needs, hosts
+
+START_ONE = "start one with `flopwatch worker`"
+
+
+def waiting_reasons(connection: Connection, jobs: Iterable[Mapping[Any, Any]]) -> dict[int, str]:
+    """The reason of each of these rows of the table `job` that is queued and cannot start, by the job's id.
+
+    Workers are read once for all of them, and only when one is queued.
+    """
+    queued = [job for job in jobs if job["state"] == "queued"]
+    if not queued:
+        return {}
+    connected = hosts(connection, ("active", "draining"))
+    found = {}
+    for job in queued:
+        if reason := why_it_waits(Needs.of(job), connected):
+            found[int(job["id"])] = reason
+    return found
+
+
+def why_it_waits(job: Needs, connected: Sequence[Host]) -> str | None:
+    """What the job needs and none of these workers has, in words; None when one of them could run it."""
+    if not connected:
+        return f"no worker is connected: {START_ONE}"
+    candidates = [host for host in connected if host.state == "active"]
+    if not candidates:
+        return f"every connected worker is stopping and takes no new jobs: {START_ONE}"
+    candidates = [host for host in candidates if job.kind in host.kinds]
+    if not candidates:
+        return f"no connected worker runs the kind {_quoted(job.kind)}"
+    most = max(host.gpus for host in candidates)
+    candidates = [host for host in candidates if host.has_devices_for(job)]
+    if not candidates:
+        needed = "a GPU" if job.devices == 1 else f"{job.devices} GPUs"
+        return f"it needs {needed}, and no connected worker has " + (f"more than {most}" if most else "any")
+    return _missing_names(job.requirements, candidates)
+
+
+def _missing_names(requirements: frozenset[str], candidates: Sequence[Host]) -> str | None:
+    if any(requirements <= host.capabilities for host in candidates):
+        return None
+    somewhere = frozenset[str]().union(*(host.capabilities for host in candidates))
+    missing = sorted(requirements - somewhere)
+    names = ", ".join(_in_words(name) for name in missing or sorted(requirements))
+    return f"no connected worker with such devices has {names}" + ("" if missing else " together")
+
+
+def _in_words(requirement: str) -> str:
+    family, _, name = requirement.partition(":")
+    return f"the {family} {_quoted(name)}"
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,247 @@
+"""The GPU tables of docs/measurements.md: each row is a job that anybody can submit, run in a fresh process.
+
+    python -m benchmarks.gpu_tables --tables training recipe [--save results.jsonl]
+    python -m benchmarks.gpu_tables --list
+
+Prints Markdown, and below each table the specs that are not `valid`, with the checks that failed. A job runs as
+`flopwatch run` does, in this checkout and with this interpreter; nothing is queued. With `--save`, what each job
+reported is kept as a line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+Spec = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Jobs, and what is shown of each of their cases."""
+
+    title: str
+    specs: Sequence[Spec]
+    coordinates: tuple[str, ...]
+    metrics: tuple[str, ...]
+
+
+TRAINING: Spec = {"kind": "benchmark", "device": "cuda"}
+FAST: Spec = {**TRAINING, "context_length": 512, "precision": "bf16", "measure_steps": 20}
+TIMES = ("forward_ms", "backward_ms", "optimizer_ms", "step_ms")
+STEP = ("step_ms", "first_step_ms", "host_us", "gpu_busy_percent", "mfu", "peak_memory_mib")
+COMPILED = ("compile", "compile_scope", "cuda_graph")
+ATTENTION: Spec = {"kind": "attention", "device": "cuda"}
+PASSES = ("forward_ms", "backward_ms", "forward_backward_ms")
+
+
+def recipe(size: str) -> list[Spec]:
+    """From eager to the fastest step."""
+    eager = {**FAST, "model": {"size": size}}
+    fused = {**eager, "optimizer": "torch_fused_adamw"}
+    blocks, model = {"compile": True}, {"compile": True, "compile_scope": "model"}
+    graph: Spec = {"cuda_graph": True}
+    ours: Spec = {"attention": "triton"}
+    cudnn: Spec = {"attention": "sdpa_cudnn"}
+    narrow: Spec = {"parameter_dtype": "bf16"}
+    return [
+        eager,
+        fused,
+        {**fused, **graph},
+        {**fused, **blocks},
+        {**fused, **blocks, **ours},
+        {**fused, **blocks, **graph},
+        {**fused, **blocks, **graph, **ours},
+        {**fused, **blocks, **graph, **cudnn},
+        {**fused, **blocks, **graph, **cudnn, **narrow},
+        {**fused, **model},
+        {**fused, **model, **graph, **cudnn},
+        {**fused, **model, **graph, **cudnn, **narrow},
+    ]
+
+
+def variants() -> Iterator[Spec]:
+    """One of everything else that a step of the small model can be."""
+    small = {**TRAINING, "model": {"size": "small"}}
+    for precision in ("tf32", "bf16", "fp16"):
+        yield {**small, "precision": precision}
+    for optimizer in ("torch_adamw", "torch_fused_adamw"):
+        yield {**small, "optimizer": optimizer}
+    for attention in ("sdpa_flash", "sdpa_cudnn"):
+        yield {**small, "precision": "bf16", "attention": attention}
+    yield {**small, "activation_checkpointing": True}
+    yield {**small, "mode": "forward"}
+    yield {**small, "mode": "forward_backward"}
+    yield {**small, "mode": "generate", "precision": "bf16", "new_tokens": 64}
+    yield {**TRAINING, "model": {"size": "2.7b"}, "batch_size": 64, "context_length": 2048}
+
+
+def libraries() -> Iterator[Spec]:
+    """Ours beside the libraries: causal, bfloat16."""
+    for batch, heads, length, head_dim in ((1, 16, 16384, 64), (1, 16, 16384, 128), (4, 16, 4096, 64)):
+        yield {
+            **ATTENTION,
+            "implementations": ["sdpa_flash", "flex", "sdpa_cudnn", "triton"],
+            "batch_size": batch,
+            "num_heads": heads,
+            "sequence_lengths": [length],
+            "head_dims": [head_dim],
+            "dtypes": ["bf16"],
+            "causal": [True],
+            "measure_steps": 31,
+        }
+
+
+def short() -> Spec:
+    """Lengths whose launch takes longer than their work."""
+    return {
+        **ATTENTION,
+        "implementations": ["triton", "sdpa_flash", "sdpa_cudnn"],
+        "num_heads": 16,
+        "sequence_lengths": [128, 256, 512, 1024],
+        "head_dims": [64],
+        "dtypes": ["bf16"],
+        "causal": [True],
+        "measure_steps": 50,
+    }
+
+
+TABLES = {
+    "training": Table(
+        "Training step",
+        [{**TRAINING, "model": {"size": size}, "warmup_steps": 5} for size in ("small", "medium", "large")],
+        ("model",),
+        (*TIMES, "first_step_ms", "tflops", "mfu", "peak_memory_mib"),
+    ),
+    "warmup": Table(
+        "By warm-up",
+        [
+            {**TRAINING, "model": {"size": size}, "warmup_steps": steps}
+            for size in ("small", "medium", "large")
+            for steps in (0, 1, 2, 5, None)
+        ],
+        ("model", "warmup_steps"),
+        (*TIMES, "first_step_ms"),
+    ),
+    "recipe": Table("Recipe, xl", recipe("xl"), (*COMPILED, "optimizer", "attention", "parameter_dtype"), STEP),
+    "recipe-small": Table(
+        "Recipe, small", recipe("small"), (*COMPILED, "optimizer", "attention", "parameter_dtype"), STEP
+    ),
+    "variants": Table(
+        "Variants",
+        list(variants()),
+        ("mode", "precision", "optimizer", "attention", "activation_checkpointing"),
+        (*TIMES, "prefill_ms", "decode_ms_per_token", "peak_memory_mib"),
+    ),
+    "libraries": Table(
+        "Attention",
+        list(libraries()),
+        ("batch_size", "num_heads", "sequence_length", "head_dim", "implementation"),
+        (*PASSES, "tflops"),
+    ),
+    "short": Table("Short attention", [short()], ("sequence_length", "implementation"), (*PASSES, "host_us")),
+}
+"""By name, as the command line takes them."""
+
+
+def run(spec: Spec, timeout_s: float) -> dict[str, Any]:
+    """What a job reports, from a fresh process.
+
+    Raises:
+        RuntimeError: it failed; the message ends with what it wrote to standard error.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "workers", "run", "-", "--json", "--output", folder]
+        done = subprocess.run(
+            command, input=json.dumps(spec), capture_output=True, text=True, cwd=ROOT, timeout=timeout_s, check=False
+        )
+    if done.returncode:
+        raise RuntimeError(f"exit code {done.returncode}: {done.stderr[-2000:]}")
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def rows_of(result: Mapping[str, Any], table: Table) -> Iterator[list[str]]:
+    """The table's cells, a row per case: medians, with the spread where there are several samples."""
+    cases: dict[str, list[Mapping[str, Any]]] = {}
+    for measurement in result["measurements"]:
+        cases.setdefault(measurement["case_key"], []).append(measurement)
+    for measurements in cases.values():
+        case = measurements[0]["case"]
+        # Of a metric with several phases, the one without is of the mode's whole work.
+        found = {one["metric"]: one for one in sorted(measurements, key=lambda one: one["phase"] is None)}
+        yield [
+            *("" if (value := case.get(name)) is None else str(value) for name in table.coordinates),
+            *(cell(found.get(name)) for name in table.metrics),
+            str(measurements[0].get("validity") or result["validity"]["verdict"]),
+        ]
+
+
+def cell(measurement: Mapping[str, Any] | None) -> str:
+    """The median, ± the standard deviation of several samples; why there is none; or nothing."""
+    if measurement is None:
+        return ""
+    if measurement["median"] is None:
+        return str(measurement["outcome"])
+    spread = "" if not measurement["std"] else f" ± {measurement['std']:.2g}"
+    return f"{measurement['median']:.4g}{spread}"
+
+
+def show(table: Table, timeout_s: float, save: Path | None) -> None:
+    """Run the jobs, and print each row when it is there."""
+    columns = (*table.coordinates, *table.metrics, "validity")
+    head, notes = False, []
+    for spec in table.specs:
+        try:
+            result = run(spec, timeout_s)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            notes.append(f"{json.dumps(spec)}: {error}")
+            continue
+        if not head:
+            head = True
+            environment = result["environment"]
+            software = environment["software"]
+            print(
+                f"\n### {table.title}: {environment['device']['name']}, driver {environment['device'].get('driver')},"
+            )
+            print(f"torch {software['torch']}, Triton {software['triton']}\n")
+            print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns))
+        for row in rows_of(result, table):
+            print("| " + " | ".join(row) + " |", flush=True)
+        failed = [check for check in result["validity"]["checks"] if not check["ok"]]
+        notes += [f"{json.dumps(spec)}: {check['name']}: {check['detail']}" for check in failed]
+        if save is not None:
+            with save.open("a") as file:
+                file.write(json.dumps({"spec": spec, **result}) + "\n")
+    print("\n" + "\n".join(f"- {note}" for note in notes), flush=True)
+
+
+def main() -> None:
+    """Run what the command line names."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tables", nargs="+", choices=TABLES, default=["training"])
+    parser.add_argument("--rows", nargs="+", type=int, help="only these rows of each table, counted from 0")
+    parser.add_argument("--list", action="store_true", help="print the specs instead of running them")
+    parser.add_argument("--save", type=Path, help="a file to which everything that jobs report is appended")
+    parser.add_argument("--timeout-s", type=float, default=600.0, help="of each job")
+    options = parser.parse_args()
+    for name in options.tables:
+        table = TABLES[name]
+        specs = table.specs if options.rows is None else [table.specs[row] for row in options.rows]
+        chosen = Table(table.title, specs, table.coordinates, table.metrics)
+        if options.list:
+            print("\n".join(json.dumps(spec) for spec in chosen.specs))
+        else:
+            show(chosen, options.timeout_s, options.save)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,288 @@
+"""Jobs of several units, as users see them: a kind of the tests' own, a wrapped unit, a crash, and a comparison."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.acceptance.conftest import PLUGINS, environment
+from tests.acceptance.sabotage import get
+from tools.service import Service, submit, wait_for_job
+
+pytestmark = pytest.mark.acceptance
+
+FORMATS = ("json", "csv", "markdown", "latex", "html")
+COMPARED = {
+    "kind": "benchmark",
+    "model": {"size": "tiny"},
+    "batch_size": 1,
+    "context_length": 8,
+    "mode": "forward",
+    "warmup_steps": 1,
+    "measure_steps": 3,
+    "device": "cpu",
+}
+
+
+@pytest.fixture(scope="module")
+def staged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A server and a worker that know the kind of tests/plugins/staged_kind."""
+    folder = tmp_path_factory.mktemp("units")
+    variables = environment(folder)
+    path = os.pathsep.join([str(PLUGINS / "staged_kind"), variables["PYTHONPATH"]])
+    with Service(folder / "service", {**variables, "PYTHONPATH": path}) as running:
+        running.start_server()
+        running.start_worker()
+        try:
+            yield running
+        finally:
+            print(running.logs()[-20_000:])
+
+
+@pytest.fixture(scope="module")
+def client(staged: Service) -> httpx.Client:
+    return staged.client()
+
+
+def run(client: httpx.Client, **fields: Any) -> dict[str, Any]:
+    return wait_for_job(client, submit(client, {"spec": {"kind": "staged", **fields}}))
+
+
+@pytest.fixture(scope="module")
+def succeeded(client: httpx.Client) -> dict[str, Any]:
+    return run(client)
+
+
+@pytest.fixture(scope="module")
+def crashed(client: httpx.Client) -> dict[str, Any]:
+    return run(client, crash_at=2)
+
+
+def read(client: httpx.Client, url: str) -> str:
+    return client.get(url).raise_for_status().text
+
+
+def command(staged: Service, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "app.cli", *arguments],
+        env={**staged.environment, "FLOPWATCH_URL": staged.url, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    return done.stdout
+
+
+def page(client: httpx.Client, url: str) -> dict[str, Any]:
+    found: dict[str, Any] = client.get(url).raise_for_status().json()
+    return found
+
+
+class TestSucceeded:
+    def test_units_are_listed_with_what_is_theirs(self, client: httpx.Client, succeeded: dict[str, Any]) -> None:
+        assert (succeeded["state"], succeeded["error"]) == ("succeeded", None)
+        units = get(client, f"/jobs/{succeeded['id']}/units")
+        assert [(unit["unit_index"], unit["title"], unit["outcome"]) for unit in units] == [
+            (0, "first stage", "succeeded"),
+            (1, "second stage", "succeeded"),
+        ]
+        assert all(unit["environment"]["software"]["python"] for unit in units)
+        assert [unit["validity"]["counts"] for unit in units] == [{"valid": 2, "suspect": 1}] * 2
+        assert succeeded["validity"]["counts"] == {"valid": 4, "suspect": 2}
+        assert [(check["case"], check["unit"]) for check in succeeded["validity"]["checks"]] == [
+            ("length 2", "first stage"),
+            ("length 2", "second stage"),
+        ]
+
+    def test_measurements_name_their_unit_and_verdict(self, client: httpx.Client, succeeded: dict[str, Any]) -> None:
+        rows = page(client, f"/jobs/{succeeded['id']}/measurements")["rows"]
+        assert [(row["unit_index"], row["unit_title"], row["length"], row["validity"]) for row in rows] == [
+            (index, title, length, "suspect" if length == 2 else "valid")
+            for index, title in enumerate(["first stage", "second stage"])
+            for length in (1, 2, 3)
+        ]
+        assert len({row["case_key"] for row in rows}) == 3, "both stages measure the same cases"
+
+    def test_artifacts_of_one_name_are_both_kept(self, client: httpx.Client, succeeded: dict[str, Any]) -> None:
+        artifacts = get(client, f"/jobs/{succeeded['id']}/artifacts")
+        assert {one["name"]: read(client, one["url"]) for one in artifacts} == {
+            "trace.json": '{"of": "first stage"}',
+            "trace-unit-1.json": '{"of": "second stage"}',
+            "report.txt": "the program ended with 0\n",
+        }
+
+    def test_tables_of_units_are_one_in_five_formats(self, client: httpx.Client, succeeded: dict[str, Any]) -> None:
+        tables = {table["name"]: table for table in get(client, f"/jobs/{succeeded['id']}/tables")}
+        assert {name: table["rows"] for name, table in tables.items()} == {"counters": 5, "dtypes": 6, "operations": 4}
+        url = tables["operations"]["url"]
+        texts = {name: read(client, f"{url}?format={name}&sort=-time&limit=3") for name in FORMATS}
+        answer = json.loads(texts["json"])
+        assert [(column["name"], column["type"], column["unit"]) for column in answer["columns"]] == [
+            ("unit_index", "integer", None),
+            ("operation", "string", None),
+            ("time", "number", "ms"),
+            ("calls", "integer", None),
+        ]
+        expected = [(0, "add", 1.5, 3), (1, "add", 1.5, 3), (0, "copy", 0.5, 1)]
+        assert [tuple(row.values()) for row in answer["rows"]] == expected
+        assert answer["next"] is not None
+        following = json.loads(read(client, f"{url}?sort=-time&limit=3&after={answer['next']}"))
+        assert [tuple(row.values()) for row in following["rows"]] == [(1, "copy", 0.5, 1)]
+        shown = list(csv.DictReader(io.StringIO(texts["csv"])))
+        assert [(int(row["unit_index"]), row["operation"]) for row in shown] == [(0, "add"), (1, "add"), (0, "copy")]
+        for text in (texts["markdown"], texts["latex"], texts["html"]):
+            assert text.index("add") < text.index("copy")
+            assert "1.5" in text
+        of_one = json.loads(read(client, f"{tables['dtypes']['url']}?unit=1"))
+        assert [(row["unit_index"], row["length"], row["exact"]) for row in of_one["rows"]] == [
+            (1, 1, True),
+            (1, 2, True),
+            (1, 3, True),
+        ]
+
+    def test_what_the_wrapper_wrote_is_collected(self, client: httpx.Client, succeeded: dict[str, Any]) -> None:
+        rows = page(client, f"/jobs/{succeeded['id']}/tables/counters")["rows"]
+        assert [row["word"] for row in rows] == ["the", "program", "ended", "with", "0"]
+        log = read(client, f"/jobs/{succeeded['id']}/logs")
+        assert "first stage in process" in log, "output passes through the wrapper"
+
+
+class TestCrashed:
+    def test_what_was_reported_before_is_kept_as_partial(self, client: httpx.Client, crashed: dict[str, Any]) -> None:
+        assert (crashed["state"], crashed["error"]["code"]) == ("failed", "crashed")
+        assert crashed["error"]["signal"] == "SIGSEGV"
+        job = f"/jobs/{crashed['id']}"
+        units = get(client, f"{job}/units")
+        assert [(unit["title"], unit["outcome"], unit["partial"]) for unit in units] == [
+            ("first stage", "succeeded", True),
+            ("second stage", "crashed", True),
+        ]
+        assert "SIGSEGV" in units[1]["reason"]
+        rows = page(client, f"{job}/measurements")["rows"]
+        assert [(row["unit_index"], row["length"], row["partial"]) for row in rows] == [
+            (0, 1, True),
+            (0, 2, True),
+            (0, 3, True),
+            (1, 1, True),
+        ]
+        tables = {table["name"]: table for table in get(client, f"{job}/tables")}
+        assert tables.keys() == {"counters", "dtypes", "operations"}
+        assert all(table["partial"] for table in tables.values())
+        assert {row["unit_index"] for row in page(client, tables["operations"]["url"])["rows"]} == {0, 1}
+        names = {one["name"] for one in get(client, f"{job}/artifacts")}
+        assert names == {"trace.json", "trace-unit-1.json", "report.txt"}
+
+    def test_a_unit_that_goes_on_stays_one_unit(self, client: httpx.Client) -> None:
+        job = run(client, crash_at=2, goes_on=True)
+        assert (job["state"], job["error"]) == ("succeeded", None)
+        units = get(client, f"/jobs/{job['id']}/units")
+        assert [(unit["unit_index"], unit["title"], unit["outcome"]) for unit in units] == [
+            (0, "first stage", "succeeded"),
+            (1, "second stage", "succeeded"),
+        ]
+        assert "SIGSEGV" in units[1]["reason"]
+        rows = page(client, f"/jobs/{job['id']}/measurements")["rows"]
+        assert [(row["unit_index"], row["length"]) for row in rows] == [
+            (unit, length) for unit in (0, 1) for length in (1, 2, 3)
+        ]
+        log = read(client, f"/jobs/{job['id']}/logs")
+        assert "second stage, the rest in process" in log
+
+
+class TestElsewhere:
+    """The same in a terminal and in a browser."""
+
+    def test_the_command_line_shows_units_and_tables(
+        self, staged: Service, succeeded: dict[str, Any], crashed: dict[str, Any], tmp_path: Path
+    ) -> None:
+        shown = command(staged, "show", str(crashed["id"]))
+        for text in ("first stage", "second stage", "crashed", "operations", "counters"):
+            assert text in shown
+        table = command(staged, "table", "--job", str(succeeded["id"]), "--name", "operations", "--sort", "-time")
+        assert table.index("add") < table.index("copy")
+        command(staged, "download", str(succeeded["id"]), "trace-unit-1.json", "--to", str(tmp_path))
+        assert (tmp_path / "trace-unit-1.json").read_text() == '{"of": "second stage"}'
+
+    def test_the_page_shows_units_tables_and_files(self, client: httpx.Client, crashed: dict[str, Any]) -> None:
+        text = read(client, f"/ui/jobs/{crashed['id']}")
+        for part in ("first stage", "second stage", "operations", "counters", "trace-unit-1.json", "SIGSEGV"):
+            assert part in text
+
+
+def test_a_job_without_a_device_runs_beside_one_that_has_the_host_alone(client: httpx.Client) -> None:
+    jobs = [
+        submit(client, {"spec": {**COMPARED, "measure_steps": 1_000_000}, "timeout_s": 120}),
+        submit(client, {"spec": {"kind": "staged", "device": "none"}}),
+    ]
+    assert wait_for_job(client, jobs[1])["state"] == "succeeded"
+    assert page(client, f"/jobs/{jobs[0]}")["state"] == "running", "the first has the host alone"
+    client.post(f"/jobs/{jobs[0]}/cancel").raise_for_status()
+    assert wait_for_job(client, jobs[0])["state"] == "cancelled"
+
+
+def test_a_spec_compared_with_itself_takes_turns_in_distinct_processes(client: httpx.Client) -> None:
+    spec = {"kind": "compare", "baseline": COMPARED, "candidate": COMPARED, "replicates": 2}
+    job = wait_for_job(client, submit(client, {"spec": spec}), timeout_s=180)
+    assert (job["state"], job["error"]) == ("succeeded", None)
+    units = get(client, f"/jobs/{job['id']}/units")
+    assert [(unit["unit_index"], unit["side"]) for unit in units] == list(enumerate(["baseline", "candidate"] * 2))
+    assert [unit["title"] for unit in units[:2]] == ["baseline, replicate 1 of 2", "candidate, replicate 1 of 2"]
+    rows = page(client, f"/jobs/{job['id']}/measurements")["rows"]
+    assert {row["unit_index"] for row in rows} == set(range(4))
+    alone = wait_for_job(client, submit(client, {"spec": COMPARED}))
+    (key,) = {row["case_key"] for row in page(client, f"/jobs/{alone['id']}/measurements")["rows"]}
+    assert {row["case_key"] for row in rows} == {key}, "both sides keep their case's key"
+    sides = page(client, f"/tables?job={job['id']}")["rows"]
+    assert [row["side"] for row in sides] == ["baseline", "candidate"]
+    assert [row["forward_ms_n"] for row in sides] == [2, 2]
+    environments = {unit["unit_index"]: unit["environment"] for unit in units}
+    assert len(environments) == 4
+    assert all(environments.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "pointer", "word"),
+    [
+        ({"candidate": {**COMPARED, "context_length": "long"}}, "/spec/candidate/context_length", "integer"),
+        ({"candidate": {**COMPARED, "model": {"size": "huge"}}}, "/spec/candidate/model/size", "tiny"),
+        ({"candidate": {**COMPARED, "length": 3}}, "/spec/candidate/length", "Unknown field"),
+        ({"candidate": {**COMPARED, "replicates": 2}}, "/spec/candidate/replicates", "leave it out"),
+        ({"candidate": {**COMPARED, "attention": "no_such"}}, "/spec/candidate/attention", "no_such"),
+        ({"baseline": {**COMPARED, "kind": "benchmarks"}}, "/spec/baseline/kind", "benchmark"),
+        ({"baseline": {"model": {"size": "tiny"}}}, "/spec/baseline/kind", "missing"),
+        ({"candidate": {"kind": "attention"}}, "/spec/candidate/kind", "must be benchmark"),
+        ({"replicates": 0}, "/spec/replicates", "1"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_wrong_with_a_comparison_is_pointed_at(
+    client: httpx.Client, change: dict[str, Any], pointer: str, word: str
+) -> None:
+    spec = {"kind": "compare", "baseline": COMPARED, "candidate": COMPARED, **change}
+    refused = client.post("/jobs", json={"spec": spec})
+    assert refused.status_code == 422
+    (error,) = refused.json()["errors"]
+    assert error["pointer"] == pointer
+    assert word in error["detail"]
+
+
+def test_a_comparison_of_comparisons_is_refused_without_offering_it(client: httpx.Client) -> None:
+    refused = client.post("/jobs", json={"spec": {"kind": "compare", "baseline": {"kind": "compare"}}})
+    (error,) = refused.json()["errors"]
+    assert error["pointer"] == "/spec/baseline/kind"
+    assert error["detail"].startswith(
+        'A spec inside another one cannot be of kind "compare"; known kinds here: attention'
+    )
+    assert "compare" not in error["detail"].partition("here:")[2]

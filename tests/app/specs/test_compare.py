@@ -1,0 +1,117 @@
+"""The spec of a comparison: two specs of one kind."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from app.specs import KINDS, SpecBase, spec_adapter
+from app.specs.compare import CompareSpec
+
+TINY = {"kind": "benchmark", "model": {"size": "tiny"}, "context_length": 64}
+GRID = {"kind": "attention", "implementations": ["eager", "tiled"], "sequence_lengths": [16, 32], "dtypes": ["fp32"]}
+
+
+def compare(baseline: Any = TINY, candidate: Any = TINY, **fields: Any) -> CompareSpec:
+    spec = {"kind": "compare", "baseline": baseline, "candidate": candidate, **fields}
+    found = spec_adapter.validate_json(json.dumps(spec))
+    assert isinstance(found, CompareSpec)
+    return found
+
+
+def alone(spec: dict[str, Any]) -> SpecBase:
+    return spec_adapter.validate_json(json.dumps(spec))
+
+
+def test_it_survives_being_stored() -> None:
+    spec = compare(GRID, {**GRID, "causal": [True]})
+    assert spec_adapter.validate_json(spec.model_dump_json()) == spec
+    assert KINDS["compare"].example() == spec_adapter.validate_json('{"kind": "compare"}')
+
+
+@pytest.mark.parametrize("spec", [TINY, GRID], ids=["benchmark", "attention"])
+def test_both_sides_keep_the_keys_of_their_cases(spec: dict[str, Any]) -> None:
+    other = {**spec, "warmup_steps": 7}
+    keys = [case.key for case in compare(spec, other).cases()]
+    assert keys == [case.key for case in [*alone(spec).cases(), *alone(other).cases()]]
+    assert len(set(keys)) == len(keys)
+
+
+def test_it_needs_what_both_sides_need() -> None:
+    spec = compare({**TINY, "attention": "tiled"}, {**TINY, "attention": "flex"})
+    assert spec.requirements() == {"attention:tiled", "attention:flex", "model:transformer_lm"}
+
+
+@pytest.mark.parametrize(
+    ("baseline", "candidate", "expected"),
+    [
+        ("auto", "auto", "auto"),
+        ("cpu", "cpu", "cpu"),
+        ("auto", "cuda", "cuda"),
+        ("cpu", "auto", "cpu"),
+    ],
+)
+def test_auto_is_the_device_of_the_other_side(baseline: str, candidate: str, expected: str) -> None:
+    spec = compare({**TINY, "device": baseline}, {**TINY, "device": candidate})
+    assert (spec.resources().device_type, spec.resources().devices) == (expected, 1)
+
+
+def test_a_cuda_graph_can_be_compared_with_none() -> None:
+    graph = {**TINY, "mode": "forward", "cuda_graph": True}
+    assert compare({**graph, "cuda_graph": False}, graph).resources().device_type == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("fields", "at", "message"),
+    [
+        ({"candidate": {**TINY, "replicates": 3}}, "candidate/replicates", "leave it out"),
+        ({"baseline": {**TINY, "replicates": 3}}, "baseline/replicates", "leave it out"),
+        ({"candidate": GRID}, "candidate/kind", "must be benchmark"),
+        (
+            {"baseline": {**TINY, "device": "cpu"}, "candidate": {**TINY, "device": "cuda"}},
+            "candidate",
+            "needs 1 × cuda, the baseline 1 × cpu",
+        ),
+    ],
+)
+def test_sides_that_do_not_go_together_are_refused(fields: dict[str, Any], at: str, message: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        compare(**fields)
+    (error,) = refused.value.errors()
+    assert error["ctx"]["field"] == at
+    assert message in error["msg"]
+
+
+@pytest.mark.parametrize("side", ["baseline", "candidate"])
+@pytest.mark.parametrize("wrong", [{"kind": "compare"}, {"kind": "benchmarks"}, {}, 3, None])
+def test_a_side_is_a_spec_of_another_kind(side: str, wrong: Any) -> None:
+    with pytest.raises(ValidationError) as refused:
+        compare(**{side: wrong})
+    assert {error["loc"][:2] for error in refused.value.errors()} == {("compare", side)}
+
+
+@pytest.mark.parametrize("replicates", [0, 101, 2.5, "8"])
+def test_replicates_have_bounds(replicates: Any) -> None:
+    with pytest.raises(ValidationError):
+        compare(replicates=replicates)
+
+
+class TestSummary:
+    def test_it_names_what_differs(self) -> None:
+        summary = compare(TINY, {**TINY, "precision": "bf16", "compile": True}).summary()
+        assert summary["model"] == "tiny"
+        assert summary["context_length"] == 64
+        assert summary["precision"] == "fp32 → bf16"
+        assert summary["compile"] == "false → true"
+        assert "attention" not in summary
+
+    def test_of_lists_it_shows_all_values(self) -> None:
+        summary = compare(GRID, {**GRID, "implementations": ["flex"]}).summary()
+        assert summary["implementation"] == "eager/tiled → flex"
+
+    def test_of_equal_sides_it_is_that_of_one(self) -> None:
+        assert compare(GRID, GRID).summary().keys() == alone(GRID).summary().keys()
+        assert "→" not in json.dumps(compare(GRID, GRID).summary(), ensure_ascii=False)

@@ -1,0 +1,341 @@
+"""What makes cases equal: every field of every kind changes the case's key, or is named as one that does not."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal
+
+import pytest
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+from app.specs import KINDS, Case, SpecBase, spec_adapter
+from app.specs._base import flat
+from app.specs.attention import AttentionSpec
+from app.specs.benchmark import BenchmarkSpec
+from app.specs.ceiling import CeilingSpec
+from app.specs.compare import CompareSpec
+from app.specs.kernel import KernelSpec
+
+PLAIN_KINDS = sorted(kind for kind, spec in KINDS.items() if not spec.holds_specs)
+
+CONTEXTS: dict[str, list[dict[str, Any]]] = {
+    "benchmark": [
+        {"mode": "train_step", "compile": True},
+        {"mode": "generate"},
+        {"precision": "bf16"},
+        {"mode": "train_step", "optimizer": "torch_fused_adamw", "device": "cuda"},
+        {"model": {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}},
+    ],
+    "attention": [{}, {"implementations": ["cpu_flash"], "dtypes": ["fp32"]}],
+    "kernel": [{}],
+    "ceiling": [{}],
+}
+"""Specs in which, between them, every field of a kind has an effect."""
+
+OTHER_VALUES = {
+    "model.name": ["other_model"],
+    "model.size": ["xl"],
+    "model.d_model": [256],
+    "attention": ["flex"],
+    "implementations": [["tiled"], ["torch"]],
+    "device": ["cpu", "cuda"],
+    "br": [[16]],
+    "bc": [[16]],
+}
+"""Where the schema alone does not give another valid value."""
+
+
+def validated(fields: Mapping[str, Any]) -> SpecBase:
+    return spec_adapter.validate_json(json.dumps(fields))
+
+
+def keys(spec: SpecBase) -> list[str]:
+    return [case.key for case in spec.cases()]
+
+
+def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Dotted paths of all fields, those of models inside models too."""
+    for name, info in model.model_fields.items():
+        inner = info.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from leaves(inner, f"{prefix}{name}.")
+        else:
+            yield prefix + name
+
+
+def schema_at(schema: dict[str, Any], path: str) -> dict[str, Any]:
+    place = schema
+    for part in path.split("."):
+        if "$ref" in place:
+            place = schema["$defs"][place["$ref"].rpartition("/")[2]]
+        place = place["properties"][part]
+    return place
+
+
+def other_values(schema: dict[str, Any], path: str, value: Any) -> list[Any]:
+    """Values of the field other than `value`, of which at least one should be valid with the other fields."""
+    if path in OTHER_VALUES:
+        return [other for other in OTHER_VALUES[path] if other != value]
+    variants = schema_at(schema, path)
+    found: list[Any] = []
+    for place in variants.get("anyOf", [variants]):
+        if place.get("type") == "array":
+            items = place["items"]
+            singles = items.get("enum", [False, True] if items.get("type") == "boolean" else [16, 32])
+            found += [[single] for single in singles]
+        elif "enum" in place:
+            found += place["enum"]
+        elif place.get("type") == "boolean":
+            found += [False, True]
+        elif place.get("type") in ("integer", "number"):
+            lowest = place.get("minimum", place.get("exclusiveMinimum", 0))
+            found += [lowest + 1, lowest + 2]
+        elif place.get("type") == "null":
+            found.append(None)
+    return [other for other in found if json.dumps(other) != json.dumps(value)]
+
+
+def with_value(fields: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    changed: dict[str, Any] = json.loads(json.dumps(fields))
+    *parents, last = path.split(".")
+    inside = changed
+    for parent in parents:
+        inside = inside.setdefault(parent, {})
+    inside[last] = value
+    return changed
+
+
+def changed_specs(kind: str, path: str) -> Iterator[tuple[SpecBase, SpecBase]]:
+    """Pairs of valid specs that differ in this field alone."""
+    schema = KINDS[kind].model_json_schema()
+    for context in CONTEXTS[kind]:
+        fields = {"kind": kind, **context}
+        spec = validated(fields)
+        value: Any = spec
+        for part in path.split("."):
+            value = getattr(value, part)
+        for other in other_values(schema, path, value):
+            try:
+                yield spec, validated(with_value(fields, path, other))
+            except ValidationError:
+                continue
+        if "const" in schema_at(schema, path):  # one value today, others tomorrow
+            yield spec, spec.model_copy(update={path: "another"})
+
+
+FIELDS = [(kind, path) for kind in PLAIN_KINDS for path in leaves(KINDS[kind]) if path != "kind"]
+
+
+@pytest.mark.parametrize(("kind", "path"), FIELDS, ids=[f"{kind}: {path}" for kind, path in FIELDS])
+def test_every_field_changes_the_work_or_is_named_as_one_that_does_not(kind: str, path: str) -> None:
+    pairs = list(changed_specs(kind, path))
+    assert pairs, "no other valid value was found: add one to OTHER_VALUES"
+    changes = [keys(spec) != keys(changed) for spec, changed in pairs]
+    if path in KINDS[kind].unmeasured:
+        assert not any(changes)
+    else:
+        assert any(changes), "two jobs that do other work would have equal keys"
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_what_a_class_names_are_fields_of_it(kind: str) -> None:
+    spec = KINDS[kind]
+    fields = set(spec.model_fields)
+    assert set(spec.axes) <= fields
+    assert spec.unmeasured - SpecBase.unmeasured <= fields
+    coordinates = {name for case in spec.example().cases() for name in case.coordinates}
+    assert set(spec.added) <= coordinates
+    for label, stands_for in spec.labels.items():
+        assert {label, *stands_for} <= coordinates
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_cases_are_flat_and_tell_themselves_apart(kind: str) -> None:
+    cases = KINDS[kind].example().cases()
+    assert len({case.key for case in cases}) == len(cases)
+    for case in cases:
+        assert all(value is None or isinstance(value, str | int | float) for value in case.coordinates.values())
+        assert json.loads(json.dumps(case.coordinates)) == case.coordinates
+
+
+class TestModels:
+    def test_models_that_differ_in_name_or_theta_are_told_apart(self) -> None:
+        base = {"kind": "benchmark", "model": {"size": "tiny"}}
+        specs = [base, with_value(base, "model.name", "other"), with_value(base, "model.rope_theta", 500.0)]
+        assert len({validated(fields).case().key for fields in specs}) == 3
+
+    def test_a_preset_equals_its_sizes_spelled_out(self) -> None:
+        tiny = {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}
+        preset, spelled = (
+            validated({"kind": "benchmark", "model": model}).case() for model in ({"size": "tiny"}, tiny)
+        )
+        assert preset.key == spelled.key
+        assert preset.coordinates == spelled.coordinates
+        assert preset.coordinates["model"] == "tiny"
+
+    def test_a_whole_number_is_the_same_written_with_a_point(self) -> None:
+        specs = [validated({"kind": "benchmark", "gradient_clip_norm": norm}) for norm in (1, 1.0)]
+        assert specs[0].case().key == specs[1].case().key
+
+    @pytest.mark.parametrize(
+        ("mode", "field", "value"),
+        [
+            ("forward", "optimizer", "torch_adamw"),
+            ("forward", "gradient_clip_norm", 1.0),
+            ("forward", "activation_checkpointing", True),
+            ("forward", "new_tokens", 8),
+            ("forward", "compile_scope", "model"),
+            ("forward_backward", "optimizer", "torch_adamw"),
+            ("forward_backward", "new_tokens", 8),
+            ("train_step", "new_tokens", 8),
+            ("train_step", "compile_scope", "model"),
+            ("generate", "optimizer", "torch_adamw"),
+            ("generate", "activation_checkpointing", True),
+        ],
+    )
+    def test_a_field_without_effect_in_the_mode_changes_nothing(self, mode: str, field: str, value: Any) -> None:
+        plain = {"kind": "benchmark", "mode": mode}
+        assert validated(plain).case().key == validated({**plain, field: value}).case().key
+
+
+class TestGrids:
+    @pytest.mark.parametrize("kind", [kind for kind in PLAIN_KINDS if KINDS[kind].axes])
+    def test_a_cell_has_the_case_of_a_job_with_that_cell_alone(self, kind: str, rng: random.Random) -> None:
+        lists = {
+            "attention": {"implementations": ["eager", "cpu_flash", "cpu_blocked"], "br": [16, 32], "bc": [8, 64]},
+            "kernel": {"rows": [8, 16], "columns": [4, 32]},
+            "ceiling": {"matrix_size": 64},
+        }[kind]
+        spec = validated({"kind": kind, **lists})
+        fields = spec.model_dump(mode="json")
+        cells = list(spec.cells())
+        for cell in rng.sample(cells, min(len(cells), 12)):
+            coordinates = cell.coordinates()
+            single = {
+                field: [coordinates[name]] if coordinates[name] is not None else fields[field]
+                for field, name in spec.axes.items()
+            }
+            found = [case for case in validated({**fields, **single}).cases() if case.key == spec.case(cell).key]
+            assert [case.coordinates for case in found] == [spec.case(cell).coordinates]
+
+    def test_block_sizes_belong_to_those_that_take_them(self) -> None:
+        eager = {"kind": "attention", "implementations": ["eager"]}
+        assert keys(validated(eager)) == keys(validated({**eager, "br": [16], "bc": [16]}))
+        blocked = {"kind": "attention", "implementations": ["cpu_blocked"]}
+        assert keys(validated({**blocked, "bc": [16]})) == keys(validated(blocked))
+        assert keys(validated({**blocked, "br": [16]})) != keys(validated(blocked))
+
+    def test_a_copy_has_no_matrices_and_a_product_nothing_to_copy(self) -> None:
+        copy, product = validated({"kind": "ceiling", "dtypes": ["fp32"]}).cases()
+        sized_copy, same_product = validated({"kind": "ceiling", "dtypes": ["fp32"], "copy_mib": 1}).cases()
+        same_copy, sized_product = validated({"kind": "ceiling", "dtypes": ["fp32"], "matrix_size": 64}).cases()
+        assert copy.key == same_copy.key != sized_copy.key
+        assert product.key == same_product.key != sized_product.key
+
+    def test_the_order_of_a_list_changes_no_case(self) -> None:
+        grid = {"kind": "kernel", "rows": [8, 16], "columns": [4, 32]}
+        assert set(keys(validated(grid))) == set(keys(validated({**grid, "rows": [16, 8], "columns": [32, 4]})))
+
+
+class Before(SpecBase):
+    """A kind as it was when its first results were stored."""
+
+    kind: Literal["growing"] = "growing"
+    size: int = 8
+
+
+class After(SpecBase):
+    """The same kind with fields that came later."""
+
+    kind: Literal["growing"] = "growing"
+    size: int = 8
+    flag: bool = False
+    count: int = 1
+    scale: float | None = None
+
+    added: ClassVar[dict[str, Any]] = {"flag": False, "count": 1}
+
+
+class TestFieldsAddedLater:
+    def test_at_their_default_the_key_is_as_it_was(self) -> None:
+        assert After().case().key == Before().case().key
+        assert "flag" in After().case().coordinates
+
+    @pytest.mark.parametrize("changed", [{"flag": True}, {"count": 2}, {"scale": 1.0}], ids=str)
+    def test_at_another_value_it_is_another(self, changed: dict[str, Any]) -> None:
+        assert After(**changed).case().key != Before().case().key
+
+    def test_true_is_not_one(self) -> None:
+        """Python takes them for equal, and JSON does not."""
+        at_default, at_true = (Case("k", {"size": 8, "count": count}, added={"count": 1}) for count in (1, True))
+        assert at_default.key == Case("k", {"size": 8}).key != at_true.key
+
+
+class TestComparisons:
+    def test_each_side_keeps_the_keys_of_its_own(self) -> None:
+        spec = CompareSpec.example()
+        cases = [case.key for side in ("baseline", "candidate") for case in getattr(spec, side).cases()]
+        assert keys(spec) == cases
+        assert len(set(cases)) == 2
+
+    def test_a_spec_against_itself_is_one_case_twice(self) -> None:
+        side = {"kind": "kernel", "implementations": ["torch"]}
+        spec = validated({"kind": "compare", "baseline": side, "candidate": side})
+        assert keys(spec) == keys(validated(side)) * 2
+
+    def test_replicates_change_nothing(self) -> None:
+        assert keys(validated({"kind": "compare", "replicates": 3})) == keys(CompareSpec.example())
+
+
+def test_a_sweeps_job_has_the_case_of_the_job_alone() -> None:
+    base = {"kind": "benchmark", "model": {"size": "tiny"}}
+    swept = with_value(with_value(base, "context_length", 64), "model.rope_theta", 100)
+    alone = validated({"kind": "benchmark", "model": {"size": "tiny", "rope_theta": 100.0}, "context_length": 64})
+    assert validated(swept).case().key == alone.case().key
+
+
+def test_the_hash_is_of_sorted_plain_json() -> None:
+    case = Case("kind", {"b": 1.5, "a": "ü", "c": None, "d": True})
+    assert case.canonical == '["kind",{"a":"\\u00fc","b":1.5,"d":true}]'
+    assert case.key == Case("kind", {"d": True, "a": "ü", "b": 1.5}).key
+    assert len(case.key) == 20
+    assert case.key != Case("other", case.identity).key
+    with pytest.raises(ValueError, match="Out of range"):
+        _ = Case("kind", {"a": float("nan")}).key
+
+
+# Results of all versions meet by these keys, and rows that are stored cannot be mended: a key that changes here cuts
+# users off from everything that they have measured. A new field of a kind goes into the class's `added`, with the
+# default that it came with, and these stay.
+GOLDEN: dict[type[SpecBase], list[str]] = {
+    BenchmarkSpec: ["269219710885f7e31041"],
+    AttentionSpec: ["391e2a0e8f7557da96cb", "76a691cab7a5b779fb46", "ae7b81d5a03189712a34", "730522aba4b54fafd3d4"],
+    KernelSpec: ["10ed8788b93a4adbeff0", "f9370b3251e1b81a510e"],
+    CeilingSpec: [
+        "a10c369ad7b2ac57fe6a",
+        "793a8f1bc33782121df6",
+        "a94da0d8e350ca4effa5",
+        "092208d79a4f6a79fcc7",
+        "11c7a1f0456cf39dda4e",
+    ],
+    CompareSpec: ["7aed28438ce5401227c7", "f41fdd49b0573e31c571"],
+}
+
+
+@pytest.mark.parametrize("spec", GOLDEN, ids=lambda spec: spec.__name__)
+def test_keys_of_examples_never_change(spec: type[SpecBase]) -> None:
+    assert keys(spec.example()) == GOLDEN[spec]
+
+
+def test_every_kind_has_its_keys_pinned() -> None:
+    assert set(GOLDEN) == set(KINDS.values())
+
+
+def test_identity_holds_every_measured_field() -> None:
+    """Of a kind without a grid: the flattened spec and nothing else."""
+    spec = BenchmarkSpec.example()
+    fields = flat(spec.model_dump(mode="json", exclude={"kind", *spec.unmeasured}))
+    assert set(spec.case().identity) == set(fields) - {"model.size"}
+    assert TypeAdapter(dict[str, Any]).dump_json(dict(spec.case().coordinates))

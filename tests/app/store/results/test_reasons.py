@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from typing import Any
+
+from app.store.results.reasons import Gap, reasons
+
+CASES: list[dict[str, Any]] = [
+    {"implementation": implementation, "dtype": dtype}
+    for implementation in ("eager", "triton", "flex")
+    for dtype in ("fp32", "bf16")
+]
+
+
+def test_nothing_is_missing() -> None:
+    assert reasons(CASES, set(range(6)), []) == []
+
+
+def test_a_reason_is_told_once_with_its_cells() -> None:
+    gaps = [Gap(case, metric, "unsupported", "no\nGPU") for case in (2, 3) for metric in ("a", "b")]
+    gaps.append(Gap(5, "a", "oom", ""))
+    assert reasons(CASES, {0, 1, 4}, gaps) == ["triton (2 cells): unsupported: no GPU", "flex, bf16: oom"]
+
+
+def test_metrics_are_named_where_others_have_numbers() -> None:
+    gaps = [Gap(0, "mfu", "unknown", "no ceiling"), Gap(4, "mfu", "unknown", "no ceiling")]
+    gaps.append(Gap(2, "a", "unsupported", "no GPU"))
+    assert reasons(CASES[:5:2], {0, 2}, [Gap(gap.case // 2, gap.metric, gap.outcome, gap.reason) for gap in gaps]) == [
+        "triton: unsupported: no GPU",
+        "mfu (2 cells): unknown: no ceiling",
+    ]
+
+
+def test_many_metrics_are_counted() -> None:
+    gaps = [Gap(0, f"metric_{number}", "unknown", "why") for number in range(5)]
+    assert reasons(CASES[:1], {0}, gaps) == ["5 metrics: unknown: why"]
+
+
+def test_all_cells() -> None:
+    gaps = [Gap(case, "a", "unsupported", "no GPU") for case in (0, 1)]
+    assert reasons(CASES[:2], set(), gaps) == ["all 2 cells: unsupported: no GPU"]
+    assert reasons(CASES[:1], set(), gaps[:1]) == ["unsupported: no GPU"], "of one cell only the reason is news"

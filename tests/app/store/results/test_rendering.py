@@ -1,0 +1,191 @@
+"""Any sheet in the five formats: measurements pivoted, and a table as a unit reported it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from app.errors import InvalidRequest
+from app.store.results import Cell, Column, Sheet, merged, render
+from app.store.results.rendering import cell_text
+from app.store.results.sheet import NOT_MEASURED
+
+OK = {"n": 10, "outcome": "ok"}
+MEASURED = Sheet(
+    columns=[
+        Column("model", "string", role="coordinate"),
+        Column("context_length", "integer", role="coordinate"),
+        Column("forward_ms", "number", "ms", role="metric"),
+        Column("step_ms", "number", "ms", role="metric"),
+        Column("validity", "string", in_text=False),
+    ],
+    rows=[
+        ["small", 256, Cell(21.3456, 0.0123, **OK), Cell(1234.5678, 23.4, **OK), "valid"],
+        ["small", 512, Cell(21.3456, None, 1, "ok"), Cell(None, None, None, "oom"), "valid"],
+        ["small", 1024, NOT_MEASURED, Cell(None, None, None, "timeout"), None],
+    ],
+    missing=["context_length=512: oom"],
+)
+COLUMNS = [
+    {"name": "kernel", "type": "string", "unit": None},
+    {"name": "total", "type": "number", "unit": "ms"},
+    {"name": "peak_mib", "type": "number", "unit": "MiB"},
+    {"name": "calls", "type": "integer", "unit": "calls"},
+    {"name": "fused", "type": "boolean", "unit": None},
+]
+REPORTED = merged([(0, COLUMNS, [["gemm|a", 1.23456, 2048.0, 7, True]]), (1, COLUMNS, [["copy", None, 0.1, 1, None]])])
+
+
+def markdown(sheet: Sheet) -> list[list[str]]:
+    lines = render(sheet, "markdown").splitlines()
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip("|"))] for line in lines]
+
+
+class TestMeasurements:
+    def test_markdown(self) -> None:
+        cells = markdown(MEASURED)
+        assert cells[0] == ["model", "context_length", "forward_ms", "step_ms"]
+        assert cells[2:] == [
+            ["small", "256", "21.346 ± 0.012", "1235 ± 23"],
+            ["small", "512", "21.35", "oom"],
+            ["small", "1024", "", "timeout"],
+        ]
+
+    def test_latex(self) -> None:
+        text = render(MEASURED, "latex")
+        assert r"small & 256 & 21.346 $\pm$ 0.012 & 1235 $\pm$ 23 \\" in text
+        assert r"context\_length" in text
+        assert r"\begin{tabular}{llrr}" in text
+
+    def test_csv_is_numeric(self) -> None:
+        rows = list(csv.DictReader(io.StringIO(render(MEASURED, "csv"))))
+        assert (rows[0]["context_length"], rows[0]["forward_ms_n"]) == ("256", "10")
+        assert float(rows[0]["forward_ms"]) == 21.3456
+        assert float(rows[0]["forward_ms_std"]) == 0.0123
+        assert (rows[1]["forward_ms_std"], rows[1]["step_ms"], rows[1]["step_ms_outcome"]) == ("", "", "oom")
+        assert [row["validity"] for row in rows] == ["valid", "valid", ""]
+
+    def test_json_is_numeric_and_described(self) -> None:
+        answer = json.loads(render(MEASURED, "json"))
+        assert answer["columns"][:4] == [
+            {"name": "model", "type": "string", "unit": None},
+            {"name": "context_length", "type": "integer", "unit": None},
+            {"name": "forward_ms", "type": "number", "unit": "ms"},
+            {"name": "forward_ms_std", "type": "number", "unit": "ms"},
+        ]
+        assert [list(row) for row in answer["rows"]] == [[column["name"] for column in answer["columns"]]] * 3
+        assert answer["rows"][0]["step_ms"] == 1234.5678
+        assert answer["rows"][1]["step_ms"] is None
+        assert answer["rows"][1]["step_ms_n"] is None
+        assert answer["missing"] == ["context_length=512: oom"]
+
+    def test_html_has_no_style_and_marks_numbers(self) -> None:
+        text = render(MEASURED, "html")
+        assert not re.search(r"style|border|dataframe", text)
+        assert '<tr><th>model</th><th class="number">context_length</th>' in text
+        assert '<th class="number">step_ms</th></tr>' in text
+        assert '<tr><td>small</td><td class="number">512</td><td class="number">21.35</td><td>oom</td></tr>' in text
+
+    def test_coordinates_keep_all_their_digits(self) -> None:
+        sheet = Sheet([Column("rope_theta", "number", role="coordinate")], [[123456.789]], missing=[])
+        assert markdown(sheet)[2] == ["123456.789"]
+
+
+class TestReported:
+    def test_markdown(self) -> None:
+        cells = markdown(REPORTED)
+        assert cells[0] == ["unit_index", "kernel", "total (ms)", "peak_mib", "calls", "fused"]
+        assert cells[2:] == [["0", r"gemm\|a", "1.235", "2048", "7", "true"], ["1", "copy", "", "0.1000", "1", ""]]
+
+    def test_people_see_no_index_of_a_single_unit(self) -> None:
+        alone = merged([(0, COLUMNS, [["gemm", 1.0, 2.0, 7, True]])])
+        assert markdown(alone)[0][0] == "kernel"
+        assert json.loads(render(alone, "json"))["rows"][0]["unit_index"] == 0
+
+    def test_json_has_every_digit_and_no_reasons(self) -> None:
+        answer = json.loads(render(REPORTED, "json"))
+        assert answer["columns"] == [{"name": "unit_index", "type": "integer", "unit": None}, *COLUMNS]
+        assert answer["rows"][0] == {
+            "unit_index": 0, "kernel": "gemm|a", "total": 1.23456, "peak_mib": 2048.0, "calls": 7, "fused": True,
+        }  # fmt: skip
+        assert answer["rows"][1]["total"] is None
+        assert set(answer) == {"columns", "rows", "next"}
+
+    def test_csv(self) -> None:
+        rows = list(csv.DictReader(io.StringIO(render(REPORTED, "csv"))))
+        assert rows[0] == {
+            "unit_index": "0",
+            "kernel": "gemm|a",
+            "total": "1.23456",
+            "peak_mib": "2048.0",
+            "calls": "7",
+            "fused": "True",
+        }
+        assert (rows[1]["total"], rows[1]["fused"]) == ("", "")
+
+    def test_latex(self) -> None:
+        text = render(REPORTED, "latex")
+        assert r"\begin{tabular}{rlrrrl}" in text
+        assert r"0 & gemm|a & 1.235 & 2048 & 7 & true \\" in text
+
+    def test_html(self) -> None:
+        text = render(REPORTED, "html")
+        assert '<td>copy</td><td></td><td class="number">0.1000</td><td class="number">1</td><td></td></tr>' in text
+
+
+@pytest.mark.parametrize("sheet", [Sheet([], [], missing=[]), merged([(0, COLUMNS, [])])])
+def test_no_rows(sheet: Sheet) -> None:
+    assert json.loads(render(sheet, "json"))["rows"] == []
+    assert render(sheet, "markdown") == "No results.\n"
+    for name in ("csv", "latex", "html"):
+        render(sheet, name)  # type: ignore[arg-type]
+
+
+def test_what_is_no_markup_does_not_become_one() -> None:
+    sheet = Sheet([Column("a|b", "string")], [["<script>|"], ["two\nlines"]])
+    assert "<script>" not in render(sheet, "html")
+    assert "&lt;script&gt;|" in render(sheet, "html")
+    assert markdown(sheet)[0] == [r"a\|b"]
+    assert r"| <script>\|" in render(sheet, "markdown")
+    assert "two lines" in render(sheet, "markdown")
+
+
+def test_no_such_format() -> None:
+    with pytest.raises(InvalidRequest, match="markdown"):
+        render(MEASURED, "pdf")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "n", "text"),
+    [
+        (0.0, None, 1, "0"),
+        (5.0, 0.0, 3, "5.000 ± 0.000"),
+        (0.000123456, 0.0000012, 5, "0.000123 ± 0.000001"),
+        (2.346e-7, None, 1, "2.35e-07"),
+        (0.000572, 2.4e-7, 5, "0.000572 ± 2.4e-07"),
+        (123456.0, 0.5, 5, "123456.00 ± 0.50"),
+        (1e9, 3.2e6, 5, "1000000000 ± 3200000"),
+        (-3.5, 0.25, 2, "-3.50 ± 0.25"),
+        (None, None, 2, "unknown"),
+    ],
+)
+def test_digits(mean: float | None, std: float | None, n: int, text: str) -> None:
+    assert cell_text(Cell(mean, std, n, "ok")) == text
+
+
+def test_pandas_is_imported_by_rendering_alone() -> None:
+    program = (
+        "import sys, app.main, app.store.results as results\n"
+        "sheet = results.Sheet([results.Column('a', 'string')], [['x']])\n"
+        "results.render(sheet, 'json'), results.render(sheet, 'html')\n"
+        "assert 'pandas' not in sys.modules\n"
+        "results.render(sheet, 'csv')\n"
+        "assert 'pandas' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

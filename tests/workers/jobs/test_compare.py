@@ -1,0 +1,134 @@
+"""How a comparison runs: whose turn it is, and that the inner kind's runner does the rest."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.specs import spec_adapter
+from app.specs.compare import CompareSpec
+from workers.jobs import RUNNERS
+from workers.jobs._base import Collecting, Resumable, Unit
+from workers.jobs.compare import RUNNER
+from workers.outcome import Failed
+
+TINY = {"kind": "benchmark", "model": {"size": "tiny"}, "context_length": 8}
+GRID = {"kind": "attention", "implementations": ["eager", "tiled"], "sequence_lengths": [16], "dtypes": ["fp32"]}
+
+
+def compare(baseline: dict[str, Any], candidate: dict[str, Any], replicates: int = 2) -> CompareSpec:
+    spec = {"kind": "compare", "baseline": baseline, "candidate": candidate, "replicates": replicates}
+    found = spec_adapter.validate_json(json.dumps(spec))
+    assert isinstance(found, CompareSpec)
+    return found
+
+
+def sent(unit: Unit) -> Unit:
+    """The unit as its process gets it."""
+    return Unit(**json.loads(json.dumps(asdict(unit))))
+
+
+class Recorder:
+    """A runner that writes down what it is asked for; its jobs have two units of which the second is wrapped."""
+
+    kind = "benchmark"
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, Any, Unit]] = []
+
+    def plan(self, _spec: Any) -> list[Unit]:
+        return [
+            Unit("model", params={"part": 0}, environment={"OMP_NUM_THREADS": "1"}),
+            Unit("profile", params={"part": 1}, start="exec", wrap=("nsys", "-o", "{scratch}/report")),
+        ]
+
+    def run(self, spec: Any, unit: Unit, _report: Any) -> None:
+        self.asked.append(("run", spec, unit))
+
+    def resume(self, spec: Any, unit: Unit, position: int, _failure: Failed) -> Unit | None:
+        self.asked.append(("resume", spec, unit))
+        return Unit("rest of the model", params={"part": 0, "from": position}) if position < 5 else None
+
+    def collect(self, spec: Any, unit: Unit, scratch: Path, _report: Any) -> None:
+        self.asked.append((f"collect {scratch}", spec, unit))
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    found = Recorder()
+    monkeypatch.setitem(RUNNERS, "benchmark", found)
+    return found
+
+
+def test_sides_take_turns_in_fresh_processes() -> None:
+    units = RUNNER.plan(compare(TINY, {**TINY, "precision": "bf16"}, replicates=3))
+    assert [unit.side for unit in units] == ["baseline", "candidate"] * 3
+    assert {unit.start for unit in units} == {"exec"}
+    assert [unit.title for unit in units[:3]] == [
+        "baseline, replicate 1 of 3",
+        "candidate, replicate 1 of 3",
+        "baseline, replicate 2 of 3",
+    ]
+    assert len({unit.title for unit in units}) == len(units)
+
+
+def test_a_turn_runs_every_unit_of_the_inner_plan(recorder: Recorder) -> None:
+    units = RUNNER.plan(compare(TINY, TINY))
+    assert [unit.side for unit in units] == ["baseline", "baseline", "candidate", "candidate"] * 2
+    assert [unit.title for unit in units[:2]] == [
+        "baseline, replicate 1 of 2: model",
+        "baseline, replicate 1 of 2: profile",
+    ]
+    assert [(dict(unit.environment), list(unit.wrap)) for unit in units[:2]] == [
+        ({"OMP_NUM_THREADS": "1"}, []),
+        ({}, ["nsys", "-o", "{scratch}/report"]),
+    ]
+
+
+def test_the_inner_runner_gets_its_own_spec_and_unit(recorder: Recorder) -> None:
+    spec = compare(TINY, {**TINY, "seed": 3})
+    for unit in RUNNER.plan(spec)[1:3]:
+        RUNNER.run(spec, sent(unit), None)  # type: ignore[arg-type]
+    assert [(inner.seed, unit.title, unit.params, unit.side) for _, inner, unit in recorder.asked] == [
+        (0, "profile", {"part": 1}, None),
+        (3, "model", {"part": 0}, None),
+    ]
+
+
+def test_what_is_left_after_a_crash_is_of_the_same_side(recorder: Recorder) -> None:
+    assert isinstance(RUNNER, Resumable)
+    spec = compare(TINY, {**TINY, "seed": 3})
+    crashed = sent(RUNNER.plan(spec)[2])
+    rest = RUNNER.resume(spec, crashed, 4, Failed("crashed", "killed"))
+    assert rest is not None
+    assert (rest.title, rest.side, rest.start) == (crashed.title, "candidate", "exec")
+    assert recorder.asked[0][1] is spec.candidate
+    RUNNER.run(spec, sent(rest), None)  # type: ignore[arg-type]
+    _, inner, unit = recorder.asked[-1]
+    assert inner is spec.candidate
+    assert (unit.title, unit.params, unit.side) == ("rest of the model", {"part": 0, "from": 4}, None)
+    assert RUNNER.resume(spec, crashed, 5, Failed("crashed", "killed")) is None
+
+
+def test_a_grid_goes_on_and_a_benchmark_does_not() -> None:
+    grid, tiny = compare(GRID, GRID), compare(TINY, TINY)
+    rest = RUNNER.resume(grid, sent(RUNNER.plan(grid)[1]), 1, Failed("crashed", "killed"))
+    assert rest is not None
+    assert rest.side == "candidate"
+    assert rest.params["params"]["first"] == 1
+    assert RUNNER.resume(tiny, sent(RUNNER.plan(tiny)[0]), 1, Failed("crashed", "killed")) is None
+
+
+def test_what_wrappers_wrote_is_collected_by_the_inner_runner(recorder: Recorder, tmp_path: Path) -> None:
+    assert isinstance(RUNNER, Collecting)
+    spec = compare(TINY, TINY)
+    RUNNER.collect(spec, sent(RUNNER.plan(spec)[3]), tmp_path, None)  # type: ignore[arg-type]
+    ((what, inner, unit),) = recorder.asked
+    assert (what, unit.title) == (f"collect {tmp_path}", "profile")
+    assert inner is spec.candidate
+    without = compare(GRID, GRID)
+    RUNNER.collect(without, sent(RUNNER.plan(without)[0]), tmp_path, None)  # type: ignore[arg-type]

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels import device_clock
+from kernels.device_clock import DeviceClock
+from workers.measure.busy import device_work
+from workers.measure.stopwatch import CudaStopwatch, HostStopwatch, stopwatch
+
+CUDA = torch.device("cuda")
+
+
+def wait(seconds: float) -> Callable[[], None]:
+    def busy() -> None:
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            pass
+
+    return busy
+
+
+def ignore(_result: Tensor) -> None:
+    """Only the work counts."""
+
+
+def test_the_host_times_the_work_and_not_its_preparation() -> None:
+    timing = HostStopwatch().time(wait(0.001), prepare=wait(0.005), warmup=2, calls=40)
+    assert len(timing.samples) == 40
+    assert 1 <= min(timing.samples) < 2  # other processes only ever add to a time
+    assert (timing.host_us, timing.host_bound, timing.exposed) == (None, False, False)
+
+
+class Ticking:
+    """A clock that moves only while work is done."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.calls = 0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def work(self) -> None:
+        self.calls += 1
+        self.now += 0.010 if self.calls > 5 else 0.100
+
+
+def test_a_number_of_warmup_calls_is_exactly_that() -> None:
+    clock = Ticking()
+    timing = HostStopwatch(clock).time(clock.work, warmup=3, calls=4)
+    assert clock.calls == 7
+    assert list(timing.samples) == pytest.approx([100, 100, 10, 10])
+    assert (timing.warmup, timing.steady) == (3, None)
+
+
+def test_without_a_number_the_host_warms_up_until_times_are_steady() -> None:
+    clock = Ticking()
+    timing = HostStopwatch(clock).time(clock.work, warmup=None, calls=4)
+    assert list(timing.samples) == pytest.approx([10, 10, 10, 10])
+    assert timing.steady is True
+    assert clock.calls == timing.warmup + 4
+    assert clock.now < 1.5
+
+
+@pytest.fixture
+def clock() -> DeviceClock:
+    return DeviceClock(CUDA)
+
+
+@pytest.fixture
+def small() -> Tensor:
+    return torch.zeros(1024, device="cuda")
+
+
+def slowly(work: Callable[[], object], host_s: float = 0.002) -> Callable[[], None]:
+    """The same work, for which the host takes long."""
+
+    def both() -> None:
+        wait(host_s / 2)()
+        work()
+        wait(host_s / 2)()
+        work()
+
+    return both
+
+
+@pytest.mark.gpu
+def test_a_host_slower_than_the_device_is_kept_out_of_its_time(small: Tensor) -> None:
+    timing = stopwatch(CUDA).time(slowly(lambda: small.add_(1)), warmup=5, calls=20)
+    assert timing.host_us is not None
+    assert 2000 <= min(timing.host_us) < 4000
+    assert statistics.median(timing.samples) < 0.05, "two kernels of a few µs"
+    assert timing.host_bound
+    assert not timing.exposed
+
+
+@pytest.mark.gpu
+def test_without_the_delay_the_time_would_be_the_hosts(
+    clock: DeviceClock, small: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: with the delay taken out, what the test above sees cannot be seen."""
+    monkeypatch.setattr(DeviceClock, "_delay", lambda self, seconds: None)
+    monkeypatch.setattr(clock, "_buffer", clock._buffer[:1])
+    laps = [clock.lap(slowly(lambda: small.add_(1))) for _ in range(10)]
+    assert not any(lap.hidden for lap in laps)
+    assert statistics.median(lap.device_ms for lap in laps) > 0.9
+
+
+@pytest.mark.gpu
+def test_a_call_that_waits_inside_is_exposed_and_said_to_be(small: Tensor) -> None:
+    def waits() -> None:
+        wait(0.001)()
+        small.sum().item()
+        wait(0.001)()
+        small.add_(1)
+
+    timing = stopwatch(CUDA).time(waits, warmup=3, calls=10)
+    assert timing.exposed
+    assert len(timing.samples) == 10
+    assert statistics.median(timing.samples) > 1.0, "the device waited for the host"
+
+
+@pytest.mark.gpu
+def test_a_device_slower_than_the_host_is_not_host_bound() -> None:
+    x = torch.randn(4096, 4096, device="cuda")
+    timing = stopwatch(CUDA).time(lambda: ignore(x @ x), warmup=3, calls=20)
+    assert timing.host_us is not None
+    assert max(timing.host_us) < 1e3 * min(timing.samples)
+    assert not timing.host_bound
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_preparation_is_not_timed() -> None:
+    watch = stopwatch(CUDA)
+    x = torch.randn(4096, 4096, device="cuda")
+    once = watch.time(lambda: ignore(x @ x), warmup=10, calls=30)
+    again = watch.time(lambda: ignore(x @ x), prepare=lambda: ignore(x @ x @ x), warmup=10, calls=30)
+    assert len(once.samples) == len(again.samples) == 30
+    assert statistics.median(again.samples) == pytest.approx(statistics.median(once.samples), rel=0.2)
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_cache_is_cold(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(4 << 20, device="cuda")  # 16 MiB: fits into the cache of every data-centre GPU
+    watch = CudaStopwatch(CUDA)
+    cold = watch.time(lambda: ignore(x.sum()), prepare=lambda: ignore(x.sum()), warmup=5, calls=50)
+    monkeypatch.setattr(watch._clock, "_buffer", watch._clock._buffer[:1])
+    warm = watch.time(lambda: ignore(x.sum()), prepare=lambda: ignore(x.sum()), warmup=5, calls=50)
+    assert statistics.median(cold.samples) > 1.1 * statistics.median(warm.samples)
+
+
+@pytest.mark.gpu
+def test_many_calls_that_allocate_run_in_the_memory_of_one() -> None:
+    x = torch.randn(64 << 20, device="cuda")  # 256 MiB
+    stopwatch(CUDA).time(lambda: ignore(x + 1), warmup=2, calls=2)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    stopwatch(CUDA).time(lambda: ignore(x + 1), warmup=2, calls=100)
+    assert torch.cuda.max_memory_allocated() - before < 2 * (256 << 20)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cycles", [20_000, 200_000])
+def test_device_time_agrees_with_the_profilers(clock: DeviceClock, cycles: int) -> None:
+    """Of a kernel alone: what CUPTI gives for it, from 10 µs on within 5 %."""
+
+    def work() -> None:
+        torch.cuda._sleep(cycles)
+
+    work()
+    alone = [clock.lap(work).device_ms for _ in range(40)][10:]
+    spans = device_work(work)
+    assert len(spans) == 1
+    cupti_ms = statistics.median(1e-6 * (one.end_ns - one.begin_ns) for one in (device_work(work)[0] for _ in range(5)))
+    assert statistics.median(alone) == pytest.approx(cupti_ms, rel=0.05)
+
+
+@pytest.mark.gpu
+def test_an_empty_call_takes_next_to_nothing(clock: DeviceClock) -> None:
+    assert 0 < clock.overhead_ms < 0.02
+    laps = [clock.lap(device_clock.nothing) for _ in range(20)]
+    assert 0 < statistics.median(lap.device_ms for lap in laps) < 0.002

@@ -1,0 +1,89 @@
+"""When a warm-up is over, by a clock of the test's own."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from workers.measure.warmup import LEAST_CALLS, LIMIT_S, WINDOW_CALLS, WarmUp, agree
+
+
+class Calls:
+    """Calls whose times a function of the seconds since the start tells; each takes as long as it says, and no more."""
+
+    def __init__(self, asked: int | None = None) -> None:
+        self.now = 1000.0
+        self.warming = WarmUp(asked, lambda: self.now)
+
+    def run(self, milliseconds, first_s: float = 0.0) -> WarmUp:
+        start = self.now
+        self.now += first_s
+        while not self.warming.over:
+            time_ms = milliseconds(self.now - start)
+            self.now += 1e-3 * time_ms
+            self.warming.add(time_ms)
+        self.seconds = self.now - start
+        return self.warming
+
+
+@pytest.mark.parametrize("asked", [0, 1, 7])
+def test_a_number_is_exactly_that_and_nobody_judges(asked: int) -> None:
+    warming = Calls(asked).run(lambda second: 10 + 10 * second)
+    assert (warming.calls, warming.steady) == (asked, None)
+
+
+def test_even_times_are_steady_after_two_windows() -> None:
+    calls = Calls()
+    warming = calls.run(lambda second: 10.0)
+    assert warming.steady is True
+    assert 0.4 <= calls.seconds <= 0.6
+
+
+def test_long_calls_are_made_at_least_so_often() -> None:
+    warming = Calls().run(lambda second: 2000.0)
+    assert warming.calls == LEAST_CALLS
+    assert warming.steady is False, "two windows of long calls take longer than the limit"
+    assert Calls().run(lambda second: 300.0).calls == 1 + 2 * WINDOW_CALLS
+
+
+def test_a_drift_of_eight_percent_in_a_second_is_waited_out() -> None:
+    """What a GPU does that heats up: 4.35 ms at first, 4.7 ms after a second."""
+    calls = Calls()
+    warming = calls.run(lambda second: 4.35 + 0.35 * min(second, 1.0))
+    assert warming.steady is True
+    assert calls.seconds >= 1.0
+
+
+def test_an_endless_drift_ends_at_the_limit() -> None:
+    calls = Calls()
+    warming = calls.run(lambda second: 10.0 * 1.2**second)
+    assert warming.steady is False
+    assert calls.seconds == pytest.approx(LIMIT_S, abs=0.1)
+
+
+def test_a_first_call_that_compiles_neither_counts_nor_uses_up_the_limit() -> None:
+    calls = Calls()
+    warming = calls.run(lambda second: 80_000.0 if second == 0 else 10.0)
+    assert warming.steady is True
+    assert calls.seconds == pytest.approx(80.5, abs=0.2)
+
+
+def test_steadiness_is_of_the_last_windows() -> None:
+    """Times that were even, and drift again before enough calls were made, are not steady."""
+    warming = WarmUp(None, clock=iter(0.1 * tick for tick in range(1000)).__next__)
+    for _ in range(7):
+        warming.add(10.0)
+    assert warming.steady
+    for _ in range(3):
+        warming.add(12.0)
+    assert not warming.steady
+
+
+def test_windows_agree_within_a_percent_or_their_noise(rng: random.Random) -> None:
+    assert agree([10.0] * 5, [10.09] * 5)
+    assert not agree([10.0] * 5, [10.11] * 5)
+    noisy = [[rng.gauss(10.0, 1.0) for _ in range(100)] for _ in range(40)]
+    agreeing = sum(agree(one, other) for one, other in zip(noisy[::2], noisy[1::2], strict=True))
+    assert agreeing >= 8, "noise alone is no drift"
+    assert not agree(noisy[0], [sample + 2.0 for sample in noisy[1]])

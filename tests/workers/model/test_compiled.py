@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from workers.measure.compilation import compilation
+from workers.model import TransformerLM
+from workers.model.compiled import NoBlocks, compile_blocks, compile_model
+from workers.model.loss import cross_entropy
+
+# torch's compiler looks at the gradients of a block's inputs, and warns of itself.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+
+
+@pytest.fixture
+def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """With the compiler's first half only: the whole takes too long for every run of the tests."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    yield
+    torch._dynamo.reset()
+
+
+def model(num_layers: int = 6, **options: bool) -> TransformerLM:
+    torch.manual_seed(0)
+    return TransformerLM(61, 24, d_model=16, num_layers=num_layers, num_heads=2, d_ff=24, **options)
+
+
+def ids(length: int = 12) -> Tensor:
+    return torch.randint(61, (2, length), generator=torch.Generator().manual_seed(1))
+
+
+def gradients(call: object, module: nn.Module) -> list[Tensor]:
+    assert callable(call)
+    cross_entropy(call(ids()), ids()).backward()
+    found = [parameter.grad for parameter in module.parameters()]
+    assert None not in found
+    return found  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_blocks_are_compiled_once_for_all_of_them(fresh_compiler: None, checkpointing: bool) -> None:
+    eager, blocks = (model(activation_checkpointing=checkpointing) for _ in range(2))
+    expected = gradients(eager, eager)
+    assert compile_blocks(blocks) is blocks
+    for mine, theirs in zip(gradients(blocks, blocks), expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert compilation().graphs == 1
+    assert (compilation().graph_breaks, compilation().frames_not_compiled) == (0, 0)
+
+
+def test_the_model_as_a_whole_is_one_graph(fresh_compiler: None) -> None:
+    eager, whole = model(), model()
+    for mine, theirs in zip(gradients(compile_model(whole), whole), gradients(eager, eager), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert compilation().graphs == 1
+
+
+def test_compiled_blocks_generate_what_eager_ones_do(fresh_compiler: None) -> None:
+    """One graph for the prompt, and one or two for single tokens, whatever the number of layers."""
+    expected = model(num_layers=12).generate(ids(), 8, temperature=0)
+    blocks = compile_blocks(model(num_layers=12))
+    assert isinstance(blocks, TransformerLM)
+    assert torch.equal(blocks.generate(ids(), 8, temperature=0), expected)
+    assert compilation().graphs <= 3
+    assert compilation().frames_not_compiled == 0
+
+
+@pytest.mark.parametrize("layers", [None, [nn.Linear(2, 2)], nn.ModuleList()])
+def test_a_model_without_blocks_says_what_it_would_have_to_offer(layers: object) -> None:
+    module = nn.Linear(2, 2)
+    module.layers = layers
+    with pytest.raises(NoBlocks, match=r"Linear has no blocks .* as 'layers', a torch.nn.ModuleList"):
+        compile_blocks(module)

@@ -1,0 +1,600 @@
+"""A claimed job with units played by the test: what they say, and when they end, is up to the test."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic_core import to_json
+
+from app.settings import Settings
+from app.specs import spec_adapter
+from app.store.artifacts import ArtifactFiles
+from app.store.engine import Database, open_database
+from app.store.queue import Queue
+from app.store.reading import Reading
+from app.store.records import NewJob, Offer
+from workers.child import PipeReporter
+from workers.devices import Lease
+from workers.job_run import JobRun
+from workers.jobs import RUNNERS
+from workers.jobs._base import Unit as Planned
+from workers.keeper import KILL, TERMINATE, Request
+from workers.launch import Process
+
+MEASUREMENT = {
+    "case": {"context_length": 1},
+    "case_key": "key",
+    "device_key": "1x CPU",
+    "phase": "forward",
+    "metric": "forward_ms",
+    "unit": "ms",
+    "outcome": "ok",
+    "reason": None,
+    "n": 1,
+    "samples": None,
+} | dict.fromkeys(("mean", "std", "median", "min", "max", "p05", "p25", "p75", "p95"), 1.0)
+BENCHMARK = {"kind": "benchmark", "device": "cpu"}
+CELLS = {"kind": "attention", "device": "cpu", "implementations": ["tiled"], "sequence_lengths": [16, 32, 64]}
+SUCCESS = {"type": "outcome", "code": None, "detail": ""}
+
+
+@dataclass
+class Unit:
+    """The unit's ends of its pipes, and its keeper's of the control socket."""
+
+    control: socket.socket
+    messages: int
+    log: int
+    request: Request
+    start: str
+
+    @property
+    def scratch(self) -> Path:
+        return Path(self.request.scratch)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        return dict(self.request.unit["params"])
+
+    def give(self, name: str, content: str, path: str = "file") -> None:
+        """Report an artifact with this content, which lies at `path` in the scratch folder."""
+        file = self.scratch / path
+        file.write_text(content)
+        self.say({"type": "artifact", "path": str(file), "name": name, "kind": "trace", "media_type": "text/plain"})
+
+    def say(self, *messages: Any) -> None:
+        for message in messages:
+            os.write(self.messages, json.dumps(message).encode() + b"\n")
+
+    def close_pipes(self) -> None:
+        os.close(self.messages)
+        os.close(self.log)
+
+    def end(self) -> None:
+        """End as a unit does whose work is done."""
+        self.close_pipes()
+        self.report(exit_code=0, signal=None)
+
+    def crash(self) -> None:
+        """End as one does that reads memory that is not its own."""
+        self.close_pipes()
+        self.report(exit_code=None, signal=signal.SIGSEGV)
+
+    def report(self, **how: int | None) -> None:
+        self.control.sendall(json.dumps(how).encode() + b"\n")
+        self.control.close()
+
+
+class Launcher:
+    """Starts no process but a thread that plays one."""
+
+    def __init__(self, play: Callable[[Unit], None]) -> None:
+        self.play = play
+
+    def start(self, request: Request, start: str, _locks: Any) -> Process:
+        ours, theirs = socket.socketpair()
+        messages, messages_in = os.pipe()
+        log, log_in = os.pipe()
+        unit = Unit(theirs, messages_in, log_in, request, start)
+        threading.Thread(target=self.play, args=(unit,)).start()
+        return Process(ours, messages, log, on_close=lambda: None)
+
+
+@dataclass
+class Site:
+    """A store with one job."""
+
+    database: Database
+    settings: Settings
+    folder: Path
+
+    def run(self, play: Callable[[Unit], None], spec: dict[str, Any] = BENCHMARK, **options: Any) -> dict[str, Any]:
+        """Run a job whose units do this; the job afterwards."""
+        queue = Queue(self.database)
+        queue.submit(NewJob(spec_adapter.validate_python(spec), **options))
+        offer = Offer(frozenset({spec["kind"]}), frozenset(), total_gpus=0, free_gpus=0, idle=True)
+        claim = queue.claim("worker", offer)
+        assert claim is not None
+        run = JobRun(
+            claim,
+            Lease(),
+            queue=queue,
+            artifacts=ArtifactFiles(self.settings.artifacts_dir),
+            launcher=Launcher(play),  # type: ignore[arg-type]
+            settings=self.settings,
+            neighbours=[],
+            on_end=lambda: None,
+        )
+        run.start()
+        deadline = time.monotonic() + 20
+        while not run.ended:
+            assert time.monotonic() < deadline, "the job does not end"
+            time.sleep(0.01)
+        run.join()
+        job, _version = Reading(self.database).job(claim.job_id)
+        to_json(job)  # what the server does with it
+        return job
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    settings = Settings(data_dir=tmp_path / "data", grace_s=0.2)
+    database = open_database(settings)
+    yield Site(database, settings, tmp_path)
+    database.close()
+
+
+def test_what_a_unit_measures_lands_with_its_success(site: Site) -> None:
+    def play(unit: Unit) -> None:
+        unit.say({"type": "started"}, {"type": "measurement", "measurement": MEASUREMENT}, SUCCESS)
+        os.write(unit.log, b"hello\n")
+        unit.end()
+
+    job = site.run(play)
+    assert (job["state"], job["error"]) == ("succeeded", None)
+    assert len(Reading(site.database).measurements(job["id"])["rows"]) == 1
+    assert Reading(site.database).log(job["id"]) == "hello\n"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {},
+        [],
+        "started",
+        {"type": "gossip"},
+        {"type": "measurement", "measurement": MEASUREMENT | {"metric": {}}},
+        {"type": "measurement", "measurement": MEASUREMENT | {"mean": "fast"}},
+        {"type": "measurement", "measurement": MEASUREMENT | {"case": ["context_length"]}},
+        {"type": "measurement", "measurement": MEASUREMENT | {"n": 2**70}},
+        {"type": "measurement", "measurement": MEASUREMENT | {"case_key": None}},
+        {"type": "measurement", "measurement": {}},
+        {"type": "table", "table": {"name": "kernels", "columns": [], "rows": []}},
+        {"type": "table", "table": {"name": "kernels", "columns": [{"name": "n", "type": "integer"}], "rows": [[1.5]]}},
+        {"type": "cursor", "position": -1},
+        {"type": "cursor", "position": "far"},
+        {"type": "progress", "done": "many", "total": 2, "message": ""},
+        {"type": "progress", "done": 1, "total": 2, "message": "caf\udce9"},
+        {"type": "environment", "environment": ["linux"]},
+        {"type": "validity", "validity": {"verdict": "fine", "checks": []}, "case_key": None, "title": ""},
+        {"type": "validity", "validity": {"verdict": "valid", "checks": []}, "case_key": 3, "title": ""},
+        {"type": "artifact", "path": "\0", "name": "trace.json", "kind": "trace", "media_type": "text/plain"},
+        {"type": "outcome"},
+        {"type": "outcome", "code": "pineapple", "detail": ""},
+        {"type": "outcome", "code": [], "detail": ""},
+        {"type": "outcome", "code": "failed", "detail": None},
+    ],
+    ids=json.dumps,
+)
+def test_a_message_that_makes_no_sense_fails_the_job(site: Site, message: Any) -> None:
+    def play(unit: Unit) -> None:
+        unit.say(message, SUCCESS)
+        unit.end()
+
+    job = site.run(play)
+    assert (job["state"], job["error"]["code"]) == ("failed", "failed")
+    assert Reading(site.database).measurements(job["id"])["rows"] == []
+
+
+def test_deep_nesting_fails_the_job(site: Site) -> None:
+    def play(unit: Unit) -> None:
+        os.write(unit.messages, b"[" * 20_000 + b"\n")
+        unit.end()
+
+    assert site.run(play)["error"]["code"] == "failed"
+
+
+def test_an_error_whose_text_is_no_unicode_can_be_read(site: Site) -> None:
+    def play(unit: Unit) -> None:
+        reporter = PipeReporter(unit.messages, unit.scratch, Path())
+        reporter.send("outcome", code="failed", detail="no such file: caf\udce9")
+        unit.end()
+
+    assert site.run(play)["error"]["detail"] == "no such file: caf?"
+
+
+@pytest.mark.parametrize("place", ["outside", "link", "pipe", "missing"])
+def test_only_files_of_its_own_are_taken_from_a_unit(site: Site, place: str) -> None:
+    treasure = site.folder / "treasure"
+    treasure.write_text("the user's own")
+
+    def play(unit: Unit) -> None:
+        path = treasure if place == "outside" else unit.scratch / "file"
+        if place == "link":
+            path.symlink_to(treasure)
+        elif place == "pipe":
+            os.mkfifo(path)
+        unit.say({"type": "artifact", "path": str(path), "name": "file", "kind": "x", "media_type": "text/plain"})
+        unit.say(SUCCESS)
+        unit.end()
+
+    job = site.run(play)
+    assert job["error"]["code"] == "failed"
+    assert treasure.exists()
+    assert Reading(site.database).artifacts(job["id"]) == []
+
+
+@pytest.mark.parametrize("order", [TERMINATE, KILL])
+def test_a_unit_that_closes_its_pipes_and_goes_on_still_times_out(site: Site, order: bytes) -> None:
+    def play(unit: Unit) -> None:
+        unit.close_pipes()
+        while unit.control.recv(1) not in (order, b""):  # b"": nobody is left to give it
+            continue
+        unit.report(exit_code=None, signal=15)
+
+    job = site.run(play, timeout_s=0.2)
+    assert job["error"]["code"] == "timeout"
+
+
+def test_a_unit_that_crashes_goes_on_in_a_new_process_where_its_runner_says(site: Site) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def play(unit: Unit) -> None:
+        seen.append(unit.params)
+        unit.say({"type": "started"}, {"type": "measurement", "measurement": MEASUREMENT})
+        unit.say({"type": "progress", "done": 2, "total": 3, "message": "people want to know"})
+        unit.say({"type": "cursor", "position": len(seen)})
+        if len(seen) < 3:
+            unit.crash()
+        else:
+            unit.say(SUCCESS)
+            unit.end()
+
+    job = site.run(play, CELLS)
+    assert (job["state"], job["error"]) == ("succeeded", None)
+    assert [params["first"] for params in seen] == [0, 1, 2], "each goes on with the cell that crashed, to report it"
+    assert "crashed" not in seen[0]
+    assert "SIGSEGV" in seen[1]["crashed"]
+    rows = Reading(site.database).measurements(job["id"])["rows"]
+    assert [row["unit_index"] for row in rows] == [0, 0, 0], "what was measured before is kept; it is one unit still"
+    (unit,) = Reading(site.database).units(job["id"])
+    assert (unit["unit_index"], unit["title"], unit["outcome"]) == (0, "3 cells", "succeeded")
+    assert "went on" in unit["reason"]
+
+
+@pytest.mark.parametrize("case", ["another code", "no cursor", "no such runner"])
+def test_other_failures_end_the_job(site: Site, case: str) -> None:
+    seen = []
+
+    def play(unit: Unit) -> None:
+        seen.append(unit)
+        unit.say({"type": "progress", "done": 1, "total": 3, "message": "a cell"})
+        if case != "no cursor":
+            unit.say({"type": "cursor", "position": 1})
+        if case == "another code":
+            unit.say({"type": "outcome", "code": "failed", "detail": "no"})
+            unit.end()
+        else:
+            unit.crash()
+
+    job = site.run(play, BENCHMARK if case == "no such runner" else CELLS)
+    assert (job["state"], job["error"]["code"]) == ("failed", "failed" if case == "another code" else "crashed")
+    assert len(seen) == 1
+
+
+class Runner:
+    """Plans the units that the test wants, for the benchmark's spec. Their processes are played, so nothing runs."""
+
+    kind = "benchmark"
+
+    def __init__(self, *units: Planned) -> None:
+        self.units = list(units)
+
+    def plan(self, _spec: Any) -> list[Planned]:
+        return self.units
+
+    def run(self, _spec: Any, _unit: Planned, _report: Any) -> None:
+        raise AssertionError("its process is played")
+
+
+class Collector(Runner):
+    """One that reads what wrappers have written."""
+
+    def collect(self, _spec: Any, _unit: Planned, _scratch: Path, _report: Any) -> None:
+        raise AssertionError("its process is played")
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> Callable[[Runner], None]:
+    return lambda runner: monkeypatch.setitem(RUNNERS, "benchmark", runner)
+
+
+TABLE = {
+    "type": "table",
+    "table": {
+        "name": "kernels",
+        "columns": [{"name": "calls", "type": "integer", "unit": None}],
+        "rows": [[3], [4]],
+    },
+}
+
+
+def validity(verdict: str) -> dict[str, Any]:
+    checks = [{"name": "clocks", "ok": verdict == "valid", "detail": "as they are"}]
+    return {
+        "type": "validity",
+        "validity": {"verdict": verdict, "checks": checks},
+        "case_key": "key",
+        "title": "a case",
+    }
+
+
+class TestUnits:
+    def test_results_are_stamped_with_their_unit(self, site: Site, planned: Callable[[Runner], None]) -> None:
+        planned(Runner(Planned("first", side="baseline"), Planned("second", side="candidate")))
+
+        def play(unit: Unit) -> None:
+            title = unit.request.unit["title"]
+            unit.say({"type": "environment", "environment": {"of": title}})
+            unit.say({"type": "measurement", "measurement": MEASUREMENT}, TABLE)
+            unit.give("trace.json.gz", title)
+            unit.say(validity("valid" if title == "first" else "suspect"), SUCCESS)
+            unit.end()
+
+        job = site.run(play)
+        assert (job["state"], job["error"]) == ("succeeded", None)
+        reading = Reading(site.database)
+        rows = reading.measurements(job["id"])["rows"]
+        assert [(row["unit_index"], row["validity"]) for row in rows] == [(0, "valid"), (1, "suspect")]
+        found = reading.artifacts(job["id"])
+        files = ArtifactFiles(site.settings.artifacts_dir)
+        assert {one["name"]: files.open_path(one["sha256"]).read_text() for one in found} == {
+            "trace.json.gz": "first",
+            "trace-unit-1.json.gz": "second",
+        }
+        shown = [
+            (unit["unit_index"], unit["title"], unit["side"], unit["outcome"]) for unit in reading.units(job["id"])
+        ]
+        assert shown == [(0, "first", "baseline", "succeeded"), (1, "second", "candidate", "succeeded")]
+        assert job["environment"] == {"of": "first", "neighbours": []}
+        assert (job["validity"]["verdict"], job["validity"]["counts"]) == ("suspect", {"valid": 1, "suspect": 1})
+        with site.database.read() as connection:
+            stored = connection.exec_driver_sql("SELECT unit_index, name, row_count, partial FROM result_table").all()
+        assert [tuple(row) for row in stored] == [(0, "kernels", 2, 0), (1, "kernels", 2, 0)]
+
+    def test_of_a_unit_that_fails_everything_is_kept_as_partial(
+        self, site: Site, planned: Callable[[Runner], None]
+    ) -> None:
+        planned(Runner(Planned("first"), Planned("second"), Planned("third")))
+
+        def play(unit: Unit) -> None:
+            unit.say({"type": "measurement", "measurement": MEASUREMENT}, TABLE)
+            unit.give("trace.json", unit.request.unit["title"])
+            if unit.request.unit["title"] == "second":
+                unit.crash()
+            else:
+                unit.say(SUCCESS)
+                unit.end()
+
+        job = site.run(play)
+        reading = Reading(site.database)
+        assert (job["state"], job["error"]["code"]) == ("failed", "crashed")
+        assert [(unit["title"], unit["outcome"]) for unit in reading.units(job["id"])] == [
+            ("first", "succeeded"),
+            ("second", "crashed"),
+        ]
+        assert [row["partial"] for row in reading.measurements(job["id"])["rows"]] == [True, True]
+        assert {one["name"] for one in reading.artifacts(job["id"])} == {"trace.json", "trace-unit-1.json"}
+        with site.database.read() as connection:
+            assert connection.exec_driver_sql("SELECT count(*) FROM result_table WHERE partial").scalar_one() == 2
+
+    @pytest.mark.parametrize("what", ["artifacts", "tables"])
+    def test_two_of_one_name_in_a_unit_fail_the_job_by_name(self, site: Site, what: str) -> None:
+        def play(unit: Unit) -> None:
+            for number in range(2):
+                if what == "tables":
+                    unit.say(TABLE)
+                else:
+                    unit.give("kernels", str(number), path=str(number))
+            unit.say(SUCCESS)
+            unit.end()
+
+        job = site.run(play)
+        assert (job["state"], job["error"]["code"]) == ("failed", "failed")
+        assert job["error"]["detail"] == f"unit 0 (small, context 256) reports two {what} named 'kernels'"
+
+    def test_a_table_that_is_too_large_has_a_code_of_its_own(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("workers.measure.table.MAX_ROWS", 1)
+
+        def play(unit: Unit) -> None:
+            unit.say(TABLE, SUCCESS)
+            unit.end()
+
+        job = site.run(play)
+        assert (job["state"], job["error"]["code"]) == ("failed", "too_large")
+        assert "'kernels' has 2 rows; 1 are kept" in job["error"]["detail"]
+
+    def test_a_file_is_out_of_the_units_reach_at_once_and_stored_after_its_end(
+        self, site: Site, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        order = []
+        take = ArtifactFiles.take
+
+        def told(files: ArtifactFiles, path: Path) -> tuple[str, int]:
+            order.append("stored")
+            return take(files, path)
+
+        monkeypatch.setattr(ArtifactFiles, "take", told)
+
+        def play(unit: Unit) -> None:
+            unit.give("trace.json", "the first")
+            deadline = time.monotonic() + 10
+            while (unit.scratch / "file").exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            order.append("moved" if not (unit.scratch / "file").exists() else "still there")
+            unit.give("other.json", "the unit uses the path again")
+            order.append("ends")
+            unit.say(SUCCESS)
+            unit.end()
+
+        job = site.run(play)
+        assert order == ["moved", "ends", "stored", "stored"]
+        assert {one["name"]: one["size"] for one in Reading(site.database).artifacts(job["id"])} == {
+            "trace.json": 9,
+            "other.json": 28,
+        }
+
+
+WRAPPED = Planned("wrapped", start="exec", wrap=("nsys", "profile", "-o", "{scratch}/report"))
+
+
+class TestWrapped:
+    def test_after_its_wrapper_the_units_report_is_collected_in_a_fresh_process(
+        self, site: Site, planned: Callable[[Runner], None]
+    ) -> None:
+        planned(Collector(Planned("plain"), WRAPPED))
+        seen: list[tuple[str, str, list[str], bool]] = []
+
+        def play(unit: Unit) -> None:
+            request = unit.request
+            report = Path(request.scratch) / "report"
+            seen.append((request.task, unit.start, request.wrap, report.exists()))
+            unit.say({"type": "started"}, {"type": "progress", "done": 1, "total": 2, "message": "half"})
+            if request.wrap:
+                assert request.wrap == ["nsys", "profile", "-o", str(report)]
+                report.write_text("written after the end")
+            if request.task == "collect":
+                unit.say(TABLE)
+                unit.give("report.txt", report.read_text(), path="report")
+            unit.say(SUCCESS)
+            unit.end()
+
+        job = site.run(play)
+        assert (job["state"], job["error"]) == ("succeeded", None)
+        assert [(task, start, bool(wrap), report) for task, start, wrap, report in seen] == [
+            ("run", "fork", False, False),
+            ("run", "exec", True, False),
+            ("collect", "fork", False, True),
+        ]
+        assert [one["name"] for one in Reading(site.database).artifacts(job["id"])] == ["report-unit-1.txt"]
+        assert len(Reading(site.database).units(job["id"])) == 2
+        events = Reading(site.database).events(job["id"])
+        done = [event["data"]["done"] / event["data"]["total"] for event in events if event["type"] == "progress"]
+        assert done == sorted(done)
+
+    def test_a_runner_that_collects_nothing_gets_no_second_process(
+        self, site: Site, planned: Callable[[Runner], None]
+    ) -> None:
+        planned(Runner(WRAPPED))
+        seen = []
+
+        def play(unit: Unit) -> None:
+            seen.append(unit.request.task)
+            unit.say(SUCCESS)
+            unit.end()
+
+        assert site.run(play)["state"] == "succeeded"
+        assert seen == ["run"]
+
+    @pytest.mark.parametrize(
+        ("said", "ending", "code", "words"),
+        [
+            ([SUCCESS], {"exit_code": 3, "signal": None}, "invalid_environment", "ended with exit code 3, although"),
+            ([SUCCESS], {"exit_code": None, "signal": 11}, "invalid_environment", "killed by SIGSEGV, although"),
+            ([], {"exit_code": 1, "signal": None}, "invalid_environment", "exit code 1 and never started the unit"),
+            ([], {"exit_code": 0, "signal": None}, "invalid_environment", "exit code 0 and never started the unit"),
+            ([{"type": "started"}], {"exit_code": 139, "signal": None}, "crashed", "'nsys', under which it ran"),
+            (
+                [{"type": "outcome", "code": "unsupported", "detail": "no such device"}],
+                {"exit_code": 69, "signal": None},
+                "unsupported",
+                "no such device",
+            ),
+        ],
+    )
+    def test_what_a_wrapper_does_wrong_fails_the_job_in_its_own_words(
+        self,
+        site: Site,
+        planned: Callable[[Runner], None],
+        said: list[Any],
+        ending: dict[str, int | None],
+        code: str,
+        words: str,
+    ) -> None:
+        planned(Collector(WRAPPED))
+        seen = []
+
+        def play(unit: Unit) -> None:
+            seen.append(unit.request.task)
+            os.write(unit.log, b"ERR_NVGPUCTRPERM: no permission\n")
+            unit.say(*said)
+            unit.close_pipes()
+            unit.report(**ending)
+
+        job = site.run(play)
+        assert (job["state"], job["error"]["code"]) == ("failed", code)
+        assert words in job["error"]["detail"]
+        if code == "invalid_environment":
+            assert "ERR_NVGPUCTRPERM: no permission" in job["error"]["detail"]
+        assert seen == ["run"], "there is nothing to collect"
+
+    def test_a_wrapper_that_never_starts_its_unit_is_ended(
+        self, site: Site, planned: Callable[[Runner], None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        planned(Runner(WRAPPED))
+        monkeypatch.setattr("workers.unit_run.WRAPPER_START_S", 0.2)
+
+        def play(unit: Unit) -> None:
+            while unit.control.recv(1) not in (KILL, b""):
+                continue
+            unit.close_pipes()
+            unit.report(exit_code=None, signal=9)
+
+        job = site.run(play)
+        assert job["error"]["code"] == "invalid_environment"
+        assert "did not start the unit within 0.2 s" in job["error"]["detail"]
+
+    def test_a_timeout_while_the_wrapper_writes_its_report_is_a_timeout(
+        self, site: Site, planned: Callable[[Runner], None]
+    ) -> None:
+        planned(Runner(WRAPPED))
+
+        def play(unit: Unit) -> None:
+            unit.say({"type": "started"}, SUCCESS)
+            while unit.control.recv(1) not in (KILL, b""):
+                continue
+            unit.close_pipes()
+            unit.report(exit_code=None, signal=9)
+
+        assert site.run(play, timeout_s=0.3)["error"]["code"] == "timeout"
+
+    @pytest.mark.parametrize(
+        ("unit", "error"),
+        [
+            ({"wrap": ("nsys",)}, "needs start='exec'"),
+            ({"wrap": "nsys profile", "start": "exec"}, "a sequence of words"),
+        ],
+    )
+    def test_a_wrap_that_cannot_work_is_refused_when_it_is_planned(self, unit: dict[str, Any], error: str) -> None:
+        with pytest.raises((TypeError, ValueError), match=error):
+            Planned("unit", **unit)

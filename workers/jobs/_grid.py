@@ -1,0 +1,278 @@
+"""Jobs that are grids of cells. Each cell is one case, with values, an outcome and a verdict of its own.
+
+All cells of a job run in one process as long as no cell takes the process down. After a crash a fresh process goes on
+with the next cell, and the cell that crashed has the outcome "crashed". Other things that happen to a cell are outcomes
+too: "oom", "unsupported", "invalid_environment", "failed". None of them costs another cell.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import functools
+import gc
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from workers.jobs._base import Reporter, Unit
+from workers.jobs._values import FAULTS, Metric, Values
+from workers.outcome import Failed, RunnerError, Unsupported
+from workers.torch_host import check_device_answers, choose_device, set_precision, translated, why_no_precision
+
+if TYPE_CHECKING:
+    import torch
+
+    from app.specs import Case
+    from workers.measure.validity import Check, Monitor
+
+
+class Cell(Protocol):
+    """One case of a job."""
+
+    @property
+    def title(self) -> str:
+        """For progress lines and verdicts."""
+        ...
+
+
+class GridSpec(Protocol):
+    """What the spec of a grid has."""
+
+    @property
+    def device(self) -> str: ...
+
+    def cells(self) -> Sequence[Any]:
+        """Its cells, in the order they run."""
+        ...
+
+    def case(self, cell: Any) -> Case:
+        """What identifies the work of a cell."""
+        ...
+
+
+@dataclass
+class Context:
+    """What all cells share that one process measures. Runners add their own."""
+
+    devices: Sequence[torch.device]
+    report: Reporter
+
+    @property
+    def device(self) -> torch.device:
+        """The first device; the only one of most kinds."""
+        return self.devices[0]
+
+
+@dataclass
+class Trial:
+    """One cell while it is measured."""
+
+    values: Values
+    monitor: Monitor
+    """Watches the cell's devices; a runner starts it again when its samples begin."""
+    tell: Callable[[str], None]
+    """Shows people what is being done for the cell."""
+    checks: list[Check] = field(default_factory=list)
+    """What the runner found about the validity of the cell's values."""
+
+
+ContextT = TypeVar("ContextT", bound=Context)
+
+
+class GridRunner(abc.ABC, Generic[ContextT]):
+    """The runner of a kind whose jobs are grids. A subclass says how one cell is measured."""
+
+    kind: str
+
+    @abc.abstractmethod
+    def open(self, spec: Any, devices: Sequence[torch.device], report: Reporter) -> ContextT:
+        """What all cells share. Called once in each process."""
+
+    @abc.abstractmethod
+    def metrics(self, spec: Any, cell: Any) -> list[Metric]:
+        """The metrics of a cell, in the order they are reported. The first decides the cell's outcome."""
+
+    @abc.abstractmethod
+    def measure(self, spec: Any, cell: Any, context: ContextT, trial: Trial) -> None:
+        """Set the cell's values. This process computes in the cell's precision already.
+
+        Raises:
+            Exception: values that are not set yet get the outcome that belongs to the error: "oom" for a lack of
+                memory, the code of a RunnerError, else "failed".
+        """
+
+    def devices(self, spec: Any) -> list[torch.device]:
+        """The devices that the cells run on.
+
+        Raises:
+            Unsupported: this process does not see them.
+        """
+        return [choose_device(spec.device)]
+
+    def check(self, spec: Any) -> None:
+        """Refuse, with Unsupported, a job none of whose cells can run here."""
+
+    def precision_of(self, cell: Any) -> str | None:
+        """The precision that this process computes the cell in ("fp32", "tf32", …); None: any."""
+        return None
+
+    def see_that_devices_answer(self, context: ContextT) -> None:
+        """Called after each cell.
+
+        Raises:
+            Crashed: a device's context is lost, and this process with it.
+        """
+        for device in context.devices:
+            check_device_answers(device)
+
+    def plan(self, spec: GridSpec) -> list[Unit]:
+        """One unit for all cells."""
+        return [Unit(title=f"{len(spec.cells())} cells", params={"first": 0})]
+
+    def resume(self, spec: GridSpec, unit: Unit, position: int, failure: Failed) -> Unit:
+        """The unit that reports the cell at `position` as crashed, without trying it again, and measures the rest."""
+        title = f"{len(spec.cells())} cells, going on after cell {position + 1}"
+        return Unit(title=title, params={"first": position, "crashed": failure.detail})
+
+    def run(self, spec: GridSpec, unit: Unit, report: Reporter) -> None:
+        """Measure the cells from the unit's first one on, and report each when it is finished.
+
+        Raises:
+            Unsupported: there is no such device, or no cell of the job can run here.
+            Crashed: a cell took this process's device context with it.
+        """
+        from workers.measure.environment import device_key
+        from workers.measure.validity import verdict
+
+        devices, cells = self.devices(spec), spec.cells()
+        self.check(spec)
+        report.environment(self._fingerprint(cells, devices))
+        context = self.open(spec, devices, report)
+        key = device_key(devices[0], len(devices))
+        first, crashed = unit.params.get("first", 0), unit.params.get("crashed")
+        outcomes = Counter[str]()
+        with few_objects_to_collect():
+            for index, cell in enumerate(cells[first:], start=first):
+                report.progress(index, len(cells), cell.title)
+                values = Values(self.metrics(spec, cell))
+                if index == first and crashed is not None:
+                    values.rest("crashed", crashed)
+                    found = verdict([check_measured(values)])
+                else:
+                    # Not of the cell that crashed: a unit that gets no further must not be resumed there again.
+                    report.cursor(index)
+                    tell = functools.partial(_tell, report, index, len(cells), cell.title)
+                    found = self._try(spec, cell, context, values, tell)
+                case = spec.case(cell)
+                values.report(case, key, report)
+                report.validity(found, case_key=case.key, title=cell.title)
+                outcomes[values.outcome] += 1
+        if crashed is None and not outcomes["ok"]:
+            report.validity(verdict([nothing_measured(outcomes)]))
+        report.progress(len(cells), len(cells), "done")
+
+    def _try(
+        self, spec: GridSpec, cell: Cell, context: ContextT, values: Values, tell: Callable[[str], None]
+    ) -> dict[str, Any]:
+        """Measure one cell, whatever happens to it; its verdict."""
+        from workers.measure.memory import OutOfMemory, gist, is_out_of_memory
+        from workers.measure.validity import Monitor
+
+        start_afresh(context.devices)
+        trial = Trial(values, Monitor(context.devices), tell)
+        try:
+            self._set_precision(cell, context.devices)
+            self.measure(spec, cell, context, trial)
+        except OutOfMemory as error:
+            values.rest("oom", str(error))
+        except RunnerError as error:
+            values.rest(error.code, str(error))
+        except Exception as error:  # noqa: BLE001 - somebody's own kernel may raise anything
+            if is_out_of_memory(error):
+                values.rest("oom", f"out of memory: {gist(error)}")
+            elif meaning := translated(error):
+                values.rest(meaning.code, str(meaning))
+            else:
+                traceback.print_exc()
+                values.rest("failed", f"{type(error).__name__}: {gist(error)}")
+        self.see_that_devices_answer(context)
+        trial.monitor.watch(last=True)
+        return trial.monitor.conclude([check_measured(values), *trial.checks])
+
+    def _set_precision(self, cell: Cell, devices: Sequence[torch.device]) -> None:
+        precision = self.precision_of(cell)
+        if precision is None:
+            return
+        for device in devices:
+            if reason := why_no_precision(device, precision):
+                raise Unsupported(reason)
+        set_precision(precision)
+
+    def _fingerprint(self, cells: Iterable[Cell], devices: Sequence[torch.device]) -> dict[str, Any]:
+        """Where the cells are measured, with the setting of float32 products that each precision of theirs takes."""
+        import torch
+
+        from workers.measure import environment
+
+        settings = dict[str, str]()
+        for precision, cell in {self.precision_of(cell): cell for cell in cells}.items():
+            # What cannot be set is those cells' outcome.
+            with contextlib.suppress(RunnerError):
+                self._set_precision(cell, devices)
+                if precision is not None:
+                    settings[precision] = torch.get_float32_matmul_precision()
+        found = environment.fingerprint(devices[0], *devices[1:])
+        if len(set(settings.values())) > 1:
+            each = ", ".join(f"{setting} for {precision}" for precision, setting in settings.items())
+            found["settings"]["float32_matmul_precision"] = each
+        return found
+
+
+def _tell(report: Reporter, done: int, total: int, title: str, line: str) -> None:
+    report.progress(done, total, f"{title}: {line}")
+
+
+@contextlib.contextmanager
+def few_objects_to_collect() -> Iterator[None]:
+    """Inside, the collector, which runs with each cell, does not look at what lives now: hundreds of modules."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def start_afresh(devices: Sequence[torch.device]) -> None:
+    """Let nothing of the last cell reach the next one.
+
+    That is cached memory, and compiled code with its guards, of which the compiler keeps a few only before it gives up
+    or turns to dynamic shapes.
+    """
+    import torch
+
+    gc.collect()
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
+    if any(device.type == "cuda" for device in devices):
+        torch.cuda.empty_cache()
+
+
+def check_measured(values: Values) -> Check:
+    """Whether the cell was measured as well as it can be; a fault makes it suspect."""
+    from workers.measure.validity import Check
+
+    outcome = values.outcome
+    return Check("measured", outcome not in FAULTS, outcome if values.reason is None else f"{outcome}: {values.reason}")
+
+
+def nothing_measured(outcomes: Mapping[str, int]) -> Check:
+    """What a job is told in which no cell has values: there is nothing that could be trusted."""
+    from workers.measure.validity import Check
+
+    each = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
+    return Check("measured", False, f"0 of {sum(outcomes.values())} cells measured: {each}")

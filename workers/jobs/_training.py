@@ -1,0 +1,368 @@
+"""What all training kinds share: building the model and its step as a spec says, timing it, and what follows from that.
+
+A kind adds what it looks at: observers of the phases, tables, files.
+"""
+
+from __future__ import annotations
+
+import inspect
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from app.specs._training import WITH_BACKWARD, TrainingSpec
+from workers.jobs._base import Reporter
+from workers.jobs._values import Metric, Values
+from workers.outcome import Unsupported
+from workers.torch_host import choose_device, load, set_precision, translated
+
+if TYPE_CHECKING:
+    import torch
+
+    from workers.measure.busy import Busy
+    from workers.measure.timing import Observer, StepTimes
+    from workers.measure.validity import Check, Monitor
+    from workers.model.generation import CachedModel
+    from workers.model.graphed import GraphableStep, GraphedStep
+    from workers.model.steps import Step
+
+PHASES = {
+    "forward": ("forward",),
+    "forward_backward": ("forward", "backward"),
+    "train_step": ("forward", "backward", "optimizer"),
+    "generate": ("prefill", "decode"),
+}
+"""What each mode's step consists of."""
+PHASE_METRICS = {
+    "forward": "forward_ms",
+    "backward": "backward_ms",
+    "optimizer": "optimizer_ms",
+    "prefill": "prefill_ms",
+    "decode": "decode_ms_per_token",
+}
+WHOLE = (
+    ("tokens_per_s", "tokens/s"),
+    ("tflops", "TFLOP/s"),
+    ("mfu", "fraction"),
+    ("ceiling_percent", "%"),
+    ("host_us", "µs"),
+    ("gpu_busy_percent", "%"),
+    ("peak_memory_mib", "MiB"),
+    ("memory_reserved_mib", "MiB"),
+    ("parameters", "parameters"),
+)
+"""Metrics without a phase, of the whole step, with their units."""
+
+
+def metrics(mode: str) -> list[Metric]:
+    """The metrics of a mode, in the order they are reported."""
+    return [
+        *(Metric(PHASE_METRICS[phase], phase, "ms") for phase in PHASES[mode]),
+        Metric("step_ms", "step", "ms"),
+        Metric("first_step_ms", "first_step", "ms"),
+        *(Metric(name, None, unit) for name, unit in WHOLE),
+    ]
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model on its device, and the step that is repeated."""
+
+    spec: TrainingSpec
+    device: torch.device
+    model: torch.nn.Module
+    step: Step
+    graphed: GraphedStep | None = None
+    """The step, if it is a CUDA graph."""
+
+
+def prepare(spec: TrainingSpec) -> tuple[torch.device, Callable[[], torch.nn.Module]]:
+    """Make this process ready for a spec: its device, and a function that builds the model there.
+
+    Raises:
+        Unsupported: no such device, model or attention here, or they cannot run so.
+        InvalidEnvironment: this host is not in order.
+    """
+    device = choose_device(spec.device, spec.precision)
+    if spec.cuda_graph and device.type != "cuda":
+        raise Unsupported("cuda_graph: this worker's process sees no GPU, and a CPU has no CUDA graphs")
+    build_model = choose_model(spec, device)
+    set_precision(spec.precision)
+    return device, build_model
+
+
+def choose_model(spec: TrainingSpec, device: torch.device) -> Callable[[], torch.nn.Module]:
+    """A function that builds the spec's model with its attention on the current default device.
+
+    Raises:
+        Unsupported: no such model or attention here, the attention cannot run so, or the model lacks what is asked for.
+        InvalidEnvironment: an installed one is broken.
+    """
+    from kernels.registry import ATTENTION
+    from workers.model.precision import PRECISIONS
+    from workers.model.registry import MODELS
+
+    model_class = load(MODELS, spec.model.name)
+    attention = load(ATTENTION, spec.attention)
+    dtype = str(PRECISIONS[spec.precision].compute_dtype).removeprefix("torch.")
+    if reason := attention.why_not(device.type, dtype, backward=spec.mode in WITH_BACKWARD):
+        raise Unsupported(reason)
+    generated = spec.new_tokens if spec.mode == "generate" else 0
+    arguments: dict[str, Any] = {
+        "vocab_size": spec.model.vocab_size,
+        "context_length": spec.context_length + generated,
+        **spec.model.shape(),
+        **options_of(model_class, spec, attention.function),
+    }
+
+    def build() -> torch.nn.Module:
+        model: torch.nn.Module = model_class(**arguments)
+        if generated and not hasattr(model, "new_cache"):
+            raise Unsupported(f"model {spec.model.name!r} has no key-value cache, which mode generate needs")
+        return model
+
+    return build
+
+
+def options_of(model_class: Callable[..., Any], spec: TrainingSpec, attention: Callable[..., Any]) -> dict[str, Any]:
+    """The optional constructor arguments that a model takes, as the spec has them.
+
+    A model that was written before an option existed lacks it: it serves as long as the spec leaves the option alone.
+
+    Raises:
+        Unsupported: the spec needs an option that the model lacks.
+    """
+    fields = type(spec).model_fields
+    options = {
+        "rope_theta": (
+            spec.model.rope_theta,
+            spec.model.rope_theta == type(spec.model).model_fields["rope_theta"].default,
+        ),
+        "attention": (attention, spec.attention == fields["attention"].default),
+        "activation_checkpointing": (spec.activation_checkpointing, not spec.activation_checkpointing),
+    }
+    try:
+        parameters = inspect.signature(model_class).parameters
+    except (TypeError, ValueError):  # written in another language: it does not tell
+        return {name: value for name, (value, _) in options.items()}
+    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
+    for name, (_, left_alone) in options.items():
+        if not (takes_all or name in parameters or left_alone):
+            raise Unsupported(f"model {spec.model.name!r} takes no argument {name!r}, which this job sets")
+    return {name: value for name, (value, _) in options.items() if takes_all or name in parameters}
+
+
+def build(spec: TrainingSpec, device: torch.device, build_model: Callable[[], torch.nn.Module]) -> Training:
+    """The model and its step.
+
+    Raises:
+        OutOfMemory: the model does not fit.
+        Unsupported: the model does not offer its blocks, which compiling them needs.
+    """
+    import torch
+
+    from workers.measure.memory import memory_needed_for
+    from workers.model.graphed import GraphedStep
+    from workers.model.precision import set_parameter_dtype
+
+    with memory_needed_for("making the model"):
+        torch.manual_seed(spec.seed)
+        with device:
+            model = build_model()
+        set_parameter_dtype(model, spec.parameter_dtype)
+        step = build_step(spec, device, model)
+    if not spec.cuda_graph:
+        return Training(spec, device, model, step)
+    graphed = GraphedStep(cast("GraphableStep", step))
+    return Training(spec, device, model, graphed, graphed)
+
+
+def build_step(spec: TrainingSpec, device: torch.device, model: torch.nn.Module) -> Step:
+    """The step that is repeated, not yet captured."""
+    import torch
+
+    from workers.measure.warmup import LEAST_CALLS
+    from workers.model import steps
+    from workers.model.batches import RandomBatches
+    from workers.model.optimizer import make_optimizer
+    from workers.model.precision import PRECISIONS
+
+    call: Any = compiled(spec, model)
+    batches = RandomBatches(spec.model.vocab_size, spec.batch_size, spec.context_length, device, spec.seed)
+    precision = PRECISIONS[spec.precision]
+    match spec.mode:
+        case "forward":
+            return steps.ForwardStep(call, batches, precision)
+        case "forward_backward":
+            return steps.BackwardStep(call, batches, precision, model)
+        case "train_step":
+            rate = torch.tensor(steps.MAX_LEARNING_RATE, device=device) if spec.cuda_graph else steps.MAX_LEARNING_RATE
+            optimizer = make_optimizer(spec.optimizer, model, rate, capturable=spec.cuda_graph)
+            # Of the schedule, whose end only its learning rate knows: a warm-up until steady may be longer.
+            total = (LEAST_CALLS if spec.warmup_steps is None else spec.warmup_steps) + spec.measure_steps
+            return steps.TrainStep(call, batches, precision, model, optimizer, total, spec.gradient_clip_norm)
+        case "generate":
+            return steps.GenerateStep(call, cast("CachedModel", model), batches, precision, spec.new_tokens)
+
+
+def compiled(spec: TrainingSpec, model: torch.nn.Module) -> Any:
+    """What is called instead of the model: itself, or its compiled form."""
+    from workers.model.compiled import NoBlocks, compile_blocks, compile_model
+
+    if not spec.compile:
+        return model
+    if spec.compile_scope == "model":
+        return compile_model(model)
+    try:
+        return compile_blocks(model)
+    except NoBlocks as error:
+        raise Unsupported(f"model {spec.model.name!r}: {error}") from error
+
+
+@contextmanager
+def known_errors() -> Iterator[None]:
+    """Turns errors of torch and of our steps, whose meaning for the job is known, into the job's outcome.
+
+    Raises:
+        Unsupported, InvalidEnvironment: what such an error means.
+    """
+    from workers.model.graphed import CannotCapture
+
+    try:
+        yield
+    except CannotCapture as error:
+        raise Unsupported(f"cuda_graph: {error}") from error
+    except RuntimeError as error:
+        if meaning := translated(error):
+            raise meaning from error
+        raise
+
+
+def measure(
+    training: Training, monitor: Monitor, report: Reporter, observers: Sequence[Observer] = ()
+) -> tuple[Values, list[Check]]:
+    """Time the steps: what was found, and what the samples tell of their validity.
+
+    Raises:
+        OutOfMemory: in any phase.
+    """
+    from workers.measure.busy import measure_busy
+    from workers.measure.memory import memory_meter
+    from workers.measure.timing import make_clock, run_step, time_steps
+    from workers.measure.warmup import LEAST_CALLS
+
+    spec, step, graphed = training.spec, training.step, training.graphed
+    meter = memory_meter(training.device)
+    least = LEAST_CALLS if spec.warmup_steps is None else spec.warmup_steps
+
+    def measuring() -> None:
+        meter.reset()
+        monitor.start(warm=least > 0)
+
+    def stepped(warmed_up: int, measured: int) -> None:
+        if measured:
+            monitor.watch(last=measured == spec.measure_steps)
+        total = max(least, warmed_up) + spec.measure_steps
+        report.progress(warmed_up + measured, total, "measuring" if measured else "warming up")
+
+    times = time_steps(
+        step.phases,
+        make_clock(training.device),
+        observers=observers,
+        prepare=step.prepare,
+        inner_times_ms=dict if graphed is None else graphed.inner_times_ms,
+        warmup_steps=spec.warmup_steps,
+        measure_steps=spec.measure_steps,
+        measuring=measuring,
+        stepped=stepped,
+    )
+    values = Values(metrics(spec.mode))
+    peak, how = meter.peak_mib() if graphed is None else (graphed.peak_mib, "")
+    values.set("peak_memory_mib", None, None if peak is None else [peak], how)
+    reserved = meter.reserved_mib()
+    values.set("memory_reserved_mib", None, None if reserved is None else [reserved], "known on GPUs only")
+    checks = check_times(times, monitor, spec, on_gpu=training.device.type == "cuda")
+    busy: Busy | str = "known on GPUs only"
+    if training.device.type == "cuda":
+        step.prepare()
+        busy = measure_busy(lambda: run_step(step.phases, ()))
+    checks.append(check_busy(times, busy))
+    add_times(values, training, times, busy)
+    return values, checks
+
+
+def check_times(times: StepTimes, monitor: Monitor, spec: TrainingSpec, *, on_gpu: bool) -> list[Check]:
+    """What the steps' times tell of their validity."""
+    from workers.measure.validity import check_stability, check_steady
+
+    checks = [check_steady(times.steady, times.warmup), *check_stability(times.step, on_gpu=on_gpu)]
+    if spec.compile:
+        checks += monitor.compilation_checks(warmup_steps=times.warmup)
+    return checks
+
+
+def check_busy(times: StepTimes, busy: Busy | str) -> Check:
+    """Whether the device waited for the host."""
+    from workers.measure.validity import check_waiting
+
+    host_us = statistics.median(times.host_us) if times.host_us else None
+    return check_waiting(statistics.median(times.step), host_us, busy)
+
+
+def add_times(values: Values, training: Training, times: StepTimes, busy: Busy | str) -> None:
+    """Times of the phases and of the whole step, as measured, and what follows from the median step."""
+    spec = training.spec
+    values.set("step_ms", "step", times.step)
+    values.set("first_step_ms", "first_step", [times.first_step])
+    for phase in PHASES[spec.mode]:
+        samples: Sequence[float] | None = times.phases.get(phase)
+        if samples is not None and phase == "decode":
+            # The prefill yields the first new token.
+            samples = [sample / (spec.new_tokens - 1) for sample in samples]
+        why_not = None if training.graphed is None else training.graphed.why_no_phases
+        values.set(PHASE_METRICS[phase], phase, samples, why_not or "the phase was not timed")
+    values.set("host_us", None, times.host_us or None, "known on GPUs only: a CPU does the work itself")
+    step_ms = statistics.median(times.step)
+    share = None if isinstance(busy, str) else [min(100.0, 100 * busy.busy_ms / step_ms)]
+    values.set("gpu_busy_percent", None, share, busy if isinstance(busy, str) else "")
+    trainable = sum(parameter.numel() for parameter in training.model.parameters() if parameter.requires_grad)
+    values.set("parameters", None, [trainable])
+
+
+def add_rates(values: Values, training: Training, ceilings: Path) -> None:
+    """What follows from the step's median time: tokens and FLOPs per second, and their share of the device's best."""
+    from workers.measure.ceilings import Ceilings
+    from workers.measure.environment import device_name
+    from workers.model.accounting import peak_tflops
+
+    spec, device = training.spec, training.device
+    seconds = 1e-3 * statistics.median(values.samples("step_ms", "step") or ())
+    tokens = spec.batch_size * (spec.new_tokens if spec.mode == "generate" else spec.context_length)
+    values.set("tokens_per_s", None, [tokens / seconds])
+    flops = step_flops(spec, training.model)
+    if flops is None:
+        values.rest("unknown", f"model {spec.model.name!r} does not tell its FLOPs")
+        return
+    rate = 1e-12 * flops / seconds
+    values.set("tflops", None, [rate])
+    peak, source = peak_tflops(device_name(device), spec.precision)
+    values.set("mfu", None, None if peak is None else [rate / peak], source)
+    ceiling, source = Ceilings(ceilings).tflops(device, spec.precision)
+    values.set("ceiling_percent", None, None if ceiling is None else [100 * rate / ceiling], source)
+
+
+def step_flops(spec: TrainingSpec, model: torch.nn.Module) -> int | None:
+    """FLOPs of one step; None for a model that does not tell."""
+    from workers.model import accounting
+
+    if spec.mode == "generate":
+        tell = getattr(model, "generate_flops", None)
+        return None if tell is None else int(tell(spec.batch_size, spec.context_length, spec.new_tokens))
+    tell = getattr(model, "forward_flops", None)
+    if tell is None:
+        return None
+    forward = int(tell(spec.batch_size, spec.context_length))
+    return forward if spec.mode == "forward" else accounting.training_flops(forward)

@@ -1,0 +1,91 @@
+"""Runs `compare`: baseline and candidate take turns, each turn in fresh processes, on the same device.
+
+The runner of the kind that both specs are of does the measuring; it does not know that it is compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from app.specs.compare import CompareSpec
+from workers.jobs._base import Collecting, Reporter, Resumable, Runner, Unit
+
+if TYPE_CHECKING:
+    from app.specs import SpecBase
+    from workers.outcome import Failed
+
+Side = Literal["baseline", "candidate"]
+
+
+class CompareRunner:
+    """The runner of kind `compare`."""
+
+    kind = "compare"
+
+    def plan(self, spec: CompareSpec) -> list[Unit]:
+        """A B A B …: in each turn every unit of that side's own plan, exec'd, to be independent samples."""
+        runner = _inner_runner(spec)
+        plans: dict[Side, list[Unit]] = {
+            "baseline": runner.plan(spec.baseline),
+            "candidate": runner.plan(spec.candidate),
+        }
+        return [
+            _outer(inner, side, _title(spec, side, replicate, inner, alone=len(plan) == 1))
+            for replicate in range(spec.replicates)
+            for side, plan in plans.items()
+            for inner in plan
+        ]
+
+    def run(self, spec: CompareSpec, unit: Unit, report: Reporter) -> None:
+        """One unit of one side, as in a job of that side alone."""
+        _inner_runner(spec).run(_side(spec, unit), _inner(unit), report)
+
+    def resume(self, spec: CompareSpec, unit: Unit, position: int, failure: Failed) -> Unit | None:
+        """As the kind goes on whose specs are compared, if it does."""
+        runner = _inner_runner(spec)
+        if not isinstance(runner, Resumable):
+            return None
+        rest = runner.resume(_side(spec, unit), _inner(unit), position, failure)
+        if rest is None:
+            return None
+        assert unit.side is not None
+        return _outer(rest, unit.side, unit.title)
+
+    def collect(self, spec: CompareSpec, unit: Unit, scratch: Path, report: Reporter) -> None:
+        """As the kind does whose specs are compared, if it does."""
+        runner = _inner_runner(spec)
+        if isinstance(runner, Collecting):
+            runner.collect(_side(spec, unit), _inner(unit), scratch, report)
+
+
+RUNNER = CompareRunner()
+
+
+def _inner_runner(spec: CompareSpec) -> Runner:
+    """Raises Unsupported: this worker has no runner for the kind."""
+    from workers.jobs import runner_for
+
+    return runner_for(spec.baseline.kind)
+
+
+def _side(spec: CompareSpec, unit: Unit) -> SpecBase:
+    assert unit.side is not None
+    return spec.sides()[unit.side]
+
+
+def _title(spec: CompareSpec, side: Side, replicate: int, inner: Unit, *, alone: bool) -> str:
+    turn = f"{side}, replicate {replicate + 1} of {spec.replicates}"
+    return turn if alone else f"{turn}: {inner.title}"
+
+
+def _outer(inner: Unit, side: Side, title: str) -> Unit:
+    """The unit of the comparison that does what `inner` does."""
+    kept = {"title": inner.title, "params": dict(inner.params)}
+    return replace(inner, title=title, params=kept, start="exec", side=side)
+
+
+def _inner(unit: Unit) -> Unit:
+    """The unit that the inner runner has planned."""
+    return replace(unit, side=None, title=unit.params["title"], params=unit.params["params"])

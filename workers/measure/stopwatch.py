@@ -1,0 +1,98 @@
+"""The one stopwatch for single calls: on a GPU by events on the device, on a CPU by the host's clock.
+
+How a call's device time is kept apart from the host's is told in `kernels.device_clock`, which does it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from kernels.device_clock import DeviceClock, Work, nothing
+from workers.measure.warmup import WarmUp
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What a stopwatch found about one call."""
+
+    samples: array[float]
+    """Milliseconds per call: the device's time on a GPU, wall time on a CPU."""
+    host_us: array[float] | None
+    """Microseconds in which the host issued each call; None on a CPU, where the host does the work itself."""
+    warmup: int
+    """Calls made before measuring began."""
+    steady: bool | None
+    """Whether times were steady when measuring began; None where a number of warm-up calls was asked for, so that
+    nobody looked."""
+    host_bound: bool
+    """Whether the host takes longer to issue the call than the device takes for its work (medians): in a program that
+    makes such calls one after the other, the device waits for the host."""
+    exposed: bool = False
+    """Whether some samples hold that waiting, since the call waits for the device inside or has more launches than the
+    driver's queue holds. Where not, `samples` are the device's own even if `host_bound`."""
+
+
+class Stopwatch(Protocol):
+    """Times calls of one operation."""
+
+    def time(self, work: Work, *, prepare: Work = nothing, warmup: int | None, calls: int) -> Timing:
+        """Time `calls` calls of `work`, each after an untimed `prepare`.
+
+        Args:
+            work: What is timed.
+            prepare: Runs before each call, outside its time; also before calls that are repeated.
+            warmup: Calls that leave no sample: exactly so many, or None until times are steady.
+            calls: Samples, 1 or more.
+        """
+        ...
+
+
+class HostStopwatch:
+    """For the CPU, where a call returns when its work is done."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+
+    def time(self, work: Work, *, prepare: Work = nothing, warmup: int | None, calls: int) -> Timing:
+        warming = WarmUp(warmup, self._clock)
+        while not warming.over:
+            warming.add(self._lap(work, prepare))
+        samples = array("d", (self._lap(work, prepare) for _ in range(calls)))
+        return Timing(samples, None, warming.calls, warming.steady, host_bound=False)
+
+    def _lap(self, work: Work, prepare: Work) -> float:
+        prepare()
+        start = self._clock()
+        work()
+        return 1e3 * (self._clock() - start)
+
+
+class CudaStopwatch:
+    """For a GPU, on the current stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._clock = DeviceClock(device)
+
+    def time(self, work: Work, *, prepare: Work = nothing, warmup: int | None, calls: int) -> Timing:
+        self._clock.forget()
+        warming = WarmUp(warmup)
+        while not warming.over:
+            warming.add(self._clock.lap(work, prepare).device_ms)
+        laps = [self._clock.lap(work, prepare) for _ in range(calls)]
+        samples = array("d", (lap.device_ms for lap in laps))
+        host_us = array("d", (lap.host_us for lap in laps))
+        host_bound = statistics.median(host_us) > 1e3 * statistics.median(samples)
+        exposed = not all(lap.hidden for lap in laps)
+        return Timing(samples, host_us, warming.calls, warming.steady, host_bound, exposed)
+
+
+def stopwatch(device: torch.device) -> Stopwatch:
+    """The stopwatch of a device."""
+    return CudaStopwatch(device) if device.type == "cuda" else HostStopwatch()

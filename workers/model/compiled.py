@@ -1,0 +1,39 @@
+"""torch.compile over a model: block by block, or as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+BLOCKS = "layers"
+"""The attribute in which a model offers its blocks: a torch.nn.ModuleList of modules of one class."""
+
+
+class NoBlocks(Exception):
+    """The model does not offer its blocks."""
+
+
+def compile_blocks(model: nn.Module) -> nn.Module:
+    """Compile each block by itself, in place. Blocks of one class share their compiled code: it is made once.
+
+    Raises:
+        NoBlocks: the model has no list of blocks.
+    """
+    blocks = getattr(model, BLOCKS, None)
+    if not isinstance(blocks, nn.ModuleList) or not len(blocks):
+        raise NoBlocks(
+            f"{type(model).__name__} has no blocks to compile by themselves: it would offer them as {BLOCKS!r}, "
+            "a torch.nn.ModuleList; or choose compile_scope model"
+        )
+    for block in blocks:
+        block.compile()
+    return model
+
+
+def compile_model(model: nn.Module) -> Callable[..., Any]:
+    """The model, compiled as a whole when it is first called."""
+    compiled: Callable[..., Any] = torch.compile(model)
+    return compiled

@@ -1,0 +1,133 @@
+"""A whole step as one CUDA graph: the host launches once, instead of once for each kernel.
+
+A graph repeats what the device did, at the same addresses. So batches are copied into buffers that stay; what the
+allocator gave while the step was captured (gradients included) stays the graph's; a learning rate is a tensor; and the
+optimizer counts its steps on the device. Events that are recorded as nodes of the graph time the phases in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+WARMUP_STEPS = 3
+"""Run in the capture's stream before it: compilation, choice of kernels, and state that optimizers make when they
+first step."""
+NO_EVENTS = "torch {version} cannot record events that time the phases inside a CUDA graph"
+
+
+class CannotCapture(Exception):
+    """The step holds something that a CUDA graph cannot repeat; the message says what CUDA or torch say of it."""
+
+
+class GraphableStep(Protocol):
+    """A step on batches: `workers.model.steps.ForwardStep` and what derives from it."""
+
+    inputs: Tensor
+    targets: Tensor
+
+    @property
+    def phases(self) -> dict[str, Callable[[], None]]: ...
+
+    def next_batch(self) -> tuple[Tensor, Tensor]: ...
+
+    def prepare(self) -> None: ...
+
+
+class GraphedStep:
+    """A step that is captured when it first runs, and then replayed. Phase: graph.
+
+    The first run warms up, captures and replays.
+
+    Args:
+        step: What is captured. Its optimizer is capturable and its learning rate is a tensor.
+    """
+
+    def __init__(self, step: GraphableStep) -> None:
+        self._step = step
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._marks: list[torch.cuda.Event] = []
+        self.phases: dict[str, Callable[[], None]] = {"graph": self.run}
+        self.inner_phases = tuple(step.phases)
+        """What the graph holds, in order."""
+        self.peak_mib = 0.0
+        """Most memory that was allocated during the capture: replays allocate nothing, so this is their peak."""
+        self.why_no_phases: str | None = None
+        """Why phases inside the graph cannot be timed; None if they can."""
+
+    def prepare(self) -> None:
+        if self._graph is None:
+            self._step.prepare()
+            return
+        inputs, targets = self._step.next_batch()
+        self._step.inputs.copy_(inputs)
+        self._step.targets.copy_(targets)
+
+    def run(self) -> None:
+        """Replay the step; first of all, capture it.
+
+        Raises:
+            CannotCapture: something in it cannot be captured.
+        """
+        if self._graph is None:
+            self._graph = self._capture()
+        self._graph.replay()
+
+    def inner_times_ms(self) -> Mapping[str, float]:
+        """Times of the phases in the last replay, which has ended; none where they cannot be timed."""
+        times = (start.elapsed_time(end) for start, end in pairwise(self._marks))
+        return dict(zip(self.inner_phases, times, strict=False))
+
+    def _capture(self) -> torch.cuda.CUDAGraph:
+        step, stream = self._step, torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        # The buffers that each batch is copied into.
+        step.inputs, step.targets = step.inputs.clone(), step.targets.clone()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARMUP_STEPS):
+                for work in step.phases.values():
+                    work()
+                _drop_gradients(step)
+        torch.cuda.synchronize()
+        self._marks = self._make_marks(len(self.inner_phases) + 1)
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.reset_peak_memory_stats()
+        try:
+            with torch.cuda.graph(graph, stream=stream):
+                self._mark(0)
+                for index, work in enumerate(step.phases.values(), start=1):
+                    work()
+                    self._mark(index)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise CannotCapture(f"a CUDA graph cannot hold this step: {_first_line(error)}") from error
+        self.peak_mib = torch.cuda.max_memory_allocated() / 2**20
+        return graph
+
+    def _make_marks(self, count: int) -> list[torch.cuda.Event]:
+        try:
+            return [torch.cuda.Event(enable_timing=True, external=True) for _ in range(count)]  # type: ignore[no-untyped-call]
+        except TypeError:
+            self.why_no_phases = NO_EVENTS.format(version=torch.__version__)
+            return []
+
+    def _mark(self, index: int) -> None:
+        if self._marks:
+            self._marks[index].record()
+
+
+def _drop_gradients(step: object) -> None:
+    """Of a step without an optimizer, which drops them: the capture makes the buffers that stay."""
+    module = getattr(step, "module", None)
+    if isinstance(module, torch.nn.Module):
+        module.zero_grad(set_to_none=True)
+
+
+def _first_line(error: BaseException) -> str:
+    root = error.__context__ or error
+    return " ".join(str(root).strip().split("\n")[0].split())
