@@ -27,7 +27,7 @@ def table(folder: Path, name: str, *arguments: str) -> tuple[list[str], list[lis
             **os.environ,
             "TMPDIR": str(folder),
             "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(ROOT / "tests" / "plugins"),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "plugins")]),
         },
         capture_output=True,
         text=True,
