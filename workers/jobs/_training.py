@@ -56,7 +56,8 @@ WHOLE = (
 )
 """Metrics without a phase, of the whole step, with their units."""
 WINDOW_S = {"cpu": 0.2, "cuda": 0.5}
-"""Of the warm-up until times are steady: a GPU that multiplies large matrices settles at its power limit in a second."""
+"""Of the warm-up until times are steady: a GPU that multiplies large matrices takes a second to settle at its limit of
+power."""
 
 
 def metrics(mode: str) -> list[Metric]:
