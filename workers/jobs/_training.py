@@ -55,6 +55,9 @@ WHOLE = (
     ("parameters", "parameters"),
 )
 """Metrics without a phase, of the whole step, with their units."""
+WINDOW_S = {"cpu": 0.2, "cuda": 0.5}
+"""Of the warm-up until times are steady: a GPU that multiplies large matrices takes a second to settle at its limit of
+power."""
 
 
 def metrics(mode: str) -> list[Metric]:
@@ -275,6 +278,7 @@ def measure(
         prepare=step.prepare,
         inner_times_ms=dict if graphed is None else graphed.inner_times_ms,
         warmup_steps=spec.warmup_steps,
+        window_s=WINDOW_S[training.device.type],
         measure_steps=spec.measure_steps,
         measuring=measuring,
         stepped=stepped,
@@ -287,8 +291,7 @@ def measure(
     checks = check_times(times, monitor, spec, on_gpu=training.device.type == "cuda")
     busy: Busy | str = "known on GPUs only"
     if training.device.type == "cuda":
-        step.prepare()
-        busy = measure_busy(lambda: run_step(step.phases, ()))
+        busy = measure_busy(lambda: run_step(step.phases, ()), step.prepare)
     checks.append(check_busy(times, busy))
     add_times(values, training, times, busy)
     return values, checks

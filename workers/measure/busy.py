@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import statistics
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
+from kernels.device_clock import Work, nothing
 from workers.measure.memory import gist
 
 STEPS = 2
@@ -44,14 +45,15 @@ class Busy:
     """Number of these."""
 
 
-def measure_busy(run: Callable[[], None], steps: int = STEPS) -> Busy | str:
-    """The device's work in `run`, one prepared step, or why it cannot be told; the median of some calls.
+def measure_busy(run: Work, prepare: Work = nothing, steps: int = STEPS) -> Busy | str:
+    """The device's work in `run`, after a `prepare` that is left out, or why it cannot be told; the median of some.
 
     Another profiler (nsys, ncu) that holds CUPTI leaves none for us.
     """
     found: list[Busy] = []
     try:
         for _ in range(steps):
+            prepare()
             spans = device_work(run)
             if not spans:
                 return NOTHING_SEEN
@@ -61,7 +63,7 @@ def measure_busy(run: Callable[[], None], steps: int = STEPS) -> Busy | str:
     return Busy(statistics.median(one.busy_ms for one in found), found[-1].launches)
 
 
-def device_work(run: Callable[[], None]) -> list[Span]:
+def device_work(run: Work) -> list[Span]:
     """What the device did in `run`, in the order it began; ranges that people named are no work."""
     torch.cuda.synchronize()
     with warnings.catch_warnings():

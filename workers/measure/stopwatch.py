@@ -61,7 +61,7 @@ class HostStopwatch:
         self._clock = clock
 
     def time(self, work: Work, *, prepare: Work = nothing, warmup: int | None, calls: int) -> Timing:
-        warming = WarmUp(warmup, self._clock)
+        warming = WarmUp(warmup, clock=self._clock)
         while not warming.over:
             warming.add(self._lap(work, prepare))
         samples = array("d", (self._lap(work, prepare) for _ in range(calls)))

@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 
 from workers.measure.memory import OutOfMemory, gist, is_out_of_memory
-from workers.measure.warmup import WarmUp
+from workers.measure.warmup import WINDOW_S, WarmUp
 
 REPORT_INTERVAL_S = 0.5
 
@@ -160,6 +160,7 @@ def time_steps(
     prepare: Callable[[], None] = lambda: None,
     inner_times_ms: Callable[[], Mapping[str, float]] = dict,
     warmup_steps: int | None,
+    window_s: float = WINDOW_S,
     measure_steps: int,
     measuring: Callable[[], None] = lambda: None,
     stepped: Callable[[int, int], None] = lambda warmed_up, measured: None,
@@ -175,6 +176,7 @@ def time_steps(
         prepare: Runs before each step, outside its time.
         inner_times_ms: Tells, after each step, times of phases inside its phases: those of a CUDA graph.
         warmup_steps: Steps that leave no samples, exactly so many; None: until the step's time is steady.
+        window_s: Steady is what two windows of at least this length agree on.
         measure_steps: Steps that do, 1 or more.
         measuring: Called once, before the first measured step.
         stepped: Called between steps with (warm-up steps done, measured steps done), at most every half second, and
@@ -184,7 +186,7 @@ def time_steps(
         OutOfMemory: the memory did not suffice; says in which phase of which step.
     """
     times = StepTimes()
-    warming = WarmUp(warmup_steps)
+    warming = WarmUp(warmup_steps, window_s=window_s)
     where = Where()
     everybody: list[Observer] = [where, *observers, clock]
     reported = time.perf_counter()

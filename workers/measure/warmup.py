@@ -15,11 +15,13 @@ LEAST_CALLS = 5
 WINDOW_CALLS = 3
 """At least so many calls are in a window."""
 WINDOW_S = 0.2
-"""At least so long is a window: 8 % in a second, as seen on an H200, are 1.6 % from one to the next."""
+"""At least so long is a window, unless the caller chooses: 8 % in a second, as seen on an H200, are 1.6 % from one to
+the next."""
 MAX_DRIFT = 0.01
 """Between the medians of two windows, where their noise is smaller than that."""
-LIMIT_S = 3.0
-"""After the first call, which may compile for minutes: times that drift for longer are measured as they are."""
+LIMIT_WINDOWS = 15
+"""So many windows after the first call, which may compile for minutes, times that still drift are measured as they
+are: after 3 s, unless the caller chooses longer windows."""
 
 
 class WarmUp:
@@ -27,11 +29,15 @@ class WarmUp:
 
     Args:
         asked: So many calls, exactly; None: until times are steady, at least LEAST_CALLS.
+        window_s: The least length of a window.
         clock: Seconds; another one in tests.
     """
 
-    def __init__(self, asked: int | None, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, asked: int | None, *, window_s: float = WINDOW_S, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self.asked = asked
+        self.window_s = window_s
         self.calls = 0
         """Made so far."""
         self.steady: bool | None = None if asked is not None else False
@@ -46,7 +52,11 @@ class WarmUp:
         """Whether measuring may begin."""
         if self.asked is not None:
             return self.calls >= self.asked
-        return self.calls >= LEAST_CALLS and (bool(self.steady) or self._clock() - self._started >= LIMIT_S)
+        return self.calls >= LEAST_CALLS and (bool(self.steady) or self._limit_is_reached)
+
+    @property
+    def _limit_is_reached(self) -> bool:
+        return self._clock() - self._started >= LIMIT_WINDOWS * self.window_s
 
     def add(self, time_ms: float) -> None:
         """One call took so long."""
@@ -58,7 +68,7 @@ class WarmUp:
             self._started = self._window_started = now
             return
         self._window.append(time_ms)
-        if len(self._window) < WINDOW_CALLS or now - self._window_started < WINDOW_S:
+        if len(self._window) < WINDOW_CALLS or now - self._window_started < self.window_s:
             return
         self.steady = bool(self._before) and agree(self._before, self._window)
         self._before, self._window, self._window_started = self._window, [], now

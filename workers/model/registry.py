@@ -1,11 +1,12 @@
 """Models by name: ours, and what is installed in the entry-point group `flopwatch.models`.
 
-An entry point is a class, or any callable, that takes TransformerLM's arguments (`attention` and
-`activation_checkpointing` included) and returns a module that maps token ids (batch, context) to logits (batch,
-context, vocabulary). What a model may offer beyond that:
+An entry point is a class, or any callable, that takes TransformerLM's sizes, by name, and returns a module that maps
+token ids (batch, context) to logits (batch, context, vocabulary). Of TransformerLM's other arguments it gets those that
+it takes. What a model may offer beyond that:
 
 - `forward_flops(batch_size, context_length) -> int` and `generate_flops(batch_size, prompt_length, new_tokens) -> int`:
   FLOPs of one forward pass and of one generation; without them, `tflops` and `mfu` are null.
+- `layers`, a torch.nn.ModuleList of its blocks: `compile` with `compile_scope` blocks needs it.
 - `new_cache(batch_size, max_length)` and `forward(token_ids, cache=…, last_only=True)`: mode `generate` needs them.
 """
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import time
 
 import pytest
@@ -82,7 +83,7 @@ def test_warming_up_until_steady_is_over_when_steps_are_even() -> None:
 
     now = [0.0]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timing, "WarmUp", lambda asked: WarmUp(asked, lambda: now[0]))
+        patch.setattr(timing, "WarmUp", functools.partial(WarmUp, clock=lambda: now[0]))
         times = time_steps({"x": lambda: None}, Even(), warmup_steps=None, measure_steps=3)
     assert times.steady is True
     assert times.warmup < 20

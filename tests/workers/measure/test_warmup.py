@@ -6,15 +6,15 @@ import random
 
 import pytest
 
-from workers.measure.warmup import LEAST_CALLS, LIMIT_S, WINDOW_CALLS, WarmUp, agree
+from workers.measure.warmup import LEAST_CALLS, LIMIT_WINDOWS, WINDOW_CALLS, WINDOW_S, WarmUp, agree
 
 
 class Calls:
     """Calls whose times a function of the seconds since the start tells; each takes as long as it says, and no more."""
 
-    def __init__(self, asked: int | None = None) -> None:
+    def __init__(self, asked: int | None = None, window_s: float = WINDOW_S) -> None:
         self.now = 1000.0
-        self.warming = WarmUp(asked, lambda: self.now)
+        self.warming = WarmUp(asked, window_s=window_s, clock=lambda: self.now)
 
     def run(self, milliseconds, first_s: float = 0.0) -> WarmUp:
         start = self.now
@@ -59,7 +59,23 @@ def test_an_endless_drift_ends_at_the_limit() -> None:
     calls = Calls()
     warming = calls.run(lambda second: 10.0 * 1.2**second)
     assert warming.steady is False
-    assert calls.seconds == pytest.approx(LIMIT_S, abs=0.1)
+    assert calls.seconds == pytest.approx(LIMIT_WINDOWS * WINDOW_S, abs=0.1)
+
+
+def test_longer_windows_see_a_slower_drift_and_take_longer() -> None:
+    """Steps of xl on an H200 that comes to its power limit: 72.5 ms at first, 74.2 ms after a second and a half."""
+
+    def settling(second: float) -> float:
+        return 72.5 + 1.7 * min(second / 1.5, 1.0)
+
+    short, long = Calls(), Calls(window_s=0.5)
+    assert short.run(settling).steady is True
+    assert long.run(settling).steady is True
+    assert short.seconds < 0.7, "0.3 % from one window to the next"
+    assert long.seconds > 1.0
+    endless = Calls(window_s=0.5)
+    assert endless.run(lambda second: 10.0 * 1.2**second).steady is False
+    assert endless.seconds == pytest.approx(LIMIT_WINDOWS * 0.5, abs=0.1)
 
 
 def test_a_first_call_that_compiles_neither_counts_nor_uses_up_the_limit() -> None:

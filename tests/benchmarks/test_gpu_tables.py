@@ -1,0 +1,57 @@
+"""The jobs behind the published GPU tables are jobs that the service takes, and their results fit the tables."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from app.specs import spec_adapter
+from benchmarks.gpu_tables import TABLES, Table, cell, rows_of, run
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_row_is_a_valid_spec_with_the_tables_columns(name: str) -> None:
+    table = TABLES[name]
+    keys = []
+    for spec in table.specs:
+        parsed = spec_adapter.validate_json(json.dumps(spec))
+        for case in parsed.cases():
+            assert set(table.coordinates) <= set(case.coordinates)
+            keys.append(case.key)
+    assert len(keys) == len(set(keys)), "no case is measured twice"
+
+
+def test_a_job_of_a_fresh_process_fills_its_row() -> None:
+    spec = {
+        "kind": "benchmark",
+        "model": {"size": "tiny"},
+        "context_length": 16,
+        "device": "cpu",
+        "warmup_steps": 1,
+        "measure_steps": 2,
+    }
+    table = Table("Tiny", [spec], ("model", "warmup_steps"), ("forward_ms", "parameters", "prefill_ms", "host_us"))
+    result = run(spec, timeout_s=120)
+    ((model, warmup, forward, parameters, prefill, host, verdict),) = rows_of(result, table)
+    assert (model, warmup, parameters, prefill, host) == ("tiny", "1", "3.085e+06", "", "unknown")
+    assert "±" in forward
+    assert verdict in {"valid", "suspect"}
+
+
+def test_a_rate_of_the_whole_work_is_shown_and_not_a_phases() -> None:
+    whole = {"case": {"model": "a"}, "case_key": "k", "metric": "tflops", "phase": None, "median": 5.0, "std": None}
+    phase = {**whole, "phase": "forward", "median": 7.0}
+    result = {"measurements": [whole, phase], "validity": {"verdict": "valid"}}
+    assert list(rows_of(result, Table("", [], ("model",), ("tflops",)))) == [["a", "5", "valid"]]
+
+
+def test_cells_say_why_they_are_empty() -> None:
+    assert cell(None) == ""
+    assert cell({"median": None, "outcome": "oom", "std": None}) == "oom"
+    assert cell({"median": 12.345, "std": 0.1234}) == "12.35 ± 0.12"
+
+
+def test_a_job_that_fails_says_so() -> None:
+    with pytest.raises(RuntimeError, match="exit code 2: .*does not match any of the expected tags"):
+        run({"kind": "none"}, timeout_s=60)
