@@ -53,5 +53,5 @@ def test_cells_say_why_they_are_empty() -> None:
 
 
 def test_a_job_that_fails_says_so() -> None:
-    with pytest.raises(RuntimeError, match="exit code 2: .*does not match any of the expected tags"):
+    with pytest.raises(RuntimeError, match=r"exit code 2: .*does not match any of the expected tags"):
         run({"kind": "none"}, timeout_s=60)
