@@ -12,7 +12,8 @@ from __future__ import annotations
 import gc
 import time
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -185,46 +186,46 @@ def time_steps(
     Raises:
         OutOfMemory: the memory did not suffice; says in which phase of which step.
     """
-    times = StepTimes()
+    times, where = StepTimes(), Where()
     warming = WarmUp(warmup_steps, window_s=window_s)
-    where = Where()
+    told = Told(stepped)
     everybody: list[Observer] = [where, *observers, clock]
-    reported = time.perf_counter()
 
-    def step() -> None:
-        first = where.step == 1
+    def step() -> StepTime:
         where.prepares()
         prepare()
         run_step(phases, everybody)
-        if first:
-            times.first_step = clock.last.wall_ms
+        times.first_step = times.first_step or clock.last.wall_ms
+        return clock.last
 
-    def tell(measured: int) -> None:
-        nonlocal reported
-        now = time.perf_counter()
-        if now - reported >= REPORT_INTERVAL_S or measured == measure_steps:
-            reported = now
-            stepped(warming.calls, measured)
-
-    try:
+    with memory_needed_in(where):
         while not warming.over:
-            step()
-            warming.add(clock.last.wall_ms)
-            tell(0)
+            warming.add(step().wall_ms)
+            told.tell(warming.calls, 0)
         times.warmup, times.steady = warming.calls, warming.steady
         # What lives now will live on: the collector need not look at it again in the middle of a step.
         gc.collect()
         gc.freeze()
         measuring()
         for index in range(measure_steps):
-            step()
-            times.keep(clock.last, inner_times_ms())
-            tell(index + 1)
-    except (RuntimeError, MemoryError) as error:
-        if is_out_of_memory(error):
-            raise OutOfMemory(f"out of memory in {where.phase} of step {where.step}: {gist(error)}") from error
-        raise
+            times.keep(step(), inner_times_ms())
+            told.tell(warming.calls, index + 1, last=index + 1 == measure_steps)
     return times
+
+
+class Told:
+    """Passes progress on, at most every half second."""
+
+    def __init__(self, stepped: Callable[[int, int], None]) -> None:
+        self._stepped = stepped
+        self._at = time.perf_counter()
+
+    def tell(self, warmed_up: int, measured: int, *, last: bool = False) -> None:
+        """So many steps are done; the last call is passed on in any case."""
+        now = time.perf_counter()
+        if last or now - self._at >= REPORT_INTERVAL_S:
+            self._at = now
+            self._stepped(warmed_up, measured)
 
 
 class Where:
@@ -249,3 +250,14 @@ class Where:
 
     def step_ends(self) -> None:
         self.step += 1
+
+
+@contextmanager
+def memory_needed_in(where: Where) -> Iterator[None]:
+    """Turns a lack of memory inside into OutOfMemory that names phase and step; other errors pass."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error):
+            raise OutOfMemory(f"out of memory in {where.phase} of step {where.step}: {gist(error)}") from error
+        raise
