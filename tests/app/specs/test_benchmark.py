@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from pydantic import ValidationError
+
+from app.presets import MODEL_SIZES
+from app.specs._training import ModelSpec
+from app.specs.benchmark import BenchmarkSpec
+
+
+@pytest.mark.parametrize("size", MODEL_SIZES)
+def test_sizes_and_hyper_parameters_mean_the_same(size: str) -> None:
+    by_size = BenchmarkSpec.model_validate_json(json.dumps({"model": {"size": size}}))
+    by_hand = BenchmarkSpec.model_validate_json(json.dumps({"model": dict(MODEL_SIZES[size])}))  # type: ignore[index]
+    assert by_size.model.shape() == by_hand.model.shape() == MODEL_SIZES[size]  # type: ignore[index]
+    assert by_size.model.label() == by_hand.model.label() == size
+
+
+@pytest.mark.parametrize("size", MODEL_SIZES)
+def test_presets_have_even_head_dimensions(size: str) -> None:
+    shape = MODEL_SIZES[size]  # type: ignore[index]
+    assert shape["d_model"] % (2 * shape["num_heads"]) == 0
+
+
+def test_specs_are_frozen_and_compared_by_value() -> None:
+    spec = BenchmarkSpec()
+    assert spec == BenchmarkSpec(model=ModelSpec(size="small"))
+    with pytest.raises(ValidationError):
+        spec.seed = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "words"),
+    [
+        ({"precision": "tf32", "device": "cpu"}, "precision", "choose fp32 or bf16"),
+        ({"model": {"d_ff": 8}}, "d_model", "give size, or all of d_model"),
+        ({"measure_steps": 1_000_001}, "measure_steps", "less than or equal to 1000000"),
+        ({"warmup_steps": -1}, "warmup_steps", "greater than or equal to 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_where_it_stands(fields: dict[str, object], field: str, words: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        BenchmarkSpec.model_validate_json(json.dumps(fields))
+    (error,) = caught.value.errors()
+    assert words in error["msg"]
+    assert field in str((error["loc"], error.get("ctx"))), error
+
+
+def test_warmup_goes_on_until_times_are_steady_unless_a_number_is_given() -> None:
+    assert BenchmarkSpec().warmup_steps is None
+    assert BenchmarkSpec(warmup_steps=0).warmup_steps == 0
