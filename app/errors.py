@@ -9,6 +9,7 @@
     ├── Conflict                   409  the job's state does not allow it
     │   └── LeaseLost              409  this worker no longer owns the attempt; nothing was recorded
     ├── BodyTooLarge               413
+    ├── MisdirectedRequest         421  its Host is none of this server's
     ├── DatabaseBusy               503  locked for longer than the timeout; try again
     ├── DiskFull                   507  reads go on
     ├── DatabaseFailed             500  the database's driver raised an error that has no better name
@@ -118,6 +119,12 @@ class BodyTooLarge(FlopwatchError):
     def headers(self) -> dict[str, str]:
         # Or the server would read, and throw away, whatever the client goes on to send.
         return {"Connection": "close"}
+
+
+class MisdirectedRequest(FlopwatchError):
+    code = "misdirected_request"
+    status = 421
+    title = "This host is none of the server's"
 
 
 class DatabaseBusy(FlopwatchError):

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.errors import InvalidEnvironment
+
+
+def _split(value: object) -> object:
+    return [part for part in value.replace(",", " ").split() if part] if isinstance(value, str) else value
+
+
+# In the environment: separated by commas or blanks.
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 
 
 class Settings(BaseSettings):
@@ -23,6 +31,10 @@ class Settings(BaseSettings):
     database_url: str | None = Field(default=None, description="SQLAlchemy URL; by default SQLite in the data folder.")
     host: str = Field(default="127.0.0.1", description="Address that the server listens on.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port that the server listens on; 0 takes a free one.")
+    allowed_hosts: Names = Field(
+        default=(),
+        description="Names of the server beside loopback and FLOPWATCH_HOST; others are refused (421).",
+    )
     api_token: SecretStr | None = Field(default=None, description="When set, every route but /healthz asks for it.")
     lease_s: float = Field(
         default=30.0, gt=0, le=86_400, description="A worker silent for this many seconds loses its jobs."

@@ -1,5 +1,5 @@
-"""Before any route: the API token, no requests that another site makes a browser send, HEAD as GET. After: security
-headers."""
+"""Before any route: the host, the API token, no requests that another site makes a browser send, HEAD as GET. After:
+security headers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.api.hosts import AllowedHosts
 from app.api.problems import problem, problem_response
 from app.errors import CrossSiteRequest, FlopwatchError, Unauthorized
 
@@ -28,9 +29,10 @@ PAGE_POLICY = (
 class Gate:
     """ASGI middleware around the whole application."""
 
-    def __init__(self, app: ASGIApp, token: str | None) -> None:
+    def __init__(self, app: ASGIApp, token: str | None, hosts: AllowedHosts) -> None:
         self.app = app
         self.token = token
+        self.hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -48,6 +50,8 @@ class Gate:
 
     def _admit(self, scope: MutableMapping[str, Any]) -> None:
         headers = Headers(scope=scope)
+        # The host first: another site's page must not even make the browser ask for the token.
+        self.hosts.check(headers.get("host"), (scope.get("server") or (None,))[0])
         if self.token is not None and scope["path"] not in OPEN_PATHS and not has_token(headers, self.token):
             raise Unauthorized(
                 "Send the API token as `Authorization: Bearer TOKEN`, or as the password of HTTP Basic with any user."
