@@ -4,7 +4,7 @@ security headers."""
 from __future__ import annotations
 
 import base64
-import binascii
+import contextlib
 import secrets
 from collections.abc import MutableMapping
 from typing import Any
@@ -43,10 +43,11 @@ class Gate:
         except FlopwatchError as error:
             await problem_response(problem(error, scope["path"]), error.headers)(scope, receive, send)
             return
+        send = _with_security_headers(send)
         if scope["method"] == "HEAD":
-            # The routes know GET only; the server sends no body, since it still has the scope as it was.
-            scope = {**scope, "method": "GET"}
-        await self.app(scope, receive, _with_security_headers(send))
+            await _head(self.app, scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
 
     def _admit(self, scope: MutableMapping[str, Any]) -> None:
         headers = Headers(scope=scope)
@@ -66,7 +67,7 @@ def has_token(headers: Headers, token: str) -> bool:
     if scheme.lower() == "basic":
         try:
             decoded = base64.b64decode(credentials, validate=True)
-        except binascii.Error:
+        except ValueError:  # binascii.Error, and plain when there are characters beyond ASCII
             return False
         sent = decoded.partition(b":")[2]
     elif scheme.lower() == "bearer":
@@ -82,7 +83,36 @@ def is_cross_site(headers: Headers) -> bool:
     if site is not None:
         return site not in ("same-origin", "none")
     origin = headers.get("origin")
-    return origin is not None and urlsplit(origin).netloc != headers.get("host")
+    try:
+        return origin is not None and urlsplit(origin).netloc != headers.get("host")
+    except ValueError:  # no URL at all, "http://[::1"
+        return True
+
+
+class _HeadSent(Exception):  # not an error: it ends what would go on sending
+    """Raised in a route that goes on with its body after the head of the answer to HEAD."""
+
+
+async def _head(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer HEAD: the routes know GET only, so one is run up to its first piece of body; a stream would never end.
+
+    The server sends no body, since it still has the scope as it was.
+    """
+    ended = False
+
+    async def send_head(message: Message) -> None:
+        nonlocal ended
+        if message["type"] == "http.response.body":
+            if not ended:
+                ended = True
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            if message.get("more_body", False):
+                raise _HeadSent
+        else:
+            await send(message)
+
+    with contextlib.suppress(_HeadSent):
+        await app({**scope, "method": "GET"}, receive, send_head)
 
 
 def _with_security_headers(send: Send) -> Send:

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from app.api.bodies import Body, JobBody, json_body, request_body
+from app.api.bodies import MAX_LABELS, Body, JobBody, json_body, request_body
 from app.api.names import check_names, known_names
 from app.api.parameters import (
     FINISHED,
@@ -42,7 +42,7 @@ class JobsQuery(StrictQuery):
 
     state: JobState | None = None
     kind: Text | None = None
-    label: list[Label] = Field(default=[])
+    label: list[Label] = Field(default=[], max_length=MAX_LABELS)
     """key:value; repeat it for several."""
     sweep: Annotated[int, Field(ge=1, le=MAX_ID)] | None = None
     limit: Limit = 50
