@@ -35,6 +35,8 @@ RUN useradd --create-home --uid 10001 flopwatch \
  && install --directory --owner=flopwatch --group=flopwatch /data
 USER flopwatch
 WORKDIR /home/flopwatch
+# All addresses: a published port leads to the container's own. So the server refuses to start without
+# FLOPWATCH_API_TOKEN, unless FLOPWATCH_INSECURE=true.
 # NVIDIA_*: what the container runtime hands in; `utility` is NVML, which the worker asks for its devices.
 ENV PATH=/opt/flopwatch/bin:$PATH \
     PYTHONUNBUFFERED=1 \

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.errors import InvalidEnvironment
@@ -13,6 +13,15 @@ from app.errors import InvalidEnvironment
 
 def _split(value: object) -> object:
     return [part for part in value.replace(",", " ").split() if part] if isinstance(value, str) else value
+
+
+def _is_a_token(token: SecretStr) -> SecretStr:
+    text = token.get_secret_value()
+    if not text:
+        raise ValueError("is empty, which protects nothing: set a token, or unset the variable")
+    if text != text.strip():
+        raise ValueError("begins or ends with a blank, which no client can send")
+    return token
 
 
 # In the environment: separated by commas or blanks.
@@ -35,7 +44,12 @@ class Settings(BaseSettings):
         default=(),
         description="Names of the server beside loopback and FLOPWATCH_HOST; others are refused (421).",
     )
-    api_token: SecretStr | None = Field(default=None, description="When set, every route but /healthz asks for it.")
+    api_token: Annotated[SecretStr, AfterValidator(_is_a_token)] | None = Field(
+        default=None, description="When set, every route but /healthz asks for it."
+    )
+    insecure: bool = Field(
+        default=False, description="Serve other hosts even without a token: whoever reaches the port runs jobs."
+    )
     lease_s: float = Field(
         default=30.0, gt=0, le=86_400, description="A worker silent for this many seconds loses its jobs."
     )

@@ -8,11 +8,22 @@ from types import FrameType
 
 import uvicorn
 
+from app.api.hosts import is_loopback
+from app.errors import InvalidEnvironment
 from app.main import create_app
 from app.settings import Settings
 
 # Requests in flight when the server is told to stop get this long; streams end at once.
 SHUTDOWN_S = 10
+
+
+def refuse_open_access(settings: Settings) -> None:
+    """Raise InvalidEnvironment for a server that other hosts could use without a token."""
+    if settings.api_token is None and not settings.insecure and not is_loopback(settings.host):
+        raise InvalidEnvironment(
+            f"Without a token, whoever reaches {settings.host or 'any address of this host'} could run jobs here: set "
+            "FLOPWATCH_API_TOKEN, listen on 127.0.0.1, or say --insecure (FLOPWATCH_INSECURE=true) if that is meant."
+        )
 
 
 class Server(uvicorn.Server):
