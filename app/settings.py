@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.errors import InvalidEnvironment
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL
 
 
 def _split(value: object) -> object:
@@ -72,9 +75,11 @@ class Settings(BaseSettings):
         raise InvalidEnvironment(detail)  # not from the error, which shows values: one of them is the token
 
     @property
-    def resolved_database_url(self) -> str:
-        """The database's URL: FLOPWATCH_DATABASE_URL, or SQLite in the data folder."""
-        return self.database_url or f"sqlite:///{self.data_dir.absolute() / 'flopwatch.sqlite3'}"
+    def resolved_database_url(self) -> str | URL:
+        """The database's URL: FLOPWATCH_DATABASE_URL, or SQLite in the data folder, whatever its name."""
+        from sqlalchemy import URL  # client commands, which have no database, start sooner without it
+
+        return self.database_url or URL.create("sqlite", database=str(self.data_dir.absolute() / "flopwatch.sqlite3"))
 
     @property
     def artifacts_dir(self) -> Path:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sqlalchemy import Connection
+from sqlalchemy import URL, Connection
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
@@ -31,7 +31,7 @@ class Database:
     url: SQLAlchemy's; `busy_timeout_s`: how long a write waits for other writers before DatabaseBusy.
     """
 
-    def __init__(self, url: str, *, busy_timeout_s: float = 5.0) -> None:
+    def __init__(self, url: str | URL, *, busy_timeout_s: float = 5.0) -> None:
         try:
             parsed = make_url(url)
         except ArgumentError as error:
