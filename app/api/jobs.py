@@ -79,7 +79,7 @@ async def submit(
         )
         return services.queue.submit(new, key)
 
-    submitted = await run_sync(store)
+    submitted = await services.writes.run(store)
     job = submitted.response
     headers = {"Location": f"/jobs/{job['id']}"}
     if submitted.replayed:
@@ -132,13 +132,13 @@ def show(request: Request, services: CurrentServices, job_id: JobId) -> Response
     dependencies=[NO_QUERY],
     summary="Cancel a job",
 )
-def cancel(services: CurrentServices, job_id: JobId) -> Response:
+async def cancel(services: CurrentServices, job_id: JobId) -> Response:
     """A queued job is cancelled at once; a running one as soon as its worker has ended its processes."""
-    return Json(services.queue.cancel(job_id), status_code=202)
+    return Json(await services.writes.run(lambda: services.queue.cancel(job_id)), status_code=202)
 
 
 @router.delete("/{job_id}", status_code=204, dependencies=[NO_QUERY], summary="Delete a finished job")
-def delete(services: CurrentServices, job_id: JobId) -> Response:
+async def delete(services: CurrentServices, job_id: JobId) -> Response:
     """Its results and files go with it."""
-    services.files.remove(services.queue.delete(job_id), services.database)
+    await services.writes.run(lambda: services.files.remove(services.queue.delete(job_id), services.database))
     return Response(status_code=204)

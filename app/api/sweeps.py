@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
-from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 from pydantic import Field, JsonValue, StringConstraints, ValidationError
@@ -81,7 +80,7 @@ async def submit(
             options.name, options.labels, options.base, options.grid, options.exclude, jobs, key
         )
 
-    submitted = await run_sync(store)
+    submitted = await services.writes.run(store)
     headers = {"Location": f"/sweeps/{submitted.response['id']}"}
     if submitted.replayed:
         headers["Idempotency-Replayed"] = "true"
@@ -139,8 +138,13 @@ def show(services: CurrentServices, sweep_id: SweepId) -> Response:
     dependencies=[NO_QUERY],
     summary="Cancel what is left of a sweep",
 )
-def cancel(services: CurrentServices, sweep_id: SweepId) -> Response:
+async def cancel(services: CurrentServices, sweep_id: SweepId) -> Response:
     """Cancels the jobs that are not finished; the others keep their results."""
+    return Json(await services.writes.run(lambda: cancel_jobs(services, sweep_id)), status_code=202)
+
+
+def cancel_jobs(services: Services, sweep_id: int) -> dict[str, Any]:
+    """Cancel the sweep's jobs one by one; the sweep as it is then."""
     services.reading.sweep(sweep_id)
     for state in ("queued", "running"):
         after = None
@@ -153,4 +157,4 @@ def cancel(services: CurrentServices, sweep_id: SweepId) -> Response:
                     continue
             if after is None:
                 break
-    return Json(services.reading.sweep(sweep_id), status_code=202)
+    return services.reading.sweep(sweep_id)

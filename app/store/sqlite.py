@@ -25,7 +25,7 @@ from sqlalchemy.exc import DBAPIError
 
 from app.errors import DatabaseBusy, DiskFull, FlopwatchError, InvalidEnvironment, is_no_space
 from app.store.file_systems import refuse_network_file_system
-from app.store.locking import WriteLock
+from app.store.locking import WriteLock, hold_patiently
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class SQLite:
 
     def write_lock(self, timeout_s: float | None = None) -> AbstractContextManager[None]:
         """What keeps writers apart, so that BEGIN IMMEDIATE finds nobody in its way."""
-        return self._lock.hold(self._busy_timeout_s if timeout_s is None else timeout_s)
+        return hold_patiently(self._lock, self._busy_timeout_s if timeout_s is None else timeout_s)
 
     def after_write(self) -> None:
         """Truncate a log that has grown long; called with the write lock held, after the commit.
