@@ -87,6 +87,14 @@ class Database:
         self._watches.add(watch)
         return watch
 
+    def probe(self, timeout_s: float) -> None:
+        """Write something that changes nothing, to find out whether that works.
+
+        Raises what a write would; DatabaseBusy when the others did not let it write within `timeout_s` seconds.
+        """
+        with self._translated():
+            self.backend.probe(timeout_s)
+
     def checkpoint(self) -> None:
         """Truncate the write-ahead log, as far as readers allow."""
         with self._translated():
