@@ -60,6 +60,12 @@ class Settings(BaseSettings):
         default=5.0, gt=0, le=600, description="How long a write waits for the database before 503, seconds."
     )
     max_body_bytes: int = Field(default=1 << 20, ge=1024, description="Largest request body, bytes.")
+    max_connections: int = Field(
+        default=2000, ge=16, le=1_000_000, description="Connections that the server keeps open, as its files allow."
+    )
+    request_timeout_s: float = Field(
+        default=30.0, gt=0, le=3600, description="A request that has not arrived whole by then ends its connection."
+    )
     grace_s: float = Field(
         default=10.0, ge=0, le=3600, description="Seconds between terminate and kill, and for a worker to drain."
     )
