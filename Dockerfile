@@ -29,6 +29,8 @@ RUN useradd --create-home --uid 10001 flopwatch \
  && install --directory --owner=flopwatch --group=flopwatch /data /cache \
  && python -m venv /opt/flopwatch
 WORKDIR /home/flopwatch
+# All addresses: a published port leads to the container's own. So the server refuses to start without
+# FLOPWATCH_API_TOKEN, unless FLOPWATCH_INSECURE=true.
 ENV PATH=/opt/flopwatch/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     FLOPWATCH_DATA_DIR=/data \

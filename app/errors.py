@@ -9,8 +9,11 @@
     ├── Conflict                   409  the job's state does not allow it
     │   └── LeaseLost              409  this worker no longer owns the attempt; nothing was recorded
     ├── BodyTooLarge               413
+    ├── MisdirectedRequest         421  its Host is none of this server's
     ├── DatabaseBusy               503  locked for longer than the timeout; try again
     ├── DiskFull                   507  reads go on
+    ├── StorageFailed              503  the disk gives errors, or may not be written; reads may go on
+    ├── DatabaseGone               503  the database's file was removed or replaced under this process
     ├── DatabaseFailed             500  the database's driver raised an error that has no better name
     └── InvalidEnvironment         500  this host, database or folder cannot be used; raised at start
         ├── DatabaseNewer               written by a newer Flopwatch
@@ -121,6 +124,12 @@ class BodyTooLarge(FlopwatchError):
         return {"Connection": "close"}
 
 
+class MisdirectedRequest(FlopwatchError):
+    code = "misdirected_request"
+    status = 421
+    title = "This host is none of the server's"
+
+
 class DatabaseBusy(FlopwatchError):
     code = "database_busy"
     status = 503
@@ -135,6 +144,18 @@ class DiskFull(FlopwatchError):
     code = "disk_full"
     status = 507
     title = "No space is left on the disk"
+
+
+class StorageFailed(FlopwatchError):
+    code = "storage_failed"
+    status = 503
+    title = "The database's disk fails"
+
+
+class DatabaseGone(FlopwatchError):
+    code = "database_gone"
+    status = 503
+    title = "The database's file was removed or replaced"
 
 
 def is_no_space(error: BaseException) -> bool:

@@ -15,6 +15,7 @@ from pydantic.json_schema import models_json_schema
 from app.api import events, health, jobs, problems, results, specs, sweeps, tables, workers
 from app.api.bodies import JobBody
 from app.api.gate import Gate
+from app.api.hosts import AllowedHosts
 from app.api.services import running
 from app.api.sweeps import SweepBody
 from app.settings import Settings
@@ -44,7 +45,11 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         responses={"default": problems.DOCUMENTED},
     )
     problems.install(app, pages.error_page)
-    app.add_middleware(Gate, token=settings.api_token.get_secret_value() if settings.api_token else None)
+    app.add_middleware(
+        Gate,
+        token=settings.api_token.get_secret_value() if settings.api_token else None,
+        hosts=AllowedHosts(settings.host, settings.allowed_hosts),
+    )
     for module in ROUTERS:
         app.include_router(module.router)
     app.mount("/static", docs.static_files(), name="static")

@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Annotated, Self
 
-from pydantic import Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.errors import InvalidEnvironment
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL
+
+
+def _split(value: object) -> object:
+    return [part for part in value.replace(",", " ").split() if part] if isinstance(value, str) else value
+
+
+def _is_a_token(token: SecretStr) -> SecretStr:
+    text = token.get_secret_value()
+    if not text:
+        raise ValueError("is empty, which protects nothing: set a token, or unset the variable")
+    if text != text.strip():
+        raise ValueError("begins or ends with a blank, which no client can send")
+    return token
+
+
+# In the environment: separated by commas or blanks.
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 
 
 class Settings(BaseSettings):
@@ -23,7 +43,16 @@ class Settings(BaseSettings):
     database_url: str | None = Field(default=None, description="SQLAlchemy URL; by default SQLite in the data folder.")
     host: str = Field(default="127.0.0.1", description="Address that the server listens on.")
     port: int = Field(default=8000, ge=0, le=65535, description="Port that the server listens on; 0 takes a free one.")
-    api_token: SecretStr | None = Field(default=None, description="When set, every route but /healthz asks for it.")
+    allowed_hosts: Names = Field(
+        default=(),
+        description="Names of the server beside loopback and FLOPWATCH_HOST; others are refused (421).",
+    )
+    api_token: Annotated[SecretStr, AfterValidator(_is_a_token)] | None = Field(
+        default=None, description="When set, every route but /healthz asks for it."
+    )
+    insecure: bool = Field(
+        default=False, description="Serve other hosts even without a token: whoever reaches the port runs jobs."
+    )
     lease_s: float = Field(
         default=30.0, gt=0, le=86_400, description="A worker silent for this many seconds loses its jobs."
     )
@@ -31,6 +60,12 @@ class Settings(BaseSettings):
         default=5.0, gt=0, le=600, description="How long a write waits for the database before 503, seconds."
     )
     max_body_bytes: int = Field(default=1 << 20, ge=1024, description="Largest request body, bytes.")
+    max_connections: int = Field(
+        default=2000, ge=16, le=1_000_000, description="Connections that the server keeps open, as its files allow."
+    )
+    request_timeout_s: float = Field(
+        default=30.0, gt=0, le=3600, description="A request that has not arrived whole by then ends its connection."
+    )
     grace_s: float = Field(
         default=10.0, ge=0, le=3600, description="Seconds between terminate and kill, and for a worker to drain."
     )
@@ -46,9 +81,11 @@ class Settings(BaseSettings):
         raise InvalidEnvironment(detail)  # not from the error, which shows values: one of them is the token
 
     @property
-    def resolved_database_url(self) -> str:
-        """The database's URL: FLOPWATCH_DATABASE_URL, or SQLite in the data folder."""
-        return self.database_url or f"sqlite:///{self.data_dir.absolute() / 'flopwatch.sqlite3'}"
+    def resolved_database_url(self) -> str | URL:
+        """The database's URL: FLOPWATCH_DATABASE_URL, or SQLite in the data folder, whatever its name."""
+        from sqlalchemy import URL  # client commands, which have no database, start sooner without it
+
+        return self.database_url or URL.create("sqlite", database=str(self.data_dir.absolute() / "flopwatch.sqlite3"))
 
     @property
     def artifacts_dir(self) -> Path:

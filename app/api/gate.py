@@ -1,10 +1,10 @@
-"""Before any route: the API token, no requests that another site makes a browser send, HEAD as GET. After: security
-headers."""
+"""Before any route: the host, the API token, no requests that another site makes a browser send, HEAD as GET. After:
+security headers."""
 
 from __future__ import annotations
 
 import base64
-import binascii
+import contextlib
 import secrets
 from collections.abc import MutableMapping
 from typing import Any
@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from app.api.hosts import AllowedHosts
 from app.api.problems import problem, problem_response
 from app.errors import CrossSiteRequest, FlopwatchError, Unauthorized
 
@@ -28,9 +29,10 @@ PAGE_POLICY = (
 class Gate:
     """ASGI middleware around the whole application."""
 
-    def __init__(self, app: ASGIApp, token: str | None) -> None:
+    def __init__(self, app: ASGIApp, token: str | None, hosts: AllowedHosts) -> None:
         self.app = app
         self.token = token
+        self.hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -41,13 +43,16 @@ class Gate:
         except FlopwatchError as error:
             await problem_response(problem(error, scope["path"]), error.headers)(scope, receive, send)
             return
+        send = _with_security_headers(send)
         if scope["method"] == "HEAD":
-            # The routes know GET only; the server sends no body, since it still has the scope as it was.
-            scope = {**scope, "method": "GET"}
-        await self.app(scope, receive, _with_security_headers(send))
+            await _head(self.app, scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
 
     def _admit(self, scope: MutableMapping[str, Any]) -> None:
         headers = Headers(scope=scope)
+        # The host first: another site's page must not even make the browser ask for the token.
+        self.hosts.check(headers.get("host"), (scope.get("server") or (None,))[0])
         if self.token is not None and scope["path"] not in OPEN_PATHS and not has_token(headers, self.token):
             raise Unauthorized(
                 "Send the API token as `Authorization: Bearer TOKEN`, or as the password of HTTP Basic with any user."
@@ -62,7 +67,7 @@ def has_token(headers: Headers, token: str) -> bool:
     if scheme.lower() == "basic":
         try:
             decoded = base64.b64decode(credentials, validate=True)
-        except binascii.Error:
+        except ValueError:  # binascii.Error, and plain when there are characters beyond ASCII
             return False
         sent = decoded.partition(b":")[2]
     elif scheme.lower() == "bearer":
@@ -78,7 +83,36 @@ def is_cross_site(headers: Headers) -> bool:
     if site is not None:
         return site not in ("same-origin", "none")
     origin = headers.get("origin")
-    return origin is not None and urlsplit(origin).netloc != headers.get("host")
+    try:
+        return origin is not None and urlsplit(origin).netloc != headers.get("host")
+    except ValueError:  # no URL at all, "http://[::1"
+        return True
+
+
+class _HeadSent(Exception):  # not an error: it ends what would go on sending
+    """Raised in a route that goes on with its body after the head of the answer to HEAD."""
+
+
+async def _head(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer HEAD: the routes know GET only, so one is run up to its first piece of body; a stream would never end.
+
+    The server sends no body, since it still has the scope as it was.
+    """
+    ended = False
+
+    async def send_head(message: Message) -> None:
+        nonlocal ended
+        if message["type"] == "http.response.body":
+            if not ended:
+                ended = True
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            if message.get("more_body", False):
+                raise _HeadSent
+        else:
+            await send(message)
+
+    with contextlib.suppress(_HeadSent):
+        await app({**scope, "method": "GET"}, receive, send_head)
 
 
 def _with_security_headers(send: Send) -> Send:

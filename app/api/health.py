@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
@@ -10,9 +11,12 @@ from fastapi.responses import PlainTextResponse, Response
 
 from app.api.parameters import NO_QUERY, Json
 from app.api.services import CurrentServices
+from app.errors import DatabaseBusy
 from app.states import JOB_STATES, WORKER_STATES
 
 router = APIRouter(tags=["health"])
+
+PROBE_WAIT_S = 0.2
 
 
 @router.get("/healthz", dependencies=[NO_QUERY], summary="Is the process alive?")
@@ -23,8 +27,13 @@ async def healthz() -> Response:
 
 @router.get("/readyz", dependencies=[NO_QUERY], summary="Can it do its work?")
 def readyz(services: CurrentServices) -> Response:
-    """Reads the database; answers 503 when that fails."""
+    """Reads the database and writes to it; answers 503 or 507 with the reason when that fails.
+
+    While others write, it is ready without having written: that is work, not a fault.
+    """
     services.reading.counts()
+    with contextlib.suppress(DatabaseBusy):
+        services.database.probe(PROBE_WAIT_S)
     return Json({"status": "ready"})
 
 

@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 from pydantic import Field
 
-from app.api.bodies import Body, JobBody, json_body, request_body
+from app.api.bodies import MAX_LABELS, Body, JobBody, json_body, request_body
 from app.api.names import check_names, known_names
 from app.api.parameters import (
     NO_QUERY,
@@ -42,7 +42,7 @@ class JobsQuery(StrictQuery):
 
     state: JobState | None = None
     kind: Text | None = None
-    label: list[Label] = Field(default=[])
+    label: list[Label] = Field(default=[], max_length=MAX_LABELS)
     """key:value; repeat it for several."""
     sweep: Id | None = None
     limit: Limit = 50
@@ -71,7 +71,7 @@ async def submit(
         check_names(spec, known_names(services), "/spec")
         return services.queue.submit(options.new_job(spec), key)
 
-    submitted = await run_sync(store)
+    submitted = await services.writes.run(store)
     job = submitted.response
     headers = {"Location": f"/jobs/{job['id']}"}
     if submitted.replayed:
@@ -126,13 +126,13 @@ def show(request: Request, services: CurrentServices, job_id: JobId) -> Response
     dependencies=[NO_QUERY],
     summary="Cancel a job",
 )
-def cancel(services: CurrentServices, job_id: JobId) -> Response:
+async def cancel(services: CurrentServices, job_id: JobId) -> Response:
     """A queued job is cancelled at once; a running one as soon as its worker has ended its processes."""
-    return Json(services.queue.cancel(job_id), status_code=202)
+    return Json(await services.writes.run(lambda: services.queue.cancel(job_id)), status_code=202)
 
 
 @router.delete("/{job_id}", status_code=204, dependencies=[NO_QUERY], summary="Delete a finished job")
-def delete(services: CurrentServices, job_id: JobId) -> Response:
+async def delete(services: CurrentServices, job_id: JobId) -> Response:
     """Its results and files go with it."""
-    services.files.remove(services.queue.delete(job_id), services.database)
+    await services.writes.run(lambda: services.files.remove(services.queue.delete(job_id), services.database))
     return Response(status_code=204)

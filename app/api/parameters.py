@@ -127,3 +127,14 @@ class ETag:
         """Whether the client has this version already (If-None-Match, weak comparison)."""
         sent = request.headers.get("if-none-match", "")
         return sent.strip() == "*" or self.value in re.findall(r'(?:W/)?"([^"]*)"', sent)
+
+
+# RFC 9110 section 8.3.1: type/subtype, then parameters with tokens or quoted strings as values.
+_WORD = r"[A-Za-z0-9!#$%&'*+.^_`|~-]+"
+_MEDIA_TYPE = re.compile(rf'{_WORD}/{_WORD}(?:[ \t]*;[ \t]*{_WORD}=(?:{_WORD}|"[ !#-\[\]-~]*"))*')
+ANY_BYTES = "application/octet-stream"
+
+
+def sendable_media_type(stored: str) -> str:
+    """A file's media type for `Content-Type`; what is none, as a job may have named it, is bytes of no known type."""
+    return stored if _MEDIA_TYPE.fullmatch(stored) else ANY_BYTES

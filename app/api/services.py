@@ -13,6 +13,7 @@ from anyio.to_thread import run_sync
 from fastapi import Depends, Request
 
 from app.api.changes import Changes
+from app.api.writing import Writes
 from app.errors import FlopwatchError
 from app.settings import Settings
 from app.store.artifacts import ArtifactFiles
@@ -41,6 +42,7 @@ class Services:
     reading: Reading
     files: ArtifactFiles
     changes: Changes
+    writes: Writes
 
 
 @contextlib.asynccontextmanager
@@ -55,6 +57,7 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
         reading=Reading(database),
         files=ArtifactFiles(settings.artifacts_dir),
         changes=Changes(database),
+        writes=Writes(settings.busy_timeout_s),
     )
     watcher = Watcher(services.queue, services.registration, settings.lease_s)
     upkeep = [

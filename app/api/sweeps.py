@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated
 
-from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
 from pydantic import Field, JsonValue, StringConstraints, ValidationError
@@ -74,7 +73,7 @@ async def submit(
             options.name, options.labels, options.base, options.grid, options.exclude, jobs, key
         )
 
-    submitted = await run_sync(store)
+    submitted = await services.writes.run(store)
     headers = {"Location": f"/sweeps/{submitted.response['id']}"}
     if submitted.replayed:
         headers["Idempotency-Replayed"] = "true"
@@ -132,9 +131,9 @@ def show(services: CurrentServices, sweep_id: SweepId) -> Response:
     dependencies=[NO_QUERY],
     summary="Cancel what is left of a sweep",
 )
-def cancel(services: CurrentServices, sweep_id: SweepId) -> Response:
+async def cancel(services: CurrentServices, sweep_id: SweepId) -> Response:
     """Cancels the jobs that are not finished; the others keep their results."""
-    return Json(services.queue.cancel_sweep(sweep_id), status_code=202)
+    return Json(await services.writes.run(lambda: services.queue.cancel_sweep(sweep_id)), status_code=202)
 
 
 @router.post(
@@ -144,9 +143,9 @@ def cancel(services: CurrentServices, sweep_id: SweepId) -> Response:
     dependencies=[NO_QUERY],
     summary="Run again what has no result",
 )
-def resume(services: CurrentServices, sweep_id: SweepId) -> Response:
+async def resume(services: CurrentServices, sweep_id: SweepId) -> Response:
     """A new job for each point whose latest one failed or was cancelled; 409 when there is none.
 
     `counts` and tables take the latest job of each point.
     """
-    return Json(services.queue.resume_sweep(sweep_id), status_code=202)
+    return Json(await services.writes.run(lambda: services.queue.resume_sweep(sweep_id)), status_code=202)

@@ -19,17 +19,20 @@ if TYPE_CHECKING:
 
 Host = Annotated[str | None, typer.Option(help="Address to listen on (FLOPWATCH_HOST).")]
 Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one (FLOPWATCH_PORT).")]
+Insecure = Annotated[
+    bool,
+    typer.Option("--insecure", help="Serve other hosts even without a token (FLOPWATCH_INSECURE)."),
+]
 
 LOOK_S = 0.1
 PR_SET_PDEATHSIG = 1
 
 
-def serve(host: Host = None, port: Port = None) -> None:
+def serve(host: Host = None, port: Port = None, *, insecure: Insecure = False) -> None:
     """Run the server."""
     from app.cli.server import listen
 
-    settings = _settings(FLOPWATCH_HOST=host, FLOPWATCH_PORT=port)
-    _check_database(settings)
+    settings = _server_settings(host, port, insecure=insecure)
     raise typer.Exit(listen(settings))
 
 
@@ -48,10 +51,9 @@ def run(
     _become_workers("run", spec, "--output", str(output), *(["--json"] if as_json else []))
 
 
-def up(host: Host = None, port: Port = None) -> None:
+def up(host: Host = None, port: Port = None, *, insecure: Insecure = False) -> None:
     """Run server and worker together until interrupted."""
-    settings = _settings(FLOPWATCH_HOST=host, FLOPWATCH_PORT=port)
-    _check_database(settings)
+    settings = _server_settings(host, port, insecure=insecure)
     stop_signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda received, _frame: stop_signals.append(received))
@@ -116,15 +118,19 @@ def _settings(**changes: object) -> Settings:
         fail(error.detail)
 
 
-def _check_database(settings: Settings) -> None:
-    """Migrate the database, or say plainly why it cannot be used."""
+def _server_settings(host: str | None, port: int | None, *, insecure: bool) -> Settings:
+    """The settings of a server that may start: nobody is let in by oversight, and the database is there, migrated."""
+    from app.cli.server import refuse_open_access
     from app.errors import FlopwatchError
     from app.store.engine import open_database
 
+    settings = _settings(FLOPWATCH_HOST=host, FLOPWATCH_PORT=port, FLOPWATCH_INSECURE=insecure or None)
     try:
+        refuse_open_access(settings)
         open_database(settings).close()
     except FlopwatchError as error:
         fail(f"{error.title}: {error.detail}")
+    return settings
 
 
 def _become_workers(*arguments: str) -> NoReturn:

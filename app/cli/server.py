@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from functools import partial
 from socket import socket
 from types import FrameType
 
 import uvicorn
 
+from app.api.hosts import is_loopback
+from app.cli import connections, logs
+from app.errors import InvalidEnvironment
 from app.main import create_app
 from app.settings import Settings
 
 # Requests in flight when the server is told to stop get this long; streams end at once.
 SHUTDOWN_S = 10
+# How many clients may wait in the kernel to be accepted.
+BACKLOG = 2048
+
+
+def refuse_open_access(settings: Settings) -> None:
+    """Raise InvalidEnvironment for a server that other hosts could use without a token."""
+    if settings.api_token is None and not settings.insecure and not is_loopback(settings.host):
+        raise InvalidEnvironment(
+            f"Without a token, whoever reaches {settings.host or 'any address of this host'} could run jobs here: set "
+            "FLOPWATCH_API_TOKEN, listen on 127.0.0.1, or say --insecure (FLOPWATCH_INSECURE=true) if that is meant."
+        )
 
 
 class Server(uvicorn.Server):
@@ -23,6 +39,8 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         for server in self.servers if self.started else ():
             for listener in server.sockets:
+                with socket(fileno=os.dup(listener.fileno())) as same:
+                    same.listen(BACKLOG)  # asyncio takes the length of this queue for how many to accept at once
                 host, port = listener.getsockname()[:2]
                 print(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
 
@@ -35,8 +53,15 @@ class Server(uvicorn.Server):
 
 def listen(settings: Settings) -> int:
     """Serve until told to stop; the process's exit code."""
+    logs.set_up()
+    limit = connections.connections_within(connections.raise_file_limit(), settings.max_connections)
+    incoming = connections.Incoming(limit, settings.request_timeout_s)
     config = uvicorn.Config(
         create_app(settings),
+        http=partial(connections.Connection, incoming=incoming),  # type: ignore[arg-type]  # called, never subclassed
+        ws="none",
+        backlog=connections.ACCEPTED_AT_ONCE,
+        log_config=None,
         host=settings.host,
         port=settings.port,
         log_level="warning",

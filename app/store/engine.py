@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sqlalchemy import Connection
+from sqlalchemy import URL, Connection
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
@@ -31,7 +31,7 @@ class Database:
     url: SQLAlchemy's; `busy_timeout_s`: how long a write waits for other writers before DatabaseBusy.
     """
 
-    def __init__(self, url: str, *, busy_timeout_s: float = 5.0) -> None:
+    def __init__(self, url: str | URL, *, busy_timeout_s: float = 5.0) -> None:
         try:
             parsed = make_url(url)
         except ArgumentError as error:
@@ -96,6 +96,14 @@ class Database:
             watch = ChangeWatch(self.backend.change_counter(), self._reader.dialect.dbapi.Error)  # type: ignore[union-attr]
         self._watches.add(watch)
         return watch
+
+    def probe(self, timeout_s: float) -> None:
+        """Write something that changes nothing, to find out whether that works.
+
+        Raises what a write would; DatabaseBusy when the others did not let it write within `timeout_s` seconds.
+        """
+        with self._translated():
+            self.backend.probe(timeout_s)
 
     def checkpoint(self) -> None:
         """Truncate the write-ahead log, as far as readers allow."""

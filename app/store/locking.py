@@ -19,9 +19,52 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from app.errors import DatabaseBusy
+
+
+class _Patience:
+    """How long somebody waits for the first of his writes to begin."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._deadline: float | None = time.monotonic() + timeout_s
+
+    def left(self, timeout_s: float) -> float:
+        if self._deadline is None:
+            return timeout_s
+        return max(0.0, min(timeout_s, self._deadline - time.monotonic()))
+
+    def rewarded(self) -> None:
+        self._deadline = None
+
+
+_patience: ContextVar[_Patience | None] = ContextVar("patience", default=None)
+
+
+@contextmanager
+def patience(timeout_s: float) -> Iterator[None]:
+    """Within, also in threads started from here, the first write gives up `timeout_s` seconds from now.
+
+    For somebody who has to wait for more than the lock, and wants an answer after the same time nevertheless. Writes
+    after the first wait as long as they may: half of the work is done.
+    """
+    token = _patience.set(_Patience(timeout_s))
+    try:
+        yield
+    finally:
+        _patience.reset(token)
+
+
+@contextmanager
+def hold_patiently(lock: WriteLock, timeout_s: float) -> Iterator[None]:
+    """Hold the lock; DatabaseBusy when it did not come within `timeout_s` seconds, or when `patience` ended."""
+    waiting = _patience.get()
+    with lock.hold(timeout_s if waiting is None else waiting.left(timeout_s)):
+        if waiting is not None:
+            waiting.rewarded()
+        yield
 
 
 class TurnLock:

@@ -11,7 +11,7 @@ import sqlite3
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -23,9 +23,17 @@ from sqlalchemy import event as events
 from sqlalchemy.dialects.sqlite.base import SQLiteCompiler
 from sqlalchemy.exc import DBAPIError
 
-from app.errors import DatabaseBusy, DiskFull, FlopwatchError, InvalidEnvironment, is_no_space
+from app.errors import (
+    DatabaseBusy,
+    DatabaseGone,
+    DiskFull,
+    FlopwatchError,
+    InvalidEnvironment,
+    StorageFailed,
+    is_no_space,
+)
 from app.store.file_systems import refuse_network_file_system
-from app.store.locking import WriteLock
+from app.store.locking import WriteLock, hold_patiently
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +44,7 @@ WAL_LIMIT_BYTES = 64 << 20
 WAL_RETRY_S = 10.0
 POOL_SIZE = 8
 
-BUSY, LOCKED, IOERR, FULL = 5, 6, 10, 13
+BUSY, LOCKED, READONLY, IOERR, FULL, CANTOPEN = 5, 6, 8, 10, 13, 14
 PROBE_BYTES = 1 << 20
 
 
@@ -77,6 +85,7 @@ class SQLite:
         self._lock = WriteLock(self.path.with_name(self.path.name + ".lock"))
         self._wal = self.path.with_name(self.path.name + "-wal")
         self._truncate_after = 0.0
+        self._identity: tuple[int, int] | None = None
         self.engine = self._create_engine(url)
 
     def _create_engine(self, url: URL) -> Engine:
@@ -94,6 +103,7 @@ class SQLite:
             },
         )
         engine.dialect.statement_compiler = _Compiler
+        events.listen(engine, "do_connect", lambda *_: self._check_file())
         events.listen(engine, "connect", self._set_up)
         events.listen(engine, "begin", _begin)
         return engine
@@ -106,15 +116,43 @@ class SQLite:
         cursor.execute("PRAGMA foreign_keys = ON")
         cursor.execute(f"PRAGMA journal_size_limit = {WAL_LIMIT_BYTES}")
         cursor.close()
+        if self._identity is None:
+            self._identity = _identity(self.path)
 
     def prepare(self) -> None:
         """Make the folder; refuse a network file system."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         refuse_network_file_system(self.path)
 
-    def write_lock(self, timeout_s: float | None = None) -> AbstractContextManager[None]:
+    def _check_file(self) -> None:
+        """Raise DatabaseGone when the path no longer leads to the file that this process has open.
+
+        SQLite would go on writing to a file without a name, and all of it would be lost with the last connection.
+        """
+        if self._identity is not None and _identity(self.path) != self._identity:
+            raise DatabaseGone(
+                f"{self.path} was removed or replaced while this process had it open, so nothing is written any more. "
+                "Put the file back, or restart server and workers to use the one that is there."
+            )
+
+    @contextmanager
+    def write_lock(self, timeout_s: float | None = None) -> Iterator[None]:
         """What keeps writers apart, so that BEGIN IMMEDIATE finds nobody in its way."""
-        return self._lock.hold(self._busy_timeout_s if timeout_s is None else timeout_s)
+        with hold_patiently(self._lock, self._busy_timeout_s if timeout_s is None else timeout_s):
+            self._check_file()
+            yield
+
+    def probe(self, timeout_s: float) -> None:
+        """Write for real, though nothing new, and find out whether there is room for more.
+
+        Raises what a write would; DatabaseBusy when the others did not let it write within `timeout_s` seconds.
+        """
+        self._check_file()
+        if error := self._growth_error():
+            raise self._storage_error(error, is_full=is_no_space(error))
+        with self.write_lock(timeout_s), self.engine.execution_options(begin="IMMEDIATE").begin() as connection:
+            version = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
+            connection.exec_driver_sql(f"PRAGMA user_version = {version}")  # a page, whether or not it changes
 
     def after_write(self) -> None:
         """Truncate a log that has grown long; called with the write lock held, after the commit.
@@ -197,20 +235,27 @@ class SQLite:
             return None
         if code & 0xFF in (BUSY, LOCKED):
             return DatabaseBusy(f"The database was locked for longer than {self._busy_timeout_s:g} s.")
-        if code & 0xFF == FULL or (code & 0xFF == IOERR and not self._can_grow()):
-            return DiskFull(
-                f"The database could not grow, its disk is full or a file-size limit is reached: {original}."
-            )
+        if code & 0xFF == FULL:
+            return self._storage_error(original, is_full=True)
+        if code & 0xFF in (IOERR, READONLY, CANTOPEN):
+            # SQLite tells of a full disk, but not of a quota or a size limit.
+            growth_error = self._growth_error()
+            return self._storage_error(original, is_full=growth_error is not None and is_no_space(growth_error))
         return None
 
-    def _can_grow(self) -> bool:
-        """Whether there is room for a longer log. SQLite tells of a full disk, but not of a quota or a size limit."""
+    def _growth_error(self) -> OSError | None:
+        """Why there is no room for a longer log; None when there is."""
         try:
             with TemporaryFile(dir=self.path.parent) as probe:
                 os.posix_fallocate(probe.fileno(), _size(self._wal), PROBE_BYTES)
         except OSError as error:
-            return not is_no_space(error)
-        return True
+            return error
+        return None
+
+    def _storage_error(self, error: object, *, is_full: bool) -> FlopwatchError:
+        if is_full:
+            return DiskFull(f"The database could not grow, its disk is full or a file-size limit is reached: {error}.")
+        return StorageFailed(f"{self.path} cannot be used: {error}. The system's log may say more about its disk.")
 
     def close(self) -> None:
         self.engine.dispose()
@@ -253,6 +298,15 @@ def _begin(connection: Connection) -> None:
     # A read that turns into a write fails at once with a snapshot error that no timeout covers: a write says so first.
     mode = connection.get_execution_options().get("begin", "DEFERRED")
     connection.exec_driver_sql(f"BEGIN {mode}")
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Device and inode of the file; None when there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _size(path: Path) -> int:

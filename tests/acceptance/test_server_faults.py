@@ -177,7 +177,8 @@ def submit_to_a_full_disk(service: Service, disk: Any, **environment: str) -> li
             cancelled = client.post(f"/jobs/{first['id']}/cancel")
             if cancelled.status_code != 202:  # so short a write may still fit
                 found += problem_trouble(cancelled, 507, "disk_full")
-            for path in ("/jobs", f"/jobs/{first['id']}", f"/jobs/{first['id']}/events", "/readyz", "/ui"):
+            found += problem_trouble(client.get("/readyz"), 507, "disk_full")
+            for path in ("/jobs", f"/jobs/{first['id']}", f"/jobs/{first['id']}/events", "/healthz", "/ui"):
                 if (read := client.get(path)).status_code != 200:
                     found.append(f"GET {path}: {read.status_code} {read.text}")
         again = client.post("/jobs", json=body, headers={"Idempotency-Key": key})

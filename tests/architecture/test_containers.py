@@ -118,3 +118,10 @@ def test_the_image_is_built_from_files_that_exist(
     assert all((root / source).exists() for source in copied)
     assert set(re.findall(r"FLOPWATCH_[A-Z_]+", dockerfile)) <= settings
     assert set(re.findall(r'^CMD \["(\w+)"\]', dockerfile, flags=re.MULTILINE)) <= commands
+
+
+def test_nobody_is_let_in_by_oversight(compose: dict[str, Any], dockerfile: str) -> None:
+    assert compose["services"]["server"]["environment"]["FLOPWATCH_API_TOKEN"].startswith("${FLOPWATCH_API_TOKEN:?")
+    assert "FLOPWATCH_API_TOKEN" not in compose["services"]["worker"]["environment"], "jobs could read it"
+    assert "FLOPWATCH_INSECURE" not in compose["services"]["server"]["environment"]
+    assert not re.search(r"^(?!#).*FLOPWATCH_INSECURE", dockerfile, flags=re.MULTILINE)

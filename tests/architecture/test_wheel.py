@@ -31,7 +31,7 @@ from app.settings import Settings
 from fastapi.testclient import TestClient
 
 folder = Path(sys.argv[1])
-with TestClient(create_app(Settings(data_dir=folder))) as client:
+with TestClient(create_app(Settings(data_dir=folder)), base_url="http://localhost") as client:
     answers = {path: client.get(path) for path in ("/healthz", "/ui", "/docs", "/specs")}
     answers["POST /jobs"] = client.post("/jobs", json={"spec": {"kind": "benchmark"}})
     print(json.dumps({

@@ -120,6 +120,17 @@ def test_two_hundred_events_in_order(site: Any) -> None:
     assert texts == [str(number) for number in range(0, 1200, 3)]
 
 
+def test_head_of_a_stream_ends(site: Any, until: Any) -> None:
+    changes = site.services.changes
+    until(lambda: changes._waiting == 0, "the streams of other tests")
+    job_id = site.submit()["id"]
+    for _ in range(3):  # the connection is kept
+        head = site.http.head(f"/jobs/{job_id}/events", headers=STREAM, timeout=5)
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-type"].startswith("text/event-stream")
+    until(lambda: changes._waiting == 0, "the end of the streams behind the answers")
+
+
 def test_keep_alive(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "KEEP_ALIVE_S", 0.05)
     job_id = site.submit()["id"]

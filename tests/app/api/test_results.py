@@ -13,7 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
+from fastapi.responses import FileResponse
 
 from app.store.records import StoredArtifact, UnitRecord
 
@@ -72,13 +74,68 @@ def test_ranges(site: Any, downloadable: str, content: bytes) -> None:
     assert get(Range="bytes=5-", **{"If-Range": '"another"'}).content == content
     for wanted in ("lines=1-2", "bytes=x-", "bytes=", "bytes=9-3", "bytes"):
         assert get(Range=wanted).content == content, wanted
-    for wanted in ("bytes=10000-", "bytes=-0"):
+    for wanted, expected in [
+        (f"bytes=9990-{'9' * 5000}", content[9990:]),
+        (f"bytes={'0' * 5000}9990-", content[9990:]),
+        (f"bytes=-{'9' * 5000}", content),
+    ]:
+        response = get(Range=wanted)
+        assert (response.status_code, response.content) == (206, expected), wanted[:20]
+    for wanted in ("bytes=10000-", "bytes=-0", f"bytes={'9' * 5000}-", f"bytes=-{'0' * 5000}"):
         response = get(Range=wanted)
         assert response.status_code == 416
         assert response.headers["content-range"] == "bytes */10000"
         assert response.json()["code"] == "range_not_satisfiable"
     response = get(**{"If-None-Match": etag})
     assert (response.status_code, response.content) == (304, b"")
+
+
+def test_several_ranges(site: Any, downloadable: str, content: bytes) -> None:
+    response = site.http.get(downloadable, headers={"Range": "bytes=0-4,-3"})
+    assert response.status_code == 206
+    assert response.headers["content-type"].startswith("multipart/byteranges")
+    assert content[:5] in response.content
+    assert content[-3:] in response.content
+
+
+@pytest.mark.parametrize(
+    ("stored", "sent"),
+    [
+        ("text/€", "application/octet-stream"),
+        ("text/plain\r\nX-Injected: 1", "application/octet-stream"),
+        ("", "application/octet-stream"),
+        ("text", "application/octet-stream"),
+        ("application/vnd.a+json", "application/vnd.a+json"),
+        ('application/x; a="b c"; d=e', 'application/x; a="b c"; d=e'),
+    ],
+)
+def test_a_media_type_that_no_header_can_carry(site: Any, tmp_path: Path, stored: str, sent: str) -> None:
+    source = tmp_path / "file"
+    source.write_bytes(b"content")
+    job_id = site.submit(priority=10)["id"]
+    claim = site.worker.claim_job(job_id)
+    sha256, size = site.services.files.put(source)
+    site.worker.finish(claim, artifacts=[StoredArtifact("file", "trace", stored, size, sha256)])
+    site.services.files.release([sha256])
+    response = site.http.get(f"/jobs/{job_id}/artifacts/file")
+    assert (response.status_code, response.content) == (200, b"content")
+    assert response.headers["content-type"] == sent
+    assert "x-injected" not in response.headers
+
+
+def test_head_reads_no_file(site: Any, downloadable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    original = anyio.AsyncFile.read
+
+    async def counted(self: Any, size: int = -1) -> Any:
+        read.append(size)
+        return await original(self, size)
+
+    monkeypatch.setattr(anyio.AsyncFile, "read", counted)
+    monkeypatch.setattr(FileResponse, "chunk_size", 1000)
+    head, size = site.http.head(downloadable), len(site.http.get(downloadable).content)
+    assert (head.status_code, head.content, head.headers["content-length"]) == (200, b"", str(size))
+    assert len(read) <= 1 + size // 1000 + 1, "one piece for HEAD; all of them, and the end, for GET"
 
 
 def test_unknown_artifact(site: Any) -> None:

@@ -143,13 +143,15 @@ TOKEN = "s3cret-ü".encode()
         {"Authorization": "Basic !!!"},
         {"Authorization": "Basic"},
         {"Authorization": "Digest s3cret"},
+        {b"Authorization": b"Basic \xe9"},
+        {b"Authorization": b"Bearer \xe9"},
         basic("user:wrong"),
         basic("s3cret-ü:"),
         basic("no colon"),
     ],
     ids=str,
 )
-def test_without_the_token(guarded: Any, headers: dict[str, str]) -> None:
+def test_without_the_token(guarded: Any, headers: Any) -> None:
     before = guarded.rows()
     paths = ("/jobs", "/ui", "/docs", "/openapi.json", "/metrics", "/readyz", "/static/style.css", "/nothing", "/")
     for path in paths:
@@ -178,6 +180,9 @@ CROSS_SITE = [
     ({"Sec-Fetch-Site": "none"}, True),
     ({"Origin": "https://evil.example"}, False),
     ({"Origin": "null"}, False),
+    ({"Origin": "http://[::1"}, False),
+    ({"Origin": "http://[x]"}, False),
+    ({"Origin": ""}, False),
     ({"Origin": "{url}"}, True),
     ({}, True),
 ]

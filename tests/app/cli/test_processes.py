@@ -17,7 +17,9 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from app.cli.commands import cli
 from app.settings import Settings
 from app.store.engine import open_database
 from app.store.reading import Reading
@@ -144,6 +146,44 @@ def test_a_setting_that_makes_no_sense_is_named(start: Any, tmp_path: Path, comm
     assert "FLOPWATCH_LEASE_S: Input should be greater than 0" in err
     assert "Traceback" not in err
     assert "secret" not in err
+
+
+def refusal(tmp_path: Path, command: str, **settings: str) -> str:
+    """What a command says that does not start, on one line; it must leave nothing."""
+    environment = {"FLOPWATCH_DATA_DIR": str(tmp_path / "data"), "FLOPWATCH_PORT": "0", **settings}
+    result = CliRunner().invoke(cli, [command], env=environment)
+    assert result.exit_code == 1
+    assert len(result.stderr.splitlines()) == 1
+    assert not (tmp_path / "data").exists()
+    return result.stderr
+
+
+@pytest.mark.parametrize("command", ["up", "serve", "jobs"])
+@pytest.mark.parametrize("token", ["", " ", "token\n"])
+def test_an_empty_token_is_refused(tmp_path: Path, command: str, token: str) -> None:
+    assert "FLOPWATCH_API_TOKEN: " in refusal(tmp_path, command, FLOPWATCH_API_TOKEN=token)
+
+
+@pytest.mark.parametrize("command", ["up", "serve"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "", "gpu-box"])
+def test_nobody_is_let_in_by_oversight(tmp_path: Path, command: str, host: str) -> None:
+    said = refusal(tmp_path, command, FLOPWATCH_HOST=host)
+    assert "FLOPWATCH_API_TOKEN" in said
+    assert "--insecure" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings"),
+    [(["--insecure"], {}), ([], {"FLOPWATCH_INSECURE": "true"}), ([], {"FLOPWATCH_API_TOKEN": "secret"})],
+    ids=["option", "setting", "token"],
+)
+def test_open_access_when_that_is_meant(
+    start: Any, tmp_path: Path, arguments: list[str], settings: dict[str, str]
+) -> None:
+    server = start("serve", "--host", "0.0.0.0", "--port", "0", *arguments, FLOPWATCH_DATA_DIR=tmp_path, **settings)
+    port = listening_url(server).rpartition(":")[2]
+    expected = 401 if "FLOPWATCH_API_TOKEN" in settings else 200
+    assert httpx.get(f"http://127.0.0.1:{port}/jobs", trust_env=False).status_code == expected
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)])

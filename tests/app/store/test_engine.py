@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import warnings
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -133,7 +134,7 @@ def test_a_watch_sees_commits_of_this_process_and_of_others(database: Database, 
         "import sys; from app.store.engine import Database; from app.store.registration import Registration; "
         "Registration(Database(sys.argv[1])).register_worker('two', 'h', 1, [], [], [], {})"
     )
-    subprocess.run([sys.executable, "-c", program, settings.resolved_database_url], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program, str(settings.resolved_database_url)], check=True, timeout=60)
     assert watch.changed()
     assert not watch.changed()
 
@@ -332,3 +333,18 @@ def test_opening_makes_the_folder(tmp_path: Path) -> None:
     database = open_database(Settings(data_dir=tmp_path / "a" / "b"))
     assert Reading(database).counts()["queued"] == 0
     database.close()
+
+
+@pytest.mark.parametrize("name", ["a?b=c", "100%41", "a#b", "a b;c&d", "file:x?mode=memory", "ü€", "a:b@c"])
+def test_a_folder_with_any_name(tmp_path: Path, name: str) -> None:
+    data_dir = tmp_path / name
+    for settings in (Settings(data_dir=data_dir), Settings(data_dir=data_dir)):
+        database = open_database(settings)
+        with database.write() as connection:
+            connection.exec_driver_sql("CREATE TABLE IF NOT EXISTS kept (n INTEGER)")
+            connection.exec_driver_sql("INSERT INTO kept VALUES (1)")
+        database.close()
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (data_dir / "flopwatch.sqlite3").is_file()
+    with closing(sqlite.driver().connect(str(data_dir / "flopwatch.sqlite3"))) as connection:
+        assert connection.execute("SELECT count(*) FROM kept").fetchone() == (2,)

@@ -1,0 +1,47 @@
+"""Threads of their own for requests that write.
+
+A write waits for its turn at the database. In the threads of all requests, a few dozen of them would take every one,
+and reads and health checks would wait behind them for a lock that they do not need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from anyio import CapacityLimiter, move_on_after
+from anyio.to_thread import run_sync
+
+from app.errors import DatabaseBusy
+from app.store.locking import patience
+
+THREADS = 8
+"""Only one writes at a time: more would not be faster."""
+
+Result = TypeVar("Result")
+
+
+class Writes:
+    """Runs what requests write. Lives in one event loop."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._threads = CapacityLimiter(THREADS)
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        """Call `work` in a thread, and return what it returns.
+
+        Raises DatabaseBusy when it could not begin to write within `timeout_s` seconds of now, however many others
+        wait as well.
+        """
+        borrower = object()
+        with patience(self._timeout_s):
+            with move_on_after(self._timeout_s) as wait:
+                await self._threads.acquire_on_behalf_of(borrower)
+            if wait.cancelled_caught:
+                raise DatabaseBusy(f"{THREADS} other requests have been waiting to write for {self._timeout_s:g} s.")
+            try:
+                # The thread is this request's by now: no other limit, which reads would share, is to be waited for.
+                return await run_sync(work, limiter=CapacityLimiter(1))
+            finally:
+                self._threads.release_on_behalf_of(borrower)

@@ -1,0 +1,54 @@
+"""What the server logs: to standard error, and not more of one kind than somebody would read."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Hashable
+
+FORMAT = "%(asctime)s %(levelname)s %(message)s"
+BURST = 10
+WINDOW_S = 60.0
+MAX_KINDS = 1000
+
+
+class RateLimit(logging.Filter):
+    """Lets BURST records of one kind through in WINDOW_S; the first one after that tells how many were left out.
+
+    A client can make the server log something with every request; it must not fill the disk with that.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[Hashable, tuple[float, int]] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now, kind = time.monotonic(), _kind(record)
+        began, count = self._seen.get(kind, (now, 0))
+        if now - began >= WINDOW_S:
+            if count > BURST:
+                record.msg = f"{record.getMessage()} [and {count - BURST} more of these in {now - began:.0f} s]"
+                record.args = None
+            began, count = now, 0
+        if len(self._seen) >= MAX_KINDS and kind not in self._seen:
+            self._seen.clear()
+        self._seen[kind] = (began, count + 1)
+        return count < BURST
+
+
+def _kind(record: logging.LogRecord) -> Hashable:
+    """Records of one kind were logged at one place, for errors raised at one place."""
+    error, place = None, None
+    if record.exc_info:
+        error, _, trace = record.exc_info
+        while trace is not None:
+            place, trace = (trace.tb_frame.f_code.co_filename, trace.tb_lineno), trace.tb_next
+    return record.name, record.pathname, record.lineno, error, place
+
+
+def set_up() -> None:
+    """Log warnings and worse of everything in this process, uvicorn and asyncio included."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(FORMAT))
+    handler.addFilter(RateLimit())
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)

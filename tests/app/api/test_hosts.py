@@ -1,0 +1,129 @@
+"""Which hosts a request may name; a page whose name was pointed at the server (DNS rebinding) can do nothing."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+
+from app.api.hosts import AllowedHosts, is_loopback
+from app.errors import MisdirectedRequest
+from app.settings import Settings
+
+TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
+REBOUND = "evil.example"
+
+
+def rebind(site: Any) -> list[str]:
+    """What a page of evil.example gets done after its name was pointed at the server."""
+    port = site.url.rpartition(":")[2]
+    origin = f"{REBOUND}:{port}"
+    headers = {"Host": origin, "Origin": f"http://{origin}", "Sec-Fetch-Site": "same-origin"}
+    before, done = site.rows(), []
+    for method, path in [("POST", "/jobs"), ("GET", "/jobs"), ("GET", "/ui"), ("GET", "/healthz"), ("GET", "/nothing")]:
+        answer = site.http.request(
+            method, path, headers=headers, **({"json": {"spec": TINY}} if method == "POST" else {})
+        )
+        if answer.status_code != 421:
+            done.append(f"{method} {path}: {answer.status_code}")
+        elif (answer.headers["content-type"], answer.json()["code"]) != (
+            "application/problem+json",
+            "misdirected_request",
+        ):
+            done.append(f"{method} {path}: {answer.text}")
+        elif REBOUND not in answer.json()["detail"] or "FLOPWATCH_ALLOWED_HOSTS" not in answer.json()["detail"]:
+            done.append(f"the detail names neither host nor cure: {answer.text}")
+    if site.rows() != before:
+        done.append("something was stored")
+    return done
+
+
+def test_a_rebound_name_can_do_nothing(site: Any) -> None:
+    assert rebind(site) == []
+
+
+def test_control_of_the_hosts(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AllowedHosts, "check", lambda *_: None)
+    assert "POST /jobs: 201" in rebind(site)
+
+
+def test_the_host_comes_before_the_token(serve: Any, tmp_path: Any) -> None:
+    with serve(tmp_path, api_token="secret") as site:
+        answer = site.http.get("/jobs", headers={"Host": REBOUND})
+        assert answer.status_code == 421
+        assert "www-authenticate" not in answer.headers
+
+
+def allowed(hosts: AllowedHosts, host: str | None, arrived_at: str | None = "127.0.0.1") -> bool:
+    try:
+        hosts.check(host, arrived_at)
+    except MisdirectedRequest:
+        return False
+    return True
+
+
+LOOPBACK = ["localhost", "LOCALHOST:8000", "localhost.", "x.localhost:1", "127.0.0.1", "127.8.9.1:8000", "[::1]:8000"]
+OTHERS = [
+    None, "", "evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost.evil.example", "notlocalhost",
+    "evil.example@localhost", "localhost@evil.example", "[::1", "::1]", "127.0.0.1:80:80", "localhost:x", "a b", "é",
+    "10.0.0.7", "[fe80::1]", "localhost/", "localhost, evil.example", ".", "*", "*.localhost.evil.example",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("bound", ["127.0.0.1", "localhost", "::1", "0.0.0.0", "::", ""])
+def test_loopback_is_always_allowed_and_other_names_never(bound: str) -> None:
+    hosts = AllowedHosts(bound)
+    assert [host for host in LOOPBACK if not allowed(hosts, host)] == []
+    assert [host for host in OTHERS if allowed(hosts, host)] == []
+
+
+def test_the_bound_host() -> None:
+    assert allowed(AllowedHosts("gpu-box"), "GPU-Box:8000")
+    assert allowed(AllowedHosts("10.0.0.7"), "10.0.0.7:8000", "10.0.0.7")
+    assert not allowed(AllowedHosts("10.0.0.7"), "10.0.0.8:8000", "10.0.0.7")
+    assert allowed(AllowedHosts("fe80::7"), "[FE80:0::7]:8000", "fe80::7")
+
+
+@pytest.mark.parametrize("bound", ["0.0.0.0", "::", ""])
+def test_bound_to_all_addresses_the_one_of_the_connection_is_allowed(bound: str) -> None:
+    hosts = AllowedHosts(bound)
+    assert allowed(hosts, "10.0.0.7:8000", "10.0.0.7")
+    assert allowed(hosts, "10.0.0.7:8000", "::ffff:10.0.0.7")
+    assert not allowed(hosts, "10.0.0.8:8000", "10.0.0.7")
+    assert not allowed(AllowedHosts("127.0.0.1"), "10.0.0.7:8000", "10.0.0.7")
+
+
+def test_added_hosts() -> None:
+    hosts = AllowedHosts("127.0.0.1", ("GPU-Box.", "*.lab.example", "fe80::1"))
+    for host in ("gpu-box:8000", "a.lab.example", "b.a.lab.example:1", "[fe80::1]"):
+        assert allowed(hosts, host), host
+    for host in ("lab.example", "evil-lab.example", "gpu-box.evil.example"):
+        assert not allowed(hosts, host), host
+    assert allowed(AllowedHosts("127.0.0.1", ("*",)), "evil.example")
+
+
+def test_hosts_are_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Settings.from_environment().allowed_hosts == ()
+    monkeypatch.setenv("FLOPWATCH_ALLOWED_HOSTS", "gpu-box, *.lab.example,")
+    assert Settings.from_environment().allowed_hosts == ("gpu-box", "*.lab.example")
+
+
+def test_an_added_host_is_served(serve: Any, tmp_path: Any) -> None:
+    with serve(tmp_path, allowed_hosts=("gpu-box",)) as site:
+        headers = {"Host": "gpu-box:8000", "Origin": "http://gpu-box:8000"}
+        assert site.http.post("/jobs", json={"spec": TINY}, headers=headers).status_code == 201
+        assert site.http.get("/jobs", headers={"Host": "cpu-box"}).status_code == 421
+
+
+def test_a_request_without_a_host(site: Any) -> None:
+    """HTTP/1.0 knows requests without one; no browser sends them."""
+    address = site.url.removeprefix("http://").split(":")
+    with socket.create_connection((address[0], int(address[1])), timeout=10) as connection:
+        connection.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 421 ")
+
+
+def test_loopback() -> None:
+    assert all(map(is_loopback, ("localhost", "127.0.0.1", "127.1.2.3", "::1", "[::1]", "::ffff:127.0.0.1")))
+    assert not any(map(is_loopback, ("0.0.0.0", "::", "", "gpu-box", "10.0.0.7", "127.0.0.1.evil.example")))

@@ -1,0 +1,143 @@
+"""A database whose file or disk is gone, broken or full: not ready, nothing accepted, and the reason said."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.store.engine import Database
+from app.store.sqlite import SQLite
+
+TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
+# linux/ext4.h: end a mounted file system as if its disk had gone.
+EXT4_IOC_SHUTDOWN = 0x8004587D
+NO_LOG_FLUSH = (2).to_bytes(4, "little")
+
+
+def refusals(site: Any, status: int, code: str, *, hint: str) -> list[str]:
+    """What else than this problem a readiness check and a submission are answered."""
+    found = []
+    for method, path, body in [("GET", "/readyz", None), ("POST", "/jobs", {"spec": TINY})]:
+        answer = site.http.request(method, path, json=body)
+        if (answer.status_code, answer.json().get("code")) != (status, code) or hint not in answer.text:
+            found.append(f"{method} {path}: {answer.status_code} {answer.text}")
+    if (alive := site.http.get("/healthz").status_code) != 200:
+        found.append(f"GET /healthz: {alive}")
+    return found
+
+
+def remove_the_database(site: Any) -> list[str]:
+    site.submit()
+    path = Path(site.services.database.backend.path)
+    for file in path.parent.glob(f"{path.name}*"):
+        if not file.name.endswith(".lock"):
+            file.unlink()
+    found = refusals(site, 503, "database_gone", hint=str(path))
+    return found + [f"made {path}"] * path.exists()
+
+
+def test_a_removed_database(fresh_site: Any) -> None:
+    assert remove_the_database(fresh_site) == []
+
+
+def test_control_of_the_removed_database(fresh_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SQLite, "_check_file", lambda _self: None)
+    found = remove_the_database(fresh_site)
+    assert any(line.startswith("GET /readyz: 200") for line in found)
+    assert any(line.startswith("POST /jobs: 201") for line in found), "accepted, and lost with the process"
+
+
+def test_a_replaced_database_and_one_put_back(fresh_site: Any) -> None:
+    job = fresh_site.submit()
+    path = Path(fresh_site.services.database.backend.path)
+    aside = path.with_name("aside")
+    path.rename(aside)
+    assert refusals(fresh_site, 503, "database_gone", hint="removed or replaced") == []
+    other = Database(f"sqlite:///{path}")
+    with other.read():
+        pass
+    other.close()
+    assert path.exists()
+    assert refusals(fresh_site, 503, "database_gone", hint="removed or replaced") == []
+    aside.rename(path)
+    assert fresh_site.http.get("/readyz").status_code == 200
+    assert fresh_site.submit()["id"] == job["id"] + 1
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, *arguments: str) -> Iterator[Path]:
+    """A file system at `folder`; skips the test where this user may not mount one."""
+    folder.mkdir()
+    try:
+        subprocess.run(["mount", *arguments, str(folder)], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"may not mount a file system here: {error}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture
+def ext4(tmp_path: Path) -> Iterator[Path]:
+    """An ext4 file system of 32 MiB."""
+    image = tmp_path / "image"
+    with image.open("wb") as file:
+        file.truncate(32 << 20)
+    try:
+        subprocess.run(["mkfs.ext4", "-q", str(image)], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"cannot make a file system here: {error}")
+    with mounted(tmp_path / "disk", "-o", "loop", str(image)) as folder:
+        yield folder
+
+
+def break_the_disk(serve: Any, ext4: Path) -> list[str]:
+    with serve(ext4 / "data") as site:
+        site.submit()
+        assert site.http.get("/readyz").status_code == 200
+        descriptor = os.open(ext4, os.O_RDONLY)
+        try:
+            fcntl.ioctl(descriptor, EXT4_IOC_SHUTDOWN, NO_LOG_FLUSH)
+        finally:
+            os.close(descriptor)
+        return refusals(site, 503, "storage_failed", hint="rror")
+
+
+def test_a_disk_that_fails(serve: Any, ext4: Path) -> None:
+    assert break_the_disk(serve, ext4) == []
+
+
+def test_control_of_the_readiness_write(serve: Any, ext4: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Database, "probe", lambda *_: None)
+    [found] = break_the_disk(serve, ext4)
+    assert found.startswith("GET /readyz: 200"), "reads come from memory"
+
+
+def test_a_full_disk(serve: Any, tmp_path: Path) -> None:
+    with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=4m", "flopwatch-test") as disk, serve(disk) as site:
+        site.submit()
+        assert site.http.get("/readyz").status_code == 200
+        filler = disk / "filler"
+        with filler.open("wb") as file:
+            free = os.statvfs(disk)
+            os.posix_fallocate(file.fileno(), 0, free.f_bavail * free.f_frsize)
+        answer = site.http.get("/readyz")
+        assert (answer.status_code, answer.json()["code"]) == (507, "disk_full")
+        filler.unlink()
+        assert site.http.get("/readyz").status_code == 200
+
+
+def test_a_readiness_check_changes_nothing_and_waits_for_nobody(fresh_site: Any) -> None:
+    before = fresh_site.rows()
+    with fresh_site.services.database.write():
+        assert fresh_site.http.get("/readyz", timeout=2).status_code == 200, "somebody writes: that is no fault"
+    assert fresh_site.http.get("/readyz").status_code == 200
+    assert fresh_site.rows() == before

@@ -1,0 +1,109 @@
+"""Requests that wait to write keep nobody else waiting, and do not wait longer for each other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+from anyio.to_thread import run_sync
+
+from app.api.writing import THREADS, Writes
+
+TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
+WRITERS = 60
+BUSY_TIMEOUT_S = 4.0
+PROMPT_S = 1.5
+"""How soon a read is answered meanwhile, and how much later than the timeout a write."""
+
+
+def write_while_locked(serve: Any, tmp_path: Path) -> list[str]:
+    """Submit from 60 clients, cancel and delete while somebody holds the write lock; what others had to suffer."""
+    found = []
+    with serve(tmp_path, busy_timeout_s=BUSY_TIMEOUT_S) as site, ThreadPoolExecutor(WRITERS) as clients:
+        first = site.submit()["id"]
+        requests = [("POST", "/jobs"), ("POST", f"/jobs/{first}/cancel"), ("DELETE", f"/jobs/{first}")]
+        begun = threading.Semaphore(0)
+
+        def write(number: int) -> tuple[str, httpx.Response, float]:
+            method, path = requests[number % len(requests)]
+            body = {"json": {"spec": TINY}} if path == "/jobs" else {}
+            with httpx.Client(base_url=site.url, timeout=60, trust_env=False) as client:
+                client.get("/healthz")  # connected
+                begun.release()
+                started = time.monotonic()
+                return path, client.request(method, path, **body), time.monotonic() - started
+
+        with site.services.database.write():
+            answers = [clients.submit(write, number) for number in range(WRITERS)]
+            for _ in answers:
+                assert begun.acquire(timeout=30)
+            deadline = time.monotonic() + BUSY_TIMEOUT_S / 2
+            while time.monotonic() < deadline:
+                for path in ("/jobs", "/healthz", "/readyz", f"/jobs/{first}", "/metrics"):
+                    started = time.monotonic()
+                    answer = site.http.get(path)
+                    if (took_s := time.monotonic() - started) > PROMPT_S or answer.status_code != 200:
+                        found.append(f"GET {path}: {answer.status_code} after {took_s:.1f} s")
+            for path, answer, took_s in (answer.result(60) for answer in answers):
+                if answer.status_code != 503 or answer.json()["code"] != "database_busy":
+                    found.append(f"{path}: {answer.status_code}")
+                elif not answer.headers.get("retry-after", "").isdigit():
+                    found.append(f"{path}: no Retry-After")
+                elif took_s > BUSY_TIMEOUT_S + PROMPT_S:
+                    found.append(f"{path}: refused after {took_s:.1f} s")
+        assert site.http.post("/jobs", json={"spec": TINY}).status_code == 201
+    return found
+
+
+def test_writes_that_wait_keep_nobody_waiting(serve: Any, tmp_path: Path) -> None:
+    assert write_while_locked(serve, tmp_path) == []
+
+
+def test_control_of_the_writers_threads(serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Writes, "run", lambda _self, work: run_sync(work))
+    found = write_while_locked(serve, tmp_path)
+    assert any(line.startswith("GET ") for line in found)
+    assert any("refused after" in line for line in found)
+
+
+def test_work_of_several_writes_is_not_cut_short(site: Any) -> None:
+    """Once it has begun to write, each write waits as long as it may by itself."""
+    database, timeout_s, written = site.services.database, 0.2, []
+    held = threading.Event()
+
+    def hold() -> None:
+        with database.write():
+            held.set()
+            time.sleep(timeout_s)
+
+    def work() -> None:
+        with database.write():
+            written.append("first")
+        time.sleep(timeout_s)
+        holder = threading.Thread(target=hold)
+        holder.start()
+        assert held.wait(10)
+        with database.write():
+            written.append("second")
+        holder.join()
+
+    async def run() -> None:
+        await Writes(timeout_s).run(work)
+
+    anyio.run(run)
+    assert written == ["first", "second"]
+
+
+def test_many_writes_all_succeed(fresh_site: Any) -> None:
+    def submit(_number: int) -> int:
+        return httpx.post(f"{fresh_site.url}/jobs", json={"spec": TINY}, timeout=30, trust_env=False).status_code
+
+    with ThreadPoolExecutor(4 * THREADS) as clients:
+        assert set(clients.map(submit, range(8 * THREADS))) == {201}
+    assert fresh_site.rows()["job"] == 8 * THREADS

@@ -1,0 +1,288 @@
+"""Clients that open connections and never send a whole request, in numbers that take every file of the server."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import resource
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from app.cli.connections import MIN_CONNECTIONS, RESERVED_FILES, connections_within
+from app.cli.logs import BURST, WINDOW_S, RateLimit
+
+TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
+FILES = 400
+HALF_OPEN = 700
+PROMPT_S = 1.0
+LOG_BYTES = 20_000
+FLOODED_S = 3.0
+PAUSE_S = 0.5
+"""Between two rounds over all of them: what is tried here is their number, not how busy one client makes the server."""
+
+SERVE = "import sys; {sabotage}; sys.argv = ['flopwatch', 'serve', '--port', '0']; from app.cli import main; main()"
+NO_CAP = "from app.cli.connections import Incoming; Incoming.make_room = lambda self: None"
+NO_RATE_LIMIT = "from app.cli.logs import RateLimit; RateLimit.filter = lambda self, record: True"
+
+BEGINNINGS = (
+    b"",
+    b"GET /jobs HTTP/1.1\r\nHost: localhost\r\nX-Slow: ",
+    b"POST /jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n{",
+)
+
+
+@dataclass
+class Server:
+    process: subprocess.Popen[bytes]
+    log: Path
+    url: str
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return "127.0.0.1", int(self.url.rpartition(":")[2])
+
+    def connect(self, sent: bytes = b"") -> socket.socket:
+        connection = socket.create_connection(self.address, timeout=10)
+        connection.sendall(sent)
+        return connection
+
+
+@pytest.fixture
+def run(tmp_path: Path, until: Any) -> Iterator[Callable[..., Server]]:
+    """Start a server that may open FILES files, and takes so long a request; `sabotage` runs in it before."""
+    processes = []
+
+    def start(sabotage: str = "pass", **settings: str) -> Server:
+        log = tmp_path / "log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-c", SERVE.format(sabotage=sabotage)],
+                env={**os.environ, "FLOPWATCH_DATA_DIR": str(tmp_path / "data"), **settings},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (FILES // 2, FILES)),
+            )
+        processes.append(process)
+        found = until(lambda: re.search(rb"listening on (http://\S+)", log.read_bytes()), "the server", 60)
+        return Server(process, log, found[1].decode())
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    """Let this process open the sockets of the flood."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * HALF_OPEN + FILES
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        pytest.skip(f"this process may open {hard} files only")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def flood(server: Server) -> list[str]:
+    """Hold 700 half-open connections for some seconds, dripping, and replaced when ended; what others suffered."""
+    found: list[str] = []
+    all_there, stopped = threading.Event(), threading.Event()
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(httpx.Client(base_url=server.url, timeout=5, trust_env=False))
+        job_id = client.post("/jobs", json={"spec": TINY}).json()["id"]
+        headers = {"Accept": "text/event-stream"}
+        stream = stack.enter_context(client.stream("GET", f"/jobs/{job_id}/events", headers=headers))
+        lines = stream.iter_lines()
+        next(lines)
+        assert client.get("/jobs").status_code == 200
+
+        def attack() -> None:
+            sockets: dict[int, socket.socket] = {}
+            with contextlib.ExitStack() as closing:
+                while not stopped.is_set():
+                    for number in range(HALF_OPEN):
+                        try:
+                            if number not in sockets:
+                                made = closing.enter_context(socket.create_connection(server.address, timeout=0.2))
+                                made.setblocking(False)
+                                sockets[number] = made
+                                made.send(BEGINNINGS[number % len(BEGINNINGS)])
+                            elif number % len(BEGINNINGS):
+                                sockets[number].send(b" ")
+                        except OSError:
+                            if (ended := sockets.pop(number, None)) is not None:
+                                ended.close()
+                        if stopped.is_set():
+                            return
+                    all_there.set()
+                    time.sleep(PAUSE_S)
+
+        attacker = threading.Thread(target=attack)
+        attacker.start()
+        try:
+            assert all_there.wait(60)
+            deadline = time.monotonic() + FLOODED_S
+            while time.monotonic() < deadline:
+                for path in ("/healthz", "/jobs"):
+                    found += slow(server, path)
+        finally:
+            stopped.set()
+            attacker.join()
+        try:
+            client.post(f"/jobs/{job_id}/cancel")
+            if not any("cancelled" in line for line in lines):
+                found.append("the stream ended")
+        except httpx.TransportError as error:
+            found.append(f"the stream: {error!r}")
+    if (size := server.log.stat().st_size) > LOG_BYTES:
+        found.append(f"log: {size} bytes")
+    return found
+
+
+def slow(server: Server, path: str) -> list[str]:
+    """Why a new client is not content."""
+    started = time.monotonic()
+    connection = HTTPConnection(*server.address, timeout=3 * PROMPT_S)
+    try:
+        connection.request("GET", path)
+        status = connection.getresponse().status
+    except (OSError, HTTPException) as error:
+        return [f"GET {path}: {error!r}"]
+    finally:
+        connection.close()
+    took_s = time.monotonic() - started
+    return [] if status == 200 and took_s < PROMPT_S else [f"GET {path}: {status} after {took_s:.1f} s"]
+
+
+@pytest.mark.usefixtures("many_files")
+def test_half_open_connections_harm_nobody(run: Any) -> None:
+    assert flood(run()) == []
+
+
+@pytest.mark.usefixtures("many_files")
+def test_control_of_the_connections(run: Any) -> None:
+    found = flood(run(NO_CAP))
+    assert any(line.startswith("GET /healthz") for line in found)
+    assert not any(line.startswith("log") for line in found), "its errors are of one kind"
+
+
+@pytest.mark.usefixtures("many_files")
+def test_control_of_the_log(run: Any) -> None:
+    assert any(line.startswith("log") for line in flood(run(f"{NO_CAP}; {NO_RATE_LIMIT}")))
+
+
+def test_the_file_limit_is_raised(run: Any) -> None:
+    server = run()
+    assert resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE) == (FILES, FILES)
+
+
+def test_a_request_has_a_time_to_arrive_in(run: Any) -> None:
+    server = run(FLOPWATCH_REQUEST_TIMEOUT_S="1")
+    with httpx.Client(base_url=server.url, timeout=10, trust_env=False) as client:
+        job_id = client.post("/jobs", json={"spec": TINY}).json()["id"]
+        headers = {"Accept": "text/event-stream"}
+        with client.stream("GET", f"/jobs/{job_id}/events", headers=headers) as stream:
+            lines = stream.iter_lines()
+            next(lines)
+            for beginning in BEGINNINGS:
+                with server.connect(beginning) as connection:
+                    started = time.monotonic()
+                    assert ended(connection, drip=bool(beginning)), beginning
+                    assert 0.5 < time.monotonic() - started < 5, beginning
+            client.post(f"/jobs/{job_id}/cancel")
+            assert any("cancelled" in line for line in lines), "an answer may take as long as it likes"
+
+
+def ended(connection: socket.socket, *, drip: bool) -> bool:
+    """Whether the server ends the connection, although a byte comes every tenth of a second."""
+    connection.settimeout(0.1)
+    for _ in range(100):
+        try:
+            if drip:
+                connection.send(b"a")
+            received = connection.recv(1000)
+        except TimeoutError:
+            continue
+        except OSError:
+            return True
+        assert not received or received.startswith(b"HTTP/1.1 408 ")
+        return True
+    return False
+
+
+def test_requests_in_a_row_on_one_connection(run: Any) -> None:
+    """Each has its own time, whether it is sent with the one before or late."""
+    server = run(FLOPWATCH_REQUEST_TIMEOUT_S="2")
+    request = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with server.connect(request + request) as connection:
+        received = b""
+        for count in (2, 3, 4):
+            while received.count(b'{"status":"ok"}') < count:
+                more = connection.recv(10_000)
+                assert more, received
+                received += more
+            time.sleep(1.2)
+            connection.sendall(request[:10])
+            connection.sendall(request[10:])
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted", "expected"),
+    [(1 << 20, 2000, 2000), (1024, 2000, 1024 - RESERVED_FILES), (256, 2000, MIN_CONNECTIONS), (1024, 100, 100)],
+)
+def test_connections_leave_files_to_the_others(files: int, wanted: int, expected: int) -> None:
+    assert connections_within(files, wanted) == expected
+
+
+def record(message: str = "%d bad requests", line: int = 1, error: Any = None) -> logging.LogRecord:
+    return logging.LogRecord("a", logging.WARNING, "file.py", line, message, (7,), error)
+
+
+def test_rate_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    limit = RateLimit()
+    assert [limit.filter(record()) for _ in range(BURST + 5)] == [True] * BURST + [False] * 5
+    assert limit.filter(record(line=2)), "another kind"
+    now += WINDOW_S
+    first = record()
+    assert limit.filter(first)
+    assert first.getMessage() == "7 bad requests [and 5 more of these in 60 s]"
+    now += WINDOW_S
+    second = record()
+    assert limit.filter(second)
+    assert second.getMessage() == "7 bad requests"
+
+
+def test_errors_raised_at_different_places_are_of_different_kinds() -> None:
+    limit = RateLimit()
+
+    def caught(work: Callable[[], object]) -> Any:
+        try:
+            work()
+        except ZeroDivisionError:
+            return sys.exc_info()
+        raise AssertionError
+
+    def here() -> object:
+        return 1 / 0
+
+    def there() -> object:
+        return 1 // 0
+
+    assert [limit.filter(record(error=caught(here))) for _ in range(BURST + 1)][-1] is False
+    assert limit.filter(record(error=caught(there)))
