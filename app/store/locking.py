@@ -26,7 +26,7 @@ from app.errors import DatabaseBusy
 
 
 class _Patience:
-    """How long somebody waits for the first of his writes to begin."""
+    """How long a request waits for the first of its writes to begin."""
 
     def __init__(self, timeout_s: float) -> None:
         self._deadline: float | None = time.monotonic() + timeout_s
@@ -47,8 +47,8 @@ _patience: ContextVar[_Patience | None] = ContextVar("patience", default=None)
 def patience(timeout_s: float) -> Iterator[None]:
     """Within, also in threads started from here, the first write gives up `timeout_s` seconds from now.
 
-    For somebody who has to wait for more than the lock, and wants an answer after the same time nevertheless. Writes
-    after the first wait as long as they may: half of the work is done.
+    For a request that waits for more than the lock, and is to be answered after the same time nevertheless. Writes
+    after the first wait as long as they may: part of the work is done.
     """
     token = _patience.set(_Patience(timeout_s))
     try:

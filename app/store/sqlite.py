@@ -129,7 +129,11 @@ class SQLite:
 
         SQLite would go on writing to a file without a name, and all of it would be lost with the last connection.
         """
-        if self._identity is not None and _identity(self.path) != self._identity:
+        try:
+            there = _identity(self.path)
+        except OSError as error:
+            raise self._storage_error(error, is_full=False) from error
+        if self._identity is not None and there != self._identity:
             raise DatabaseGone(
                 f"{self.path} was removed or replaced while this process had it open, so nothing is written any more. "
                 "Put the file back, or restart server and workers to use the one that is there."
@@ -150,9 +154,9 @@ class SQLite:
         self._check_file()
         if error := self._growth_error():
             raise self._storage_error(error, is_full=is_no_space(error))
-        with self.write_lock(timeout_s), self.engine.execution_options(begin="IMMEDIATE").begin() as connection:
-            version = connection.exec_driver_sql("PRAGMA user_version").scalar_one()
-            connection.exec_driver_sql(f"PRAGMA user_version = {version}")  # a page, whether or not it changes
+        with self.write_lock(timeout_s), self._impatient(timeout_s) as cursor:
+            (version,) = cursor.execute("PRAGMA user_version").fetchone()
+            cursor.execute(f"PRAGMA user_version = {version}")  # a transaction of its own, of one page
 
     def after_write(self) -> None:
         """Truncate a log that has grown long; called with the write lock held, after the commit.
@@ -173,19 +177,20 @@ class SQLite:
 
     def checkpoint(self, wait_s: float | None = None) -> None:
         """Move the log into the database file and truncate it, as far as readers allow within `wait_s` seconds."""
-        wait = self._busy_timeout_s if wait_s is None else wait_s
-        with self._raw_connection() as cursor:
-            cursor.execute(f"PRAGMA busy_timeout = {round(wait * 1000)}")
-            try:
-                cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-            finally:
-                cursor.execute(f"PRAGMA busy_timeout = {round(self._busy_timeout_s * 1000)}")
+        with self._impatient(self._busy_timeout_s if wait_s is None else wait_s) as cursor:
+            cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     @contextmanager
-    def _raw_connection(self) -> Iterator[Any]:
+    def _impatient(self, wait_s: float) -> Iterator[Any]:
+        """A cursor outside transactions that waits `wait_s` seconds for locks that programs other than ours hold."""
         connection = self.engine.raw_connection()
         try:
-            yield connection.cursor()
+            cursor = connection.cursor()
+            cursor.execute(f"PRAGMA busy_timeout = {round(wait_s * 1000)}")
+            try:
+                yield cursor
+            finally:
+                cursor.execute(f"PRAGMA busy_timeout = {round(self._busy_timeout_s * 1000)}")
         finally:
             connection.close()
 
@@ -304,7 +309,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
     """Device and inode of the file; None when there is none."""
     try:
         found = path.stat()
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     return found.st_dev, found.st_ino
 

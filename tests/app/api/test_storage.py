@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from app.store.engine import Database
-from app.store.sqlite import SQLite
+from app.store.sqlite import SQLite, driver
 
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
 # linux/ext4.h: end a mounted file system as if its disk had gone.
@@ -139,5 +139,16 @@ def test_a_readiness_check_changes_nothing_and_waits_for_nobody(fresh_site: Any)
     before = fresh_site.rows()
     with fresh_site.services.database.write():
         assert fresh_site.http.get("/readyz", timeout=2).status_code == 200, "somebody writes: that is no fault"
+    with contextlib.closing(driver().connect(str(fresh_site.services.database.backend.path))) as foreign:
+        foreign.execute("BEGIN IMMEDIATE")
+        assert fresh_site.http.get("/readyz", timeout=2).status_code == 200, "a program that is not ours, too"
     assert fresh_site.http.get("/readyz").status_code == 200
     assert fresh_site.rows() == before
+
+
+def test_a_readiness_check_writes(fresh_site: Any) -> None:
+    watch = fresh_site.services.database.watch()
+    watch.changed()
+    assert not watch.changed()
+    assert fresh_site.http.get("/readyz").status_code == 200
+    assert watch.changed()
