@@ -115,7 +115,7 @@ def test_a_media_type_that_no_header_can_carry(site: Any, tmp_path: Path, stored
     job_id = site.submit(priority=10)["id"]
     claim = site.worker.claim_job(job_id)
     sha256, size = site.services.files.put(source)
-    site.worker.finish(claim, artifacts=[StoredArtifact("file", "trace", stored, size, sha256)])
+    site.worker.finish(claim, artifacts=[StoredArtifact(0, "file", "trace", stored, size, sha256)])
     site.services.files.release([sha256])
     response = site.http.get(f"/jobs/{job_id}/artifacts/file")
     assert (response.status_code, response.content) == (200, b"content")

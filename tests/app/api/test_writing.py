@@ -61,10 +61,12 @@ def write_while_locked(serve: Any, tmp_path: Path) -> list[str]:
     return found
 
 
+@pytest.mark.alone
 def test_writes_that_wait_keep_nobody_waiting(serve: Any, tmp_path: Path) -> None:
     assert write_while_locked(serve, tmp_path) == []
 
 
+@pytest.mark.alone
 def test_control_of_the_writers_threads(serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Writes, "run", lambda _self, work: run_sync(work))
     found = write_while_locked(serve, tmp_path)

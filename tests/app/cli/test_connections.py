@@ -168,11 +168,13 @@ def slow(server: Server, path: str) -> list[str]:
     return [] if status == 200 and took_s < PROMPT_S else [f"GET {path}: {status} after {took_s:.1f} s"]
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("many_files")
 def test_half_open_connections_harm_nobody(run: Any) -> None:
     assert flood(run()) == []
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("many_files")
 def test_control_of_the_connections(run: Any) -> None:
     found = flood(run(NO_CAP))
@@ -180,6 +182,7 @@ def test_control_of_the_connections(run: Any) -> None:
     assert not any(line.startswith("log") for line in found), "its errors are of one kind"
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("many_files")
 def test_control_of_the_log(run: Any) -> None:
     assert any(line.startswith("log") for line in flood(run(f"{NO_CAP}; {NO_RATE_LIMIT}")))

@@ -29,6 +29,7 @@ def ignore(_result: Tensor) -> None:
     """Only the work counts."""
 
 
+@pytest.mark.alone
 def test_the_host_times_the_work_and_not_its_preparation() -> None:
     timing = HostStopwatch().time(wait(0.001), prepare=wait(0.005), warmup=2, calls=40)
     assert len(timing.samples) == 40
