@@ -101,11 +101,12 @@ def measure_memory(operation: Operation, device: torch.device) -> Memory:
     gc.collect()
     meter = memory_meter(device)
     on_gpu = device.type == "cuda"
-    others = 0
+    others = others_reserved = 0
     if on_gpu:
         torch.cuda.empty_cache()
-        # What else lives here (the flushed buffer, the oracle's results) is not the operation's.
+        # The flushed buffer and the oracle's results live here too, and are not the operation's.
         others = torch.cuda.memory_allocated(device) - operation.input_bytes
+        others_reserved = torch.cuda.memory_reserved(device) - operation.input_bytes
     before_backward = None
     meter.reset()
     with memory_needed_for("the memory's measurement"), torch.set_grad_enabled(operation.grad_out is not None):
@@ -118,5 +119,7 @@ def measure_memory(operation: Operation, device: torch.device) -> Memory:
     reserved = meter.reserved_mib()
     if on_gpu:
         peak = None if peak is None else peak - others / MIB
-        reserved = None if reserved is None else reserved - others / MIB
+        if reserved is not None:
+            # Some of the operation's tensors may lie in gaps between the others: they were reserved before.
+            reserved = max(reserved - others_reserved / MIB, peak or 0.0)
     return Memory(before_backward, peak, reserved, how)

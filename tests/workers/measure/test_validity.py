@@ -24,7 +24,6 @@ from workers.measure.validity import (
     check_gpus,
     check_host_bound,
     check_host_load,
-    check_many,
     check_stability,
     check_steady,
     check_waiting,
@@ -42,14 +41,14 @@ def reading(clock: int | None = 1980, reasons: int | None = 0, processes: set[in
     return Reading(clock, 3201, 40, 300.0, reasons, None if processes is None else frozenset(processes))
 
 
-def test_the_spread_of_many_measurements_is_one_check() -> None:
-    steady, shaky, single = [1.0, 1.01, 1.0], [1.0, 2.0, 1.0], [1.0]
-    assert check_many({"a": steady, "b": single}, on_gpu=True).ok
-    found = check_many({"a": steady, "b": shaky, "c": single}, on_gpu=False)
-    assert not found.ok
-    assert found.detail == "above 10% in 1 of 3; the worst is 43.3%, b"
-    assert check_many({"a": single}, on_gpu=False).detail == "measurements: 1, none with samples enough to judge"
-    assert check_many({}, on_gpu=True).ok
+def test_a_gpus_variation_is_judged_more_strictly_and_not_below_what_events_jitter() -> None:
+    shaky_ms = [1.0, 1.15, 1.0, 1.15]
+    assert outcome(check_stability(shaky_ms, on_gpu=False))["variation"]
+    assert not outcome(check_stability(shaky_ms, on_gpu=True))["variation"]
+    short_ms = [0.0070, 0.0080, 0.0070, 0.0080]
+    found = check_stability(short_ms, on_gpu=True)[0]
+    assert (found.name, found.ok) == ("variation", True)
+    assert "as events jitter" in found.detail
 
 
 def test_the_verdict_is_the_worst_of_the_checks() -> None:
