@@ -19,7 +19,7 @@ pytestmark = pytest.mark.acceptance
 
 JOBS = 100
 CONTROL_JOBS = 40
-ALONE_JOBS = 20
+ALONE_JOBS = 15
 PATIENCE_S = 300.0
 
 
@@ -71,20 +71,22 @@ def test_control_a_claim_in_two_steps(service: Service, misbehave_folder: Path, 
         run_all_once(service, misbehave_folder, rng, CONTROL_JOBS, "atomic_claim")
 
 
-def measures_alone(service: Service, folder: Path, *hosts: str) -> None:
+def measures_alone(service: Service, folder: Path, jobs: int, *hosts: str) -> None:
     """Let two workers run jobs on the CPU; they are on the same host if their hosts' names are equal."""
     client = service.start_server()
     workers = service.start_workers(*(other_host(service.folder / host) for host in hosts))
-    ids = [submit(client, short_job("alone")) for _ in range(ALONE_JOBS)]
-    ended = [wait_for_state(client, job_id, "succeeded") for job_id in ids]
-    assert not (folder / "overlaps").exists(), "two jobs ran at the same time"
+    ids = [submit(client, short_job("alone")) for _ in range(jobs)]
+    ended = []
+    for job_id in ids:
+        ended.append(wait_for_state(client, job_id, "succeeded"))
+        assert not (folder / "overlaps").exists(), "two jobs ran at the same time"
     assert {job["worker_id"] for job in ended} <= {worker_id(client, worker.pid) for worker in workers}
 
 
 def test_cpu_jobs_of_one_host_run_one_at_a_time(service: Service, misbehave_folder: Path) -> None:
-    measures_alone(service, misbehave_folder, "host", "host")
+    measures_alone(service, misbehave_folder, ALONE_JOBS, "host", "host")
 
 
 def test_control_cpu_jobs_of_two_hosts_overlap(service: Service, misbehave_folder: Path) -> None:
     with pytest.raises(AssertionError, match="at the same time"):
-        measures_alone(service, misbehave_folder, "first", "second")
+        measures_alone(service, misbehave_folder, 10 * ALONE_JOBS, "first", "second")

@@ -61,7 +61,7 @@ class Alone(Plain):
         except FileExistsError:
             self.append("overlaps", str(os.getpid()))
             return
-        time.sleep(0.05)
+        time.sleep(0.1)
         mark.unlink()
 
 
