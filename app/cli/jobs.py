@@ -164,14 +164,16 @@ def jobs(
 ) -> None:
     """List jobs, newest first."""
     from app.cli.output import print_columns, print_json
+    from app.layout import case_text
 
     labels = [f"{key}:{value}" for key, value in arguments.parse_labels(label or []).items()] or None
     found = server.pages("/jobs", limit, state=state, kind=kind, label=labels, sweep=sweep_id)
     if as_json:
         print_json(found)
         return
-    keys = ("id", "kind", "state", "name", "labels", "priority", "created_at", "finished_at")
-    print_columns(keys, [[job[key] for key in keys] for job in found])
+    listed = [{**job, "case": case_text(job["summary"])} for job in found]
+    keys = ("id", "kind", "state", "case", "name", "labels", "priority", "created_at", "finished_at")
+    print_columns(keys, [[job[key] for key in keys] for job in listed])
 
 
 @with_server

@@ -273,7 +273,8 @@ def test_jobs(site: Any, flopwatch: Any) -> None:
     ids = [submitted(flopwatch, "--label", f"list={n}") for n in range(3)]
     site.http.post(f"/jobs/{ids[0]}/cancel")
     lines = ended(flopwatch("jobs")).splitlines()
-    assert lines[0].split()[:3] == ["id", "kind", "state"]
+    assert lines[0].split()[:4] == ["id", "kind", "state", "case"]
+    assert "tiny, context_length=" in lines[1]
     assert [int(line.split()[0]) for line in lines[1:4]] == ids[::-1]
     found = json.loads(ended(flopwatch("jobs", "--label", "list=1", "--json")))
     assert [job["id"] for job in found] == [ids[1]]
