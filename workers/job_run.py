@@ -261,7 +261,11 @@ class JobRun:
                 raise ValueError(f"unknown message type {other!r}")
 
     def _take_artifact(self, process: _Process, *, path: str, name: str, kind: str, media_type: str) -> None:
-        """Move a unit's file out of its reach. Storing it, which reads all of it, waits until the unit has ended."""
+        """Move a unit's file to a folder of ours. Storing it, which reads all of it, waits until the unit has ended.
+
+        A unit that has it open still may write to it until then. That harms nothing: the content is hashed once no
+        process of the unit is left, so the store has what the hash says, and nobody can change it afterwards.
+        """
         file = Path(path).resolve()
         # What is moved is gone afterwards, and a pipe or a device would never end.
         if not file.is_relative_to(process.scratch.resolve()) or not file.is_file():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
 import signal
@@ -493,6 +494,25 @@ class TestUnits:
             "trace.json": 9,
             "other.json": 28,
         }
+
+    def test_what_a_unit_writes_to_a_file_that_it_gave_away_is_in_its_hash(self, site: Site) -> None:
+        def play(unit: Unit) -> None:
+            path = unit.scratch / "trace"
+            with path.open("wb") as file:
+                file.write(b"first")
+                file.flush()
+                artifact = {"path": str(path), "name": "x", "kind": "trace", "media_type": "text/plain"}
+                unit.say({"type": "artifact", **artifact})
+                while path.exists():
+                    time.sleep(0.01)
+                file.write(b" and last")
+            unit.say(SUCCESS)
+            unit.end()
+
+        job = site.run(play)
+        artifact = Reading(site.database).artifact(job["id"], "x")
+        content = ArtifactFiles(site.settings.artifacts_dir).open_path(artifact["sha256"]).read_bytes()
+        assert (content, artifact["sha256"]) == (b"first and last", hashlib.sha256(b"first and last").hexdigest())
 
 
 WRAPPED = Planned("wrapped", start="exec", wrap=("nsys", "profile", "-o", "{scratch}/report"))
