@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import json
+import logging
 import sys
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,10 +17,12 @@ from app.layout import FACTS, STATISTICS
 from app.states import JOB_STATES
 from app.store import sweeps, tables
 from app.store.engine import Database
-from app.store.public import MAX_ID, artifact_dict, checked_id, finite, job_dict, rfc3339, sweep_dict
+from app.store.public import MAX_ID, artifact_dict, artifact_url, checked_id, finite, job_dict, rfc3339, sweep_dict
 from app.store.results.choosing import recorded_attempts
 from app.store.results.sheet import free_names, type_of
 from app.store.waiting import waiting_reasons
+
+logger = logging.getLogger(__name__)
 
 MAX_PAGE = 1000
 MAX_MEASUREMENTS = 10_000
@@ -172,7 +175,7 @@ class Reading:
             {
                 **{name: row[name] for name in _UNIT_FIELDS},
                 "artifacts": [
-                    {"name": file["name"], "url": artifact_dict(file)["url"]}
+                    {"name": file["name"], "url": artifact_url(file)}
                     for file in artifacts
                     if file["unit_index"] == row["unit_index"]
                 ],
@@ -182,18 +185,16 @@ class Reading:
 
     def artifacts(self, job_id: int) -> list[dict[str, Any]]:
         """The job's artifacts by name."""
-        artifact = tables.artifact.c
         with self._database.read() as connection:
             _job(connection, job_id)
-            query = select(tables.artifact).where(artifact.job_id == job_id).order_by(artifact.name)
+            query = _artifacts(job_id).order_by(tables.artifact.c.name)
             return [artifact_dict(row) for row in connection.execute(query).mappings()]
 
     def artifact(self, job_id: int, name: str) -> dict[str, Any]:
         """One artifact of a job."""
-        artifact = tables.artifact.c
         with self._database.read() as connection:
             _job(connection, job_id)
-            query = select(tables.artifact).where(artifact.job_id == job_id, artifact.name == name)
+            query = _artifacts(job_id).where(tables.artifact.c.name == name)
             row = connection.execute(query).mappings().one_or_none()
         if row is None:
             raise NotFound(f"Job {job_id} has no artifact {name!r}.")
@@ -277,6 +278,17 @@ def _attempts(connection: Connection, job_id: int) -> Sequence[Row[Any]]:
     return connection.execute(select(tables.attempt).where(attempt.job_id == job_id).order_by(attempt.id)).all()
 
 
+def _artifacts(job_id: int) -> Select[Any]:
+    """A job's artifacts with the titles of their units."""
+    artifact, unit = tables.artifact.c, tables.unit.c
+    its_unit = (
+        (unit.job_id == artifact.job_id) & (unit.attempt == artifact.attempt) & (unit.unit_index == artifact.unit_index)
+    )
+    joined = tables.artifact.outerjoin(tables.unit, its_unit)
+    query = select(tables.artifact, unit.title.label("unit_title")).select_from(joined)
+    return query.where(artifact.job_id == job_id)
+
+
 def _page(
     connection: Connection, query: Select[Any], id_column: Any, limit: int, after: str | None
 ) -> tuple[Sequence[Row[Any]], str | None]:
@@ -317,9 +329,14 @@ def _measurement_columns(
 
 
 def _unpack(samples: bytes | None) -> list[float | None] | None:
-    if samples is None:
+    """None where there are none, or where what is stored is not what it should be: the statistics can be read still."""
+    try:
+        values = array.array("d", b"" if samples is None else zlib.decompress(samples))
+    except (zlib.error, ValueError):
+        logger.exception("stored samples cannot be read")
         return None
-    values = array.array("d", zlib.decompress(samples))
+    if not values:
+        return None
     if sys.byteorder == "big":
         values.byteswap()
     return [finite(value) for value in values]

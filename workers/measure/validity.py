@@ -20,7 +20,7 @@ from workers.measure import statistics
 from workers.measure.busy import DEVICE_GAP_US, Busy
 from workers.measure.compilation import Compilation, compilation
 from workers.measure.environment import gpu_by_nvml
-from workers.measure.nvml import THROTTLE_REASONS, Gpu, Reading
+from workers.measure.nvml import THROTTLE_REASONS, Gpu, Reading, is_available
 
 MAX_VARIATION_CPU = 0.10
 MAX_VARIATION_GPU = 0.05
@@ -199,7 +199,8 @@ def _together(checks: Sequence[Check]) -> Check:
 def check_gpu(readings: Sequence[Reading], own_processes: Set[int]) -> list[Check]:
     """Throttling, clocks and other processes over one GPU's readings."""
     if not readings:
-        unknown = "NVML is not available: not known"
+        why = "does not know this device" if is_available() else "is not available"
+        unknown = f"NVML {why}: not known"
         return [Check(name, False, unknown) for name in ("throttling", "clocks", "other_processes")]
     return [_check_throttling(readings), _check_clocks(readings), _check_processes(readings, own_processes)]
 

@@ -276,6 +276,19 @@ def test_the_monitor_gives_a_verdict_on_a_cpu() -> None:
     assert compiled["verdict"] == "invalid", "nothing was compiled"
 
 
+@pytest.mark.parametrize(
+    ("available", "why"), [(True, "does not know this device: not known"), (False, "is not available: not known")]
+)
+def test_a_gpu_without_readings_says_why(monkeypatch: pytest.MonkeyPatch, available: bool, why: str) -> None:
+    monkeypatch.setattr(validity, "gpu_by_nvml", lambda device: None)
+    monkeypatch.setattr(validity, "is_available", lambda: available)
+    monitor = Monitor(torch.device("cuda"))
+    monitor.start()
+    checks = {check["name"]: check for check in monitor.conclude([])["checks"]}
+    for name in ("throttling", "clocks", "other_processes"):
+        assert (checks[name]["ok"], checks[name]["detail"]) == (False, f"NVML {why}")
+
+
 class FakeGpu:
     """A GPU by NVML, of which only the number of readings matters."""
 
