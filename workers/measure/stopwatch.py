@@ -29,14 +29,16 @@ class Timing:
     warmup: int
     """Calls made before measuring began."""
     steady: bool | None
-    """Whether times were steady when measuring began; None where a number of warm-up calls was asked for, so that
-    nobody looked."""
+    """Whether times were steady when measuring began; None where that was not judged: a number of warm-up calls was
+    asked for, or calls are too slow."""
     host_bound: bool
     """Whether the host takes longer to issue the call than the device takes for its work (medians): in a program that
     makes such calls one after the other, the device waits for the host."""
     exposed: bool = False
     """Whether some samples hold that waiting, since the call waits for the device inside or has more launches than the
     driver's queue holds. Where not, `samples` are the device's own even if `host_bound`."""
+    too_slow: bool = False
+    """Whether calls are too slow for a judgement of `steady`."""
 
 
 class Stopwatch(Protocol):
@@ -65,7 +67,7 @@ class HostStopwatch:
         while not warming.over:
             warming.add(self._lap(work, prepare))
         samples = array("d", (self._lap(work, prepare) for _ in range(calls)))
-        return Timing(samples, None, warming.calls, warming.steady, host_bound=False)
+        return Timing(samples, None, warming.calls, warming.steady, host_bound=False, too_slow=warming.too_slow)
 
     def _lap(self, work: Work, prepare: Work) -> float:
         prepare()
@@ -90,7 +92,7 @@ class CudaStopwatch:
         host_us = array("d", (lap.host_us for lap in laps))
         host_bound = statistics.median(host_us) > 1e3 * statistics.median(samples)
         exposed = not all(lap.hidden for lap in laps)
-        return Timing(samples, host_us, warming.calls, warming.steady, host_bound, exposed)
+        return Timing(samples, host_us, warming.calls, warming.steady, host_bound, exposed, warming.too_slow)
 
 
 def stopwatch(device: torch.device) -> Stopwatch:

@@ -69,6 +69,17 @@ def test_without_a_number_the_host_warms_up_until_times_are_steady() -> None:
     assert clock.now < 1.5
 
 
+def test_slow_work_is_judged_and_still_slower_work_is_said_to_be() -> None:
+    clock = Ticking()
+    for seconds, steady, too_slow in ((0.6, True, False), (8.0, None, True)):
+
+        def work(seconds: float = seconds) -> None:
+            clock.now += seconds
+
+        timing = HostStopwatch(clock).time(work, warmup=None, calls=2)
+        assert (timing.steady, timing.too_slow) == (steady, too_slow)
+
+
 @pytest.fixture
 def clock() -> DeviceClock:
     return DeviceClock(CUDA)
