@@ -301,7 +301,10 @@ def check_times(times: StepTimes, monitor: Monitor, spec: TrainingSpec, *, on_gp
     """What the steps' times tell of their validity."""
     from workers.measure.validity import check_stability, check_steady
 
-    checks = [check_steady(times.steady, times.warmup, too_slow=times.too_slow), *check_stability(times.step, on_gpu=on_gpu)]
+    checks = [
+        check_steady(times.steady, times.warmup, too_slow=times.too_slow),
+        *check_stability(times.step, on_gpu=on_gpu),
+    ]
     if spec.compile:
         checks += monitor.compilation_checks(warmup_steps=times.warmup)
     return checks
