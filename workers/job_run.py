@@ -18,6 +18,7 @@ from app.specs import SpecBase
 from app.store.artifacts import ArtifactFiles
 from app.store.queue import Queue
 from app.store.records import Claim, Finish, NewEvent
+from workers import checked
 from workers.devices import Lease
 from workers.jobs import runner_for
 from workers.jobs._base import Collecting, Resumable, Runner, Unit, parse_spec
@@ -238,13 +239,14 @@ class JobRun:
             case "started":
                 self._progress(index + 1, count, f"{process.unit.title}: reading what {process.unit.wrap[0]} wrote")
             case "progress":
-                done, total, text = int(message["done"]), int(message["total"]), str(message["message"])
+                done, total = checked.count(message["done"], "done"), checked.count(message["total"], "total")
+                text = checked.cut(str(message["message"]))
                 if process.task == "run":
                     self._progress(index * total + done, count * total, text)
                 else:
                     self._progress(index + 1, count, text)
             case "cursor":
-                process.cursor = _natural(message["position"])
+                process.cursor = checked.count(message["position"], "the cursor's position")
             case "measurement":
                 self._spool.add_measurement(message["measurement"])
             case "table":
@@ -264,11 +266,12 @@ class JobRun:
         # What is moved is gone afterwards, and a pipe or a device would never end.
         if not file.is_relative_to(process.scratch.resolve()) or not file.is_file():
             raise ValueError(f"{path} is no file in the unit's scratch folder")
+        kind, media_type = checked.short(kind, "an artifact's kind"), checked.short(media_type, "its media type")
         public_name = self._spool.name_artifact(name)
         folder = self._scratch / "taken"
         folder.mkdir(exist_ok=True)
         moved = file.rename(folder / str(len(self._taken)))
-        self._taken.append(_Taken(moved, public_name, str(kind), str(media_type)))
+        self._taken.append(_Taken(moved, public_name, kind, media_type))
 
     def _store_taken(self, outcome: Outcome) -> Outcome:
         """Store the files of a unit that has ended; the outcome is another one if that fails."""
@@ -360,9 +363,3 @@ class JobRun:
 def scratch_root(settings: Settings) -> Path:
     """Where units leave files before they are stored; on the store's own disk."""
     return settings.data_dir / "scratch"
-
-
-def _natural(number: Any) -> int:
-    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-        raise ValueError(f"{number!r} is no position: 0, 1, 2, …")
-    return number

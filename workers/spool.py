@@ -1,11 +1,11 @@
 """What a running job has told so far, kept at the agent until it is committed with the final state.
 
-The agent numbers the units and believes nothing that their processes say: every result is checked here again.
+The agent numbers the units and trusts no message of their processes: each is checked here, and its size bounded
+(see checked.py). What a unit says it measured is taken as said.
 """
 
 from __future__ import annotations
 
-import base64
 import re
 import zlib
 from collections.abc import Mapping, Sequence
@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from app.store.records import MeasurementRecord, StoredArtifact, TableRecord, UnitRecord
+from workers import checked
 from workers.log import CappedLog
 from workers.measure.table import Column, Table, TooLarge
 from workers.outcome import Cancelled, Failed, Outcome, UnfitResult
@@ -22,16 +23,16 @@ from workers.verdicts import CaseVerdict, Check, Verdict, summed_up
 
 MAX_TABLES = 2000
 """Of one job: tables of one name in two units are two."""
-MAX_TABLES_BYTES = 64 << 20
-"""Of all tables of one job together, as JSON: the server reads them into memory to sort and render them."""
+MAX_TABLES_ROWS = 200_000
+"""Of all tables of one job together: the server reads those of one name into memory to sort and render them."""
+MAX_TABLES_BYTES = 32 << 20
+"""Of all tables of one job together, as JSON."""
 ARTIFACT_NAME = re.compile(r"[\w-][\w.-]{0,199}", re.ASCII)
 
-_measurement = TypeAdapter(MeasurementRecord)
 _columns = TypeAdapter(list[Column])
 _checks = TypeAdapter(list[Check])
 _verdict: TypeAdapter[Verdict] = TypeAdapter(Verdict)
 _text = TypeAdapter(str)
-_optional_text: TypeAdapter[str | None] = TypeAdapter(str | None)
 
 
 @dataclass
@@ -59,7 +60,8 @@ class Spool:
         self._units: list[_Unit] = []
         self._columns: dict[str, tuple[str, list[Column]]] = {}
         """Of the tables so far, by name, with the title of the first unit that reported one."""
-        self._table_bytes = 0
+        self._table_bytes = self._table_rows = self._verdict_bytes = 0
+        self._checked = checked.Measurements()
         self._names: dict[str, tuple[int, str]] = {}
         """Public names of artifacts so far, with their units' titles and own names."""
 
@@ -86,12 +88,13 @@ class Spool:
         return self._units[-1]
 
     def add_measurement(self, wire: Mapping[str, Any]) -> None:
-        """Take a measurement as `Measurement.to_wire` made it."""
-        fields = dict(wire)
-        if fields["samples"] is not None:
-            fields["samples"] = base64.b64decode(fields["samples"])
-        fields |= {"unit_index": self._unit.index, "validity": None}
-        self._measurements.append(_measurement.validate_python(fields))
+        """Take a measurement as `Measurement.to_wire` made it.
+
+        Raises:
+            ValueError: it is none.
+            TooLarge: it, or this job's measurements together, are larger than is kept.
+        """
+        self._measurements.append(self._checked.checked(wire, self._unit.index))
 
     def add_table(self, wire: Mapping[str, Any]) -> None:
         """Take a table as `Table.to_wire` made it.
@@ -115,10 +118,12 @@ class Spool:
             )
         rows = table.to_json()
         self._table_bytes += len(rows)
-        if self._table_bytes > MAX_TABLES_BYTES or len(self.tables) >= MAX_TABLES:
+        self._table_rows += len(table.rows)
+        if len(self.tables) >= MAX_TABLES or self._table_rows > MAX_TABLES_ROWS or self._table_bytes > MAX_TABLES_BYTES:
             raise TooLarge(
-                f"this job has {len(self.tables) + 1} tables of {self._table_bytes} bytes with table {table.name!r} of "
-                f"unit {unit.index} ({unit.title}); {MAX_TABLES} tables and {MAX_TABLES_BYTES} bytes of them are kept"
+                f"this job has {len(self.tables) + 1} tables of {self._table_bytes} bytes and {self._table_rows} rows "
+                f"with table {table.name!r} of unit {unit.index} ({unit.title}); {MAX_TABLES} tables of "
+                f"{MAX_TABLES_BYTES} bytes and {MAX_TABLES_ROWS} rows are kept: report the top rows"
             )
         self.tables.append(
             TableRecord(
@@ -136,10 +141,13 @@ class Spool:
         Raises:
             ValueError: `name` is no artifact's name.
             UnfitResult: it, or the public name that follows from it, is taken.
+            TooLarge: this job has more artifacts than are kept.
         """
         if not ARTIFACT_NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no artifact's name: letters, digits, '.', '_', '-'; at most 200")
         unit = self._unit
+        if len(self._names) >= checked.MAX_ARTIFACTS:
+            raise TooLarge(f"this job has more than {checked.MAX_ARTIFACTS} artifacts, which are kept")
         public = public_name(name, unit.index)
         if public in self._names:
             index, other = self._names[public]
@@ -157,17 +165,37 @@ class Spool:
         self.artifacts.append(StoredArtifact(self._unit.index, public, kind, media_type, size, sha256))
 
     def add_environment(self, fingerprint: Mapping[str, Any], neighbours: list[int]) -> None:
-        """Take the unit's environment; the first one counts, since a unit stays on its devices."""
+        """Take the unit's environment; the first one counts, since a unit stays on its devices.
+
+        Raises:
+            ValueError: it is none.
+            TooLarge: it has more bytes than are kept.
+        """
         if self._unit.environment is None:
-            self._unit.environment = {**fingerprint, "neighbours": neighbours}
+            self._unit.environment = {**checked.environment(fingerprint), "neighbours": neighbours}
 
     def add_validity(self, verdict: Mapping[str, Any], case_key: str | None, title: str) -> None:
-        """Take the unit's verdict on a case, or on all its others."""
+        """Take the unit's verdict on a case, or on all its others.
+
+        Raises:
+            ValueError: it is none.
+            TooLarge: it has more checks, or this job's verdicts together have more bytes, than are kept.
+        """
         unit = self._unit
+        verdict, size = checked.verdict(verdict)
+        if case_key is not None:
+            checked.short(case_key, "a verdict's case_key")
+        title = checked.cut(_text.validate_python(title))
+        self._verdict_bytes += size + len(title) + len(case_key or "")
+        if self._verdict_bytes > checked.MAX_VERDICT_BYTES:
+            raise TooLarge(
+                f"this job's verdicts have {self._verdict_bytes} bytes; {checked.MAX_VERDICT_BYTES} are kept: "
+                "report fewer or shorter checks"
+            )
         told = CaseVerdict(
             unit_title=unit.title,
-            case_key=_optional_text.validate_python(case_key),
-            title=_text.validate_python(title),
+            case_key=case_key,
+            title=title,
             verdict=_verdict.validate_python(verdict["verdict"]),
             checks=_checks.validate_python(verdict["checks"]),
         )

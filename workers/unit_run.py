@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from workers.checked import cut
 from workers.launch import Process, Report
 from workers.measure.table import TooLarge
 from workers.outcome import (
@@ -181,7 +182,7 @@ class UnitRun:
         except (RunnerError, TooLarge) as error:
             self._fail(failure_code(error), str(error))
         except (ValueError, KeyError, TypeError, OSError) as error:
-            self._fail("failed", f"the job's process sent a message that makes no sense: {error!r}")
+            self._fail("failed", cut(f"the job's process sent a message that makes no sense: {error!r}"))
 
     def _fail(self, code: str, detail: str) -> None:
         self._failure = self._failure or Failed(code, detail)
@@ -264,7 +265,7 @@ def _told(code: Any, detail: Any) -> Succeeded | Failed:
         return Succeeded()
     if code not in EXIT_CODES or not isinstance(detail, str):
         raise ValueError(f"{code!r} with {detail!r} is no outcome")
-    return Failed(code, detail)
+    return Failed(code, cut(detail))
 
 
 def _crash(report: Report) -> Failed:

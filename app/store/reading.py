@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import json
+import logging
 import sys
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +21,8 @@ from app.store.public import MAX_ID, artifact_dict, checked_id, finite, job_dict
 from app.store.results.choosing import recorded_attempts
 from app.store.results.sheet import free_names, type_of
 from app.store.waiting import waiting_reasons
+
+logger = logging.getLogger(__name__)
 
 MAX_PAGE = 1000
 MAX_MEASUREMENTS = 10_000
@@ -317,9 +320,14 @@ def _measurement_columns(
 
 
 def _unpack(samples: bytes | None) -> list[float | None] | None:
-    if samples is None:
+    """None where there are none, or where what is stored is not what it should be: the statistics can be read still."""
+    try:
+        values = array.array("d", b"" if samples is None else zlib.decompress(samples))
+    except (zlib.error, ValueError):
+        logger.exception("stored samples cannot be read")
         return None
-    values = array.array("d", zlib.decompress(samples))
+    if not values:
+        return None
     if sys.byteorder == "big":
         values.byteswap()
     return [finite(value) for value in values]

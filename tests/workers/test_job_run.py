@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
@@ -30,6 +31,7 @@ from workers.jobs import RUNNERS
 from workers.jobs._base import Unit as Planned
 from workers.keeper import KILL, TERMINATE, Request
 from workers.launch import Process
+from workers.measure.measurement import pack
 
 MEASUREMENT = {
     "case": {"context_length": 1},
@@ -41,8 +43,9 @@ MEASUREMENT = {
     "outcome": "ok",
     "reason": None,
     "n": 1,
-    "samples": None,
-} | dict.fromkeys(("mean", "std", "median", "min", "max", "p05", "p25", "p75", "p95"), 1.0)
+    "std": None,
+    "samples": base64.b64encode(pack([1.0])).decode(),
+} | dict.fromkeys(("mean", "median", "min", "max", "p05", "p25", "p75", "p95"), 1.0)
 BENCHMARK = {"kind": "benchmark", "device": "cpu"}
 CELLS = {"kind": "attention", "device": "cpu", "implementations": ["tiled"], "sequence_lengths": [16, 32, 64]}
 SUCCESS = {"type": "outcome", "code": None, "detail": ""}
@@ -179,6 +182,10 @@ def test_what_a_unit_measures_lands_with_its_success(site: Site) -> None:
         {"type": "measurement", "measurement": MEASUREMENT | {"n": 2**70}},
         {"type": "measurement", "measurement": MEASUREMENT | {"case_key": None}},
         {"type": "measurement", "measurement": {}},
+        {"type": "measurement", "measurement": MEASUREMENT | {"samples": "garbage"}},
+        {"type": "measurement", "measurement": MEASUREMENT | {"case": {"context_length": [1]}}},
+        {"type": "progress", "done": 10**30, "total": 2, "message": ""},
+        {"type": "cursor", "position": 10**30},
         {"type": "table", "table": {"name": "kernels", "columns": [], "rows": []}},
         {"type": "table", "table": {"name": "kernels", "columns": [{"name": "n", "type": "integer"}], "rows": [[1.5]]}},
         {"type": "cursor", "position": -1},
@@ -204,6 +211,29 @@ def test_a_message_that_makes_no_sense_fails_the_job(site: Site, message: Any) -
     job = site.run(play)
     assert (job["state"], job["error"]["code"]) == ("failed", "failed")
     assert Reading(site.database).measurements(job["id"])["rows"] == []
+
+
+def test_too_many_samples_have_a_code_of_their_own(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.checked.MAX_MEASUREMENTS", 1)
+
+    def play(unit: Unit) -> None:
+        message = {"type": "measurement", "measurement": MEASUREMENT}
+        unit.say({"type": "started"}, message, message, SUCCESS)
+        unit.end()
+
+    job = site.run(play)
+    assert job["error"]["code"] == "too_large"
+    assert "this job has 2 measurements" in job["error"]["detail"]
+    assert len(Reading(site.database).measurements(job["id"])["rows"]) == 1, "what fits is kept"
+
+
+def test_a_long_progress_message_is_cut(site: Site) -> None:
+    def play(unit: Unit) -> None:
+        unit.say({"type": "started"}, {"type": "progress", "done": 1, "total": 2, "message": "x" * 100_000}, SUCCESS)
+        unit.end()
+
+    job = site.run(play)
+    assert (job["state"], job["progress"]["message"]) == ("succeeded", "x" * 3999 + "…")
 
 
 def test_deep_nesting_fails_the_job(site: Site) -> None:

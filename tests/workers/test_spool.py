@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
+import math
 import subprocess
 import sys
+import tracemalloc
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from app.store.records import MeasurementRecord
+from workers import checked
 from workers import spool as spooling
-from workers.measure.measurement import Measurement, unpack
+from workers.measure.measurement import Measurement, pack, unpack
 from workers.measure.table import Column, Table, TooLarge
 from workers.outcome import Cancelled, Failed, Succeeded, UnfitResult
 from workers.spool import Spool, public_name
@@ -64,6 +69,136 @@ def test_a_process_cannot_choose_its_number() -> None:
     spool = begun("first", "second")
     spool.add_measurement({**measured(), "unit_index": 0, "validity": "valid"})
     assert [(record.unit_index, record.validity) for record in spool.measurements] == [(1, None)]
+
+
+def packed(values: Sequence[float]) -> str:
+    return base64.b64encode(pack(values)).decode()
+
+
+SEVERAL = measured(samples=[1.5, 2.5, 3.5])
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"samples": base64.b64encode(b"garbage").decode()},
+        {"samples": "no base64"},
+        {"samples": 3},
+        {"samples": None},
+        {"samples": base64.b64encode(zlib.compress(b"1234567")).decode()},
+        {"samples": base64.b64encode(zlib.compress(b"")).decode()},
+        {"samples": base64.b64encode(pack([1.5, 2.5, 3.5])[:-5]).decode()},
+        {"samples": base64.b64encode(pack([1.5, 2.5, 3.5]) + b"more").decode()},
+        {"samples": packed([1.5, math.nan, 3.5])},
+        {"samples": packed([1.5, 2.5, math.inf])},
+        {"samples": packed([1.5, 3.5])},
+        {"samples": packed([1.5, 2.5, 4.5])},
+        {"n": -5},
+        {"n": 4},
+        {"n": None},
+        {"mean": None},
+        {"mean": math.inf},
+        {"p95": math.nan},
+        {"outcome": "oom"},
+        {"outcome": "oom", "reason": "too large"},
+        {"case": {"model": {"name": "tiny"}}},
+        {"case": {"lengths": [1, 2]}},
+        {"case": {"length": math.inf}},
+        {"case": {"length": 2**70}},
+        {"case": {"x" * 501: 1}},
+        {"case": ["model"]},
+        {"metric": "x" * 501},
+        {"case_key": "x" * 501},
+        {"unit": None},
+    ],
+    ids=lambda wrong: str(wrong)[:40],
+)
+def test_a_measurement_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
+    spool = begun()
+    spool.add_measurement(SEVERAL)
+    with pytest.raises((ValueError, TypeError)):
+        spool.add_measurement({**SEVERAL, **wrong})
+    assert len(spool.measurements) == 1
+
+
+def test_a_small_text_that_stands_for_gigabytes_is_not_unpacked() -> None:
+    inflate = zlib.compressobj()
+    zeros = bytes(1 << 24)
+    blob = b"".join(inflate.compress(zeros) for _ in range(16)) + inflate.flush()
+    spool = begun()
+    tracemalloc.start()
+    with pytest.raises(TooLarge, match=r"forward_ms .* has more than 1000000 samples"):
+        spool.add_measurement({**measured(), "samples": base64.b64encode(blob).decode()})
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 40 << 20, "of 256 MiB"
+
+
+@pytest.mark.parametrize(("limit", "value"), [("MAX_MEASUREMENTS", 2), ("MAX_MEASUREMENT_BYTES", 160)])
+def test_a_jobs_measurements_have_a_largest_size(limit: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checked, limit, value)
+    spool = begun("first", "second")
+    for _ in range(2):
+        spool.add_measurement(measured())
+    with pytest.raises(TooLarge, match=rf"this job has 3 measurements of 2\d\d bytes; .*\b{value}\b"):
+        spool.add_measurement(measured())
+    assert len(spool.measurements) == 2
+
+
+def test_a_million_measurements_fit() -> None:
+    # A case as large as they come, with a hundred samples each.
+    each = 8 * 100 + 1000
+    assert checked.MAX_MEASUREMENTS >= 1_000_000
+    assert 1_000_000 * each <= checked.MAX_MEASUREMENT_BYTES
+
+
+@pytest.mark.parametrize(
+    "case", [{str(number): 1 for number in range(201)}, {f"text {number}": "x" * 400 for number in range(50)}]
+)
+def test_a_case_has_a_largest_size(case: dict[str, Any]) -> None:
+    with pytest.raises(TooLarge, match=r"a case has .* are kept"):
+        begun().add_measurement({**SEVERAL, "case": case})
+
+
+def test_texts_for_people_are_cut() -> None:
+    spool = begun()
+    oom = Measurement(CASE, "key", "1x GPU", None, "mfu", "fraction", "oom", "long " * 10_000)
+    spool.add_measurement(oom.to_wire())
+    (record,) = spool.measurements
+    assert record.reason is not None
+    assert (len(record.reason), record.reason[-1]) == (checked.MAX_TEXT, "…")
+    told = {"verdict": "suspect", "checks": [{"name": "clocks", "ok": False, "detail": "long " * 10_000}]}
+    spool.add_validity(told, "key", "title " * 10_000)
+    assert spool.validity is not None
+    assert len(spool.validity["checks"][0]["detail"]) == checked.MAX_TEXT
+
+
+def test_an_environment_has_a_largest_size() -> None:
+    spool = begun()
+    with pytest.raises(TooLarge, match=r"the environment has 1\d{6} bytes; 1048576 are kept"):
+        spool.add_environment({"notes": ["x" * 1000] * 1100}, neighbours=[])
+    assert spool.environment is None
+
+
+def test_verdicts_have_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(TooLarge, match="a verdict has 1001 checks; 1000 are kept"):
+        begun().add_validity(verdict("valid", *map(str, range(1001))), None, "")
+    with pytest.raises(ValueError, match="a check's name has 501 characters"):
+        begun().add_validity(verdict("valid", "x" * 501), None, "")
+    monkeypatch.setattr(checked, "MAX_VERDICT_BYTES", 100)
+    spool = begun()
+    for number in range(3):
+        spool.add_validity(verdict("valid", "clocks"), str(number), "title")
+    with pytest.raises(TooLarge, match=r"this job's verdicts have 1\d\d bytes; 100 are kept"):
+        spool.add_validity(verdict("valid", "clocks"), "3", "title")
+
+
+def test_a_job_has_so_many_artifacts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checked, "MAX_ARTIFACTS", 1)
+    spool = begun()
+    spool.name_artifact("first")
+    with pytest.raises(TooLarge, match="more than 1 artifacts"):
+        spool.name_artifact("second")
 
 
 class TestUnits:
@@ -266,13 +401,13 @@ class TestTables:
         with pytest.raises(TooLarge, match="'kernels' has 11 rows; 10 are kept"):
             begun().add_table(wire)
 
-    @pytest.mark.parametrize(("limit", "value"), [("MAX_TABLES", 2), ("MAX_TABLES_BYTES", 40)])
+    @pytest.mark.parametrize(("limit", "value"), [("MAX_TABLES", 2), ("MAX_TABLES_BYTES", 40), ("MAX_TABLES_ROWS", 2)])
     def test_a_job_has_a_largest_size(self, limit: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(spooling, limit, value)
         spool = begun()
         for name in ("first", "second"):
             spool.add_table(Table(name, KERNELS, [["gemm", 1.5]]).to_wire())
-        with pytest.raises(TooLarge, match=f"3 tables of 45 bytes with table 'third'.*{value}"):
+        with pytest.raises(TooLarge, match=f"3 tables of 45 bytes and 3 rows with table 'third'.*{value}"):
             spool.add_table(Table("third", KERNELS, [["gemm", 1.5]]).to_wire())
         assert len(spool.tables) == 2
 

@@ -30,7 +30,7 @@ _PYTHON_TYPES: dict[Type, tuple[type, ...]] = {
 
 
 class TooLarge(ValueError):
-    """The table has more rows or bytes than are kept."""
+    """A result, or all results of one kind, have more rows, samples or bytes than are kept."""
 
 
 @dataclass(frozen=True)

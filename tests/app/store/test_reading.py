@@ -154,6 +154,15 @@ class TestMeasurements:
         assert [row["samples"] for row in found["rows"]] == [[1.5, None, 2.5], None]
         assert found["columns"][-1] == {"name": "samples", "type": "array", "unit": None}
 
+    @pytest.mark.parametrize("stored", [b"garbage", b"", zlib.compress(b"1234567"), zlib.compress(bytes(16))[:-3]])
+    def test_stored_samples_that_are_broken_are_null(
+        self, shop: Any, queue: Queue, reading: Reading, record: Callable[..., MeasurementRecord], stored: bytes
+    ) -> None:
+        claim = shop.running_job()
+        queue.finish(claim, Finish("succeeded", measurements=[record(samples=stored)]))
+        (row,) = reading.measurements(claim.job_id, samples=True)["rows"]
+        assert (row["samples"], row["mean"]) == (None, 2.0)
+
     def test_none(self, shop: Any, reading: Reading) -> None:
         found = reading.measurements(shop.submit())
         assert found["rows"] == []
