@@ -25,8 +25,8 @@ are: after 3 s, unless the caller chooses longer windows."""
 JUDGED_CALLS = 1 + 2 * WINDOW_CALLS
 """Before so many calls there are no two windows to compare."""
 MAX_WAIT_S = 20.0
-"""Slow calls get longer than LIMIT_WINDOWS, until there are two windows of them, but no longer than this after the first
-call: calls of 3 s are judged still, slower ones are not."""
+"""Slow calls get longer than LIMIT_WINDOWS, until there are two windows of them, but no longer than this after the
+first call: calls of 3 s are judged still, slower ones are not."""
 
 
 class WarmUp:

@@ -119,7 +119,7 @@ def test_the_very_first_call_is_hidden_from_the_host_too(monkeypatch: pytest.Mon
 
 
 def test_one_long_first_call_does_not_speak_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It compiles for 3 s: it is the first sample, as was asked for with 0 calls to warm up, and it alone is exposed."""
+    """It compiles for 3 s: it is the first sample, as 0 calls to warm up ask for, and it alone is exposed."""
     timing, _ = simulated([3.0] + [0.001] * 9, monkeypatch, calls=10)
     assert timing.samples[0] > 2000
     assert list(timing.samples[1:]) == [0.005] * 9
