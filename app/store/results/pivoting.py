@@ -61,7 +61,7 @@ class _Case:
     """What each process measured, by column: one row of each unit."""
 
     def add(self, metric: str, row: _Row) -> None:
-        """Take what a process measured. Of two rows of one unit, which a crash may leave, the first that is "ok" counts.
+        """Take what a process measured. A crash may leave two rows of one unit: the first that is "ok" counts.
 
         Rows that do not tell their unit are each of their own.
         """
