@@ -47,6 +47,10 @@ class _Unit:
     environment: dict[str, Any] | None = None
     verdicts: dict[str | None, CaseVerdict] = field(default_factory=dict)
     """By case; None: of the unit's other cases."""
+    stands: set[tuple[str, str | None, str]] = field(default_factory=set)
+    """(case key, phase, metric) of what processes measured that crashed."""
+    judged: set[str] = field(default_factory=set)
+    """Keys of the cases that they gave a verdict on."""
 
 
 class Spool:
@@ -69,9 +73,20 @@ class Spool:
         """What comes now belongs to this unit of the plan."""
         self._units.append(_Unit(index, title, side))
 
-    def note(self, reason: str) -> None:
-        """Something to know of the unit, for people: it crashed, and went on."""
-        self._unit.reason = reason
+    def go_on(self, reason: str) -> None:
+        """The unit crashed and goes on in a fresh process; `reason` tells people.
+
+        What was told of a case stands: the fresh process reports the cell as crashed in which the former one ended, and
+        that may be a cell whose results had been sent already.
+        """
+        unit = self._unit
+        unit.reason = reason
+        unit.stands |= {
+            (record.case_key, record.phase, record.metric)
+            for record in self._measurements
+            if record.unit_index == unit.index
+        }
+        unit.judged |= {key for key in unit.verdicts if key is not None}
 
     def end_unit(self, outcome: Outcome) -> None:
         """The unit is over."""
@@ -94,7 +109,9 @@ class Spool:
             ValueError: it is none.
             TooLarge: it, or this job's measurements together, are larger than is kept.
         """
-        self._measurements.append(self._checked.checked(wire, self._unit.index))
+        record = self._checked.checked(wire, self._unit.index)
+        if (record.case_key, record.phase, record.metric) not in self._unit.stands:
+            self._measurements.append(record)
 
     def add_table(self, wire: Mapping[str, Any]) -> None:
         """Take a table as `Table.to_wire` made it.
@@ -199,6 +216,8 @@ class Spool:
             verdict=_verdict.validate_python(verdict["verdict"]),
             checks=_checks.validate_python(verdict["checks"]),
         )
+        if told.case_key in unit.judged:
+            return
         former = unit.verdicts.get(told.case_key)
         unit.verdicts[told.case_key] = told if former is None else former.joined(told)
 

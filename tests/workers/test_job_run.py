@@ -293,6 +293,8 @@ def test_a_unit_that_crashes_goes_on_in_a_new_process_where_its_runner_says(site
     def play(unit: Unit) -> None:
         seen.append(unit.params)
         unit.say({"type": "started"}, {"type": "measurement", "measurement": MEASUREMENT})
+        of_its_own = {**MEASUREMENT, "case_key": f"cell {len(seen)}"}
+        unit.say({"type": "measurement", "measurement": of_its_own})
         unit.say({"type": "progress", "done": 2, "total": 3, "message": "people want to know"})
         unit.say({"type": "cursor", "position": len(seen)})
         if len(seen) < 3:
@@ -307,7 +309,9 @@ def test_a_unit_that_crashes_goes_on_in_a_new_process_where_its_runner_says(site
     assert "crashed" not in seen[0]
     assert "SIGSEGV" in seen[1]["crashed"]
     rows = Reading(site.database).measurements(job["id"])["rows"]
-    assert [row["unit_index"] for row in rows] == [0, 0, 0], "what was measured before is kept; it is one unit still"
+    assert [row["unit_index"] for row in rows] == [0] * 4, "what was measured before is kept; it is one unit still"
+    keys = [row["case_key"] for row in rows]
+    assert sorted(keys) == sorted({MEASUREMENT["case_key"], "cell 1", "cell 2", "cell 3"}), "and once"
     (unit,) = Reading(site.database).units(job["id"])
     assert (unit["unit_index"], unit["title"], unit["outcome"]) == (0, "3 cells", "succeeded")
     assert "went on" in unit["reason"]

@@ -228,11 +228,37 @@ class TestUnits:
 
     def test_one_that_went_on_after_a_crash_says_so(self) -> None:
         spool = begun()
-        spool.note("It went on in a fresh process.")
+        spool.go_on("It went on in a fresh process.")
         spool.end_unit(Succeeded())
         assert [(unit.outcome, unit.reason) for unit in spool.units] == [
             ("succeeded", "It went on in a fresh process.")
         ]
+
+    def test_what_was_told_before_a_crash_stands(self) -> None:
+        """Killed after the results of a cell, before the cursor moves: the fresh process calls that cell crashed."""
+        spool = begun()
+        spool.add_measurement(measured("a", samples=[1.5]))
+        spool.add_measurement(measured("b", samples=[2.5]))
+        spool.add_validity(verdict("valid", "clocks"), "a", "case a")
+        spool.go_on("It went on in a fresh process.")
+        crashed = Measurement(CASE, "a", "1x GPU", "forward", "forward_ms", "ms", "crashed", "SIGKILL").to_wire()
+        spool.add_measurement(crashed)
+        spool.add_measurement({**crashed, "metric": "tflops"})
+        spool.add_validity(verdict("suspect", "measured"), "a", "case a")
+        spool.add_measurement({**crashed, "case_key": "b"})
+        spool.add_validity(verdict("suspect", "measured"), "b", "case b")
+        spool.add_measurement(measured("c"))
+        shown = [(row.case_key, row.metric, row.outcome, row.validity) for row in spool.measurements]
+        assert shown == [
+            ("a", "forward_ms", "ok", "valid"),
+            ("b", "forward_ms", "ok", "suspect"),
+            ("a", "tflops", "crashed", "valid"),
+            ("c", "forward_ms", "ok", None),
+        ]
+        spool.end_unit(Succeeded())
+        spool.begin_unit(1, "another")
+        spool.add_measurement(measured("a"))
+        assert len(spool.measurements) == 5, "another unit has results of its own"
 
 
 class TestValidity:

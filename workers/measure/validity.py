@@ -87,13 +87,16 @@ def check_drift(samples: Sequence[float]) -> Check:
     return Check("drift", abs(drift) <= MAX_DRIFT, f"last third {drift:+.1%} against the first")
 
 
-def check_steady(steady: bool | None, warmup: int) -> Check:
+def check_steady(steady: bool | None, warmup: int, *, too_slow: bool = False) -> Check:
     """Whether times had stopped drifting when measuring began: check `steady`.
 
     Args:
-        steady: as `WarmUp` or `Timing` has it; None: a number of calls was asked for, so that nobody looked.
+        steady: as `WarmUp` or `Timing` has it; None: not judged.
         warmup: calls that were made.
+        too_slow: why it was not judged: calls are too long, and not that a number of them was asked for.
     """
+    if too_slow:
+        return Check("steady", True, f"too slow to judge: {warmup} calls to warm up")
     if steady is None:
         return Check("steady", True, f"a warm-up of {warmup} was asked for; not judged")
     found = "steady" if steady else "times still drifted when the limit was reached"
