@@ -45,6 +45,11 @@ CELL = {
     "kernel": ("implementation", "dtype", "rows", "columns", "kernel", "mode", "warmup_steps"),
 }
 """Coordinates of a cell that make its identity; old cases had them all."""
+NOT_TUNED = frozenset(
+    {"compiled", "cpu_blocked", "cpu_flash", "cpu_fused", "cpu_naive", "eager", "flex", "tiled"}
+    | {"sdpa_cudnn", "sdpa_efficient", "sdpa_flash", "sdpa_math"}
+)
+"""Implementations of attention on which `autotune` had no effect."""
 NOT_OF_THE_CASE = ("device", "replicate")
 """Coordinates that old cases had, and that stand beside the case now."""
 
@@ -193,7 +198,10 @@ def new_case(job: OldJob, text: str) -> NewCase:
 def _identified(job: OldJob, case: dict[str, Any]) -> tuple[dict[str, Any], str]:
     if job.kind in CELL:
         identity = {name: case[name] for name in CELL[job.kind]}
-        return identity, key(job.kind, identity)
+        if job.kind == "attention" and identity["implementation"] in NOT_TUNED:
+            identity["autotune"] = None
+        untuned = identity.get("autotune") is False  # which is left out of the key
+        return identity, key(job.kind, {**identity, "autotune": None} if untuned else identity)
     if job.spec is None:
         raise ValueError("without its spec, the identity is not known")
     if job.kind == "benchmark":

@@ -73,8 +73,8 @@ class SpecBase(StrictModel):
     axes: ClassVar[Mapping[str, str]] = {}
     """List fields that make a grid of cells, with the name of the coordinate that one value of each becomes."""
     added: ClassVar[Mapping[str, Scalar]] = {}
-    """Coordinates of fields that came after the kind's first version, with the default they came with. At that value
-    they are left out of a case's key, so that results measured before the field existed keep theirs."""
+    """Coordinates of fields that came after the kind's first version, or had no effect on everything then, with the
+    default they came with. At that value they are left out of a case's key, so that earlier results keep theirs."""
     labels: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Coordinates for people (`model`: "small"), with the coordinates that each stands for in tables."""
     table_rows: ClassVar[tuple[str, ...]] = ()

@@ -24,15 +24,23 @@ from app.specs._base import (
 )
 from app.specs._identity import Scalar
 
-BLOCK_SIZES = {"cpu_flash": ("br", "bc"), "cpu_blocked": ("br",)}
-"""Implementations that take block sizes, and which."""
+BLOCK_SIZES = {"cpu_flash": {"br": 32, "bc": 128}, "cpu_blocked": {"br": 32}}
+"""Implementations that take block sizes: which, and the library's own size of each, which is taken where the spec gives
+none. The case has the number, so that it stays one work if the library's own should change."""
+
+NOT_TUNED = frozenset(
+    {"compiled", "cpu_blocked", "cpu_flash", "cpu_fused", "cpu_naive", "eager", "flex", "tiled"}
+    | {"sdpa_cudnn", "sdpa_efficient", "sdpa_flash", "sdpa_math"}
+)
+"""Built-in implementations that have nothing to tune, so that `autotune` has no effect on them. What others install may
+be tuned; the server cannot know."""
 
 BlockSize = Annotated[int, Field(ge=1, le=65_536)]
 
 
 @dataclass(frozen=True)
 class AttentionCell:
-    """One implementation at one size. A block size is None where the implementation takes none, or chooses its own."""
+    """One implementation at one size. A block size is None where the implementation takes none."""
 
     implementation: str
     dtype: str
@@ -95,6 +103,8 @@ class AttentionSpec(SpecBase):
     """Seed of the random inputs."""
 
     presets: ClassVar[dict[str, dict[str, Any]]] = ATTENTION_PRESETS
+    added: ClassVar[dict[str, Scalar]] = {"autotune": False}
+    """So that an implementation that can be tuned one day keeps the keys of what was measured before."""
     axes: ClassVar[dict[str, str]] = {
         "implementations": "implementation",
         "dtypes": "dtype",
@@ -128,10 +138,14 @@ class AttentionSpec(SpecBase):
     def _cells(self) -> Iterator[AttentionCell]:
         sizes = itertools.product(self.dtypes, self.causal, self.head_dims, sorted(self.sequence_lengths))
         for (dtype, causal, head_dim, length), name in itertools.product(sizes, self.implementations):
-            taken = BLOCK_SIZES.get(name, ())
-            brs, bcs = ((getattr(self, axis) if axis in taken else None) or [None] for axis in ("br", "bc"))
+            own = BLOCK_SIZES.get(name, {})
+            brs, bcs = ((getattr(self, axis) or [own[axis]]) if axis in own else [None] for axis in ("br", "bc"))
             for br, bc in itertools.product(brs, bcs):
                 yield AttentionCell(name, dtype, causal, head_dim, length, br, bc)
+
+    def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
+        """Tuning has no effect on what has nothing to tune."""
+        return ({**identity, "autotune": None} if identity.get("implementation") in NOT_TUNED else identity), {}
 
     def resources(self) -> Resources:
         return Resources(device_type=self.device, devices=1)

@@ -38,11 +38,11 @@ class CeilingSpec(SpecBase):
     )
     """Data types of the products; `tf32` is fp32 rounded to tf32, which only GPUs have."""
     matrix_size: int | None = Field(default=None, ge=16, le=65_536)
-    """Rows and columns of the square matrices; null: as large as the device needs to reach its rate, and the
-    only ones whose rates the host remembers."""
+    """Rows and columns of the square matrices; null: as large as this type of device needs to reach its rate in the
+    data type, always the same, and the only ones whose rates the host remembers."""
     copy_mib: int | None = Field(default=None, ge=1, le=65_536)
-    """Size of the tensor that is copied, in MiB; null: many times the device's cache, and the only one whose rate
-    the host remembers."""
+    """Size of the tensor that is copied, in MiB; null: many times the cache of this type of device, always the same,
+    and the only one whose rate the host remembers."""
     warmup_steps: WarmupSteps = None
     """Calls before measuring starts; null: until their times are steady, at least 5."""
     measure_steps: int = Field(default=20, ge=1, le=10_000)

@@ -64,8 +64,17 @@ class CompareSpec(SpecBase):
         """Those of both sides."""
         return [(spec, cell) for spec in self.sides().values() for cell in spec.cells()]
 
-    def case(self, cell: Any = None) -> Case:
-        """The case of one side, which is the same as in a job of that side alone."""
+    def case(self, cell: tuple[SpecBase, Any] | None = None) -> Case:
+        """The case of one side, which is the same as in a job of that side alone.
+
+        Args:
+            cell: One of `cells()`.
+
+        Raises:
+            ValueError: there is no cell: a comparison as a whole has no case.
+        """
+        if cell is None:
+            raise ValueError("a comparison as a whole has no case: pass one of its cells(), or ask for cases()")
         spec, inner = cell
         found: Case = spec.case(inner)
         return found

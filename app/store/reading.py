@@ -163,14 +163,13 @@ class Reading:
 
     def units(self, job_id: int) -> list[dict[str, Any]]:
         """The units of the job's last recorded attempt in the order of the plan, each with the files that it left."""
-        unit, artifact = tables.unit.c, tables.artifact.c
+        unit = tables.unit.c
         with self._database.read() as connection:
             _job(connection, job_id)
             attempt = recorded_attempts(connection, [job_id]).get(job_id)
             query = select(tables.unit).where(unit.job_id == job_id, unit.attempt == attempt)
             rows = connection.execute(query.order_by(unit.unit_index)).mappings().all()
-            files = select(tables.artifact).where(artifact.job_id == job_id, artifact.attempt == attempt)
-            artifacts = connection.execute(files.order_by(artifact.name)).mappings().all()
+            artifacts = connection.execute(_artifacts(job_id, attempt)).mappings().all()
         return [
             {
                 **{name: row[name] for name in _UNIT_FIELDS},
@@ -184,17 +183,18 @@ class Reading:
         ]
 
     def artifacts(self, job_id: int) -> list[dict[str, Any]]:
-        """The job's artifacts by name."""
+        """The artifacts of the job's last recorded attempt by name."""
         with self._database.read() as connection:
             _job(connection, job_id)
-            query = _artifacts(job_id).order_by(tables.artifact.c.name)
-            return [artifact_dict(row) for row in connection.execute(query).mappings()]
+            attempt = recorded_attempts(connection, [job_id]).get(job_id)
+            return [artifact_dict(row) for row in connection.execute(_artifacts(job_id, attempt)).mappings()]
 
     def artifact(self, job_id: int, name: str) -> dict[str, Any]:
-        """One artifact of a job."""
+        """One artifact of the job's last recorded attempt."""
         with self._database.read() as connection:
             _job(connection, job_id)
-            query = _artifacts(job_id).where(tables.artifact.c.name == name)
+            attempt = recorded_attempts(connection, [job_id]).get(job_id)
+            query = _artifacts(job_id, attempt).where(tables.artifact.c.name == name)
             row = connection.execute(query).mappings().one_or_none()
         if row is None:
             raise NotFound(f"Job {job_id} has no artifact {name!r}.")
@@ -278,15 +278,15 @@ def _attempts(connection: Connection, job_id: int) -> Sequence[Row[Any]]:
     return connection.execute(select(tables.attempt).where(attempt.job_id == job_id).order_by(attempt.id)).all()
 
 
-def _artifacts(job_id: int) -> Select[Any]:
-    """A job's artifacts with the titles of their units."""
+def _artifacts(job_id: int, attempt: int | None) -> Select[Any]:
+    """The artifacts of an attempt of a job by name, with the titles of their units."""
     artifact, unit = tables.artifact.c, tables.unit.c
     its_unit = (
         (unit.job_id == artifact.job_id) & (unit.attempt == artifact.attempt) & (unit.unit_index == artifact.unit_index)
     )
     joined = tables.artifact.outerjoin(tables.unit, its_unit)
     query = select(tables.artifact, unit.title.label("unit_title")).select_from(joined)
-    return query.where(artifact.job_id == job_id)
+    return query.where(artifact.job_id == job_id, artifact.attempt == attempt).order_by(artifact.name)
 
 
 def _page(

@@ -267,7 +267,10 @@ class ResultTable(SQLModel, table=True):
 class Artifact(SQLModel, table=True):
     """A file of a job; the bytes lie content-addressed on disk."""
 
-    __table_args__: ClassVar[Any] = (Index("ix_artifact_job_name", "job_id", "name", unique=True), _NO_REUSE)
+    __table_args__: ClassVar[Any] = (
+        Index("ix_artifact_job_name", "job_id", "attempt", "name", unique=True),
+        _NO_REUSE,
+    )
 
     id: int | None = Field(default=None, sa_column=_id())
     job_id: int = Field(sa_column=_job_id(index=False))

@@ -180,7 +180,7 @@ def _rebuild_artifact(connection: sa.Connection) -> None:
         columns,
         "SELECT id, job_id, attempt, 0, name, kind, media_type, size, sha256, created_at FROM artifact ORDER BY id",
     )
-    op.create_index("ix_artifact_job_name", "artifact", ["job_id", "name"], unique=True)
+    op.create_index("ix_artifact_job_name", "artifact", ["job_id", "attempt", "name"], unique=True)
     op.create_index("ix_artifact_sha256", "artifact", ["sha256"])
     # The one artifact that there was: samples-0.csv.gz of the first replicate, samples-1.csv.gz of the second, ….
     named = connection.execute(sa.text("SELECT id, name FROM artifact WHERE name LIKE 'samples-%.csv.gz'")).all()

@@ -40,6 +40,11 @@ def test_both_sides_keep_the_keys_of_their_cases(spec: dict[str, Any]) -> None:
     assert len(set(keys)) == len(keys)
 
 
+def test_as_a_whole_it_has_no_case() -> None:
+    with pytest.raises(ValueError, match=r"pass one of its cells\(\)"):
+        CompareSpec.example().case()
+
+
 def test_it_needs_what_both_sides_need() -> None:
     spec = compare({**TINY, "attention": "tiled"}, {**TINY, "attention": "flex"})
     assert spec.requirements() == {"attention:tiled", "attention:flex", "model:transformer_lm"}

@@ -12,7 +12,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from app.specs import KINDS, Case, SpecBase, spec_adapter
 from app.specs._base import flat
-from app.specs.attention import AttentionSpec
+from app.specs.attention import BLOCK_SIZES, NOT_TUNED, AttentionSpec
 from app.specs.benchmark import BenchmarkSpec
 from app.specs.ceiling import CeilingSpec
 from app.specs.compare import CompareSpec
@@ -28,7 +28,7 @@ CONTEXTS: dict[str, list[dict[str, Any]]] = {
         {"mode": "train_step", "optimizer": "torch_fused_adamw", "device": "cuda"},
         {"model": {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}},
     ],
-    "attention": [{}, {"implementations": ["cpu_flash"], "dtypes": ["fp32"]}],
+    "attention": [{}, {"implementations": ["cpu_flash"], "dtypes": ["fp32"]}, {"implementations": ["triton"]}],
     "kernel": [{}],
     "ceiling": [{}],
 }
@@ -227,6 +227,29 @@ class TestGrids:
         assert keys(validated({**blocked, "bc": [16]})) == keys(validated(blocked))
         assert keys(validated({**blocked, "br": [16]})) != keys(validated(blocked))
 
+    @pytest.mark.parametrize("name", sorted(BLOCK_SIZES))
+    def test_the_librarys_own_block_sizes_are_the_same_left_out_and_spelled_out(self, name: str) -> None:
+        plain = {"kind": "attention", "implementations": [name], "sequence_lengths": [64]}
+        (own,) = validated(plain).cases()
+        (spelled,) = validated({**plain, **{axis: [size] for axis, size in BLOCK_SIZES[name].items()}}).cases()
+        assert own.key == spelled.key
+        assert own.coordinates == spelled.coordinates
+        assert BLOCK_SIZES[name].items() <= own.coordinates.items()
+
+    @pytest.mark.parametrize("name", sorted(NOT_TUNED))
+    def test_tuning_is_of_no_effect_where_there_is_nothing_to_tune(self, name: str) -> None:
+        plain = {"kind": "attention", "implementations": [name]}
+        untuned, tuned = (validated({**plain, "autotune": asked}).cases() for asked in (False, True))
+        assert [case.key for case in untuned] == [case.key for case in tuned]
+        assert {case.coordinates["autotune"] for case in [*untuned, *tuned]} == {None}
+
+    @pytest.mark.parametrize("name", ["triton", "somebodys_own"])
+    def test_tuning_is_another_case_where_there_may_be_something_to_tune(self, name: str) -> None:
+        plain = {"kind": "attention", "implementations": [name]}
+        untuned, tuned = (validated({**plain, "autotune": asked}).cases() for asked in (False, True))
+        assert not {case.key for case in untuned} & {case.key for case in tuned}
+        assert {case.coordinates["autotune"] for case in tuned} == {True}
+
     def test_a_copy_has_no_matrices_and_a_product_nothing_to_copy(self) -> None:
         copy, product = validated({"kind": "ceiling", "dtypes": ["fp32"]}).cases()
         sized_copy, same_product = validated({"kind": "ceiling", "dtypes": ["fp32"], "copy_mib": 1}).cases()
@@ -311,7 +334,7 @@ def test_the_hash_is_of_sorted_plain_json() -> None:
 # default that it came with, and these stay.
 GOLDEN: dict[type[SpecBase], list[str]] = {
     BenchmarkSpec: ["269219710885f7e31041"],
-    AttentionSpec: ["391e2a0e8f7557da96cb", "76a691cab7a5b779fb46", "ae7b81d5a03189712a34", "730522aba4b54fafd3d4"],
+    AttentionSpec: ["463c056a2e20a4016587", "b984ff5c04d275f8b1b1", "898646a0525dd3347ee4", "47f1062995b086d9cca3"],
     KernelSpec: ["10ed8788b93a4adbeff0", "f9370b3251e1b81a510e"],
     CeilingSpec: [
         "a10c369ad7b2ac57fe6a",

@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from app.errors import NotFound
 from app.store import artifacts
 from app.store.artifacts import ArtifactFiles
 from app.store.engine import Database
 from app.store.queue import Queue
+from app.store.reading import Reading
 from app.store.records import Finish, StoredArtifact
 
 
@@ -342,4 +344,35 @@ def test_a_stale_workers_artifact_counts_for_nothing(
         queue.finish(stale, replace(results, artifacts=[StoredArtifact(0, "t", "trace", "text/plain", size, sha256)]))
     files.release([sha256])
     assert files.sweep_orphans(database, older_than_s=-60) == [sha256]
+    assert stored(folder) == []
+
+
+def test_the_files_of_a_jobs_next_attempt_take_the_place_of_the_former_ones(
+    queue: Queue, reading: Reading, shop: Any, database: Database, files: ArtifactFiles, folder: Path, tmp_path: Path
+) -> None:
+    """They have the same names. The former ones stay, as results of all attempts do, until the job is deleted."""
+    sha256s = []
+    for content in ("first", "second"):
+        path = tmp_path / content
+        path.write_text(content)
+        sha256, size = files.put(path)
+        claim = shop.claim() if sha256s else shop.running_job()
+        queue.finish(
+            claim, Finish("succeeded", artifacts=[StoredArtifact(0, "t", "trace", "text/plain", size, sha256)])
+        )
+        files.release([sha256])
+        sha256s.append(sha256)
+        [listed] = reading.artifacts(claim.job_id)
+        assert listed == reading.artifact(claim.job_id, "t")
+        assert listed["sha256"] == sha256
+        with database.write() as connection:
+            connection.execute(text("UPDATE job SET state = 'queued', finished_at = NULL"))
+    for path in stored(folder):
+        os.utime(path, (0, 0))
+    assert files.sweep_orphans(database, older_than_s=3600) == []
+    assert len(stored(folder)) == 2
+    with database.write() as connection:
+        connection.execute(text("UPDATE job SET state = 'failed'"))
+    assert queue.delete(claim.job_id) == sorted(sha256s)
+    assert files.remove(sha256s, database) == sorted(sha256s)
     assert stored(folder) == []

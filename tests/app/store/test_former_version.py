@@ -168,7 +168,8 @@ class TestMeasurements:
             assert not {"device", "replicate"} & set(case)
             for name in set(case) & set(old):
                 has_no_effect = case[name] is None and (
-                    name == "activation_checkpointing" or (name, old.get("operation")) == ("dtype", "copy")
+                    name in ("activation_checkpointing", "autotune")
+                    or (name, old.get("operation")) == ("dtype", "copy")
                 )
                 assert has_no_effect or case[name] == old[name], name
             assert new.unit_index == old.get("replicate", 0)
@@ -515,6 +516,18 @@ def test_the_frozen_rules_of_cells_are_those_of_the_specs_today(kind: str) -> No
         found = rows_0002.new_case(job, json.dumps({**case.coordinates, **resolved, "device": "GPU"}))
         assert found.case_key == case.key
     assert rows_0002.summary(job) == today.summary()
+
+
+@pytest.mark.parametrize("autotune", [False, True])
+@pytest.mark.parametrize("name", ["eager", "cpu_flash", "triton", "somebodys_own"])
+def test_tuning_is_in_the_key_of_an_old_row_where_it_had_an_effect(name: str, autotune: bool) -> None:
+    fields = {"kind": "attention", "implementations": [name], "sequence_lengths": [64], "autotune": autotune}
+    today = spec_adapter.validate_json(json.dumps({**fields, "warmup_steps": 5}))
+    (case,) = today.cases()
+    stored = {**case.coordinates, "autotune": autotune, "device": "GPU"}
+    found = rows_0002.new_case(old_job(kind="attention", spec=today.model_dump(mode="json")), json.dumps(stored))
+    assert found.case_key == case.key
+    assert json.loads(found.case) == case.coordinates
 
 
 def test_a_gpus_key_has_its_name_alone() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import subprocess
 import sys
@@ -17,7 +18,7 @@ pytest.importorskip("pydantic", reason="the service's dependencies are not insta
 
 import torch
 
-from app.specs.attention import AttentionSpec
+from app.specs.attention import BLOCK_SIZES, NOT_TUNED, AttentionSpec
 from kernels.attention.reference import attention
 from kernels.registry import ATTENTION, BrokenEntryPoint, Implementation
 from tests.workers.reporting import Report
@@ -635,9 +636,24 @@ def test_without_block_sizes_the_cpu_family_takes_its_own(run) -> None:
 
     sizes = {"batch_size": 1, "num_heads": 4, "head_dims": [32], "sequence_lengths": [256], "mode": "forward"}
     cell = run(implementations=["cpu_flash"], device="cpu", **sizes).cell()
-    assert (cell["forward_ms", "forward"]["case"]["br"], cell["forward_ms", "forward"]["case"]["bc"]) == (None, None)
+    assert (cell["forward_ms", "forward"]["case"]["br"], cell["forward_ms", "forward"]["case"]["bc"]) == (32, 128)
     working = cpu.memory("flash", 1, 4, 256, 256, 32, br=32, bc=128).working
     assert cell["working_memory_mib", None]["median"] == working / 2**20
+
+
+def test_the_spec_knows_the_block_sizes_that_the_library_takes_by_itself() -> None:
+    """Else what is called by the spec's numbers is no longer the library's own."""
+    from kernels.attention.cpu import operations
+
+    flash = inspect.signature(operations.flash).parameters
+    assert {
+        "cpu_flash": {"br": flash["br"].default, "bc": flash["bc"].default},
+        "cpu_blocked": {"br": inspect.signature(operations.blocked).parameters["block"].default},
+    } == BLOCK_SIZES
+
+
+def test_the_spec_knows_which_implementations_have_nothing_to_tune() -> None:
+    assert {name for name in ATTENTION._built_in if ATTENTION.load(name).tune is None} == NOT_TUNED
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     watch = Watch()
     monkeypatch.setattr("workers.measure.stopwatch.stopwatch", lambda device: watch)
     monkeypatch.setattr(ceiling, "COPY_MIB", {"cpu": 1})
-    monkeypatch.setattr(ceiling, "CPU_MATRIX_SIZES", (64,))
+    monkeypatch.setattr(ceiling, "MATRIX_SIZES", {"cpu": dict.fromkeys(("fp32", "tf32", "bf16", "fp16"), 64)})
     return watch
 
 
@@ -201,16 +201,30 @@ def test_after_a_crash_the_other_products_are_measured(run, tmp_path: Path, watc
     assert set(kept.tflops) == {"fp16"}
 
 
-def test_a_processor_gets_matrices_that_take_long_enough(run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def size() -> float:
-        report = run(matrix_size=None, dtypes=["fp32"], device="cpu")
-        return float(report.cell(operation="matrix product")["matrix_size", None]["median"])
+@pytest.mark.parametrize("milliseconds", [1e-3, 1e3], ids=["fast", "slow"])
+def test_a_devices_own_sizes_are_the_same_however_long_they_take(
+    run, monkeypatch: pytest.MonkeyPatch, milliseconds: float
+) -> None:
+    """Else one case would be two works, by chance."""
 
-    monkeypatch.setattr(ceiling, "LONG_ENOUGH_S", 1e-9)
-    assert size() == 256
-    monkeypatch.setattr(ceiling, "CPU_MATRIX_SIZES", (32, 64))
-    monkeypatch.setattr(ceiling, "LONG_ENOUGH_S", 1e9)
-    assert size() == 64
+    class Still:
+        def time(self, work: Any, *, warmup: int | None, calls: int) -> Timing:
+            return Timing(array("d", calls * [milliseconds]), None, 5, steady=True, host_bound=False)
+
+    monkeypatch.setattr("workers.measure.stopwatch.stopwatch", lambda device: Still())
+    report = run(dtypes=["fp32", "bf16", "fp16"], **OWN_SIZES)
+    sizes = {
+        dtype: report.cell(operation="matrix product", dtype=dtype)["matrix_size", None]["median"]
+        for dtype in ("fp32", "bf16", "fp16")
+    }
+    assert sizes == {"fp32": 2048, "bf16": 1024, "fp16": 512}
+    assert report.cell(operation="copy")["copy_mib", None]["median"] == 256
+
+
+def test_every_data_type_has_a_size_on_every_type_of_device() -> None:
+    dtypes = set(CeilingSpec().dtypes)
+    assert {device: set(sizes) for device, sizes in ceiling.MATRIX_SIZES.items()} == {"cpu": dtypes, "cuda": dtypes}
+    assert set(ceiling.MATRIX_SIZES["cuda"].values()) == {8192}
 
 
 @pytest.mark.gpu
