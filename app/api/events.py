@@ -62,9 +62,7 @@ async def events(
 
 
 async def stream(services: Services, job_id: int, after: int) -> AsyncIterator[bytes]:
-    """Yield the job's events after `after` as they are committed, until it is done. No transaction stays open between
-    them.
-    """
+    """Yield the job's events after `after` as they are committed, until it is done; no transaction stays open."""
     changes = services.changes
     while True:
         generation = changes.generation

@@ -45,7 +45,7 @@ def check_names(spec: SpecBase, known: Known, at: str) -> None:
 
 
 def unknown_names(spec: SpecBase, known: Known) -> Iterator[tuple[Location, str]]:
-    """Return an error for each kind or name in `spec` that no worker has: its location, and the names to choose from."""
+    """Yield an error for each kind or name in `spec` that no worker has: its location, and the names to choose from."""
     if not known:
         return
     for where, kind in _kinds_in(spec):

@@ -136,7 +136,5 @@ ANY_BYTES = "application/octet-stream"
 
 
 def sendable_media_type(stored: str) -> str:
-    """Return a file's media type for `Content-Type`; if the job gave none that is well formed,
-    application/octet-stream.
-    """
+    """Return a file's media type for `Content-Type`; application/octet-stream if the job gave a malformed one."""
     return stored if _MEDIA_TYPE.fullmatch(stored) else ANY_BYTES

@@ -1,4 +1,4 @@
-"""Turns pydantic's errors into JSON pointers (RFC 6901) into the body as the client sent it, each with a cure in words."""
+"""Turns pydantic's errors into JSON pointers (RFC 6901) into the body as the client sent it, each with a cure."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class TableQuery(StrictQuery):
     """Metrics that make the columns, named as their columns and repeated or separated by commas; `all` for every one;
     by default the kind's own."""
     statistic: Statistic = "mean"
-    """The statistic of each case's samples; where several processes measured a case, of the processes' own statistics.
+    """The statistic of each case's samples; if several processes measured a case, of the processes' own statistics.
     """
     format: Format = "json"
 
