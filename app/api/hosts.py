@@ -68,7 +68,7 @@ def is_unspecified(host: str) -> bool:
 
 
 def _plain(host: str) -> str:
-    """Normalise a name to lower case without the final dot, an address to its one spelling without brackets and zone."""
+    """Normalise a name to lower case without its final dot, an address to one spelling without brackets and zone."""
     name = host.strip().lower().removeprefix("[").removesuffix("]").removesuffix(".").partition("%")[0]
     try:
         address = ip_address(name)

@@ -1,4 +1,4 @@
-"""What clients see of the rows: JSON-ready dicts, as the API answers them."""
+"""Turns rows into the JSON-ready dicts that the API answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from app.errors import NotFound
 from app.states import JOB_STATES
 
 MAX_ID = 2**63 - 1
-"""The database's integers have 64 bits; a number from a URL can have any."""
+"""Largest id: the database's integers have 64 bits, and a number in a URL can be larger."""
 
 _JOB_FIELDS = (
     "id",
@@ -36,19 +36,19 @@ _JOB_FIELDS = (
 
 
 def checked_id(number: int, what: str) -> int:
-    """`number`, if the database can have it as an id; else NotFound."""
+    """Return `number` if the database can have it as an id; else raise NotFound."""
     if not 0 < number <= MAX_ID:
         raise NotFound(f"There is no {what} {number}.")
     return number
 
 
 def rfc3339(time: datetime | None) -> str | None:
-    """A UTC time with microseconds, ending in Z."""
+    """Write a UTC time with microseconds, ending in Z."""
     return None if time is None else time.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def finite(value: float | None) -> float | None:
-    """JSON knows no NaN and no infinity; they are null there."""
+    """Turn NaN and infinities into None, since JSON has no such numbers."""
     return value if value is not None and math.isfinite(value) else None
 
 
@@ -56,7 +56,7 @@ _JOB_PARTS = ("events", "logs", "units", "measurements", "tables", "artifacts", 
 
 
 def job_dict(row: RowMapping | Mapping[str, Any], waiting: str | None) -> dict[str, Any]:
-    """The public job of a row of the table `job`; `waiting`: why it cannot start (see waiting.py)."""
+    """Return the public job of a row of the table `job`; `waiting` says why it cannot start (see waiting.py)."""
     path = f"/jobs/{row['id']}"
     return {
         **{field: row[field] for field in _JOB_FIELDS},
@@ -76,7 +76,7 @@ def job_dict(row: RowMapping | Mapping[str, Any], waiting: str | None) -> dict[s
 
 
 def sweep_dict(row: RowMapping | Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
-    """The public sweep of a row of the table `sweep`, with its number of points by the state of their latest job."""
+    """Return the public sweep of a row of the table `sweep`; `counts` are points by the state of their latest job."""
     path = f"/sweeps/{row['id']}"
     return {
         **{field: row[field] for field in ("id", "name", "labels", "base", "grid", "exclude", "options")},
@@ -92,7 +92,7 @@ def sweep_dict(row: RowMapping | Mapping[str, Any], counts: Mapping[str, int]) -
 
 
 def artifact_dict(row: RowMapping) -> dict[str, Any]:
-    """The public artifact of a row of the table `artifact`; `size` in bytes."""
+    """Return the public artifact of a row of the table `artifact`; `size` is in bytes."""
     return {
         **{field: row[field] for field in ("name", "kind", "media_type", "size", "sha256")},
         "url": f"/jobs/{row['job_id']}/artifacts/{quote(row['name'], safe='')}",

@@ -1,4 +1,4 @@
-"""What clients read: public dicts and lists, ready for JSON. Every method is one consistent snapshot."""
+"""Reads for clients: public dicts and lists, ready for JSON. Every method reads one consistent snapshot."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from app.store.waiting import waiting_reasons
 
 MAX_PAGE = 1000
 MAX_MEASUREMENTS = 10_000
-"""Of a page of measurements."""
+"""Most rows of a page of measurements."""
 
 
 _UNIT_FIELDS = ("unit_index", "title", "side", "outcome", "reason", "partial", "environment", "validity")
@@ -36,7 +36,7 @@ class Reading:
         self._database = database
 
     def job(self, job_id: int) -> tuple[dict[str, Any], int]:
-        """The public job, and its version, which grows with every change. Raises NotFound, as all below."""
+        """Return the public job, and its version, which grows with every change. Raises NotFound, as do those below."""
         with self._database.read() as connection:
             row = _job(connection, job_id)
             waiting = waiting_reasons(connection, [row._mapping])
@@ -51,7 +51,7 @@ class Reading:
         limit: int = 50,
         after: str | None = None,
     ) -> tuple[list[dict[str, Any]], str | None]:
-        """Jobs that match everything given, newest first, and the cursor of the next page."""
+        """Return the jobs that match all filters given, newest first, and the cursor of the next page."""
         job = tables.job.c
         query = select(tables.job)
         if state is not None:
@@ -62,7 +62,7 @@ class Reading:
             query = query.where(job.sweep_id == _in_range(sweep))
         label = tables.job_label.c
         for key, value in labels:
-            # Not EXISTS, which SQLite would try for every job: 130 ms for a label that only an old one of 110 000 has.
+            # SQLite would try EXISTS for every job: 130 ms for a label that only an old one of 110 000 jobs has.
             query = query.where(job.id.in_(select(label.job_id).where(label.key == key, label.value == value)))
         with self._database.read() as connection:
             rows, following = _page(connection, query, job.id, limit, after)
@@ -89,7 +89,7 @@ class Reading:
         ]
 
     def attempts(self, job_id: int) -> list[dict[str, Any]]:
-        """Every attempt that the job had, lost and given back ones too, in order."""
+        """Return every attempt of the job in order, also lost attempts and those given back to the queue."""
         with self._database.read() as connection:
             _job(connection, job_id)
             rows = _attempts(connection, job_id)
@@ -106,7 +106,7 @@ class Reading:
         ]
 
     def log(self, job_id: int) -> str:
-        """The output of the job's last attempt: as recorded at its end, or as far as reported."""
+        """Return the output of the job's last attempt: as recorded at its end, or as far as reported while it runs."""
         event = tables.event.c
         with self._database.read() as connection:
             _job(connection, job_id)
@@ -129,7 +129,7 @@ class Reading:
     def measurements(
         self, job_id: int, *, samples: bool = False, limit: int = MAX_MEASUREMENTS, after: str | None = None
     ) -> dict[str, Any]:
-        """What the job's last recorded attempt measured: `columns`, `rows` and the cursor `next`, or None at the end.
+        """Return the measurements of the job's last recorded attempt: `columns`, `rows` and the cursor `next` or None.
 
         A row is one metric of one case, an object keyed by column name. The columns are the coordinates of this page's
         cases, then layout.FACTS, layout.STATISTICS in the row's unit, and with `samples` the raw samples. A coordinate
@@ -159,7 +159,7 @@ class Reading:
         }
 
     def units(self, job_id: int) -> list[dict[str, Any]]:
-        """The units of the job's last recorded attempt in the order of the plan, each with the files that it left."""
+        """Return the units of the job's last recorded attempt in the order of the plan, each with its files."""
         unit, artifact = tables.unit.c, tables.artifact.c
         with self._database.read() as connection:
             _job(connection, job_id)
@@ -200,7 +200,7 @@ class Reading:
         return artifact_dict(row)
 
     def workers(self) -> list[dict[str, Any]]:
-        """Every worker that ever registered, with the ids of the jobs it runs."""
+        """Return every worker that ever registered, with the ids of the jobs it runs."""
         worker, job = tables.worker.c, tables.job.c
         with self._database.read() as connection:
             rows = connection.execute(select(tables.worker).order_by(worker.registered_at, worker.id)).all()
@@ -248,10 +248,10 @@ class Reading:
         return {state: dict(map(tuple, rows)).get(state, 0) for state in JOB_STATES}
 
     def known_names(self) -> dict[str, set[str]]:
-        """The kinds and the capabilities that registered workers have; both empty while none ever registered."""
+        """Return the kinds and capabilities of registered workers; both are empty while none has ever registered."""
         worker = tables.worker.c
         with self._database.read() as connection:
-            # Agents are many over the years, each start is one, but few differ in what they have.
+            # Each start of an agent adds a row, but few rows differ in what the agent has.
             rows = connection.execute(
                 select(cast(worker.kinds, Text), cast(worker.capabilities, Text)).distinct()
             ).all()
