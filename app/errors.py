@@ -1,4 +1,4 @@
-"""What can go wrong, as one tree; each error knows its problem type and HTTP status (RFC 9457).
+"""The tree of all errors that the service raises; each has a problem type and an HTTP status (RFC 9457).
 
     FlopwatchError
     ├── InvalidRequest             422  a field is wrong; `errors` point at it
@@ -19,7 +19,7 @@
         ├── DatabaseNewer               written by a newer Flopwatch
         └── NetworkFileSystem           SQLite's locks do not hold there
 
-A job that fails is no exception of the service but a value: its `error` is a problem built by `job_problem`.
+A job that fails raises no exception in the service: its `error` is a value, a problem that `job_problem` builds.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class BodyTooLarge(FlopwatchError):
 
     @property
     def headers(self) -> dict[str, str]:
-        # Or the server would read, and throw away, whatever the client goes on to send.
+        # Without this the server would read, and discard, whatever the client goes on to send.
         return {"Connection": "close"}
 
 
@@ -159,7 +159,7 @@ class DatabaseGone(FlopwatchError):
 
 
 def is_no_space(error: BaseException) -> bool:
-    """Whether the operating system refused to write any more: a full disk, a quota or a file-size limit."""
+    """Return True if the operating system refused to write any more: a full disk, a quota or a file-size limit."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -184,7 +184,7 @@ class NetworkFileSystem(InvalidEnvironment):
 
 
 def job_problem(code: str, detail: str, **extensions: Any) -> dict[str, Any]:
-    """The `error` of a job: a problem object whose `code` is one of JOB_PROBLEM_TITLES.
+    """Build the `error` of a job: a problem object whose `code` is one of JOB_PROBLEM_TITLES.
 
     `extensions` are added as they are: exit_code, signal, log_head, log_tail, …
     """

@@ -29,15 +29,15 @@ FACTS = (
 )
 """Columns of a measurement between its case's coordinates and its statistics."""
 ARROW = " → "
-"""From the baseline's to the candidate's value, in the summary of a comparison."""
+"""Arrow between the baseline's and the candidate's value, in the summary of a comparison."""
 MAX_LISTED = 4
-"""More values than these are counted instead of listed."""
+"""Most values of a coordinate that a summary lists; of more it tells the number."""
 MAX_DOUBTS = 5
-"""Of a job's failed checks, how many are shown."""
+"""Number of a job's failed checks that are shown."""
 
 
 def varying_columns(measurements: Mapping[str, Any]) -> list[str]:
-    """What tells the rows of a page of measurements apart: coordinates, the device, and the unit, where they vary."""
+    """Return the columns that tell a page's measurements apart: coordinates, device and unit, where they vary."""
     rows: Sequence[Mapping[str, Any]] = measurements["rows"]
     told_anyway = {*FACTS, *STATISTICS, "samples"} - {"device_key", "unit_title"}
     names = [column["name"] for column in measurements["columns"] if column["name"] not in told_anyway]
@@ -45,10 +45,10 @@ def varying_columns(measurements: Mapping[str, Any]) -> list[str]:
 
 
 def case_text(coordinates: Mapping[str, Any]) -> str:
-    """A case in words: texts as they are, flags and numbers by name ("triton, causal, head_dim=64").
+    """Write a case in words: texts as they are, flags and numbers by name ("triton, causal, head_dim=64").
 
-    A coordinate of a whole job lists its values ("16/32/64"); of many, their number is told ("13 implementations"). One
-    in which the sides of a comparison differ is told by name ("precision=fp32 → bf16").
+    A coordinate of a whole job lists its values ("16/32/64"), or their number if they are many ("13 implementations").
+    A coordinate in which the sides of a comparison differ has its name before it ("precision=fp32 → bf16").
     """
     return ", ".join(_coordinate(name, value) for name, value in coordinates.items() if value is not None)
 
@@ -75,7 +75,9 @@ def _is_number_or_flag(text: str) -> bool:
 
 
 def verdict(validity: Mapping[str, Any]) -> str:
-    """A job's or a unit's verdict: the worst of its cases, and how many cases have which, where there are several."""
+    """Write a job's or a unit's verdict: that of its worst case, and the number of cases with each if there are
+    several.
+    """
     counts = validity.get("counts") or {}
     text = str(validity.get("verdict", "unknown"))
     if sum(counts.values()) < 2:
@@ -84,7 +86,7 @@ def verdict(validity: Mapping[str, Any]) -> str:
 
 
 def doubts(validity: Mapping[str, Any]) -> list[str]:
-    """What speaks against the measurements: "case: check: detail" of the first checks that failed."""
+    """List the first failed checks as "case: check: detail"."""
     failed = [check for check in validity.get("checks") or () if not check.get("ok")]
     lines = [_doubt(check) for check in failed[:MAX_DOUBTS]]
     if len(failed) > MAX_DOUBTS:
@@ -98,7 +100,7 @@ def _doubt(check: Mapping[str, Any]) -> str:
 
 
 def number(value: Any) -> str:
-    """A value with four significant digits, or all digits before the point; "–" for none."""
+    """Write a value with four significant digits, or all digits before the point; "–" if there is none."""
     if value is None:
         return "–"
     if not isinstance(value, float):

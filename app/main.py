@@ -25,7 +25,7 @@ ROUTERS = (jobs, events, results, sweeps, tables, specs, workers, health, pages,
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
-    """The application with these settings (by default the environment's); its lifespan opens the database."""
+    """Make the application with these settings (by default the environment's); its lifespan opens the database."""
     settings = settings or Settings()
 
     @contextlib.asynccontextmanager
@@ -63,7 +63,7 @@ async def _to_pages() -> RedirectResponse:
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
-    """The schema of every route, with the bodies, which the routes read by themselves."""
+    """Make the OpenAPI schema of all routes, with their bodies, which the routes read by themselves."""
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
         _, bodies = models_json_schema(

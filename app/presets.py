@@ -27,7 +27,7 @@ MODEL_SIZES: Final[dict[str, ModelShape]] = {
 }
 
 ATTENTION_PRESETS: Final[dict[str, dict[str, Any]]] = {
-    # CS336's leaderboard for one pass forward and backward.
+    # CS336's leaderboard problem: one forward and backward pass.
     "leaderboard": {
         "implementations": ["triton", "flex", "sdpa_flash", "sdpa_cudnn"],
         "batch_size": 1,
@@ -37,7 +37,7 @@ ATTENTION_PRESETS: Final[dict[str, dict[str, Any]]] = {
         "dtypes": ["bf16"],
         "causal": [True],
     },
-    # CS336's flash_benchmarking.
+    # CS336's problem flash_benchmarking.
     "flash_benchmarking": {
         "implementations": ["eager", "triton"],
         "batch_size": 1,
@@ -47,7 +47,7 @@ ATTENTION_PRESETS: Final[dict[str, dict[str, Any]]] = {
         "dtypes": ["bf16", "fp32"],
         "causal": [True],
     },
-    # CS336's pytorch_attention, with its compiled form and ours.
+    # CS336's problem pytorch_attention, with its compiled form and ours.
     "classic": {
         "implementations": ["eager", "compiled", "triton"],
         "batch_size": 8,
@@ -57,7 +57,7 @@ ATTENTION_PRESETS: Final[dict[str, dict[str, Any]]] = {
         "dtypes": ["fp32", "bf16"],
         "causal": [False],
     },
-    # The C++ family on a processor, at the size where its intermediates are known by heart.
+    # The C++ implementations on a CPU, at the size whose intermediates `kernels.attention.cpu` documents.
     "cpu": {
         "implementations": ["cpu_naive", "cpu_blocked", "cpu_fused", "cpu_flash", "sdpa_flash"],
         "batch_size": 1,

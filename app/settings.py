@@ -27,7 +27,7 @@ def _is_a_token(token: SecretStr) -> SecretStr:
     return token
 
 
-# In the environment: separated by commas or blanks.
+# The environment separates them by commas or blanks.
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 
 
@@ -72,13 +72,13 @@ class Settings(BaseSettings):
 
     @classmethod
     def from_environment(cls) -> Self:
-        """The environment's settings; InvalidEnvironment names the variables that make no sense."""
+        """Read the environment's settings; InvalidEnvironment names the variables that make no sense."""
         try:
             return cls()
         except ValidationError as error:
             wrong = error.errors(include_url=False)
             detail = "; ".join(f"FLOPWATCH_{str(one['loc'][0]).upper()}: {one['msg']}" for one in wrong)
-        raise InvalidEnvironment(detail)  # not from the error, which shows values: one of them is the token
+        raise InvalidEnvironment(detail)  # the error as cause would show values, and one of them is the token
 
     @property
     def resolved_database_url(self) -> str | URL:

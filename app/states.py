@@ -9,6 +9,6 @@ JOB_STATES: Final[tuple[JobState, ...]] = get_args(JobState)
 FINISHED_STATES: Final[frozenset[JobState]] = frozenset({"succeeded", "failed", "cancelled"})
 
 LivingState = Literal["active", "draining"]
-"""Of a worker that beats: it takes jobs, or ends with those it has."""
+"""States of a worker that sends heartbeats: it takes jobs, or only finishes those it has."""
 WorkerState = Literal[LivingState, "stopped", "lost"]
 WORKER_STATES: Final[tuple[WorkerState, ...]] = get_args(WorkerState)

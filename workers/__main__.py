@@ -1,4 +1,4 @@
-"""`python -m workers agent | run SPEC`; keeper, warm, child and wrapped are for launch.py alone."""
+"""`python -m workers agent | run SPEC`; only launch.py uses keeper, warm, child and wrapped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check_packages() -> None:
     """Refuse to run with somebody else's `kernels`: another distribution has a package of that name.
 
     Raises:
-        InvalidEnvironment: it names the folder that shadows ours.
+        InvalidEnvironment: another package shadows ours; the message names its folder.
     """
     home = Path(__file__).resolve().parent.parent
     for name in ("app", "kernels", "parallel"):
@@ -30,7 +30,7 @@ def check_dependencies() -> None:
     """Refuse to run where only the server's dependencies are installed.
 
     Raises:
-        InvalidEnvironment: it names what is missing, and the cure.
+        InvalidEnvironment: a dependency is missing; the message names it, and the cure.
     """
     missing = [name for name in ("torch", "psutil", "pynvml") if importlib.util.find_spec(name) is None]
     if missing:

@@ -79,7 +79,7 @@ class PipeReporter:
         self.send("validity", validity=dict(verdict), case_key=case_key, title=title)
 
     def _use(self, what: str, name: str) -> None:
-        # The agent sees to it as well; here the runner's own line is in the traceback.
+        # The agent checks it as well; an error raised here has the runner's own line in its traceback.
         if (what, name) in self._names:
             raise ValueError(f"this unit has reported the {what} {name!r} already: each needs a name of its own")
         self._names.add((what, name))
@@ -89,7 +89,7 @@ class PipeReporter:
         if os.getpid() != self._process:
             raise RuntimeError("only the unit's own process reports: a fork of it must not")
         text = json.dumps({"type": message_type, **content}, allow_nan=False, ensure_ascii=False)
-        # A name of a file that is no UTF-8 has surrogates in it: they become question marks.
+        # The name of a file that is not UTF-8 has surrogates in it: they become question marks.
         line = text.encode(errors="replace") + b"\n"
         view = memoryview(line)
         while view:
@@ -99,7 +99,7 @@ class PipeReporter:
 def run_request(request: Request, messages: int) -> int:
     """Do the request's task and report on the descriptor `messages`; returns the exit code."""
     reporter = PipeReporter(messages, Path(request.scratch), Path(request.ceilings))
-    # Forks of one parent would share its state.
+    # Otherwise all forks of one parent would share the state of its random generator.
     random.seed()
     reporter.send("started")
     try:
@@ -133,7 +133,7 @@ def main(messages: int) -> int:
 def main_wrapped(file: Path) -> int:
     """`python -m workers wrapped`: the request is in a file, the messages go to the FIFO that it names."""
     request = Request.from_line(file.read_bytes())
-    # The wrapper may have dropped them.
+    # The wrapper may have dropped these variables.
     os.environ.update(request.environment)
     return _leave(run_request(request, _open_messages(request)))
 
@@ -143,18 +143,18 @@ def _open_messages(request: Request) -> int:
         file = request.file.with_suffix(".started")
         file.touch(exist_ok=False)
     except FileExistsError:
-        # Some profilers run a program again for each group of counters: the first run has told everything.
+        # Some profilers run a program again for each group of counters: only its first run reports.
         return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-    # Not waiting for a reader: without an agent there is none.
+    # Do not wait for a reader: without an agent there is none.
     messages = os.open(request.fifo, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     os.set_blocking(messages, True)
     return messages
 
 
 def _leave(code: int) -> int:
-    """End this process although the unit may have left threads running."""
+    """End this process, even if the unit has left threads running."""
     if any(thread is not threading.main_thread() and not thread.daemon for thread in threading.enumerate()):
-        # The interpreter would wait for them, maybe for ever; in a fork of the warm parent it would not either.
+        # The interpreter would wait for those threads, maybe for ever, so the process leaves without it.
         sys.stderr.write("the unit is done; threads that it left running end here\n")
         atexit._run_exitfuncs()
         sys.stdout.flush()

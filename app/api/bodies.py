@@ -1,4 +1,4 @@
-"""Request bodies: read up to the limit, parsed strictly, validated, with pointers into what was sent."""
+"""Reads request bodies up to the limit, parses them strictly and validates them; errors point into the body as sent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from app.specs import JobSpec, SpecBase
 from app.specs._base import Location, StrictModel
 from app.store.records import NewJob
 
-# How much of an oversized body is read and thrown away, so that a client that is still sending sees the answer.
+# The server reads and discards this much of an oversized body, so that a client that is still sending sees the answer.
 DRAINED_BYTES = 16 << 20
 
 MAX_LABELS = 64
@@ -38,7 +38,7 @@ LabelValue = Annotated[str, StringConstraints(max_length=200), AfterValidator(_o
 
 
 class JobOptions(StrictModel):
-    """What a client may say of a job besides its spec."""
+    """The options that a client may give with a job, besides its spec."""
 
     name: Line | None = None
     """For people to read."""
@@ -47,12 +47,12 @@ class JobOptions(StrictModel):
     priority: int = Field(default=0, ge=-1000, le=1000)
     """Higher runs first."""
     timeout_s: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT_S)
-    """The job and everything it started is ended after this many seconds; null: never."""
+    """The worker ends the job and every process it started after this many seconds; null: no limit."""
     max_attempts: int = Field(default=2, ge=1, le=100)
     """How often the job may be started; it starts again only when its worker was lost."""
 
     def new_job(self, spec: SpecBase, point: dict[str, int] | None = None) -> NewJob:
-        """A job with these options; `point` is its place in a sweep's grid."""
+        """Return a job with these options; `point` is its place in a sweep's grid."""
         return NewJob(
             spec=spec,
             name=self.name,
@@ -82,13 +82,13 @@ class Body(Generic[Model]):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the canonical JSON: the same whatever the order of keys and the white space."""
+        """SHA-256 of the canonical JSON; the order of keys and white space do not change it."""
         canonical = json.dumps(self.sent, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def json_body(model: type[Model], *, union_at: Location | None = None) -> Callable[[Request], Awaitable[Body[Model]]]:
-    """A dependency that reads the request's body as `model`."""
+    """Return a dependency that reads the request's body as `model`."""
 
     async def read(request: Request) -> Body[Model]:
         raw = await read_limited(request, request.app.state.services.settings.max_body_bytes)
@@ -98,20 +98,20 @@ def json_body(model: type[Model], *, union_at: Location | None = None) -> Callab
 
 
 def summary(errors: tuple[FieldError, ...]) -> str:
-    """One sentence for `detail`; the list has the rest."""
+    """Return one sentence for `detail`; the list of errors has the rest."""
     first = errors[0]
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     return f"{first.pointer or 'The body'}: {first.detail}{more}"
 
 
 def request_body(model: type[BaseModel]) -> dict[str, Any]:
-    """What /openapi.json says of a body read by `json_body`; app.main adds the schema itself."""
+    """Return the /openapi.json entry of a body that `json_body` reads; app.main adds the schema itself."""
     reference = {"$ref": f"#/components/schemas/{model.__name__}"}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": reference}}}}
 
 
 async def read_limited(request: Request, limit: int) -> bytes:
-    """The body, if it has at most `limit` bytes; counted, since Content-Length may be missing."""
+    """Return the body if it has at most `limit` bytes. The bytes are counted, since Content-Length may be missing."""
     chunks: list[bytes] = []
     size = 0
     try:
@@ -131,10 +131,11 @@ async def read_limited(request: Request, limit: int) -> bytes:
 def parse(raw: bytes, model: type[Model], *, union_at: Location | None = None) -> Body[Model]:
     """The body as `model`.
 
-    Raises InvalidRequest for what is not JSON (NaN, lone surrogates, endless numbers and deep nesting included), for
-    NUL characters and for a key that stands in its object twice, and, with pointers, for what the model refuses.
+    Raises InvalidRequest if it is not JSON (NaN, lone surrogates, endless numbers and deep nesting included), holds a
+    NUL character or an object with one key twice, and, with pointers, if the model refuses it.
     """
-    # From the text, because strict validation takes JSON's values more kindly than Python's: an array may be a tuple.
+    # Pydantic validates the text, since its strict mode accepts more of JSON than of Python values: an array may be a
+    # tuple.
     try:
         valid, invalid = model.model_validate_json(raw), None
     except ValidationError as error:
@@ -151,7 +152,7 @@ def parse(raw: bytes, model: type[Model], *, union_at: Location | None = None) -
 
 
 def _without_repeats(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object, unless it has a key twice: parsers differ in which of the two counts."""
+    """Make an object; refuse one that has a key twice, since parsers differ in which of the two counts."""
     built = dict(items)
     if len(built) < len(items):
         key = Counter(key for key, _ in items).most_common(1)[0][0]
@@ -173,7 +174,7 @@ def _wrong_at(location: Location, detail: str) -> InvalidRequest:
 
 
 def _find_nul(value: Any, location: Location = ()) -> Location | None:
-    """Where the first text with a NUL character is: itself, or the object with such a key."""
+    """Find the first text that holds a NUL character; for a key that holds one, return the location of its object."""
     if isinstance(value, str):
         return location if "\0" in value else None
     if isinstance(value, dict) and any("\0" in key for key in value):

@@ -1,6 +1,6 @@
-"""Waking whoever waits for the database to change: event streams and `Prefer: wait`.
+"""Wakes the requests that wait for the database to change: event streams and `Prefer: wait`.
 
-One poller for all of them, and none while nobody waits. No transaction is open between polls.
+One thread polls for all of them, and none does while nobody waits. No transaction is open between polls.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Changes:
         return True
 
     def stop(self) -> None:
-        """Wake everybody for good; streams end, and their clients resume elsewhere or later."""
+        """Wake all waiters and let nobody wait again: streams end, and their clients resume elsewhere or later."""
         self.stopping = True
         self._wake()
 
@@ -63,13 +63,14 @@ class Changes:
 
     async def _poll_while_awaited(self) -> None:
         loop = asyncio.get_running_loop()
-        # Again when somebody came to wait just as the thread gave up.
+        # Start again if a request began to wait just as the thread gave up.
         while self._waiting and not self.stopping:
             await loop.run_in_executor(self._thread, self._poll, loop)
         self._poller = None
 
     def _poll(self, loop: asyncio.AbstractEventLoop) -> None:
-        # In the thread: the loop sleeps until there is a change. Waking it for every look costs five times as much.
+        # The thread polls, so that the loop sleeps until there is a change. Waking the loop for every look costs five
+        # times as much.
         while self._waiting and not self.stopping:
             if self._look():
                 loop.call_soon_threadsafe(self._advance)

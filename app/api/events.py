@@ -1,4 +1,4 @@
-"""/jobs/{id}/events: what happened, as a list or as a live stream of server-sent events."""
+"""/jobs/{id}/events: a job's events, as a list or as a live stream of server-sent events."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KEEP_ALIVE = b": keep-alive\n\n"
 
 class EventsQuery(StrictQuery):
     after: Cursor | None = None
-    """Id of the last event that is known already; `Last-Event-ID` does the same."""
+    """Id of the last event that the client has already; `Last-Event-ID` does the same."""
     limit: Limit = BATCH
 
 
@@ -62,7 +62,7 @@ async def events(
 
 
 async def stream(services: Services, job_id: int, after: int) -> AsyncIterator[bytes]:
-    """The job's events after `after` as they are committed, until it is done. No transaction stays open between."""
+    """Yield the job's events after `after` as they are committed, until it is done; no transaction stays open."""
     changes = services.changes
     while True:
         generation = changes.generation

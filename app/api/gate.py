@@ -1,5 +1,6 @@
-"""Before any route: the host, the API token, no requests that another site makes a browser send, HEAD as GET. After:
-security headers."""
+"""Checks every request before its route: the host, the API token, and that no other site made a browser send it. Runs
+HEAD as GET, and adds security headers to the answer.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ class Gate:
 
     def _admit(self, scope: MutableMapping[str, Any]) -> None:
         headers = Headers(scope=scope)
-        # The host first: another site's page must not even make the browser ask for the token.
+        # The host is checked first: another site's page must not even make the browser ask for the token.
         self.hosts.check(headers.get("host"), (scope.get("server") or (None,))[0])
         if self.token is not None and scope["path"] not in OPEN_PATHS and not has_token(headers, self.token):
             raise Unauthorized(
@@ -62,7 +63,7 @@ class Gate:
 
 
 def has_token(headers: Headers, token: str) -> bool:
-    """Whether the request carries the token, as a bearer token or as Basic's password."""
+    """Return True if the request carries the token, as a bearer token or as Basic's password."""
     scheme, _, credentials = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "basic":
         try:
@@ -78,7 +79,7 @@ def has_token(headers: Headers, token: str) -> bool:
 
 
 def is_cross_site(headers: Headers) -> bool:
-    """Whether a browser says that the request comes from another origin's page."""
+    """Return True if a browser says that the request comes from another origin's page."""
     site = headers.get("sec-fetch-site")
     if site is not None:
         return site not in ("same-origin", "none")
@@ -90,7 +91,7 @@ def is_cross_site(headers: Headers) -> bool:
 
 
 class _HeadSent(Exception):  # not an error: it ends what would go on sending
-    """Raised in a route that goes on with its body after the head of the answer to HEAD."""
+    """Raised in a route that goes on to send its body after the head of the answer, when the request is HEAD."""
 
 
 async def _head(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""/healthz, /readyz, /metrics: for the machines that watch this one."""
+"""/healthz, /readyz and /metrics, for monitoring."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def healthz() -> Response:
 def readyz(services: CurrentServices) -> Response:
     """Reads the database and writes to it; answers 503 or 507 with the reason when that fails.
 
-    While others write, it is ready without having written: that is work, not a fault.
+    While other processes hold the write lock, it answers ready without having written: a busy database is no fault.
     """
     services.reading.counts()
     with contextlib.suppress(DatabaseBusy):

@@ -1,5 +1,6 @@
-"""Which `Host` a request may name: a page of another site whose name was pointed at this server (DNS rebinding) would
-otherwise be of the same origin as we are, and its scripts could do all that a user may."""
+"""Checks the `Host` that a request names. Without this check another site could point its name at this server (DNS
+rebinding): its pages would then have our origin, and their scripts could do all that a user may.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +15,11 @@ _HOST = re.compile(r"(?P<name>\[[0-9a-f:.]+\]|[^\s:/@\[\]]+)(?::[0-9]{1,5})?", r
 
 
 class AllowedHosts:
-    """Loopback names and addresses, the host that the server is bound to, and what the settings add.
+    """The allowed hosts: loopback names and addresses, the host that the server is bound to, and those of the settings.
 
-    bound: FLOPWATCH_HOST; bound to all addresses, a request may name the one at which it arrived. `added`:
-    FLOPWATCH_ALLOWED_HOSTS: names and addresses without ports, `*.example.org` for every name below it, `*` for all.
+    `bound` is FLOPWATCH_HOST; if the server is bound to all addresses, a request may name the address at which it
+    arrived. `added` is FLOPWATCH_ALLOWED_HOSTS: names and addresses without ports, `*.example.org` for every name below
+    it, `*` for all.
     """
 
     def __init__(self, bound: str, added: Iterable[str] = ()) -> None:
@@ -47,7 +49,7 @@ class AllowedHosts:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or address is of this host alone, whatever a name server says (RFC 6761 for `localhost`)."""
+    """Return True for a loopback name or address; no name server can change that (RFC 6761 for `localhost`)."""
     name = _plain(host)
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -58,7 +60,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_unspecified(host: str) -> bool:
-    """Whether a server bound to it listens at all addresses."""
+    """Return True if a server bound to this address listens at all addresses."""
     try:
         return not host or ip_address(_plain(host)).is_unspecified
     except ValueError:
@@ -66,7 +68,7 @@ def is_unspecified(host: str) -> bool:
 
 
 def _plain(host: str) -> str:
-    """A name in lower case without the root's dot; an address in its one spelling, without brackets and zone."""
+    """Normalise a name to lower case without its final dot, an address to one spelling without brackets and zone."""
     name = host.strip().lower().removeprefix("[").removesuffix("]").removesuffix(".").partition("%")[0]
     try:
         address = ip_address(name)

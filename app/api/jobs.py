@@ -111,7 +111,7 @@ def list_jobs(services: CurrentServices, query: Annotated[JobsQuery, Query()]) -
 @router.get("/{job_id}", responses={200: {"model": Job}, 304: {}}, dependencies=[NO_QUERY], summary="Show a job")
 def show(request: Request, services: CurrentServices, job_id: JobId) -> Response:
     job, version = services.reading.job(job_id)
-    # What it waits for changes with the workers, not with the job.
+    # The reason to wait changes with the workers, so the job's version does not cover it.
     waiting = f"-{crc32(job['waiting'].encode()):08x}" if job["waiting"] else ""
     tag = ETag(f"{job_id}-{version}{waiting}", weak=True)
     if tag.is_known_to(request):

@@ -1,7 +1,7 @@
 """Names that only workers know (kinds, models, attention implementations): checking them and naming them in schemas.
 
-The server cannot know them, since it imports no torch. While no worker has registered, any name is accepted, and the
-worker that claims the job decides.
+The server cannot know these names by itself, since it imports no torch. While no worker has registered, it accepts any
+name, and the worker that claims the job decides.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from app.specs._base import Location, names_in
 
 
 class Known:
-    """What the workers that ever registered have, as names per family; false when none has."""
+    """The names that registered workers have, per family; false while no worker has ever registered."""
 
     def __init__(self, names: dict[str, set[str]]) -> None:
         self.kinds = frozenset(names["kinds"])
@@ -38,14 +38,14 @@ def known_names(services: Services) -> Known:
 
 
 def check_names(spec: SpecBase, known: Known, at: str) -> None:
-    """Refuse a kind or name that no worker has; `at` is the pointer to the spec in the body."""
+    """Refuse a kind or name that no worker has ever had; `at` is the pointer to the spec in the body."""
     errors = tuple(FieldError(at + pointer(where), detail) for where, detail in unknown_names(spec, known))
     if errors:
         raise InvalidRequest(f"{errors[0].pointer}: {errors[0].detail}", errors=errors)
 
 
 def unknown_names(spec: SpecBase, known: Known) -> Iterator[tuple[Location, str]]:
-    """Where in `spec` a kind or name stands that no worker has, and what to choose instead."""
+    """Yield an error for each kind or name in `spec` that no worker has: its location, and the names to choose from."""
     if not known:
         return
     for where, kind in _kinds_in(spec):
@@ -58,7 +58,7 @@ def unknown_names(spec: SpecBase, known: Known) -> Iterator[tuple[Location, str]
 
 
 def _kinds_in(spec: SpecBase, at: Location = ()) -> Iterator[tuple[Location, str]]:
-    """Where kinds stand: of the spec, and of the specs that it holds."""
+    """Yield the locations of kinds: that of the spec, and those of the specs that it holds."""
     yield (*at, "kind"), spec.kind
     for field in type(spec).model_fields:
         value = getattr(spec, field)

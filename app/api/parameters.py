@@ -1,4 +1,4 @@
-"""What comes in a request besides its body: ids, query parameters, headers; and the answers to conditional ones."""
+"""Reads ids, query parameters and headers of requests, and answers conditional requests."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Json(Response):
 
 
 def parse_id(text: str, what: str) -> int:
-    """A path's id; what cannot be one does not exist."""
+    """Parse the id in a path; a text that cannot be an id is answered as not found."""
     if re.fullmatch(r"[0-9]{1,19}", text, re.ASCII) and 0 < int(text) <= MAX_ID:
         return int(text)
     raise NotFound(f"There is no {what} {text!r}.")
@@ -46,9 +46,9 @@ async def _sweep_id(sweep_id: Annotated[str, Path(description="The sweep's id.")
 
 JobId = Annotated[int, Depends(_job_id)]
 SweepId = Annotated[int, Depends(_sweep_id)]
-"""Of a path; one that cannot be an id is not found."""
+"""An id in a path; a text that cannot be an id is not found."""
 Id = Annotated[int, Field(ge=1, le=MAX_ID)]
-"""Of a query."""
+"""An id in a query."""
 
 
 class StrictQuery(BaseModel):
@@ -94,7 +94,7 @@ NO_QUERY = Depends(no_query)
 
 
 def wait_seconds(headers: Mapping[str, str]) -> int | None:
-    """N of `Prefer: wait=N` (RFC 7240), at most a minute; as the RFC asks, what makes no sense is ignored."""
+    """Return N of `Prefer: wait=N` (RFC 7240), at most 60 s; a malformed preference is ignored, as the RFC asks."""
     for preference in headers.get("prefer", "").split(","):
         found = re.fullmatch(r"\s*wait\s*=\s*\"?([0-9]{1,9})\"?\s*(;.*)?", preference, re.ASCII | re.IGNORECASE)
         if found:
@@ -103,7 +103,7 @@ def wait_seconds(headers: Mapping[str, str]) -> int | None:
 
 
 def idempotency(headers: Mapping[str, str], route: str, digest: str) -> Idempotency | None:
-    """The request's Idempotency-Key with what it stands for."""
+    """Return the request's Idempotency-Key with its route and a digest of its body."""
     key = headers.get("idempotency-key")
     if key is None:
         return None
@@ -124,7 +124,7 @@ class ETag:
         return f'{"W/" if self.weak else ""}"{self.value}"'
 
     def is_known_to(self, request: Request) -> bool:
-        """Whether the client has this version already (If-None-Match, weak comparison)."""
+        """Return True if the client has this version already (If-None-Match, weak comparison)."""
         sent = request.headers.get("if-none-match", "")
         return sent.strip() == "*" or self.value in re.findall(r'(?:W/)?"([^"]*)"', sent)
 
@@ -136,5 +136,5 @@ ANY_BYTES = "application/octet-stream"
 
 
 def sendable_media_type(stored: str) -> str:
-    """A file's media type for `Content-Type`; what is none, as a job may have named it, is bytes of no known type."""
+    """Return a file's media type for `Content-Type`; application/octet-stream if the job gave a malformed one."""
     return stored if _MEDIA_TYPE.fullmatch(stored) else ANY_BYTES

@@ -1,4 +1,4 @@
-"""From pydantic's errors to JSON pointers (RFC 6901) into the body as the client sent it, with a cure in words."""
+"""Turns pydantic's errors into JSON pointers (RFC 6901) into the body as the client sent it, each with a cure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pointer(location: Iterable[int | str]) -> str:
 def field_errors(
     errors: Sequence[ErrorDetails], body: Any, model: type[BaseModel], *, union_at: Location | None = None
 ) -> tuple[FieldError, ...]:
-    """What was wrong with `body`, as validated by `model`.
+    """Return what `model` found wrong in `body`.
 
     `union_at` is the location of the job spec in the body, if it has one: pydantic puts the union's tag after it, which
     the client never sent.
@@ -73,7 +73,7 @@ def _descend(value: Any, part: int | str) -> Any:
 
 
 def describe(error: ErrorDetails, model: type[BaseModel]) -> str:
-    """What is wrong and how to cure it, in one sentence."""
+    """Say in one sentence what is wrong and how to cure it."""
     kind = error["type"]
     if kind in ("union_tag_invalid", "union_tag_not_found"):
         return _describe_kind(error)

@@ -1,4 +1,4 @@
-"""Every error as RFC 9457 problem+json: ours, the framework's and the unforeseen."""
+"""Answers errors as RFC 9457 problem+json: ours, the framework's and unforeseen ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROBLEM_MEDIA_TYPE = "application/problem+json"
 # Codes for statuses that the framework raises by itself.
 HTTP_CODES = {400: "bad_request", 404: "not_found", 405: "method_not_allowed", 416: "range_not_satisfiable"}
 
-# What /openapi.json says of the errors of every route.
+# The errors of every route, for /openapi.json.
 DOCUMENTED: dict[str, Any] = {
     "description": "A problem (RFC 9457).",
     "content": {
@@ -68,7 +68,7 @@ def problem_response(body: dict[str, Any], headers: Mapping[str, str] | None = N
 
 
 def http_problem(error: HTTPException, request: Request) -> dict[str, Any]:
-    """The problem object of an error that the framework raised: no such route, wrong method, …"""
+    """Return the problem object of an error that the framework raised: no such route, wrong method, …"""
     code = HTTP_CODES.get(error.status_code, "http_error")
     title = HTTPStatus(error.status_code).phrase
     detail = error.detail if error.detail != title else ""
@@ -87,7 +87,7 @@ def http_problem(error: HTTPException, request: Request) -> dict[str, Any]:
 
 
 def allowed_methods(request: Request) -> list[str]:
-    """Methods of every route with the request's path; the framework names those of the first only."""
+    """Return the methods of all routes with the request's path; the framework names only those of the first."""
     methods = set()
     for template, operations in request.app.openapi()["paths"].items():
         if re.fullmatch(re.sub(r"\\{[^}]*\\}", "[^/]+", re.escape(template)), request.url.path):
@@ -101,12 +101,12 @@ def invalid_parameters(error: RequestValidationError) -> InvalidRequest:
     return InvalidRequest("; ".join(field.detail for field in errors), errors=errors)
 
 
-# Makes a page of a problem, or None when the request is not for a page.
+# Function that makes a page of a problem, or returns None when the request is not for a page.
 ErrorPage = Callable[[Request, dict[str, Any]], Response | None]
 
 
 def install(app: FastAPI, error_page: ErrorPage) -> None:
-    """Answer every error of `app` as a problem; errors of pages with a page."""
+    """Let `app` answer every error as a problem, and errors of pages with a page."""
 
     def answer(request: Request, body: dict[str, Any], headers: Mapping[str, str] | None = None) -> Response:
         page = error_page(request, body)
@@ -132,6 +132,6 @@ def install(app: FastAPI, error_page: ErrorPage) -> None:
 
     @app.exception_handler(Exception)
     async def _unforeseen(request: Request, _error: Exception) -> Response:
-        # The server logs the traceback; it is no business of the client's.
+        # The server logs the traceback; the client must not see it.
         unforeseen = FlopwatchError("An error that we did not foresee; the server's log says more.")
         return answer(request, problem(unforeseen, request.url.path))

@@ -1,4 +1,4 @@
-"""/jobs/{id}/…: what a job left behind: log, measurements, tables, units, artifacts, attempts."""
+"""/jobs/{id}/…: a job's log, measurements, tables, units, artifacts and attempts."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ router = APIRouter(prefix="/jobs/{job_id}", tags=["results"])
 
 MAX_UNIT = 2**31 - 1
 MAX_ROWS = 10_000
-"""Of a page of a job's own table, in JSON."""
+"""Most rows of a page of a job's own table, in JSON."""
 
 
 class MeasurementsQuery(StrictQuery):
-    """Which page, and whether with samples."""
+    """The page that the client asks for, and whether rows carry their samples."""
 
     samples: Annotated[bool, Field(description="Add the raw samples of every row.")] = False
     limit: Annotated[int, Field(ge=1, le=MAX_MEASUREMENTS)] = MAX_MEASUREMENTS
@@ -35,13 +35,13 @@ class MeasurementsQuery(StrictQuery):
 
 
 class ReportedTableQuery(StrictQuery):
-    """Which rows of a table that units reported, in which order, and how to write them."""
+    """The rows of a reported table that the client asks for, their order and their format."""
 
     format: Format = "json"
     sort: Text | None = None
-    """A column to sort by, `-column` from its greatest value to its least; what is unknown comes last."""
+    """A column to sort by; `-column` sorts from its greatest value to its least. Unknown values come last."""
     limit: Annotated[int, Field(ge=1, le=MAX_ROWS)] | None = None
-    """At most so many rows; by default 10 000 in JSON, and all in the other formats."""
+    """The most rows to return; by default 10 000 in JSON, and all in the other formats."""
     after: Cursor | None = None
     unit: Annotated[int, Field(ge=0, le=MAX_UNIT)] | None = None
     """The index of a unit; by default the rows of all units."""
@@ -62,7 +62,7 @@ def measurements(services: CurrentServices, job_id: JobId, query: Annotated[Meas
 
 @router.get("/units", responses={200: {"model": Page[Unit]}}, dependencies=[NO_QUERY], summary="A job's units")
 def units(services: CurrentServices, job_id: JobId) -> Response:
-    """The parts of the job that fresh processes measured one after the other, in the last attempt that ended."""
+    """The job's units in the last attempt that ended: parts that fresh processes measured one after the other."""
     return Json({"data": services.reading.units(job_id), "next": None})
 
 
@@ -78,7 +78,7 @@ def tables(services: CurrentServices, job_id: JobId) -> Response:
 def reported_table(
     services: CurrentServices, job_id: JobId, name: str, query: Annotated[ReportedTableQuery, Query()]
 ) -> Response:
-    """The rows of all units, with a column `unit_index`; `next` is in JSON only."""
+    """The rows of all units, with a column `unit_index`; only JSON has `next`."""
     limit = MAX_ROWS if query.limit is None and query.format == "json" else query.limit
     sheet = results.result_table(
         services.database,
@@ -104,7 +104,7 @@ def artifacts(services: CurrentServices, job_id: JobId) -> Response:
 
 @router.get("/artifacts/{name}", dependencies=[NO_QUERY], response_class=FileResponse, summary="Download a file")
 def artifact(request: Request, services: CurrentServices, job_id: JobId, name: str) -> Response:
-    """Whole or in ranges; the strong ETag is the content's SHA-256."""
+    """Sends the file, whole or in ranges; the strong ETag is the content's SHA-256."""
     found = services.reading.artifact(job_id, name)
     tag = ETag(found["sha256"])
     if tag.is_known_to(request):
@@ -122,7 +122,8 @@ def artifact(request: Request, services: CurrentServices, job_id: JobId, name: s
 def check_range(request: Request, size: int) -> None:
     """Refuse a Range outside the file; forget one that cannot be read, as RFC 9110 section 14.2 asks.
 
-    What is left is written back to the request with numbers that the response can read, however many digits they had.
+    The ranges that remain are written back to the request with numbers that the response can read, however many digits
+    they had.
     """
     wanted = request.headers.get("range")
     if wanted is None:

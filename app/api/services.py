@@ -1,4 +1,4 @@
-"""What the routes work with, opened by the application's lifespan and closed by it."""
+"""The services that routes use; the application's lifespan opens and closes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/specs: what jobs may ask for, as JSON Schema; forms and the command line are built from it."""
+"""/specs: the specs of all kinds as JSON Schema, from which forms and the command line are built."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ async def submit(
 
 
 def valid_specs(services: Services, points: list[Point]) -> list[SpecBase]:
-    """Every point's spec, validated; raises InvalidRequest that points into base and grid."""
+    """Return every point's validated spec; raises InvalidRequest that points into base and grid."""
     known = known_names(services)
     specs: list[SpecBase] = []
     errors: dict[tuple[str, str], FieldError] = {}
@@ -120,7 +120,7 @@ def list_sweeps(services: CurrentServices, query: Annotated[SweepsQuery, Query()
 
 @router.get("/{sweep_id}", responses={200: {"model": Sweep}}, dependencies=[NO_QUERY], summary="Show a sweep")
 def show(services: CurrentServices, sweep_id: SweepId) -> Response:
-    """With `counts` of its jobs by state."""
+    """The sweep, with `counts` of its points by the state of their latest job."""
     return Json(services.reading.sweep(sweep_id))
 
 

@@ -23,7 +23,7 @@ MEDIA_TYPES: dict[Format, str] = {
     "html": "text/html; charset=utf-8",
 }
 
-# Readable without the style sheet, too: the page is made to be saved and pasted from.
+# People save this page and paste from it, so it must be readable without the style sheet, too.
 HTML_PAGE = """<!doctype html>
 <html lang="en">
 <head>
@@ -41,7 +41,7 @@ HTML_PAGE = """<!doctype html>
 
 
 class TableQuery(StrictQuery):
-    """Which jobs, and how to lay their measurements out."""
+    """The jobs that a table shows, and the layout of their measurements."""
 
     kind: Text | None = None
     sweep: Id | None = None
@@ -55,7 +55,8 @@ class TableQuery(StrictQuery):
     """Metrics that make the columns, named as their columns and repeated or separated by commas; `all` for every one;
     by default the kind's own."""
     statistic: Statistic = "mean"
-    """Of each case's samples; of the processes' own statistics where several measured it."""
+    """The statistic of each case's samples; if several processes measured a case, of the processes' own statistics.
+    """
     format: Format = "json"
 
 

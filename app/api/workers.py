@@ -1,4 +1,4 @@
-"""/workers: who runs the jobs, and on what."""
+"""/workers: the workers that run the jobs, and their devices."""
 
 from __future__ import annotations
 

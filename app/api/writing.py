@@ -1,7 +1,7 @@
 """Threads of their own for requests that write.
 
-A write waits for its turn at the database. In the threads of all requests, a few dozen of them would take every one,
-and reads and health checks would wait behind them for a lock that they do not need.
+A write waits for its turn at the database. If writes ran in the threads of all requests, a few dozen of them would take
+every thread, and reads and health checks would wait behind them for a lock that they do not need.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ class Writes:
     async def run(self, work: Callable[[], Result]) -> Result:
         """Call `work` in a thread, and return what it returns.
 
-        Raises DatabaseBusy when it could not begin to write within `timeout_s` seconds of now, however many others
-        wait as well.
+        Raises DatabaseBusy if the write could not begin within `timeout_s` seconds of now, however many others wait.
         """
         borrower = object()
         with patience(self._timeout_s):
@@ -41,7 +40,7 @@ class Writes:
             if wait.cancelled_caught:
                 raise DatabaseBusy(f"{THREADS} other requests have been waiting to write for {self._timeout_s:g} s.")
             try:
-                # The thread is this request's by now: no other limit, which reads would share, is to be waited for.
+                # This request has its thread by now, so it need not wait for the limit that reads share.
                 return await run_sync(work, limiter=CapacityLimiter(1))
             finally:
                 self._threads.release_on_behalf_of(borrower)

@@ -1,4 +1,4 @@
-"""`python -m app.cli` is `flopwatch`, also where the command is not on the path."""
+"""Runs `flopwatch` as `python -m app.cli`, also where the command is not on the path."""
 
 from app.cli import main
 

@@ -1,4 +1,4 @@
-"""From key=value arguments to JSON: a value is JSON where it parses as such, else text; dotted keys nest."""
+"""Turns key=value arguments into JSON: a value is JSON if it parses as such, else text; dotted keys nest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def split_pair(argument: str) -> tuple[str, str]:
-    """The two sides of "key=value"."""
+    """Split "key=value" into its two sides."""
     key, equals, value = argument.partition("=")
     if not equals or not all(key.split(".")):
         raise typer.BadParameter(f"{argument!r} is not of the form key=value.")
@@ -44,7 +44,7 @@ def _no_constant(name: str) -> Any:
 
 
 def set_nested(target: dict[str, Any], key: str, value: Any, *, once: bool = False) -> None:
-    """Set "model.size" as {"model": {"size": value}}; with `once`, refuse to replace what is there."""
+    """Set "model.size" as {"model": {"size": value}}; with `once`, refuse to replace a value that is set already."""
     *parents, last = key.split(".")
     for parent in parents:
         inside = target.setdefault(parent, {})
@@ -77,7 +77,7 @@ def list_fields(schema: Mapping[str, Any]) -> frozenset[str]:
 
 
 class _Fields:
-    """A spec in the making: a preset's fields, and those given, each once, which replace them."""
+    """The fields of a spec while it is parsed: a preset's, and those that the user gave, which replace them."""
 
     def __init__(self, kind: str, preset: Mapping[str, Any] | None) -> None:
         self.spec: dict[str, Any] = {**copy.deepcopy(dict(preset or {})), "kind": kind}
@@ -99,7 +99,7 @@ def parse_spec(
     preset: Mapping[str, Any] | None = None,
     lists: Collection[str] = (),
 ) -> dict[str, Any]:
-    """A job's spec from a kind and key=value arguments; those replace what the preset says.
+    """Make a job's spec from a kind and key=value arguments; the arguments replace the preset's fields.
 
     `lists` are the fields (dotted paths) that are lists: "128,256" is two values for them.
     """
@@ -111,12 +111,12 @@ def parse_spec(
 
 
 def _as_list(text: str) -> list[Any]:
-    """All of a list field: "128,256", "eager,triton" or either in brackets."""
+    """Parse all values of a list field: "128,256", "eager,triton" or either in brackets."""
     return _entry(text) if text.startswith("[") else parse_values(text)
 
 
 def _entry(text: str) -> list[Any]:
-    """One value of a list field: "eager" is [eager], and "[eager,triton]" needs no quotes."""
+    """Parse one value of a list field: "eager" is [eager], and "[eager,triton]" needs no quotes."""
     value = parse_value(text)
     if isinstance(value, list):
         return value
@@ -126,7 +126,7 @@ def _entry(text: str) -> list[Any]:
 
 
 def _entries(text: str) -> list[list[Any]]:
-    """Values of a list field: "[eager,triton],flex" are two."""
+    """Parse several values of a list field: "[eager,triton],flex" are two."""
     return [_entry(part) for part in re.split(r",(?![^\[]*\])", text)]
 
 
@@ -137,9 +137,9 @@ def parse_sweep(
     preset: Mapping[str, Any] | None = None,
     lists: Collection[str] = (),
 ) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """A sweep's base and grid: keys with several values make the grid; for a field that is a list, each value is one.
+    """Make a sweep's base and grid: keys with several values make the grid. One value of a list field is a list.
 
-    So "128,256" are two jobs with the lists [128] and [256], and "[128,256]" is one value of two entries.
+    So "128,256" gives two jobs with the lists [128] and [256], and "[128,256]" gives one value of two entries.
     """
     fields = _Fields(kind, preset)
     grid: dict[str, list[Any]] = {}
@@ -157,12 +157,12 @@ def parse_sweep(
 
 
 def parse_labels(arguments: Iterable[str]) -> dict[str, str]:
-    """Labels, as key=value, each key once."""
+    """Parse labels, given as key=value, each key once."""
     return _once(map(split_pair, arguments))
 
 
 def parse_point(argument: str, lists: Collection[str] = ()) -> dict[str, Any]:
-    """A partial point to exclude: "model.size=xl,context_length=512"."""
+    """Parse a partial point to exclude: "model.size=xl,context_length=512"."""
     # A comma inside a list is not followed by another key.
     pairs = map(split_pair, re.split(r",(?=[^][{}\",=]+=)", argument))
     return _once((key, _entry(text) if key in lists else parse_value(text)) for key, text in pairs)

@@ -16,7 +16,7 @@ from app.errors import InvalidEnvironment
 from app.settings import Settings
 
 TIMEOUT_S = httpx.Timeout(30.0, read=120.0)
-# Longer than the server's keep-alive comments are apart.
+# Must exceed the time between two of the server's keep-alive comments.
 STREAM_TIMEOUT_S = httpx.Timeout(30.0, read=60.0)
 RECONNECT_S = 1.0
 MAX_RECONNECTS = 30
@@ -35,7 +35,7 @@ class Event:
 
 
 def server_url(settings: Settings) -> str:
-    """FLOPWATCH_URL, or where `flopwatch serve` listens with these settings."""
+    """Return FLOPWATCH_URL, or the address at which `flopwatch serve` listens with these settings."""
     if url := os.environ.get("FLOPWATCH_URL"):
         return url.rstrip("/")
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
@@ -66,7 +66,7 @@ class Client:
         return cls(server_url(settings), settings.api_token.get_secret_value() if settings.api_token else None)
 
     def get(self, path: str, **params: Any) -> Any:
-        """A route's JSON; parameters that are None are left out."""
+        """Get a route's JSON; parameters that are None are left out."""
         return self.send("GET", path, params=params).json()
 
     def text(self, path: str, **params: Any) -> str:
@@ -81,7 +81,7 @@ class Client:
         body: Any = None,
         headers: dict[str, str] | None = None,
     ) -> httpx.Response:
-        """One request; raises CliError with what the server says is wrong."""
+        """Send one request; raises CliError with the server's words if it refuses."""
         chosen = {name: value for name, value in (params or {}).items() if value is not None}
         with self._explained():
             response = self._http.request(method, path, params=chosen, json=body, headers=headers)
@@ -108,7 +108,7 @@ class Client:
         return found
 
     def events(self, job_id: int) -> Iterator[Event]:
-        """A job's events from the first on, until it is done; a lost connection is taken up where it broke."""
+        """Yield a job's events from the first on, until it is done; after a lost connection, resume where it broke."""
         last_id, failures = "0", 0
         while True:
             headers = {"Accept": "text/event-stream", "Last-Event-ID": last_id}
@@ -154,7 +154,7 @@ def parse_stream(lines: Iterator[str]) -> Iterator[tuple[str, Event]]:
 
 
 def checked(response: httpx.Response) -> httpx.Response:
-    """The response, unless it is a problem."""
+    """Return the response; raises CliError if it is a problem."""
     if not response.is_error:
         return response
     if not response.headers.get("content-type", "").endswith("json"):
@@ -163,7 +163,7 @@ def checked(response: httpx.Response) -> httpx.Response:
 
 
 def problem_text(problem: dict[str, Any]) -> str:
-    """A problem (RFC 9457) for people: its title, then each field with its cure."""
+    """Write a problem (RFC 9457) for people: its title, then each field with its cure."""
     lines = [problem.get("title", "Error")]
     fields = [f"  {error['pointer'] or 'body'}: {error['detail']}" for error in problem.get("errors", ())]
     return "\n".join(lines + (fields or [f"  {problem.get('detail', '')}"]))

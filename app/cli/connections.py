@@ -1,9 +1,10 @@
-"""What keeps idle and slow clients from taking the server away from the others.
+"""Limits connections, so that idle and slow clients cannot take the server away from the others.
 
 uvicorn waits for a request as long as its client likes, and accepts connections until the process has no file left,
 the database's included. Here a request has a time to arrive in, and there are fewer connections than files. When one
-too many comes, the connection goes whose request has been incomplete for longest: who sends his request at once, as
-honest clients do, is never that one. Addresses play no part: behind a proxy all clients have the same.
+too many comes, the server ends the connection whose request has been incomplete for longest. A client that sends its
+whole request at once, as honest clients do, is not that one. Addresses play no part: behind a proxy all clients have
+the same.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 log = logging.getLogger(__name__)
 
 ACCEPTED_AT_ONCE = 64
-"""Connections that are accepted before any of them is looked at, and so may be too many for a moment."""
+"""Most connections that asyncio accepts before we look at them; for a moment there may be this many too many."""
 RESERVED_FILES = 256
-"""For those, as many that are being closed, and what the database and downloads have open."""
+"""Files kept free: for those connections, as many that are being closed, the database and downloads."""
 MIN_CONNECTIONS = 16
 UNLIMITED_FILES = 1 << 16
 
@@ -31,7 +32,7 @@ TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\n" + _CLOSED
 
 
 def raise_file_limit() -> int:
-    """Let this process open as many files as it may; returns how many that are."""
+    """Raise this process's limit of open files to its hard limit; returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = UNLIMITED_FILES if hard == resource.RLIM_INFINITY else hard
     if soft not in (wanted, resource.RLIM_INFINITY):
@@ -44,12 +45,12 @@ def raise_file_limit() -> int:
 
 
 def connections_within(files: int, wanted: int) -> int:
-    """How many connections a server may have that may open so many files."""
+    """Return how many connections a server may have that may open this many files."""
     return max(MIN_CONNECTIONS, min(wanted, files - RESERVED_FILES))
 
 
 class Incoming:
-    """The open connections of one server, and those of them whose request is incomplete, the oldest first."""
+    """The open connections of one server, and those whose request is incomplete, the oldest first."""
 
     def __init__(self, limit: int, request_timeout_s: float) -> None:
         self.limit = limit
@@ -58,7 +59,7 @@ class Incoming:
         self.incomplete: dict[Connection, asyncio.TimerHandle] = {}
 
     def make_room(self) -> None:
-        """End connections until there are no more than there may be."""
+        """End connections until their number is within the limit."""
         while len(self.open) > self.limit:
             log.warning("%d connections are open: one was ended whose request had not arrived", self.limit)
             oldest = next(iter(self.incomplete))
@@ -69,7 +70,7 @@ class Incoming:
 
 
 class Connection(H11Protocol):
-    """uvicorn's, known to an `Incoming` from its first moment to its last."""
+    """uvicorn's connection, which an `Incoming` knows from its beginning to its end."""
 
     def __init__(self, *arguments: Any, incoming: Incoming, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -94,7 +95,7 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def end(self, answer: bytes = b"") -> None:
-        """Close the connection, now; with an answer where that disturbs none that was begun."""
+        """Close the connection now; send an answer first, unless another answer has begun."""
         self._forget()
         if answer and (self.cycle is None or self.cycle.response_complete):
             self.transport.write(answer)
@@ -103,7 +104,7 @@ class Connection(H11Protocol):
             self.transport.abort()
 
     def _look(self) -> None:
-        """Note whether a request is to come, or has come whole."""
+        """Note if the connection waits for the rest of a request, or has received it whole."""
         incoming = self._incoming
         if self not in incoming.open:  # it has been ended
             return

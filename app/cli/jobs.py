@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 POLL_S = 0.5
 MAX_LOOKED_AT = 500
-"""Jobs of a sweep that are asked why they wait; the others mostly wait for the same."""
+"""Number of a sweep's jobs that the command asks why they wait; the others mostly wait for the same reason."""
 
 JobId = Annotated[int, typer.Argument(metavar="ID", help="The job's id.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the server's answer.")]
@@ -40,7 +40,7 @@ Key = Annotated[str | None, typer.Option("--idempotency-key", help="Submitting a
 
 
 def with_server(command: Callable[Concatenate[Client, P], R]) -> Callable[P, R]:
-    """The command as the user sees it: with a connection to the server, whose problems are messages and exit code 1."""
+    """Give the command a connection to the server; a problem of the server becomes a message and exit code 1."""
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -52,7 +52,7 @@ def with_server(command: Callable[Concatenate[Client, P], R]) -> Callable[P, R]:
         except CliError as error:
             fail(str(error))
 
-    # Typer reads the parameters off the function: it must not see the first.
+    # Typer reads the parameters off the function, and must not see the first.
     signature = inspect.signature(command, eval_str=True, locals={"Client": object})
     _, *parameters = signature.parameters.values()
     wrapped.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -227,12 +227,12 @@ COMMANDS = (submit, sweep, jobs, show, logs, cancel)
 
 
 def _described(server: Client, kind: str, preset: str | None) -> tuple[dict[str, Any], frozenset[str]]:
-    """What the server says of a kind: the fields of the preset, and which fields are lists. Raises CliError."""
+    """Ask the server about a kind: the fields of the preset, and which fields are lists. Raises CliError."""
     from app.cli.client import CliError
 
     specs = {spec["kind"]: spec for spec in server.get("/specs")["data"]}
     if kind not in specs:
-        # Submitting it says what is wrong, unless there was a preset to look for.
+        # The submission will say what is wrong, unless the user named a preset.
         if preset is not None:
             raise CliError(f"There is no kind {kind!r}; known kinds: {', '.join(specs)}.")
         return {}, frozenset()
@@ -244,7 +244,7 @@ def _described(server: Client, kind: str, preset: str | None) -> tuple[dict[str,
 
 
 def _say_what_waits(server: Client, sweep_id: int) -> None:
-    """Why jobs of a sweep cannot start, each reason once."""
+    """Print why jobs of a sweep cannot start, each reason once."""
     queued = server.pages("/jobs", MAX_LOOKED_AT, state="queued", sweep=sweep_id)
     for reason, count in Counter(job["waiting"] for job in queued if job["waiting"] is not None).items():
         many = f"{count} jobs wait" if count > 1 else "1 job waits"
@@ -289,7 +289,7 @@ def _follow(server: Client, job_id: int) -> None:
 
 
 def _follow_sweep(server: Client, sweep_id: int, total: int) -> dict[str, Any]:
-    """Show how many jobs of a sweep are done, until all are; the sweep then."""
+    """Show how many jobs of a sweep are done, until all are; returns the sweep."""
     from app.cli.output import progress_display
 
     with progress_display() as display:

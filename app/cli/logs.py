@@ -1,4 +1,4 @@
-"""What the server logs: to standard error, and not more of one kind than somebody would read."""
+"""The server's log: it goes to standard error, and records of one kind are limited in number."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RateLimit(logging.Filter):
 
 
 def _kind(record: logging.LogRecord) -> Hashable:
-    """Records of one kind were logged at one place, for errors raised at one place."""
+    """Return the kind of a record: the place that logged it, and the place that raised its error."""
     error, place = None, None
     if record.exc_info:
         error, _, trace = record.exc_info

@@ -1,4 +1,4 @@
-"""What the command line prints: aligned columns, progress, a job in words."""
+"""Prints aligned columns, progress, and jobs in words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from app.layout import doubts, number, varying_columns, verdict
 Show = Callable[[int, int, str], None]
 
 SHOWN_MEASUREMENTS = 200
-"""Of a job that did not succeed."""
+"""Rows shown of a job that did not succeed."""
 
 
 def print_json(value: Any) -> None:
@@ -25,7 +25,7 @@ def print_json(value: Any) -> None:
 
 
 def print_columns(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """A plain table: the same on a terminal and in a pipe."""
+    """Print a plain table, the same on a terminal and in a pipe."""
     cells = [list(head), *([_cell(value) for value in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     for row in cells:
@@ -39,7 +39,7 @@ def _cell(value: Any) -> str:
 
 
 def print_job(job: dict[str, Any]) -> None:
-    """A job's main facts, one per line."""
+    """Print a job's main facts, one per line."""
     typer.echo(f"job {job['id']}: {job['kind']}, {job['state']}" + (f" ({job['name']})" if job["name"] else ""))
     progress = job["progress"]
     facts = {
@@ -63,9 +63,9 @@ def print_job(job: dict[str, Any]) -> None:
 
 
 def print_results(server: Client, job: dict[str, Any]) -> None:
-    """A job's table, as `flopwatch table` prints it, why cells of it have no numbers, its units and its own tables.
+    """Print a job's table as `flopwatch table` does, why cells have no numbers, its units and their tables.
 
-    A job that did not succeed has no table: what it measured until then is listed.
+    A job that did not succeed has no table; the measurements that it made are listed instead.
     """
     measurements = server.get(f"/jobs/{job['id']}/measurements", limit=SHOWN_MEASUREMENTS)
     if measurements["rows"]:
@@ -80,7 +80,7 @@ def print_results(server: Client, job: dict[str, Any]) -> None:
 
 
 def print_missing(lines: Sequence[str]) -> None:
-    """Why cells of a table have no numbers, below it."""
+    """Print below a table why cells have no numbers."""
     if lines:
         typer.echo("\n" + "\n".join(lines))
 
@@ -94,7 +94,7 @@ def _print_partial(measurements: dict[str, Any]) -> None:
 
 
 def _print_units(units: Sequence[dict[str, Any]]) -> None:
-    """The units of a job that has several."""
+    """Print the units of a job that has several."""
     if len(units) > 1:
         typer.echo()
         rows = [
@@ -110,7 +110,7 @@ def _print_units(units: Sequence[dict[str, Any]]) -> None:
 
 
 def _print_tables(job_id: int, tables: Sequence[dict[str, Any]]) -> None:
-    """The names of the tables that a job's units reported, with the command that prints the first."""
+    """Print the names of the tables that a job's units reported, with the command that prints the first."""
     if tables:
         typer.echo()
         print_columns(("table", "rows"), [[table["name"], table["rows"]] for table in tables])

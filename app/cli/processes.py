@@ -68,7 +68,7 @@ def up(host: Host = None, port: Port = None, *, insecure: Insecure = False) -> N
         if not stop_signals:
             typer.echo(f"error: the {dead[0]} ended with exit code {children[dead[0]].returncode}", err=True)
     finally:
-        # The worker first: the server keeps showing how its job ends.
+        # The worker stops first, so that the server still shows how its job ends.
         for child in reversed(children.values()):
             _stop(child, settings.grace_s, stop_signals)
     if not stop_signals:
@@ -84,7 +84,7 @@ def backup(path: Annotated[Path, typer.Argument(help="The file to write; it must
         raise typer.BadParameter(f"{path} exists already; backups are never overwritten.")
     settings = _settings()
     try:
-        # Not open_database: a backup before an upgrade must not be the upgrade.
+        # open_database would migrate, and a backup before an upgrade must not upgrade.
         database = Database(settings.resolved_database_url, busy_timeout_s=settings.busy_timeout_s)
         try:
             database.backup(path)
@@ -101,13 +101,13 @@ COMMANDS = (up, serve, worker, run, backup)
 
 
 def fail(message: str) -> NoReturn:
-    """Print an error and leave."""
+    """Print an error and exit."""
     typer.echo(f"error: {message}", err=True)
     raise typer.Exit(1)
 
 
 def _settings(**changes: object) -> Settings:
-    """The environment's settings; `changes` are written back to it, for this process's children."""
+    """Read the environment's settings; `changes` are written back to the environment, for this process's children."""
     from app.errors import InvalidEnvironment
     from app.settings import Settings
 
@@ -119,7 +119,7 @@ def _settings(**changes: object) -> Settings:
 
 
 def _server_settings(host: str | None, port: int | None, *, insecure: bool) -> Settings:
-    """The settings of a server that may start: nobody is let in by oversight, and the database is there, migrated."""
+    """Return a server's settings; refuse access that is open by oversight, and make or migrate the database."""
     from app.cli.server import refuse_open_access
     from app.errors import FlopwatchError
     from app.store.engine import open_database
@@ -146,14 +146,14 @@ def _start(module: str, *arguments: str) -> subprocess.Popen[bytes]:
 
 
 def _end_with_parent() -> None:
-    """Be terminated when `up` dies without stopping its children, as by kill -9. Linux only."""
+    """Let the kernel terminate this process if `up` dies without stopping its children, as by kill -9. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _stop(child: subprocess.Popen[bytes], grace_s: float, stop_signals: Sequence[int]) -> None:
-    """End a child, patiently; every further signal to this process is passed on, since it hurries a worker."""
-    # Its own grace, and a moment to write down how it went.
+    """End a child, patiently; pass on every further signal to this process, since a second one hurries a worker."""
+    # The worker's own grace, and a moment to write down how its job ended.
     deadline = time.monotonic() + 2 * grace_s + 5
     sent = len(stop_signals)
     child.terminate()

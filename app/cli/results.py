@@ -97,7 +97,7 @@ def download(
 
 
 def _fetch(server: Client, artifact: dict[str, Any], target: Path) -> None:
-    """Write one artifact, whole and checked, or not at all."""
+    """Write one artifact whole, checked against its SHA-256, or not at all."""
     from app.cli.client import CliError
 
     partial = target.with_name(target.name + ".part")
@@ -146,7 +146,7 @@ def specs(
 
 
 def _fields(schema: dict[str, Any], example: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, str]]:
-    """(dotted path, default, description) of every field; nested models are unfolded."""
+    """Yield (dotted path, default, description) of every field; nested models are unfolded."""
     definitions = schema.get("$defs", {})
     rows = []
     for name, field in schema["properties"].items():
@@ -162,7 +162,7 @@ def _fields(schema: dict[str, Any], example: dict[str, Any], prefix: str = "") -
 
 
 def _as_arguments(fields: dict[str, Any], prefix: str = "") -> str:
-    """Fields as `flopwatch submit` takes them: "model.size=small causal=true dtypes=bf16,fp32"."""
+    """Write fields as `flopwatch submit` takes them: "model.size=small causal=true dtypes=bf16,fp32"."""
     words = []
     for name, value in fields.items():
         if isinstance(value, dict):

@@ -16,9 +16,9 @@ from app.errors import InvalidEnvironment
 from app.main import create_app
 from app.settings import Settings
 
-# Requests in flight when the server is told to stop get this long; streams end at once.
+# Time that requests in flight get when the server is told to stop; streams end at once.
 SHUTDOWN_S = 10
-# How many clients may wait in the kernel to be accepted.
+# Number of clients that may wait in the kernel to be accepted.
 BACKLOG = 2048
 
 
@@ -32,7 +32,7 @@ def refuse_open_access(settings: Settings) -> None:
 
 
 class Server(uvicorn.Server):
-    """Prints "listening on http://…" once it does."""
+    """uvicorn's server, which prints "listening on http://…" once it listens."""
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -40,7 +40,7 @@ class Server(uvicorn.Server):
         for server in self.servers if self.started else ():
             for listener in server.sockets:
                 with socket(fileno=os.dup(listener.fileno())) as same:
-                    same.listen(BACKLOG)  # asyncio takes the length of this queue for how many to accept at once
+                    same.listen(BACKLOG)  # asyncio accepts as many connections at once as this queue is long
                 host, port = listener.getsockname()[:2]
                 print(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
 
@@ -52,7 +52,7 @@ class Server(uvicorn.Server):
 
 
 def listen(settings: Settings) -> int:
-    """Serve until told to stop; the process's exit code."""
+    """Serve until told to stop; returns the process's exit code."""
     logs.set_up()
     limit = connections.connections_within(connections.raise_file_limit(), settings.max_connections)
     incoming = connections.Incoming(limit, settings.request_timeout_s)

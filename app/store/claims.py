@@ -1,12 +1,12 @@
-"""Which queued job a worker runs next.
+"""Chooses the queued job that a worker runs next.
 
 The order is priority, then submission. The first job that the worker's host could run if it were empty decides: when it
-does not fit now, nothing is claimed, so that narrow jobs cannot keep a wide one waiting for ever. Passed over are jobs
-of another kind, jobs for devices that the host does not have, and jobs that need a name (a model, an attention
-implementation) which another worker has and this one lacks. That worker may have stopped: the job then waits for one
-like it, and says so (waiting.py). A name that no worker ever had is the runner's to refuse, as `unsupported`.
+does not fit now, the worker claims nothing, so that narrow jobs cannot keep a wide one waiting for ever. The worker
+passes over jobs of another kind, jobs for devices that the host does not have, and jobs that need a name (a model, an
+attention implementation) which another worker has and this one lacks. That worker may have stopped: the job then waits
+for one like it, and says so (waiting.py). The runner refuses a name that no worker ever had, as `unsupported`.
 
-Jobs that need no device are claimed beside whatever runs, before those that do.
+A worker claims jobs that need no device first, and runs them beside its other jobs.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from app.store.hosts import Host, Needs, hosts
 from app.store.records import Offer
 
 FIRST, NEXT = 4, 200
-"""Rows that are looked at: nearly always the first decides."""
+"""Rows of a page: nearly always the first one decides."""
 
 _job = tables.job.c
-# A literal: with a bound value SQLite could not tell that the partial index ix_job_claimable holds the answer.
+# This is a literal: with a bound value SQLite could not tell that the partial index ix_job_claimable holds the answer.
 QUEUED: ColumnElement[bool] = _job.state == literal_column("'queued'")
 _ORDER = (_job.priority.desc(), _job.id)
 _KINDS: BindParameter[Any] = bindparam("kinds", expanding=True)
@@ -52,7 +52,8 @@ def _candidates(index: str, *conditions: ColumnElement[bool]) -> Select[Any]:
             _job.exclusive_host,
             _job.requirements,
         )
-        # Else it takes ix_job_state_id and sorts the whole queue for every claim: 30 ms with 100 000 queued.
+        # Without the hint SQLite takes ix_job_state_id and sorts the whole queue for every claim: 30 ms with 100 000
+        # queued.
         .with_hint(tables.job, f"INDEXED BY {index}", "sqlite")
         .where(QUEUED, _job.kind.in_(_KINDS), *conditions)
         .order_by(*_ORDER)
@@ -60,7 +61,7 @@ def _candidates(index: str, *conditions: ColumnElement[bool]) -> Select[Any]:
     )
 
 
-# Jobs that need no device have a lane of their own: they take nothing from the others, and wait for none of them.
+# Jobs that need no device have a lane of their own: they take no device from other jobs and do not wait for them.
 _NEEDS_DEVICE = _job.device_type != literal_column("'none'")
 NO_DEVICE: ColumnElement[bool] = _job.device_type == literal_column("'none'")
 _ON_CPU_HOST = and_(_NEEDS_DEVICE, _job.device_type != "cuda")

@@ -1,4 +1,4 @@
-"""The database: consistent reads, exclusive writes, and notice of change. The only way to a connection.
+"""The database: consistent reads, exclusive writes, and notice of change. Only this module opens connections.
 
 The statements of the other modules are plain SQLAlchemy; what is SQLite's own lies in sqlite.py, and another database
 is another entry of BACKENDS.
@@ -26,7 +26,7 @@ MIGRATION_TIMEOUT_S = 60.0
 
 
 class Database:
-    """One database, shared by all threads of a process, never across a fork.
+    """One database. All threads of a process may share it; a forked process must not use it.
 
     url: SQLAlchemy's; `busy_timeout_s`: how long a write waits for other writers before DatabaseBusy.
     """
@@ -49,15 +49,15 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """One consistent snapshot, from the first statement on; rolled back on leaving."""
+        """Read one consistent snapshot, from the first statement on; the transaction is rolled back on leaving."""
         with self._translated(), self._reader.connect() as connection:
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """The only write transaction of the host: committed on leaving, rolled back on an exception.
+        """Begin the only write transaction of the host; it is committed on leaving and rolled back on an exception.
 
-        Raises DatabaseBusy when other writers took too long, DiskFull when nothing can be written; reads go on.
+        Raises DatabaseBusy when other writers took too long, DiskFull when the disk is full; reads go on.
         """
         with self._translated(), self.backend.write_lock():
             with self._writer.begin() as connection:
@@ -66,7 +66,7 @@ class Database:
 
     @contextmanager
     def migration(self) -> Iterator[Connection]:
-        """A write transaction in which the schema may change."""
+        """Begin a write transaction in which the schema may change."""
         with self._translated(), self.backend.migration(MIGRATION_TIMEOUT_S) as connection:
             yield connection
 
@@ -91,16 +91,16 @@ class Database:
             raise self.backend.translate(error) or unforeseen from error
 
     def watch(self) -> ChangeWatch:
-        """A new watch on everybody's commits; for one thread."""
+        """Return a new watch on the commits of all processes; one thread may use it."""
         with self._translated():
             watch = ChangeWatch(self.backend.change_counter(), self._reader.dialect.dbapi.Error)  # type: ignore[union-attr]
         self._watches.add(watch)
         return watch
 
     def probe(self, timeout_s: float) -> None:
-        """Write something that changes nothing, to find out whether that works.
+        """Make a write that changes no data, to find out if writing works.
 
-        Raises what a write would; DatabaseBusy when the others did not let it write within `timeout_s` seconds.
+        Raises the same errors as a write; DatabaseBusy when other writers kept it waiting for `timeout_s` seconds.
         """
         with self._translated():
             self.backend.probe(timeout_s)
@@ -127,7 +127,7 @@ class Database:
 
 
 class ChangeWatch:
-    """Tells whether anything was committed since it was last asked; cheap enough for 20 times a second."""
+    """Tells if any process committed since the last question; cheap enough for 20 questions a second."""
 
     def __init__(self, counter: DataVersion, driver_error: type[Exception]) -> None:
         self._counter = counter
@@ -135,11 +135,11 @@ class ChangeWatch:
         self._last: int | None = None
 
     def changed(self) -> bool:
-        """True the first time, whenever anybody committed since the last call, and when nobody can tell."""
+        """True on the first call, if any process committed since the last call, and if the database cannot be read."""
         try:
             value = self._counter.value()
         except self._driver_error:
-            return True  # whoever looks then meets the error where it has a meaning
+            return True  # the caller then reads, and meets the error there
         changed, self._last = value != self._last, value
         return changed
 
@@ -148,7 +148,7 @@ class ChangeWatch:
 
 
 def open_database(settings: Settings) -> Database:
-    """Open the database of `settings`, made or migrated as needed.
+    """Open the database of `settings`; make or migrate it as needed.
 
     Raises NetworkFileSystem, DatabaseNewer or another InvalidEnvironment when it cannot be used.
     """

@@ -1,4 +1,4 @@
-"""What the workers' hosts could run, were they idle: for claiming, and for telling why a job waits."""
+"""Tells what the workers' hosts could run if they were idle: for claiming, and for telling why a job waits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from app.store import tables
 
 @dataclass(frozen=True)
 class Needs:
-    """What a job needs of a host: columns of the table `job`."""
+    """A job's needs of a host: columns of the table `job`."""
 
     kind: str
     device_type: str
@@ -24,13 +24,13 @@ class Needs:
 
     @classmethod
     def of(cls, job: Mapping[Any, Any]) -> Needs:
-        """Those of a row of the table `job`."""
+        """The needs of the job in this row of the table `job`."""
         return cls(job["kind"], job["device_type"], job["devices"], frozenset(job["requirements"]))
 
 
 @dataclass(frozen=True)
 class Host:
-    """A worker's state and what it has. `gpus`: how many of them one job can use."""
+    """A worker's state, kinds, names and devices. `gpus` is the number of GPUs that one job can use."""
 
     state: str
     kinds: frozenset[str]
@@ -38,7 +38,9 @@ class Host:
     gpus: int
 
     def has_devices_for(self, job: Needs) -> bool:
-        """Every host has a CPU. `auto` takes GPUs where there are any, and then as many as it asks for."""
+        """True if the host has the devices. Every host has a CPU; `auto` needs as many GPUs as it asks for if there are
+        any.
+        """
         if job.device_type in ("cpu", "none"):
             return True
         if job.device_type == "auto" and self.gpus == 0:
@@ -46,16 +48,16 @@ class Host:
         return job.devices <= self.gpus
 
     def could_run(self, job: Needs) -> bool:
-        """Whether kind, devices and names are all there."""
+        """True if the host has the job's kind, devices and names."""
         return job.kind in self.kinds and self.has_devices_for(job) and self.capabilities.issuperset(job.requirements)
 
 
 def hosts(
     connection: Connection, states: Collection[WorkerState] | None = None, *, other_than: str | None = None
 ) -> list[Host]:
-    """What workers in one of these states have; by default every worker that ever registered.
+    """Return the hosts of workers in one of these states; by default of every worker that ever registered.
 
-    Equal ones are told once: each start of a worker is a row, but few differ in what they have.
+    Equal hosts are returned once: each start of a worker is a row, but few rows differ in what they have.
     """
     worker = tables.worker.c
     query = select(

@@ -1,4 +1,4 @@
-"""Leases: who has fallen silent. Judged on the watcher's own monotonic clock, so that no jump of a wall clock counts.
+"""Leases: finds silent workers, on the watcher's own monotonic clock, so that no jump of a wall clock counts.
 
 A worker renews its claims by raising counters in the database; the watcher sees counters, never times. A counter that
 has stood still for a whole lease, while the watcher looked, belongs to a lost worker.
@@ -17,19 +17,20 @@ from app.store.registration import Registration
 logger = logging.getLogger(__name__)
 
 LONGEST_SPAN = 0.5
-"""Of a lease: a gap between two looks counts no more than this, so a watcher must look oftener than twice a lease."""
+"""Fraction of a lease that a gap between two looks counts for at most; a watcher must look more than twice a lease.
+"""
 
 Key = TypeVar("Key", bound=Hashable)
 
 
 class _Silence(Generic[Key]):
-    """For how long each counter has stood still, in seconds of the watcher's attention."""
+    """The time for which each counter has stood still, in seconds during which the watcher looked."""
 
     def __init__(self) -> None:
         self._seen: dict[Key, tuple[int, float]] = {}
 
     def grow(self, beats: Mapping[Key, int], span_s: float) -> None:
-        """The counters as they are now, `span_s` after the last time; those that are gone are forgotten."""
+        """Take the counters' present values, `span_s` after the last call; forget counters that are gone."""
         self._seen = {
             key: (beat, self._seen[key][1] + span_s if key in self._seen and self._seen[key][0] == beat else 0.0)
             for key, beat in beats.items()
@@ -40,7 +41,7 @@ class _Silence(Generic[Key]):
 
 
 class Watcher:
-    """Finds attempts and workers that are silent for longer than `lease_s` seconds. For one thread."""
+    """Finds attempts and workers that are silent for longer than `lease_s` seconds. Only one thread may use it."""
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class Watcher:
         self._workers: _Silence[str] = _Silence()
 
     def poll(self) -> list[int]:
-        """Look once; take the jobs of lost workers from them. Returns the ids of those jobs."""
+        """Look once, and take the jobs of lost workers from them. Returns the ids of those jobs."""
         span_s = self._span()
         running = {attempt.attempt_id: attempt for attempt in self._queue.running()}
         beats = self._registration.worker_beats()
@@ -78,8 +79,9 @@ class Watcher:
         return recovered
 
     def _span(self) -> float:
-        # From the end of the last look to the start of this one: at least so long has a counter stood still. A watcher
-        # that was stopped itself saw nothing of the workers meanwhile, and may have been stopped together with them.
+        # A counter that did not change has stood still at least from the end of the last look to the start of this one.
+        # If the watcher itself was stopped, it did not see the workers meanwhile, and they may have been stopped with
+        # it.
         if self._last is None:
             return 0.0
         return min(self._clock() - self._last, self._lease_s * LONGEST_SPAN)

@@ -1,4 +1,4 @@
-"""The write lock: one write transaction at a time, over all threads and processes of a host.
+"""The write lock: it lets one write transaction run at a time, over all threads and processes of a host.
 
 SQLite has one writer at a time too, but its waiters poll: under load the unlucky one waits for seconds. Here they
 queue. Threads of a process take turns in order of arrival; the one whose turn it is waits for the other processes in
@@ -6,8 +6,8 @@ flock(2).
 
 A blocking flock cannot be given a deadline, and a writer can stop for ever (SIGSTOP) while it holds the lock. So the
 blocking call is made by a helper thread, and the waiter waits for that thread with a deadline. A helper whose waiter
-gave up stays in its place of the kernel's queue: the next waiter of the process adopts it, so that there is at most
-one, and if nobody waits when the lock arrives it is released at once.
+gave up keeps its place in the kernel's queue. The next waiter of the process adopts it, so that there is at most one
+helper; if no thread waits when the lock arrives, the helper releases it at once.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from app.errors import DatabaseBusy
 
 
 class _Patience:
-    """How long a request waits for the first of its writes to begin."""
+    """The time that a request waits for the first of its writes to begin."""
 
     def __init__(self, timeout_s: float) -> None:
         self._deadline: float | None = time.monotonic() + timeout_s
@@ -45,10 +45,10 @@ _patience: ContextVar[_Patience | None] = ContextVar("patience", default=None)
 
 @contextmanager
 def patience(timeout_s: float) -> Iterator[None]:
-    """Within, also in threads started from here, the first write gives up `timeout_s` seconds from now.
+    """Inside this context, also in threads started there, the first write gives up `timeout_s` seconds from now.
 
-    For a request that waits for more than the lock, and is to be answered after the same time nevertheless. Writes
-    after the first wait as long as they may: part of the work is done.
+    A request may wait for more than the lock; with this it is still answered in time. Later writes of the request wait
+    for their usual timeout, since part of the work is done.
     """
     token = _patience.set(_Patience(timeout_s))
     try:
@@ -86,7 +86,7 @@ class TurnLock:
         if turn.wait(timeout_s):
             return True
         with self._guard:
-            if turn.is_set():  # it came between the timeout and the guard
+            if turn.is_set():  # the lock came between the timeout and the guard
                 return True
             self._waiting.remove(turn)
             return False
@@ -101,7 +101,7 @@ class TurnLock:
 
 
 class _BlockingRequest:
-    """A thread that waits in flock(2); what it gets belongs to whoever wants it at that moment."""
+    """A thread that waits in flock(2); the lock belongs to the thread that wants it when it arrives."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -121,13 +121,13 @@ class _BlockingRequest:
                 self._over = True
 
     def adopt(self) -> bool:
-        """Want it again, after an earlier waiter gave up; False when it has come and gone meanwhile."""
+        """Wait again for a lock that an earlier waiter gave up; False when it has come and was released meanwhile."""
         with self._guard:
             self._wanted = True
             return not self._over
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether the lock arrived within `timeout_s` seconds; if not, it is no longer wanted."""
+        """Return True if the lock arrived within `timeout_s` seconds; if not, the waiter gives up."""
         if self._arrived.wait(timeout_s):
             return True
         with self._guard:
@@ -138,7 +138,7 @@ class _BlockingRequest:
 class WriteLock:
     """An exclusive lock on a file of its own.
 
-    Never the database's file: closing any descriptor of that one would drop SQLite's own locks on it.
+    It must not be the database's file: closing any descriptor of that file would drop SQLite's own locks on it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -160,7 +160,7 @@ class WriteLock:
             try:
                 yield
             finally:
-                # Explicitly: a process forked meanwhile may have a copy of the descriptor.
+                # Unlock explicitly: a process forked meanwhile may have a copy of the descriptor.
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
         finally:
             self._turn.release()

@@ -1,4 +1,4 @@
-"""What goes into the queue and comes out of it: plain frozen values."""
+"""Plain frozen values that go into the queue and come out of it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from app.specs._base import SpecBase
 
 @dataclass(frozen=True)
 class NewJob:
-    """A job to submit; `timeout_s` in seconds, None: no limit."""
+    """A job to submit; `timeout_s` is in seconds, None means no limit."""
 
     spec: SpecBase
     name: str | None = None
@@ -21,11 +21,11 @@ class NewJob:
     timeout_s: float | None = None
     max_attempts: int = 2
     point: dict[str, int] | None = None
-    """Of a sweep's job: the index of its value on each path of the grid."""
+    """For a sweep's job: the index of its value on each path of the grid."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """What a sweep keeps of its jobs beside specs, labels and name, to submit more of them."""
+        """The options that a sweep keeps beside specs, labels and name, so that it can submit more such jobs."""
         return {"priority": self.priority, "timeout_s": self.timeout_s, "max_attempts": self.max_attempts}
 
 
@@ -48,21 +48,21 @@ class Submitted:
 
 @dataclass(frozen=True)
 class Offer:
-    """What a worker can run now."""
+    """The jobs that a worker can take now."""
 
     kinds: frozenset[str]
     capabilities: frozenset[str]
     total_gpus: int
     free_gpus: int
     idle: bool
-    """Nothing that measures runs on its host."""
+    """No job that uses a device runs on its host."""
     deviceless: bool = True
-    """Takes a job of device type `none` now, beside whatever runs."""
+    """The worker takes a job of device type `none` now, beside its other jobs."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A job in a worker's hands. (job_id, attempt, token) is the fence of everything the worker writes about it."""
+    """A job that a worker has claimed. (job_id, attempt, token) is the fence of all that the worker writes about it."""
 
     job_id: int
     attempt: int
@@ -81,7 +81,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class NewEvent:
-    """Something that happened to a job: `progress` {"done", "total", "message"}, `log` {"text"}, …"""
+    """An event of a job: `progress` {"done", "total", "message"}, `log` {"text"}, …"""
 
     type: str
     data: dict[str, Any]
@@ -154,11 +154,11 @@ class StoredArtifact:
 
 @dataclass(frozen=True)
 class Finish:
-    """How an attempt ended, with everything it leaves. A failed one has an `error` (app.errors.job_problem).
+    """The end of an attempt: its state and all its results. A failed attempt has an `error` (app.errors.job_problem).
 
     Raises:
-        ValueError: an impossible ending, or two things of one attempt that cannot be told apart: two units with one
-            index, two tables of one name in a unit, two artifacts of one name.
+        ValueError: the ending is impossible, or the attempt has two units with one index, two tables of one name in a
+            unit, or two artifacts of one name.
     """
 
     state: Literal["succeeded", "failed", "cancelled"]
@@ -191,7 +191,7 @@ def _check_unique(what: str, names: Sequence[object]) -> None:
 
 @dataclass(frozen=True)
 class Renewal:
-    """The ids of the jobs that the worker has lost, and of those that somebody asked to cancel."""
+    """The ids of the jobs that the worker has lost, and of the jobs that a user asked to cancel."""
 
     lost: frozenset[int]
     cancel_requested: frozenset[int]
@@ -199,7 +199,7 @@ class Renewal:
 
 @dataclass(frozen=True)
 class RunningAttempt:
-    """An attempt that runs, and its heartbeat counter as a watcher saw it."""
+    """A running attempt, with its heartbeat counter as a watcher reads it."""
 
     attempt_id: int
     job_id: int

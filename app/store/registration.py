@@ -58,17 +58,19 @@ class Registration:
                 connection.execute(insert(tables.worker), {"id": worker_id, "beat": 0, **row})
 
     def beat_worker(self, worker_id: str, state: LivingState) -> None:
-        """One sign of life, and what the worker is: one that was given up for lost is that again."""
+        """Record a heartbeat and the worker's state; a worker that was marked lost becomes active or draining again."""
         with self._database.write() as connection:
             connection.execute(_BEAT, {"worker_id": worker_id, "state": state, "last_seen_at": utc_now()})
 
     def set_worker_state(self, worker_id: str, state: WorkerState) -> None:
-        """active: takes jobs; draining: takes no new ones; stopped: has ended in an orderly way; lost: silent."""
+        """Set a worker's state. active: it takes jobs; draining: no new ones; stopped: it ended in order; lost: it is
+        silent.
+        """
         with self._database.write() as connection:
             connection.execute(_CHANGE, {"worker_id": worker_id, "state": state, "last_seen_at": utc_now()})
 
     def worker_beats(self) -> dict[str, int]:
-        """The heartbeat counter of every worker that is thought to live."""
+        """Return the heartbeat counter of every worker that is active or draining."""
         with self._database.read() as connection:
             return {row.id: row.beat for row in connection.execute(_ALIVE)}
 

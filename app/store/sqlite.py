@@ -1,6 +1,6 @@
-"""SQLite: which library, how a connection is set up, how writes are kept apart, what its errors mean.
+"""SQLite: chooses its library, sets up connections, keeps writes apart and translates errors.
 
-Everything the store knows of SQLite is here; another database is another module with the same functions and class.
+All code that depends on SQLite is here; another database would be another module with the same functions and class.
 """
 
 from __future__ import annotations
@@ -50,10 +50,9 @@ PROBE_BYTES = 1 << 20
 
 @cache
 def driver() -> ModuleType:
-    """The DBAPI module: pysqlite3, which brings its own SQLite, or Python's where there is no wheel of it.
+    """Return the DBAPI module: pysqlite3, which brings its own SQLite; without a wheel of it, Python's sqlite3.
 
-    Warns once, loudly, when the fallback's SQLite is older than SAFE_VERSION; raises InvalidEnvironment when
-    pysqlite3's is.
+    Logs one warning if the fallback's SQLite is older than SAFE_VERSION; raises InvalidEnvironment if pysqlite3's is.
     """
     try:
         from pysqlite3 import dbapi2
@@ -95,7 +94,7 @@ class SQLite:
             poolclass=QueuePool,
             pool_size=POOL_SIZE,
             max_overflow=-1,
-            # The driver opens no transaction by itself: the `begin` event below does, and says which kind.
+            # The driver opens no transaction by itself: the `begin` event below does, and chooses its kind.
             connect_args={
                 "isolation_level": None,
                 "timeout": self._busy_timeout_s,
@@ -127,7 +126,7 @@ class SQLite:
     def _check_file(self) -> None:
         """Raise DatabaseGone when the path no longer leads to the file that this process has open.
 
-        SQLite would go on writing to a file without a name, and all of it would be lost with the last connection.
+        SQLite would go on writing to a file without a name, and the last connection to close would lose all of it.
         """
         try:
             there = _identity(self.path)
@@ -141,15 +140,15 @@ class SQLite:
 
     @contextmanager
     def write_lock(self, timeout_s: float | None = None) -> Iterator[None]:
-        """What keeps writers apart, so that BEGIN IMMEDIATE finds nobody in its way."""
+        """The lock that keeps writers apart, so that BEGIN IMMEDIATE meets no other writer."""
         with hold_patiently(self._lock, self._busy_timeout_s if timeout_s is None else timeout_s):
             self._check_file()
             yield
 
     def probe(self, timeout_s: float) -> None:
-        """Write for real, though nothing new, and find out whether there is room for more.
+        """Rewrite a page with the data that it has, and find out if the disk has room for more.
 
-        Raises what a write would; DatabaseBusy when the others did not let it write within `timeout_s` seconds.
+        Raises the same errors as a write; DatabaseBusy when other writers kept it waiting for `timeout_s` seconds.
         """
         self._check_file()
         if error := self._growth_error():
@@ -161,9 +160,10 @@ class SQLite:
     def after_write(self) -> None:
         """Truncate a log that has grown long; called with the write lock held, after the commit.
 
-        SQLite's automatic checkpoints start the log over but never shorten it, and a reader who stays keeps them from
-        it. Readers are not waited for: when one is in the way, another write tries again later. Nor may an error here,
-        as of a disk too full for the database file to grow, look like one of the write, which is committed.
+        SQLite's automatic checkpoints start the log over but do not shorten it, and a long read keeps them from it.
+        This method does not wait for readers: when one is in the way, a later write tries again. An error here, such as
+        a disk too full for the database file to grow, is not raised: the write is committed, and must not seem to have
+        failed.
         """
         now = time.monotonic()
         if now < self._truncate_after or _size(self._wal) <= WAL_LIMIT_BYTES:
@@ -182,7 +182,7 @@ class SQLite:
 
     @contextmanager
     def _impatient(self, wait_s: float) -> Iterator[Any]:
-        """A cursor outside transactions that waits `wait_s` seconds for locks that programs other than ours hold."""
+        """Give a cursor outside transactions that waits `wait_s` seconds for locks of programs other than ours."""
         connection = self.engine.raw_connection()
         try:
             cursor = connection.cursor()
@@ -196,7 +196,7 @@ class SQLite:
 
     @contextmanager
     def migration(self, timeout_s: float) -> Iterator[Connection]:
-        """A write transaction with foreign keys off, as batch migrations need; they are checked before the commit."""
+        """Begin a write transaction with foreign keys off, as batch migrations need; check them before the commit."""
         with self.write_lock(timeout_s), self.engine.connect() as connection:
             raw = connection.connection.driver_connection
             assert raw is not None
@@ -211,7 +211,7 @@ class SQLite:
                 raw.execute("PRAGMA foreign_keys = ON")
 
     def backup(self, target: Path) -> None:
-        """Copy the database, consistent as of one moment, into the new file `target`: the whole of it or nothing."""
+        """Copy the database as of one moment into the new file `target`. If the copy fails, no file stays."""
         if not self.path.exists():
             raise InvalidEnvironment(f"There is no database {self.path}.")
         target.open("xb").close()
@@ -229,11 +229,11 @@ class SQLite:
             source.close()
 
     def change_counter(self) -> DataVersion:
-        """What ChangeWatch polls."""
+        """Return the counter that ChangeWatch polls."""
         return DataVersion(self.engine)
 
     def translate(self, error: Exception) -> FlopwatchError | None:
-        """The project's error for one of the driver's, or None when there is none."""
+        """Return the project's error for an error of the driver, or None when there is none."""
         original = error.orig if isinstance(error, DBAPIError) else error
         code = getattr(original, "sqlite_errorcode", None)
         if code is None:
@@ -243,13 +243,13 @@ class SQLite:
         if code & 0xFF == FULL:
             return self._storage_error(original, is_full=True)
         if code & 0xFF in (IOERR, READONLY, CANTOPEN):
-            # SQLite tells of a full disk, but not of a quota or a size limit.
+            # SQLite reports a full disk, but not a quota or a size limit.
             growth_error = self._growth_error()
             return self._storage_error(original, is_full=growth_error is not None and is_no_space(growth_error))
         return None
 
     def _growth_error(self) -> OSError | None:
-        """Why there is no room for a longer log; None when there is."""
+        """Return the error that keeps the log from growing; None when it can grow."""
         try:
             with TemporaryFile(dir=self.path.parent) as probe:
                 os.posix_fallocate(probe.fileno(), _size(self._wal), PROBE_BYTES)
@@ -267,25 +267,27 @@ class SQLite:
         self._lock.close()
 
     def forget(self) -> None:
-        """In a forked child: let go of everything without closing it; closing would drop the parent's locks."""
+        """In a forked child: drop all connections without closing them; closing would drop the parent's locks."""
         _never_closed.append(self.engine.pool)
         self.engine.dispose(close=False)
         self._lock.forget()
 
 
 _never_closed: list[object] = []
-"""Pools that a fork copied. Kept, because garbage collection would close their connections."""
+"""Pools that a fork copied. They are kept, because garbage collection would close their connections."""
 
 
 class _Compiler(SQLiteCompiler):
-    """SQLAlchemy's, which does not pass hints on: INDEXED BY, where SQLite's planner chooses wrongly."""
+    """SQLAlchemy's compiler, which by itself drops hints: this one writes INDEXED BY, where SQLite's planner chooses
+    wrongly.
+    """
 
     def get_from_hint_text(self, table: FromClause, text: str | None) -> str | None:
         return text
 
 
 class DataVersion:
-    """`PRAGMA data_version` on a connection of its own, which never writes: it changes with everybody's commits."""
+    """`PRAGMA data_version` on a connection of its own that does not write; each commit of another one changes it."""
 
     def __init__(self, engine: Engine) -> None:
         self._connection = engine.raw_connection()
@@ -300,7 +302,8 @@ class DataVersion:
 
 
 def _begin(connection: Connection) -> None:
-    # A read that turns into a write fails at once with a snapshot error that no timeout covers: a write says so first.
+    # A read that turns into a write can fail at once with a snapshot error that no timeout covers, so a write begins as
+    # one.
     mode = connection.get_execution_options().get("begin", "DEFERRED")
     connection.exec_driver_sql(f"BEGIN {mode}")
 

@@ -1,4 +1,6 @@
-"""Rows of new jobs, and the first answer to each request with an Idempotency-Key. Transactions are the queue's."""
+"""Makes rows of new jobs, and keeps the first answer to each request with an Idempotency-Key. The queue opens the
+transactions.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,11 @@ _FIRST_ANSWER = select(tables.idempotency_key.c.digest, tables.idempotency_key.c
 NO_PROGRESS: dict[str, Any] = {"done": 0, "total": 0, "message": ""}
 
 FROM_SPEC = ("kind", "spec", "summary", "device_type", "devices", "exclusive_host", "requirements", "point")
-"""Columns of a job that follow from its spec and its point, so that a job with the same spec has the same."""
+"""Columns of a job that follow from its spec and its point: jobs with the same spec have the same values."""
 
 
 def job_row(new: NewJob, sweep_id: int | None, now: datetime) -> dict[str, Any]:
-    """A new job as a row of the table `job`, without its id."""
+    """Make the row of a new job for the table `job`, without its id."""
     resources = new.spec.resources()
     return {
         "kind": new.spec.kind,
@@ -46,7 +48,7 @@ def job_row(new: NewJob, sweep_id: int | None, now: datetime) -> dict[str, Any]:
 
 
 def repeated_row(job: dict[str, Any], sweep: dict[str, Any], now: datetime) -> dict[str, Any]:
-    """A new job for the point of a sweep that `job` was for, with what the sweep gives to each of its jobs."""
+    """Make the row of a new job for `job`'s point of the sweep, with the options that the sweep gives to each job."""
     return {
         **{column: job[column] for column in FROM_SPEC},
         "name": sweep["name"],
@@ -58,7 +60,7 @@ def repeated_row(job: dict[str, Any], sweep: dict[str, Any], now: datetime) -> d
 
 
 def _queued(now: datetime) -> dict[str, Any]:
-    """What every job has that was just submitted."""
+    """Return the columns that are the same for every job just submitted."""
     return {
         "state": "queued",
         "attempt": 0,
@@ -76,7 +78,7 @@ def _queued(now: datetime) -> dict[str, Any]:
 
 
 def insert_jobs(connection: Connection, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Insert jobs with their labels and their first event; the rows again, with their ids."""
+    """Insert jobs with their labels and their first event; returns the rows with their ids."""
     if not rows:
         return []
     ids = connection.execute(_INSERT_JOB, rows).scalars()
@@ -103,7 +105,7 @@ def insert_jobs(connection: Connection, rows: Sequence[dict[str, Any]]) -> list[
 
 
 def first_answer(connection: Connection, idempotency: Idempotency) -> Submitted | None:
-    """The answer that a request with this key got before; IdempotencyMismatch when it came with another body."""
+    """Return the answer that a request with this key got before; IdempotencyMismatch if it had another body."""
     identity = {"key": idempotency.key, "route": idempotency.route}
     first = connection.execute(_FIRST_ANSWER, identity).one_or_none()
     if first is None:
@@ -118,7 +120,7 @@ def first_answer(connection: Connection, idempotency: Idempotency) -> Submitted 
 def answer_once(
     connection: Connection, idempotency: Idempotency | None, answer: Callable[[], dict[str, Any]]
 ) -> Submitted:
-    """What `answer` returns, kept as the first answer to this key; or the first answer, if there was one."""
+    """Return the first answer to this key if there was one; else what `answer` returns, which is kept as the first."""
     if idempotency is None:
         return Submitted(answer(), replayed=False)
     first = first_answer(connection, idempotency)

@@ -1,7 +1,7 @@
-"""Why a queued job cannot start: what it needs and no connected worker has.
+"""Tells why a queued job cannot start: what it needs that no connected worker has.
 
-Told are reasons that more patience does not cure. A job that only waits for its turn, or for devices that other jobs
-have now, has none.
+A reason is one that waiting longer does not cure. A job that only waits for its turn, or for devices that other jobs
+hold, has none.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ START_ONE = "start one with `flopwatch worker`"
 
 
 def waiting_reasons(connection: Connection, jobs: Iterable[Mapping[Any, Any]]) -> dict[int, str]:
-    """The reason of each of these rows of the table `job` that is queued and cannot start, by the job's id.
+    """Return the reasons, by job id, of those rows of the table `job` that are queued and cannot start.
 
-    Workers are read once for all of them, and only when one is queued.
+    It reads the workers once for all rows, and only if one of the jobs is queued.
     """
     queued = [job for job in jobs if job["state"] == "queued"]
     if not queued:
@@ -34,7 +34,7 @@ def waiting_reasons(connection: Connection, jobs: Iterable[Mapping[Any, Any]]) -
 
 
 def why_it_waits(job: Needs, connected: Sequence[Host]) -> str | None:
-    """What the job needs and none of these workers has, in words; None when one of them could run it."""
+    """Say in words what the job needs that none of these workers has; None when one of them could run it."""
     if not connected:
         return f"no worker is connected: {START_ONE}"
     candidates = [host for host in connected if host.state == "active"]

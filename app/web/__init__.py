@@ -1,1 +1,1 @@
-"""Pages for people, in Jinja2 and htmx: readable without JavaScript, and nothing from anybody else's server."""
+"""Pages for people, in Jinja2 and htmx: readable without JavaScript, and with no file from another server."""

@@ -1,4 +1,4 @@
-"""/docs: Swagger UI, and /static: its files and ours, all served from here."""
+"""/docs is Swagger UI; /static has its files and ours, so that browsers load all of them from this server."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ from app.web.templates import render
 router = APIRouter(prefix="/ui", include_in_schema=False)
 
 JOBS_PER_PAGE = 50
-# Of a long log the page shows the end; a link leads to all of it.
+# The page shows the end of a long log, with a link to all of it.
 SHOWN_LOG_CHARACTERS = 20_000
-# Of long tables the page shows the beginning; links lead to all of it.
+# The page shows the beginning of long tables, with links to all of them.
 SHOWN_CASES = 200
 SHOWN_MEASUREMENTS = 200
 SHOWN_ROWS = 20
@@ -33,7 +33,7 @@ NONE_IF_EMPTY = BeforeValidator(lambda value: value or None)
 
 
 class Filters(StrictQuery):
-    """What the form above the list of jobs sends."""
+    """The query that the form above the list of jobs sends."""
 
     state: Annotated[JobState | None, NONE_IF_EMPTY] = None
     kind: Annotated[Text | None, NONE_IF_EMPTY] = None
@@ -137,7 +137,7 @@ def workers(request: Request, services: CurrentServices) -> Response:
 
 
 def error_page(request: Request, problem: dict[str, Any]) -> Response | None:
-    """The page of an error of a page; None for requests that are not for pages."""
+    """Return the page that shows a page's error; None for requests that are not for pages."""
     if not request.url.path.startswith(router.prefix):
         return None
     return render(request, "error.html", status_code=problem["status"], problem=problem)

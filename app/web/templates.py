@@ -30,7 +30,7 @@ def _templates() -> Jinja2Templates:
 
 
 def render(request: Request, template: str, status_code: int = 200, **values: Any) -> Response:
-    """A page; values are escaped."""
+    """Render a page; values are escaped."""
     return _templates().TemplateResponse(request, template, values, status_code=status_code)
 
 

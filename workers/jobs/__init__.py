@@ -1,4 +1,4 @@
-"""How each kind runs: one runner per kind, in a file named as its spec's. Importing this imports no torch.
+"""Has one runner per kind, in a file named as that of its spec. Importing this package imports no torch.
 
 Modules whose names begin with an underscore are shared by runners.
 """
@@ -31,7 +31,7 @@ def runner_for(kind: str) -> Runner:
     """The runner of a kind.
 
     Raises:
-        Unsupported: this worker has none.
+        Unsupported: this worker has no runner of that kind.
     """
     try:
         return RUNNERS[kind]

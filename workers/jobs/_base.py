@@ -1,4 +1,4 @@
-"""What a job kind's runner is, and what it may say while it runs."""
+"""The protocols of a job kind's runner, and of the reporter that a running unit reports to."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 class Unit:
     """One part of a job that is measured in a fresh process.
 
-    The agent numbers a job's units from 0 in the order of the plan, and keeps number and title with everything that a
-    unit reports.
+    The agent numbers a job's units from 0 in the order of the plan, and stores number and title with all that a unit
+    reports.
 
-    `start` "fork" forks it from the warm parent, in milliseconds; "exec" starts a new interpreter: for units that need
-    `environment` set before start, and for replicates, since forks of one parent share address layout and hash seed and
-    so are no independent samples.
+    `start` "fork" forks the unit from the warm parent, in milliseconds; "exec" starts a new interpreter. Use "exec" for
+    units that need `environment` set before start, and for replicates: forks of one parent share address layout and
+    hash seed, so they are no independent samples.
     """
 
     title: str
@@ -31,7 +31,7 @@ class Unit:
     start: Literal["fork", "exec"] = "fork"
     environment: Mapping[str, str] = field(default_factory=dict)
     side: Literal["baseline", "candidate"] | None = None
-    """In a comparison: what it measures."""
+    """The side of a comparison that the unit measures."""
     wrap: Sequence[str] = ()
     """A command that the unit runs under, with `{scratch}` for its scratch folder: ("nsys", "profile", "-o",
     "{scratch}/report"). The unit's own command line is appended. Only for units that are exec'd.
@@ -47,42 +47,47 @@ class Unit:
 
 
 class Reporter(Protocol):
-    """How a running unit tells of itself; each call is sent at once."""
+    """Takes the reports of a running unit, and sends each to the agent at once."""
 
     def progress(self, done: int, total: int, message: str) -> None:
-        """`done` of `total` steps of this unit, for people."""
+        """Tell people that `done` of `total` steps of this unit are done."""
 
     def cursor(self, position: int) -> None:
-        """The unit works on step `position` now, from 0: where `Resumable.resume` goes on if this process dies."""
+        """Tell that the unit works on step `position` now, from 0; `Resumable.resume` gets the position if this process
+        dies.
+        """
 
     def measure(self, measurement: Measurement) -> None:
-        """One metric of one finished case; kept even if the unit fails later."""
+        """Report one metric of one finished case; the agent keeps it even if the unit fails later."""
 
     def table(self, name: str, columns: Sequence[Column], rows: Sequence[Sequence[Scalar]]) -> None:
-        """A finished table. Several units may report tables of one name, if their columns are the same.
+        """Report a finished table. Several units may report tables of one name, if their columns are the same.
 
         Raises:
-            ValueError: it is no table, is too large (workers.measure.table.TooLarge), or its name was used already.
+            ValueError: it is no valid table, is too large (workers.measure.table.TooLarge), or its name was used
+                already.
         """
 
     def artifact(self, path: Path, *, name: str, kind: str, media_type: str) -> None:
-        """A finished file, below `scratch`; it is moved into the store under `name`, which is new in this unit."""
+        """Report a finished file below `scratch`; the agent moves it into the store under `name`, which is new in this
+        unit.
+        """
 
     def environment(self, fingerprint: Mapping[str, Any]) -> None:
-        """Where this was measured."""
+        """Report the environment in which this unit measured."""
 
     def validity(self, verdict: Mapping[str, Any], case_key: str | None = None, title: str = "") -> None:
-        """Whether numbers can be trusted: {"verdict", "checks"}, of one case or, without a key, of the unit's others.
+        """Report a verdict, {"verdict", "checks"}, on one case or, without a key, on all other cases of the unit.
 
         Args:
-            verdict: as workers.measure.validity.verdict gives it.
-            case_key: the case's.
+            verdict: what workers.measure.validity.verdict returns.
+            case_key: the case's key.
             title: the case, for people.
         """
 
     @property
     def scratch(self) -> Path:
-        """A folder of this unit's own, removed after it."""
+        """A folder that only this unit uses; the agent removes it after the unit."""
         ...
 
     @property
@@ -92,47 +97,50 @@ class Reporter(Protocol):
 
 
 class Runner(Protocol):
-    """How one kind runs. Its module imports torch, models and kernels inside functions only: the agent imports it."""
+    """Runs the jobs of one kind. Its module imports torch, models and kernels inside functions only: the agent imports
+    it.
+    """
 
     kind: str
 
     def plan(self, spec: Any) -> list[Unit]:
-        """The units of a job, in the order they run. Called in the agent."""
+        """Return the units of a job, in the order they run. The agent calls this."""
 
     def run(self, spec: Any, unit: Unit, report: Reporter) -> None:
-        """Run one unit. Called in a fresh process that sees only the job's devices.
+        """Run one unit. A fresh process that sees only the job's devices calls this.
 
         Raises:
             Unsupported, InvalidEnvironment: the job fails with that code.
-            Crashed: this process can compute no more; the same as if it had died.
+            Crashed: this process can compute no more; the agent treats it as if the process had died.
         """
 
 
 @runtime_checkable
 class Resumable(Protocol):
-    """What a Runner has besides, if its units can go on after a crash."""
+    """The further method of a Runner whose units can go on after a crash."""
 
     def resume(self, spec: Any, unit: Unit, position: int, failure: Failed) -> Unit | None:
-        """The unit that goes on, in a fresh process, where `unit` crashed. Called in the agent.
+        """Return the unit that goes on, in a fresh process, where `unit` crashed. The agent calls this.
 
         Args:
-            spec: the job's.
-            unit: the one that crashed; it may itself be a resumed one.
-            position: of its last `cursor`, so the step that took the process down. A unit that crashes before it tells
-                one is not resumed.
-            failure: how it ended.
+            spec: the job's spec.
+            unit: the unit that crashed; it may itself be a resumed one.
+            position: the last `cursor` of the unit, so the step that took the process down. A unit that crashes before
+                it reports one is not resumed.
+            failure: how the unit ended.
 
         Returns:
-            None if the job is to fail. A resumed unit must get further than `position`, or there is no end to it.
+            None if the job must fail. A resumed unit must get further than `position`, or the job would be resumed for
+            ever.
         """
 
 
 @runtime_checkable
 class Collecting(Protocol):
-    """What a Runner has besides, if it reads what a unit's wrapper has written."""
+    """The further method of a Runner that reads the files which a unit's wrapper has written."""
 
     def collect(self, spec: Any, unit: Unit, scratch: Path, report: Reporter) -> None:
-        """Report what the wrapper of `unit` left in `scratch`. Called in a fresh process, after the wrapper has ended.
+        """Report what the wrapper of `unit` left in `scratch`. A fresh process calls this after the wrapper has ended.
 
         Raises:
             Unsupported, InvalidEnvironment: the job fails with that code.
@@ -140,10 +148,10 @@ class Collecting(Protocol):
 
 
 def parse_spec(spec: Mapping[str, Any]) -> SpecBase:
-    """The validated spec of a claimed job."""
+    """Return the validated spec of a claimed job."""
     import json
 
     from app.specs import spec_adapter
 
-    # As JSON, which is how the server validated it: strict validation treats Python's values otherwise.
+    # The server validated JSON too; strict validation treats Python's values differently.
     return spec_adapter.validate_json(json.dumps(spec))

@@ -1,14 +1,14 @@
-"""Judges an operation: are its results right, and does it leave its inputs as they were?
+"""Checks that an operation's results are right and that it leaves its inputs unchanged.
 
 An operation is judged when it is first called, and again after it was timed: it may be right at first and wrong later,
 because it races, or because it keeps its first result and gives it once more. For the second judgement one input on
 which the results depend linearly is negated in place. So a kept result has the wrong sign, the oracle need not be
-computed again, and no memory is taken.
+computed again, and the second judgement needs no copy of the inputs.
 
-Inputs are compared to what they were by a checksum of their bits, computed on their device a part at a time: copies of
-them would double the memory that inputs take. Each element's bits are multiplied by an odd 64-bit number that depends
-on its position, and the products are added modulo 2^64. A change of one element, or an exchange of two, always changes
-the sum, since products of odd numbers lose nothing; other changes stay unseen with a probability near 2^-64.
+A checksum of the inputs' bits, computed on their device a part at a time, shows changes: copies would double the memory
+that inputs take. Each element's bits are multiplied by an odd 64-bit number that depends on its position, and the
+products are added modulo 2^64. A change of one element changes the sum, since multiplying by an odd number is
+invertible modulo 2^64; other changes stay unseen with a probability near 2^-64.
 """
 
 from __future__ import annotations
@@ -28,50 +28,52 @@ if TYPE_CHECKING:
     from workers.measure.operations import Operation
 
 UNFIT_GRADIENT = re.compile("returned an (invalid gradient|incorrect number of gradients)")
-"""In autograd's errors: a Function's backward gave what cannot be the gradients, of another shape for instance."""
+"""Part of autograd's message when a Function's backward returns what cannot be gradients, of another shape for
+instance.
+"""
 CHECKSUM_PART = 1 << 20
-"""Elements whose bits are summed at once; some tens of MiB."""
-# The constants of splitmix64, as torch's signed numbers.
+"""Number of elements whose bits are summed at once; they take some tens of MiB."""
+# The constants of splitmix64, as the signed numbers that torch has.
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 MIX = 0xBF58476D1CE4E5B9 - (1 << 64)
 
 
 class Unfit(Exception):
-    """The result is no tensor of the shape, dtype and device that it has to have, whatever its numbers."""
+    """The result is not a tensor of the required shape, dtype and device."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Random inputs of one size, and what an operation should make of them."""
+    """Random inputs of one size, and the right results for them."""
 
     inputs: tuple[Tensor, ...]
     grad_out: Tensor | None
     expected: tuple[Tensor, ...]
-    """In float64: the output and, unless `grad_out` is None, the inputs' gradients."""
+    """The output and, unless `grad_out` is None, the inputs' gradients, in float64."""
     tolerance: float
     """Largest relative error of a right result; see kernels/tolerance.py."""
     linear_in: int
     """The index of an input whose negation negates the output, and the gradients of all other inputs."""
     checksums: tuple[int, ...] = field(init=False)
-    """Of the inputs and `grad_out`, as they were made."""
+    """Checksums of the inputs and `grad_out`, taken when they were made."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "checksums", tuple(map(checksum, self._given.values())))
 
     @property
     def _given(self) -> dict[str, Tensor]:
-        """Everything that an operation gets, by what to call it."""
+        """The tensors that an operation gets, by the names that messages use."""
         inputs = {f"input {index}": tensor for index, tensor in enumerate(self.inputs)}
         return inputs if self.grad_out is None else {**inputs, "the output's gradient": self.grad_out}
 
     def changed(self) -> list[str]:
-        """The names of the inputs that are no longer what they were."""
+        """Return the names of the inputs whose bits have changed."""
         now = ((name, checksum(tensor)) for name, tensor in self._given.items())
         return [name for (name, found), made in zip(now, self.checksums, strict=True) if found != made]
 
     @contextmanager
     def negated(self) -> Iterator[None]:
-        """Inside, the input `linear_in` has the opposite sign. Negating twice gives the same bits again."""
+        """Negate the input `linear_in` inside the context. Negating twice gives the same bits again."""
         import torch
 
         with torch.no_grad():
@@ -84,7 +86,9 @@ class Problem:
 
 
 def checksum(tensor: Tensor) -> int:
-    """A number that differs, in practice, for tensors of one shape whose bits differ; see this module's docstring."""
+    """Return a number that differs, in practice, if the bits of two tensors of one shape differ; see this module's
+    docstring.
+    """
     import torch
 
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -101,27 +105,27 @@ def checksum(tensor: Tensor) -> int:
 
 @dataclass(frozen=True)
 class Judgement:
-    """How far the results of one call are from the oracle's."""
+    """The errors of the results of one call, compared to the oracle's."""
 
     errors: tuple[float, ...]
-    """Relative errors of the output and, where there is a backward pass, of the inputs' gradients."""
+    """Relative errors of the output and, if there is a backward pass, of the inputs' gradients."""
     wrong: str | None
-    """What is wrong with them, if anything."""
+    """What is wrong with the results; None if they are right."""
 
 
 def judge(operation: Operation, problem: Problem) -> Judgement:
-    """Run the operation once, forward and backward where it has that, and compare its results to the oracle's."""
+    """Run the operation once, forward and, if it has a backward pass, backward; compare its results to the oracle's."""
     return _judge(operation, problem, negated=False)
 
 
 def judge_again(operation: Operation, problem: Problem) -> Judgement:
-    """The same with one input negated for the time of the call: no former result is right now."""
+    """Judge again with one input negated during the call, so that a kept result of a former call is wrong."""
     with problem.negated():
         return _judge(operation, problem, negated=True)
 
 
 def set_errors(values: Values, *judgements: Judgement) -> None:
-    """Set the errors of the output and of the gradients: of each the largest."""
+    """Set the metrics of the output's error and of the gradients' error, each to the largest of the judgements."""
     for name, place in (("output_error", slice(0, 1)), ("gradient_error", slice(1, None))):
         found = [error for judgement in judgements for error in judgement.errors[place]]
         if found:
@@ -146,16 +150,16 @@ def _judge(operation: Operation, problem: Problem, *, negated: bool) -> Judgemen
 
 
 def _results(operation: Operation, problem: Problem) -> list[tuple[str, Tensor]]:
-    """The output and, where there is a backward pass, the inputs' gradients, by what to call them.
+    """Return the output and, if there is a backward pass, the inputs' gradients, by the names that messages use.
 
     Raises:
-        Unfit: one of them cannot be what it should be.
+        Unfit: one of them is not a tensor of the required shape, dtype and device.
     """
     import torch
 
     backward = operation.grad_out is not None
     with torch.set_grad_enabled(backward):
-        # An output that does not fit is nothing to go back from: autograd's complaint would be a riddle.
+        # The output is checked before the backward pass, where autograd's message about it would be hard to understand.
         out = _fitting("the output", operation.forward(), problem.expected[0].shape, problem.inputs[0])
         if backward and not out.requires_grad:
             raise Unfit("the output is detached from the inputs, so that it has no backward pass")
@@ -173,10 +177,10 @@ def _results(operation: Operation, problem: Problem) -> list[tuple[str, Tensor]]
 
 
 def _fitting(name: str, result: Any, shape: torch.Size, like: Tensor) -> Tensor:
-    """The result, which is a tensor of this shape, with the dtype and on the device of `like`.
+    """Return the result, if it is a tensor of this shape, with the dtype and on the device of `like`.
 
     Raises:
-        Unfit: it is not.
+        Unfit: it is not such a tensor.
     """
     import torch
 

@@ -85,7 +85,7 @@ class AttentionRunner(CellsRunner):
     def prepare(self, spec: AttentionSpec, cell: AttentionCell, problem: Problem, trial: Trial) -> None:
         """Let the implementation tune itself for this problem, if the job asks for it and the implementation can.
 
-        The log has what it chose.
+        The log says what it chose.
         """
         from kernels.registry import ATTENTION
         from workers.measure.memory import memory_needed_for
@@ -109,7 +109,7 @@ class AttentionRunner(CellsRunner):
         context: CellsContext,
         values: Values,
     ) -> None:
-        """TFLOP/s of useful work, and their share of what this device's matrix products reach."""
+        """Set TFLOP/s of useful work, and their share of the rate that this device's matrix products reach."""
         from kernels.registry import ATTENTION
         from workers.measure.ceilings import Ceilings
         from workers.model.accounting import attention_backward_flops, attention_flops
@@ -132,18 +132,18 @@ class AttentionRunner(CellsRunner):
 
 
 def shape_of(spec: AttentionSpec, cell: AttentionCell) -> tuple[int, int, int, int]:
-    """(batch, heads, sequence, head_dim) of queries, keys and values."""
+    """Return (batch, heads, sequence, head_dim) of queries, keys and values."""
     return spec.batch_size, spec.num_heads, cell.sequence_length, cell.head_dim
 
 
 def call(implementation: Any, cell: AttentionCell, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """The implementation, masked and with its block sizes as the cell says."""
+    """Return the implementation as a function, with the cell's mask and block sizes."""
     out: Tensor = implementation.function(q, k, v, cell.causal, **blocks(cell))
     return out
 
 
 def blocks(cell: AttentionCell) -> dict[str, int]:
-    """The block sizes that the implementation takes, by name."""
+    """Return the block sizes that the implementation takes, by name."""
     return {name: value for name, value in (("br", cell.br), ("bc", cell.bc)) if value is not None}
 
 

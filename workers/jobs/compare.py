@@ -1,6 +1,6 @@
 """Runs `compare`: baseline and candidate take turns, each turn in fresh processes, on the same device.
 
-The runner of the kind that both specs are of does the measuring; it does not know that it is compared.
+Both specs have one kind, whose runner measures them; it does not know that it is compared.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class CompareRunner:
     kind = "compare"
 
     def plan(self, spec: CompareSpec) -> list[Unit]:
-        """A B A B …: in each turn every unit of that side's own plan, exec'd, to be independent samples."""
+        """Plan turns A B A B …; each turn has all units of that side's own plan, exec'd to be independent samples."""
         runner = _inner_runner(spec)
         plans: dict[Side, list[Unit]] = {
             "baseline": runner.plan(spec.baseline),
@@ -39,11 +39,11 @@ class CompareRunner:
         ]
 
     def run(self, spec: CompareSpec, unit: Unit, report: Reporter) -> None:
-        """One unit of one side, as in a job of that side alone."""
+        """Run one unit of one side, as a job of that side alone would."""
         _inner_runner(spec).run(_side(spec, unit), _inner(unit), report)
 
     def resume(self, spec: CompareSpec, unit: Unit, position: int, failure: Failed) -> Unit | None:
-        """As the kind goes on whose specs are compared, if it does."""
+        """Resume with the runner of the compared specs' kind, if it can resume."""
         runner = _inner_runner(spec)
         if not isinstance(runner, Resumable):
             return None
@@ -54,7 +54,7 @@ class CompareRunner:
         return _outer(rest, unit.side, unit.title)
 
     def collect(self, spec: CompareSpec, unit: Unit, scratch: Path, report: Reporter) -> None:
-        """As the kind does whose specs are compared, if it does."""
+        """Collect with the runner of the compared specs' kind, if it collects."""
         runner = _inner_runner(spec)
         if isinstance(runner, Collecting):
             runner.collect(_side(spec, unit), _inner(unit), scratch, report)
@@ -81,11 +81,11 @@ def _title(spec: CompareSpec, side: Side, replicate: int, inner: Unit, *, alone:
 
 
 def _outer(inner: Unit, side: Side, title: str) -> Unit:
-    """The unit of the comparison that does what `inner` does."""
+    """Return the unit of the comparison for the inner runner's unit `inner`."""
     kept = {"title": inner.title, "params": dict(inner.params)}
     return replace(inner, title=title, params=kept, start="exec", side=side)
 
 
 def _inner(unit: Unit) -> Unit:
-    """The unit that the inner runner has planned."""
+    """Return the unit as the inner runner has planned it."""
     return replace(unit, side=None, title=unit.params["title"], params=unit.params["params"])

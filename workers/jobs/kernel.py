@@ -1,4 +1,4 @@
-"""Runs `kernel`: kernels other than attention, beside the plain PyTorch that they stand for."""
+"""Runs `kernel`: kernels other than attention, beside the plain PyTorch operations that they replace."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class KernelRunner(CellsRunner):
         )
 
     def admit(self, spec: KernelSpec, cell: KernelCell, device: torch.device) -> None:
-        """Triton's kernel needs a GPU."""
+        """Refuse Triton's kernel without a GPU."""
         if cell.implementation == "triton" and device.type != "cuda":
             raise Unsupported("the Triton kernel needs a GPU")
 
@@ -74,10 +74,10 @@ class KernelRunner(CellsRunner):
         context: CellsContext,
         values: Values,
     ) -> None:
-        """GB/s of the tensors that each pass has to read and write."""
+        """Set GB/s of the tensors that each pass has to read and write."""
         x = cell.rows * cell.columns
         forward = x + cell.columns + cell.rows
-        # The same inputs and the output's gradient are read; the gradients of x and weight are written.
+        # The pass reads the same inputs and the output's gradient; it writes the gradients of x and weight.
         backward = 2 * x + 2 * cell.columns + cell.rows
         whole = forward if spec.mode == "forward" else forward + backward
         numbers = {"forward": forward, "backward": backward, None: whole}

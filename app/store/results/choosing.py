@@ -1,4 +1,4 @@
-"""Which jobs a table is about, and which of their measurements: the statements behind the tables."""
+"""Chooses the jobs of a table and their measurements: the SQL statements behind the tables."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ Labels = Sequence[tuple[str, str]]
 def choose_jobs(
     connection: Connection, *, kind: str | None, sweep: int | None, jobs: Collection[int], labels: Labels
 ) -> list[Row[Any]]:
-    """The finished jobs that match everything given, in the order of their submission: id, kind, state, spec, error.
+    """Return the finished jobs that match all filters given, in order of submission: id, kind, state, spec, error.
 
-    Of a sweep only the latest job of each point counts: where the sweep was resumed, the first one has failed.
+    Only the latest job of each point of a sweep counts: if the sweep was resumed, an earlier job has failed or was
+        cancelled.
 
     Raises:
-        NotFound: there is no such sweep, or not every one of `jobs`.
-        InvalidRequest: they are more than MAX_JOBS.
+        NotFound: the sweep, or one of `jobs`, does not exist.
+        InvalidRequest: there are more than MAX_JOBS jobs.
     """
     job = tables.job.c
     query: Select[Any] = select(job.id, job.kind, job.state, job.spec, job.error)
@@ -67,7 +68,7 @@ def _check_jobs(connection: Connection, jobs: Collection[int]) -> None:
 
 
 def recorded_attempts(connection: Connection, job_ids: Sequence[int]) -> dict[int, int]:
-    """For each job the number of its last attempt that ended and so recorded its results; none before that.
+    """Return for each job the number of its last attempt that recorded results; jobs without one are left out.
 
     An attempt that was lost, or was given back to the queue, records nothing.
     """
@@ -80,10 +81,10 @@ def recorded_attempts(connection: Connection, job_ids: Sequence[int]) -> dict[in
 
 
 def measurements(connection: Connection, jobs: Iterable[Row[Any]], statistic: Statistic) -> list[Row[Any]]:
-    """What the last recorded attempt of each job measured, job by job, in the order it was measured.
+    """Return the measurements of each job's last recorded attempt, job by job, in the order in which they were made.
 
-    Each row has `statistic` as `value`, and the mean's standard deviation as `std`; `case` is JSON text, which all
-    metrics of a case share, so that it can be decoded once.
+    Each row has `statistic` as `value`, and beside a mean the standard deviation as `std`; `case` is JSON text, the
+    same for all metrics of a case, so that the caller can decode it once.
     """
     measurement = tables.measurement.c
     names = ("job_id", "attempt", "unit_index", "case_key", "device_key", "validity", "phase", "metric", "unit")
@@ -100,7 +101,7 @@ def measurements(connection: Connection, jobs: Iterable[Row[Any]], statistic: St
 
 
 def sides(connection: Connection, jobs: Iterable[Row[Any]]) -> dict[tuple[int, int, int], str]:
-    """The side of each unit of comparisons, by (job, attempt, unit index)."""
+    """Return the side of each unit of comparisons, by (job, attempt, unit index)."""
     unit = tables.unit.c
     query = select(unit.job_id, unit.attempt, unit.unit_index, unit.side).where(unit.side.is_not(None))
     comparisons = [job.id for job in jobs if job.kind in KINDS and KINDS[job.kind].holds_specs]

@@ -1,4 +1,4 @@
-"""Why cells of a table have no numbers, each reason told once."""
+"""Lists the reasons why cells of a table have no numbers, each reason once."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ class Gap:
 
 
 def reasons(cases: Sequence[Mapping[str, Scalar]], measured: Collection[int], gaps: Iterable[Gap]) -> list[str]:
-    """One line for each reason: which cases and how many, their outcome, the reason.
+    """Return one line for each reason: its cases and their number, their outcome, the reason.
 
-    A line names what is particular to its cases, and its metrics only where those cases have other numbers.
+    A line names the coordinates that set its cases apart, and its metrics only if those cases have other numbers.
 
     Args:
         cases: the coordinates that the table shows of each case.
         measured: the cases that have a number.
-        gaps: what has none.
+        gaps: the metrics that have no number in a case.
     """
     groups: dict[tuple[bool, str, str], list[Gap]] = {}
     for gap in gaps:
         groups.setdefault((gap.case in measured, gap.outcome, gap.reason), []).append(gap)
     lines = []
-    # Cases without any number first.
+    # Cases without any number come first.
     for (has_numbers, outcome, reason), group in sorted(groups.items(), key=lambda item: item[0][0]):
         found = {gap.case for gap in group}
         among = [case for number, case in enumerate(cases) if not has_numbers or number in measured]
@@ -50,7 +50,7 @@ def reasons(cases: Sequence[Mapping[str, Scalar]], measured: Collection[int], ga
 
 
 def _particular(among: Sequence[Mapping[str, Scalar]], group: Sequence[Mapping[str, Scalar]]) -> str:
-    """The coordinates that take fewer values in `group` than `among` all of them, in words."""
+    """Return, in words, the coordinates that take fewer values in `group` than `among` all cases."""
     found: dict[str, Scalar] = {}
     for name in dict.fromkeys(name for case in group for name in case):
         values = _values(group, name)
@@ -60,5 +60,5 @@ def _particular(among: Sequence[Mapping[str, Scalar]], group: Sequence[Mapping[s
 
 
 def _values(cases: Iterable[Mapping[str, Scalar]], name: str) -> list[Scalar]:
-    # By their spelling: Python takes 1 and true for equal.
+    # Values are compared as JSON text, since Python takes 1 and True for equal.
     return list({repr(case.get(name)): case.get(name) for case in cases}.values())

@@ -1,4 +1,4 @@
-"""A sheet as text: JSON and CSV with every number, Markdown, LaTeX and HTML for people. The only module with pandas."""
+"""Writes a sheet as text: JSON and CSV with every number, Markdown, LaTeX and HTML for people. It alone uses pandas."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def render(sheet: Sheet, format: Format) -> str:  # noqa: A002  (the query parameter's name)
-    """A table of results as text.
+    """Write a table of results as text.
 
-    JSON ({"columns", "rows", "next"}, with "missing" for measurements) and CSV have every column: of a metric its
+    JSON ({"columns", "rows", "next"}, with "missing" for measurements) and CSV have every column; a metric has its
     value, `_std` beside a mean, `_n` and `_outcome`. Markdown, LaTeX and HTML have mean ± standard deviation, or the
     outcome in words; they leave `validity` out where all is valid, and `unit_index` where there is one unit.
     """
@@ -33,8 +33,8 @@ def render(sheet: Sheet, format: Format) -> str:  # noqa: A002  (the query param
 
 
 def frame(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> pd.DataFrame:
-    """A data frame of values as they are."""
-    import pandas as pd  # half a second, which nobody waits for who asks for no table
+    """Make a data frame that keeps values as they are."""
+    import pandas as pd  # takes half a second, so it is imported only for a table
 
     return pd.DataFrame([list(row) for row in rows], columns=list(columns), dtype=object)
 
@@ -71,7 +71,7 @@ def _csv_cell(value: Any) -> Any:
 
 
 def _numbers(sheet: Sheet) -> tuple[list[Column], list[list[Any]]]:
-    """The sheet with several columns for each metric, and no cell but scalars."""
+    """Return the sheet with several columns for each metric; all its cells are scalars."""
     columns: list[Column] = []
     for column in sheet.columns:
         if column.role != "metric":
@@ -117,7 +117,7 @@ def _latex(sheet: Sheet) -> str:
 
 
 def _html(sheet: Sheet) -> str:
-    """A table element without styles; cells that hold numbers, and their heads, have the class "number"."""
+    """Write a table element without styles; cells that hold numbers, and their heads, have the class "number"."""
     columns, rows = _texts(sheet)
     numeric = [_is_right(column) or column.type in ("number", "integer") for column in columns]
     heads = [_html_cell("th", _head(column), right) for column, right in zip(columns, numeric, strict=True)]
@@ -144,7 +144,7 @@ _RENDERERS: dict[str, Callable[[Sheet], str]] = {
 
 
 def _texts(sheet: Sheet) -> tuple[list[Column], list[list[str]]]:
-    """The columns and cells for people."""
+    """Return the columns and cells that people see."""
     shown = [(index, column) for index, column in enumerate(sheet.columns) if column.in_text]
     return [column for _, column in shown], [
         [_text(row[index], column) for index, column in shown] for row in sheet.rows
@@ -161,7 +161,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _head(column: Column) -> str:
-    """The column's name, with its unit where the name does not tell it."""
+    """Return the column's name, with its unit where the name does not tell it."""
     is_told = column.unit is None or column.unit.lower() in re.split(r"[\W_]+", column.name.lower())
     return column.name if is_told or column.role == "metric" else f"{column.name} ({column.unit})"
 
@@ -177,11 +177,11 @@ def _text(value: Any, column: Column) -> str:
 
 
 TOO_SMALL = 1e-6
-"""What six decimals would show as nothing is written with an exponent."""
+"""A smaller number, which six decimals would show as 0, is written with an exponent."""
 
 
 def cell_text(cell: Cell) -> str:
-    """A metric of a case in words: "21.346 ± 0.012", "oom", or nothing where it was not measured."""
+    """Write a metric of a case: "21.346 ± 0.012", "oom", or nothing where it was not measured."""
     if cell.outcome is None:
         return ""
     if cell.outcome != "ok" or cell.value is None:
@@ -191,7 +191,7 @@ def cell_text(cell: Cell) -> str:
         return _digits(value)
     if any(0 < abs(number) < TOO_SMALL for number in (value, spread)):
         return f"{value:.3g} ± {spread:.2g}"
-    # The deviation's two leading digits say how far the mean's are worth showing.
+    # The deviation's two leading digits set the number of the mean's digits that mean something.
     decimals = _decimals(spread, 2) if spread > 0 else _decimals(value, 4)
     return f"{value:.{decimals}f} ± {spread:.{decimals}f}"
 
@@ -201,7 +201,7 @@ def _digits(value: float) -> str:
 
 
 def _decimals(value: float, digits: int) -> int:
-    """How many decimals show `digits` significant digits of `value`, at most 6."""
+    """Return the number of decimals that shows `digits` significant digits of `value`, at most 6."""
     if value == 0:
         return 0
     return min(6, max(0, digits - 1 - math.floor(math.log10(abs(value)))))

@@ -1,7 +1,7 @@
-"""The plain form that every table of results has, and that all formats render. Standard library only.
+"""The plain form of every table of results, from which all formats are rendered. Standard library only.
 
 A pivoted table of measurements has coordinates, metrics and a verdict on each row; a table that a unit reported has
-values. Both are a Sheet.
+values. Both become a Sheet.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Cell:
 
     value: float | None
     spread: float | None
-    """Standard deviation, beside a mean; of the samples, or of the processes' means."""
+    """Standard deviation of the samples, or of the processes' means; only beside a mean."""
     n: int | None
-    """How many values are behind it: samples, or processes."""
+    """Number of values that it summarises: samples, or processes."""
     outcome: str | None
     """ok | oom | unsupported | timeout | …; None: not measured."""
 
@@ -33,15 +33,15 @@ NOT_MEASURED = Cell(None, None, None, None)
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a sheet. `unit` is that of its values, None where there is none."""
+    """A column of a sheet. `unit` is the unit of its values, None if they have none."""
 
     name: str
     type: Type
     unit: str | None = None
     role: Role = "value"
-    """A coordinate is shown with all its digits, a value with four; a metric's cells are Cells, all others scalars."""
+    """People see all digits of a coordinate and four of a value; a metric's cells are Cells, all others scalars."""
     in_text: bool = True
-    """Whether formats for people show it; JSON and CSV have every column."""
+    """True if formats for people show it; JSON and CSV have every column."""
 
 
 @dataclass(frozen=True)
@@ -51,21 +51,21 @@ class Sheet:
     columns: Sequence[Column]
     rows: Sequence[Sequence[Any]]
     missing: Sequence[str] | None = None
-    """Why cells have no numbers, each reason once; None for a table that a unit reported."""
+    """The reasons why cells have no numbers, each once; None for a table that a unit reported."""
     next: str | None = None
     """The cursor of the page after these rows."""
     spreads: bool = True
-    """Whether metrics come with a standard deviation."""
+    """True if metrics come with a standard deviation."""
 
     def column(self, name: str) -> list[Any]:
-        """The values of one column, from the first row to the last. Raises KeyError."""
+        """Return the values of one column, from the first row to the last. Raises KeyError."""
         found = [index for index, column in enumerate(self.columns) if column.name == name]
         if not found:
             raise KeyError(name)
         return [row[found[0]] for row in self.rows]
 
     def names(self, role: Role | None = None) -> list[str]:
-        """The names of the columns, or of those with this role."""
+        """Return the names of all columns, or of the columns with this role."""
         return [column.name for column in self.columns if role in (None, column.role)]
 
     def head(self, rows: int) -> Sheet:
@@ -74,7 +74,7 @@ class Sheet:
 
 
 def type_of(values: Iterable[Scalar]) -> Type:
-    """The type of a column with these values, of which some may be None."""
+    """Return the type of a column with these values, some of which may be None."""
     types = {type(value) for value in values} - {type(None)}
     if types and types <= {int, float}:
         return "integer" if types == {int} else "number"
@@ -82,5 +82,5 @@ def type_of(values: Iterable[Scalar]) -> Type:
 
 
 def free_names(names: Iterable[str], taken: Collection[str], prefix: str) -> dict[str, str]:
-    """For each name the one that it has as a column: "case.n" where a column `n` exists already."""
+    """Return for each name its column name: "case.n" where a column `n` exists already."""
     return {name: f"{prefix}.{name}" if name in taken else name for name in names}
