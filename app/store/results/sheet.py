@@ -1,4 +1,4 @@
-"""The plain form that every table of results has, and that all formats render. Standard library only.
+"""The plain form that every table of results has, and that all formats render.
 
 A pivoted table of measurements has coordinates, metrics and a verdict on each row; a table that a unit reported has
 values. Both are a Sheet.
@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-Scalar = str | int | float | bool | None
+from app.specs import Scalar
+
 Type = Literal["number", "integer", "string", "boolean"]
 Role = Literal["coordinate", "metric", "value"]
 
