@@ -50,6 +50,11 @@ NOT_TUNED = frozenset(
     | {"sdpa_cudnn", "sdpa_efficient", "sdpa_flash", "sdpa_math"}
 )
 """Implementations of attention on which `autotune` had no effect."""
+OWN_MATRIX_SIZES = {
+    "cpu": {"fp32": 2048, "tf32": 2048, "bf16": 1024, "fp16": 512},
+    "cuda": dict.fromkeys(("fp32", "tf32", "bf16", "fp16"), 8192),
+}
+"""What `matrix_size: null` means, by type of device and data type."""
 NOT_OF_THE_CASE = ("device", "replicate")
 """Coordinates that old cases had, and that stand beside the case now."""
 
@@ -163,16 +168,30 @@ def benchmark_case(spec: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
     return {"model": label(sizes)}, identity
 
 
-def ceiling_identity(spec: Mapping[str, Any], case: Mapping[str, Any]) -> dict[str, Any]:
-    """Identity of a copy, which has no data type, or of a product; the size is that which was chosen, or null."""
-    copies = case["operation"] == "copy"
+def ceiling_identity(job: OldJob, case: Mapping[str, Any]) -> dict[str, Any]:
+    """Identity of a copy, which has no data type, or of a product. A device's own size is null.
+
+    On a CPU, a product's own size was found by measuring, so that it was now one and now another. It is null only where
+    it was that which the device has today.
+    """
+    spec, copies = job.spec or {}, case["operation"] == "copy"
+    size = spec["matrix_size"]
+    if size is None and not copies and case["matrix_size"] != _own_matrix_size(job, case["dtype"]):
+        size = case["matrix_size"]
     return {
         "operation": case["operation"],
         "dtype": None if copies else case["dtype"],
-        "matrix_size": None if copies else spec["matrix_size"],
+        "matrix_size": None if copies else size,
         "copy_mib": spec["copy_mib"] if copies else None,
         "warmup_steps": spec["warmup_steps"],
     }
+
+
+def _own_matrix_size(job: OldJob, dtype: str) -> int | None:
+    try:
+        return OWN_MATRIX_SIZES[(job.environment or {})["device"]["type"]][dtype]
+    except UNREADABLE:
+        return None
 
 
 def new_case(job: OldJob, text: str) -> NewCase:
@@ -208,7 +227,7 @@ def _identified(job: OldJob, case: dict[str, Any]) -> tuple[dict[str, Any], str]
         labels, identity = benchmark_case(job.spec)
         return {**labels, **identity}, key(job.kind, identity)
     if job.kind == "ceiling":
-        identity = ceiling_identity(job.spec, case)
+        identity = ceiling_identity(job, case)
         # The size that the device was given where none was chosen is told nowhere else.
         sizes = {name: case[name] for name in ("matrix_size", "copy_mib")}
         return {**identity, **sizes}, key(job.kind, identity)

@@ -21,12 +21,13 @@ from app.settings import Settings
 from app.states import WorkerState
 from app.store.artifacts import ArtifactFiles
 from app.store.engine import Database, open_database
+from app.store.hosts import gpus_of_one_job
 from app.store.lease import Watcher
 from app.store.queue import Queue
 from app.store.records import Claim, Offer
 from app.store.registration import Registration
 from kernels.registry import ATTENTION
-from workers.devices import DeviceLocks, Lease, discover, most_of_one_job
+from workers.devices import DeviceLocks, Lease, discover
 from workers.job_run import RETRY_S, JobRun, scratch_root
 from workers.jobs import RUNNERS
 from workers.launch import Launcher
@@ -189,8 +190,8 @@ class Agent:
         return Offer(
             kinds=frozenset(RUNNERS),
             capabilities=self._capabilities,
-            total_gpus=most_of_one_job(self._host.gpus),
-            free_gpus=most_of_one_job(free.gpus),
+            total_gpus=gpus_of_one_job([gpu.uuid for gpu in self._host.gpus]),
+            free_gpus=gpus_of_one_job([gpu.uuid for gpu in free.gpus]),
             idle=free.alone,
             deviceless=on_paper < MAX_ON_PAPER,
         )

@@ -69,12 +69,6 @@ class Host:
         return [cpu, *({"type": "cuda", **asdict(gpu)} for gpu in self.gpus)]
 
 
-def most_of_one_job(gpus: Sequence[Gpu]) -> int:
-    """How many of these GPUs one job can use: a CUDA process sees one MIG instance and never two."""
-    whole = sum(not gpu.uuid.startswith(MIG) for gpu in gpus)
-    return max(whole, min(len(gpus), 1))
-
-
 def discover() -> Host:
     """Ask NVML, without touching CUDA; a host without NVIDIA's driver has no GPUs. CUDA_VISIBLE_DEVICES is obeyed.
 

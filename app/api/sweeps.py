@@ -144,7 +144,7 @@ async def cancel(services: CurrentServices, sweep_id: SweepId) -> Response:
     summary="Run again what has no result",
 )
 async def resume(services: CurrentServices, sweep_id: SweepId) -> Response:
-    """A new job for each point whose latest one failed or was cancelled; 409 when there is none.
+    """A new job for each point whose latest one failed, was cancelled or deleted; 409 when there is none.
 
     `counts` and tables take the latest job of each point.
     """

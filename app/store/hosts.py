@@ -72,14 +72,17 @@ def hosts(
             state=state,
             kinds=frozenset(json.loads(kinds)),
             capabilities=frozenset(json.loads(capabilities)),
-            gpus=_gpus_of_one_job(json.loads(devices)),
+            gpus=gpus_of_one_job(_uuids(json.loads(devices))),
         )
         for state, kinds, capabilities, devices in connection.execute(query)
     ]
 
 
-def _gpus_of_one_job(devices: Iterable[Any]) -> int:
-    # A CUDA process sees one MIG instance and never two; workers/devices.py offers GPUs by the same rule.
-    uuids = [str(device.get("uuid")) for device in devices if isinstance(device, dict) and device.get("type") == "cuda"]
+def gpus_of_one_job(uuids: Collection[str]) -> int:
+    """How many of the GPUs with these UUIDs one job can use: a CUDA process sees one MIG instance and never two."""
     whole = sum(not uuid.startswith("MIG-") for uuid in uuids)
     return max(whole, min(len(uuids), 1))
+
+
+def _uuids(devices: Iterable[Any]) -> list[str]:
+    return [str(device.get("uuid")) for device in devices if isinstance(device, dict) and device.get("type") == "cuda"]

@@ -16,9 +16,10 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, insert, literal_column, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, delete, insert, literal_column, select, update
 
 from app.errors import Conflict, LeaseLost, NotFound, job_problem
+from app.specs._sweep import expand
 from app.states import FINISHED_STATES
 from app.store import submission, sweeps, tables
 from app.store.claims import QUEUED, next_job
@@ -156,17 +157,27 @@ class Queue:
             return submission.first_answer(connection, idempotency)
 
     def resume_sweep(self, sweep_id: int) -> dict[str, Any]:
-        """Queue a new job for each point whose latest one failed or was cancelled; returns the public sweep.
+        """Queue a new job for each point whose latest one failed or was cancelled, or that has no job any more.
 
-        Raises NotFound, or Conflict when there is no such point.
+        Returns the public sweep. Raises NotFound; Conflict when there is no such point, or when a point without a job
+        has a spec that this version does not take.
         """
-        with self._database.write() as connection:
+        with self._database.read() as connection:
             sweep = _find_sweep(connection, sweep_id)
-            ended = sweeps.without_result(connection, sweep_id)
-            if not ended:
-                raise Conflict(f"No job of sweep {sweep_id} has failed or was cancelled: there is nothing to resume.")
+            points = expand(sweep["base"], sweep["grid"], sweep["exclude"])
+            lacking = sweeps.points_without_job(connection, sweep_id, points)
+        # Made before the transaction: to validate thousands of specs takes long.
+        made = {sweeps.place(point.choice): sweeps.job_of_point(sweep, point) for point in lacking}
+        with self._database.write() as connection:
             now = utc_now()
-            submission.insert_jobs(connection, [submission.repeated_row(job, sweep, now) for job in ended])
+            lacking = sweeps.points_without_job(connection, sweep_id, points)
+            new = [made.get(sweeps.place(point.choice)) or sweeps.job_of_point(sweep, point) for point in lacking]
+            number = sweeps.repeat_ended(connection, sweep, now) + len(new)
+            if number == 0:
+                raise Conflict(
+                    f"Every point of sweep {sweep_id} has a result, or a job on its way: there is nothing to resume."
+                )
+            submission.insert_jobs(connection, [submission.job_row(job, sweep_id, now) for job in new])
             return sweep_dict(sweep, sweeps.counts(connection, [sweep_id])[sweep_id])
 
     def cancel_sweep(self, sweep_id: int) -> dict[str, Any]:
@@ -176,11 +187,7 @@ class Queue:
         """
         with self._database.write() as connection:
             sweep = _find_sweep(connection, sweep_id)
-            unfinished = select(_job.id, _job.state, _job.attempt, _job.cancel_requested_at).where(
-                _job.sweep_id == sweep_id, _job.state.in_(("queued", "running"))
-            )
-            for job in connection.execute(unfinished.order_by(_job.id)).all():
-                _cancel(connection, job)
+            _cancel_each(connection, _job.sweep_id == sweep_id)
             return sweep_dict(sweep, sweeps.counts(connection, [sweep_id]).get(sweep_id, {}))
 
     def claim(self, worker_id: str, offer: Offer) -> Claim | None:
@@ -310,7 +317,7 @@ class Queue:
             job = _find(connection, job_id)
             if job.state in ("succeeded", "failed"):
                 raise Conflict(f"Job {job_id} has {job.state}: there is nothing to cancel.")
-            _cancel(connection, job)
+            _cancel_each(connection, _job.id == job_id)
             return job_dict(_find(connection, job_id)._mapping, waiting=None)
 
     def delete(self, job_id: int) -> list[str]:
@@ -371,14 +378,18 @@ def _find_sweep(connection: Connection, sweep_id: int) -> dict[str, Any]:
     return dict(row)
 
 
-def _cancel(connection: Connection, job: Any) -> None:
-    """Cancel one job: at once when it is queued; a running one is asked to end, once."""
-    if job.state == "queued":
-        error = job_problem("cancelled", CANCELLED_BEFORE)
-        _finish_job(connection, job.id, job.attempt, "cancelled", error, cancel_requested_at=utc_now())
-    elif job.state == "running" and job.cancel_requested_at is None:
-        _change(connection, job.id, cancel_requested_at=utc_now())
-        _say(connection, job.id, job.attempt, "state", {"state": "running", "cancel_requested": True})
+def _cancel_each(connection: Connection, which: ColumnElement[bool]) -> None:
+    """Cancel the jobs for which this holds: at once when they are queued; running ones are asked to end, once."""
+    now = utc_now()
+    changed = {"cancel_requested_at": now, "version": _job.version + 1}
+    queued = which & (_job.state == "queued")
+    ended = {"state": "cancelled", "error": job_problem("cancelled", CANCELLED_BEFORE)}
+    sweeps.say_of_each(connection, queued, "state", {"state": "cancelled"}, now)
+    sweeps.say_of_each(connection, queued, "done", ended, now)
+    connection.execute(update(tables.job).where(queued).values(**ended, finished_at=now, **changed))
+    running = which & (_job.state == "running") & _job.cancel_requested_at.is_(None)
+    sweeps.say_of_each(connection, running, "state", {"state": "running", "cancel_requested": True}, now)
+    connection.execute(update(tables.job).where(running).values(**changed))
 
 
 def _beat(connection: Connection, claim: Claim) -> bool:

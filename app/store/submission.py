@@ -20,6 +20,8 @@ _FIRST_ANSWER = select(tables.idempotency_key.c.digest, tables.idempotency_key.c
     tables.idempotency_key.c.key == bindparam("key"), tables.idempotency_key.c.route == bindparam("route")
 )
 NO_PROGRESS: dict[str, Any] = {"done": 0, "total": 0, "message": ""}
+QUEUED_EVENT: dict[str, Any] = {"state": "queued"}
+"""The first event of every job, of type `state`."""
 
 FROM_SPEC = ("kind", "spec", "summary", "device_type", "devices", "exclusive_host", "requirements", "point")
 """Columns of a job that follow from its spec and its point: jobs with the same spec have the same values."""
@@ -43,23 +45,11 @@ def job_row(new: NewJob, sweep_id: int | None, now: datetime) -> dict[str, Any]:
         "requirements": sorted(new.spec.requirements()),
         "sweep_id": sweep_id,
         "point": new.point,
-        **_queued(now),
+        **queued(now),
     }
 
 
-def repeated_row(job: dict[str, Any], sweep: dict[str, Any], now: datetime) -> dict[str, Any]:
-    """Make the row of a new job for `job`'s point of the sweep, with the options that the sweep gives to each job."""
-    return {
-        **{column: job[column] for column in FROM_SPEC},
-        "name": sweep["name"],
-        "labels": sweep["labels"],
-        **{option: sweep["options"][option] for option in ("priority", "timeout_s", "max_attempts")},
-        "sweep_id": sweep["id"],
-        **_queued(now),
-    }
-
-
-def _queued(now: datetime) -> dict[str, Any]:
+def queued(now: datetime) -> dict[str, Any]:
     """Return the columns that are the same for every job just submitted."""
     return {
         "state": "queued",
@@ -95,7 +85,7 @@ def insert_jobs(connection: Connection, rows: Sequence[dict[str, Any]]) -> list[
                 "job_id": row["id"],
                 "attempt": 0,
                 "type": "state",
-                "data": {"state": "queued"},
+                "data": QUEUED_EVENT,
                 "created_at": row["created_at"],
             }
             for row in inserted

@@ -1,15 +1,27 @@
-"""Jobs of sweeps. A point that was resumed has several jobs: the latest is the one that counts."""
+"""Jobs of sweeps. A point that was resumed has several jobs: the latest is the one that counts.
+
+Sweeps have thousands of jobs, and nobody else can write meanwhile: what changes all of them is a few statements.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Select, Text, cast, func, select
+from pydantic import ValidationError
+from pydantic_core import to_json
+from sqlalchemy import ColumnElement, Connection, Select, Text, cast, func, insert, literal, select
 
-from app.store import tables
+from app.errors import Conflict
+from app.specs import spec_adapter
+from app.specs._sweep import Point
+from app.store import submission, tables
+from app.store.records import NewJob
 
-_job = tables.job.c
+_job, _event, _label = tables.job.c, tables.event.c, tables.job_label.c
 
 
 def latest_jobs(sweep_ids: Sequence[int]) -> Select[tuple[int]]:
@@ -30,7 +42,80 @@ def counts(connection: Connection, sweep_ids: Sequence[int]) -> dict[int, dict[s
     return found
 
 
-def without_result(connection: Connection, sweep_id: int) -> list[dict[str, Any]]:
-    """The latest job of each point that ended without a result, as rows of the table `job`, in submission's order."""
-    query = select(tables.job).where(_job.id.in_(latest_jobs([sweep_id])), _job.state.in_(("failed", "cancelled")))
-    return [dict(row) for row in connection.execute(query.order_by(_job.id)).mappings()]
+def place(point: Mapping[str, int]) -> frozenset[tuple[str, int]]:
+    """Equal for equal points."""
+    return frozenset(point.items())
+
+
+def points_without_job(connection: Connection, sweep_id: int, points: Sequence[Point]) -> list[Point]:
+    """Those of the sweep's points of which every job was deleted.
+
+    Jobs of an older Flopwatch whose point could not be told belong to the points that have their spec.
+    """
+    of_sweep = _job.sweep_id == sweep_id
+    placed = connection.execute(select(_job.point).where(of_sweep, _job.point.is_not(None))).scalars()
+    known = {place(point) for point in placed}
+    lacking = [point for point in points if place(point.choice) not in known]
+    if not lacking:
+        return []
+    unplaced = connection.execute(select(_job.spec).where(of_sweep, _job.point.is_(None))).scalars()
+    specs = {_comparable(spec) for spec in unplaced}
+    return [point for point in lacking if not specs or _comparable(point.spec) not in specs]
+
+
+def job_of_point(sweep: Mapping[str, Any], point: Point) -> NewJob:
+    """A new job for a point of the sweep, which is a row of its table. Raises Conflict when its spec is not valid."""
+    try:
+        spec = spec_adapter.validate_json(to_json(point.spec))
+    except ValidationError as invalid:
+        values = ", ".join(f"{path} = {json.dumps(sweep['grid'][path][at])}" for path, at in point.choice.items())
+        problems = "; ".join(error["msg"] for error in invalid.errors(include_url=False))
+        raise Conflict(
+            f"Sweep {sweep['id']} cannot be resumed: this version does not take its point {values}: {problems}. "
+            "Submit a sweep without it."
+        ) from invalid
+    return NewJob(spec, name=sweep["name"], labels=sweep["labels"], **sweep["options"], point=point.choice)
+
+
+def repeat_ended(connection: Connection, sweep: Mapping[str, Any], now: datetime) -> int:
+    """Queue a new job for each point whose latest one failed or was cancelled; returns how many those are."""
+    of_sweep = _job.sweep_id == sweep["id"]
+    last = connection.execute(select(func.max(_job.id)).where(of_sweep)).scalar_one()
+    if last is None:
+        return 0
+    given = {
+        "name": sweep["name"],
+        "labels": sweep["labels"],
+        **sweep["options"],
+        "sweep_id": sweep["id"],
+        **submission.queued(now),
+    }
+    copied = [_job[column] for column in submission.FROM_SPEC]
+    ended = select(*copied, *(literal(value, _job[column].type) for column, value in given.items())).where(
+        _job.id.in_(latest_jobs([sweep["id"]])), _job.state.in_(("failed", "cancelled"))
+    )
+    repeated = insert(tables.job).from_select([*submission.FROM_SPEC, *given], ended.order_by(_job.id))
+    number = connection.execute(repeated).rowcount
+    new = of_sweep & (_job.id > last)
+    for key, value in sweep["labels"].items():
+        labelled = select(_job.id, literal(key, _label.key.type), literal(value, _label.value.type)).where(new)
+        connection.execute(insert(tables.job_label).from_select(["job_id", "key", "value"], labelled))
+    say_of_each(connection, new, "state", submission.QUEUED_EVENT, now)
+    return number
+
+
+def say_of_each(
+    connection: Connection, which: ColumnElement[bool], type_: str, data: Mapping[str, Any], now: datetime
+) -> None:
+    """Record the same event of every job for which the condition holds."""
+    said = {"type": type_, "data": data, "created_at": now}
+    rows = select(_job.id, _job.attempt, *(literal(value, _event[column].type) for column, value in said.items()))
+    into = insert(tables.event).from_select(["job_id", "attempt", *said], rows.where(which).order_by(_job.id))
+    connection.execute(into)
+
+
+def _comparable(spec: Mapping[str, Any]) -> str:
+    """The spec as text with every default filled in, if it is valid."""
+    with contextlib.suppress(ValidationError):  # one of another version is equal to itself alone
+        spec = spec_adapter.validate_json(to_json(spec)).model_dump(mode="json")
+    return json.dumps(spec, sort_keys=True)

@@ -17,7 +17,7 @@ import pytest
 
 from app.errors import InvalidEnvironment
 from workers import devices
-from workers.devices import DeviceLocks, Gpu, Host, Lease, discover, most_of_one_job
+from workers.devices import DeviceLocks, Gpu, Host, Lease, discover
 
 GPUS = tuple(Gpu(f"GPU-{name}", "NVIDIA H200", 143_771) for name in ("aaaa-0", "aabb-1", "cccc-2"))
 CPU_HOST = Host((), 2, 1000)
@@ -298,13 +298,6 @@ def test_instances_are_locked_each_by_itself(folder: Path, leases: list[Lease]) 
     leases.append(locks.keep_only(locks.take_free(), gpus=1, alone=False))
     leases.append(locks.take_free())
     assert leases[1].gpus == (SLICES[1], former)
-
-
-@pytest.mark.parametrize(
-    ("gpus", "most"), [((), 0), (GPUS, 3), (SLICES, 1), (SLICES[:1], 1), ((*GPUS[:2], *SLICES), 2)]
-)
-def test_a_job_gets_several_whole_gpus_but_one_instance(gpus: tuple[Gpu, ...], most: int) -> None:
-    assert most_of_one_job(gpus) == most
 
 
 class Driver:

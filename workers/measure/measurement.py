@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from workers.measure.statistics import Summary, summarize
+from workers.measure.table import Scalar
 
-Scalar = str | int | float | bool | None
 STATISTICS = tuple(field.name for field in fields(Summary))
 
 

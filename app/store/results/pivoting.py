@@ -26,12 +26,12 @@ from sqlalchemy import Row
 
 from app.errors import FieldError, InvalidRequest
 from app.layout import Statistic
-from app.specs import KINDS, SpecBase, spec_adapter
+from app.specs import KINDS, Scalar, SpecBase, spec_adapter
 from app.store.engine import Database
 from app.store.public import finite
 from app.store.results import choosing
 from app.store.results.reasons import Gap, reasons
-from app.store.results.sheet import NOT_MEASURED, Cell, Column, Scalar, Sheet, free_names, type_of
+from app.store.results.sheet import NOT_MEASURED, Cell, Column, Sheet, free_names, type_of
 
 UNKNOWN = "unknown"
 EVERY_METRIC = "all"

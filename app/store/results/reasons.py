@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from app.layout import MAX_LISTED, case_text
-from app.store.results.sheet import Scalar
+from app.specs import Scalar
 
 
 @dataclass(frozen=True)

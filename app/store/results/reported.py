@@ -16,11 +16,12 @@ from urllib.parse import quote
 from sqlalchemy import Connection, Row, Select, select
 
 from app.errors import FieldError, InvalidRequest, NotFound
+from app.specs import Scalar
 from app.store import tables
 from app.store.engine import Database
 from app.store.public import checked_id
 from app.store.results.choosing import recorded_attempts
-from app.store.results.sheet import Column, Scalar, Sheet, free_names
+from app.store.results.sheet import Column, Sheet, free_names
 
 UNIT_INDEX = "unit_index"
 

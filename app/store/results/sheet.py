@@ -10,7 +10,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-Scalar = str | int | float | bool | None
+from app.specs import Scalar
+
 Type = Literal["number", "integer", "string", "boolean"]
 Role = Literal["coordinate", "metric", "value"]
 

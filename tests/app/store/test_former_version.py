@@ -510,9 +510,9 @@ def test_the_frozen_rules_are_those_of_the_specs_today(fields: dict[str, Any]) -
 def test_the_frozen_rules_of_cells_are_those_of_the_specs_today(kind: str) -> None:
     blocks = {"br": [64], "bc": [128], "implementations": ["cpu_flash", "eager"]} if kind == "attention" else {}
     today = spec_adapter.validate_json(json.dumps({"kind": kind, "warmup_steps": 5, **blocks}))
-    job = old_job(kind=kind, spec=today.model_dump(mode="json"))
+    job = old_job(kind=kind, spec=today.model_dump(mode="json"), environment={"device": {"type": "cuda"}})
     for case in today.cases():
-        resolved = {"matrix_size": 64, "copy_mib": 1} if kind == "ceiling" else {}
+        resolved = {"matrix_size": 8192, "copy_mib": 1} if kind == "ceiling" else {}
         found = rows_0002.new_case(job, json.dumps({**case.coordinates, **resolved, "device": "GPU"}))
         assert found.case_key == case.key
     assert rows_0002.summary(job) == today.summary()
@@ -528,6 +528,38 @@ def test_tuning_is_in_the_key_of_an_old_row_where_it_had_an_effect(name: str, au
     found = rows_0002.new_case(old_job(kind="attention", spec=today.model_dump(mode="json")), json.dumps(stored))
     assert found.case_key == case.key
     assert json.loads(found.case) == case.coordinates
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "taken", "own"),
+    [
+        ("cpu", "fp32", 2048, True),
+        ("cpu", "fp32", 1024, False),
+        ("cpu", "fp16", 512, True),
+        ("cpu", "fp16", 256, False),
+        ("cuda", "bf16", 8192, True),
+        (None, "fp32", 2048, False),
+    ],
+)
+def test_a_size_that_was_measured_is_a_devices_own_only_if_it_is_today(
+    device: str | None, dtype: str, taken: int, own: bool
+) -> None:
+    fields = {"kind": "ceiling", "dtypes": [dtype], "warmup_steps": 5}
+    today = spec_adapter.validate_json(json.dumps(fields))
+    environment = {"device": {"type": device}} if device else None
+    job = old_job(kind="ceiling", spec=today.model_dump(mode="json"), environment=environment)
+    old = {"operation": "matrix product", "dtype": dtype, "matrix_size": taken, "copy_mib": None, "device": "name"}
+    chosen = spec_adapter.validate_json(json.dumps({**fields, "matrix_size": taken}))
+    key = rows_0002.new_case(job, json.dumps(old)).case_key
+    assert key == (today if own else chosen).cases()[1].key
+    assert (key == today.cases()[1].key) == own
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_frozen_sizes_are_those_of_the_runner(device: str) -> None:
+    from workers.jobs.ceiling import MATRIX_SIZES
+
+    assert rows_0002.OWN_MATRIX_SIZES[device] == MATRIX_SIZES[device]
 
 
 def test_a_gpus_key_has_its_name_alone() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy import Engine, event
 from sqlalchemy.exc import StatementError
 
 from app.errors import Conflict, IdempotencyMismatch, LeaseLost, NotFound, job_problem
@@ -156,11 +157,26 @@ class TestSweep:
 @pytest.fixture
 def swept(queue: Queue, shop: Any) -> int:
     """A sweep of four points: one succeeded, one failed, one runs and one is queued."""
-    sweep = queue.submit_sweep("s", {"a": "b"}, {}, {}, [], points(8, 16, 32, 64, priority=1, timeout_s=5.0)).response
+    base, grid = {"kind": "benchmark"}, {"context_length": [8, 16, 32, 64]}
+    jobs = points(8, 16, 32, 64, priority=1, timeout_s=5.0)
+    sweep = queue.submit_sweep("s", {"a": "b"}, base, grid, [], jobs).response
     queue.finish(shop.claim(), Finish("succeeded"))
     queue.finish(shop.claim(), FAILURE)
     shop.claim()
     return int(sweep["id"])
+
+
+@pytest.fixture
+def sent() -> Iterator[list[int]]:
+    """How many values go to the database with each statement."""
+    sent: list[int] = []
+
+    def note(_connection: Any, _cursor: Any, _statement: str, parameters: Any, *_: Any) -> None:
+        sent.append(len(parameters) if isinstance(parameters, tuple) else sum(map(len, parameters)))
+
+    event.listen(Engine, "before_cursor_execute", note)
+    yield sent
+    event.remove(Engine, "before_cursor_execute", note)
 
 
 class TestSweepsAsWholes:
@@ -228,6 +244,75 @@ class TestSweepsAsWholes:
         queue.cancel_sweep(swept)
         queue.delete(reading.jobs(sweep=swept)[0][0]["id"])
         assert reading.sweep(swept)["counts"]["failed"] == 1
+
+    @pytest.mark.parametrize("deleted", [["failed"], ["succeeded", "failed"]], ids=" and ".join)
+    def test_resuming_submits_points_whose_jobs_were_deleted(
+        self, queue: Queue, reading: Reading, swept: int, deleted: list[str]
+    ) -> None:
+        before = {job["spec"]["context_length"]: job for job in reading.jobs(sweep=swept)[0]}
+        gone = {length: job for length, job in before.items() if job["state"] in deleted}
+        for job in gone.values():
+            queue.delete(job["id"])
+        sweep = queue.resume_sweep(swept)
+        assert sweep == reading.sweep(swept)
+        assert sweep["counts"]["queued"] == 1 + len(gone)
+        now = {job["spec"]["context_length"]: job for job in reading.jobs(sweep=swept)[0]}
+        assert set(now) == set(before)
+        same = ("kind", "spec", "summary", "priority", "timeout_s", "max_attempts", "sweep_id")
+        for length, job in gone.items():
+            assert {name: now[length][name] for name in same} == {name: job[name] for name in same}
+            assert (now[length]["name"], now[length]["labels"]) == ("s", {"a": "b"})
+            assert states(reading, now[length]["id"]) == ["queued"]
+        with pytest.raises(Conflict, match="nothing to resume"):
+            queue.resume_sweep(swept)
+
+    def test_what_is_excluded_is_no_point(self, queue: Queue, shop: Any) -> None:
+        grid, exclude = {"context_length": [8, 16]}, [{"context_length": 16}]
+        sweep = queue.submit_sweep(None, {}, {"kind": "benchmark"}, grid, exclude, points(8)).response["id"]
+        queue.finish(shop.claim(), Finish("succeeded"))
+        with pytest.raises(Conflict, match="nothing to resume"):
+            queue.resume_sweep(sweep)
+
+    def test_jobs_whose_points_nobody_knows_belong_to_the_points_of_their_specs(
+        self, queue: Queue, reading: Reading, database: Database, swept: int
+    ) -> None:
+        with database.write() as connection:
+            connection.exec_driver_sql("UPDATE job SET point = NULL")
+        assert queue.resume_sweep(swept)["counts"]["queued"] == 2, "the one that failed"
+        queue.cancel_sweep(swept)
+        (queued, failed) = [job["id"] for job in reading.jobs(sweep=swept)[0] if job["spec"]["context_length"] == 16]
+        for job_id in (queued, failed):
+            queue.delete(job_id)
+        assert queue.resume_sweep(swept)["counts"] == {
+            "queued": 2,
+            "running": 1,
+            "succeeded": 1,
+            "failed": 0,
+            "cancelled": 0,
+        }
+        assert [job["spec"]["context_length"] for job in reading.jobs(sweep=swept)[0][:2]] == [16, 64]
+
+    def test_a_point_that_is_no_longer_valid_says_so(self, queue: Queue, reading: Reading, swept: int) -> None:
+        with queue._database.write() as connection:
+            connection.exec_driver_sql("""UPDATE sweep SET base = '{"kind": "benchmark", "gone": 1}'""")
+        assert queue.resume_sweep(swept)["counts"]["queued"] == 2, "jobs that are there are run as they are"
+        queue.cancel_sweep(swept)
+        for job in reading.jobs(sweep=swept)[0]:
+            if job["spec"]["context_length"] == 16:
+                queue.delete(job["id"])
+        with pytest.raises(Conflict, match=r"does not take its point context_length = 16: Extra inputs"):
+            queue.resume_sweep(swept)
+
+    def test_thousands_of_jobs_are_changed_by_few_statements(self, queue: Queue, sent: list[int]) -> None:
+        """Nobody else can write meanwhile."""
+        jobs = points(*range(1, 2001), labels={"a": "b"})
+        grid = {"context_length": list(range(1, 2001))}
+        sweep = queue.submit_sweep(None, {"a": "b"}, {"kind": "benchmark"}, grid, [], jobs).response["id"]
+        for change, state in ((queue.cancel_sweep, "cancelled"), (queue.resume_sweep, "queued")):
+            sent.clear()
+            assert change(sweep)["counts"][state] == 2000
+            assert len(sent) < 20
+            assert sum(sent) < 200, "rows do not pass through Python"
 
     def test_an_unknown_sweep_is_not_found(self, queue: Queue) -> None:
         for number in (0, 77, 2**63):

@@ -10,7 +10,7 @@ from sqlalchemy import event as events
 from app.specs._base import Resources
 from app.specs.benchmark import BenchmarkSpec
 from app.store.engine import Database
-from app.store.hosts import Host, Needs
+from app.store.hosts import Host, Needs, gpus_of_one_job
 from app.store.queue import Queue
 from app.store.reading import Reading
 from app.store.records import NewJob
@@ -25,6 +25,20 @@ def host(gpus: int = 0, state: str = "active", kind: str = "benchmark", capabili
 
 def needs(device_type: str = "auto", devices: int = 1, requirements: frozenset[str] = EAGER) -> Needs:
     return Needs("benchmark", device_type, devices, requirements)
+
+
+@pytest.mark.parametrize(
+    ("uuids", "most"),
+    [
+        ([], 0),
+        (["GPU-1", "GPU-2", "GPU-3"], 3),
+        (["MIG-1"], 1),
+        (["MIG-1", "MIG-2"], 1),
+        (["GPU-1", "GPU-2", "MIG-1", "MIG-2"], 2),
+    ],
+)
+def test_a_job_gets_several_whole_gpus_but_one_instance(uuids: list[str], most: int) -> None:
+    assert gpus_of_one_job(uuids) == most
 
 
 @pytest.mark.parametrize(
