@@ -38,7 +38,7 @@ def run(arguments: Sequence[str], **defaults: str) -> int:
 
 
 def run_slices(arguments: Sequence[str]) -> list[int]:
-    """Run the tests that can run together in a few processes, without pytest-xdist; print one output after the other."""
+    """Run the tests that can run together in a few processes, without pytest-xdist; print their outputs in order."""
     count = max(1, min(MOST_ON_A_GPU, len(os.sched_getaffinity(0)) - 2))
     started = []
     for number in range(count):

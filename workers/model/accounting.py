@@ -29,7 +29,7 @@ class Shape:
 
 
 def parameters(shape: Shape) -> int:
-    """Number of parameters: two embeddings; per block four projections, SwiGLU's three, and two norms; one final norm."""
+    """Number of parameters: two embeddings; per block four projections, SwiGLU's three, two norms; one final norm."""
     return (
         2 * shape.vocab_size * shape.d_model
         + shape.num_layers * (_block_weights(shape) + 2 * shape.d_model)
