@@ -1,4 +1,4 @@
-"""What the benchmarks of the service share: the cheapest client, many jobs at once, and the table they end with."""
+"""Shared by the benchmarks of the service: the cheapest client, many jobs at once, and the printed table."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from app.store.sqlite import driver
 JSON = {"Content-Type": "application/json"}
 TIMEOUT_S = 60.0
 BATCH = 1000
-"""Copies in one transaction, so that nobody who writes beside us waits for long."""
+"""Copies in one transaction; a limit, so that other writers do not wait for long."""
 BELONGINGS = (tables.attempt, tables.event, tables.measurement)
 PACKAGES = ("fastapi", "torch")
 
@@ -33,7 +33,7 @@ Change = Callable[[int], dict[str, Any]]
 class Loopback:
     """Requests to a server on this host, one after the other, over one kept connection.
 
-    Its own cost is small, so that figures are the server's and not the client's.
+    Its own cost is small, so that figures measure the server and not the client.
     """
 
     def __init__(self, url: str) -> None:
@@ -50,18 +50,18 @@ class Loopback:
         self._connection.close()
 
     def get(self, path: str) -> bytes:
-        """The body of the answer.
+        """Return the body of the answer.
 
         Raises:
-            RuntimeError: it was not 200.
+            RuntimeError: the status was not 200.
         """
         return self._request("GET", path, None, http.client.OK)
 
     def post(self, path: str, body: bytes) -> bytes:
-        """The body of the answer to a JSON body.
+        """Send a JSON body; return the body of the answer.
 
         Raises:
-            RuntimeError: it was not 201.
+            RuntimeError: the status was not 201.
         """
         return self._request("POST", path, body, http.client.CREATED)
 
@@ -77,8 +77,8 @@ class Loopback:
 def copy_job(database: Database, job_id: int, copies: int, change: Change, *, measured_every: int = 1) -> range:
     """Copy a job with its labels, attempts and events, and its measurements for every `measured_every`th copy.
 
-    `change` tells the columns of the table `job` in which the copy of that id differs; all other columns, times
-    included, are the original's. Returns the ids of the copies.
+    `change` returns the columns of the table `job` in which the copy with a given id differs; all other columns, times
+    included, are copied. Returns the ids of the copies.
     """
     with database.read() as connection:
         row = connection.execute(select(tables.job).where(tables.job.c.id == job_id)).mappings().one()
@@ -125,7 +125,7 @@ def print_report(title: str, table: Sequence[dict[str, str]]) -> None:
 
 
 def host() -> str:
-    """The processor and the versions that the figures depend on."""
+    """Describe the processor and the versions that the figures depend on."""
     versions = [f"{name} {importlib.metadata.version(name)}" for name in PACKAGES]
     sqlite = f"SQLite {driver().sqlite_version}"
     return f"{os.cpu_count()} × {_processor()}; " + ", ".join(
@@ -141,12 +141,12 @@ def _processor() -> str:
 
 
 def spread(samples: Sequence[float], digits: int = 0) -> str:
-    """The median, and in brackets the least and the greatest: "412 (398 … 420)"."""
+    """Write the median, and in brackets the least and the greatest: "412 (398 … 420)"."""
     median = statistics.median(samples)
     return f"{median:.{digits}f} ({min(samples):.{digits}f} … {max(samples):.{digits}f})"
 
 
 def percentiles(samples: Sequence[float], *wanted: int, digits: int = 1) -> list[str]:
-    """The wanted percentiles (1 … 99) of two samples or more, by linear interpolation between them."""
+    """Return the wanted percentiles (1 … 99) of two samples or more, by linear interpolation between them."""
     cuts = statistics.quantiles(samples, n=100, method="inclusive")
     return [f"{cuts[percentile - 1]:.{digits}f}" for percentile in wanted]

@@ -1,7 +1,8 @@
 """The C++ attention side by side with torch's fused one, on the CPU.
 
-All are called in turn within each round, so that a disturbance of the host meets them alike; ratios are of the least
-times, which a disturbance can only raise, and beside them the median over the rounds of the ratio within one round.
+Each round calls all implementations in turn, so that a disturbance of the host meets them alike. A ratio compares the
+least times, which a disturbance can only raise; beside it stands the median over the rounds of the ratio within one
+round.
 
     python -m benchmarks.attention_cpu [--threads 2] [--rounds 15]
 """
@@ -45,7 +46,7 @@ def main() -> None:
 
 
 def forward(shape: tuple[int, int, int, int], *, slow: bool) -> dict[str, Call]:
-    """What is called; `slow`: also those that take seconds where sequences are long."""
+    """Return the calls to time; `slow` adds those that take seconds where sequences are long."""
     q, k, v = (torch.randn(shape) for _ in range(3))
     calls: dict[str, Call] = {
         SDPA: partial(scaled_dot_product_attention, q, k, v),
@@ -67,7 +68,7 @@ def forward_backward(shape: tuple[int, int, int, int]) -> dict[str, Call]:
 
 
 def rows(shape: tuple[int, int, int, int], passes: str, calls: Mapping[str, Call], rounds: int) -> list[dict[str, str]]:
-    """A table row for each of `calls`."""
+    """Return a table row for each of `calls`."""
     samples = measure(calls, rounds)
     return [
         {
@@ -85,7 +86,9 @@ def rows(shape: tuple[int, int, int, int], passes: str, calls: Mapping[str, Call
 
 
 def measure(calls: Mapping[str, Call], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of each round's best call; what is quick is called more often, to get past the host's noise."""
+    """Return the milliseconds of each round's best call; quick calls are repeated more often, because of the host's
+    noise.
+    """
     samples: dict[str, list[float]] = {name: [] for name in calls}
     repeats = {name: min(20, max(1, round(100 / timed(call)))) for name, call in calls.items()}
     for _ in range(rounds):
@@ -101,7 +104,7 @@ def timed(call: Call) -> float:
 
 
 def ratio(samples: Mapping[str, list[float]], baseline: str, name: str) -> str:
-    """How many times as fast as the baseline: of the least times, and in brackets the median over the rounds."""
+    """Write how many times as fast as the baseline: by least times, and in brackets the median over the rounds."""
     if baseline not in samples:
         return ""
     within = statistics.median(a / b for a, b in zip(samples[baseline], samples[name], strict=True))

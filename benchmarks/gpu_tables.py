@@ -3,9 +3,9 @@
     python -m benchmarks.gpu_tables --tables training recipe [--save results.jsonl]
     python -m benchmarks.gpu_tables --list
 
-Prints Markdown, and below each table the specs that are not `valid`, with the checks that failed. A job runs as
-`flopwatch run` does, in this checkout and with this interpreter; nothing is queued. With `--save`, what each job
-reported is kept as a line of JSON.
+Prints Markdown, and below each table the specs that are not `valid`, with the checks that failed. A job runs as with
+`flopwatch run`, in this checkout and with this interpreter, without a queue. With `--save`, each job's reports are
+appended to a file as a line of JSON.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Spec = dict[str, Any]
 
 @dataclass(frozen=True)
 class Table:
-    """Jobs, and what is shown of each of their cases."""
+    """The jobs of a table, and the columns shown of each of their cases."""
 
     title: str
     specs: Sequence[Spec]
@@ -44,7 +44,7 @@ PASSES = ("forward_ms", "backward_ms", "forward_backward_ms")
 
 
 def recipe(size: str) -> list[Spec]:
-    """From eager to the fastest step."""
+    """Jobs from an eager step to the fastest one."""
     eager = {**FAST, "model": {"size": size}}
     fused = {**eager, "optimizer": "torch_fused_adamw"}
     blocks, model = {"compile": True}, {"compile": True, "compile_scope": "model"}
@@ -69,7 +69,7 @@ def recipe(size: str) -> list[Spec]:
 
 
 def variants() -> Iterator[Spec]:
-    """One of everything else that a step of the small model can be."""
+    """Jobs that change one option each of a step of the small model."""
     small = {**TRAINING, "model": {"size": "small"}}
     for precision in ("tf32", "bf16", "fp16"):
         yield {**small, "precision": precision}
@@ -85,7 +85,7 @@ def variants() -> Iterator[Spec]:
 
 
 def libraries() -> Iterator[Spec]:
-    """Ours beside the libraries: causal, bfloat16."""
+    """Jobs that compare our attention to the libraries': causal, bfloat16."""
     for batch, heads, length, head_dim in ((1, 16, 16384, 64), (1, 16, 16384, 128), (4, 16, 4096, 64)):
         yield {
             **ATTENTION,
@@ -101,7 +101,7 @@ def libraries() -> Iterator[Spec]:
 
 
 def short() -> Spec:
-    """Lengths whose launch takes longer than their work."""
+    """Jobs with lengths whose launch takes longer than their work."""
     return {
         **ATTENTION,
         "implementations": ["triton", "sdpa_flash", "sdpa_cudnn"],
@@ -149,14 +149,14 @@ TABLES = {
     ),
     "short": Table("Short attention", [short()], ("sequence_length", "implementation"), (*PASSES, "host_us")),
 }
-"""By name, as the command line takes them."""
+"""The tables by their names on the command line."""
 
 
 def run(spec: Spec, timeout_s: float) -> dict[str, Any]:
-    """What a job reports, from a fresh process.
+    """Run a job in a fresh process, and return its reports.
 
     Raises:
-        RuntimeError: it failed; the message ends with what it wrote to standard error.
+        RuntimeError: the job failed; the message ends with its standard error.
     """
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "workers", "run", "-", "--json", "--output", folder]
@@ -170,13 +170,13 @@ def run(spec: Spec, timeout_s: float) -> dict[str, Any]:
 
 
 def rows_of(result: Mapping[str, Any], table: Table) -> Iterator[list[str]]:
-    """The table's cells, a row per case: medians, with the spread where there are several samples."""
+    """Return the table's cells, a row per case: medians, with the spread where there are several samples."""
     cases: dict[str, list[Mapping[str, Any]]] = {}
     for measurement in result["measurements"]:
         cases.setdefault(measurement["case_key"], []).append(measurement)
     for measurements in cases.values():
         case = measurements[0]["case"]
-        # Of a metric with several phases, the one without is of the mode's whole work.
+        # If a metric has several phases, the one without a phase covers the mode's whole work.
         found = {one["metric"]: one for one in sorted(measurements, key=lambda one: one["phase"] is None)}
         yield [
             *("" if (value := case.get(name)) is None else str(value) for name in table.coordinates),
@@ -186,7 +186,7 @@ def rows_of(result: Mapping[str, Any], table: Table) -> Iterator[list[str]]:
 
 
 def cell(measurement: Mapping[str, Any] | None) -> str:
-    """The median, ± the standard deviation of several samples; why there is none; or nothing."""
+    """Write the median, ± the standard deviation of several samples; or why there is none; or nothing."""
     if measurement is None:
         return ""
     if measurement["median"] is None:
@@ -196,7 +196,7 @@ def cell(measurement: Mapping[str, Any] | None) -> str:
 
 
 def show(table: Table, timeout_s: float, save: Path | None) -> None:
-    """Run the jobs, and print each row when it is there."""
+    """Run the jobs, and print each row when its job is done."""
     columns = (*table.coordinates, *table.metrics, "validity")
     head, notes = False, []
     for spec in table.specs:
@@ -225,7 +225,7 @@ def show(table: Table, timeout_s: float, save: Path | None) -> None:
 
 
 def main() -> None:
-    """Run what the command line names."""
+    """Run the tables that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=["training"])
     parser.add_argument("--rows", nargs="+", type=int, help="only these rows of each table, counted from 0")

@@ -1,7 +1,7 @@
-"""Latency of the routes that everybody uses, with a full database: `python -m benchmarks.http_latency`.
+"""Latency of the most used routes, with a full database: `python -m benchmarks.http_latency`.
 
-A real job is run and copied into 100 000 finished and 10 000 queued ones. Then the server alone, without a worker, is
-asked by one client with one connection; the routes take turns, so that whatever disturbs the host disturbs all alike.
+A real job is run and copied into 100 000 finished and 10 000 queued ones. Then one client with one connection sends
+requests to the server, without a worker; the routes take turns, so that a disturbance of the host meets all alike.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ def fill(service: Service, finished: int, queued: int) -> range:
 
 
 def labels(job_id: int) -> dict[str, Any]:
-    """A label that all copies have, one that many share, and one that no other job has."""
+    """Return a label that all copies have, one that many share, and one that no other job has."""
     return {"labels": {"team": "all", "suite": f"suite-{job_id % SUITES}", "run": f"run-{job_id}"}}
 
 
 def as_finished(job_id: int) -> dict[str, Any]:
-    """1 job in 20 has failed, the others as the original."""
+    """Let 1 copy in 20 have failed; the others end as the original."""
     error = job_problem("timeout", "the job ran longer than its timeout_s, 60 s", log_head="", log_tail="")
     return labels(job_id) | ({"state": "failed", "error": error} if job_id % SUITES == 7 else {})
 
 
 def requests(client: Loopback, ids: range) -> dict[str, Callable[[int], bytes]]:
-    """What is timed, by what it is called; each is called with the number of the round."""
+    """Return the requests to time, by name; each is a function of the number of the round."""
     body = json.dumps(BODY).encode()
     oldest, middle = ids[0], ids[len(ids) // 2]
     return {
@@ -84,7 +84,7 @@ def requests(client: Loopback, ids: range) -> dict[str, Callable[[int], bytes]]:
 
 
 def time_requests(client: Loopback, ids: range, rounds: int) -> list[dict[str, str]]:
-    """The rows of the table."""
+    """Time the requests, and return the rows of the table."""
     routes = requests(client, ids)
     samples: dict[str, list[float]] = {name: [] for name in routes}
     answers: dict[str, bytes] = {}

@@ -1,8 +1,8 @@
 """Submissions per second over HTTP: `python -m benchmarks.http_throughput`.
 
-The server alone, without a worker, and 1, 4 and 16 clients on the loopback, each a process of its own that sends the
-same body again and again over one kept connection. The CPU time of both sides per job is shown too: where the clients'
-share is small, and the processors are busy, the figure is the server's.
+The server runs without a worker; 1, 4 and 16 clients on the loopback, each a process, send the same body again and
+again over one kept connection. The table also shows the CPU time of both sides per job: where the clients' share is
+small and the processors are busy, the figure measures the server.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ START_TIMEOUT_S = 120.0
 
 
 def submit(url: str, seconds: float, most: int, start: Barrier, answers: Connection) -> None:
-    """One client: submit for `seconds` s, `most` jobs at the most; answers (first, last, CPU seconds, jobs)."""
+    """Run one client: submit for `seconds` s, `most` jobs at most; sends back (first, last, CPU seconds, jobs)."""
     body = json.dumps(BODY).encode()
     with Loopback(url) as client:
         start.wait(START_TIMEOUT_S)
@@ -42,7 +42,7 @@ def submit(url: str, seconds: float, most: int, start: Barrier, answers: Connect
 
 
 def measure(service: Service, clients: int, seconds: float, most: int) -> tuple[float, float, float]:
-    """One round: jobs per second, and CPU milliseconds per job of the server and of the clients."""
+    """Measure one round: jobs per second, and CPU milliseconds per job of the server and of the clients."""
     context = multiprocessing.get_context("fork")
     start = context.Barrier(clients + 1)
     pipes = [context.Pipe(duplex=False) for _ in range(clients)]
@@ -53,7 +53,7 @@ def measure(service: Service, clients: int, seconds: float, most: int) -> tuple[
     for process in processes:
         process.start()
     for _, answers in pipes:
-        answers.close()  # the clients have it: when one dies, reading its answer ends with EOFError
+        answers.close()  # only the clients keep it open: when one dies, reading its answer ends with EOFError
     assert service.server is not None
     server = psutil.Process(service.server.pid)
     start.wait(START_TIMEOUT_S)
@@ -78,7 +78,7 @@ def main() -> None:
     table = []
     with tempfile.TemporaryDirectory(prefix="flopwatch-") as folder, Service(Path(folder)) as service:
         service.start_server()
-        measure(service, 1, min(1.0, arguments.seconds), arguments.most)  # first requests compile and cache
+        measure(service, 1, min(1.0, arguments.seconds), arguments.most)  # the first requests compile and fill caches
         for clients in arguments.clients:
             rounds = [measure(service, clients, arguments.seconds, arguments.most) for _ in range(arguments.rounds)]
             rates, server_ms, client_ms = zip(*rounds, strict=True)

@@ -1,8 +1,8 @@
 """CPU time of a server and a worker that have nothing to do: `python -m benchmarks.idle_cpu`.
 
-Measured with an empty queue, with many queued jobs that the worker cannot run (they need a GPU, and it is shown none),
-and with a client that follows one of them. The worker's figure includes its warm parent. The kernel counts CPU time in
-ticks of 10 ms, so measure for a minute.
+It measures with an empty queue, with many queued jobs that the worker cannot run (they need a GPU, which is hidden from
+it), and with a client that follows one of them. The worker's figure includes its warm parent. The kernel counts CPU
+time in ticks of 10 ms, so measure for a minute.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def body(device: str) -> dict[str, Any]:
 
 
 def cpu_s(process: subprocess.Popen[bytes]) -> float:
-    """CPU seconds so far, user and system, of a process and everything below it."""
+    """Return the CPU seconds so far, user and system, of a process and all its descendants."""
     root = psutil.Process(process.pid)
     times = [member.cpu_times() for member in (root, *root.children(recursive=True))]
     return sum(one.user + one.system for one in times)
 
 
 def measure(situation: str, processes: dict[str, subprocess.Popen[bytes]], seconds: float) -> dict[str, str]:
-    """One row of the table."""
+    """Measure one row of the table."""
     time.sleep(SETTLE_S)
     start = time.monotonic()
     before = {name: cpu_s(process) for name, process in processes.items()}
@@ -64,7 +64,7 @@ def main() -> None:
         worker = service.start_worker(CUDA_VISIBLE_DEVICES="")
         assert service.server is not None
         processes = {"server": service.server, "worker": worker}
-        # Once it has run a job, everything that is imported late has been imported.
+        # A worker that has run a job has done all its late imports.
         wait_for_job(client, submit(client, body("cpu")))
         table = [measure("empty queue", processes, arguments.seconds)]
         waiting = submit(client, body("cuda"))

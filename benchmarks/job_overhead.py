@@ -1,4 +1,4 @@
-"""What the service adds to a job: `python -m benchmarks.job_overhead`.
+"""The time that the service adds to a job: `python -m benchmarks.job_overhead`.
 
 Small jobs, one after the other, on a real server and a worker with a warm parent. All times are this host's wall clock,
 taken in three places: by the client; in the database's events; and in the worker's log, to the millisecond, which tells
@@ -26,7 +26,7 @@ from tools.service import Service, submit
 WARMUP = 3
 MESSAGE = re.compile(r"^(\S+ \S+) DEBUG job-(\d+): (started|outcome)$", re.MULTILINE)
 PAUSE_S = 0.1
-"""Jobs are submitted at random moments within this time, so that they don't keep step with anybody's polling."""
+"""Jobs are submitted at random moments within this time, so that they don't keep step with a polling loop."""
 
 INTERVALS = {
     "submit → answered": ("submit", "answered"),
@@ -43,7 +43,7 @@ INTERVALS = {
 
 
 def body(device: str) -> dict[str, Any]:
-    """The job: one forward pass of the smallest model."""
+    """Return the job: one forward pass of the smallest model."""
     spec = {
         "kind": "benchmark",
         "model": {"size": "tiny"},
@@ -58,7 +58,7 @@ def body(device: str) -> dict[str, Any]:
 
 
 def run_job(client: httpx.Client, device: str) -> tuple[int, dict[str, float]]:
-    """Submit a job and follow it to its end; returns its id, and seconds on the wall clock by what happened then."""
+    """Submit a job and follow it to its end; returns its id, and for each event its time on the wall clock, in s."""
     times = {"submit": time.time()}
     job_id = submit(client, body(device))
     times["answered"] = time.time()
@@ -84,7 +84,7 @@ def run_job(client: httpx.Client, device: str) -> tuple[int, dict[str, float]]:
 
 
 def logged(text: str) -> Iterator[tuple[int, str, float]]:
-    """Job, what happened, and when, from the worker's log."""
+    """Yield job, event and time from the worker's log."""
     names = {"started": "first line", "outcome": "runner's end"}
     for written, job_id, message in MESSAGE.findall(text):
         at = datetime.strptime(written, "%Y-%m-%d %H:%M:%S,%f").astimezone()

@@ -1,11 +1,11 @@
-"""Whether the stopwatch and CUPTI agree on how long a GPU works on short calls: attention at lengths 128 to 1024.
+"""Compares the stopwatch to CUPTI: how long a GPU works on short calls, attention at lengths 128 to 1024.
 
     python -m benchmarks.stopwatch_against_profiler [--lengths 128 256 512 1024] [--calls 50]
 
 Needs torch and Triton, not the service. Medians in µs. The stopwatch is read twice, alone and while the profiler runs:
-"span" is CUPTI's time from the begin of the call's first kernel to the end of its last, "sum" that of its kernels,
-copies and fills without what is between them. The profiler itself slows some calls down (it waits between a fill and
-the kernel after it): that is the difference between the two readings of the stopwatch.
+"span" is CUPTI's time from the begin of the call's first kernel to the end of its last, "sum" is the time of its
+kernels, copies and fills without the gaps between them. The profiler itself slows some calls down (it waits between a
+fill and the kernel after it): that is the difference between the two readings of the stopwatch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DELAY_KERNEL = "spin_kernel"
 
 
 def works(name: str, length: int) -> dict[str, Work]:
-    """Calls of one implementation, causal in bfloat16."""
+    """Return calls of one implementation, causal in bfloat16."""
     batch, heads, head_dim = SHAPE
     function = ATTENTION.load(name).function
     shape = batch, heads, length, head_dim
@@ -46,14 +46,14 @@ def works(name: str, length: int) -> dict[str, Work]:
 
 
 def calls_in(spans: Sequence[Span]) -> list[Sequence[Span]]:
-    """What ran between each delay and the flush before the next one."""
+    """Return the work that ran between each delay and the flush before the next one."""
     delays = [index for index, span in enumerate(spans) if DELAY_KERNEL in span.name]
     ends = [*(index - 1 for index in delays[1:]), len(spans)]
     return [spans[begin + 1 : end] for begin, end in zip(delays, ends, strict=True)]
 
 
 def row(name: str, length: int, what: str, work: Work, calls: int) -> str:
-    """One line of the table."""
+    """Measure one line of the table."""
     watch = stopwatch(torch.device("cuda"))
     alone = watch.time(work, warmup=None, calls=calls)
     profiled = [alone]

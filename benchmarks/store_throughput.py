@@ -1,6 +1,6 @@
-"""How fast the store takes jobs in and hands them out: `python -m benchmarks.store_throughput`.
+"""Measures submissions and claims per second: `python -m benchmarks.store_throughput`.
 
-Every figure includes the commit, which waits for the disk (synchronous=FULL), so run it on the disk that is meant.
+Every figure includes the commit, which waits for the disk (synchronous=FULL), so run it on the disk that you will use.
 Prints a table in Markdown, for docs/measurements.md.
 """
 
@@ -66,7 +66,7 @@ def fill(queue: Queue, number: int) -> None:
 
 
 def submissions(folder: Path, number: int, threads: int) -> list[Row]:
-    """Jobs submitted one by one, each its own transaction."""
+    """Submit jobs one by one, each in its own transaction."""
     with opened(folder) as database:
         queue = Queue(database)
         queue.submit(NewJob(SPEC))  # warms up
@@ -95,7 +95,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def claims(folder: Path, number: int, processes: int) -> list[Row]:
-    """Processes that claim until the queue is empty; then the same with every job finished at once."""
+    """Let processes claim until the queue is empty; then the same with each job finished right after its claim."""
     rows = []
     name = f"{processes} process{'es' * (processes > 1)}"
     for finish, what in ((False, "claims/s"), (True, "claims and finishes/s")):
@@ -109,7 +109,7 @@ def claims(folder: Path, number: int, processes: int) -> list[Row]:
 
 
 def run_claimants(url: str, processes: int, finish: bool) -> tuple[float, list[float]]:
-    """Seconds until the queue is empty, once all processes are ready, and the seconds that each claim took."""
+    """Return the seconds from when all processes are ready until the queue is empty, and the seconds of each claim."""
     context = multiprocessing.get_context("spawn")
     start = context.Barrier(processes + 1)
     results: multiprocessing.Queue[list[float]] = context.Queue()
@@ -126,7 +126,7 @@ def run_claimants(url: str, processes: int, finish: bool) -> tuple[float, list[f
 
 
 def claim_all(url: str, finish: bool, start: Barrier, results: multiprocessing.Queue[list[float]]) -> None:
-    """A worker process: claim until nothing is left, and send the seconds that each claim took."""
+    """Run a worker process: claim until no job is left, and send the seconds of each claim."""
     database = Database(url, busy_timeout_s=60)
     queue, name, latencies = Queue(database), f"worker-{multiprocessing.current_process().pid}", []
     queue.running()  # connects
@@ -144,7 +144,7 @@ def claim_all(url: str, finish: bool, start: Barrier, results: multiprocessing.Q
 
 
 def latency(folder: Path, queued: int, number: int) -> list[Row]:
-    """One process that claims from a long queue."""
+    """Let one process claim from a long queue."""
     with opened(folder) as database:
         queue = Queue(database)
         fill(queue, queued)

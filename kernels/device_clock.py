@@ -2,16 +2,16 @@
 
 A kernel that runs for 5 µs takes the host 30 to 100 µs to issue: events around the call would time the host. So the
 call is enqueued behind work that keeps the device busy for longer than the host needs: the flush of the L2 cache, and a
-delay. Whether that held is not assumed but seen: after the host has issued the call, the event before it must still be
-pending. If it is not, the sample is dropped and taken again behind a longer delay.
+delay. The clock checks that this held: after the host has issued the call, the event before it must still be pending.
+If it is not, the clock drops the sample and takes it again behind a longer delay.
 
-A call that waits for the device inside (`.item()`, a copy to the host) can never be issued in time, nor can one of more
-than about a thousand launches, which the driver's queue does not hold. After some tries such calls are timed without
-a delay: their times then hold whatever the device waited for the host.
+The host cannot issue a call in time that waits for the device inside (`.item()`, a copy to the host), nor one of more
+than about a thousand launches, which the driver's queue does not hold. After some tries the clock times such calls
+without a delay: their times then include the time that the device waited for the host.
 
 Two events in a row are some time apart by themselves, and a kernel between them starts later than the first: 2.2 µs in
-all on an H200. This is measured around an empty kernel, less what such a kernel itself takes, and taken off every
-sample.
+all on an H200. The clock measures this around an empty kernel, subtracts the kernel's own time, and takes the rest off
+every sample.
 
 Nothing here may import other packages of this project: tuning and measuring both use it.
 """
@@ -29,13 +29,13 @@ import torch
 FLUSHED_CACHE_SIZES = 4
 """Size of the buffer that is overwritten before a call, in L2 caches: caches do not replace their lines in order."""
 DELAY_FACTOR = 2.0
-"""The delay over the host's usual time for the call."""
+"""Ratio of the delay to the host's usual time for the call."""
 MAX_DELAY_S = 0.1
 FIRST_DELAY_S = 2e-3
 """Before a call's first lap, when nobody knows how long the host takes for it: twice the longest that was seen for one
 attention call, forward with backward (1.1 ms)."""
 TRIES = 6
-"""Samples in a row that may miss, each behind twice the delay of the one before."""
+"""Samples in a row that may fail, each behind twice the delay of the one before."""
 REMEMBERED_CALLS = 15
 CALIBRATION_CYCLES = 2_000_000
 EMPTY_KERNEL_MS = 0.6e-3
@@ -44,7 +44,7 @@ of 4 KiB)."""
 EMPTY_KERNELS = 20
 EMPTY_KERNEL_DELAY_S = 1e-4
 RESOLUTION_MS = 32e-6
-"""Of event times, as seen on an H200; no call takes less."""
+"""Resolution of event times, as seen on an H200; no call takes less."""
 
 Work = Callable[[], None]
 
@@ -58,11 +58,13 @@ class Lap:
     host_us: float
     """Time in which the host issued the call."""
     hidden: bool
-    """Whether the host had issued all of it before the device started on it. If not, `device_ms` may hold waiting."""
+    """True if the host had issued all of the call before the device started on it. If not, `device_ms` may include
+    waiting.
+    """
 
 
 def nothing() -> None:
-    """Nothing to prepare."""
+    """Do nothing: a call that needs no preparation."""
 
 
 class DeviceClock:
@@ -78,11 +80,11 @@ class DeviceClock:
         )
         self._cycles_per_s = self._calibrate()
         self.overhead_ms = self._measure_overhead()
-        """What events add to the time of what is between them."""
+        """Time that events add to the work between them."""
         self.forget()
 
     def forget(self) -> None:
-        """What is timed next is another call."""
+        """Forget the last call's delay, since the next call is another one."""
         self._issued_s: deque[float] = deque(maxlen=REMEMBERED_CALLS)
         self._waits_inside = False
 
@@ -129,7 +131,7 @@ class DeviceClock:
         return Lap(float(self._start.elapsed_time(self._end)), 1e6 * issued_s, hidden)
 
     def _measure_overhead(self) -> float:
-        """Time in ms that events show around an empty kernel, less the kernel's own."""
+        """Return the time in ms that events show around an empty kernel, less the kernel's own."""
         times = []
         for _ in range(EMPTY_KERNELS):
             self._delay(EMPTY_KERNEL_DELAY_S)
@@ -140,7 +142,7 @@ class DeviceClock:
         torch.cuda._sleep(int(seconds * self._cycles_per_s))  # type: ignore[no-untyped-call]
 
     def _calibrate(self) -> float:
-        """Cycles of the device's clock in a second, roughly: it changes with load and heat."""
+        """Return the cycles of the device's clock in a second, roughly: it changes with load and heat."""
         for _ in range(2):  # the first loads the kernel
             self._start.record()
             torch.cuda._sleep(CALIBRATION_CYCLES)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Runs Triton kernels in Triton's interpreter (TRITON_INTERPRET=1) also beside a recent NumPy.
+"""Makes Triton's interpreter (TRITON_INTERPRET=1) work with a recent NumPy.
 
 Triton 3.6 turns loop bounds, arrays of one element, into integers by int(), which NumPy 2.4 refuses to do. And it keeps
 bfloat16 as the integers of its bits, which its products multiply as such.
@@ -14,7 +14,7 @@ import numpy as np
 
 @functools.cache
 def mend_interpreter() -> None:
-    """Make arrays of one element count as integers, and products take bfloat16, where kernels are interpreted."""
+    """Let arrays of one element count as integers, and products take bfloat16, if kernels are interpreted."""
     import triton
     import triton.language as tl
 

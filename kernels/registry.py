@@ -1,6 +1,6 @@
 """Implementations by name: built in, or installed as entry points.
 
-What is installed in an entry-point group is the allow-list; nothing is ever imported by a name from a request. Names
+The installed entry points are the allow-list; a name from a request is only looked up in it, and not imported. Names
 are listed from metadata, without importing what they stand for, so the agent reports them without torch.
 """
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 AttentionFunction: TypeAlias = "Callable[[Tensor, Tensor, Tensor, bool], Tensor]"
-"""(q, k, v, is_causal) -> output, shapes and alignment as `kernels.attention` says."""
+"""(q, k, v, is_causal) -> output, with shapes and alignment as in `kernels.attention`."""
 DEVICES: Final = frozenset({"cpu", "cuda"})
 """Types of devices that jobs can ask for."""
 DTYPES: Final = frozenset({"float64", "float32", "bfloat16", "float16"})
 """Data types that an implementation may take. Jobs ask for no float64; tests do."""
 TuneFunction: TypeAlias = "Callable[..., str]"
-"""(q, k, v, is_causal, *, backward: bool, tell: (line of progress) -> None) -> a line that says what was chosen."""
+"""(q, k, v, is_causal, *, backward: bool, tell: (line of progress) -> None) -> a line that names the choice."""
 
 
 class RegistryError(Exception):
@@ -45,7 +45,7 @@ class Registry:
     """The implementations of one kind of thing.
 
     Args:
-        what: What they are, for messages: "attention implementation".
+        what: Their name in messages: "attention implementation".
         group: Entry-point group that others may install theirs in.
         built_in: Ours, as name -> "module:attribute".
         check: Called with each name and the object loaded for it; raises TypeError if it is not of that kind.
@@ -76,7 +76,7 @@ class Registry:
 
         Raises:
             UnknownName: there is none.
-            BrokenEntryPoint: importing it failed, or it is something else than it should be.
+            BrokenEntryPoint: importing it failed, or the object is not of the right kind.
         """
         # Ours first: reading every installed distribution's metadata takes tens of milliseconds.
         entry = self._built_in.get(name) or self._entries.get(name)
@@ -115,10 +115,12 @@ class Implementation:
     has_backward: bool = True
     forward_bytes: Callable[..., tuple[int, int]] | None = None
     """(batch, heads, length, head_dim, **block_sizes) -> bytes of working memory, and of the output, of one forward
-    call; None for what leaves it to torch's allocator."""
+    call; None if torch's allocator knows them.
+    """
     tune: TuneFunction | None = None
-    """Searches for what is fastest for such inputs on their device, and lets this process's further calls take it; None
-    for what has nothing to choose. Called on request only."""
+    """Searches for the fastest choice for such inputs on their device, and lets this process's further calls take it;
+    None if there is nothing to choose. Called on request only.
+    """
 
     @property
     def devices(self) -> frozenset[str]:
@@ -126,7 +128,7 @@ class Implementation:
         return frozenset(self.dtypes)
 
     def why_not(self, device: str, dtype: str, *, backward: bool) -> str | None:
-        """Why it cannot run so; None if it can."""
+        """Say why it cannot run with these inputs; None if it can."""
         if device not in self.dtypes:
             return f"attention {self.name!r} does not run on {device}, only on {', '.join(sorted(self.dtypes))}"
         if dtype not in self.dtypes[device]:
@@ -139,10 +141,10 @@ class Implementation:
 
 
 def _check_implementation(name: str, loaded: object) -> None:
-    """See that it makes sense: somebody else's code made it, and what is amiss would be a riddle in the midst of a job.
+    """Check its fields: another package may have made it, and a mistake would be hard to understand in a job.
 
     Raises:
-        TypeError: it does not.
+        TypeError: a field is wrong.
     """
     if not isinstance(loaded, Implementation):
         raise TypeError(f"expected a kernels.registry.Implementation, not {type(loaded).__name__}")

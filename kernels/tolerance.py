@@ -1,4 +1,4 @@
-"""Tolerances: a result counts as right up to this error. One per data type, for tests and for jobs alike."""
+"""Tolerances: a result is right up to this error. There is one per data type, for tests and for jobs alike."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 TOLERANCES: Final = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 """Largest relative error ‖out − oracle‖ / ‖oracle‖ of an implementation that computes in that dtype."""
 TF32_TOLERANCE: Final = 5e-3
-"""The same for float32 inputs whose products are of tf32, to which tensor cores cut numbers rather than round them."""
+"""The same for float32 inputs with products in tf32, to which tensor cores cut numbers rather than round them."""
 ROWS: Final = 10
-"""One row may err by so many tolerances. A tensor that is right on average may hold a row that is wrong."""
+"""One row may err by this many tolerances. A tensor that is right on average may hold a row that is wrong."""
 
 
 @dataclass(frozen=True)
 class Error:
-    """How far a tensor is from its oracle."""
+    """The distance of a tensor from its oracle."""
 
     relative: float
     """‖out − oracle‖ / ‖oracle‖, in the Euclidean norm of all elements; for a vanishing oracle see `error`, `scale`."""
@@ -27,7 +27,7 @@ class Error:
     where that is larger."""
 
     def why_wrong(self, tolerance: float) -> str | None:
-        """What is wrong with a result of this error, or None. An error that is not a number is wrong."""
+        """Say what is wrong with a result of this error; None if it is right. An error that is NaN is wrong."""
         if not self.relative <= tolerance:
             return f"relative error {self.relative:.2e}, tolerance {tolerance:.0e}"
         if not self.worst_row <= ROWS * tolerance:
@@ -36,11 +36,11 @@ class Error:
 
 
 def error(out: Tensor, oracle: Tensor, scale: float = 1.0) -> Error:
-    """The error of `out` against its float64 oracle of the same shape.
+    """Compute the error of `out` against its float64 oracle of the same shape.
 
     Args:
         out: The result.
-        oracle: What it should be.
+        oracle: The right result.
         scale: Used where the oracle is zero everywhere, so that the error can be relative to nothing else: the root
             mean square of the elements of the terms that cancel. With one key that every query sees, the gradients of
             queries and keys are differences of equal terms, of which round-off is left. For attention to q, k, v and

@@ -20,7 +20,7 @@ mend_interpreter()
 ROWS = 32
 """Rows of a program, forward."""
 GRADIENT_ROWS = 128
-"""Rows that a program of the backward pass adds up into one row of partial sums."""
+"""Rows that one program of the backward pass adds up into a row of partial sums."""
 COLUMNS = 128
 """Columns of a tile."""
 

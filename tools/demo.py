@@ -2,7 +2,7 @@
 
     python -m tools.demo [FIELD=VALUE[,VALUE]...]     fields of `flopwatch sweep benchmark` instead of the demo's own
 
-Exits 0 only when every job succeeded. Whatever happens, Ctrl-C included, nothing is left running and nothing on disk.
+Exits 0 only when every job succeeded. At the end, also after Ctrl-C, it stops its processes and removes its folder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tools.service import Service
 ON_A_CPU = "model.size=tiny,small context_length=128,256 batch_size=1 warmup_steps=1 measure_steps=3"
 ON_A_GPU = "model.size=tiny,small,medium,large context_length=256,512"
 COLUMNS = "forward_ms,backward_ms,optimizer_ms,step_ms"
-SETTINGS = {"FLOPWATCH_GRACE_S": "2"}  # who interrupts a demo does not want to wait
+SETTINGS = {"FLOPWATCH_GRACE_S": "2"}  # a user who interrupts a demo does not want to wait
 SHOWN_LOG_CHARACTERS = 8000
 
 
@@ -47,7 +47,7 @@ def main(fields: Sequence[str]) -> int:
                 print(service.logs()[-SHOWN_LOG_CHARACTERS:], file=sys.stderr)
                 raise
             finally:
-                # From here on further signals wait, so that impatience leaves nothing behind.
+                # From here on further signals wait, so that a second Ctrl-C leaves no process or folder behind.
                 for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
                     signal.signal(signum, signal.SIG_IGN)
     except (DemoFailed, RuntimeError, TimeoutError, httpx.HTTPError) as error:
@@ -93,7 +93,9 @@ def run(service: Service, fields: Sequence[str]) -> None:
 
 
 def command(environment: Mapping[str, str], *arguments: str) -> tuple[int, str]:
-    """Show and run one command of flopwatch; its exit code and standard output. Progress goes to standard error."""
+    """Show and run one command of flopwatch; returns its exit code and standard output. Progress goes to standard
+    error.
+    """
     print(f"$ {shlex.join(['flopwatch', *arguments])}", flush=True)
     result = subprocess.run(
         [sys.executable, "-m", "app.cli", *arguments], env=environment, stdout=subprocess.PIPE, text=True, check=False

@@ -26,10 +26,10 @@ T = TypeVar("T")
 
 
 def wait_until(condition: Callable[[], T | None], *, timeout_s: float, what: str, poll_s: float = 0.02) -> T:
-    """Poll until `condition` returns something true; returns that.
+    """Poll until `condition` returns a true value; returns it.
 
     Raises:
-        TimeoutError: it names `what` was waited for.
+        TimeoutError: the time is over; the message names `what`.
     """
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
@@ -68,7 +68,7 @@ class Service:
         self.stop()
 
     def settings(self) -> Settings:
-        """For looking into the database beside the server, or writing to it."""
+        """Return settings for reading and writing the database beside the server."""
         return Settings(data_dir=self.data_dir, database_url=None)
 
     def start_process(
@@ -89,7 +89,7 @@ class Service:
         return process, log
 
     def start_server(self, **environment: str) -> httpx.Client:
-        """Start the server and wait until it answers; returns a client of it. A restarted one keeps its port."""
+        """Start the server and wait until it answers; returns a client. A restarted server keeps its port."""
         if self.url:
             environment.setdefault("FLOPWATCH_PORT", self.url.rpartition(":")[2])
         self.server, log = self.start_process("server", ["app.cli", "serve"], **environment)
@@ -97,7 +97,7 @@ class Service:
         return self.client()
 
     def client(self, timeout_s: float = 90.0) -> httpx.Client:
-        """One more client of the server."""
+        """Return one more client of the server."""
         return self._clients.enter_context(httpx.Client(base_url=self.url, timeout=timeout_s))
 
     def start_worker(self, **environment: str) -> subprocess.Popen[bytes]:
@@ -112,12 +112,12 @@ class Service:
         return [process for process, _log in started]
 
     def stop(self) -> None:
-        """Ask every process to end, then make it."""
+        """Ask every process to end, and kill those that do not."""
         self._clients.close()
         self.stop_processes(*self.processes)
 
     def stop_processes(self, *processes: subprocess.Popen[bytes]) -> None:
-        """Ask these processes to end, then make them."""
+        """Ask these processes to end, and kill those that do not."""
         running = [process for process in processes if process.poll() is None]
         for process in running:
             process.send_signal(signal.SIGCONT)
@@ -130,7 +130,7 @@ class Service:
                 process.wait()
 
     def logs(self) -> str:
-        """The output of all processes so far."""
+        """Return the output of all processes so far."""
         parts = [f"== {path.name}\n{path.read_text(errors='replace')}" for path in sorted(self.folder.glob("*.log"))]
         return "\n".join(parts)
 
@@ -151,7 +151,7 @@ def submit(client: httpx.Client, job: dict[str, Any]) -> int:
 
 
 def wait_for_job(client: httpx.Client, job_id: int, *, timeout_s: float = 60.0) -> dict[str, Any]:
-    """The job, once it has ended."""
+    """Wait until the job has ended, and return it."""
 
     def final() -> dict[str, Any] | None:
         job: dict[str, Any] = client.get(f"/jobs/{job_id}").raise_for_status().json()

@@ -1,9 +1,9 @@
-"""Runs the tests: `make test` all of them on all cores, `make gpu-test` those that need a GPU.
+"""Runs the tests: `make test` runs all of them on all cores, `make gpu-test` those that need a GPU.
 
-Tests run at the same time as others, but for those marked `alone`, which judge times or fill a device: they come
-afterwards, one by one. Every test is in one of the two parts and in no other, since all runs collect the same and
-`--share` and `--slice` (tests/conftest.py) say which of it they run. Further arguments go to every run:
-`make test ARGS="tests/app -k claim"`. Needs nothing but pytest for the GPU's tests, and pytest-xdist for all.
+Tests run at the same time as others, except those marked `alone`, which judge times or fill a device: they run
+afterwards, one by one. Every test is in exactly one of the two parts: all runs collect the same tests, and `--share`
+and `--slice` (tests/conftest.py) choose among them. Further arguments go to every run: `make test ARGS="tests/app -k
+claim"`. The GPU's tests need only pytest, all tests pytest-xdist too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 NO_TESTS = 5
 """pytest's exit code."""
 MOST_ON_A_GPU = 12
-"""Processes that share one GPU's memory. What they wait for is the compiler on the host, for minutes of each core."""
+"""Most processes that share one GPU's memory. They mostly wait for the compiler on the host, for minutes of each core.
+"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -27,17 +28,17 @@ def main(arguments: Sequence[str]) -> int:
         return worst(*run_slices([*gpu, *arguments[1:]]), run([*gpu, "--share=alone", *arguments[1:]]))
     workers = len(os.sched_getaffinity(0))
     together = ["--share=together", f"--numprocesses={workers}", "--dist=worksteal"]
-    # A thread of torch's per core in each of as many processes would mostly wait for the others.
+    # With a process per core, further threads of torch in each would mostly wait for each other.
     return worst(run([*together, *arguments], OMP_NUM_THREADS="1"), run(["--share=alone", *arguments]))
 
 
 def run(arguments: Sequence[str], **defaults: str) -> int:
-    """One run of pytest; returns its exit code."""
+    """Run pytest once; returns its exit code."""
     return subprocess.run(command(arguments), env=environment(defaults), check=False).returncode
 
 
 def run_slices(arguments: Sequence[str]) -> list[int]:
-    """Run what can run together in a few processes, without pytest-xdist; their output comes one after the other."""
+    """Run the tests that can run together in a few processes, without pytest-xdist; print their outputs in order."""
     count = max(1, min(MOST_ON_A_GPU, len(os.sched_getaffinity(0)) - 2))
     started = []
     for number in range(count):
@@ -54,17 +55,17 @@ def run_slices(arguments: Sequence[str]) -> list[int]:
 
 
 def command(arguments: Sequence[str]) -> list[str]:
-    """pytest in this interpreter."""
+    """Return the command that runs pytest in this interpreter."""
     return [sys.executable, "-m", "pytest", *arguments]
 
 
 def environment(defaults: Mapping[str, str]) -> dict[str, str]:
-    """The user's environment, which outranks the defaults."""
+    """Return the user's environment over the defaults."""
     return {**defaults, **os.environ}
 
 
 def worst(*codes: int) -> int:
-    """One exit code of all: a run without tests counts only where the others have none either."""
+    """Return one exit code for all runs: a run without tests counts only if no run has any."""
     failed = [code for code in codes if code not in (0, NO_TESTS)]
     return failed[0] if failed else min(codes)
 

@@ -99,7 +99,7 @@ class PipeReporter:
 def run_request(request: Request, messages: int) -> int:
     """Do the request's task and report on the descriptor `messages`; returns the exit code."""
     reporter = PipeReporter(messages, Path(request.scratch), Path(request.ceilings))
-    # Otherwise all forks of one parent would share the state of its random generator.
+    # Forks of one parent start with the same state of the random generator.
     random.seed()
     reporter.send("started")
     try:

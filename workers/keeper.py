@@ -1,18 +1,18 @@
-"""The keeper of one unit: starts the unit's process and answers for everything that process starts.
+"""The keeper of one unit: it starts the unit's process, and ends every process that the unit leaves behind.
 
-It is the child subreaper of the unit, so a descendant in a session of its own is still found. It holds the file
-descriptors of the devices' locks: they are free again only when the keeper has ended every descendant and is gone,
-whoever killed the agent meanwhile. Its control socket leads to the agent:
+It is the child subreaper of the unit, so it finds also descendants in sessions of their own. It holds the file
+descriptors of the devices' locks, so the devices stay locked until the keeper has ended every descendant and is gone,
+even if the agent was killed meanwhile. Its control socket leads to the agent:
 
     agent → keeper   the request, one JSON line; then TERMINATE or KILL; end of file: the agent is dead, kill
     keeper → agent   the report {"exit_code": int | null, "signal": int | null}, when everything has ended
 
-A unit in a new interpreter is kept by `python -m workers keeper`; one forked from the warm parent by a fork of it.
+`python -m workers keeper` keeps a unit in a new interpreter; a fork of the warm parent keeps a forked unit.
 
 A unit that runs under a command of its own (`wrap`: a profiler) is that command's child, not the keeper's. Such
-commands close file descriptors, replace standard input, and make sessions: so request and messages travel by paths in
-the unit's scratch folder, a file and a FIFO. The keeper holds the FIFO open for writing until the command has ended:
-the agent would take the time before the unit opens it for the end.
+commands close file descriptors, replace standard input, and make sessions, so the unit gets its request from a file and
+writes its messages to a FIFO, both in its scratch folder. The keeper holds the FIFO open for writing until the command
+has ended; otherwise the agent would see its end before the unit opens it.
 """
 
 from __future__ import annotations
@@ -36,34 +36,34 @@ from workers.processes import adopt_orphans, die_with_parent, kill_all, reap, si
 TERMINATE = b"T"
 KILL = b"K"
 NOT_STARTED = 127
-"""Exit code that is reported of a command that could not be started, as shells do."""
+"""Exit code that the keeper reports for a command that could not be started, as shells do."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a unit's process needs to know."""
+    """The request to a unit's process."""
 
     kind: str
     spec: dict[str, Any]
     unit: dict[str, Any]
     scratch: str
     environment: dict[str, str] = field(default_factory=dict)
-    """Variables set in the unit's process before anything of it runs."""
+    """Environment variables set before the unit's process runs."""
     ceilings: str = ""
     """Folder of the host's measured ceilings."""
     task: Literal["run", "collect"] = "run"
-    """Run the unit, or read what its wrapper has written."""
+    """The task: run the unit, or read the files that its wrapper has written."""
     wrap: list[str] = field(default_factory=list)
     """The command that the unit runs under."""
 
     @property
     def file(self) -> Path:
-        """Where a wrapped unit finds its request."""
+        """The file from which a wrapped unit reads its request."""
         return Path(self.scratch) / ".request.json"
 
     @property
     def fifo(self) -> Path:
-        """Where a wrapped unit writes its messages."""
+        """The FIFO to which a wrapped unit writes its messages."""
         return Path(self.scratch) / ".messages"
 
     def to_line(self) -> bytes:
@@ -77,7 +77,7 @@ class Request:
 
 
 def keep(control: socket.socket, start: Callable[[Request], int | None]) -> None:
-    """Run one unit to its end; returns when nothing of it is left. Call it in a process made for it.
+    """Run one unit to its end; returns when none of its processes is left. Call it in a process made for it.
 
     Args:
         control: the socket to the agent.
@@ -102,7 +102,7 @@ def keep(control: socket.socket, start: Callable[[Request], int | None]) -> None
         try:
             control.sendall(json.dumps(report).encode() + b"\n")
         except OSError:
-            return  # nobody is left to hear it
+            return  # the agent is gone
 
 
 def _wait(control: socket.socket, wakeup: int, pid: int) -> int | None:
@@ -134,10 +134,10 @@ def _receive(control: socket.socket) -> bytes:
 
 
 def fork_child(run: Callable[[Request], int], close: Sequence[int]) -> Callable[[Request], int]:
-    """How a keeper that was forked from the warm parent starts its unit: by one more fork.
+    """Start a unit by one more fork, in a keeper that was forked from the warm parent.
 
     Args:
-        run: called in the unit's process; its return value is the exit code.
+        run: the unit's process calls this; its return value is the exit code.
         close: file descriptors of the keeper's that the unit must not have.
     """
 
@@ -166,7 +166,7 @@ def fork_child(run: Callable[[Request], int], close: Sequence[int]) -> Callable[
 
 
 def exec_child(messages: int, log: int) -> Callable[[Request], int | None]:
-    """How a keeper in an interpreter of its own starts its unit: in a new interpreter, under its wrapper if any."""
+    """Start a unit in a new interpreter, under its wrapper if it has one, in a keeper that has its own interpreter."""
 
     def start(request: Request) -> int | None:
         keeper = os.getpid()

@@ -19,12 +19,12 @@ from workers.outcome import InvalidEnvironment
 from workers.processes import adopt_orphans, kill_all, reap
 
 WARM_TIMEOUT_S = 300.0
-"""For the imports of the warm parent, also on a slow disk that has nothing cached."""
+"""Seconds that the warm parent's imports may take, also on a slow disk with a cold cache."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """How a unit's process ended: an exit code or a signal; neither when its keeper was killed."""
+    """The end of a unit's process: an exit code or a signal; neither if its keeper was killed."""
 
     exit_code: int | None
     signal: int | None
@@ -33,8 +33,8 @@ class Report:
 class Process:
     """A unit's process, as the agent holds it.
 
-    `messages` and `log` end when nothing holds them open, `control` when the keeper is gone: whoever waits for the end
-    reads all three, since a unit may close its pipes and go on.
+    `messages` and `log` end when no process holds them open, `control` when the keeper is gone. To wait for the end,
+    read all three, since a unit may close its pipes and go on.
     """
 
     def __init__(self, control: socket.socket, messages: int, log: int, *, on_close: Callable[[], None]) -> None:
@@ -53,7 +53,7 @@ class Process:
         self._order(keeper.KILL)
 
     def report(self) -> Report:
-        """Wait for the keeper's report: nothing of the unit is left then."""
+        """Wait for the keeper's report; when it comes, no process of the unit is left."""
         while self.hear_keeper():
             continue
         return Report(**json.loads(self._received)) if self._received else Report(exit_code=None, signal=None)
@@ -62,7 +62,7 @@ class Process:
         """Take what the keeper says; False once it is gone."""
         try:
             chunk = self.control.recv(4096)
-        except ConnectionResetError:  # an order came too late for it
+        except ConnectionResetError:  # our order came after the keeper had ended
             return False
         self._received += chunk
         return bool(chunk)
@@ -81,11 +81,11 @@ class Process:
 
 
 class _WarmParentDied(Exception):
-    """Before it answered."""
+    """The warm parent died before it answered."""
 
 
 class Launcher:
-    """Starts units. One per agent; safe to call from several threads."""
+    """Starts units. An agent has one, and several of its threads may call it."""
 
     def __init__(self) -> None:
         adopt_orphans()
@@ -105,7 +105,7 @@ class Launcher:
         """Wait for the warm parent's imports.
 
         Raises:
-            InvalidEnvironment: it died; its standard error tells why.
+            InvalidEnvironment: the warm parent died; its standard error tells why.
         """
         with self._lock:
             self._warm_socket()
@@ -116,17 +116,17 @@ class Launcher:
         Args:
             request: what to run.
             start: "fork" from the warm parent, "exec" a new interpreter.
-            locks: file descriptors that the keeper holds open as long as anything of the unit lives.
+            locks: file descriptors that the keeper holds open as long as a process of the unit lives.
 
         Raises:
-            InvalidEnvironment: the warm parent cannot start, or the command that the unit runs under is not here.
+            InvalidEnvironment: the warm parent cannot start, or this host lacks the command that the unit runs under.
         """
         _check_wrapper(request)
         try:
             return self._start(request, start, locks)
         except _WarmParentDied:
-            # Somebody killed it. With pipes of its own, the second try has nothing to do with what the first may have
-            # left: a keeper that ends at once, since nobody is at the other end of its socket.
+            # The warm parent was killed. The first try may have left a keeper, which ends at once, since nobody is at
+            # the other end of its socket. The second try has pipes of its own.
             return self._start(request, start, locks)
 
     def _start(self, request: keeper.Request, start: Literal["fork", "exec"], locks: Sequence[int]) -> Process:
@@ -150,21 +150,23 @@ class Launcher:
             os.close(messages_in)
             os.close(log_in)
         process = Process(ours, messages, log, on_close=lambda: self._forked.discard(forked or 0))
-        # A keeper that died at once hears nothing; its missing report tells.
+        # The keeper died at once; the agent sees that its report is missing.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             ours.sendall(request.to_line())
         return process
 
     def end_orphans(self) -> None:
-        """End what a killed keeper or warm parent left behind. Cheap and never waits; call it often."""
-        if self._lock.acquire(blocking=False):  # else a unit is being started, which does the same
+        """End the processes that a killed keeper or warm parent left behind. Call it often: it is cheap and does not
+        wait.
+        """
+        if self._lock.acquire(blocking=False):  # if the lock is held, a unit is being started, which does the same
             try:
                 self._end_orphans()
             finally:
                 self._lock.release()
 
     def close(self) -> None:
-        """End the warm parent and everything below this process."""
+        """End the warm parent and every process below this one."""
         with self._lock:
             if self._socket is not None:
                 self._socket.close()
@@ -175,7 +177,7 @@ class Launcher:
             self._warm = None
 
     def _fork(self, descriptors: list[int]) -> int | None:
-        """Have the warm parent fork a keeper; its pid, or None when it could not: then its pipes are closed."""
+        """Let the warm parent fork a keeper; return its pid, or None, with its pipes closed, if it could not fork."""
         warm_parent = self._warm_socket()
         try:
             socket.send_fds(warm_parent, [warm.FORK], descriptors)
@@ -203,7 +205,7 @@ class Launcher:
         process.returncode = 0  # reaped by _end_orphans, not by Popen's destructor
 
     def _end_orphans(self) -> None:
-        """Reap keepers that ended; what a killed keeper or warm parent left behind is ours now: end it."""
+        """Reap keepers that ended, and end the processes that this one adopted from killed keepers and warm parents."""
         warm_pid = self._warm.pid if self._warm is not None else None
         ended = reap()
         if self._warm is not None and warm_pid in ended:
@@ -211,7 +213,7 @@ class Launcher:
             self._drop_warm()
         if ended:
             self._keepers -= ended.keys()
-            # A keeper that a killed warm parent had forked is ours now, too, and minds its unit as before.
+            # This process has also adopted the keepers of a killed warm parent; they mind their units as before.
             spare = self._keepers | self._forked | ({self._warm.pid} if self._warm is not None else set())
             kill_all(spare)
 
@@ -265,7 +267,7 @@ def _check_wrapper(request: keeper.Request) -> None:
 
 
 def _fifo(request: keeper.Request) -> tuple[int, int]:
-    """Both ends of a FIFO in the unit's scratch folder, which the unit opens by its name: see keeper.py."""
+    """Open both ends of a FIFO in the unit's scratch folder; the unit opens it by its name (see keeper.py)."""
     os.mkfifo(request.fifo, 0o600)
     reader = os.open(request.fifo, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # else it waits for a writer
     writer = os.open(request.fifo, os.O_WRONLY | os.O_CLOEXEC)

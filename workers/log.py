@@ -1,4 +1,4 @@
-"""A job's output: head and tail kept, the middle cut; whole lines to whoever follows it live."""
+"""Keeps head and tail of a job's output and cuts the middle; followers get whole lines as they come."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class CappedLog:
             self._tail_size -= len(self._tail.popleft())
 
     def end(self) -> None:
-        """Nothing more comes: followers get the tail of what they have missed."""
+        """End the log: followers get the tail of the output that they have missed."""
         missed = min(self._not_live, self._tail_bytes)
         if self._not_live > missed:
             self._live += f"[… {self._not_live - missed} bytes cut …]\n".encode()
@@ -58,22 +58,22 @@ class CappedLog:
         self._not_live = 0
 
     def drain(self) -> str:
-        """What came since the last call, for followers."""
+        """Return the output since the last call, for followers."""
         end = _whole_characters(self._live)
         text = _decode(self._live[:end])
         del self._live[:end]
         return text
 
     def head(self, size: int) -> str:
-        """The first `size` bytes."""
+        """Return the first `size` bytes."""
         return _decode(self._head[:size])
 
     def tail(self, size: int) -> str:
-        """The last `size` bytes."""
+        """Return the last `size` bytes."""
         return _decode((bytes(self._head) + b"".join(self._tail))[-size:])
 
     def text(self) -> str:
-        """The whole, or head and tail with a note of how much was cut between them."""
+        """Return the whole output, or head and tail with a note of how much was cut between them."""
         note = f"\n[… {self._cut} bytes cut …]\n" if self._cut else ""
         return _decode(self._head) + note + _decode(b"".join(self._tail))
 
@@ -84,7 +84,7 @@ def _decode(data: bytes | bytearray) -> str:
 
 
 def _whole_characters(data: bytearray) -> int:
-    """Length of `data` without a UTF-8 sequence that is unfinished at its end."""
+    """Return the length of `data` without an unfinished UTF-8 sequence at its end."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
         if byte < 0x80:

@@ -1,4 +1,4 @@
-"""How a unit or a job ended, as values, and the exit codes that go with them."""
+"""The outcomes of units and jobs, as values, with their exit codes."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ class InvalidEnvironment(RunnerError):
 
 
 class Crashed(RunnerError):
-    """This process can compute no more: the device's context is lost. A fresh process may."""
+    """This process can compute no more, since the device's context is lost. A fresh process may be able to."""
 
     code = "crashed"
 
 
 class UnfitResult(RunnerError):
-    """What a unit has reported cannot be kept beside what it, or another unit, reported before."""
+    """A unit's report cannot be stored beside an earlier one of the same job."""
 
 
 def failure_code(error: BaseException) -> str:
-    """The failure code that an error of a runner stands for; a key of EXIT_CODES."""
+    """Return the failure code of an error that a runner raised; a key of EXIT_CODES."""
     if isinstance(error, RunnerError):
         return error.code
     if isinstance(error, TooLarge):
@@ -73,7 +73,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Cancelled:
-    """Somebody asked for it."""
+    """A user cancelled the job."""
 
 
 @dataclass(frozen=True)

@@ -27,14 +27,14 @@ def adopt_orphans() -> None:
 
 
 def die_with_parent(parent: int) -> None:
-    """Be killed when the parent dies. `parent` is its pid as known before the fork: it may be dead already."""
+    """Let the kernel kill this process when its parent, with the pid `parent`, dies, also if it has died already."""
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def descendants(spare: Container[int] = ()) -> list[psutil.Process]:
-    """Live descendants of this process, in any session, less those below a child whose pid is in `spare`."""
+    """Return live descendants of this process, in any session, without those below a child whose pid is in `spare`."""
     found: list[psutil.Process] = []
     for child in psutil.Process().children():
         if child.pid in spare:
@@ -62,8 +62,8 @@ def signal_all(signum: int, spare: Container[int] = ()) -> int:
 def kill_all(spare: Container[int] = ()) -> None:
     """Kill every descendant and reap it; needs adopt_orphans(), else a grandchild can escape.
 
-    Repeats, because a process that forks while it is being killed leaves a new orphan, which becomes our child; ever
-    more seldom, since one that is to give a GPU's memory back first can take seconds, beside others' measurements.
+    It repeats, because a process that forks while it is being killed leaves a new orphan, which becomes our child. It
+    looks less and less often: a process may take seconds to give a GPU's memory back, while others measure.
     """
     pause_s = 0.001
     while signal_all(signal.SIGKILL, spare):

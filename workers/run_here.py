@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from workers.measure.measurement import Measurement
 
 TABLE_ROWS = 20
-"""Of a table that a unit reports: how many are shown."""
+"""Number of rows shown of a table that a unit reports."""
 
 
 class LocalReporter:
@@ -55,7 +55,7 @@ class LocalReporter:
         sys.stderr.write(f"{done}/{total} {message}\n")
 
     def cursor(self, position: int) -> None:
-        """If this process dies, nobody goes on."""
+        """Ignore the position: no agent could resume the unit if this process dies."""
 
     def measure(self, measurement: Measurement) -> None:
         self.spool.add_measurement(measurement.to_wire())
@@ -77,7 +77,7 @@ class LocalReporter:
         self.spool.add_validity(verdict, case_key, title)
 
     def result(self) -> dict[str, Any]:
-        """Everything that was reported, JSON-ready."""
+        """Return all reports, JSON-ready."""
         spool = self.spool
         sides = {unit.unit_index: unit.side for unit in spool.units}
         return {
@@ -137,7 +137,7 @@ def _run_units(spec: SpecBase, reporter: LocalReporter) -> None:
 
 @contextmanager
 def _prints_to_stderr() -> Iterator[None]:
-    """Standard output is for the result: what models and libraries print goes to standard error meanwhile."""
+    """Send the output of models and libraries to standard error meanwhile: standard output is for the result."""
     sys.stdout.flush()
     stdout = os.dup(1)
     os.dup2(2, 1)
@@ -158,7 +158,7 @@ def _warn_of_wrap(unit: Unit) -> None:
 
 
 def _read(path: str) -> SpecBase:
-    """The spec in a file, or on standard input. Raises OSError, ValueError."""
+    """Read the spec from a file or from standard input. Raises OSError, ValueError."""
     sent = json.loads(sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8"))
     if isinstance(sent, dict) and "spec" in sent and "kind" not in sent:
         raise ValueError("this is the body of a job: `run` wants only what stands under its key spec")
@@ -178,7 +178,7 @@ def _show(spec: SpecBase, result: dict[str, Any], *, as_json: bool) -> None:
         json.dump(result, sys.stdout, indent=2)
         sys.stdout.write("\n")
         return
-    # Here, since pandas takes half a second to import, which the job is not to wait for.
+    # Imported here, since pandas takes half a second to import, and the job must not wait for it.
     from app.store.results import local_table, merged, render
 
     sheet = local_table(spec, result["measurements"])

@@ -1,4 +1,4 @@
-"""What a job's process finds: its device, what is installed, and what errors of torch mean for the job."""
+"""Chooses a job's device, sets its precision, loads installed code by name, and translates torch's errors."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
     from kernels.registry import Registry
 
 NO_COMPILER = {"InvalidCxxCompiler", "TritonMissing", "GPUTooOldForTriton"}
-"""torch.compile's errors for a host without what it needs."""
+"""Names of torch.compile's errors on a host that lacks what it needs."""
 TOO_SMALL = {"NothingRuns", "OutOfResources"}
-"""Triton's, and our search's, for a device with too little shared memory."""
+"""Names of Triton's error, and our search's, on a device with too little shared memory."""
 NOT_BUILT = {"BuildError", "CompilerMissing"}
-"""Those of our own C++."""
+"""Names of the errors of our own C++."""
 
 
 def choose_device(asked: str, precision: str = "fp32") -> torch.device:
-    """The device of this process, which sees only the job's.
+    """Choose the device of this process, which sees only the job's devices.
 
     Args:
         asked: "auto", "cpu" or "cuda".
-        precision: "fp32", "tf32", "bf16" or "fp16", which the device must have.
+        precision: "fp32", "tf32", "bf16" or "fp16", which the device must support.
 
     Raises:
-        Unsupported: there is none of that type, or it lacks the precision.
+        Unsupported: there is no device of that type, or it lacks the precision.
     """
     import torch
 
@@ -43,7 +43,7 @@ def choose_device(asked: str, precision: str = "fp32") -> torch.device:
 
 
 def why_no_precision(device: torch.device, precision: str) -> str | None:
-    """Why the device cannot compute in "fp32", "tf32", "bf16" or "fp16"; None if it can."""
+    """Say why the device cannot compute in "fp32", "tf32", "bf16" or "fp16"; None if it can."""
     import torch
 
     if device.type == "cpu":
@@ -54,10 +54,10 @@ def why_no_precision(device: torch.device, precision: str) -> str | None:
 
 
 def set_precision(precision: str) -> None:
-    """Make this process compute in a precision, and really in it.
+    """Make this process compute in a precision; fail if the environment would override it.
 
     Raises:
-        InvalidEnvironment: the environment forbids it.
+        InvalidEnvironment: the environment overrides the precision.
     """
     from workers.model.precision import PRECISIONS
 
@@ -70,11 +70,11 @@ def set_precision(precision: str) -> None:
 
 
 def load(registry: Registry, name: str) -> Any:
-    """What `name` stands for.
+    """Load the implementation or model that `name` stands for.
 
     Raises:
-        Unsupported: there is no such name here.
-        InvalidEnvironment: an installed one is broken.
+        Unsupported: this worker has no such name.
+        InvalidEnvironment: an installed entry point is broken.
     """
     from kernels.registry import RegistryError, UnknownName
 
@@ -87,7 +87,7 @@ def load(registry: Registry, name: str) -> Any:
 
 
 def translated(error: BaseException) -> RunnerError | None:
-    """What an error of torch means for the job, where that is known."""
+    """Return the job's error for an error of torch, if its meaning is known."""
     from kernels.attention.library import NO_KERNEL
 
     causes = list(_causes(error))
@@ -104,7 +104,7 @@ def translated(error: BaseException) -> RunnerError | None:
 
 
 def check_device_answers(device: torch.device) -> None:
-    """See whether the device still computes, after an error.
+    """Check after an error that the device still computes.
 
     Raises:
         Crashed: an illegal memory access, or the like, took this process's context with it.

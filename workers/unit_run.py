@@ -1,4 +1,4 @@
-"""One unit's process, drained until it ends: messages and output as they come, and the end when it must."""
+"""Drains one unit's process until it ends: passes on messages and output as they come, and ends it when it must."""
 
 from __future__ import annotations
 
@@ -32,24 +32,25 @@ from workers.outcome import (
 logger = logging.getLogger(__name__)
 
 FLUSH_S = 0.5
-"""How often progress and log lines are written to the queue; seldom, since it costs the measured host CPU time."""
+"""Seconds between two writes of progress and log lines to the queue; each write costs the measured host CPU time.
+"""
 MAX_MESSAGE_BYTES = 256 << 20
 READ_BYTES = 1 << 20
 WRAPPER_START_S = 300.0
-"""How long a wrapper may take to start its unit, also on a slow disk that has nothing cached."""
+"""Seconds within which a wrapper must start its unit, also on a slow disk with a cold cache."""
 LAST_WORDS_BYTES = 1000
-"""Of a wrapper that failed: how much of its output goes into the job's error."""
+"""Bytes of a failed wrapper's last output that go into the job's error."""
 
 
 class StopSignal:
-    """Why a job is to end before its time, and a descriptor that becomes readable with it."""
+    """The reason why a job must end before its time, and a descriptor that becomes readable when there is one."""
 
     def __init__(self) -> None:
         self.reason: Cancelled | GivenBack | Abandoned | None = None
         self.descriptor, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def set(self, reason: Cancelled | GivenBack | Abandoned) -> None:
-        """Ask for the end; a lost lease outranks the other reasons. Any thread may call this."""
+        """Ask the job to end; a lost lease outranks the other reasons. Any thread may call this."""
         if self.reason is None or isinstance(reason, Abandoned):
             self.reason = reason
             os.write(self._write_end, b"s")
@@ -62,12 +63,12 @@ class StopSignal:
 
 @dataclass(frozen=True)
 class Listener:
-    """Who hears what a unit tells."""
+    """The functions that hear a unit's messages and output."""
 
     message: Callable[[dict[str, Any]], None]
-    """Every message but the outcome."""
+    """Gets every message but the outcome."""
     output: Callable[[bytes], None]
-    """Standard output and error."""
+    """Gets standard output and error."""
     flush: Callable[[], None]
     """Called every FLUSH_S."""
 
@@ -98,10 +99,10 @@ class UnitRun:
         self._kill_at = float("inf")
 
     def run(self) -> Outcome:
-        """Drain and watch the unit; returns when nothing of it is left.
+        """Drain and watch the unit; returns when none of its processes is left.
 
         Raises:
-            LeaseLost: from the listener; the caller closes the process, which ends it.
+            LeaseLost: the listener raised it; the caller closes the process, which ends it.
         """
         next_flush = time.monotonic() + FLUSH_S
         with selectors.DefaultSelector() as selector:
@@ -125,7 +126,7 @@ class UnitRun:
 
     @staticmethod
     def _drain(descriptor: int, take: Callable[[bytes], None]) -> bool:
-        """Take what can be read; False at the end of the pipe."""
+        """Read the bytes that have come; False at the end of the pipe."""
         data = os.read(descriptor, READ_BYTES)
         if data:
             take(data)
@@ -140,7 +141,7 @@ class UnitRun:
             if self._ending is None:
                 return
             self._process.terminate()
-            # What is cancelled or has timed out may say goodbye. A shutdown has waited already.
+            # A unit that is cancelled or has timed out gets time to end by itself. A shutdown has waited already.
             self._kill_at = now if isinstance(self._ending, GivenBack) else now + self._grace_s
         if isinstance(self._stop.reason, Abandoned):
             self._kill_at = min(self._kill_at, now)
@@ -170,7 +171,7 @@ class UnitRun:
 
     def _take_message(self, line: bytes) -> None:
         try:
-            # Not json.loads: it lets lone surrogates pass, which no answer of the server can carry.
+            # json.loads would let lone surrogates pass, which the server cannot answer.
             message = from_json(line, allow_inf_nan=False)
             logger.debug("%s: %s", threading.current_thread().name, message["type"])
             if self._wrapper is not None:
@@ -195,28 +196,28 @@ class UnitRun:
         if self._wrapper is not None and not isinstance(self._told, Failed):
             return self._ending or self._wrapper.failure(report, unit_succeeded=self._told is not None) or Succeeded()
         if isinstance(self._told, Succeeded):
-            return self._told  # also when it beat its timeout to the end
+            return self._told  # even if the timeout came while it ended
         return self._ending or self._told or _crash(report)
 
 
 class Wrapper:
-    """The command that a unit runs under: whether it does what it is for."""
+    """Watches the command that a unit runs under: does it start the unit, and does it succeed?"""
 
     def __init__(self, command: str) -> None:
         self._command = command
         self._start_by = time.monotonic() + WRAPPER_START_S
         self._last_words = bytearray()
         self.started = False
-        """Whether the unit has said anything."""
+        """True once the unit has sent a message."""
 
     @property
     def start_by(self) -> float:
-        """When the unit must have been started, on the monotonic clock."""
+        """The time by which the command must have started the unit, on the monotonic clock."""
         return float("inf") if self.started else self._start_by
 
     @property
     def not_started(self) -> Failed:
-        """What it is when the unit was not started in time."""
+        """The failure of a command that did not start its unit in time."""
         return self._fail(f"did not start the unit within {WRAPPER_START_S:g} s")
 
     def hear(self, output: bytes) -> None:
@@ -225,7 +226,7 @@ class Wrapper:
         del self._last_words[:-LAST_WORDS_BYTES]
 
     def failure(self, report: Report, *, unit_succeeded: bool) -> Failed | None:
-        """What went wrong, if the command has ended by itself and its unit has not failed; None: nothing."""
+        """Return the failure of a command that ended by itself while its unit has not failed; None if there is none."""
         how = f"ended with exit code {report.exit_code}"
         if report.signal is not None:
             how = f"was killed by {signal.Signals(report.signal).name}"
@@ -247,14 +248,14 @@ class Wrapper:
 
 @dataclass(frozen=True)
 class Timeout:
-    """When a job's time is over, on the monotonic clock."""
+    """The time at which a job's timeout is over, on the monotonic clock."""
 
     deadline: float
     detail: str
 
     @classmethod
     def after(cls, timeout_s: float | None) -> Timeout:
-        """From now on; None: never."""
+        """Start the timeout now; None means that there is none."""
         if timeout_s is None:
             return cls(float("inf"), "")
         return cls(time.monotonic() + timeout_s, f"the job ran longer than its timeout_s, {timeout_s:g} s")

@@ -30,12 +30,12 @@ PID = struct.Struct("=i")
 """Answer to each FORK: the keeper's pid, or NOT_FORKED."""
 NOT_FORKED = -1
 
-# torch._dynamo, because making an optimizer or checkpointing imports it, which takes more than a second.
+# torch._dynamo is preloaded because optimizers and checkpointing import it, which takes more than a second.
 PRELOADED = ("torch", "torch._dynamo", "app.specs", "workers.jobs", "workers.model", "workers.measure", "kernels")
 
 
 def preload() -> None:
-    """Import what every unit needs, so that a fork finds it there.
+    """Import the modules that every unit needs, so that forks have them.
 
     NumPy's OpenBLAS would start a thread per core when it is loaded; torch, which brings its own BLAS, does not.
     """
@@ -65,7 +65,7 @@ def thread_count() -> int:
 def main(descriptor: int) -> None:
     """Serve forks on the socket until it closes."""
     adopt_orphans()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the agent's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the agent handles a terminal's Ctrl-C
     preload()
     if (threads := thread_count()) != 1:
         raise RuntimeError(f"the warm parent has {threads} threads after its imports: forks of it could deadlock")
@@ -96,7 +96,7 @@ def main(descriptor: int) -> None:
             ended = reap()
             if keepers & ended.keys():
                 keepers -= ended.keys()
-                # A keeper that was killed leaves its unit's processes to us.
+                # This process adopts the processes of a unit whose keeper was killed.
                 kill_all(spare=keepers)
 
 
@@ -104,7 +104,7 @@ def _fork_keeper(descriptors: list[int], close: list[int]) -> int:
     try:
         pid = os.fork()
     except OSError as error:
-        # That unit has crashed, by its closed pipes; this process goes on, and with it the other units.
+        # The agent sees by its closed pipes that the unit crashed; this process and the other units go on.
         sys.stderr.write(f"flopwatch: cannot start a process: {error}\n")
         pid = NOT_FORKED
     if pid:

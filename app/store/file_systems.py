@@ -1,4 +1,4 @@
-"""Which file system a path lies on; SQLite's locks and its shared memory hold on local ones only."""
+"""Finds the file system of a path; SQLite's locks and its shared memory hold on local ones only."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ MOUNT_TABLE = Path("/proc/self/mounts")
 def file_system_type(path: Path, mount_table: Path = MOUNT_TABLE) -> str | None:
     """The type of the file system that `path` lies on, or None where there is no mount table (not Linux).
 
-    The mount of the longest prefix of the resolved path counts; of several on one point, the last, which hides the
+    It takes the mount with the longest prefix of the resolved path; of several on one point, the last, which hides the
     others.
     """
     try:

@@ -28,15 +28,15 @@ def revisions() -> list[str]:
 
 
 def is_current(connection: Connection) -> bool:
-    """Whether the database has this version's schema; raises DatabaseNewer for a schema that this version is too old
-    for, and InvalidEnvironment for one that is not ours.
+    """Return True if the database has this version's schema. Raises DatabaseNewer if a newer version wrote it, and
+    InvalidEnvironment if it is not Flopwatch's.
     """
     known = revisions()
     return _revision(connection, known) == known[-1]
 
 
 def upgrade(connection: Connection) -> None:
-    """Bring the schema, and the rows, to this version's, in the connection's transaction."""
+    """Upgrade the schema and the rows to this version, in the connection's transaction."""
     from alembic import command
     from alembic.config import Config
 

@@ -1,4 +1,4 @@
-"""Attention: one reference, which is the oracle of every test, and the implementations that are measured against it.
+"""Attention: one reference, which is the oracle of every test, and the implementations that are compared to it.
 
 Shapes are (batch, heads, sequence, head_dim), or (batch, sequence, head_dim) without heads. Scores are scaled by
 1/sqrt(head_dim). The causal mask is aligned top-left, as in torch's scaled_dot_product_attention: query i sees keys
@@ -13,7 +13,7 @@ __all__ = ["TiledFlashAttention2", "TritonFlashAttention2"]
 
 
 def __getattr__(name: str) -> Any:
-    # Imported when asked for: importing this package imports neither torch nor Triton.
+    # Imported on first use, so that importing this package imports neither torch nor Triton.
     if name == "TiledFlashAttention2":
         from kernels.attention.tiled import TiledFlashAttention2
 

@@ -2,15 +2,15 @@
 
 Takes float32, bfloat16 and float16; head dimensions up to 256; any strides (the last axis is made contiguous if it is
 not); grouped keys and values (a multiple of their heads in the queries); any lengths, also different ones. Memory grows
-linearly with the length. Products are of the inputs' dtype with float32 sums; those of float32 are as exact as float32
-is (see triton_operands for how, and for infinities), unless torch allows tf32.
+linearly with the length. Products are of the inputs' dtype with float32 sums; products of float32 keep its precision
+(see triton_operands for how, and for infinities), unless torch allows tf32.
 
 `flash_attention` is the function to call. Under it lie two `torch.library` operations, which `torch.compile` takes as
 they are, without a graph break; `TritonFlashAttention2` is the same as an autograd.Function.
 
-The backward pass has two forms (see triton_backward). The one that was measured to be faster (see triton_tilings) is
-taken; when torch is asked for deterministic algorithms, always two passes, whose results are the same bit for bit in
-every run.
+The backward pass has two forms (see triton_backward). It takes the one that was measured to be faster (see
+triton_tilings); if torch's deterministic algorithms are on, it takes two passes, whose results are the same bit for bit
+in every run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from kernels.attention.triton_inputs import (
 from kernels.registry import Implementation
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
-"""Of q, k and v; None for what nobody needs."""
+"""Gradients of q, k and v; None for those that are not needed."""
 
 
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, tf32: bool | None = None) -> Tensor:
@@ -47,11 +47,11 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *,
         k: Keys (batch, key heads, keys, head_dim), or (batch, keys, head_dim); `heads` is a multiple of `key heads`.
         v: Values, of k's shape.
         is_causal: Query i sees keys 0 … i only (top-left alignment).
-        tf32: Whether products of float32 inputs may be rounded to tf32 (10 bits of mantissa). None: as torch is set
-            for its own products (`torch.backends.cuda.matmul`).
+        tf32: True lets products round float32 inputs to tf32 (10 bits of mantissa). None: as torch is set for its own
+            products (`torch.backends.cuda.matmul`).
 
     Returns:
-        Of q's shape.
+        The output, of q's shape.
 
     Raises:
         ValueError: shapes, dtypes or devices do not fit together, or are not taken.
@@ -91,15 +91,15 @@ class TritonFlashAttention2(torch.autograd.Function):
 
 
 def _is_plain(*tensors: Tensor) -> bool:
-    """Whether kernels can be launched at once.
+    """Return True if kernels can be launched directly.
 
-    Otherwise somebody wants to see an operation: torch.compile, functorch, a dispatch mode, a subclass of Tensor. Going
-    through torch's dispatcher takes the host as long as the launches do.
+    Otherwise torch.compile, functorch, a dispatch mode or a subclass of Tensor must see an operation. Going through
+    torch's dispatcher takes the host as long as the launches do.
     """
     return (
         not torch.compiler.is_compiling()
         and not is_in_torch_dispatch_mode()
-        and not torch._C._are_functorch_transforms_active()  # what autograd.Function asks, too
+        and not torch._C._are_functorch_transforms_active()  # autograd.Function checks the same
         and all(type(tensor) in (Tensor, Parameter) and not tensor.is_meta for tensor in tensors)
     )
 
@@ -121,7 +121,7 @@ def _gradients(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor,
     is_causal: bool, tf32: bool, needed: tuple[bool, bool, bool],
 ) -> Gradients:  # fmt: skip
-    """Those that are needed; k's and v's come together."""
+    """Compute the gradients that are needed; those of k and v come together."""
     dq = like(q) if needed[0] else None
     dk, dv = (like(k), like(v)) if needed[1] or needed[2] else (None, None)
     if q.numel() == 0:

@@ -1,8 +1,8 @@
 """Attention as torch ships it: `eager`, written out in PyTorch operations; `compiled`, the same through torch.compile;
 each backend of its fused operation; and FlexAttention, compiled.
 
-A backend that cannot take its inputs (head dimension, dtype, device) raises torch's "No available kernel"; nothing
-falls back to another one, so what is timed is what is named.
+A backend that cannot take its inputs (head dimension, dtype, device) raises torch's "No available kernel"; it does not
+fall back to another backend, so the named backend is the one that is timed.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ def _fused(backend: SDPBackend) -> AttentionFunction:
 
 @functools.cache
 def _compiled(function: Any) -> Any:
-    # Kernels for these very sizes: dynamic ones are slower. fullgraph: an error rather than a quiet return to eager.
+    # Compile kernels for exactly these sizes: dynamic ones are slower. fullgraph raises an error instead of returning
+    # to eager silently.
     return torch.compile(function, dynamic=False, fullgraph=True)
 
 
 def _each_size_compiled() -> Any:
-    # By default, torch compiles a function for a few sizes only.
+    # By default torch compiles a function for only a few sizes.
     many = 1 << 16
     return torch._dynamo.config.patch(recompile_limit=many, accumulated_recompile_limit=many)
 

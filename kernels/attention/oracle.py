@@ -1,7 +1,7 @@
-"""What attention's output and gradients should be, at any length: the reference in float64, some queries at a time.
+"""Computes attention's right output and gradients, at any length: the reference in float64, some queries at a time.
 
-The whole score matrix of a long sequence fits into no memory. Each query's row stands alone in the forward pass, and
-gradients of keys and values are sums over queries, so nothing is approximated.
+The whole score matrix of a long sequence fits into no memory. In the forward pass the queries' rows are independent,
+and gradients of keys and values are sums over queries, so the parts give the exact whole.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ SCORE_BYTES = 256 << 20
 
 
 class Oracle(NamedTuple):
-    """In float64: the output, and the gradients of queries, keys and values (empty without `grad_out`)."""
+    """The output, and the gradients of queries, keys and values (empty without `grad_out`), in float64."""
 
     out: Tensor
     gradients: tuple[Tensor, ...]
 
 
 def oracle(q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor | None, is_causal: bool = False) -> Oracle:
-    """Attention's exact results for these inputs.
+    """Compute attention's results for these inputs in float64.
 
     Args:
-        q: Queries (…, queries, head_dim), of any dtype, as they are rounded to it.
+        q: Queries (…, queries, head_dim), of any dtype; the oracle takes their rounded values.
         k: Keys (…, keys, head_dim).
         v: Values (…, keys, head_dim).
         grad_out: The output's gradient (…, queries, head_dim); None: no gradients.

@@ -1,4 +1,4 @@
-"""FlashAttention-2 in plain PyTorch, tile by tile: what flash_triton does, to be read and stepped through.
+"""FlashAttention-2 in plain PyTorch, tile by tile: the algorithm of flash_triton, for reading and stepping through.
 
 Forward: each tile of queries meets the tiles of keys that it sees, and keeps a running maximum and sum of its softmax.
 Backward: the weights are computed again from the log-sum-exp that the forward pass saved. No tensor grows with the
@@ -80,7 +80,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, rows: slice, is_causal: bool) -> tu
         scores = _scores(q_tile, k_tile, rows, columns, is_causal)
         raised = torch.maximum(maximum, scores.amax(-1))
         weights = torch.exp(scores - raised.unsqueeze(-1))
-        # What was summed so far was relative to the old maximum.
+        # The sums so far are relative to the old maximum.
         shrink = torch.exp(maximum - raised)
         total = total * shrink + weights.sum(-1)
         accumulator = accumulator * shrink.unsqueeze(-1) + weights @ v_tile
@@ -90,7 +90,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, rows: slice, is_causal: bool) -> tu
 
 def _scores(q_tile: Tensor, k_tile: Tensor, rows: slice, columns: slice, is_causal: bool) -> Tensor:
     scores = q_tile @ k_tile.transpose(-2, -1) / math.sqrt(q_tile.shape[-1])
-    if is_causal and columns.stop - 1 > rows.start:  # else the tile lies below the diagonal
+    if is_causal and columns.stop - 1 > rows.start:  # other tiles lie below the diagonal
         row = torch.arange(rows.start, rows.stop, device=scores.device)
         column = torch.arange(columns.start, columns.stop, device=scores.device)
         scores = scores.masked_fill(column > row.unsqueeze(-1), -math.inf)

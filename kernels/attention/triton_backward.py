@@ -31,7 +31,7 @@ def rows_kernel(
     out_strides, gradient_strides, heads, queries, padded,
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_LOGSUMEXP_GRADIENT: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Per query, into `exponents` and `deltas` (batch, heads, padded): its log-sum-exp in powers of two, and D.
+    """Write, per query, its log-sum-exp in powers of two and D to `exponents` and `deltas` (batch, heads, padded).
 
     Rows past the last query get +∞ and 0: their weights come out as 0, so that the other kernels need no mask for them.
     """

@@ -1,7 +1,7 @@
-"""Which tilings of attention's Triton kernels are worth compiling on a device, for given inputs.
+"""Selects the tilings of attention's Triton kernels that are worth compiling on a device, for given inputs.
 
-What is left out is known not to fit, or is idle by design. Estimates are lower bounds: what they let through may still
-be refused by Triton, which counts exactly, but only once it has compiled (a second per tiling).
+It leaves out tilings that do not fit, or whose threads would be idle. Estimates are lower bounds: Triton, which counts
+exactly, may still refuse a selected tiling, but only once it has compiled it (a second per tiling).
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ WARPS = (4, 8)
 STAGES = (1, 2, 3, 4)
 
 REGISTERS = 255
-"""What the hardware gives a thread, of 32 bits each."""
+"""Registers of 32 bits that the hardware gives a thread."""
 SCORES_PER_THREAD = {4: 2, 8: 8}
-"""Least elements of a tile of scores for each thread, by warps: below, warps wait for each other with nothing to do."""
+"""Least elements of a tile of scores for each thread, by warps: with fewer, warps wait for each other."""
 HELD = {"forward": 1, "queries": 2}
-"""How many tiles of queries a kernel can hold in registers."""
+"""Number of tiles of queries that a kernel can hold in registers."""
 UNLIMITED = 1 << 40
 """Shared memory where the interpreter runs."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What candidates are to fit."""
+    """The limits of a device, which candidates must fit."""
 
     shared_bytes: int
     """Shared memory that one program may have."""
     element_bytes: int
-    """Of operands, all parts of an element together."""
+    """Bytes of an operand's element, all its parts together."""
     width: int
     """Columns of a tile."""
     queries: int
     keys: int
     asynchronous_products: bool
-    """Whether tensor cores read operands from shared memory (Hopper, in half precision and in parts of it)."""
+    """True if tensor cores read operands from shared memory (Hopper, in half precision and in parts of it)."""
     can_hold: bool
-    """Whether tiles can be held in registers instead (see Tiling)."""
+    """True if tiles can be held in registers instead (see Tiling)."""
 
 
 def limits(q: Tensor, k: Tensor, width: int, precision: str) -> Limits:
-    """For operands (see triton_launch): queries and keys, each with two axes before their rows."""
+    """Return the limits for operands (see triton_launch): queries and keys, each with two axes before their rows."""
     shared = UNLIMITED
     if q.device.type == "cuda":
         shared = torch.cuda.get_device_properties(q.device).shared_memory_per_block_optin  # type: ignore[attr-defined]
@@ -62,13 +62,13 @@ def limits(q: Tensor, k: Tensor, width: int, precision: str) -> Limits:
 
 
 def candidates(kernel: str, limit: Limits) -> tuple[Tiling, ...]:
-    """The tilings of one kernel, called as in `Tilings`, that may be fast."""
+    """Yield the tilings of one kernel, named as in `Tilings`, that may be fast."""
     grid = itertools.starmap(Tiling, itertools.product(ROWS, ROWS, WARPS, STAGES, (False, True)))
     return tuple(tiling for tiling in grid if why_pruned(kernel, tiling, limit) is None)
 
 
 def why_pruned(kernel: str, tiling: Tiling, limit: Limits) -> str | None:
-    """Why a tiling is not worth compiling; None if it is."""
+    """Say why a tiling is not worth compiling; None if it is."""
     if tiling.queries > _covering(limit.queries) or tiling.keys > _covering(limit.keys):
         return "a tile is larger than what there is to do"
     if tiling.hold and not (limit.can_hold and kernel in HELD):
@@ -88,7 +88,7 @@ def why_pruned(kernel: str, tiling: Tiling, limit: Limits) -> str | None:
 
 
 def registers_needed(kernel: str, tiling: Tiling, limit: Limits) -> int:
-    """Per thread: the sums that a program keeps and the products that it is at, in float32, and what it holds."""
+    """Return the registers per thread: for sums and current products, in float32, and for the tiles that it holds."""
     scores, width = tiling.queries * tiling.keys, limit.width
     held = HELD.get(kernel, 0) * tiling.hold * tiling.queries * width * limit.element_bytes // 4
     elements = {
@@ -101,11 +101,11 @@ def registers_needed(kernel: str, tiling: Tiling, limit: Limits) -> int:
 
 
 def shared_bytes_needed(kernel: str, tiling: Tiling, limit: Limits) -> int:
-    """Of one program: tiles that wait for the loop, and those that stay where tensor cores read them from there.
+    """Return the shared memory of one program: tiles that wait for the loop, and tiles that stay for the tensor cores.
 
-    Compared with what Triton 3.6 takes for compute capabilities 8.9, 9.0 and 10.0 in 250 cases: a lower bound wherever
-    tens of KiB are needed. Where operands pass through registers, the loop's current tile has left shared memory, those
-    that stay may have, and of the two streams of tiles one may not be fetched ahead.
+    It was compared with the memory that Triton 3.6 takes for compute capabilities 8.9, 9.0 and 10.0 in 250 cases, and
+    is a lower bound wherever tens of KiB are needed. Where operands pass through registers, the loop's current tile has
+    left shared memory, those that stay may have, and of the two streams of tiles one may not be fetched ahead.
     """
     row = limit.width * limit.element_bytes
     upright = kernel in ("keys", "one_pass")  # tiles of keys stay, and are the products' left operands
@@ -118,5 +118,5 @@ def shared_bytes_needed(kernel: str, tiling: Tiling, limit: Limits) -> int:
 
 
 def _covering(length: int) -> int:
-    """The smallest tile that holds `length` rows."""
+    """Return the smallest tile that holds `length` rows."""
     return max(ROWS[0], 1 << (length - 1).bit_length())

@@ -1,4 +1,4 @@
-"""What the Triton attention takes, and how it gets into the shape that its launches want."""
+"""Checks the inputs of the Triton attention, and brings them into the shape that its launches need."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OLDEST = (8, 0)
 
 
 def room_for_results(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Room for the output and the log-sum-exp, once the inputs are found to fit.
+    """Check the inputs, and make room for the output and the log-sum-exp.
 
     Raises:
         ValueError: they do not.
@@ -43,7 +43,7 @@ def room_for_results(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def check_device(device: torch.device) -> None:
-    """See whether the kernels run there.
+    """Check that the kernels run on this device.
 
     Raises:
         ValueError: they do not.
@@ -58,7 +58,8 @@ def check_device(device: torch.device) -> None:
 
 
 def like(tensor: Tensor) -> Tensor:
-    """Room for a result: in the input's own order of axes, which callers turn back for free, if its last axis is last.
+    """Make room for a result in the input's own order of axes, which callers can undo for free, if its last axis is
+    last.
 
     Inputs that repeat elements (expanded ones) have no such order.
     """
@@ -67,20 +68,22 @@ def like(tensor: Tensor) -> Tensor:
 
 
 def with_heads(*tensors: Tensor) -> list[Tensor]:
-    """Each as (batch, heads, rows, head_dim), its last axis contiguous. Results are views: what is written stays."""
+    """Return each as (batch, heads, rows, head_dim) with a contiguous last axis. For results these are views, so writes
+    reach them.
+    """
     contiguous = [tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in tensors]
     return [tensor if tensor.dim() == 4 else tensor.unsqueeze(1) for tensor in contiguous]
 
 
-# What is compiled keeps the setting that it was compiled with.
+# A compiled graph keeps the setting with which it was compiled.
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def tf32_is_allowed() -> bool:
-    """Whether torch is set to round operands of float32 products to tf32, by its older settings or its newer ones."""
+    """Return True if torch's older or newer settings let float32 products round their operands to tf32."""
     return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
 def precision_of(q: Tensor, tf32: bool) -> str:
-    """How products are done, as triton_launch calls it; those of half precision, one way only."""
+    """Return the precision of products, by triton_launch's names; half precision has only one."""
     if q.dtype != torch.float32:
         return "ieee"
     return "tf32" if tf32 else tilings.exact_precision(q.device, padded_width(q.shape[-1]))

@@ -1,4 +1,4 @@
-"""Launches of the Triton kernels of attention, on tensors that were found to fit together.
+"""Launches the Triton kernels of attention, on tensors that have been checked.
 
 Tensors are (batch, heads, rows, head_dim) with a contiguous last axis and any other strides; numbers per query are
 (batch, heads, queries), contiguous, float32. Results are written into tensors that the caller made. `precision` says
@@ -21,7 +21,7 @@ from kernels.attention.triton_forward import forward_kernel
 from kernels.attention.triton_operands import split_tensor
 from kernels.attention.triton_tiles import Tiling, descriptor, has_tensor_descriptors
 
-ROW_TILE = 128  # lengths of the backward pass's buffers are multiples of it, and of every tile of queries
+ROW_TILE = 128  # lengths of the backward pass's buffers are multiples of this, and so of every tile of queries
 
 
 def forward(
@@ -48,9 +48,9 @@ def backward(
     dq: Tensor | None, dk: Tensor | None, dv: Tensor | None,
     logsumexp: Tensor, logsumexp_gradient: Tensor | None, is_causal: bool, precision: str,
 ) -> None:  # fmt: skip
-    """Fill those of dq, and dk with dv, that are given.
+    """Fill dq, and dk with dv, where they are given.
 
-    All of them in the form that was measured to be faster, or, for determinism's sake, in two passes.
+    If all are given, it takes the form that was measured to be faster, or two passes for determinism.
     """
     width = padded_width(q.shape[-1])
     exponents, deltas = rows(out, out_gradient, logsumexp, logsumexp_gradient)
@@ -79,7 +79,7 @@ def take_sum(dq_sum: Tensor, dq: Tensor) -> None:
 
 
 def operands(precision: str, *tensors: Tensor) -> list[Tensor]:
-    """The tensors as the other launches take them."""
+    """Return the tensors as the other launches take them."""
     if precision != "split":
         return list(tensors)
     return [split_tensor(tensor, padded_width(tensor.shape[-1])) for tensor in tensors]
@@ -88,7 +88,9 @@ def operands(precision: str, *tensors: Tensor) -> list[Tensor]:
 def rows(
     out: Tensor, out_gradient: Tensor, logsumexp: Tensor, logsumexp_gradient: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Per query, what `keys` and `queries` need: exponents and D, each (batch, heads, queries, rounded up)."""
+    """Return per query the numbers that `keys` and `queries` need: exponents and D, each (batch, heads, queries,
+    rounded up).
+    """
     batches, heads, queries, head_dim = out.shape
     padded = triton.cdiv(queries, ROW_TILE) * ROW_TILE
     exponents, deltas = out.new_empty((2, batches, heads, padded), dtype=torch.float32)

@@ -1,9 +1,9 @@
 """Operands of products: a tile as it is, or, for float32 without loss, three tiles of bfloat16 whose sum it is.
 
-Tensor cores know no float32. A float32 number is the sum of three of bfloat16, of 8 bits each, and of the nine products
-of two such sums six matter; the other three are below 2⁻²⁴ of the whole. Operands are split in memory once, before the
-kernels that read them many times: split in registers they take more of them than there are. Infinities, and numbers
-above 3.39e38, become no numbers; below 1e-33, digits are lost.
+Tensor cores have no float32. A float32 number is the sum of three bfloat16 numbers, of 8 bits each; of the nine
+products of two such sums six matter, and the other three are below 2⁻²⁴ of the whole. Operands are split in memory
+once, before the kernels that read them many times; splitting them in registers needs more registers than there are.
+Infinities, and numbers above 3.39e38, become NaN; below 1e-33, digits are lost.
 
 After Henry, Tang and Heinecke, "Leveraging the bfloat16 Artificial Intelligence Datatype For Higher-Precision
 Computations" (2019), section III.
@@ -44,9 +44,11 @@ def load_operand(
 
 @triton.jit
 def _held(tile, HOLD: tl.constexpr):
-    """The tile; if HOLD, in registers: as a product's left operand it is otherwise read from shared memory each time.
+    """Return the tile; if HOLD, in registers, since a product otherwise reads its left operand from shared memory each
+    time.
 
-    Triton decides by whether the operand comes straight from a load. Hence a move, which ends up as no instruction.
+    Triton reads from shared memory if the operand comes straight from a load. A move in between prevents that, and
+    compiles to no instruction.
     """
     if HOLD:
         tile = tl.inline_asm_elementwise(
@@ -57,7 +59,7 @@ def _held(tile, HOLD: tl.constexpr):
 
 @triton.jit
 def as_operand(values, dtype: tl.constexpr, PRECISION: tl.constexpr):
-    """Results of float32 as a product's operand: in parts, or rounded to `dtype`."""
+    """Return float32 results as a product's operand: in parts, or rounded to `dtype`."""
     if PRECISION == "split":
         return split(values)
     else:  # noqa: RET505
@@ -75,7 +77,7 @@ def transposed(operand, PRECISION: tl.constexpr):
 
 @triton.jit
 def product(left, right, PRECISION: tl.constexpr):
-    """left @ right, in float32. Of parts, the small products come first."""
+    """left @ right, in float32. With parts, the small products are added first."""
     if PRECISION == "split":
         result = tl.dot(left[2], right[0])
         result = tl.dot(left[1], right[1], result)

@@ -1,4 +1,4 @@
-"""One problem that tilings of attention's Triton kernels are tried on: inputs, room for results, and what is right."""
+"""One problem on which tilings of attention's Triton kernels are tried: inputs, room for results, and right results."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ RESULTS = {
 
 @dataclass
 class Problem:
-    """Inputs (batch, heads, rows, head_dim) with a contiguous last axis, detached, and what kernels do with them."""
+    """Inputs (batch, heads, rows, head_dim) with a contiguous last axis, detached, and the kernels' calls on them."""
 
     q: Tensor
     k: Tensor
     v: Tensor
     is_causal: bool
     precision: str
-    """How products are done, as triton_launch calls it."""
+    """Precision of products, by triton_launch's names."""
     operands: tuple[Tensor, Tensor, Tensor]
     """q, k and v as kernels take them."""
     room: dict[str, Tensor] = field(default_factory=dict)
-    """Where kernels write, by the results' names."""
+    """Tensors to which kernels write, by the results' names."""
     right: dict[str, Tensor] = field(default_factory=dict)
     """Results that others are compared with."""
     _backward_inputs: tuple[Tensor, Tensor, Tensor] | None = None
 
     @classmethod
     def of(cls, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, tf32: bool | None) -> Problem:
-        """For inputs as `flash_attention` takes them.
+        """Make a problem of inputs as `flash_attention` takes them.
 
         Raises:
-            ValueError: they are not taken, or hold nothing.
+            ValueError: `flash_attention` does not take the inputs, or they are empty.
         """
         q, k, v = (tensor.detach() for tensor in (q, k, v))
         out, logsumexp = room_for_results(q, k, v)
@@ -64,7 +64,7 @@ class Problem:
         )
 
     def run(self, kernel: str, tiling: Tiling) -> None:
-        """One call of a kernel. "one_pass" adds to what is in its sum of dQ; whoever looks at that clears it first."""
+        """Call a kernel once. "one_pass" adds to its sum of dQ, so a caller that reads the sum clears it first."""
         q, k, v = self.operands
         room, how = self.room, (self.is_causal, self.precision)
         if kernel == "forward":
@@ -78,24 +78,24 @@ class Problem:
             launch.keys(*inputs, room["dk"], room["dv"], *how, dq_sum, tiling)
 
     def in_one_pass(self, tiling: Tiling) -> None:
-        """The backward pass in one pass, with all that belongs to it."""
+        """Run the backward pass in one pass, with its preparation."""
         self._prepared()
         self.room["dq_sum"].zero_()
         self.run("one_pass", tiling)
         launch.take_sum(self.room["dq_sum"], self.room["dq"])
 
     def in_two_passes(self, keys: Tiling, queries: Tiling) -> None:
-        """The same in two."""
+        """Run the backward pass in two passes, with its preparation."""
         self.run("keys", keys)
         self.run("queries", queries)
 
     def take_as_right(self, kernel: str, tiling: Tiling) -> None:
-        """What this tiling gives is what the kernel's other tilings are to give."""
+        """Take this tiling's results as the right ones for the kernel's other tilings."""
         self._run_on_cleared(kernel, tiling)
         self.right |= {name: self.room[name].clone() for name in RESULTS[kernel]}
 
     def why_wrong(self, kernel: str, tiling: Tiling) -> str | None:
-        """Run it, and say what is wrong with its results; None if nothing is."""
+        """Run a tiling, and say what is wrong with its results; None if they are right."""
         self._run_on_cleared(kernel, tiling)
         tolerance = TF32_TOLERANCE if self.precision == "tf32" else TOLERANCES[self.q.dtype]
         for name in RESULTS[kernel]:
@@ -104,7 +104,7 @@ class Problem:
         return None
 
     def _run_on_cleared(self, kernel: str, tiling: Tiling) -> None:
-        """So that what a kernel does not write is found: another one may have left it right."""
+        """Clear the results before the run: another kernel may have left right values where this one writes none."""
         if kernel != "forward":
             self._prepared()
         for name in RESULTS[kernel]:
@@ -116,7 +116,9 @@ class Problem:
             launch.take_sum(self.room["dq_sum"], self.room["dq"])
 
     def _prepared(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The output's gradient as kernels take it, and what `launch.rows` gives; needs a right output. Made once."""
+        """Return the output's gradient as kernels take it, and the results of `launch.rows`; needs a right output. Made
+        once.
+        """
         if self._backward_inputs is None:
             q, k, v = self.q, self.k, self.v
             generator = torch.Generator(q.device).manual_seed(0)

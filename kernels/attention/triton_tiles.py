@@ -1,4 +1,4 @@
-"""What the Triton kernels of attention share: tiles in memory, the order of programs, and the sizes of tiles.
+"""Shared by the Triton kernels of attention: tiles in memory, the order of programs, and the sizes of tiles.
 
 A tile is a block of consecutive rows (queries or keys) of one head. Its rows are `WIDTH` wide, the head dimension
 rounded up to a power of two, since that is what Triton's tensors are: columns past the head dimension are zero in
@@ -25,7 +25,7 @@ mend_interpreter()
 
 @dataclass(frozen=True)
 class Tiling:
-    """Sizes of one kernel's tiles, and what its programs get."""
+    """Sizes of one kernel's tiles, with the warps and stages of its programs."""
 
     queries: int
     """Rows of a tile of queries."""
@@ -35,24 +35,25 @@ class Tiling:
     stages: int
     """Tiles that the inner loop keeps in shared memory: one in use, the others on their way."""
     hold: bool = False
-    """Whether the tile that a program keeps stays in registers, rather than in shared memory. The pass over keys has no
-    registers to spare and ignores it."""
+    """True keeps a program's own tile in registers instead of shared memory. The pass over keys has no registers to
+    spare and ignores it.
+    """
 
     def launch_options(self) -> dict[str, int]:
-        """As keyword arguments of a kernel's launch."""
+        """The tiling as keyword arguments of a kernel's launch."""
         return {"QUERIES": self.queries, "KEYS": self.keys, "num_warps": self.warps, "num_stages": self.stages}
 
 
 @functools.cache
 def capability(device: torch.device) -> tuple[int, int]:
-    """Compute capability of a CUDA device; (0, 0) of the CPU, where the interpreter runs."""
+    """Return the compute capability of a CUDA device; (0, 0) for the CPU, where the interpreter runs."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
 
 
 def has_tensor_descriptors(tensor: Tensor) -> bool:
-    """Whether the copy engine of Hopper and later can fetch tiles of this (batch, heads, rows, head_dim) tensor.
+    """Return True if the copy engine of Hopper and later can fetch tiles of this (batch, heads, rows, head_dim) tensor.
 
-    It wants addresses and steps that are multiples of 16 bytes. The other tensors are read through pointers.
+    It needs addresses and steps that are multiples of 16 bytes. Kernels read other tensors through pointers.
     """
     if capability(tensor.device) < (9, 0):
         return False

@@ -60,8 +60,8 @@ Triton 3.6 waits for each product at once, so they rest while a program computes
 the same multiprocessor fills the gap; dQ's product takes registers and shared memory from it, and its reductions keep
 the L2 cache busy for 70% of the time.
 
-What exact products of float32 would take if they were split in registers (Triton's "tf32x3"): at 64, 0.89, 2.19 and
-1.14 for forward, keys and queries; at 128, 2.42, 15.5 and 7.72. They spill.
+Exact products of float32 that split operands in registers (Triton's "tf32x3") take, at 64, 0.89, 2.19 and 1.14 for
+forward, keys and queries; at 128, 2.42, 15.5 and 7.72. They spill.
 
 Elsewhere the sizes are chosen to fit: no other device was measured. The small ones need at most 99 KiB of shared
 memory, what Ada and consumer Blackwell have; `tests/kernels/test_triton_fits.py` compiles them for several devices.
@@ -137,8 +137,8 @@ TF32 = {
 
 
 def exact_precision(device: torch.device, width: int) -> str:
-    """How products of float32 are done exactly: in parts. Where those do not fit the device, operands are split in
-    registers, and tensor cores add the products up (see triton_operands.add_product for what that costs).
+    """Return the precision of exact float32 products: in parts. Where parts do not fit the device, operands are split
+    in registers, and tensor cores add the products up (triton_operands.add_product tells the cost).
     """
     return "split" if _is_large(device) or width in SMALL_SPLIT else "tf32x3"
 
@@ -148,19 +148,20 @@ _remembered: dict[tuple[object, ...], Tilings] = {}
 
 
 def remember(operands: Operands, width: int, precision: str, tilings: Tilings) -> None:
-    """Let `choose` give these, in this process, for such operands (see triton_tuning)."""
+    """Let `choose` return these tilings, in this process, for such operands (see triton_tuning)."""
     _remembered[_key(operands, width, precision)] = tilings
 
 
 def forget() -> None:
-    """Let `choose` give what the tables say, and nothing else."""
+    """Let `choose` return the tables' tilings only."""
     _remembered.clear()
 
 
 def choose(operands: Operands, width: int, precision: str) -> Tilings:
-    """For q, k and v as launches take them, whose head dimension is `width` when rounded up to a power of two.
+    """Choose tilings for q, k and v as launches take them, with the head dimension rounded up to the power of two
+    `width`.
 
-    What was tuned in this process, else what the tables say.
+    It returns the tilings that were tuned in this process, else the tables'.
     """
     if _remembered and (tuned := _remembered.get(_key(operands, width, precision))):
         return tuned
@@ -168,7 +169,7 @@ def choose(operands: Operands, width: int, precision: str) -> Tilings:
 
 
 def from_tables(device: torch.device, width: int, precision: str) -> Tilings:
-    """As `choose`, whatever was tuned."""
+    """Choose the tables' tilings, also if others were tuned."""
     if precision == "ieee":
         return (LARGE_HALF if _is_large(device) else SMALL_HALF)[width]
     if precision == "split":
@@ -177,13 +178,13 @@ def from_tables(device: torch.device, width: int, precision: str) -> Tilings:
 
 
 def _key(operands: Operands, width: int, precision: str) -> tuple[object, ...]:
-    """What decides whether a tiling fits."""
+    """Return the key of remembered tilings: all that decides if a tiling fits."""
     q = operands[0]
     return q.device, q.dtype, width, precision, all(has_tensor_descriptors(tensor) for tensor in operands)
 
 
 def _is_large(device: torch.device) -> bool:
-    """Whether it is a Hopper, whose multiprocessors have 227 KiB of shared memory, and products that read it.
+    """Return True for a Hopper, whose multiprocessors have 227 KiB of shared memory, and products that read it.
 
     Data-centre Blackwell has as much, but its products also need tensor memory: the large tilings do not fit.
     """

@@ -1,4 +1,4 @@
-"""Search, on request only, for the tilings of attention's Triton kernels that are fastest on this device.
+"""Searches, on request only, for the tilings of attention's Triton kernels that are fastest on this device.
 
     python -m kernels.attention.triton_tuning --head-dim 64 --dtype bfloat16 --length 16384 --heads 16
 
@@ -6,7 +6,7 @@ prints the best tilings of each kernel with their times, and the lines to put in
 never tune: a search compiles some hundred kernels, a second of processor time each, which is more than most runs take.
 
 A kernel's candidates are compiled side by side, compared with the present choice's results, and timed in rounds: each
-round takes more samples of fewer candidates. What Triton refuses is noted and left out.
+round takes more samples of fewer candidates. Candidates that Triton refuses are noted and left out.
 """
 
 from __future__ import annotations
@@ -39,63 +39,64 @@ from kernels.device_clock import DeviceClock, Work
 
 REFUSALS = (OutOfResources, PTXASError, CompilationError)
 COMPILER_FAILED = "PassManager::run failed"
-"""What Triton's compiler says in a plain RuntimeError."""
+"""Message of the plain RuntimeError that Triton's compiler raises."""
 MOST_THREADS = 16
 COMPILED_AT_ONCE = 32
 """Candidates between two lines of progress."""
 ROUNDS = ((1, 24), (4, 6), (11, 1))
-"""(samples, how many candidates go on after them) of each round; the present choice always does."""
+"""(samples, number of candidates that go on) of each round; the present choice always goes on."""
 FORM_SAMPLES = 11
 FORMS = {False: "two passes", True: "one pass"}
 """Forms of the backward pass, by `Tilings.prefer_one_pass`."""
 GAIN = 0.02
-"""What is faster by less is not told from noise: the present choice stays."""
+"""A smaller gain cannot be told from noise: the present choice stays."""
 SAFE = (Tiling(32, 32, 4, 1), Tiling(16, 16, 4, 1))
-"""What gives the results to compare with, where the present choice does not fit the device."""
+"""Tiling whose results others are compared to, where the present choice does not fit the device."""
 
 Tell = Callable[[str], None]
 Timer = Callable[[str, tuple[Tiling, ...], Work], float]
-"""(what is timed, with which tilings, the call) -> ms of one call."""
+"""(name of the timed work, its tilings, the call) -> ms of one call."""
 
 
 class NothingRuns(Exception):
-    """No tiling of a kernel runs on this device; the message says what the last one lacked."""
+    """No tiling of a kernel runs on this device; the message says why the last one does not."""
 
 
 @dataclass
 class Trial:
-    """What became of one candidate."""
+    """The result of one candidate."""
 
     kernel: str
     tiling: Tiling
     times_ms: list[float] = field(default_factory=list)
-    """Samples of the last round that it was in; none if it was refused."""
+    """Samples of its last round; none if it was refused."""
     rounds: int = 0
-    """How many it was in."""
+    """Number of its rounds."""
     refused: str | None = None
-    """Why it cannot be taken: Triton's words, or what is wrong with its results."""
+    """The reason why it cannot be taken: Triton's words, or what is wrong with its results."""
 
     @property
     def median_ms(self) -> float:
-        """Of the samples; infinite without any."""
+        """Median of the samples; infinite if there are none."""
         return statistics.median(self.times_ms) if self.times_ms else float("inf")
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a search found."""
+    """The results of a search."""
 
     chosen: Tilings
     present: Tilings
-    """What calls took before, which `chosen` improves on."""
+    """The tilings that calls used before."""
     trials: tuple[Trial, ...]
     """Every candidate; those of one kernel follow each other, the best first, the refused last."""
     forms_ms: dict[str, float]
-    """Medians of the backward pass's forms, "one pass" and "two passes", with what belongs to each; without a backward
-    pass empty."""
+    """Medians of the backward pass's forms, "one pass" and "two passes", with their preparation; empty without a
+    backward pass.
+    """
 
     def summary(self) -> str:
-        """For a log: one line."""
+        """One line for a log."""
         parts = []
         for kernel in dict.fromkeys(trial.kernel for trial in self.trials):
             chosen, present = getattr(self.chosen, kernel), getattr(self.present, kernel)
@@ -113,8 +114,8 @@ def tune(
 ) -> Tuned:  # fmt: skip
     """Search for the fastest tilings for such inputs, and let this process's further calls take them.
 
-    That is, calls on the same device, of the same dtype, padded head dimension and precision, whatever their lengths
-    and masks: until another search for such, or `triton_tilings.forget`.
+    These are calls on the same device, of the same dtype, padded head dimension and precision, with any lengths and
+    masks. They take the tilings until another search for such inputs, or `triton_tilings.forget`.
 
     Args:
         q: Queries; q, k, v, is_causal and tf32 are as `flash_attention` takes them.
@@ -122,13 +123,13 @@ def tune(
         v: Values.
         is_causal: Query i sees keys 0 … i only.
         backward: Also tune the backward pass; else its tilings stay as they are.
-        tf32: Whether products of float32 inputs may be rounded to tf32; None: as torch is set.
+        tf32: True lets products round float32 inputs to tf32; None: as torch is set.
         tell: Called with a line of progress, every few seconds.
-        timer: What takes times; None: as `default_timer` does.
+        timer: Function that takes times; None: `default_timer`'s.
         among: The candidates for every kernel, besides the present choice; None: all that may be fast.
 
     Raises:
-        ValueError: the inputs are not taken, or hold nothing.
+        ValueError: `flash_attention` does not take the inputs, or they are empty.
         NothingRuns: this device can run no tiling of a kernel.
     """
     trials: list[Trial] = []
@@ -152,7 +153,7 @@ def tune(
 
 
 def default_timer(device: torch.device) -> Timer:
-    """The device's time with a cold L2 cache; the host's clock where the interpreter runs."""
+    """Return a timer of the device's time with a cold L2 cache; of the host's clock where the interpreter runs."""
     if device.type != "cuda":
         return host_time_ms
     clock = DeviceClock(device)
@@ -160,19 +161,19 @@ def default_timer(device: torch.device) -> Timer:
 
 
 def host_time_ms(what: str, tilings: tuple[Tiling, ...], work: Work) -> float:
-    """By the host's clock."""
+    """Time a call by the host's clock, in ms."""
     start = time.perf_counter()
     work()
     return 1e3 * (time.perf_counter() - start)
 
 
 def shown(tiling: Tiling) -> str:
-    """As the tables of triton_tilings write it."""
+    """Write a tiling as the tables of triton_tilings do."""
     return f"{'held, ' * tiling.hold}{tiling.queries} × {tiling.keys}, {tiling.warps}, {tiling.stages}"
 
 
 def faster_form(forms_ms: dict[str, float], prefer_one_pass: bool) -> bool:
-    """Whether one pass is to be preferred: the present preference stays unless the other is faster by GAIN."""
+    """Return True if one pass is to be preferred; the present preference stays unless the other is faster by GAIN."""
     present, other = (forms_ms.get(FORMS[form], float("inf")) for form in (prefer_one_pass, not prefer_one_pass))
     return prefer_one_pass if present <= other * (1 + GAIN) else not prefer_one_pass
 
@@ -185,7 +186,7 @@ class _Search:
     among: Sequence[Tiling] | None
 
     def best_first(self, kernel: str, present: Tiling) -> list[Trial]:
-        """Every candidate's trial: the one to choose first, the refused last."""
+        """Return every candidate's trial: the one to choose first, the refused last."""
         q, k, _ = self.problem.operands
         limit = limits(q, k, padded_width(self.problem.q.shape[-1]), self.problem.precision)
         offered = candidates(kernel, limit) if self.among is None else self.among
@@ -204,7 +205,7 @@ class _Search:
         return tried
 
     def forms_ms(self, chosen: Tilings, one_pass_runs: bool) -> dict[str, float]:
-        """Medians of the backward pass's forms, in turns."""
+        """Measure the backward pass's forms in turns; return their medians."""
         works: dict[str, tuple[tuple[Tiling, ...], Work]] = {
             FORMS[False]: (
                 (chosen.keys, chosen.queries),
@@ -222,7 +223,9 @@ class _Search:
         return medians
 
     def _find_right(self, kernel: str, present: Tiling) -> Tiling:
-        """Let the present choice's results be the right ones; of what does not fit the device, a smaller one's."""
+        """Take the present choice's results as the right ones; if it does not fit the device, those of a smaller
+        tiling.
+        """
         for tiling in (present, *SAFE):
             try:
                 self.problem.take_as_right(kernel, tiling)
@@ -237,7 +240,7 @@ class _Search:
     def _compile(self, trials: Sequence[Trial]) -> None:
         """Run each once, compiling side by side where kernels are compiled: Triton does so without Python's lock."""
         threads = min(MOST_THREADS, os.cpu_count() or 1) if self.problem.q.device.type == "cuda" else 1
-        _wait_for(self.problem.q.device)  # threads have a current stream of their own
+        _wait_for(self.problem.q.device)  # each thread has its own current stream
         with ThreadPoolExecutor(threads) as pool:
             for start in range(0, len(trials), COMPILED_AT_ONCE):
                 self.tell(f"{_words(trials[0])}: compiling candidates, {start} of {len(trials)} done")
@@ -258,7 +261,7 @@ class _Search:
         return None
 
     def _race(self, running: Sequence[Trial], present: Tiling) -> None:
-        """Take times, in turns, of fewer and fewer."""
+        """Time the candidates in turns, fewer in each round."""
         for samples, going_on in ROUNDS:
             for trial in running:
                 trial.times_ms.clear()
@@ -279,7 +282,7 @@ class _Search:
 
 
 def why_refused(error: Exception) -> str | None:
-    """In one line, why Triton cannot run a candidate; None if the error is something else."""
+    """Say in one line why Triton cannot run a candidate; None if the error means something else."""
     if isinstance(error, REFUSALS) or (isinstance(error, RuntimeError) and COMPILER_FAILED in str(error)):
         lines = str(error).strip().splitlines() or [""]
         return f"{type(error).__name__}: {(lines[-1] if isinstance(error, CompilationError) else lines[0])[:200]}"
@@ -301,7 +304,7 @@ def _wait_for(device: torch.device) -> None:
 
 
 def _on(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Each thread has a current device of its own, and Triton launches on that."""
+    """Make the device current: each thread has its own current device, and Triton launches on that."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
@@ -310,7 +313,7 @@ SHOWN = 4
 
 
 def report(tuned: Tuned, width: int) -> Iterator[str]:
-    """Lines for triton_tilings: the best of each kernel as its docstring has them, and the tilings as its code has."""
+    """Yield lines for triton_tilings: the best of each kernel as in its docstring, and the tilings as in its code."""
     for kernel in dict.fromkeys(trial.kernel for trial in tuned.trials):
         tried = [trial for trial in tuned.trials if trial.kernel == kernel]
         best = [f"{shown(trial.tiling)}: {trial.median_ms:.3g}" for trial in tried if trial.refused is None]

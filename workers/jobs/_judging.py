@@ -86,9 +86,7 @@ class Problem:
 
 
 def checksum(tensor: Tensor) -> int:
-    """Return a number that differs, in practice, if the bits of two tensors of one shape differ; see this module's
-    docstring.
-    """
+    """Return the checksum of the bits that this module's docstring describes, for comparing tensors of one shape."""
     import torch
 
     integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -45,7 +45,7 @@ class Values:
             self._found.setdefault((metric.name, metric.phase), (outcome, reason, None))
 
     def samples(self, name: str, phase: str | None) -> Sequence[float] | None:
-        """Return a metric's samples; None if it has none."""
+        """Return a metric's samples; None if it has none or no result yet."""
         return self._found.get((name, phase), ("", None, None))[2]
 
     def overrule(self, outcome: str, reason: str, but: Iterable[str] = ()) -> None:

@@ -1,9 +1,9 @@
-"""How long a GPU is busy in a step, as CUPTI tells it through torch's profiler.
+"""Measures how long a GPU is busy in a step, with CUPTI through torch's profiler.
 
-Events on a stream cannot tell: between two of them a device may work or wait for the host. The driver's queue is too
-short for a whole step to be enqueued behind a delay. So some steps more are run under the profiler, which notes when
-each kernel, copy and fill began and ended. The host is slower under it, the kernels are not: their time together is
-compared with the wall time of the steps that were measured without it.
+Events on a stream cannot tell this: between two of them a device may work or wait for the host. The driver's queue is
+too short for a whole step to be enqueued behind a delay. So a few further steps run under the profiler, which records
+when each kernel, copy and fill began and ended. The profiler slows down the host but not the kernels, so the sum of
+their times is compared with the wall time of the steps that were measured without it.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from workers.measure.memory import gist
 
 STEPS = 2
 DEVICE_GAP_US = 1.0
-"""Between one kernel and the next a device needs some time of its own, however far ahead the host is: 1 µs on an H200,
-0.3 to 0.6 µs in a CUDA graph. What goes beyond it is waiting."""
+"""Time that a device needs between two kernels even if the host is far ahead: 1 µs on an H200, 0.3 to 0.6 µs in a CUDA
+graph. The rest of a gap counts as waiting.
+"""
 NOTHING_SEEN = "the profiler saw no kernel: another profiler may hold CUPTI"
 
 
@@ -40,15 +41,15 @@ class Busy:
     """A device's work in one step."""
 
     busy_ms: float
-    """Time in which at least one kernel, copy or fill ran."""
+    """Time during which at least one kernel, copy or fill ran."""
     launches: int
-    """Number of these."""
+    """Number of kernels, copies and fills."""
 
 
 def measure_busy(run: Work, prepare: Work = nothing, steps: int = STEPS) -> Busy | str:
-    """The device's work in `run`, after a `prepare` that is left out, or why it cannot be told; the median of some.
+    """Return the device's work in `run`, without that of `prepare`, as the median of some runs; or why it is unknown.
 
-    Another profiler (nsys, ncu) that holds CUPTI leaves none for us.
+    It cannot be measured while another profiler (nsys, ncu) holds CUPTI.
     """
     found: list[Busy] = []
     try:
@@ -64,10 +65,10 @@ def measure_busy(run: Work, prepare: Work = nothing, steps: int = STEPS) -> Busy
 
 
 def device_work(run: Work) -> list[Span]:
-    """What the device did in `run`, in the order it began; ranges that people named are no work."""
+    """Return the device's work in `run`, in the order in which it began, without the ranges that annotations name."""
     torch.cuda.synchronize()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the profiler's, on how it is used over several steps
+        warnings.simplefilter("ignore")  # the profiler's warnings are about its use over several steps
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
             run()
             torch.cuda.synchronize()
@@ -81,7 +82,7 @@ def device_work(run: Work) -> list[Span]:
 
 
 def covered_ns(spans: Iterable[Span]) -> int:
-    """Length of the union of spans: what runs side by side counts once."""
+    """Return the length of the union of spans: time in which several run side by side counts once."""
     total, reached = 0, 0
     for span in sorted(spans):
         if span.end_ns > reached:

@@ -1,6 +1,6 @@
 """Measured ceilings of this host's devices, one small file per device, which jobs of other kinds read.
 
-A job's process has no database, so the files are on the host's own disk. Of each data type they keep the newest rate.
+A job's process has no database, so the files are on the host's own disk. They keep the newest rate of each data type.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class Rate:
 
 @dataclass(frozen=True)
 class Ceiling:
-    """What a device reached: matrix products in TFLOP/s by precision ("fp32", …), copies in GB/s (read + written)."""
+    """The rates that a device reached: matrix products in TFLOP/s by precision ("fp32", …), copies in GB/s (read +
+    written).
+    """
 
     device: str
     tflops: Mapping[str, Rate] = field(default_factory=dict)
@@ -44,7 +46,7 @@ class Ceilings:
         self._folder = folder
 
     def read(self, device: torch.device) -> Ceiling | None:
-        """What is on record; None if nothing is, or nothing that makes sense."""
+        """Return the recorded ceilings; None if there are none, or if the file cannot be understood."""
         try:
             stored = json.loads(self._path(device).read_text(encoding="utf-8"))
             copy = stored["copy_gb_per_s"]
@@ -59,7 +61,7 @@ class Ceilings:
     def record(
         self, device: torch.device, tflops: Mapping[str, float], copy_gb_per_s: float | None, at: datetime | None = None
     ) -> None:
-        """Remember new rates; data types that were not measured now keep their old ones.
+        """Record new rates; data types that were not measured now keep their old rates.
 
         Raises:
             OSError: the file cannot be written.
@@ -72,7 +74,7 @@ class Ceilings:
             copy_gb_per_s=known.copy_gb_per_s if copy_gb_per_s is None else Rate(copy_gb_per_s, now),
         )
         self._folder.mkdir(parents=True, exist_ok=True)
-        # Whole or not at all: another job may read it now.
+        # Replace the file in one step: another job may read it now.
         with tempfile.NamedTemporaryFile("w", dir=self._folder, encoding="utf-8", delete=False) as file:
             written = Path(file.name)
             try:
@@ -84,7 +86,7 @@ class Ceilings:
                 raise
 
     def tflops(self, device: torch.device, precision: str) -> tuple[float | None, str]:
-        """The ceiling of matrix products and when it was measured, or None and the reason why there is none."""
+        """Return the ceiling of matrix products and when it was measured, or None and the reason why there is none."""
         ceiling = self.read(device)
         if ceiling is None:
             return None, NO_CEILING
@@ -98,7 +100,7 @@ class Ceilings:
 
 
 def _identity(device: torch.device) -> str:
-    """A GPU's UUID; a processor's model with the number of threads that torch uses, on which its rate depends."""
+    """Return a GPU's UUID, or a CPU's model with torch's number of threads, on which its rate depends."""
     if device.type == "cuda":
         return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
     return f"cpu-{re.sub(r'[^a-z0-9]+', '-', device_name(device).lower()).strip('-')}-{torch.get_num_threads()}-threads"

@@ -1,4 +1,4 @@
-"""What torch.compile did so far in this process: graphs, breaks, and whether its cache on disk helped."""
+"""Counts torch.compile's work so far in this process: graphs, breaks, and hits of its cache on disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Compilation:
     graphs: int = 0
     graph_breaks: int = 0
     frames_not_compiled: int = 0
-    """Functions that fell back to eager, among others by too many recompilations."""
+    """Functions that fell back to eager, for instance after too many recompilations."""
     cache_hits: int = 0
     cache_misses: int = 0
 
@@ -28,7 +28,7 @@ class Compilation:
 
 
 def compilation() -> Compilation:
-    """The counters now; all zero if nothing was compiled. Does not import the compiler."""
+    """Return the counters' present values, zero if nothing was compiled. Does not import the compiler."""
     utils = sys.modules.get("torch._dynamo.utils")
     if utils is None:
         return Compilation()
@@ -38,7 +38,7 @@ def compilation() -> Compilation:
         graphs=counters["stats"]["unique_graphs"],
         graph_breaks=sum(counters["graph_break"].values()),
         frames_not_compiled=frames["total"] - frames["ok"],
-        # The outer cache answers for the inner one: on a hit Inductor's is not asked.
+        # On a hit of the outer cache, Inductor's inner cache is not asked.
         cache_hits=max(caches[0]["autograd_cache_hit"], caches[1]["fxgraph_cache_hit"]),
         cache_misses=max(caches[0]["autograd_cache_miss"], caches[1]["fxgraph_cache_miss"]),
     )

@@ -1,4 +1,4 @@
-"""Where something was measured: hardware, software, and settings that change speed."""
+"""Describes the environment of a measurement: hardware, software, and settings that change speed."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ VARIABLE_PREFIXES = ("NCCL_", "GLOO_")
 
 
 def fingerprint(device: torch.device, *others: torch.device) -> dict[str, Any]:
-    """Everything known about this host and process, JSON-ready; unknown facts are None.
+    """Return the known facts about this host and process, JSON-ready; unknown facts are None.
 
-    Take it when precision and threads are set: they are part of it. `others` are further devices of the same unit.
+    Call it after precision and threads are set, since it records them. `others` are further devices of the same unit.
     """
     return {
         "host": host(),
@@ -65,14 +65,15 @@ def fingerprint(device: torch.device, *others: torch.device) -> dict[str, Any]:
 
 
 def device_name(device: torch.device) -> str:
-    """A device's name for tables: the GPU's as its driver gives it, or the processor's model."""
+    """Return a device's name for tables: the GPU's name from its driver, or the CPU's model."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return str(host()["cpu"])
 
 
 def device_key(device: torch.device, count: int = 1) -> str:
-    """What was measured on, by model and number: "1x NVIDIA H200"; of a processor, the threads that torch uses count.
+    """Return number and model of the measured devices, "1x NVIDIA H200"; for a CPU the number is that of torch's
+    threads.
 
     Results of one case with one device key can be compared.
     """
@@ -88,7 +89,7 @@ def gpu_by_nvml(device: torch.device) -> nvml.Gpu | None:
 
 
 def variables() -> dict[str, str]:
-    """The environment variables that change what is measured, where set."""
+    """Return the environment variables that are set and change what is measured."""
     return {
         name: value
         for name, value in sorted(os.environ.items())
@@ -98,7 +99,7 @@ def variables() -> dict[str, str]:
 
 @functools.cache
 def host() -> dict[str, Any]:
-    """The machine: constant while it runs, so read once per process."""
+    """Describe the machine. It does not change while it runs, so it is read once per process."""
     processors = _read("/proc/cpuinfo")
     fields = [line.partition(":") for line in processors.splitlines()]
     values = [(name.strip(), value.strip()) for name, _, value in fields]
@@ -126,7 +127,7 @@ def host() -> dict[str, Any]:
 
 @functools.cache
 def software() -> dict[str, Any]:
-    """Versions of what computes. The commit of this checkout, or the installed package's version."""
+    """Return the versions of the software that computes, and this checkout's commit or the package's version."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,

@@ -1,4 +1,4 @@
-"""One metric of one case, as a runner reports it and as it travels to the agent."""
+"""One metric of one case, as a runner reports it, and its form on the way to the agent."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Measurement:
     """One metric of one case.
 
     `case` holds the case's coordinates and `case_key` identifies it (app.specs has both); `device_key` says on what it
-    was measured (see `environment.device_key`). (metric, phase) names the column: a rate without a phase is of the
+    was measured (see `environment.device_key`). (metric, phase) names the column: a rate without a phase covers the
     mode's whole measured work. Without samples there is no value, and `outcome` ("oom", "unknown", …) and `reason` say
     why; a missing value is never 0.
 
@@ -46,7 +46,7 @@ class Measurement:
             raise ValueError(f"{self.metric}: outcome {self.outcome!r} needs a reason")
 
     def to_wire(self) -> dict[str, Any]:
-        """JSON-ready: the fields, the statistics, and the raw samples as base64 of zlib of little-endian float64."""
+        """Return fields, statistics and samples, JSON-ready; samples are base64 of zlib of little-endian float64."""
         wire: dict[str, Any] = {
             "case": dict(self.case),
             "case_key": self.case_key,
@@ -63,7 +63,7 @@ class Measurement:
 
 
 def pack(samples: Sequence[float]) -> bytes:
-    """Samples as zlib of little-endian float64."""
+    """Pack samples as zlib of little-endian float64."""
     values = array("d", samples)
     if sys.byteorder == "big":
         values.byteswap()
@@ -71,7 +71,7 @@ def pack(samples: Sequence[float]) -> bytes:
 
 
 def unpack(packed: bytes) -> array[float]:
-    """The samples that `pack` packed."""
+    """Return the samples that `pack` packed."""
     values = array("d", zlib.decompress(packed))
     if sys.byteorder == "big":
         values.byteswap()

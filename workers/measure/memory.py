@@ -1,4 +1,4 @@
-"""Peak memory, and recognising that there was not enough of it."""
+"""Measures peak memory, and recognises errors that mean a lack of memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OUT_OF_MEMORY_MESSAGES = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
-"""Parts of RuntimeError messages with which libraries say so without the class that torch has for it."""
+"""Parts of the messages of RuntimeErrors that libraries raise for a lack of memory, instead of torch's own class."""
 
 
 class OutOfMemory(Exception):
@@ -25,7 +25,7 @@ class OutOfMemory(Exception):
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or one that caused it (compilers wrap them), is the device's or the host's lack of memory."""
+    """True if an error, or one that caused it (compilers wrap them), means that the device or the host lacks memory."""
     seen = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
@@ -38,14 +38,14 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def gist(error: BaseException) -> str:
-    """The first sentences of an error, on one line: allocators add a page of advice."""
+    """Return the first sentences of an error, on one line, since allocators add a page of advice."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 160 else f"{text[:160]}…"
 
 
 @contextmanager
 def memory_needed_for(what: str) -> Iterator[None]:
-    """Turns a lack of memory inside into OutOfMemory that names `what`; other errors pass."""
+    """Turn a lack of memory inside the context into OutOfMemory that names `what`; other errors pass."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -58,14 +58,16 @@ class MemoryMeter(Protocol):
     """Peak memory of a stretch of work."""
 
     def reset(self) -> None:
-        """Start of the stretch."""
+        """Begin the stretch."""
 
     def peak_mib(self) -> tuple[float | None, str]:
-        """Its peak in MiB and how it was measured, or None and the reason why there is none."""
+        """Return the stretch's peak in MiB and how it was measured, or None and the reason why there is none."""
         ...
 
     def reserved_mib(self) -> float | None:
-        """The most that torch's allocator held of the device's memory, in MiB; None where it does not manage it."""
+        """Return the most memory that torch's allocator held, in MiB; None if torch does not manage the device's
+        memory.
+        """
         ...
 
 
@@ -95,7 +97,7 @@ class HostMemory:
 
     def reset(self) -> None:
         try:
-            (self._process / "clear_refs").write_text("5")  # resets the high-water mark to what is resident now
+            (self._process / "clear_refs").write_text("5")  # resets the high-water mark to the present resident size
         except OSError:
             self._reset_failed = True
         else:
@@ -115,7 +117,7 @@ class HostMemory:
         return None
 
     def _status(self, field: str) -> int | None:
-        """A field of /proc/self/status in KiB."""
+        """Return a field of /proc/self/status in KiB."""
         try:
             lines = (self._process / "status").read_text().splitlines()
         except OSError:
@@ -124,5 +126,5 @@ class HostMemory:
 
 
 def memory_meter(device: torch.device) -> MemoryMeter:
-    """The meter of a device."""
+    """Make the meter of a device."""
     return CudaMemory() if device.type == "cuda" else HostMemory()

@@ -28,7 +28,7 @@ class Summary:
 
 
 def summarize(samples: Sequence[float]) -> Summary:
-    """Statistics of at least one sample.
+    """Compute statistics of at least one sample.
 
     Raises:
         ValueError: no samples, or one that is not finite.
@@ -56,7 +56,7 @@ def summarize(samples: Sequence[float]) -> Summary:
 
 
 def quantile(ordered: Sequence[float], q: float) -> float:
-    """The q-quantile, 0 ≤ q ≤ 1, of samples in ascending order."""
+    """Return the q-quantile, 0 ≤ q ≤ 1, of samples in ascending order."""
     position = q * (len(ordered) - 1)
     below = math.floor(position)
     above = min(below + 1, len(ordered) - 1)
@@ -64,10 +64,10 @@ def quantile(ordered: Sequence[float], q: float) -> float:
 
 
 def median_interval(samples: Sequence[float], level: float = 0.95) -> tuple[float, float] | None:
-    """A confidence interval of the median, free of any assumption on the distribution.
+    """Return a confidence interval of the median, with no assumption on the distribution.
 
-    Two order statistics, as narrow as covers `level`: the number of samples below the median is binomial(n, 1/2).
-    Samples must be independent, which steps within one process are not: use it on processes.
+    Its ends are two order statistics, as close as `level` allows: the number of samples below the median is binomial(n,
+    1/2). Samples must be independent. Steps within one process are not, so use it on values of several processes.
 
     Returns:
         (low, high), or None where even (minimum, maximum) covers less than `level` (n < 6 for 0.95).
@@ -87,7 +87,7 @@ def median_interval(samples: Sequence[float], level: float = 0.95) -> tuple[floa
 
 
 def coefficient_of_variation(samples: Sequence[float]) -> float | None:
-    """Standard deviation over mean; None for fewer than two samples or a mean of 0."""
+    """Return standard deviation over mean; None for fewer than two samples or a mean of 0."""
     if len(samples) < 2:
         return None
     mean = math.fsum(samples) / len(samples)
@@ -95,7 +95,7 @@ def coefficient_of_variation(samples: Sequence[float]) -> float | None:
 
 
 def drift(samples: Sequence[float]) -> float | None:
-    """Median of the last third over that of the first third, less 1; None for fewer than 9 samples."""
+    """Return the median of the last third over that of the first third, less 1; None for fewer than 9 samples."""
     third = len(samples) // 3
     if third < 3:
         return None

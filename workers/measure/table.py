@@ -1,4 +1,4 @@
-"""Tables of results that are no numbers with samples: kernels of a profile, allocations, dtypes of modules."""
+"""Tables, for results that are not numbers with samples: kernels of a profile, allocations, dtypes of modules."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Type = Literal["number", "integer", "string", "boolean"]
 
 MAX_ROWS = 50_000
 MAX_BYTES = 16 << 20
-"""Of one table of one unit, as JSON."""
+"""Most bytes of one table of one unit, as JSON."""
 MAX_COLUMNS = 100
 NAME = re.compile(r"[\w-][\w.-]{0,99}", re.ASCII)
-"""Of a table: it is part of a URL."""
+"""Pattern of a table's name, which is part of a URL."""
 UNIT_COLUMN = "unit_index"
-"""Tables of one name are shown as one, with this column added."""
+"""Column that is added when tables of one name are shown as one."""
 
 _PYTHON_TYPES: dict[Type, tuple[type, ...]] = {
     "number": (int, float),
@@ -35,7 +35,7 @@ class TooLarge(ValueError):
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table. `unit` is that of all its values: "ms", "MiB", "calls"; None where there is none."""
+    """A column of a table. `unit` is the unit of all its values: "ms", "MiB", "calls"; None if they have none."""
 
     name: str
     type: Type
@@ -44,12 +44,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of one unit. A value may be None: not known.
+    """A table of one unit. A value may be None, which means unknown.
 
     Raises:
         TooLarge: more than MAX_ROWS rows or MAX_BYTES bytes.
-        ValueError: a name is empty or stands twice, a row has another length than there are columns, or a value is not
-            of its column's type; says which.
+        ValueError: a name is empty or stands twice, a row has not as many values as there are columns, or a value is
+            not of its column's type; the message says which.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Table:
                 raise ValueError(f"table {self.name!r}, row {number}: {column.name} is {value!r}, no {column.type}")
 
     def to_json(self) -> bytes:
-        """The rows."""
+        """Return the rows as JSON text."""
         return json.dumps([list(row) for row in self.rows], ensure_ascii=False, allow_nan=False).encode(
             errors="replace"
         )

@@ -1,10 +1,10 @@
-"""Timing steps, and the phases that they consist of.
+"""Times steps, and the phases of which they consist.
 
-A step starts on an idle device: nothing of a former step, nor the making of its batch, runs inside it. On a GPU phases
-are timed by events, the step by the host's clock around a synchronisation, beside the time in which the host issued it.
+A step starts on an idle device, so it holds no work of a former step nor the making of its batch. On a GPU events time
+the phases; the host's clock times the step up to a synchronisation, and the time in which the host issued it.
 
-The clock is one of several observers of steps and phases: a profiler or a memory recorder listens where it does. Among
-them the clock is innermost, so that no time of the others' is in it.
+The clock is one of several observers of steps and phases; a profiler or a memory recorder are others. The clock is
+innermost among them, so its times do not hold the others' work.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REPORT_INTERVAL_S = 0.5
 
 
 class Observer(Protocol):
-    """Listens to steps. Phases of a step follow each other; work between them belongs to none."""
+    """Listens to steps. Phases of a step follow each other; work between two phases belongs to neither."""
 
     def step_begins(self) -> None:
         """The step is prepared: its first phase follows."""
@@ -47,7 +47,7 @@ class StepTime:
 
     wall_ms: float
     host_us: float | None
-    """In which the host issued it; None on a CPU, where the host does the work itself."""
+    """Time in which the host issued the step; None on a CPU, where the host does the work itself."""
     phases_ms: dict[str, float]
 
 
@@ -56,12 +56,12 @@ class Clock(Observer, Protocol):
 
     @property
     def last(self) -> StepTime:
-        """Of the step that ended last; the device has finished it."""
+        """The times of the step that ended last, which the device has finished."""
         ...
 
 
 class HostClock:
-    """For the CPU, where a call returns when its work is done."""
+    """The clock for a CPU, where a call returns when its work is done."""
 
     last: StepTime
 
@@ -80,7 +80,7 @@ class HostClock:
 
 
 class CudaClock:
-    """For a GPU, on the current stream. Events are made once for each phase and recorded again each step."""
+    """The clock for a GPU, on the current stream. It makes events once for each phase and reuses them in each step."""
 
     last: StepTime
 
@@ -112,12 +112,12 @@ class CudaClock:
 
 
 def make_clock(device: torch.device) -> Clock:
-    """The clock of a device."""
+    """Make the clock of a device."""
     return CudaClock() if device.type == "cuda" else HostClock()
 
 
 def run_step(phases: Mapping[str, Callable[[], None]], observers: Sequence[Observer]) -> None:
-    """Run a prepared step's phases in order. Observers are told of a beginning in order, of an end in reverse."""
+    """Run a prepared step's phases in order. Observers hear of a beginning in order, of an end in reverse order."""
     for observer in observers:
         observer.step_begins()
     for name, work in phases.items():
@@ -132,15 +132,15 @@ def run_step(phases: Mapping[str, Callable[[], None]], observers: Sequence[Obser
 
 @dataclass
 class StepTimes:
-    """Times in ms. The first step of all is kept apart; it is also the first sample if there was no warm-up."""
+    """Times in ms. The very first step is kept apart; it is also the first sample if there was no warm-up."""
 
     first_step: float = 0.0
     step: array[float] = field(default_factory=lambda: array("d"))
     phases: dict[str, array[float]] = field(default_factory=dict)
     host_us: array[float] = field(default_factory=lambda: array("d"))
-    """Microseconds in which the host issued each step; none on a CPU."""
+    """Host time to issue each step, in µs; empty on a CPU."""
     warmup: int = 0
-    """Steps made before measuring began."""
+    """Number of steps before measuring began."""
     steady: bool | None = None
     """Whether times were steady then; None where that was not judged: a number of steps was asked for, or they are too
     slow."""
@@ -171,23 +171,23 @@ def time_steps(
 ) -> StepTimes:
     """Run warm-up steps, then measured ones, each `prepare` (untimed) and then the phases in order.
 
-    Memory does not grow with steps but for 8 bytes per sample.
+    Memory grows by 8 bytes per sample.
 
     Args:
         phases: Name -> work, in the order they run.
-        clock: Times them.
-        observers: Who else listens, to warm-up and measured steps alike.
+        clock: Times the steps.
+        observers: Further listeners; they hear warm-up and measured steps alike.
         prepare: Runs before each step, outside its time.
-        inner_times_ms: Tells, after each step, times of phases inside its phases: those of a CUDA graph.
-        warmup_steps: Steps that leave no samples, exactly so many; None: until the step's time is steady.
-        window_s: Steady is what two windows of at least this length agree on.
-        measure_steps: Steps that do, 1 or more.
+        inner_times_ms: Returns, after each step, times of phases inside its phases: those of a CUDA graph.
+        warmup_steps: Exact number of steps without samples; None: as many as it takes until the step's time is steady.
+        window_s: Times are steady when two windows of at least this length agree.
+        measure_steps: Number of steps with samples, 1 or more.
         measuring: Called once, before the first measured step.
         stepped: Called between steps with (warm-up steps done, measured steps done), at most every half second, and
             after the last.
 
     Raises:
-        OutOfMemory: the memory did not suffice; says in which phase of which step.
+        OutOfMemory: the memory did not suffice; the message says in which phase of which step.
     """
     times, where = StepTimes(), Where()
     warming = WarmUp(warmup_steps, window_s=window_s)
@@ -224,7 +224,7 @@ class Told:
         self._at = time.perf_counter()
 
     def tell(self, warmed_up: int, measured: int, *, last: bool = False) -> None:
-        """So many steps are done; the last call is passed on in any case."""
+        """Tell the number of steps that are done; the last call is always passed on."""
         now = time.perf_counter()
         if last or now - self._at >= REPORT_INTERVAL_S:
             self._at = now
@@ -236,20 +236,20 @@ class Where:
 
     phase = "preparation"
     step = 1
-    """Counted from 1."""
+    """Number of the step, counted from 1."""
 
     def prepares(self) -> None:
-        """The next step's preparation begins."""
+        """Note that the next step's preparation begins."""
         self.phase = "preparation"
 
     def step_begins(self) -> None:
-        """Its number is told already."""
+        """Do nothing: `prepares` has counted the step already."""
 
     def phase_begins(self, name: str) -> None:
         self.phase = name
 
     def phase_ends(self, name: str) -> None:
-        """The phase is still the one that errors name: a device may work on it."""
+        """Keep the phase as the one that errors name: a device may still work on it."""
 
     def step_ends(self) -> None:
         self.step += 1
@@ -257,7 +257,7 @@ class Where:
 
 @contextmanager
 def memory_needed_in(where: Where) -> Iterator[None]:
-    """Turns a lack of memory inside into OutOfMemory that names phase and step; other errors pass."""
+    """Turn a lack of memory inside the context into OutOfMemory that names phase and step; other errors pass."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:

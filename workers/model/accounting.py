@@ -1,4 +1,4 @@
-"""Counting: parameters and floating-point operations of TransformerLM, and the vendors' peak rates. Needs no torch.
+"""Counts parameters and floating-point operations of TransformerLM, and lists vendors' peak rates. Needs no torch.
 
 A multiply-add counts as two operations. Only matrix products count: norms, softmax, embeddings look-ups and the
 optimizer are left out, as in PaLM's model FLOPs (Chowdhery et al., 2022, appendix B). The causal half of the attention
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Shape:
-    """What the size of a TransformerLM depends on."""
+    """The hyper-parameters that determine the size of a TransformerLM."""
 
     vocab_size: int
     d_model: int
@@ -29,7 +29,7 @@ class Shape:
 
 
 def parameters(shape: Shape) -> int:
-    """Number of parameters: two embeddings, and per block four projections, SwiGLU's three, and two norms; one norm."""
+    """Number of parameters: two embeddings; per block four projections, SwiGLU's three, two norms; one final norm."""
     return (
         2 * shape.vocab_size * shape.d_model
         + shape.num_layers * (_block_weights(shape) + 2 * shape.d_model)
@@ -85,7 +85,7 @@ def attention_flops(shape: tuple[int, int, int, int], *, causal: bool) -> int:
 
 
 def attention_backward_flops(forward: int) -> int:
-    """FLOPs of its backward pass: four products, without the fifth that recomputes the scores."""
+    """FLOPs of the backward pass of attention alone: four products, without the fifth that recomputes the scores."""
     return 2 * forward
 
 

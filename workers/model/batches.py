@@ -1,4 +1,4 @@
-"""Random batches: the time of a dense model's step does not depend on which tokens it sees."""
+"""Random batches. They suffice, since the time of a dense model's step does not depend on the tokens."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ class RandomBatches:
         self.generator = torch.Generator(device).manual_seed(seed)
 
     def next(self) -> tuple[Tensor, Tensor]:
-        """Inputs and targets, each (batch_size, context_length) int64; targets are the inputs moved on by one token."""
+        """Return inputs and targets, each (batch_size, context_length) int64; targets are the inputs moved on by one
+        token.
+        """
         tokens = torch.randint(self.vocab_size, self.shape, device=self.device, generator=self.generator)
         return tokens[:, :-1], tokens[:, 1:]

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 BLOCKS = "layers"
-"""The attribute in which a model offers its blocks: a torch.nn.ModuleList of modules of one class."""
+"""The attribute that holds a model's blocks: a torch.nn.ModuleList of modules of one class."""
 
 
 class NoBlocks(Exception):
-    """The model does not offer its blocks."""
+    """The model has no list of its blocks."""
 
 
 def compile_blocks(model: nn.Module) -> nn.Module:
@@ -34,6 +34,6 @@ def compile_blocks(model: nn.Module) -> nn.Module:
 
 
 def compile_model(model: nn.Module) -> Callable[..., Any]:
-    """The model, compiled as a whole when it is first called."""
+    """Return the model, which will be compiled as a whole when it is first called."""
     compiled: Callable[..., Any] = torch.compile(model)
     return compiled

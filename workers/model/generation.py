@@ -25,10 +25,10 @@ class KeyValueCache:
         self.keys = torch.empty(num_layers, batch_size, num_heads, max_length, head_dim, dtype=dtype, device=device)
         self.values = torch.empty_like(self.keys)
         self.length = 0
-        """Tokens in it; the model moves it on after the last layer."""
+        """Number of tokens in the cache; the model advances it after the last layer."""
 
     def layer(self, index: int) -> LayerCache:
-        """One layer's share, at the present length."""
+        """Return one layer's part of the cache, at the present length."""
         return LayerCache(self.keys[index], self.values[index], self.length)
 
 
@@ -36,7 +36,7 @@ class KeyValueCache:
 class LayerCache:
     """One layer's keys and values, (batch, heads, max_length, head_dim), of which `length` tokens are filled.
 
-    All layers' are alike, so that a compiled block serves every layer.
+    All layers' caches are alike, so that one compiled block serves every layer.
     """
 
     keys: Tensor
@@ -52,7 +52,7 @@ class LayerCache:
 
 
 class CachedModel(Protocol):
-    """What generation asks of a model."""
+    """The methods that generation needs of a model."""
 
     context_length: int
 
@@ -104,7 +104,7 @@ def generate(
         prompt: (batch, prompt length) or (prompt length,), at least one token.
         max_new_tokens: Tokens to add.
         temperature, top_k, generator: See `sample`.
-        end_token_id: A row that drew it is filled up with it; all rows done ends early.
+        end_token_id: A row that has drawn it is filled up with it; generation ends early when all rows have drawn it.
         use_cache: Keep keys and values; without it, every step runs the whole sequence again.
 
     Returns:

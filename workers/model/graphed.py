@@ -1,8 +1,8 @@
-"""A whole step as one CUDA graph: the host launches once, instead of once for each kernel.
+"""Runs a whole step as one CUDA graph: the host launches once, instead of once for each kernel.
 
-A graph repeats what the device did, at the same addresses. So batches are copied into buffers that stay; what the
-allocator gave while the step was captured (gradients included) stays the graph's; a learning rate is a tensor; and the
-optimizer counts its steps on the device. Events that are recorded as nodes of the graph time the phases in it.
+A graph repeats what the device did, at the same addresses. So batches are copied into buffers that stay; the graph
+keeps the memory that was allocated while the step was captured (gradients included); the learning rate is a tensor; and
+the optimizer counts its steps on the device. Events that are nodes of the graph time its phases.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ import torch
 from torch import Tensor
 
 WARMUP_STEPS = 3
-"""Run in the capture's stream before it: compilation, choice of kernels, and state that optimizers make when they
-first step."""
+"""Steps that run in the capture's stream before it, so that compilation, the choice of kernels, and optimizers' state
+are done.
+"""
 NO_EVENTS = "torch {version} cannot record events that time the phases inside a CUDA graph"
 
 
 class CannotCapture(Exception):
-    """The step holds something that a CUDA graph cannot repeat; the message says what CUDA or torch say of it."""
+    """The step holds something that a CUDA graph cannot repeat; the message is CUDA's or torch's."""
 
 
 class GraphableStep(Protocol):
-    """A step on batches: `workers.model.steps.ForwardStep` and what derives from it."""
+    """A step on batches: `workers.model.steps.ForwardStep` and the classes derived from it."""
 
     inputs: Tensor
     targets: Tensor
@@ -44,7 +45,7 @@ class GraphedStep:
     The first run warms up, captures and replays.
 
     Args:
-        step: What is captured. Its optimizer is capturable and its learning rate is a tensor.
+        step: The step to capture. Its optimizer is capturable and its learning rate is a tensor.
     """
 
     def __init__(self, step: GraphableStep) -> None:
@@ -53,11 +54,11 @@ class GraphedStep:
         self._marks: list[torch.cuda.Event] = []
         self.phases: dict[str, Callable[[], None]] = {"graph": self.run}
         self.inner_phases = tuple(step.phases)
-        """What the graph holds, in order."""
+        """The phases that the graph holds, in order."""
         self.peak_mib = 0.0
-        """Most memory that was allocated during the capture: replays allocate nothing, so this is their peak."""
+        """Peak of memory allocated during the capture; replays do not allocate, so it is their peak too."""
         self.why_no_phases: str | None = None
-        """Why phases inside the graph cannot be timed; None if they can."""
+        """The reason why phases inside the graph cannot be timed; None if they can."""
 
     def prepare(self) -> None:
         if self._graph is None:
@@ -68,7 +69,7 @@ class GraphedStep:
         self._step.targets.copy_(targets)
 
     def run(self) -> None:
-        """Replay the step; first of all, capture it.
+        """Replay the step; the first call captures it before.
 
         Raises:
             CannotCapture: something in it cannot be captured.
@@ -78,7 +79,7 @@ class GraphedStep:
         self._graph.replay()
 
     def inner_times_ms(self) -> Mapping[str, float]:
-        """Times of the phases in the last replay, which has ended; none where they cannot be timed."""
+        """Return the times of the phases in the last replay, which has ended; empty if they cannot be timed."""
         times = (start.elapsed_time(end) for start, end in pairwise(self._marks))
         return dict(zip(self.inner_phases, times, strict=False))
 
@@ -122,7 +123,7 @@ class GraphedStep:
 
 
 def _drop_gradients(step: object) -> None:
-    """Of a step without an optimizer, which drops them: the capture makes the buffers that stay."""
+    """Drop the gradients of a step without an optimizer, so that the capture makes the buffers that stay."""
     module = getattr(step, "module", None)
     if isinstance(module, torch.nn.Module):
         module.zero_grad(set_to_none=True)

@@ -1,4 +1,4 @@
-"""What `fp32`, `tf32`, `bf16` and `fp16` mean here, in one place.
+"""Defines `fp32`, `tf32`, `bf16` and `fp16`, in one place.
 
 Parameters, gradients and optimizer state are float32 in all of them, unless a parameter dtype is chosen. tf32 rounds
 the inputs of float32 matrix products to 10 bits of mantissa; bf16 and fp16 run matrix products in that type by
@@ -20,9 +20,9 @@ class Precision:
 
     name: str
     compute_dtype: torch.dtype
-    """Type that attention sees."""
+    """Dtype of the inputs of attention."""
     matmul_precision: str = "highest"
-    """Of products whose inputs are float32; "highest" is IEEE float32, "high" allows TF32."""
+    """Setting for products of float32 inputs; "highest" is IEEE float32, "high" allows TF32."""
 
     def apply(self) -> None:
         """Set this process's matrix-product precision.
@@ -35,13 +35,13 @@ class Precision:
             raise RuntimeError(f"torch refuses float32 matrix products in precision {self.matmul_precision!r}")
 
     def autocast(self, device_type: str) -> AbstractContextManager[object]:
-        """Context of the forward pass."""
+        """Return the autocast context of the forward pass."""
         if self.compute_dtype == torch.float32:
             return nullcontext()
         return torch.autocast(device_type, dtype=self.compute_dtype)
 
     def gradient_scaler(self, device_type: str) -> torch.amp.GradScaler | None:
-        """fp16's gradients underflow without one; the others need none."""
+        """Return a gradient scaler for fp16, whose gradients would underflow; the other precisions need none."""
         return torch.amp.GradScaler(device_type) if self.compute_dtype == torch.float16 else None
 
 

@@ -1,8 +1,8 @@
-"""Models by name: ours, and what is installed in the entry-point group `flopwatch.models`.
+"""Models by name: ours, and those installed in the entry-point group `flopwatch.models`.
 
 An entry point is a class, or any callable, that takes TransformerLM's sizes, by name, and returns a module that maps
-token ids (batch, context) to logits (batch, context, vocabulary). Of TransformerLM's other arguments it gets those that
-it takes. What a model may offer beyond that:
+token ids (batch, context) to logits (batch, context, vocabulary). It gets those of TransformerLM's other arguments that
+it takes. A model may also have:
 
 - `forward_flops(batch_size, context_length) -> int` and `generate_flops(batch_size, prompt_length, new_tokens) -> int`:
   FLOPs of one forward pass and of one generation; without them, `tflops` and `mfu` are null.
@@ -23,4 +23,4 @@ def _check_model(_name: str, loaded: object) -> None:
 MODELS = Registry(
     "model", "flopwatch.models", {"transformer_lm": "workers.model.transformer:TransformerLM"}, _check_model
 )
-"""Every model; `MODELS.load(name)` gives what builds it."""
+"""Every model; `MODELS.load(name)` returns the class or function that builds it."""

@@ -1,4 +1,4 @@
-"""The work of one step, cut into the phases that are timed apart. What jobs time, profile and record is these.
+"""The work of one step, in phases that are timed separately. Jobs time, profile and record these steps.
 
 A step's `prepare` runs before the clock starts; then its phases run in order.
 """
@@ -31,7 +31,7 @@ class Step(Protocol):
         ...
 
     def prepare(self) -> None:
-        """What is not measured: the next batch."""
+        """Do the work that is not measured: make the next batch."""
 
 
 class ForwardStep:
@@ -48,7 +48,7 @@ class ForwardStep:
         self.inputs, self.targets = self.next_batch()
 
     def next_batch(self) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of the next step, which is then the present one."""
+        """Return inputs and targets of the next step, and make them the present ones."""
         return self.batches.next()
 
     def forward(self) -> None:

@@ -134,7 +134,7 @@ class TransformerLM(nn.Module):
         d_ff: Width of the feed-forward layer.
         rope_theta: Base of the rotary angles.
         attention: (q, k, v, is_causal) -> output; `kernels.registry.ATTENTION` has them by name.
-        activation_checkpointing: Keep each block's input only, and recompute the rest in the backward pass. Without
+        activation_checkpointing: Keep each block's input only, and recompute the rest in the backward pass. It has no
             effect on calls with a cache.
 
     Raises:
@@ -175,8 +175,8 @@ class TransformerLM(nn.Module):
 
         Args:
             token_ids: (batch, sequence), integers below vocab_size.
-            cache: Keys and values of the tokens before these; it is extended by these. With tokens in it, it takes one
-                more at a time.
+            cache: Keys and values of earlier tokens; the call adds those of these tokens. A cache with tokens in it
+                takes one more at a time.
             last_only: Logits of the last position only.
 
         Returns:
@@ -195,7 +195,8 @@ class TransformerLM(nn.Module):
         x = self.token_embeddings(token_ids)
         for index, block in enumerate(self.layers):
             if cache is not None:
-                # Never checkpointed: what is computed twice would go into the cache twice.
+                # Calls with a cache are not checkpointed: recomputing a block would put its keys and values into the
+                # cache twice.
                 x = block(x, cos, sin, cache.layer(index))
             elif self.activation_checkpointing and torch.is_grad_enabled():
                 # No dropout: there is no random state to keep.

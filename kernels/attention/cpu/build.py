@@ -1,9 +1,8 @@
 """Builds the C++ of this folder on first use, with torch's own machinery, and loads it.
 
 The library is plain C functions over pointers: neither Python's nor torch's headers are needed, and it builds in
-seconds. It is kept in a cache under a name made of everything that decides its content, so it is built once per host
-and version, by one process at a time, and never again while nothing changes; a host with a filled cache needs no
-compiler.
+seconds. A cache keeps it under a name made of all that determines its content, so each host builds a version once, in
+one process at a time; a host with a filled cache needs no compiler.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ import torch
 SOURCES = Path(__file__).with_name("source")
 NAME = "flopwatch_cpu_attention"
 COMPILER_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-Wall", "-Wextra")
-"""Of every implementation alike. No -ffast-math: NaN and infinity must come through."""
+"""Flags of all implementations. No -ffast-math: NaN and infinity must come through."""
 LINKER_FLAGS = ("-fopenmp",)
 
 _building = threading.Lock()
@@ -38,11 +37,11 @@ class BuildError(RuntimeError):
 
 
 class CompilerMissing(BuildError):
-    """There is no C++ compiler, and nothing in the cache."""
+    """There is no C++ compiler, and no library in the cache."""
 
 
 class Problem(ctypes.Structure):
-    """`Problem` of source/problem.h: the same fields in the same order, as `_check_problem` sees to."""
+    """`Problem` of source/problem.h: the same fields in the same order; `_check_problem` checks that."""
 
     _fields_ = [
         (name, ctypes.c_int64)
@@ -52,11 +51,11 @@ class Problem(ctypes.Structure):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The built library, with its functions' types set; built now if the cache has none.
+    """Return the library, with its functions' types set; build it now if the cache has none.
 
     Raises:
         CompilerMissing: no compiler (`c++`, or what CXX names).
-        BuildError: the compiler or ninja failed; the message ends with what they said.
+        BuildError: the compiler or ninja failed; the message ends with their output.
         OSError: the cache (TORCH_EXTENSIONS_DIR, or ~/.cache/flopwatch) cannot be written.
     """
     with _building:
@@ -71,10 +70,10 @@ def library() -> ctypes.CDLL:
 
 
 def _check_problem(loaded: ctypes.CDLL) -> None:
-    """See that C++ and Python mean the same by a Problem.
+    """Check that C++ and Python have the same layout of a Problem.
 
     Raises:
-        BuildError: they do not, so that every call would read the wrong sizes.
+        BuildError: the layouts differ, so that every call would read wrong sizes.
     """
     loaded.problem_fields.restype, loaded.problem_bytes.restype = ctypes.c_char_p, ctypes.c_int64
     theirs = loaded.problem_fields().decode().split(), loaded.problem_bytes()
@@ -84,14 +83,14 @@ def _check_problem(loaded: ctypes.CDLL) -> None:
 
 
 def cache_folder() -> Path:
-    """Where built libraries are kept: in TORCH_EXTENSIONS_DIR if that is set, as torch's own extensions are."""
+    """Return the folder of built libraries: in TORCH_EXTENSIONS_DIR if that is set, as for torch's own extensions."""
     if extensions := os.environ.get("TORCH_EXTENSIONS_DIR"):
         return Path(extensions)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flopwatch"
 
 
 def _built(cache: Path) -> Path:
-    """The library's file in the cache, where it only ever appears whole."""
+    """Return the library's file in the cache; a build moves it there when it is complete."""
     compiler = _compiler()
     if compiler is None:
         return _built_by_any_compiler(cache)
@@ -100,12 +99,13 @@ def _built(cache: Path) -> Path:
     if file.exists():
         return file
     cache.mkdir(parents=True, exist_ok=True)
-    # The kernel releases this lock when its holder dies. torch's own lock file would be left behind, and waited for.
+    # The operating system releases this lock when its holder dies. torch's own lock file would stay, and others would
+    # wait for it.
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not file.exists():
             scratch = folder.with_suffix(".building")
-            shutil.rmtree(scratch, ignore_errors=True)  # of a build that was killed: we hold its lock
+            shutil.rmtree(scratch, ignore_errors=True)  # left by a build that was killed: we hold its lock
             scratch.mkdir()
             try:
                 _build(scratch)
@@ -117,10 +117,10 @@ def _built(cache: Path) -> Path:
 
 
 def _built_by_any_compiler(cache: Path) -> Path:
-    """The newest library in the cache that was built of the same otherwise.
+    """Return the newest library in the cache that differs only in its compiler.
 
     Raises:
-        CompilerMissing: there is none, and nothing to build one with.
+        CompilerMissing: there is none, and no compiler to build one.
     """
     files = cache.glob(f"{NAME}-{_digest()}-*/{NAME}.so")
     newest = max(files, key=lambda file: file.stat().st_mtime_ns, default=None)
@@ -137,10 +137,10 @@ def _compiler_name() -> str:
 
 
 def _compiler() -> str | None:
-    """What the compiler says of itself: another version of it builds another library. None if there is no compiler.
+    """Return the compiler's version text, since another version builds another library. None if there is no compiler.
 
     Raises:
-        BuildError: it does not answer.
+        BuildError: the compiler does not answer.
     """
     if shutil.which(_compiler_name()) is None:
         return None
@@ -152,7 +152,7 @@ def _compiler() -> str | None:
 
 
 def _build(folder: Path) -> None:
-    # Imported here: it looks for CUDA's toolkit, and only a first use needs it.
+    # Imported here, since the import looks for CUDA's toolkit, and only a first use needs it.
     from torch.utils import cpp_extension
 
     with _ninja_on_path():
@@ -172,7 +172,7 @@ def _build(folder: Path) -> None:
 
 @contextmanager
 def _ninja_on_path() -> Iterator[None]:
-    """Let torch find the ninja that was installed beside this interpreter, also where its environment is not active."""
+    """Let torch find the ninja that is installed beside this interpreter, also if its environment is not active."""
     former = os.environ.get("PATH", os.defpath)
     os.environ["PATH"] = os.pathsep.join([former, str(Path(sys.executable).parent)])
     try:
@@ -182,7 +182,7 @@ def _ninja_on_path() -> Iterator[None]:
 
 
 def _digest() -> str:
-    """Of all that decides what is built but the compiler: sources, flags, torch, and the processor (-march=native)."""
+    """Hash all that determines the library except the compiler: sources, flags, torch, and the CPU (-march=native)."""
     digest = hashlib.sha256()
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
@@ -192,7 +192,7 @@ def _digest() -> str:
 
 
 def _processor() -> str:
-    """What the processor can do, as Linux lists it; a cache in a home folder may be shared by hosts that differ."""
+    """Return the CPU's features, as Linux lists them; hosts with different CPUs may share a cache in a home folder."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith(("flags", "Features")):
             return line

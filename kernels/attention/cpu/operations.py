@@ -1,7 +1,7 @@
-"""The functions, as torch operations: they compile without a graph break, and autograd knows what has a backward.
+"""The functions as torch operations: they compile without a graph break, and autograd knows which have a backward pass.
 
-Each asks C++ how much working memory it wants and hands it a tensor of that size, so what `memory` reports is what is
-taken.
+Each asks C++ for the size of its working memory and passes it a tensor of that size, so `memory` reports what a call
+allocates.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kernels.attention.cpu.build import Problem, library
 
 BLOCK = 32
 BR, BC = 32, 128
-"""Default tile sizes of `flash`: whole vectors of queries, and tiles that fit a first-level cache of 32 KiB."""
+"""Default tile sizes of `flash`: full vectors of queries, and tiles that fit a first-level cache of 32 KiB."""
 
 
 def naive(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
@@ -76,14 +76,17 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Both; for `naive` and `blocked` at (1, 4, 1024, 32): 4 MiB of one head's scores + 0.5 MiB of output."""
+        """Intermediates and output; for `naive` and `blocked` at (1, 4, 1024, 32): 4 MiB of one head's scores + 0.5 MiB
+        of output.
+        """
         return self.working + self.output
 
 
 def memory(
     name: str, batch: int, heads: int, queries: int, keys: int, head_dim: int, *, br: int = BR, bc: int = BC
 ) -> Memory:
-    """What `naive`, `blocked`, `fused` or `flash` allocates, at torch's number of threads. All in floats of 4 bytes:
+    """Return the memory that `naive`, `blocked`, `fused` or `flash` allocates, at torch's number of threads. In floats
+    of 4 bytes:
 
     - naive, blocked: queries · keys (one head's scores, used again for the next head);
     - fused: threads · keys (rounded up to 16);
@@ -165,7 +168,7 @@ def _flash_backward(
     return grads
 
 
-# What torch.compile needs to know without running them: the shapes.
+# torch.compile takes the results' shapes from these, without running the operations.
 
 
 @_naive.register_fake
