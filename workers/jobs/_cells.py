@@ -29,6 +29,8 @@ PASSES = {"forward": ("forward",), "forward_backward": ("forward", "backward", "
 """What each mode times. The last one is the mode's whole work."""
 GPU_ONLY = "known on GPUs only"
 NO_BACKWARD = "there is no backward pass"
+SEVERITIES: tuple[Literal["invalid", "suspect", "note"], ...] = ("invalid", "suspect", "note")
+"""Of checks, from the worst."""
 
 
 class CellsSpec(GridSpec, Protocol):
@@ -279,6 +281,7 @@ def combined(found: Mapping[str, Sequence[Check]]) -> list[Check]:
     for name, checks_of in by_name.items():
         failed = {pass_name: check for pass_name, check in checks_of.items() if not check.ok}
         told = "; ".join(f"{pass_name}: {check.detail}" for pass_name, check in (failed or checks_of).items())
-        invalid = any(check.severity == "invalid" for check in failed.values())
-        result.append(Check(name, not failed, told, "invalid" if invalid else "suspect"))
+        found_severities = {check.severity for check in (failed or checks_of).values()}
+        severity = next(worst for worst in SEVERITIES if worst in found_severities)
+        result.append(Check(name, not failed, told, severity))
     return result
