@@ -23,7 +23,8 @@ TABLE_COLUMNS = (
     *(Column(name, "string") for name in ("severity", "detail")),
 )
 Severity = Literal["note", "suspect", "invalid"]
-_WORST_FIRST: tuple[Severity, ...] = ("invalid", "suspect", "note")
+SEVERITIES: tuple[Severity, ...] = ("invalid", "suspect", "note")
+"""Of checks, from the worst."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def _size(row: Sequence[Scalar]) -> int:
 
 def _rank(check: Check) -> int:
     """What is left out last comes first."""
-    return len(_WORST_FIRST) if check.ok else _WORST_FIRST.index(check.severity)
+    return len(SEVERITIES) if check.ok else SEVERITIES.index(check.severity)
 
 
 def _as_json(check: Check, verdict: CaseVerdict, *, with_case: bool, with_unit: bool) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from workers.jobs._base import Reporter
 from workers.jobs._grid import Context, GridRunner, GridSpec, Trial
 from workers.jobs._judging import Problem, judge, judge_again, set_errors
 from workers.jobs._values import Metric, Values
+from workers.verdicts import SEVERITIES
 
 if TYPE_CHECKING:
     import torch
@@ -29,8 +30,6 @@ PASSES = {"forward": ("forward",), "forward_backward": ("forward", "backward", "
 """What each mode times. The last one is the mode's whole work."""
 GPU_ONLY = "known on GPUs only"
 NO_BACKWARD = "there is no backward pass"
-SEVERITIES: tuple[Literal["invalid", "suspect", "note"], ...] = ("invalid", "suspect", "note")
-"""Of checks, from the worst."""
 
 
 class CellsSpec(GridSpec, Protocol):
