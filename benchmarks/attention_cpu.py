@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -22,6 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from benchmarks._shared import print_report
 from kernels.attention import cpu
 from kernels.attention.cpu.build import COMPILER_FLAGS
+from workers.measure.stopwatch import HostStopwatch, Stopwatch
 
 SDPA = "torch SDPA"
 Call = Callable[[], object]
@@ -85,22 +85,32 @@ def rows(shape: tuple[int, int, int, int], passes: str, calls: Mapping[str, Call
     ]
 
 
-def measure(calls: Mapping[str, Call], rounds: int) -> dict[str, list[float]]:
-    """Return the milliseconds of each round's best call; quick calls are repeated more often, because of the host's
-    noise.
+def measure(calls: Mapping[str, Call], rounds: int, watch: Stopwatch | None = None) -> dict[str, list[float]]:
+    """Milliseconds of each round's best call; what is quick is called more often, to get past the host's noise.
+
+    Args:
+        calls: What is timed, by name.
+        rounds: How often all of them have their turn.
+        watch: Times them; the host's stopwatch, as in jobs, unless another is given.
     """
+    watch = watch or HostStopwatch()
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    repeats = {name: min(20, max(1, round(100 / timed(call)))) for name, call in calls.items()}
+    # The first call builds the library: it is not the one that tells how often to call.
+    firsts = {name: watch.time(work(call), warmup=1, calls=1).samples[0] for name, call in calls.items()}
+    repeats = {name: min(20, max(1, round(100 / first))) for name, first in firsts.items()}
     for _ in range(rounds):
         for name, call in calls.items():
-            samples[name].append(min(timed(call) for _ in range(repeats[name])))
+            samples[name].append(min(watch.time(work(call), warmup=0, calls=repeats[name]).samples))
     return samples
 
 
-def timed(call: Call) -> float:
-    start = time.perf_counter()
-    call()
-    return (time.perf_counter() - start) * 1e3
+def work(call: Call) -> Callable[[], None]:
+    """The call as stopwatches take it: its result is of no interest."""
+
+    def run() -> None:
+        call()
+
+    return run
 
 
 def ratio(samples: Mapping[str, list[float]], baseline: str, name: str) -> str:

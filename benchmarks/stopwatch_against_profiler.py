@@ -72,6 +72,7 @@ def row(name: str, length: int, what: str, work: Work, calls: int) -> str:
         f"{kernels:.0f}",
         f"{profiled_us / span_us - 1:+.1%}",
         f"{alone_us / span_us - 1:+.1%}",
+        f"{alone_us / sum_us - 1:+.1%}",
         f"{host_us:.0f}",
         "yes" if alone.host_bound else "no",
     )
@@ -93,7 +94,7 @@ def main() -> None:
     )
     print(f"head dimension {head_dim}; median of {options.calls} in µs\n")
     columns: tuple[str, ...] = ("by", "length", "pass", "alone", "profiled", "span", "sum", "launches")
-    columns += ("profiled ÷ span", "alone ÷ span", "host", "host-bound")
+    columns += ("profiled ÷ span", "alone ÷ span", "alone ÷ sum", "host", "host-bound")
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for length in options.lengths:
         for name in IMPLEMENTATIONS:

@@ -67,6 +67,14 @@ def nothing() -> None:
     """Do nothing: a call that needs no preparation."""
 
 
+def host_lap_ms(work: Work, prepare: Work = nothing, clock: Callable[[], float] = time.perf_counter) -> float:
+    """Wall time in ms of one call of `work` after an untimed `prepare`, where no device works beside the host."""
+    prepare()
+    start = clock()
+    work()
+    return 1e3 * (clock() - start)
+
+
 class DeviceClock:
     """Times calls on the current stream, one at a time. Holds the buffer that is overwritten."""
 

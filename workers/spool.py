@@ -17,9 +17,9 @@ from pydantic import TypeAdapter
 from app.store.records import MeasurementRecord, StoredArtifact, TableRecord, UnitRecord
 from workers import checked
 from workers.log import CappedLog
-from workers.measure.table import Column, Table, TooLarge
+from workers.measure.table import MAX_BYTES, MAX_ROWS, Column, Table, TooLarge
 from workers.outcome import Cancelled, Failed, Outcome, UnfitResult
-from workers.verdicts import CaseVerdict, Check, Verdict, summed_up
+from workers.verdicts import TABLE, CaseVerdict, Check, Verdict, checks_table, summed_up
 
 MAX_TABLES = 2000
 """Of one job: tables of one name in two units are two."""
@@ -58,7 +58,8 @@ class Spool:
 
     def __init__(self) -> None:
         self.log = CappedLog()
-        self.tables: list[TableRecord] = []
+        self._tables: list[TableRecord] = []
+        """That units reported."""
         self.artifacts: list[StoredArtifact] = []
         self._measurements: list[MeasurementRecord] = []
         self._units: list[_Unit] = []
@@ -119,13 +120,18 @@ class Spool:
         Raises:
             ValueError: it is no table.
             TooLarge: it has more rows or bytes than are kept, or this job's tables together have.
-            UnfitResult: the unit has reported one of this name, or another unit one with other columns.
+            UnfitResult: its name is reserved, the unit has reported one of it, or another unit one with other columns.
         """
         if not isinstance(wire["rows"], list) or not all(isinstance(row, list) for row in wire["rows"]):
             raise ValueError("a table's rows are lists")
         table = Table(_text.validate_python(wire["name"]), _columns.validate_python(wire["columns"]), wire["rows"])
         unit = self._unit
-        if any(other.name == table.name and other.unit_index == unit.index for other in self.tables):
+        if table.name == TABLE:
+            raise UnfitResult(
+                f"unit {unit.index} ({unit.title}) reports a table named {TABLE!r}: that name is reserved for the "
+                "checks of its cases; choose another"
+            )
+        if any(other.name == table.name and other.unit_index == unit.index for other in self._tables):
             raise UnfitResult(f"unit {unit.index} ({unit.title}) reports two tables named {table.name!r}")
         first, columns = self._columns.setdefault(table.name, (unit.title, list(table.columns)))
         if list(table.columns) != columns:
@@ -136,21 +142,17 @@ class Spool:
         rows = table.to_json()
         self._table_bytes += len(rows)
         self._table_rows += len(table.rows)
-        if len(self.tables) >= MAX_TABLES or self._table_rows > MAX_TABLES_ROWS or self._table_bytes > MAX_TABLES_BYTES:
+        if (
+            len(self._tables) >= MAX_TABLES
+            or self._table_rows > MAX_TABLES_ROWS
+            or self._table_bytes > MAX_TABLES_BYTES
+        ):
             raise TooLarge(
-                f"this job has {len(self.tables) + 1} tables of {self._table_bytes} bytes and {self._table_rows} rows "
+                f"this job has {len(self._tables) + 1} tables of {self._table_bytes} bytes and {self._table_rows} rows "
                 f"with table {table.name!r} of unit {unit.index} ({unit.title}); {MAX_TABLES} tables of "
                 f"{MAX_TABLES_BYTES} bytes and {MAX_TABLES_ROWS} rows are kept: report the top rows"
             )
-        self.tables.append(
-            TableRecord(
-                unit_index=unit.index,
-                name=table.name,
-                columns=[asdict(column) for column in table.columns],
-                row_count=len(table.rows),
-                rows=zlib.compress(rows),
-            )
-        )
+        self._tables.append(_stored(table, rows, unit.index))
 
     def name_artifact(self, name: str) -> str:
         """The public name of the unit's artifact `name`, which nothing else of this job has from now on.
@@ -228,6 +230,16 @@ class Spool:
         return [replace(record, validity=_of(verdicts[record.unit_index], record)) for record in self._measurements]
 
     @property
+    def tables(self) -> list[TableRecord]:
+        """What units reported, and of each unit with several cases all their checks."""
+        # Tables of one name together are within a job's bounds: each unit has its share.
+        share = max(1, len(self._units))
+        rows, size = min(MAX_ROWS, MAX_TABLES_ROWS // share), min(MAX_BYTES, MAX_TABLES_BYTES // share)
+        found = [(unit, checks_table(self._verdicts_of(unit), max_rows=rows, max_bytes=size)) for unit in self._units]
+        checks = [_stored(table, table.to_json(), unit.index) for unit, table in found if table is not None]
+        return [*self._tables, *checks]
+
+    @property
     def units(self) -> list[UnitRecord]:
         """The units that have begun, in order."""
         return [
@@ -265,13 +277,18 @@ class Spool:
 
     def forget_results(self) -> None:
         """Keep nothing but the log."""
-        self.tables, self.artifacts, self._measurements, self._units = [], [], [], []
+        self._tables, self.artifacts, self._measurements, self._units = [], [], [], []
 
 
 def public_name(name: str, unit_index: int) -> str:
     """An artifact's name in its job: unit 0 has `trace.json.gz`, unit 1 `trace-unit-1.json.gz`."""
     stem, dot, suffixes = name.partition(".")
     return name if unit_index == 0 else f"{stem}-unit-{unit_index}{dot}{suffixes}"
+
+
+def _stored(table: Table, rows: bytes, unit_index: int) -> TableRecord:
+    columns = [asdict(column) for column in table.columns]
+    return TableRecord(unit_index, table.name, columns, len(table.rows), zlib.compress(rows))
 
 
 def _of(verdicts: Mapping[str | None, CaseVerdict], record: MeasurementRecord) -> str | None:

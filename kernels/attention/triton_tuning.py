@@ -16,7 +16,6 @@ import contextlib
 import datetime
 import os
 import statistics
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +34,7 @@ from kernels.attention.triton_launch import padded_width
 from kernels.attention.triton_problem import RESULTS, Problem
 from kernels.attention.triton_tiles import Tiling
 from kernels.attention.triton_tilings import Tilings
-from kernels.device_clock import DeviceClock, Work
+from kernels.device_clock import DeviceClock, Work, host_lap_ms
 
 REFUSALS = (OutOfResources, PTXASError, CompilationError)
 COMPILER_FAILED = "PassManager::run failed"
@@ -155,16 +154,9 @@ def tune(
 def default_timer(device: torch.device) -> Timer:
     """Return a timer of the device's time with a cold L2 cache; of the host's clock where the interpreter runs."""
     if device.type != "cuda":
-        return host_time_ms
+        return lambda what, tilings, work: host_lap_ms(work)
     clock = DeviceClock(device)
     return lambda what, tilings, work: clock.lap(work).device_ms
-
-
-def host_time_ms(what: str, tilings: tuple[Tiling, ...], work: Work) -> float:
-    """Time a call by the host's clock, in ms."""
-    start = time.perf_counter()
-    work()
-    return 1e3 * (time.perf_counter() - start)
 
 
 def shown(tiling: Tiling) -> str:

@@ -477,3 +477,15 @@ def test_the_command_prints_lines_to_paste(capsys: pytest.CaptureFixture[str], m
     assert triton_tilings.choose((q, q, q), 64, "tf32") == eval(printed[-1].strip().rstrip(",").partition(": ")[2])
     out, right = flash_attention(q, q, q, tf32=True), q.double()
     assert error(out, right).why_wrong(TF32_TOLERANCE) is None
+
+
+def test_where_kernels_are_interpreted_the_host_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the lap that the jobs' stopwatch is made of."""
+    laps: list[Work] = []
+    monkeypatch.setattr(triton_tuning, "host_lap_ms", lambda work: laps.append(work) or 7.0)
+
+    def work() -> None:
+        raise AssertionError("the lap was taken elsewhere")
+
+    assert triton_tuning.default_timer(torch.device("cpu"))("forward", (), work) == 7.0
+    assert laps == [work]

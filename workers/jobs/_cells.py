@@ -16,6 +16,7 @@ from workers.jobs._base import Reporter
 from workers.jobs._grid import Context, GridRunner, GridSpec, Trial
 from workers.jobs._judging import Problem, judge, judge_again, set_errors
 from workers.jobs._values import Metric, Values
+from workers.verdicts import SEVERITIES
 
 if TYPE_CHECKING:
     import torch
@@ -279,6 +280,7 @@ def combined(found: Mapping[str, Sequence[Check]]) -> list[Check]:
     for name, checks_of in by_name.items():
         failed = {pass_name: check for pass_name, check in checks_of.items() if not check.ok}
         told = "; ".join(f"{pass_name}: {check.detail}" for pass_name, check in (failed or checks_of).items())
-        invalid = any(check.severity == "invalid" for check in failed.values())
-        result.append(Check(name, not failed, told, "invalid" if invalid else "suspect"))
+        found_severities = {check.severity for check in (failed or checks_of).values()}
+        severity = next(worst for worst in SEVERITIES if worst in found_severities)
+        result.append(Check(name, not failed, told, severity))
     return result

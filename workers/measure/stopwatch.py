@@ -14,7 +14,7 @@ from typing import Protocol
 
 import torch
 
-from kernels.device_clock import DeviceClock, Work, nothing
+from kernels.device_clock import DeviceClock, Work, host_lap_ms, nothing
 from workers.measure.warmup import WarmUp
 
 
@@ -76,10 +76,7 @@ class HostStopwatch:
         return Timing(samples, None, warming.calls, warming.steady, host_bound=False, too_slow=warming.too_slow)
 
     def _lap(self, work: Work, prepare: Work) -> float:
-        prepare()
-        start = self._clock()
-        work()
-        return 1e3 * (self._clock() - start)
+        return host_lap_ms(work, prepare, self._clock)
 
 
 class CudaStopwatch:

@@ -24,10 +24,12 @@ from kernels.registry import ATTENTION, BrokenEntryPoint, Implementation
 from tests.workers.reporting import Report
 from workers.jobs import _grid
 from workers.jobs._base import Resumable, Unit
+from workers.jobs._cells import combined
 from workers.jobs.attention import RUNNER
 from workers.measure.ceilings import Ceilings
 from workers.measure.compilation import compilation
 from workers.measure.stopwatch import Timing
+from workers.measure.validity import Check
 from workers.outcome import Crashed, Failed, Unsupported
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
@@ -120,6 +122,18 @@ def test_each_case_has_a_key_and_a_verdict_of_its_own(run) -> None:
             ]  # fmt: skip
             assert checks[3]["detail"].count("too few to judge") == 3, "it tells of every pass"
     assert report.verdict == {}, "cases have verdicts, and the unit has nothing else"
+
+
+@pytest.mark.parametrize("severities", [("note", "note"), ("note", "suspect"), ("suspect", "invalid")])
+def test_passes_together_are_as_bad_as_the_worst(severities: tuple[Any, Any]) -> None:
+    """Of checks that failed; one that passed says nothing."""
+    found = {
+        "forward": [Check("host_bound", False, "by far", severities[0])],
+        "backward": [Check("host_bound", False, "by a bit", severities[1])],
+        "forward_backward": [Check("host_bound", True, "no", "invalid")],
+    }
+    told = "forward: by far; backward: by a bit"
+    assert combined(found) == [Check("host_bound", False, told, severities[1])]
 
 
 def test_one_noisy_cell_marks_that_cell_only(run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,9 @@ import pytest
 
 from app.errors import InvalidRequest, job_problem
 from app.layout import STATISTICS
+from app.specs.attention import AttentionSpec
 from app.specs.benchmark import BenchmarkSpec
+from app.specs.kernel import KernelSpec
 from app.store.engine import Database
 from app.store.reading import Reading
 from app.store.records import Finish, UnitRecord
@@ -371,3 +373,21 @@ def test_a_job_in_no_database_has_the_same_table(database: Database, measure: Me
     assert local.missing == table(database).missing == ["mfu: unknown: no peak is known"]
     assert render(local, "markdown") == render(table(database), "markdown")
     assert local.column("step_ms")[0].value == 2.0
+
+
+@pytest.mark.parametrize("spec", [AttentionSpec(), KernelSpec()], ids=["attention", "kernel"])
+@pytest.mark.parametrize("outcome", ["ok", "unknown"])
+def test_cells_show_the_hosts_time_where_there_is_one(spec: AttentionSpec | KernelSpec, outcome: str) -> None:
+    """On a GPU beside the device's times; a CPU does the work itself, so the column drops out."""
+    common = {"case_key": "key", "device_key": "1x GPU", "case": {"implementation": "own"}, "reason": None, "n": 3}
+    common |= {"mean": 1.0, "std": 0.1, "outcome": "ok"}
+    host = {"mean": None, "reason": "known on GPUs only"} if outcome == "unknown" else {}
+    sheet = local_table(
+        spec,
+        [
+            {**common, "metric": "host_us", "phase": None, "unit": "µs", **host, "outcome": outcome},
+            {**common, "metric": "forward_backward_ms", "phase": "forward_backward", "unit": "ms"},
+        ],
+    )
+    expected = ["forward_backward_ms", *(["host_us"] if outcome == "ok" else [])]
+    assert sheet.names("metric") == expected
