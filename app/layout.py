@@ -85,14 +85,24 @@ def verdict(validity: Mapping[str, Any]) -> str:
 
 def doubts(validity: Mapping[str, Any]) -> list[str]:
     """What speaks against the measurements: "case: check: detail" of the first checks that failed."""
-    failed = [check for check in validity.get("checks") or () if not check.get("ok")]
-    lines = [_doubt(check) for check in failed[:MAX_DOUBTS]]
+    failed = [check for check in validity.get("checks") or () if not check.get("ok") and not _is_note(check)]
+    lines = [_told(check) for check in failed[:MAX_DOUBTS]]
     if len(failed) > MAX_DOUBTS:
         lines.append(f"and {len(failed) - MAX_DOUBTS} more")
     return lines
 
 
-def _doubt(check: Mapping[str, Any]) -> str:
+def notes(validity: Mapping[str, Any]) -> list[str]:
+    """What to know of the measurements, which does not speak against them: "note: check: detail"."""
+    found = [check for check in validity.get("checks") or () if not check.get("ok") and _is_note(check)]
+    return [f"note: {_told(check)}" for check in found[:MAX_DOUBTS]]
+
+
+def _is_note(check: Mapping[str, Any]) -> bool:
+    return check.get("severity") == "note"
+
+
+def _told(check: Mapping[str, Any]) -> str:
     words = [check.get("unit"), check.get("case"), check.get("name"), check.get("detail")]
     return ": ".join(str(word) for word in words if word)
 

@@ -216,7 +216,7 @@ def show(table: Table, timeout_s: float, save: Path | None) -> None:
             print("| " + " | ".join(columns) + " |\n|" + "---|" * len(columns))
         for row in rows_of(result, table):
             print("| " + " | ".join(row) + " |", flush=True)
-        failed = [check for check in result["validity"]["checks"] if not check["ok"]]
+        failed = [check for check in result["validity"]["checks"] if not check["ok"] and check["severity"] != "note"]
         notes += [f"{json.dumps(spec)}: {check['name']}: {check['detail']}" for check in failed]
         if save is not None:
             with save.open("a") as file:

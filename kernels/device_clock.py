@@ -31,6 +31,9 @@ FLUSHED_CACHE_SIZES = 4
 DELAY_FACTOR = 2.0
 """The delay over the host's usual time for the call."""
 MAX_DELAY_S = 0.1
+FIRST_DELAY_S = 2e-3
+"""Before a call's first lap, when nobody knows how long the host takes for it: twice the longest that was seen for one
+attention call, forward with backward (1.1 ms)."""
 TRIES = 6
 """Samples in a row that may miss, each behind twice the delay of the one before."""
 REMEMBERED_CALLS = 15
@@ -86,11 +89,14 @@ class DeviceClock:
     def lap(self, work: Work, prepare: Work = nothing) -> Lap:
         """Time one call of `work`, after an untimed `prepare`.
 
-        The first call after `forget` is taken as it comes; of the others, samples that are not hidden are repeated,
+        The first call after `forget` is never repeated, since it may be asked for as the very first: it is behind
+        FIRST_DELAY_S, and hidden unless the host takes longer. Of the others, samples that are not hidden are repeated,
         `prepare` included.
         """
-        if not self._issued_s or self._waits_inside:
+        if self._waits_inside:
             return self._take(work, prepare, None)
+        if not self._issued_s:
+            return self._take(work, prepare, FIRST_DELAY_S)
         delay_s = DELAY_FACTOR * statistics.median_low(self._issued_s)
         for _ in range(TRIES):
             lap = self._take(work, prepare, min(delay_s, MAX_DELAY_S))

@@ -180,7 +180,7 @@ class JobRun:
             return None
         if rest is not None:
             logger.info("job %s: going on after a crash in step %s", self.claim.job_id, process.cursor)
-            self._spool.note(f"It went on in a fresh process after a crash in step {process.cursor}: {outcome.detail}")
+            self._spool.go_on(f"It went on in a fresh process after a crash in step {process.cursor}: {outcome.detail}")
         return rest
 
     def _run_process(self, process: _Process) -> Outcome:

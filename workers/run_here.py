@@ -31,6 +31,7 @@ from workers.jobs._base import parse_spec
 from workers.measure.table import Column, Scalar, Table
 from workers.outcome import EXIT_CODES, RunnerError, Succeeded, failure_code
 from workers.spool import Spool
+from workers.verdicts import TABLE
 
 if TYPE_CHECKING:
     from app.specs import SpecBase
@@ -185,7 +186,8 @@ def _show(spec: SpecBase, result: dict[str, Any], *, as_json: bool) -> None:
     lines = sheet.missing or []
     sys.stdout.write(render(sheet, "markdown"))
     sys.stdout.write("".join(f"{line}\n" for line in ("", *lines)) if lines else "")
-    for name in dict.fromkeys(table["name"] for table in result["tables"]):
+    # All checks of all cases are in the JSON; people read the table of results, and the verdict below.
+    for name in dict.fromkeys(table["name"] for table in result["tables"] if table["name"] != TABLE):
         parts = [table for table in result["tables"] if table["name"] == name]
         whole = merged([(part["unit_index"], part["columns"], part["rows"]) for part in parts])
         cut = f", the first {TABLE_ROWS} of {len(whole.rows)} rows" if len(whole.rows) > TABLE_ROWS else ""

@@ -17,9 +17,9 @@ from pydantic import TypeAdapter
 from app.store.records import MeasurementRecord, StoredArtifact, TableRecord, UnitRecord
 from workers import checked
 from workers.log import CappedLog
-from workers.measure.table import Column, Table, TooLarge
+from workers.measure.table import MAX_BYTES, MAX_ROWS, Column, Table, TooLarge
 from workers.outcome import Cancelled, Failed, Outcome, UnfitResult
-from workers.verdicts import CaseVerdict, Check, Verdict, summed_up
+from workers.verdicts import TABLE, CaseVerdict, Check, Verdict, checks_table, summed_up
 
 MAX_TABLES = 2000
 """Of one job: tables of one name in two units are two."""
@@ -47,6 +47,10 @@ class _Unit:
     environment: dict[str, Any] | None = None
     verdicts: dict[str | None, CaseVerdict] = field(default_factory=dict)
     """By case; None: of the unit's other cases."""
+    stands: set[tuple[str, str | None, str]] = field(default_factory=set)
+    """(case key, phase, metric) of what processes measured that crashed."""
+    judged: set[str] = field(default_factory=set)
+    """Keys of the cases that they gave a verdict on."""
 
 
 class Spool:
@@ -54,7 +58,8 @@ class Spool:
 
     def __init__(self) -> None:
         self.log = CappedLog()
-        self.tables: list[TableRecord] = []
+        self._tables: list[TableRecord] = []
+        """That units reported."""
         self.artifacts: list[StoredArtifact] = []
         self._measurements: list[MeasurementRecord] = []
         self._units: list[_Unit] = []
@@ -69,9 +74,20 @@ class Spool:
         """What comes now belongs to this unit of the plan."""
         self._units.append(_Unit(index, title, side))
 
-    def note(self, reason: str) -> None:
-        """Something to know of the unit, for people: it crashed, and went on."""
-        self._unit.reason = reason
+    def go_on(self, reason: str) -> None:
+        """The unit crashed and goes on in a fresh process; `reason` tells people.
+
+        What was told of a case stands: the fresh process reports the cell as crashed in which the former one ended, and
+        that may be a cell whose results had been sent already.
+        """
+        unit = self._unit
+        unit.reason = reason
+        unit.stands |= {
+            (record.case_key, record.phase, record.metric)
+            for record in self._measurements
+            if record.unit_index == unit.index
+        }
+        unit.judged |= {key for key in unit.verdicts if key is not None}
 
     def end_unit(self, outcome: Outcome) -> None:
         """The unit is over."""
@@ -94,7 +110,9 @@ class Spool:
             ValueError: it is none.
             TooLarge: it, or this job's measurements together, are larger than is kept.
         """
-        self._measurements.append(self._checked.checked(wire, self._unit.index))
+        record = self._checked.checked(wire, self._unit.index)
+        if (record.case_key, record.phase, record.metric) not in self._unit.stands:
+            self._measurements.append(record)
 
     def add_table(self, wire: Mapping[str, Any]) -> None:
         """Take a table as `Table.to_wire` made it.
@@ -102,13 +120,18 @@ class Spool:
         Raises:
             ValueError: it is no table.
             TooLarge: it has more rows or bytes than are kept, or this job's tables together have.
-            UnfitResult: the unit has reported one of this name, or another unit one with other columns.
+            UnfitResult: its name is reserved, the unit has reported one of it, or another unit one with other columns.
         """
         if not isinstance(wire["rows"], list) or not all(isinstance(row, list) for row in wire["rows"]):
             raise ValueError("a table's rows are lists")
         table = Table(_text.validate_python(wire["name"]), _columns.validate_python(wire["columns"]), wire["rows"])
         unit = self._unit
-        if any(other.name == table.name and other.unit_index == unit.index for other in self.tables):
+        if table.name == TABLE:
+            raise UnfitResult(
+                f"unit {unit.index} ({unit.title}) reports a table named {TABLE!r}: that name is reserved for the "
+                "checks of its cases; choose another"
+            )
+        if any(other.name == table.name and other.unit_index == unit.index for other in self._tables):
             raise UnfitResult(f"unit {unit.index} ({unit.title}) reports two tables named {table.name!r}")
         first, columns = self._columns.setdefault(table.name, (unit.title, list(table.columns)))
         if list(table.columns) != columns:
@@ -119,21 +142,17 @@ class Spool:
         rows = table.to_json()
         self._table_bytes += len(rows)
         self._table_rows += len(table.rows)
-        if len(self.tables) >= MAX_TABLES or self._table_rows > MAX_TABLES_ROWS or self._table_bytes > MAX_TABLES_BYTES:
+        if (
+            len(self._tables) >= MAX_TABLES
+            or self._table_rows > MAX_TABLES_ROWS
+            or self._table_bytes > MAX_TABLES_BYTES
+        ):
             raise TooLarge(
-                f"this job has {len(self.tables) + 1} tables of {self._table_bytes} bytes and {self._table_rows} rows "
+                f"this job has {len(self._tables) + 1} tables of {self._table_bytes} bytes and {self._table_rows} rows "
                 f"with table {table.name!r} of unit {unit.index} ({unit.title}); {MAX_TABLES} tables of "
                 f"{MAX_TABLES_BYTES} bytes and {MAX_TABLES_ROWS} rows are kept: report the top rows"
             )
-        self.tables.append(
-            TableRecord(
-                unit_index=unit.index,
-                name=table.name,
-                columns=[asdict(column) for column in table.columns],
-                row_count=len(table.rows),
-                rows=zlib.compress(rows),
-            )
-        )
+        self._tables.append(_stored(table, rows, unit.index))
 
     def name_artifact(self, name: str) -> str:
         """The public name of the unit's artifact `name`, which nothing else of this job has from now on.
@@ -199,6 +218,8 @@ class Spool:
             verdict=_verdict.validate_python(verdict["verdict"]),
             checks=_checks.validate_python(verdict["checks"]),
         )
+        if told.case_key in unit.judged:
+            return
         former = unit.verdicts.get(told.case_key)
         unit.verdicts[told.case_key] = told if former is None else former.joined(told)
 
@@ -207,6 +228,16 @@ class Spool:
         """Each with the verdict on its case in its unit: the case's own, or else the unit's."""
         verdicts = {unit.index: unit.verdicts for unit in self._units}
         return [replace(record, validity=_of(verdicts[record.unit_index], record)) for record in self._measurements]
+
+    @property
+    def tables(self) -> list[TableRecord]:
+        """What units reported, and of each unit with several cases all their checks."""
+        # Tables of one name together are within a job's bounds: each unit has its share.
+        share = max(1, len(self._units))
+        rows, size = min(MAX_ROWS, MAX_TABLES_ROWS // share), min(MAX_BYTES, MAX_TABLES_BYTES // share)
+        found = [(unit, checks_table(self._verdicts_of(unit), max_rows=rows, max_bytes=size)) for unit in self._units]
+        checks = [_stored(table, table.to_json(), unit.index) for unit, table in found if table is not None]
+        return [*self._tables, *checks]
 
     @property
     def units(self) -> list[UnitRecord]:
@@ -246,13 +277,18 @@ class Spool:
 
     def forget_results(self) -> None:
         """Keep nothing but the log."""
-        self.tables, self.artifacts, self._measurements, self._units = [], [], [], []
+        self._tables, self.artifacts, self._measurements, self._units = [], [], [], []
 
 
 def public_name(name: str, unit_index: int) -> str:
     """An artifact's name in its job: unit 0 has `trace.json.gz`, unit 1 `trace-unit-1.json.gz`."""
     stem, dot, suffixes = name.partition(".")
     return name if unit_index == 0 else f"{stem}-unit-{unit_index}{dot}{suffixes}"
+
+
+def _stored(table: Table, rows: bytes, unit_index: int) -> TableRecord:
+    columns = [asdict(column) for column in table.columns]
+    return TableRecord(unit_index, table.name, columns, len(table.rows), zlib.compress(rows))
 
 
 def _of(verdicts: Mapping[str | None, CaseVerdict], record: MeasurementRecord) -> str | None:

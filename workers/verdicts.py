@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
+
+from workers.measure.table import MAX_BYTES, MAX_ROWS, Column, Scalar, Table
 
 VERDICTS = ("valid", "suspect", "invalid")
 """From best to worst."""
 Verdict = Literal["valid", "suspect", "invalid"]
 MAX_CHECKS = 100
 """That are listed of a job with several cases."""
+TABLE = "checks"
+"""Name of the table that keeps all checks of a unit with several cases."""
+TABLE_COLUMNS = (
+    *(Column(name, "string") for name in ("case_key", "case", "check")),
+    Column("ok", "boolean"),
+    *(Column(name, "string") for name in ("severity", "detail")),
+)
+Severity = Literal["note", "suspect", "invalid"]
+_WORST_FIRST: tuple[Severity, ...] = ("invalid", "suspect", "note")
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at."""
+    """One thing that was looked at. `severity`: what the verdict is if it is not ok; a note leaves it as it is."""
 
     name: str
     ok: bool
     detail: str
+    severity: Severity = "suspect"
 
 
 @dataclass(frozen=True)
@@ -55,8 +68,8 @@ def summed_up(verdicts: Sequence[CaseVerdict]) -> dict[str, Any] | None:
     """The verdict of all: {"verdict", "counts", "checks"}; None without any.
 
     `counts` says of how many cases there is which verdict; a case that several units measure counts in each. With one
-    case all its checks are listed, with several only those that found something: at most MAX_CHECKS, and one more entry
-    that says how many there are besides.
+    case all its checks are listed, with several only those that speak against it (notes do not): at most MAX_CHECKS,
+    and one more entry that says how many there are besides. `checks_table` has the others.
     """
     if not verdicts:
         return None
@@ -69,11 +82,11 @@ def summed_up(verdicts: Sequence[CaseVerdict]) -> dict[str, Any] | None:
         _as_json(check, verdict, with_case=several_cases, with_unit=several_units)
         for verdict in verdicts
         for check in verdict.checks
-        if not (several_cases and check.ok)
+        if not (several_cases and (check.ok or check.severity == "note"))
     ]
     if several_cases and len(checks) > MAX_CHECKS:
         more = f"{len(checks) - MAX_CHECKS} more checks found something"
-        checks = [*checks[:MAX_CHECKS], {"name": "more", "ok": False, "detail": more}]
+        checks = [*checks[:MAX_CHECKS], {"name": "more", "ok": False, "detail": more, "severity": "suspect"}]
     return {
         "verdict": worst(verdict.verdict for verdict in verdicts),
         "counts": {name: counts[name] for name in ("valid", "suspect", "invalid") if counts[name]},
@@ -81,8 +94,56 @@ def summed_up(verdicts: Sequence[CaseVerdict]) -> dict[str, Any] | None:
     }
 
 
+def checks_table(
+    verdicts: Sequence[CaseVerdict], *, max_rows: int = MAX_ROWS, max_bytes: int = MAX_BYTES
+) -> Table | None:
+    """Every check of every case of one unit that has several, as a table; None for a unit with one case.
+
+    What does not fit is left out, passed checks and notes first, and a last row says how many that are.
+
+    Args:
+        verdicts: The unit's.
+        max_rows: Rows that it may have.
+        max_bytes: Bytes that it may have, as JSON.
+    """
+    if sum(verdict.cases for verdict in verdicts) < 2:
+        return None
+    found = [(verdict, check) for verdict in verdicts for check in verdict.checks]
+    rows = [_row(*each) for each in found]
+    sizes = [_size(row) for row in rows]
+    if len(rows) <= max_rows and sum(sizes) <= max_bytes:
+        return Table(TABLE, TABLE_COLUMNS, rows)
+    order = sorted(range(len(rows)), key=lambda index: _rank(found[index][1]))
+    last = _left_out(len(rows))
+    room, kept = max_bytes - _size(last), list[list[Scalar]]()
+    for index in order[: max_rows - 1]:
+        room -= sizes[index]
+        if room < 0:
+            break
+        kept.append(rows[index])
+    return Table(TABLE, TABLE_COLUMNS, [*kept, _left_out(len(rows) - len(kept))])
+
+
+def _row(verdict: CaseVerdict, check: Check) -> list[Scalar]:
+    return [verdict.case_key, verdict.title or None, check.name, check.ok, check.severity, check.detail]
+
+
+def _left_out(count: int) -> list[Scalar]:
+    return [None, None, "more", None, None, f"{count} more checks are left out, since the table would be too large"]
+
+
+def _size(row: Sequence[Scalar]) -> int:
+    """Bytes of a row within `Table.to_json`, with what stands between rows, or around all."""
+    return len(json.dumps(row, ensure_ascii=False).encode(errors="replace")) + 2
+
+
+def _rank(check: Check) -> int:
+    """What is left out last comes first."""
+    return len(_WORST_FIRST) if check.ok else _WORST_FIRST.index(check.severity)
+
+
 def _as_json(check: Check, verdict: CaseVerdict, *, with_case: bool, with_unit: bool) -> dict[str, Any]:
-    entry: dict[str, Any] = {"name": check.name, "ok": check.ok, "detail": check.detail}
+    entry: dict[str, Any] = asdict(check)
     if with_case and verdict.title:
         entry["case"] = verdict.title
     if with_unit:

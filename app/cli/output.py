@@ -12,7 +12,7 @@ from typing import Any
 import typer
 
 from app.cli.client import Client, problem_text
-from app.layout import doubts, number, varying_columns, verdict
+from app.layout import doubts, notes, number, varying_columns, verdict
 
 Show = Callable[[int, int, str], None]
 
@@ -56,7 +56,7 @@ def print_job(job: dict[str, Any]) -> None:
     for name, value in facts.items():
         if value is not None:
             typer.echo(f"  {name + ':':10}{value}")
-    for line in doubts(job["validity"] or {}):
+    for line in (*doubts(job["validity"] or {}), *notes(job["validity"] or {})):
         typer.echo(f"    {line}")
     if job["error"] is not None:
         typer.echo(problem_text(job["error"]))

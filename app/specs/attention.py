@@ -109,6 +109,7 @@ class AttentionSpec(SpecBase):
         "forward_ms",
         "backward_ms",
         "forward_backward_ms",
+        "host_us",
         "tflops",
         "peak_memory_mib",
     )

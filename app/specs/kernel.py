@@ -81,6 +81,7 @@ class KernelSpec(SpecBase):
         "forward_ms",
         "backward_ms",
         "forward_backward_ms",
+        "host_us",
         "gb_per_s",
         "peak_memory_mib",
     )

@@ -11,7 +11,7 @@ from fastapi import Request
 from fastapi.responses import Response
 from fastapi.templating import Jinja2Templates
 
-from app.layout import FORMATS, doubts, number, verdict
+from app.layout import FORMATS, doubts, notes, number, verdict
 
 
 @functools.cache
@@ -22,6 +22,7 @@ def _templates() -> Jinja2Templates:
         "number": number,
         "verdict": verdict,
         "doubts": doubts,
+        "notes": notes,
         "moment": moment,
         "pretty": pretty,
     }

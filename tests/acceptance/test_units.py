@@ -125,7 +125,12 @@ class TestSucceeded:
 
     def test_tables_of_units_are_one_in_five_formats(self, client: httpx.Client, succeeded: dict[str, Any]) -> None:
         tables = {table["name"]: table for table in get(client, f"/jobs/{succeeded['id']}/tables")}
-        assert {name: table["rows"] for name, table in tables.items()} == {"counters": 5, "dtypes": 6, "operations": 4}
+        assert {name: table["rows"] for name, table in tables.items()} == {
+            "checks": 6,
+            "counters": 5,
+            "dtypes": 6,
+            "operations": 4,
+        }
         url = tables["operations"]["url"]
         texts = {name: read(client, f"{url}?format={name}&sort=-time&limit=3") for name in FORMATS}
         answer = json.loads(texts["json"])
@@ -178,7 +183,7 @@ class TestCrashed:
             (1, 1, True),
         ]
         tables = {table["name"]: table for table in get(client, f"{job}/tables")}
-        assert tables.keys() == {"counters", "dtypes", "operations"}
+        assert tables.keys() == {"checks", "counters", "dtypes", "operations"}
         assert all(table["partial"] for table in tables.values())
         assert {row["unit_index"] for row in page(client, tables["operations"]["url"])["rows"]} == {0, 1}
         names = {one["name"] for one in get(client, f"{job}/artifacts")}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.layout import STATISTICS, case_text, doubts, varying_columns, verdict
+from app.layout import STATISTICS, case_text, doubts, notes, varying_columns, verdict
 from app.store import tables
 from workers.measure.statistics import Summary
 
@@ -57,6 +57,13 @@ class TestValidity:
             "replicate 1: flex: drift: 9 %",
         ]
 
+    def test_a_note_is_no_doubt(self) -> None:
+        check = {"name": "host_bound", "ok": False, "detail": "by far", "severity": "note"}
+        validity = {"verdict": "valid", "checks": [check, {"name": "drift", "ok": False, "detail": "9 %"}]}
+        assert doubts(validity) == ["drift: 9 %"]
+        assert notes(validity) == ["note: host_bound: by far"]
+        assert notes({"verdict": "valid", "checks": [check | {"ok": True}]}) == []
+
     def test_of_many_the_first_are_told(self) -> None:
         checks = [{"name": str(number), "ok": False, "detail": "x"} for number in range(7)]
         assert doubts({"checks": checks})[3:] == ["3: x", "4: x", "and 2 more"]
@@ -65,6 +72,7 @@ class TestValidity:
     def test_of_an_older_flopwatch(self, stored: dict[str, Any]) -> None:
         assert verdict(stored) == "unknown"
         doubts(stored)
+        assert notes(stored) == []
 
 
 def test_what_tells_measurements_apart() -> None:

@@ -26,6 +26,7 @@ from app.store.engine import Database, open_database
 from app.store.queue import Queue
 from app.store.reading import Reading
 from app.store.records import NewJob, Offer
+from app.store.results import result_table
 from workers.child import PipeReporter
 from workers.devices import Lease
 from workers.job_run import JobRun
@@ -328,6 +329,8 @@ def test_a_unit_that_crashes_goes_on_in_a_new_process_where_its_runner_says(site
     def play(unit: Unit) -> None:
         seen.append(unit.params)
         unit.say({"type": "started"}, {"type": "measurement", "measurement": MEASUREMENT})
+        of_its_own = {**MEASUREMENT, "case_key": f"cell {len(seen)}"}
+        unit.say({"type": "measurement", "measurement": of_its_own})
         unit.say({"type": "progress", "done": 2, "total": 3, "message": "people want to know"})
         unit.say({"type": "cursor", "position": len(seen)})
         if len(seen) < 3:
@@ -342,10 +345,37 @@ def test_a_unit_that_crashes_goes_on_in_a_new_process_where_its_runner_says(site
     assert "crashed" not in seen[0]
     assert "SIGSEGV" in seen[1]["crashed"]
     rows = Reading(site.database).measurements(job["id"])["rows"]
-    assert [row["unit_index"] for row in rows] == [0, 0, 0], "what was measured before is kept; it is one unit still"
+    assert [row["unit_index"] for row in rows] == [0] * 4, "what was measured before is kept; it is one unit still"
+    keys = [row["case_key"] for row in rows]
+    assert sorted(keys) == sorted({MEASUREMENT["case_key"], "cell 1", "cell 2", "cell 3"}), "and once"
     (unit,) = Reading(site.database).units(job["id"])
     assert (unit["unit_index"], unit["title"], unit["outcome"]) == (0, "3 cells", "succeeded")
     assert "went on" in unit["reason"]
+
+
+def test_the_checks_of_several_cases_are_a_table(site: Site) -> None:
+    note = {"name": "host_bound", "ok": False, "detail": "by far", "severity": "note"}
+
+    def play(unit: Unit) -> None:
+        unit.say({"type": "started"})
+        for key in ("a", "b"):
+            unit.say({"type": "measurement", "measurement": {**MEASUREMENT, "case_key": key}})
+            verdict = {"verdict": "valid", "checks": [note]}
+            unit.say({"type": "validity", "validity": verdict, "case_key": key, "title": f"cell {key}"})
+        unit.say(SUCCESS)
+        unit.end()
+
+    job = site.run(play, CELLS)
+    assert job["validity"] == {"verdict": "valid", "counts": {"valid": 2}, "checks": []}
+    sheet = result_table(site.database, job["id"], "checks")
+    told = {name: sheet.column(name) for name in ("case_key", "case", "check", "ok", "severity")}
+    assert told == {
+        "case_key": ["a", "b"],
+        "case": ["cell a", "cell b"],
+        "check": ["host_bound"] * 2,
+        "ok": [False] * 2,
+        "severity": ["note"] * 2,
+    }
 
 
 @pytest.mark.parametrize("case", ["another code", "no cursor", "no such runner"])

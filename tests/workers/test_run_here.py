@@ -93,7 +93,15 @@ def test_tables_are_shown_and_a_wrapped_unit_runs_without_its_wrapper(
     assert {path.name for path in tmp_path.glob("trace*")} == {"trace.json", "trace-unit-1.json"}
     result = json.loads(run(tmp_path, {"kind": "staged"}, "--json").stdout)
     shown = [(table["unit_index"], table["name"], table["row_count"]) for table in result["tables"]]
-    assert shown == [(0, "operations", 2), (0, "dtypes", 3), (1, "operations", 2), (1, "dtypes", 3)]
+    assert shown == [
+        (0, "operations", 2),
+        (0, "dtypes", 3),
+        (1, "operations", 2),
+        (1, "dtypes", 3),
+        (0, "checks", 3),
+        (1, "checks", 3),
+    ]
+    assert "\nchecks" not in done.stdout
     assert result["tables"][0]["rows"] == [["add", 1.5, 3], ["copy", 0.5, 1]]
 
 

@@ -28,7 +28,11 @@ KERNELS = (Column("name", "string"), Column("time", "number", "ms"))
 
 
 def verdict(name: str, *checks: str) -> dict[str, Any]:
-    return {"verdict": name, "checks": [{"name": check, "ok": name == "valid", "detail": check} for check in checks]}
+    found = [{"name": check, "ok": name == "valid", "detail": check, "severity": "suspect"} for check in checks]
+    return {"verdict": name, "checks": found}
+
+
+NOTE = {"name": "host_bound", "ok": False, "detail": "the host takes longer", "severity": "note"}
 
 
 def measured(key: str = "key", *, metric: str = "forward_ms", samples: Any = (1.0,)) -> dict[str, Any]:
@@ -228,11 +232,37 @@ class TestUnits:
 
     def test_one_that_went_on_after_a_crash_says_so(self) -> None:
         spool = begun()
-        spool.note("It went on in a fresh process.")
+        spool.go_on("It went on in a fresh process.")
         spool.end_unit(Succeeded())
         assert [(unit.outcome, unit.reason) for unit in spool.units] == [
             ("succeeded", "It went on in a fresh process.")
         ]
+
+    def test_what_was_told_before_a_crash_stands(self) -> None:
+        """Killed after the results of a cell, before the cursor moves: the fresh process calls that cell crashed."""
+        spool = begun()
+        spool.add_measurement(measured("a", samples=[1.5]))
+        spool.add_measurement(measured("b", samples=[2.5]))
+        spool.add_validity(verdict("valid", "clocks"), "a", "case a")
+        spool.go_on("It went on in a fresh process.")
+        crashed = Measurement(CASE, "a", "1x GPU", "forward", "forward_ms", "ms", "crashed", "SIGKILL").to_wire()
+        spool.add_measurement(crashed)
+        spool.add_measurement({**crashed, "metric": "tflops"})
+        spool.add_validity(verdict("suspect", "measured"), "a", "case a")
+        spool.add_measurement({**crashed, "case_key": "b"})
+        spool.add_validity(verdict("suspect", "measured"), "b", "case b")
+        spool.add_measurement(measured("c"))
+        shown = [(row.case_key, row.metric, row.outcome, row.validity) for row in spool.measurements]
+        assert shown == [
+            ("a", "forward_ms", "ok", "valid"),
+            ("b", "forward_ms", "ok", "suspect"),
+            ("a", "tflops", "crashed", "valid"),
+            ("c", "forward_ms", "ok", None),
+        ]
+        spool.end_unit(Succeeded())
+        spool.begin_unit(1, "another")
+        spool.add_measurement(measured("a"))
+        assert len(spool.measurements) == 5, "another unit has results of its own"
 
 
 class TestValidity:
@@ -252,13 +282,15 @@ class TestValidity:
     def test_with_one_case_all_checks_are_listed(self) -> None:
         spool = begun()
         spool.add_measurement(measured("a"))
-        spool.add_validity(verdict("valid", "clocks", "variation"), "a", "case a")
+        told = verdict("valid", "clocks", "variation")
+        spool.add_validity(told | {"checks": [*told["checks"], NOTE]}, "a", "case a")
         expected = {
             "verdict": "valid",
             "counts": {"valid": 1},
             "checks": [
-                {"name": "clocks", "ok": True, "detail": "clocks"},
-                {"name": "variation", "ok": True, "detail": "variation"},
+                {"name": "clocks", "ok": True, "detail": "clocks", "severity": "suspect"},
+                {"name": "variation", "ok": True, "detail": "variation", "severity": "suspect"},
+                NOTE,
             ],
         }
         assert spool.validity == expected == spool.units[0].validity
@@ -269,11 +301,12 @@ class TestValidity:
             spool.add_measurement(measured(key))
         spool.add_validity(verdict("valid", "clocks"), "a", "case a")
         spool.add_validity(verdict("suspect", "variation"), "b", "case b")
-        spool.add_validity(verdict("valid", "clocks"), "c", "case c")
+        spool.add_validity({"verdict": "valid", "checks": [NOTE]}, "c", "case c")
+        failed = {"name": "variation", "ok": False, "detail": "variation", "severity": "suspect", "case": "case b"}
         assert spool.validity == {
             "verdict": "suspect",
             "counts": {"valid": 2, "suspect": 1},
-            "checks": [{"name": "variation", "ok": False, "detail": "variation", "case": "case b"}],
+            "checks": [failed],
         }
 
     def test_the_job_counts_the_cases_of_all_units_and_names_them(self) -> None:
@@ -332,6 +365,59 @@ class TestValidity:
     def test_what_is_no_verdict_is_refused(self, wrong: dict[str, Any]) -> None:
         with pytest.raises(ValueError):
             begun().add_validity(wrong, None, "")
+
+
+class TestChecks:
+    """The table `checks`: the verdicts of a unit's cases as they were told."""
+
+    def told(self, cases: int) -> Spool:
+        """Each case has a passed check and, from one to the next, a note, a suspect or an invalid one."""
+        spool = begun("first")
+        for number in range(cases):
+            spool.add_measurement(measured(str(number)))
+            severity = ("note", "suspect", "invalid")[number % 3]
+            word = "valid" if severity == "note" else severity
+            fine = {"name": "clocks", "ok": True, "detail": "SM clock 1980 MHz", "severity": "suspect"}
+            checks = [fine, NOTE | {"severity": severity}]
+            spool.add_validity({"verdict": word, "checks": checks}, str(number), f"case {number}")
+        return spool
+
+    def test_of_a_unit_with_several_cases_every_check_is_kept(self) -> None:
+        (table,) = self.told(2).tables
+        assert (table.unit_index, table.name, table.row_count) == (0, "checks", 4)
+        names = [column["name"] for column in table.columns]
+        assert names == ["case_key", "case", "check", "ok", "severity", "detail"]
+        assert [column["type"] for column in table.columns] == [*["string"] * 3, "boolean", "string", "string"]
+        assert json.loads(zlib.decompress(table.rows)) == [
+            ["0", "case 0", "clocks", True, "suspect", "SM clock 1980 MHz"],
+            ["0", "case 0", "host_bound", False, "note", "the host takes longer"],
+            ["1", "case 1", "clocks", True, "suspect", "SM clock 1980 MHz"],
+            ["1", "case 1", "host_bound", False, "suspect", "the host takes longer"],
+        ]
+
+    def test_a_unit_with_one_case_lists_them_already(self) -> None:
+        assert self.told(1).tables == []
+
+    @pytest.mark.parametrize(("limit", "value"), [("MAX_TABLES_ROWS", 4), ("MAX_TABLES_BYTES", 290)])
+    def test_what_is_too_much_is_cut_and_said_to_be(
+        self, limit: str, value: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        spool = self.told(3)
+        (whole,) = spool.tables
+        monkeypatch.setattr(spooling, limit, value)
+        (table,) = spool.tables
+        rows = json.loads(zlib.decompress(table.rows))
+        assert table.row_count == len(rows) < whole.row_count == 6
+        assert len(zlib.decompress(table.rows)) <= 290 or limit == "MAX_TABLES_ROWS"
+        *kept, last = rows
+        assert [row[4] for row in kept] == ["invalid", "suspect", "note"][: len(kept)], "the worst first"
+        assert kept
+        assert last[2] == "more"
+        assert last[5].startswith(f"{6 - len(kept)} more checks are left out")
+
+    def test_its_name_is_reserved(self) -> None:
+        with pytest.raises(UnfitResult, match="'checks': that name is reserved"):
+            begun().add_table(Table("checks", KERNELS, []).to_wire())
 
 
 class TestTables:

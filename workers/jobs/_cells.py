@@ -29,6 +29,8 @@ PASSES = {"forward": ("forward",), "forward_backward": ("forward", "backward", "
 """What each mode times. The last one is the mode's whole work."""
 GPU_ONLY = "known on GPUs only"
 NO_BACKWARD = "there is no backward pass"
+SEVERITIES: tuple[Literal["invalid", "suspect", "note"], ...] = ("invalid", "suspect", "note")
+"""Of checks, from the worst."""
 
 
 class CellsSpec(GridSpec, Protocol):
@@ -205,12 +207,21 @@ class CellsRunner(GridRunner[CellsContext]):
         from workers.measure.operations import time_passes
 
         timings: dict[str, Timing] = {}
-        before = compilation()
+        began: list[Compilation] = []
+        ended: list[Compilation] = []
         trial.monitor.start(warm=False)
         for name in passes:
-            timings |= time_passes(operation, context.watch, [name], warmup=spec.warmup_steps, calls=spec.measure_steps)
+            timings |= time_passes(
+                operation,
+                context.watch,
+                [name],
+                measuring=lambda: began.append(compilation()),
+                warmup=spec.warmup_steps,
+                calls=spec.measure_steps,
+            )
+            ended.append(compilation())
             trial.monitor.watch()
-        trial.checks.append(check_recompiles(before, compilation()))
+        trial.checks.append(check_recompiles(began, ended))
         return timings
 
 
@@ -237,17 +248,23 @@ def check_timing(timing: Timing, device: torch.device) -> list[Check]:
 
     return [
         *validity.check_stability(timing.samples, on_gpu=device.type == "cuda"),
-        validity.check_steady(timing.steady, timing.warmup),
+        validity.check_steady(timing.steady, timing.warmup, too_slow=timing.too_slow),
         validity.check_host_bound(timing),
     ]
 
 
-def check_recompiles(before: Compilation, after: Compilation) -> Check:
-    """Whether something was compiled while times were taken, or was left to eager."""
+def check_recompiles(began: Sequence[Compilation], ended: Sequence[Compilation]) -> Check:
+    """Whether something was compiled while samples were taken, or was left to eager; warm-up calls may compile.
+
+    Args:
+        began: The counters when each pass's samples began.
+        ended: When they were taken.
+    """
     from workers.measure.validity import Check
 
-    graphs = after.graphs - before.graphs
-    left = after.frames_not_compiled - before.frames_not_compiled
+    spans = list(zip(began, ended, strict=True))
+    graphs = sum(after.graphs - before.graphs for before, after in spans)
+    left = sum(after.frames_not_compiled - before.frames_not_compiled for before, after in spans)
     detail = f"{graphs} graphs compiled while it was timed, {left} functions left to eager"
     return Check("recompiles", graphs == left == 0, detail, "invalid")
 
@@ -264,6 +281,7 @@ def combined(found: Mapping[str, Sequence[Check]]) -> list[Check]:
     for name, checks_of in by_name.items():
         failed = {pass_name: check for pass_name, check in checks_of.items() if not check.ok}
         told = "; ".join(f"{pass_name}: {check.detail}" for pass_name, check in (failed or checks_of).items())
-        invalid = any(check.severity == "invalid" for check in failed.values())
-        result.append(Check(name, not failed, told, "invalid" if invalid else "suspect"))
+        found_severities = {check.severity for check in (failed or checks_of).values()}
+        severity = next(worst for worst in SEVERITIES if worst in found_severities)
+        result.append(Check(name, not failed, told, severity))
     return result

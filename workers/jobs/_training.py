@@ -55,6 +55,10 @@ WHOLE = (
     ("parameters", "parameters"),
 )
 """Metrics without a phase, of the whole step, with their units."""
+GPU_ONLY = "known on GPUs only"
+MAX_BUSY_PERCENT = 101.0
+"""Steps vary, so a device that never waits may seem busy for a little longer than the median step; what is beyond that
+is no share of it."""
 WINDOW_S = {"cpu": 0.2, "cuda": 0.5}
 """Of the warm-up until times are steady: a GPU that multiplies large matrices takes a second to settle at its limit of
 power."""
@@ -66,6 +70,7 @@ def metrics(mode: str) -> list[Metric]:
         *(Metric(PHASE_METRICS[phase], phase, "ms") for phase in PHASES[mode]),
         Metric("step_ms", "step", "ms"),
         Metric("first_step_ms", "first_step", "ms"),
+        Metric("device_ms", "step", "ms"),
         *(Metric(name, None, unit) for name, unit in WHOLE),
     ]
 
@@ -287,9 +292,9 @@ def measure(
     peak, how = meter.peak_mib() if graphed is None else (graphed.peak_mib, "")
     values.set("peak_memory_mib", None, None if peak is None else [peak], how)
     reserved = meter.reserved_mib()
-    values.set("memory_reserved_mib", None, None if reserved is None else [reserved], "known on GPUs only")
+    values.set("memory_reserved_mib", None, None if reserved is None else [reserved], GPU_ONLY)
     checks = check_times(times, monitor, spec, on_gpu=training.device.type == "cuda")
-    busy: Busy | str = "known on GPUs only"
+    busy: Busy | str = GPU_ONLY
     if training.device.type == "cuda":
         busy = measure_busy(lambda: run_step(step.phases, ()), step.prepare)
     checks.append(check_busy(times, busy))
@@ -301,7 +306,10 @@ def check_times(times: StepTimes, monitor: Monitor, spec: TrainingSpec, *, on_gp
     """What the steps' times tell of their validity."""
     from workers.measure.validity import check_stability, check_steady
 
-    checks = [check_steady(times.steady, times.warmup), *check_stability(times.step, on_gpu=on_gpu)]
+    checks = [
+        check_steady(times.steady, times.warmup, too_slow=times.too_slow),
+        *check_stability(times.step, on_gpu=on_gpu),
+    ]
     if spec.compile:
         checks += monitor.compilation_checks(warmup_steps=times.warmup)
     return checks
@@ -329,10 +337,32 @@ def add_times(values: Values, training: Training, times: StepTimes, busy: Busy |
         values.set(PHASE_METRICS[phase], phase, samples, why_not or "the phase was not timed")
     values.set("host_us", None, times.host_us or None, "known on GPUs only: a CPU does the work itself")
     step_ms = statistics.median(times.step)
-    share = None if isinstance(busy, str) else [min(100.0, 100 * busy.busy_ms / step_ms)]
-    values.set("gpu_busy_percent", None, share, busy if isinstance(busy, str) else "")
+    add_busy(values, step_ms, busy)
     trainable = sum(parameter.numel() for parameter in training.model.parameters() if parameter.requires_grad)
     values.set("parameters", None, [trainable])
+
+
+def add_busy(values: Values, step_ms: float, busy: Busy | str) -> None:
+    """The device's time in a step, and its share of the step's wall time, which was measured in other steps.
+
+    Args:
+        values: Where to set them.
+        step_ms: Median wall time of the measured steps.
+        busy: What the device did in a step, or why that is unknown.
+    """
+    if isinstance(busy, str):
+        values.set("device_ms", "step", None, busy)
+        values.set("gpu_busy_percent", None, None, busy)
+        return
+    values.set("device_ms", "step", [busy.busy_ms])
+    share = 100 * busy.busy_ms / step_ms
+    if share > MAX_BUSY_PERCENT:
+        why = (
+            f"a profiled step kept the device busy for {busy.busy_ms:.4g} ms, and the measured ones took {step_ms:.4g}"
+        )
+        values.set("gpu_busy_percent", None, None, why)
+    else:
+        values.set("gpu_busy_percent", None, [share])
 
 
 def add_rates(values: Values, training: Training, ceilings: Path) -> None:

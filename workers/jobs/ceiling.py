@@ -158,7 +158,7 @@ def why_not_to_record(field: str, size: int | None, timing: Timing, checks: Sequ
         return f"{field} was chosen, and a device reaches its ceiling at some sizes only: leave it out"
     if len(timing.samples) < MIN_SAMPLES:
         return f"{len(timing.samples)} samples are too few to tell whether anything disturbed them"
-    failed = [f"{check.name}: {check.detail}" for check in checks if not check.ok]
+    failed = [f"{check.name}: {check.detail}" for check in checks if not check.ok and check.severity != "note"]
     return f"something disturbed it: {'; '.join(failed)}" if failed else None
 
 

@@ -41,7 +41,13 @@ class Operation:
 
 
 def time_passes(
-    operation: Operation, watch: Stopwatch, passes: Sequence[str], *, warmup: int | None, calls: int
+    operation: Operation,
+    watch: Stopwatch,
+    passes: Sequence[str],
+    *,
+    measuring: Work = nothing,
+    warmup: int | None,
+    calls: int,
 ) -> dict[str, Timing]:
     """Times of the passes named: "forward", "backward" (after an untimed forward pass), "forward_backward".
 
@@ -49,6 +55,7 @@ def time_passes(
         operation: What is timed.
         watch: Times it.
         passes: Which of them, in this order.
+        measuring: Called in each pass when calls to warm up are over and samples begin.
         warmup: Calls of each pass that leave no sample; None: until times are steady.
         calls: Samples of each pass.
 
@@ -75,7 +82,7 @@ def time_passes(
     for name in passes:
         prepare, work = works[name]
         with memory_needed_for(name), torch.set_grad_enabled(operation.grad_out is not None):
-            times[name] = watch.time(work, prepare=prepare, warmup=warmup, calls=calls)
+            times[name] = watch.time(work, prepare=prepare, measuring=measuring, warmup=warmup, calls=calls)
             out.clear()
     return times
 

@@ -29,25 +29,30 @@ class Timing:
     warmup: int
     """Calls made before measuring began."""
     steady: bool | None
-    """Whether times were steady when measuring began; None where a number of warm-up calls was asked for, so that
-    nobody looked."""
+    """Whether times were steady when measuring began; None where that was not judged: a number of warm-up calls was
+    asked for, or calls are too slow."""
     host_bound: bool
     """Whether the host takes longer to issue the call than the device takes for its work (medians): in a program that
     makes such calls one after the other, the device waits for the host."""
     exposed: bool = False
-    """Whether some samples hold that waiting, since the call waits for the device inside or has more launches than the
-    driver's queue holds. Where not, `samples` are the device's own even if `host_bound`."""
+    """Whether most samples hold that waiting, since the call waits for the device inside or has more launches than the
+    driver's queue holds. Where not, the median of `samples` is the device's own even if `host_bound`."""
+    too_slow: bool = False
+    """Whether calls are too slow for a judgement of `steady`."""
 
 
 class Stopwatch(Protocol):
     """Times calls of one operation."""
 
-    def time(self, work: Work, *, prepare: Work = nothing, warmup: int | None, calls: int) -> Timing:
+    def time(
+        self, work: Work, *, prepare: Work = nothing, measuring: Work = nothing, warmup: int | None, calls: int
+    ) -> Timing:
         """Time `calls` calls of `work`, each after an untimed `prepare`.
 
         Args:
             work: What is timed.
             prepare: Runs before each call, outside its time; also before calls that are repeated.
+            measuring: Called once, when calls to warm up are over and samples begin.
             warmup: Calls that leave no sample: exactly so many, or None until times are steady.
             calls: Samples, 1 or more.
         """
@@ -60,12 +65,15 @@ class HostStopwatch:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
 
-    def time(self, work: Work, *, prepare: Work = nothing, warmup: int | None, calls: int) -> Timing:
+    def time(
+        self, work: Work, *, prepare: Work = nothing, measuring: Work = nothing, warmup: int | None, calls: int
+    ) -> Timing:
         warming = WarmUp(warmup, clock=self._clock)
         while not warming.over:
             warming.add(self._lap(work, prepare))
+        measuring()
         samples = array("d", (self._lap(work, prepare) for _ in range(calls)))
-        return Timing(samples, None, warming.calls, warming.steady, host_bound=False)
+        return Timing(samples, None, warming.calls, warming.steady, host_bound=False, too_slow=warming.too_slow)
 
     def _lap(self, work: Work, prepare: Work) -> float:
         prepare()
@@ -80,17 +88,20 @@ class CudaStopwatch:
     def __init__(self, device: torch.device) -> None:
         self._clock = DeviceClock(device)
 
-    def time(self, work: Work, *, prepare: Work = nothing, warmup: int | None, calls: int) -> Timing:
+    def time(
+        self, work: Work, *, prepare: Work = nothing, measuring: Work = nothing, warmup: int | None, calls: int
+    ) -> Timing:
         self._clock.forget()
         warming = WarmUp(warmup)
         while not warming.over:
             warming.add(self._clock.lap(work, prepare).device_ms)
+        measuring()
         laps = [self._clock.lap(work, prepare) for _ in range(calls)]
         samples = array("d", (lap.device_ms for lap in laps))
         host_us = array("d", (lap.host_us for lap in laps))
         host_bound = statistics.median(host_us) > 1e3 * statistics.median(samples)
-        exposed = not all(lap.hidden for lap in laps)
-        return Timing(samples, host_us, warming.calls, warming.steady, host_bound, exposed)
+        exposed = 2 * sum(lap.hidden for lap in laps) < calls
+        return Timing(samples, host_us, warming.calls, warming.steady, host_bound, exposed, warming.too_slow)
 
 
 def stopwatch(device: torch.device) -> Stopwatch:

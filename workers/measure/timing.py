@@ -142,7 +142,10 @@ class StepTimes:
     warmup: int = 0
     """Steps made before measuring began."""
     steady: bool | None = None
-    """Whether times were steady then; None where a number of steps was asked for."""
+    """Whether times were steady then; None where that was not judged: a number of steps was asked for, or they are too
+    slow."""
+    too_slow: bool = False
+    """Whether steps are too slow for a judgement of `steady`."""
 
     def keep(self, step: StepTime, inner: Mapping[str, float]) -> None:
         """Add one measured step, with the times of phases inside its phases."""
@@ -202,7 +205,7 @@ def time_steps(
         while not warming.over:
             warming.add(step().wall_ms)
             told.tell(warming.calls, 0)
-        times.warmup, times.steady = warming.calls, warming.steady
+        times.warmup, times.steady, times.too_slow = warming.calls, warming.steady, warming.too_slow
         # What lives now will live on: the collector need not look at it again in the middle of a step.
         gc.collect()
         gc.freeze()

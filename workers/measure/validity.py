@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median, stdev
 from typing import Any, Literal, Protocol
@@ -40,22 +40,19 @@ POWER_CAP = 0x04
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at. `severity` is what the verdict becomes if it is not ok."""
+    """One thing looked at. `severity` is what the verdict becomes if it is not ok; a "note" leaves it as it is."""
 
     name: str
     ok: bool
     detail: str
-    severity: Literal["suspect", "invalid"] = "suspect"
+    severity: Literal["note", "suspect", "invalid"] = "suspect"
 
 
 def verdict(checks: Sequence[Check]) -> dict[str, Any]:
-    """{"verdict": "valid" | "suspect" | "invalid", "checks": [{"name", "ok", "detail"}]}."""
+    """{"verdict": "valid" | "suspect" | "invalid", "checks": [{"name", "ok", "detail", "severity"}]}."""
     failed = {check.severity for check in checks if not check.ok}
-    worst = "invalid" if "invalid" in failed else "suspect" if failed else "valid"
-    return {
-        "verdict": worst,
-        "checks": [{"name": check.name, "ok": check.ok, "detail": check.detail} for check in checks],
-    }
+    worst = next((severity for severity in ("invalid", "suspect") if severity in failed), "valid")
+    return {"verdict": worst, "checks": [asdict(check) for check in checks]}
 
 
 def max_variation(*, on_gpu: bool) -> float:
@@ -87,13 +84,16 @@ def check_drift(samples: Sequence[float]) -> Check:
     return Check("drift", abs(drift) <= MAX_DRIFT, f"last third {drift:+.1%} against the first")
 
 
-def check_steady(steady: bool | None, warmup: int) -> Check:
+def check_steady(steady: bool | None, warmup: int, *, too_slow: bool = False) -> Check:
     """Whether times had stopped drifting when measuring began: check `steady`.
 
     Args:
-        steady: as `WarmUp` or `Timing` has it; None: a number of calls was asked for, so that nobody looked.
+        steady: as `WarmUp` or `Timing` has it; None: not judged.
         warmup: calls that were made.
+        too_slow: why it was not judged: calls are too long, and not that a number of them was asked for.
     """
+    if too_slow:
+        return Check("steady", True, f"too slow to judge: {warmup} calls to warm up")
     if steady is None:
         return Check("steady", True, f"a warm-up of {warmup} was asked for; not judged")
     found = "steady" if steady else "times still drifted when the limit was reached"
@@ -116,8 +116,8 @@ class Issued(Protocol):
 def check_host_bound(timing: Issued) -> Check:
     """Whether the host is slower than the device: check `host_bound`.
 
-    It passes where the device was timed by itself, since the samples are then right whatever the host takes; its detail
-    tells of the host all the same.
+    It is a note where the device was timed by itself: the samples are then right whatever the host takes, but a program
+    that makes such calls one after the other will see the host's time.
     """
     if timing.host_us is None or not timing.samples:
         return Check("host_bound", True, "no device that works beside the host")
@@ -128,7 +128,7 @@ def check_host_bound(timing: Issued) -> Check:
         detail = f"the host takes {host_us:.4g} of {device_us:.4g} µs, and the device waits: the times are the host's"
         return Check("host_bound", False, detail)
     detail = f"the host takes {host_us:.4g} µs to issue what takes the device {device_us:.4g} µs; the latter is shown"
-    return Check("host_bound", True, detail)
+    return Check("host_bound", False, detail, "note")
 
 
 def check_waiting(wall_ms: float, host_us: float | None, busy: Busy | str) -> Check:

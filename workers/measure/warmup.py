@@ -22,6 +22,11 @@ MAX_DRIFT = 0.01
 LIMIT_WINDOWS = 15
 """So many windows after the first call, which may compile for minutes, times that still drift are measured as they
 are: after 3 s, unless the caller chooses longer windows."""
+JUDGED_CALLS = 1 + 2 * WINDOW_CALLS
+"""Before so many calls there are no two windows to compare."""
+MAX_WAIT_S = 20.0
+"""Slow calls get longer than LIMIT_WINDOWS, until there are two windows of them, but no longer than this after the
+first call: calls of 3 s are judged still, slower ones are not."""
 
 
 class WarmUp:
@@ -40,8 +45,8 @@ class WarmUp:
         self.window_s = window_s
         self.calls = 0
         """Made so far."""
-        self.steady: bool | None = None if asked is not None else False
-        """Whether times had stopped drifting; None where a number was asked for, so that nobody looked."""
+        self.steady: bool | None = None
+        """Whether times had stopped drifting; None as long as that was not judged."""
         self._clock = clock
         self._started = self._window_started = clock()
         self._before: list[float] = []
@@ -55,8 +60,14 @@ class WarmUp:
         return self.calls >= LEAST_CALLS and (bool(self.steady) or self._limit_is_reached)
 
     @property
+    def too_slow(self) -> bool:
+        """Whether nobody could judge, since calls are so long that too few of them fit into the time there is."""
+        return self.asked is None and self.steady is None
+
+    @property
     def _limit_is_reached(self) -> bool:
-        return self._clock() - self._started >= LIMIT_WINDOWS * self.window_s
+        spent_s, limit_s = self._clock() - self._started, LIMIT_WINDOWS * self.window_s
+        return spent_s >= (max(limit_s, MAX_WAIT_S) if self.steady is None else limit_s)
 
     def add(self, time_ms: float) -> None:
         """One call took so long."""
@@ -70,7 +81,8 @@ class WarmUp:
         self._window.append(time_ms)
         if len(self._window) < WINDOW_CALLS or now - self._window_started < self.window_s:
             return
-        self.steady = bool(self._before) and agree(self._before, self._window)
+        if self._before:
+            self.steady = agree(self._before, self._window)
         self._before, self._window, self._window_started = self._window, [], now
 
 

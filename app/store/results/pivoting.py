@@ -58,7 +58,20 @@ class _Case:
     key: str | None = None
     stopped: str | None = None
     processes: dict[str, list[_Row]] = field(default_factory=dict)
-    """What each process measured, by column."""
+    """What each process measured, by column: one row of each unit."""
+
+    def add(self, metric: str, row: _Row) -> None:
+        """Take what a process measured. A crash may leave two rows of one unit: the first that is "ok" counts.
+
+        Rows that do not tell their unit are each of their own.
+        """
+        rows = self.processes.setdefault(metric, [])
+        for index, former in enumerate(rows):
+            if row.unit_index is not None and former.unit_index == row.unit_index:
+                if former.outcome != "ok" and row.outcome == "ok":
+                    rows[index] = row
+                return
+        rows.append(row)
 
     def show(self, name: str) -> Scalar:
         if name in OF_THE_JOB:
@@ -128,7 +141,7 @@ def local_table(spec: SpecBase, measurements: Iterable[Mapping[str, Any]]) -> Sh
             comparison "side".
     """
     job = SimpleNamespace(id=None, kind=spec.kind, state="succeeded", spec=spec.model_dump(mode="json"), error=None)
-    optional: dict[str, Any] = {"side": None, "validity": None}
+    optional: dict[str, Any] = {"side": None, "validity": None, "unit_index": None}
     rows = [SimpleNamespace(**{**optional, **row, "job_id": None, "value": row["mean"]}) for row in measurements]
     return _sheet(*_cases([job], rows, lambda row: row.side), None, None, "mean")
 
@@ -154,7 +167,7 @@ def _cases(
                 case = json.loads(row.case) if isinstance(row.case, str) else row.case
                 coordinates = {**_of_side(of_side), **_renamed(case, taken), "device": row.device_key}
                 found[identity] = _Case(coordinates=coordinates, key=row.case_key, **about)
-            found[identity].processes.setdefault(column_name(row.metric, row.phase), []).append(row)
+            found[identity].add(column_name(row.metric, row.phase), row)
         cases += found.values()
         if not found and about["stopped"] is not None:
             cases += [_Case(coordinates=planned, **about) for planned in _planned(job.spec, taken)]

@@ -150,11 +150,16 @@ def test_units_and_their_tables(site: Any, flopwatch: Any, reported: Any) -> Non
         validity={
             "verdict": "suspect",
             "counts": {"valid": 1, "suspect": 1},
-            "checks": [{"name": "drift", "ok": False, "detail": "9 %", "unit": "replicate 1"}],
+            "checks": [
+                {"name": "host_bound", "ok": False, "detail": "by far", "severity": "note"},
+                {"name": "drift", "ok": False, "detail": "9 %", "unit": "replicate 1"},
+            ],
         },
     )
     shown = ended(flopwatch("show", str(job_id)))
-    assert "validity: suspect (1 valid, 1 suspect)\n    replicate 1: drift: 9 %\n" in shown
+    assert (
+        "validity: suspect (1 valid, 1 suspect)\n    replicate 1: drift: 9 %\n    note: host_bound: by far\n" in shown
+    )
     assert re.search(r"^0 +replicate 0 +succeeded +valid$", shown, re.MULTILINE), shown
     assert re.search(r"^1 +replicate 1 +succeeded +suspect$", shown, re.MULTILINE), shown
     assert re.search(r"^kernels forward +4$", shown, re.MULTILINE), shown

@@ -15,6 +15,7 @@ from app.specs.attention import AttentionSpec
 from app.store.records import StoredArtifact, UnitRecord
 
 CHECK = {"name": "drift", "ok": False, "detail": "9 %"}
+NOTE = {"name": "host_bound", "ok": False, "detail": "by far", "severity": "note"}
 VOID = {"meta", "link", "input", "br", "hr", "img"}
 
 
@@ -124,7 +125,10 @@ def test_a_job_while_it_runs_and_after(site: Any, measured: Any) -> None:
     assert path in running.references, "it refreshes itself"
     rows = [measured("forward_ms", 1234.5678, model="tiny"), measured("backward_ms", None, outcome="oom", model="tiny")]
     site.worker.finish(
-        claim, measurements=rows, validity={"verdict": "suspect", "checks": [CHECK]}, environment={"torch": "2.13"}
+        claim,
+        measurements=rows,
+        validity={"verdict": "suspect", "checks": [NOTE, CHECK]},
+        environment={"torch": "2.13"},
     )
     done = page(site, path)
     assert path not in done.references, "nothing changes any more"
@@ -134,6 +138,7 @@ def test_a_job_while_it_runs_and_after(site: Any, measured: Any) -> None:
     assert "out of memory" in done.text
     assert "2.13" in done.text
     assert "drift: 9 %" in done.text
+    assert "note: host_bound: by far" in done.text
 
 
 def test_a_job_of_several_units_shows_them_and_their_tables(site: Any, measured: Any, reported: Any) -> None:

@@ -23,10 +23,12 @@ from kernels.registry import ATTENTION, BrokenEntryPoint, Implementation
 from tests.workers.reporting import Report
 from workers.jobs import _grid
 from workers.jobs._base import Resumable, Unit
+from workers.jobs._cells import combined
 from workers.jobs.attention import RUNNER
 from workers.measure.ceilings import Ceilings
 from workers.measure.compilation import compilation
 from workers.measure.stopwatch import Timing
+from workers.measure.validity import Check
 from workers.outcome import Crashed, Failed, Unsupported
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
@@ -121,12 +123,25 @@ def test_each_case_has_a_key_and_a_verdict_of_its_own(run) -> None:
     assert report.verdict == {}, "cases have verdicts, and the unit has nothing else"
 
 
+@pytest.mark.parametrize("severities", [("note", "note"), ("note", "suspect"), ("suspect", "invalid")])
+def test_passes_together_are_as_bad_as_the_worst(severities: tuple[Any, Any]) -> None:
+    """Of checks that failed; one that passed says nothing."""
+    found = {
+        "forward": [Check("host_bound", False, "by far", severities[0])],
+        "backward": [Check("host_bound", False, "by a bit", severities[1])],
+        "forward_backward": [Check("host_bound", True, "no", "invalid")],
+    }
+    told = "forward: by far; backward: by a bit"
+    assert combined(found) == [Check("host_bound", False, told, severities[1])]
+
+
 def test_one_noisy_cell_marks_that_cell_only(run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its second pass varies, as a stopwatch sees it that finds what it is told."""
 
     def stopwatch(_device: torch.device) -> Any:
         class Watch:
-            def time(self, work: Any, *, prepare: Any, warmup: int | None, calls: int) -> Timing:
+            def time(self, work: Any, *, prepare: Any, measuring: Any, warmup: int | None, calls: int) -> Timing:
+                measuring()
                 prepare()
                 work()
                 noisy = next(timed) == 4
@@ -146,20 +161,23 @@ def test_one_noisy_cell_marks_that_cell_only(run, monkeypatch: pytest.MonkeyPatc
     assert ";" not in check["detail"], "of the passes that vary only"
 
 
-def test_what_is_compiled_while_it_is_timed_makes_its_case_invalid(run, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("call", "valid"), [(2, True), (3, False)], ids=["warming up", "measured"])
+def test_what_is_compiled_while_it_is_timed_makes_its_case_invalid(
+    run, monkeypatch: pytest.MonkeyPatch, call: int, valid: bool
+) -> None:
     calls = 0
 
     def compiles(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool) -> torch.Tensor:
         nonlocal calls
         calls += 1
-        if calls == 3:
+        if calls == call:
             torch.compile(lambda x: x + 1, backend="eager", dynamic=False)(q.detach())
         return attention(q, k, v, causal)
 
     install(monkeypatch, compiles=compiles)
     report = run(implementations=["compiles", "own"], mode="forward", device="cpu")
-    assert report.verdict_on(implementation="compiles")["verdict"] == "invalid"
-    assert not report.check("recompiles", implementation="compiles")["ok"]
+    assert (report.verdict_on(implementation="compiles")["verdict"] == "invalid") is not valid
+    assert report.check("recompiles", implementation="compiles")["ok"] is valid
     assert report.check("recompiles", implementation="own")["ok"]
 
 
@@ -537,8 +555,9 @@ def test_warming_up_until_times_are_steady_is_left_to_the_stopwatch(run, monkeyp
     asked = []
 
     class Watch:
-        def time(self, work: Any, *, prepare: Any, warmup: int | None, calls: int) -> Timing:
+        def time(self, work: Any, *, prepare: Any, measuring: Any, warmup: int | None, calls: int) -> Timing:
             asked.append((warmup, calls))
+            measuring()
             prepare()
             work()
             return Timing(array("d", [1.0] * calls), None, 7, False, host_bound=False)

@@ -17,12 +17,15 @@ pytest.importorskip("pydantic", reason="the service's dependencies are not insta
 
 import torch
 
+from app.specs import Case
 from app.specs.benchmark import BenchmarkSpec
 from kernels.attention.cpu.build import CompilerMissing
 from kernels.registry import ATTENTION, BrokenEntryPoint, Implementation, Registry
 from tests.workers.reporting import Report
 from workers.jobs import _training
+from workers.jobs._values import Values
 from workers.jobs.benchmark import RUNNER
+from workers.measure.busy import Busy
 from workers.measure.ceilings import Ceilings
 from workers.measure.environment import device_key
 from workers.model.graphed import CannotCapture
@@ -32,7 +35,7 @@ from workers.torch_host import set_precision, translated
 
 MODEL = {"d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 61}
 PARAMETERS = 2 * 61 * 16 + 2 * (4 * 16**2 + 3 * 16 * 24 + 2 * 16) + 16
-STEP = [("step_ms", "step"), ("first_step_ms", "first_step")]
+STEP = [("step_ms", "step"), ("first_step_ms", "first_step"), ("device_ms", "step")]
 WHOLE = [
     (name, None)
     for name in (
@@ -48,8 +51,8 @@ METRICS = {
     "generate": [("prefill_ms", "prefill"), ("decode_ms_per_token", "decode"), *STEP, *WHOLE],
 }
 EACH_STEP = {"forward_ms", "backward_ms", "optimizer_ms", "prefill_ms", "decode_ms_per_token", "step_ms", "host_us"}
-GPU_ONLY = {"host_us", "gpu_busy_percent", "memory_reserved_mib"}
-MAY_BE_UNKNOWN = {"mfu", "ceiling_percent", "peak_memory_mib", "gpu_busy_percent"}
+GPU_ONLY = {"host_us", "device_ms", "gpu_busy_percent", "memory_reserved_mib"}
+MAY_BE_UNKNOWN = {"mfu", "ceiling_percent", "peak_memory_mib", "device_ms", "gpu_busy_percent"}
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
@@ -72,6 +75,30 @@ def metrics(report: Report) -> dict[str, dict[str, Any]]:
     rows = {row["metric"]: row for row in report.rows}
     assert len(rows) == len(report.rows)
     return rows
+
+
+@pytest.mark.parametrize(
+    ("busy", "device_ms", "percent"),
+    [
+        (Busy(5.0, 10), [5.0], [50.0]),
+        (Busy(10.05, 10), [10.05], [pytest.approx(100.5)]),
+        (Busy(12.0, 10), [12.0], "kept the device busy for 12 ms, and the measured ones took 10"),
+        ("no profiler", "no profiler", "no profiler"),
+    ],
+)
+def test_the_devices_time_stands_beside_its_share_of_the_wall_time(busy: Any, device_ms: Any, percent: Any) -> None:
+    values = Values(_training.metrics("forward"))
+    _training.add_busy(values, 10.0, busy)
+    values.rest("failed", "not asked")
+    report = Report(Path())
+    values.report(Case("benchmark", {}), "1x GPU", report)
+    for name, expected in (("device_ms", device_ms), ("gpu_busy_percent", percent)):
+        row = metrics(report)[name]
+        if isinstance(expected, str):
+            assert (row["outcome"], row["median"]) == ("unknown", None)
+            assert expected in row["reason"]
+        else:
+            assert (row["outcome"], [row["median"]]) == ("ok", expected)
 
 
 def test_the_agent_imports_the_runner_without_torch() -> None:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from kernels import device_clock
-from kernels.device_clock import DeviceClock
+from kernels.device_clock import DeviceClock, Lap
 from workers.measure.busy import device_work
-from workers.measure.stopwatch import CudaStopwatch, HostStopwatch, stopwatch
+from workers.measure.stopwatch import CudaStopwatch, HostStopwatch, Timing, stopwatch
 
 CUDA = torch.device("cuda")
 
@@ -67,6 +67,69 @@ def test_without_a_number_the_host_warms_up_until_times_are_steady() -> None:
     assert timing.steady is True
     assert clock.calls == timing.warmup + 4
     assert clock.now < 1.5
+
+
+def test_slow_work_is_judged_and_still_slower_work_is_said_to_be() -> None:
+    clock = Ticking()
+    for seconds, steady, too_slow in ((0.6, True, False), (8.0, None, True)):
+
+        def work(seconds: float = seconds) -> None:
+            clock.now += seconds
+
+        timing = HostStopwatch(clock).time(work, warmup=None, calls=2)
+        assert (timing.steady, timing.too_slow) == (steady, too_slow)
+
+
+class Simulated(DeviceClock):
+    """A device and its host that exist on paper: calls take the host and the device as long as the test says."""
+
+    def __init__(self, host_s: list[float], device_ms: float) -> None:
+        self._device, self._buffer, self.overhead_ms = torch.device("cpu"), torch.empty(1), 0.0
+        self._host_s, self._device_ms = iter(host_s), device_ms
+        self._delay_s = 0.0
+        self.calls = 0
+        self.forget()
+
+    def _delay(self, seconds: float) -> None:
+        self._delay_s = seconds
+
+    def _between_events(self, work: Callable[[], None]) -> Lap:
+        host_s, delay_s = next(self._host_s), self._delay_s
+        self._delay_s = 0.0
+        self.calls += 1
+        waited_ms = 1e3 * max(0.0, host_s - delay_s)
+        return Lap(max(waited_ms, self._device_ms), 1e6 * host_s, hidden=waited_ms == 0)
+
+
+def simulated(host_s: list[float], monkeypatch: pytest.MonkeyPatch, *, calls: int) -> tuple[Timing, Simulated]:
+    """What the GPU's stopwatch finds without any warm-up, where the device takes 5 µs."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+    watch = CudaStopwatch.__new__(CudaStopwatch)
+    clock = Simulated(host_s, device_ms=0.005)
+    watch._clock = clock
+    return watch.time(device_clock.nothing, warmup=0, calls=calls), clock
+
+
+def test_the_very_first_call_is_hidden_from_the_host_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    timing, clock = simulated([0.001] * 10, monkeypatch, calls=10)
+    assert list(timing.samples) == [0.005] * 10
+    assert clock.calls == 10, "none was repeated, and none made to warm up"
+    assert timing.host_bound
+    assert not timing.exposed
+
+
+def test_one_long_first_call_does_not_speak_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It compiles for 3 s: it is the first sample, as 0 calls to warm up ask for, and it alone is exposed."""
+    timing, _ = simulated([3.0] + [0.001] * 9, monkeypatch, calls=10)
+    assert timing.samples[0] > 2000
+    assert list(timing.samples[1:]) == [0.005] * 9
+    assert not timing.exposed
+
+
+def test_calls_that_mostly_wait_inside_are_exposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    timing, _ = simulated([0.5] * 30, monkeypatch, calls=10)
+    assert timing.exposed
+    assert statistics.median(timing.samples) >= 400
 
 
 @pytest.fixture

@@ -53,7 +53,11 @@ def test_a_gpus_variation_is_judged_more_strictly_and_not_below_what_events_jitt
 
 def test_the_verdict_is_the_worst_of_the_checks() -> None:
     fine, odd, wrong = Check("a", True, "x"), Check("b", False, "y"), Check("c", False, "z", "invalid")
-    assert verdict([fine]) == {"verdict": "valid", "checks": [{"name": "a", "ok": True, "detail": "x"}]}
+    shown = {"name": "a", "ok": True, "detail": "x", "severity": "suspect"}
+    assert verdict([fine]) == {"verdict": "valid", "checks": [shown]}
+    note = Check("d", False, "to know", "note")
+    assert verdict([fine, note])["verdict"] == "valid", "a note leaves it as it is"
+    assert verdict([note, odd])["verdict"] == "suspect"
     assert verdict([fine, odd])["verdict"] == "suspect"
     assert verdict([odd, wrong, fine])["verdict"] == "invalid"
 
@@ -82,6 +86,8 @@ def test_a_warm_up_that_never_got_steady_is_suspect() -> None:
     assert not check_steady(False, 12).ok
     assert check_steady(None, 5).ok
     assert "asked for; not judged" in check_steady(None, 5).detail
+    slow = check_steady(None, 6, too_slow=True)
+    assert (slow.ok, slow.detail) == (True, "too slow to judge: 6 calls to warm up")
 
 
 def timing(device_ms: float, host_us: float | None, *, exposed: bool = False) -> Timing:
@@ -93,10 +99,10 @@ def timing(device_ms: float, host_us: float | None, *, exposed: bool = False) ->
 def test_a_call_that_is_issued_for_longer_than_it_runs_is_host_bound() -> None:
     assert check_host_bound(timing(1.0, 50.0)).detail == "no: the host issues in 50 µs what takes 1000 µs"
     hidden = check_host_bound(timing(0.005, 50.0))
-    assert hidden.ok, "the device was timed by itself"
+    assert (hidden.ok, hidden.severity) == (False, "note"), "the device was timed by itself"
     assert hidden.detail.startswith("the host takes 50 µs to issue what takes the device 5 µs")
     exposed = check_host_bound(timing(0.045, 50.0, exposed=True))
-    assert not exposed.ok
+    assert (exposed.ok, exposed.severity) == (False, "suspect")
     assert "the times are the host's" in exposed.detail
     assert check_host_bound(timing(1.0, None)).ok
 

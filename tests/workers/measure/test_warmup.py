@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from workers.measure.warmup import LEAST_CALLS, LIMIT_WINDOWS, WINDOW_CALLS, WINDOW_S, WarmUp, agree
+from workers.measure.warmup import JUDGED_CALLS, LEAST_CALLS, LIMIT_WINDOWS, WINDOW_CALLS, WINDOW_S, WarmUp, agree
 
 
 class Calls:
@@ -40,11 +40,25 @@ def test_even_times_are_steady_after_two_windows() -> None:
     assert 0.4 <= calls.seconds <= 0.6
 
 
-def test_long_calls_are_made_at_least_so_often() -> None:
-    warming = Calls().run(lambda second: 2000.0)
-    assert warming.calls == LEAST_CALLS
-    assert warming.steady is False, "two windows of long calls take longer than the limit"
-    assert Calls().run(lambda second: 300.0).calls == 1 + 2 * WINDOW_CALLS
+@pytest.mark.parametrize("milliseconds", [300.0, 600.0, 1300.0, 3000.0])
+@pytest.mark.parametrize("window_s", [WINDOW_S, 0.5])
+def test_slow_calls_that_are_even_are_steady(milliseconds: float, window_s: float) -> None:
+    warming = Calls(window_s=window_s).run(lambda second: milliseconds)
+    assert warming.steady is True
+    assert warming.calls == JUDGED_CALLS == 1 + 2 * WINDOW_CALLS
+    assert not warming.too_slow
+
+
+def test_slow_calls_that_drift_are_not_steady() -> None:
+    warming = Calls().run(lambda second: 600.0 + 30.0 * second)
+    assert warming.steady is False
+    assert warming.calls == JUDGED_CALLS
+
+
+@pytest.mark.parametrize(("milliseconds", "calls"), [(4000.0, 6), (8000.0, LEAST_CALLS), (60_000.0, LEAST_CALLS)])
+def test_calls_of_many_seconds_are_not_judged(milliseconds: float, calls: int) -> None:
+    warming = Calls().run(lambda second: milliseconds)
+    assert (warming.calls, warming.steady, warming.too_slow) == (calls, None, True)
 
 
 def test_a_drift_of_eight_percent_in_a_second_is_waited_out() -> None:

@@ -229,6 +229,14 @@ class TestCells:
         assert "step_ms_std" not in json_rows(sheet)[0], "a deviation stands beside a mean only"
         assert "±" not in render(sheet, "markdown")
 
+    def test_a_unit_counts_once(self, database: Database, measure: Measure) -> None:
+        """It was killed when its results were sent, and a fresh process called the same cell crashed; or told twice."""
+        crashed = {"outcome": "crashed", "reason": "SIGKILL"}
+        measure(("step_ms", {"mean": 2.0, "std": 0.5, "n": 10}), ("step_ms", crashed))
+        measure(("step_ms", crashed), ("step_ms", {"mean": 2.0, "std": 0.5, "n": 10}))
+        measure(("step_ms", {"mean": 2.0, "std": 0.5, "n": 10}), ("step_ms", {"mean": 4.0, "std": 0.5, "n": 10}))
+        assert table(database).column("step_ms") == [Cell(2.0, 0.5, 10, "ok")] * 3
+
     def test_nothing_is_averaged_over_a_missing_process(self, database: Database, measure: Measure) -> None:
         measure(("step_ms", {"mean": 1.0}), ("step_ms", {"outcome": "oom", "unit_index": 1}))
         assert table(database).column("step_ms") == [Cell(None, None, None, "oom")]
