@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from app.errors import DatabaseBusy, DiskFull, LeaseLost, job_problem
+from app.errors import STORE_UNAVAILABLE, DiskFull, LeaseLost, job_problem
 from app.settings import Settings
 from app.specs import SpecBase
 from app.store.artifacts import ArtifactFiles
@@ -300,7 +300,7 @@ class JobRun:
         self._events.append(NewEvent("progress", {"done": done, "total": total, "message": message}))
 
     def _flush(self) -> None:
-        """Write new events to the queue; when the database is busy or full they wait for the next time."""
+        """Write new events to the queue; when the store is not available they wait for the next time."""
         text = self._spool.log.drain()
         if text:
             self._events.append(NewEvent("log", {"text": text}))
@@ -308,7 +308,7 @@ class JobRun:
             return
         try:
             self._queue.report(self.claim, self._events)
-        except (DatabaseBusy, DiskFull) as error:
+        except STORE_UNAVAILABLE as error:
             logger.warning("job %s: events wait: %s", self.claim.job_id, error)
         else:
             self._events.clear()
@@ -322,7 +322,7 @@ class JobRun:
                 else:
                     self._flush()
                     self._queue.finish(self.claim, self._finish(outcome))
-            except (DatabaseBusy, DiskFull) as error:
+            except STORE_UNAVAILABLE as error:
                 logger.warning("job %s: its result waits: %s", self.claim.job_id, error)
                 time.sleep(RETRY_S)
             else:

@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 MAX_PAGE = 1000
 MAX_MEASUREMENTS = 10_000
 """Of a page of measurements."""
+MAX_SAMPLES = 2_000_000
+"""Of a page of measurements with samples; one with more than that is a page of its own."""
 
 
 _UNIT_FIELDS = ("unit_index", "title", "side", "outcome", "reason", "partial", "environment", "validity")
@@ -135,8 +137,8 @@ class Reading:
         """What the job's last recorded attempt measured: `columns`, `rows` and the cursor `next`, or None at the end.
 
         A row is one metric of one case, an object keyed by column name. The columns are the coordinates of this page's
-        cases, then layout.FACTS, layout.STATISTICS in the row's unit, and with `samples` the raw samples. A coordinate
-        with the name of another column is called "case.<name>".
+        cases, then layout.FACTS, layout.STATISTICS in the row's unit, and with `samples` the raw samples, of which a
+        page has at most MAX_SAMPLES. A coordinate with the name of another column is called "case.<name>".
         """
         limit = min(limit, MAX_MEASUREMENTS)
         measurement, unit = tables.measurement.c, tables.unit.c
@@ -147,7 +149,9 @@ class Reading:
             _job(connection, job_id)
             attempt = recorded_attempts(connection, [job_id]).get(job_id)
             query = query.where(measurement.attempt == attempt).order_by(measurement.id).limit(limit + 1)
-            rows = connection.execute(query).mappings().all()
+            if samples:
+                limit = _rows_within(connection.execute(query.with_only_columns(measurement.n)).scalars(), limit)
+            rows = connection.execute(query.limit(limit + 1)).mappings().all()
             of_units = select(unit.unit_index, unit.title).where(unit.job_id == job_id, unit.attempt == attempt)
             titles = dict(map(tuple, connection.execute(of_units)))
         shown = rows[:limit]
@@ -326,6 +330,17 @@ def _measurement_columns(
     if samples:
         types["samples"] = "array"
     return [{"name": name, "type": kind, "unit": None} for name, kind in types.items()]
+
+
+def _rows_within(counts: Iterable[int | None], limit: int) -> int:
+    """How many rows with these numbers of samples make a page: at least one, at most `limit`."""
+    samples = rows = 0
+    for count in counts:
+        samples += count or 0
+        if rows == limit or (rows and samples > MAX_SAMPLES):
+            break
+        rows += 1
+    return max(rows, 1)
 
 
 def _unpack(samples: bytes | None) -> list[float | None] | None:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from pydantic_core import to_json
 
+from app.errors import STORE_UNAVAILABLE, FlopwatchError
 from app.settings import Settings
 from app.specs import spec_adapter
 from app.store.artifacts import ArtifactFiles
@@ -213,6 +214,40 @@ def test_a_message_that_makes_no_sense_fails_the_job(site: Site, message: Any) -
     job = site.run(play)
     assert (job["state"], job["error"]["code"]) == ("failed", "failed")
     assert Reading(site.database).measurements(job["id"])["rows"] == []
+
+
+@pytest.mark.parametrize("error", STORE_UNAVAILABLE)
+def test_a_job_goes_on_while_the_store_is_not_available_and_its_result_is_kept(
+    site: Site, monkeypatch: pytest.MonkeyPatch, error: type[FlopwatchError]
+) -> None:
+    refused = []
+
+    def unavailable(name: str, times: int) -> None:
+        method = getattr(Queue, name)
+
+        def refuse(*arguments: Any) -> Any:
+            if refused.count(name) < times:
+                refused.append(name)
+                raise error("not now")
+            return method(*arguments)
+
+        monkeypatch.setattr(Queue, name, refuse)
+
+    unavailable("report", 3)
+    unavailable("finish", 2)
+
+    def play(unit: Unit) -> None:
+        unit.say({"type": "started"})
+        deadline = time.monotonic() + 10
+        while refused.count("report") < 2 and time.monotonic() < deadline:  # longer than one flush
+            time.sleep(0.01)
+        unit.say({"type": "measurement", "measurement": MEASUREMENT}, SUCCESS)
+        unit.end()
+
+    job = site.run(play)
+    assert (job["state"], job["error"]) == ("succeeded", None)
+    assert (refused.count("report"), refused.count("finish")) == (3, 2)
+    assert len(Reading(site.database).measurements(job["id"])["rows"]) == 1
 
 
 def test_too_many_samples_have_a_code_of_their_own(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

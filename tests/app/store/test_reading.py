@@ -154,6 +154,29 @@ class TestMeasurements:
         assert [row["samples"] for row in found["rows"]] == [[1.5, None, 2.5], None]
         assert found["columns"][-1] == {"name": "samples", "type": "array", "unit": None}
 
+    def test_a_page_has_so_many_samples(
+        self,
+        shop: Any,
+        queue: Queue,
+        reading: Reading,
+        record: Callable[..., MeasurementRecord],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr("app.store.reading.MAX_SAMPLES", 5)
+        claim = shop.running_job()
+        sizes = [2, 3, 1, 9, None, 4, 1]
+        queue.finish(claim, Finish("succeeded", measurements=[record(n=size) for size in sizes]))
+        pages: list[list[int | None]] = []
+        after = None
+        while True:
+            page = reading.measurements(claim.job_id, samples=True, limit=4, after=after)
+            pages.append([row["n"] for row in page["rows"]])
+            after = page["next"]
+            if after is None:
+                break
+        assert pages == [[2, 3], [1], [9], [None, 4, 1]]
+        assert len(reading.measurements(claim.job_id)["rows"]) == len(sizes), "without samples they do not count"
+
     @pytest.mark.parametrize("stored", [b"garbage", b"", zlib.compress(b"1234567"), zlib.compress(bytes(16))[:-3]])
     def test_stored_samples_that_are_broken_are_null(
         self, shop: Any, queue: Queue, reading: Reading, record: Callable[..., MeasurementRecord], stored: bytes

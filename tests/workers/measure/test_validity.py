@@ -12,11 +12,11 @@ import torch
 
 from workers.measure import validity
 from workers.measure.busy import Busy
+from workers.measure.check import Check
 from workers.measure.compilation import Compilation, compilation
 from workers.measure.nvml import Reading
 from workers.measure.stopwatch import Timing
 from workers.measure.validity import (
-    Check,
     HostLoad,
     Monitor,
     check_compilation,
