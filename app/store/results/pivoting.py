@@ -294,7 +294,9 @@ def _coordinates(cases: Sequence[_Case], asked: Sequence[str] | None) -> list[st
 
 def _varies(cases: Sequence[_Case], name: str) -> bool:
     # A job that measured nothing knows less of its case (not the device, for one); that is no difference.
-    values = (case.coordinates.get(name) for case in cases if case.processes or name in case.coordinates)
+    found = (case.coordinates.get(name) for case in cases if case.processes or name in case.coordinates)
+    # Not to use something and to have no use for it look alike: sdpa_flash does not tune, triton was not asked to.
+    values = (None if value is False else value for value in found)
     first = next(values, None)
     # By type too: Python takes 1 and true for equal.
     return any(value != first or type(value) is not type(first) for value in values)

@@ -200,6 +200,7 @@ def test_a_device_slower_than_the_host_is_not_host_bound() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_on_a_gpu_the_preparation_is_not_timed() -> None:
     watch = stopwatch(CUDA)
     x = torch.randn(4096, 4096, device="cuda")

@@ -98,6 +98,15 @@ class TestRows:
         measure(("step_ms", {"case": {"tile": 64}}))
         assert table(database).column("tile") == [None, 64]
 
+    def test_not_to_use_something_and_to_have_no_use_for_it_look_alike(
+        self, database: Database, measure: Measure
+    ) -> None:
+        measure(("step_ms", {}), spec={"mode": "forward"})  # which has nothing to recompute
+        measure(("step_ms", {}), spec={"mode": "forward_backward"})
+        assert table(database).names("coordinate") == ["model", "context_length", "mode"]
+        measure(("step_ms", {}), spec={"mode": "forward_backward", "activation_checkpointing": True})
+        assert table(database).column("activation_checkpointing") == [None, False, True]
+
     def test_one_and_true_are_different(self, database: Database, measure: Measure) -> None:
         measure(("step_ms", {"case": {"flag": 1}}))
         measure(("step_ms", {"case": {"flag": True}}))
