@@ -158,6 +158,10 @@ class DatabaseGone(FlopwatchError):
     title = "The database's file was removed or replaced"
 
 
+STORE_UNAVAILABLE = (DatabaseBusy, DiskFull, StorageFailed, DatabaseGone)
+"""What may pass: whoever has something to write keeps it and tries again."""
+
+
 def is_no_space(error: BaseException) -> bool:
     """Whether the operating system refused to write any more: a full disk, a quota or a file-size limit."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

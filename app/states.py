@@ -1,4 +1,4 @@
-"""The states that jobs and workers can be in. Standard library only: the command line reads them too."""
+"""The states of jobs and workers, and verdicts. Standard library only: the command line reads them too."""
 
 from __future__ import annotations
 
@@ -12,3 +12,7 @@ LivingState = Literal["active", "draining"]
 """Of a worker that beats: it takes jobs, or ends with those it has."""
 WorkerState = Literal[LivingState, "stopped", "lost"]
 WORKER_STATES: Final[tuple[WorkerState, ...]] = get_args(WorkerState)
+
+Verdict = Literal["valid", "suspect", "invalid"]
+VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
+"""On measurements, from the best to the worst."""

@@ -16,7 +16,7 @@ from types import FrameType
 
 import psutil
 
-from app.errors import DatabaseBusy, DiskFull, FlopwatchError
+from app.errors import STORE_UNAVAILABLE, DatabaseBusy, FlopwatchError
 from app.settings import Settings
 from app.states import WorkerState
 from app.store.artifacts import ArtifactFiles
@@ -105,8 +105,10 @@ class Agent:
             self._launcher.end_orphans()
             try:
                 self._serve_queue()
-            except (DatabaseBusy, DiskFull) as error:
+            except STORE_UNAVAILABLE as error:
                 logger.warning("the store cannot be written now, trying again: %s", error)
+                if not isinstance(error, DatabaseBusy):  # which has waited already
+                    pause_s = RETRY_S
             except (FlopwatchError, OSError):
                 # The jobs that run must not pay for it.
                 logger.exception("the queue cannot be served now, trying again")

@@ -36,7 +36,7 @@ MAX_TEXT = 4000
 MAX_ENVIRONMENT_BYTES = 1 << 20
 MAX_CHECKS = 1000
 """Of one verdict."""
-MAX_VERDICT_BYTES = 256 << 20
+MAX_VERDICT_BYTES = 64 << 20
 """Of all verdicts of one job."""
 MAX_ARTIFACTS = 10_000
 MAX_COUNT = 2**53 - 1

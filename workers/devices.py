@@ -38,14 +38,20 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Board:
-    """A physical GPU: jobs run on the GPU, or in MIG mode on its instances, of which there may be none."""
+    """A physical GPU: jobs run on the GPU, or in MIG mode on its instances, of which there may be none.
 
-    gpu: Gpu
+    `gpu` is None of one that does not answer: it has no devices, and keeps its place, so that the indices of the others
+    mean what they meant before.
+    """
+
+    gpu: Gpu | None
     instances: tuple[Gpu, ...] | None = None
 
     @property
     def devices(self) -> tuple[Gpu, ...]:
         """What jobs can have of this board."""
+        if self.gpu is None:
+            return ()
         return (self.gpu,) if self.instances is None else self.instances
 
 
@@ -90,16 +96,19 @@ def _boards() -> list[Board]:
         return []
     try:
         boards = []
+        place = (-1, -1, -1)
         for index in range(pynvml.nvmlDeviceGetCount()):
             try:
                 handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-                place = pynvml.nvmlDeviceGetPciInfo(handle)
+                pci = pynvml.nvmlDeviceGetPciInfo(handle)
+                place = (pci.domain, pci.bus, pci.device)
                 board = Board(_gpu(handle), _instances(handle))
             except pynvml.NVMLError as error:
                 logger.warning("GPU %s of NVML's order does not answer and is left out: %s", index, error)
-                continue
-            boards.append(((place.domain, place.bus, place.device), board))
-        return [board for _, board in sorted(boards, key=lambda pair: pair[0])]
+                # Of unknown place, it stays behind the one before: NVML's order is mostly that of the bus.
+                board = Board(None)
+            boards.append((place, index, board))
+        return [board for _, _, board in sorted(boards, key=lambda entry: entry[:2])]
     finally:
         pynvml.nvmlShutdown()
 
@@ -138,10 +147,12 @@ def _visible(boards: Sequence[Board], names: str | None, order: str | None) -> l
     chosen: list[Gpu] = []
     for name in (part.strip() for part in names.split(",")):
         if name.isdigit():
+            if int(name) < len(boards) and boards[int(name)].gpu is None:
+                continue  # it does not answer; the log says so
             found = [_at(boards, int(name), order)] if int(name) < len(boards) else []
         else:
             found = [gpu for gpu in _devices(boards) if name and gpu.uuid.startswith(name)]
-            if not found and any(name and board.gpu.uuid.startswith(name) for board in boards):
+            if not found and any(name and gpu.uuid.startswith(name) for gpu in _physical(boards)):
                 raise InvalidEnvironment(_IN_MIG_MODE.format(name=name))
         if len(found) != 1:
             break
@@ -166,18 +177,25 @@ def _devices(boards: Iterable[Board]) -> list[Gpu]:
     return [gpu for board in boards for gpu in board.devices]
 
 
+def _physical(boards: Iterable[Board]) -> list[Gpu]:
+    """The GPUs that answer, those in MIG mode too."""
+    return [board.gpu for board in boards if board.gpu is not None]
+
+
 def _at(boards: Sequence[Board], index: int, order: str | None) -> Gpu:
     """The GPU that an index of CUDA's means. Among GPUs of one model CUDA's order is that of the bus, too.
 
     Raises:
         InvalidEnvironment: the order is the fastest first, and which GPU is how fast only CUDA knows.
     """
-    models = sorted({board.gpu.name for board in boards})
+    models = sorted({gpu.name for gpu in _physical(boards)})
     if order != PCI_ORDER and len(models) > 1:
         raise InvalidEnvironment(_AMBIGUOUS.format(index=index, models=", ".join(models)))
     if boards[index].instances is not None:
         raise InvalidEnvironment(_IN_MIG_MODE.format(name=f"the index {index}"))
-    return boards[index].gpu
+    gpu = boards[index].gpu
+    assert gpu is not None
+    return gpu
 
 
 @dataclass

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from app.errors import DatabaseBusy, DiskFull, LeaseLost, job_problem
+from app.errors import STORE_UNAVAILABLE, DiskFull, LeaseLost, job_problem
 from app.settings import Settings
 from app.specs import SpecBase
 from app.store.artifacts import ArtifactFiles
@@ -261,7 +261,11 @@ class JobRun:
                 raise ValueError(f"unknown message type {other!r}")
 
     def _take_artifact(self, process: _Process, *, path: str, name: str, kind: str, media_type: str) -> None:
-        """Move a unit's file out of its reach. Storing it, which reads all of it, waits until the unit has ended."""
+        """Move a unit's file to a folder of ours. Storing it, which reads all of it, waits until the unit has ended.
+
+        A unit that has it open still may write to it until then. That harms nothing: the content is hashed once no
+        process of the unit is left, so the store has what the hash says, and nobody can change it afterwards.
+        """
         file = Path(path).resolve()
         # What is moved is gone afterwards, and a pipe or a device would never end.
         if not file.is_relative_to(process.scratch.resolve()) or not file.is_file():
@@ -296,7 +300,7 @@ class JobRun:
         self._events.append(NewEvent("progress", {"done": done, "total": total, "message": message}))
 
     def _flush(self) -> None:
-        """Write new events to the queue; when the database is busy or full they wait for the next time."""
+        """Write new events to the queue; when the store is not available they wait for the next time."""
         text = self._spool.log.drain()
         if text:
             self._events.append(NewEvent("log", {"text": text}))
@@ -304,7 +308,7 @@ class JobRun:
             return
         try:
             self._queue.report(self.claim, self._events)
-        except (DatabaseBusy, DiskFull) as error:
+        except STORE_UNAVAILABLE as error:
             logger.warning("job %s: events wait: %s", self.claim.job_id, error)
         else:
             self._events.clear()
@@ -318,7 +322,7 @@ class JobRun:
                 else:
                     self._flush()
                     self._queue.finish(self.claim, self._finish(outcome))
-            except (DatabaseBusy, DiskFull) as error:
+            except STORE_UNAVAILABLE as error:
                 logger.warning("job %s: its result waits: %s", self.claim.job_id, error)
                 time.sleep(RETRY_S)
             else:

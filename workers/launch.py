@@ -18,6 +18,7 @@ from workers import keeper, warm
 from workers.outcome import InvalidEnvironment
 from workers.processes import adopt_orphans, kill_all, reap
 
+SETTINGS_PREFIX = "FLOPWATCH_"
 WARM_TIMEOUT_S = 300.0
 """For the imports of the warm parent, also on a slow disk that has nothing cached."""
 
@@ -196,6 +197,7 @@ class Launcher:
         process = subprocess.Popen(
             [sys.executable, "-m", "workers", "keeper", str(control), str(messages), str(log)],
             stdin=subprocess.DEVNULL,
+            env=units_environment(),
             pass_fds=descriptors,
             start_new_session=True,
         )
@@ -224,6 +226,7 @@ class Launcher:
             self._warm = subprocess.Popen(
                 [sys.executable, "-m", "workers", "warm", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
+                env=units_environment(),
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
@@ -254,6 +257,15 @@ class Launcher:
                 raise InvalidEnvironment("the warm parent could not start; the worker's log has its error")
             self._ready = True
         return self._socket
+
+
+def units_environment() -> dict[str, str]:
+    """This process's variables less the service's settings: a unit runs a user's code and needs none of them.
+
+    They are left out where a new interpreter starts, not in the unit: a process's first variables can be read below
+    /proc as long as it and its forks live.
+    """
+    return {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS_PREFIX)}
 
 
 def _check_wrapper(request: keeper.Request) -> None:

@@ -14,12 +14,14 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from app.states import Verdict
 from app.store.records import MeasurementRecord, StoredArtifact, TableRecord, UnitRecord
 from workers import checked
 from workers.log import CappedLog
+from workers.measure.check import Check
 from workers.measure.table import MAX_BYTES, MAX_ROWS, Column, Table, TooLarge
 from workers.outcome import Cancelled, Failed, Outcome, UnfitResult
-from workers.verdicts import TABLE, CaseVerdict, Check, Verdict, checks_table, summed_up
+from workers.verdicts import TABLE, CaseVerdict, checks_table, summed_up
 
 MAX_TABLES = 2000
 """Of one job: tables of one name in two units are two."""

@@ -6,13 +6,12 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
+from app.states import VERDICTS, Verdict
+from workers.measure.check import Check, Severity
 from workers.measure.table import MAX_BYTES, MAX_ROWS, Column, Scalar, Table
 
-VERDICTS = ("valid", "suspect", "invalid")
-"""From best to worst."""
-Verdict = Literal["valid", "suspect", "invalid"]
 MAX_CHECKS = 100
 """That are listed of a job with several cases."""
 TABLE = "checks"
@@ -22,19 +21,8 @@ TABLE_COLUMNS = (
     Column("ok", "boolean"),
     *(Column(name, "string") for name in ("severity", "detail")),
 )
-Severity = Literal["note", "suspect", "invalid"]
 SEVERITIES: tuple[Severity, ...] = ("invalid", "suspect", "note")
 """Of checks, from the worst."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing that was looked at. `severity`: what the verdict is if it is not ok; a note leaves it as it is."""
-
-    name: str
-    ok: bool
-    detail: str
-    severity: Severity = "suspect"
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,8 @@ class Artifact(TypedDict):
     media_type: str
     size: int
     sha256: str
+    unit_index: int
+    unit_title: str | None
     url: str
 
 

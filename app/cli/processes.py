@@ -59,7 +59,8 @@ def up(host: Host = None, port: Port = None, *, insecure: Insecure = False) -> N
         signal.signal(number, lambda received, _frame: stop_signals.append(received))
     children = {
         "server": _start("app.cli", "serve"),
-        "worker": _start("workers", "agent"),
+        # A worker asks nobody for access, and runs what others wrote.
+        "worker": _start("workers", "agent", without="FLOPWATCH_API_TOKEN"),
     }
     try:
         while not stop_signals and all(child.poll() is None for child in children.values()):
@@ -139,10 +140,12 @@ def _become_workers(*arguments: str) -> NoReturn:
     os.execv(sys.executable, [sys.executable, "-m", "workers", *arguments])  # noqa: S606
 
 
-def _start(module: str, *arguments: str) -> subprocess.Popen[bytes]:
+def _start(module: str, *arguments: str, without: str = "") -> subprocess.Popen[bytes]:
+    """A child with the variables of this process but the one named `without`."""
     # In a group of its own: an interrupt from the terminal reaches `up` alone, which stops them in order.
     command = [sys.executable, "-m", module, *arguments]
-    return subprocess.Popen(command, process_group=0, preexec_fn=_end_with_parent)
+    environment = {name: value for name, value in os.environ.items() if name != without}
+    return subprocess.Popen(command, env=environment, process_group=0, preexec_fn=_end_with_parent)
 
 
 def _end_with_parent() -> None:

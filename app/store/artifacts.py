@@ -15,6 +15,7 @@ import fcntl
 import hashlib
 import os
 import re
+import stat
 import threading
 import time
 import uuid
@@ -61,8 +62,10 @@ class ArtifactFiles:
     def take(self, path: Path) -> tuple[str, int]:
         """Store the file `path` itself, which is gone from there afterwards, and hold it; returns what put() does.
 
-        The caller sees to it that nobody writes to the file any more. It is copied only where it lies on another disk
-        or has another name, by which somebody might change the stored content.
+        The caller sees to it that nobody writes to the file any more. It is copied only where it lies on another disk,
+        belongs to somebody else or has another name, by which somebody might change the stored content. Whoever may
+        read what put() stores may read it: its maker may have been stricter, as `tempfile.mkstemp` is, and the server
+        another user than the worker.
 
         Raises DiskFull; the file stays where it is then.
         """
@@ -74,21 +77,31 @@ class ArtifactFiles:
         return stored
 
     def _linked(self, path: Path) -> tuple[str, int] | None:
-        """Link the file to its content's name; None when that is impossible, since it lies on another disk."""
+        """Link the file to its content's name; None when it lies on another disk, or is not ours."""
         self._folder.mkdir(parents=True, exist_ok=True)
         if path.stat().st_dev != self._folder.stat().st_dev:
             return None
-        with path.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-            size = os.fstat(file.fileno()).st_size
-            os.fsync(file.fileno())
         try:
+            with path.open("rb") as file:
+                os.fchmod(file.fileno(), self._new_files_mode())
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+                size = os.fstat(file.fileno()).st_size
+                os.fsync(file.fileno())
             self._link(path, sha256)
         except OSError as error:
-            if error.errno in (errno.EXDEV, errno.EPERM, errno.EMLINK):  # a bind mount; no hard links here
+            # A bind mount; somebody else's file, or no hard links here.
+            if error.errno in (errno.EXDEV, errno.EPERM, errno.EMLINK):
                 return None
             raise
         return sha256, size
+
+    def _new_files_mode(self) -> int:
+        """The permissions that put() gives. The process's umask cannot be asked for without changing it for all."""
+        self._incoming.mkdir(exist_ok=True)
+        sample = self._incoming / uuid.uuid4().hex
+        with sample.open("xb") as file:
+            sample.unlink()
+            return stat.S_IMODE(os.fstat(file.fileno()).st_mode)
 
     def _link(self, temporary: Path, sha256: str) -> None:
         target = self._path(sha256)

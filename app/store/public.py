@@ -92,8 +92,11 @@ def sweep_dict(row: RowMapping | Mapping[str, Any], counts: Mapping[str, int]) -
 
 
 def artifact_dict(row: RowMapping) -> dict[str, Any]:
-    """The public artifact of a row of the table `artifact`; `size` in bytes."""
-    return {
-        **{field: row[field] for field in ("name", "kind", "media_type", "size", "sha256")},
-        "url": f"/jobs/{row['job_id']}/artifacts/{quote(row['name'], safe='')}",
-    }
+    """The public artifact of a row of the table `artifact` and its `unit_title`; `size` in bytes."""
+    fields = ("name", "kind", "media_type", "size", "sha256", "unit_index", "unit_title")
+    return {**{field: row[field] for field in fields}, "url": artifact_url(row)}
+
+
+def artifact_url(row: RowMapping) -> str:
+    """Where an artifact can be downloaded."""
+    return f"/jobs/{row['job_id']}/artifacts/{quote(row['name'], safe='')}"

@@ -17,7 +17,7 @@ from app.layout import FACTS, STATISTICS
 from app.states import JOB_STATES
 from app.store import sweeps, tables
 from app.store.engine import Database
-from app.store.public import MAX_ID, artifact_dict, checked_id, finite, job_dict, rfc3339, sweep_dict
+from app.store.public import MAX_ID, artifact_dict, artifact_url, checked_id, finite, job_dict, rfc3339, sweep_dict
 from app.store.results.choosing import recorded_attempts
 from app.store.results.sheet import free_names, type_of
 from app.store.waiting import waiting_reasons
@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 MAX_PAGE = 1000
 MAX_MEASUREMENTS = 10_000
 """Of a page of measurements."""
+MAX_SAMPLES = 2_000_000
+"""Of a page of measurements with samples; one with more than that is a page of its own."""
 
 
 _UNIT_FIELDS = ("unit_index", "title", "side", "outcome", "reason", "partial", "environment", "validity")
@@ -135,8 +137,8 @@ class Reading:
         """What the job's last recorded attempt measured: `columns`, `rows` and the cursor `next`, or None at the end.
 
         A row is one metric of one case, an object keyed by column name. The columns are the coordinates of this page's
-        cases, then layout.FACTS, layout.STATISTICS in the row's unit, and with `samples` the raw samples. A coordinate
-        with the name of another column is called "case.<name>".
+        cases, then layout.FACTS, layout.STATISTICS in the row's unit, and with `samples` the raw samples, of which a
+        page has at most MAX_SAMPLES. A coordinate with the name of another column is called "case.<name>".
         """
         limit = min(limit, MAX_MEASUREMENTS)
         measurement, unit = tables.measurement.c, tables.unit.c
@@ -147,7 +149,9 @@ class Reading:
             _job(connection, job_id)
             attempt = recorded_attempts(connection, [job_id]).get(job_id)
             query = query.where(measurement.attempt == attempt).order_by(measurement.id).limit(limit + 1)
-            rows = connection.execute(query).mappings().all()
+            if samples:
+                limit = _rows_within(connection.execute(query.with_only_columns(measurement.n)).scalars(), limit)
+            rows = connection.execute(query.limit(limit + 1)).mappings().all()
             of_units = select(unit.unit_index, unit.title).where(unit.job_id == job_id, unit.attempt == attempt)
             titles = dict(map(tuple, connection.execute(of_units)))
         shown = rows[:limit]
@@ -175,7 +179,7 @@ class Reading:
             {
                 **{name: row[name] for name in _UNIT_FIELDS},
                 "artifacts": [
-                    {"name": file["name"], "url": artifact_dict(file)["url"]}
+                    {"name": file["name"], "url": artifact_url(file)}
                     for file in artifacts
                     if file["unit_index"] == row["unit_index"]
                 ],
@@ -185,18 +189,16 @@ class Reading:
 
     def artifacts(self, job_id: int) -> list[dict[str, Any]]:
         """The job's artifacts by name."""
-        artifact = tables.artifact.c
         with self._database.read() as connection:
             _job(connection, job_id)
-            query = select(tables.artifact).where(artifact.job_id == job_id).order_by(artifact.name)
+            query = _artifacts(job_id).order_by(tables.artifact.c.name)
             return [artifact_dict(row) for row in connection.execute(query).mappings()]
 
     def artifact(self, job_id: int, name: str) -> dict[str, Any]:
         """One artifact of a job."""
-        artifact = tables.artifact.c
         with self._database.read() as connection:
             _job(connection, job_id)
-            query = select(tables.artifact).where(artifact.job_id == job_id, artifact.name == name)
+            query = _artifacts(job_id).where(tables.artifact.c.name == name)
             row = connection.execute(query).mappings().one_or_none()
         if row is None:
             raise NotFound(f"Job {job_id} has no artifact {name!r}.")
@@ -280,6 +282,17 @@ def _attempts(connection: Connection, job_id: int) -> Sequence[Row[Any]]:
     return connection.execute(select(tables.attempt).where(attempt.job_id == job_id).order_by(attempt.id)).all()
 
 
+def _artifacts(job_id: int) -> Select[Any]:
+    """A job's artifacts with the titles of their units."""
+    artifact, unit = tables.artifact.c, tables.unit.c
+    its_unit = (
+        (unit.job_id == artifact.job_id) & (unit.attempt == artifact.attempt) & (unit.unit_index == artifact.unit_index)
+    )
+    joined = tables.artifact.outerjoin(tables.unit, its_unit)
+    query = select(tables.artifact, unit.title.label("unit_title")).select_from(joined)
+    return query.where(artifact.job_id == job_id)
+
+
 def _page(
     connection: Connection, query: Select[Any], id_column: Any, limit: int, after: str | None
 ) -> tuple[Sequence[Row[Any]], str | None]:
@@ -317,6 +330,17 @@ def _measurement_columns(
     if samples:
         types["samples"] = "array"
     return [{"name": name, "type": kind, "unit": None} for name, kind in types.items()]
+
+
+def _rows_within(counts: Iterable[int | None], limit: int) -> int:
+    """How many rows with these numbers of samples make a page: at least one, at most `limit`."""
+    samples = rows = 0
+    for count in counts:
+        samples += count or 0
+        if rows == limit or (rows and samples > MAX_SAMPLES):
+            break
+        rows += 1
+    return max(rows, 1)
 
 
 def _unpack(samples: bytes | None) -> list[float | None] | None:

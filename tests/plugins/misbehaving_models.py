@@ -6,6 +6,7 @@ entry points `flopwatch.models`. Files below $MISBEHAVE_FOLDER tell the test wha
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 from torch import Tensor, nn
 
 
@@ -118,3 +120,16 @@ class Chatty(Plain):
         for _ in range(100):
             sys.stdout.write(block)
         print("last line", flush=True)
+
+
+class Curious(Plain):
+    """Writes down every variable that it can find: its own, and those that it and its parents were started with."""
+
+    def misbehave(self) -> None:
+        found = {f"{name}={value}" for name, value in os.environ.items()}
+        process = psutil.Process()
+        for one in (process, *process.parents()):
+            if not any("workers" in word for word in one.cmdline()):
+                break  # whoever started the worker
+            found |= {f"{name}={value}" for name, value in one.environ().items()}
+        self.append("variables", json.dumps(sorted(found)))

@@ -18,6 +18,7 @@ import pytest
 
 from app.settings import Settings
 from app.specs import spec_adapter
+from app.states import FINISHED_STATES
 from app.store.engine import Database, open_database
 from app.store.queue import Queue
 from app.store.reading import Reading
@@ -94,6 +95,27 @@ def test_a_locked_database_costs_no_job_when_the_worker_is_stopped(
     assert (job["state"], job["attempt"], job["error"]) == ("queued", 0, None)
     assert [attempt["state"] for attempt in reading.attempts(job_id)] == ["given_back"]
     assert [worker["state"] for worker in reading.workers()] == ["stopped"]
+
+
+def test_a_database_that_is_gone_for_a_while_costs_no_job(
+    tmp_path: Path, settings: Settings, database: Database, agent: subprocess.Popen[str]
+) -> None:
+    shape = {"d_model": 8, "d_ff": 8, "num_layers": 1, "num_heads": 1, "vocab_size": 16}
+    spec = {"kind": "benchmark", "model": {"name": "gated", **shape}, "batch_size": 1, "context_length": 1}
+    short = {**spec, "mode": "forward", "warmup_steps": 0, "measure_steps": 1}
+    job_id = Queue(database).submit(NewJob(spec_adapter.validate_python(short))).response["id"]
+    wait_for((tmp_path / "started").exists, "the job's start")
+    file, aside = settings.data_dir / "flopwatch.sqlite3", settings.data_dir / "aside"
+    file.rename(aside)
+    (tmp_path / "open").touch()
+    time.sleep(4 * BUSY_TIMEOUT_S)  # the job ends meanwhile, and its result cannot be written
+    assert agent.poll() is None
+    aside.rename(file)
+    reading = Reading(database)
+    wait_for(lambda: reading.job(job_id)[0]["state"] in FINISHED_STATES, "the job's end")
+    job, _version = reading.job(job_id)
+    assert (job["state"], job["attempt"], job["error"]) == ("succeeded", 1, None)
+    assert reading.measurements(job_id)["rows"]
 
 
 HOST = Host(gpus=(), cpu_count=2, memory_mib=1)

@@ -395,6 +395,28 @@ def test_a_gpu_that_does_not_answer_costs_no_other(
     assert "GPU 1 of NVML's order does not answer" in caplog.text
 
 
+@pytest.mark.parametrize("lost_whole", [False, True])
+@pytest.mark.parametrize(
+    ("visible", "indices"), [("0", [0]), ("1", []), ("2", [2]), ("1,2", [2]), ("2,0", [2, 0]), ("0,3", [0])]
+)
+def test_a_gpu_that_does_not_answer_keeps_its_index(
+    monkeypatch: pytest.MonkeyPatch, visible: str, indices: list[int], lost_whole: bool
+) -> None:
+    driver = Driver(*GPUS, lost={GPUS[1].uuid})
+    if not lost_whole:  # its handle and place are known
+        monkeypatch.setattr(driver, "nvmlDeviceGetHandleByIndex", lambda index: GPUS[index])
+
+        def memory(gpu: Gpu) -> Any:
+            if gpu.uuid in driver.lost:
+                raise Driver.NVMLError("GPU is lost")
+            return SimpleNamespace(total=gpu.memory_mib << 20)
+
+        monkeypatch.setattr(driver, "nvmlDeviceGetMemoryInfo", memory)
+    found(monkeypatch, driver)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert discover().gpus == tuple(GPUS[index] for index in indices)
+
+
 def test_a_host_without_a_driver_has_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     found(monkeypatch, Driver())
     assert discover().gpus == ()

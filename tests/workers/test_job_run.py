@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 from pydantic_core import to_json
 
+from app.errors import STORE_UNAVAILABLE, FlopwatchError
 from app.settings import Settings
 from app.specs import spec_adapter
 from app.store.artifacts import ArtifactFiles
@@ -212,6 +214,40 @@ def test_a_message_that_makes_no_sense_fails_the_job(site: Site, message: Any) -
     job = site.run(play)
     assert (job["state"], job["error"]["code"]) == ("failed", "failed")
     assert Reading(site.database).measurements(job["id"])["rows"] == []
+
+
+@pytest.mark.parametrize("error", STORE_UNAVAILABLE)
+def test_a_job_goes_on_while_the_store_is_not_available_and_its_result_is_kept(
+    site: Site, monkeypatch: pytest.MonkeyPatch, error: type[FlopwatchError]
+) -> None:
+    refused = []
+
+    def unavailable(name: str, times: int) -> None:
+        method = getattr(Queue, name)
+
+        def refuse(*arguments: Any) -> Any:
+            if refused.count(name) < times:
+                refused.append(name)
+                raise error("not now")
+            return method(*arguments)
+
+        monkeypatch.setattr(Queue, name, refuse)
+
+    unavailable("report", 3)
+    unavailable("finish", 2)
+
+    def play(unit: Unit) -> None:
+        unit.say({"type": "started"})
+        deadline = time.monotonic() + 10
+        while refused.count("report") < 2 and time.monotonic() < deadline:  # longer than one flush
+            time.sleep(0.01)
+        unit.say({"type": "measurement", "measurement": MEASUREMENT}, SUCCESS)
+        unit.end()
+
+    job = site.run(play)
+    assert (job["state"], job["error"]) == ("succeeded", None)
+    assert (refused.count("report"), refused.count("finish")) == (3, 2)
+    assert len(Reading(site.database).measurements(job["id"])["rows"]) == 1
 
 
 def test_too_many_samples_have_a_code_of_their_own(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -523,6 +559,25 @@ class TestUnits:
             "trace.json": 9,
             "other.json": 28,
         }
+
+    def test_what_a_unit_writes_to_a_file_that_it_gave_away_is_in_its_hash(self, site: Site) -> None:
+        def play(unit: Unit) -> None:
+            path = unit.scratch / "trace"
+            with path.open("wb") as file:
+                file.write(b"first")
+                file.flush()
+                artifact = {"path": str(path), "name": "x", "kind": "trace", "media_type": "text/plain"}
+                unit.say({"type": "artifact", **artifact})
+                while path.exists():
+                    time.sleep(0.01)
+                file.write(b" and last")
+            unit.say(SUCCESS)
+            unit.end()
+
+        job = site.run(play)
+        artifact = Reading(site.database).artifact(job["id"], "x")
+        content = ArtifactFiles(site.settings.artifacts_dir).open_path(artifact["sha256"]).read_bytes()
+        assert (content, artifact["sha256"]) == (b"first and last", hashlib.sha256(b"first and last").hexdigest())
 
 
 WRAPPED = Planned("wrapped", start="exec", wrap=("nsys", "profile", "-o", "{scratch}/report"))

@@ -361,3 +361,32 @@ class TestWrapped:
         assert messages == ""
         assert "cannot be started" in log
         assert report == {"exit_code": 127, "signal": None}
+
+
+def variables_of_a_unit(folder: Path, start: str, body: str = "", wrap: str = "()") -> set[str]:
+    """What a unit finds, whose launcher has a token among its variables."""
+    run_script(
+        folder,
+        start,
+        f"""
+        os.environ |= {{"FLOPWATCH_API_TOKEN": "hunter2", "NCCL_DEBUG": "WARN", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}}
+        {body}
+        process = launcher.start(request("curious", {wrap}, CUDA_VISIBLE_DEVICES=""), START, [])
+        read(process.messages), read(process.log)
+        print(json.dumps(vars(process.report())))
+        """,
+    )
+    return set(json.loads((folder / "variables").read_text()))
+
+
+@pytest.mark.parametrize(("start", "wrap"), [("fork", "()"), ("exec", "()"), ("exec", "WRAPPER")])
+def test_a_unit_has_every_variable_but_the_services_settings(tmp_path: Path, start: str, wrap: str) -> None:
+    found = variables_of_a_unit(tmp_path, start, wrap=wrap)
+    assert {"NCCL_DEBUG=WARN", "CUDA_DEVICE_ORDER=PCI_BUS_ID", "CUDA_VISIBLE_DEVICES="} <= found
+    assert not [text for text in found if "FLOPWATCH_" in text or "hunter2" in text]
+
+
+@starts
+def test_control_of_the_units_variables(tmp_path: Path, start: str) -> None:
+    inherit = "import workers.launch; workers.launch.units_environment = lambda: None"
+    assert "FLOPWATCH_API_TOKEN=hunter2" in variables_of_a_unit(tmp_path, start, inherit)

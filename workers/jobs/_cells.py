@@ -21,10 +21,10 @@ from workers.verdicts import SEVERITIES
 if TYPE_CHECKING:
     import torch
 
+    from workers.measure.check import Check
     from workers.measure.compilation import Compilation
     from workers.measure.operations import Memory, Operation
     from workers.measure.stopwatch import Stopwatch, Timing
-    from workers.measure.validity import Check
 
 PASSES = {"forward": ("forward",), "forward_backward": ("forward", "backward", "forward_backward")}
 """What each mode times. The last one is the mode's whole work."""
@@ -259,7 +259,7 @@ def check_recompiles(began: Sequence[Compilation], ended: Sequence[Compilation])
         began: The counters when each pass's samples began.
         ended: When they were taken.
     """
-    from workers.measure.validity import Check
+    from workers.measure.check import Check
 
     spans = list(zip(began, ended, strict=True))
     graphs = sum(after.graphs - before.graphs for before, after in spans)
@@ -270,7 +270,7 @@ def check_recompiles(began: Sequence[Compilation], ended: Sequence[Compilation])
 
 def combined(found: Mapping[str, Sequence[Check]]) -> list[Check]:
     """One check of each name for all passes: passed if every pass did; else it tells of those that did not."""
-    from workers.measure.validity import Check
+    from workers.measure.check import Check
 
     by_name: dict[str, dict[str, Check]] = {}
     for pass_name, checks in found.items():

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     import torch
 
     from app.specs import Case
-    from workers.measure.validity import Check, Monitor
+    from workers.measure.check import Check
+    from workers.measure.validity import Monitor
 
 
 class Cell(Protocol):
@@ -264,7 +265,7 @@ def start_afresh(devices: Sequence[torch.device]) -> None:
 
 def check_measured(values: Values) -> Check:
     """Whether the cell was measured as well as it can be; a fault makes it suspect."""
-    from workers.measure.validity import Check
+    from workers.measure.check import Check
 
     outcome = values.outcome
     return Check("measured", outcome not in FAULTS, outcome if values.reason is None else f"{outcome}: {values.reason}")
@@ -272,7 +273,7 @@ def check_measured(values: Values) -> Check:
 
 def nothing_measured(outcomes: Mapping[str, int]) -> Check:
     """What a job is told in which no cell has values: there is nothing that could be trusted."""
-    from workers.measure.validity import Check
+    from workers.measure.check import Check
 
     each = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
     return Check("measured", False, f"0 of {sum(outcomes.values())} cells measured: {each}")

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     import torch
 
     from workers.measure.busy import Busy
+    from workers.measure.check import Check
     from workers.measure.timing import Observer, StepTimes
-    from workers.measure.validity import Check, Monitor
+    from workers.measure.validity import Monitor
     from workers.model.generation import CachedModel
     from workers.model.graphed import GraphableStep, GraphedStep
     from workers.model.steps import Step

@@ -21,8 +21,8 @@ from workers.jobs._values import Metric
 if TYPE_CHECKING:
     import torch
 
+    from workers.measure.check import Check
     from workers.measure.stopwatch import Stopwatch, Timing
-    from workers.measure.validity import Check
 
 COPY_MIB = {"cpu": 256, "cuda": 2048}
 """By type of device: as large as it takes for the rate to stop growing."""

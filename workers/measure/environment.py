@@ -81,10 +81,10 @@ def device_key(device: torch.device, count: int = 1) -> str:
 
 
 def gpu_by_nvml(device: torch.device) -> nvml.Gpu | None:
-    """NVML's view of a torch device; None for a CPU, or without NVML."""
+    """NVML's view of a torch device; None for a CPU, without NVML, and for a device that NVML does not know."""
     if device.type != "cuda":
         return None
-    return nvml.find_gpu(str(torch.cuda.get_device_properties(device).uuid))
+    return nvml.find_gpu(str(torch.cuda.get_device_properties(device).uuid), os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def variables() -> dict[str, str]:

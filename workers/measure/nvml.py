@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+MIG = "MIG-"
 THROTTLE_REASONS = {
     0x04: "software power cap",
     0x08: "hardware slowdown",
@@ -33,21 +34,30 @@ class Reading:
 
 
 class Gpu:
-    """One GPU by NVML."""
+    """One GPU by NVML, or one MIG instance of a GPU.
+
+    Clocks, throttling, power and links are the board's: an instance does not know them, and its board is asked.
+    """
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
         self._handle = handle
+        # A handle of a GPU that is no instance is refused here.
+        self._board = ask(nvml, "DeviceGetDeviceHandleFromMigDeviceHandle", handle)
 
     def ask(self, function: str, *arguments: Any) -> Any:
         """The answer of `nvml<function>` for this GPU; None if it, or the library, does not know."""
-        return ask(self._nvml, function, self._handle, *arguments)
+        answer = ask(self._nvml, function, self._handle, *arguments)
+        if answer is None and self._board is not None:
+            answer = ask(self._nvml, function, self._board, *arguments)
+        return answer
 
     def read(self) -> Reading:
         """The present state; takes a few milliseconds."""
         nvml = self._nvml
         power_mw = self.ask("DeviceGetPowerUsage")
-        processes = self.ask("DeviceGetComputeRunningProcesses")
+        # Not the board's, on whose other instances others may work without harm.
+        processes = ask(nvml, "DeviceGetComputeRunningProcesses", self._handle)
         return Reading(
             sm_clock_mhz=self.ask("DeviceGetClockInfo", nvml.NVML_CLOCK_SM),
             memory_clock_mhz=self.ask("DeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
@@ -77,12 +87,12 @@ class Gpu:
 
     @property
     def uuid(self) -> str | None:
-        """As NVML writes it, with "GPU-" before it."""
+        """As NVML writes it, with "GPU-" or "MIG-" before it."""
         return _text(self.ask("DeviceGetUUID"))
 
     def neighbours(self) -> list[Gpu]:
         """The host's other GPUs."""
-        own = self.ask("DeviceGetUUID")
+        own = ask(self._nvml, "DeviceGetUUID", self._handle if self._board is None else self._board)
         count = ask(self._nvml, "DeviceGetCount") or 0
         handles = (ask(self._nvml, "DeviceGetHandleByIndex", index) for index in range(count))
         gpus = (Gpu(self._nvml, handle) for handle in handles if handle is not None)
@@ -113,12 +123,28 @@ def _library() -> Any | None:
     return pynvml
 
 
-def find_gpu(uuid: str, library: Callable[[], Any | None] = _library) -> Gpu | None:
-    """The GPU of a UUID as torch prints it (without "GPU-"); None if NVML is absent or does not know it."""
+def is_available(library: Callable[[], Any | None] = _library) -> bool:
+    """Whether there is a library with a driver to ask."""
+    return library() is not None
+
+
+def find_gpu(uuid: str, visible: str | None = None, library: Callable[[], Any | None] = _library) -> Gpu | None:
+    """The GPU or MIG instance that torch uses; None if NVML is absent or does not know it.
+
+    Args:
+        uuid: as torch prints it, without a prefix. Of an instance it is the instance's or the GPU's: CUDA's
+            cuDeviceGetUuid gives the one or the other by its version.
+        visible: CUDA_VISIBLE_DEVICES, which settles that: a process sees one instance at most, and by this name.
+        library: gives pynvml, or None.
+    """
     nvml = library()
     if nvml is None:
         return None
-    handle = ask(nvml, "DeviceGetHandleByUUID", uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
+    first = (visible or "").split(",")[0].strip()
+    instance = [first] if first.startswith(MIG) else []
+    names = [uuid] if uuid.startswith(("GPU-", MIG)) else [f"GPU-{uuid}", f"{MIG}{uuid}"]
+    handles = (ask(nvml, "DeviceGetHandleByUUID", name) for name in (*instance, *names))
+    handle = next((handle for handle in handles if handle is not None), None)
     return None if handle is None else Gpu(nvml, handle)
 
 

@@ -12,15 +12,16 @@ from collections.abc import Sequence, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median, stdev
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 
 from workers.measure import statistics
 from workers.measure.busy import DEVICE_GAP_US, Busy
+from workers.measure.check import Check
 from workers.measure.compilation import Compilation, compilation
 from workers.measure.environment import gpu_by_nvml
-from workers.measure.nvml import THROTTLE_REASONS, Gpu, Reading
+from workers.measure.nvml import THROTTLE_REASONS, Gpu, Reading, is_available
 
 MAX_VARIATION_CPU = 0.10
 MAX_VARIATION_GPU = 0.05
@@ -36,16 +37,6 @@ MIN_LOAD_SPAN_S = 0.3
 READ_INTERVAL_S = 1.0
 POWER_CAP = 0x04
 """How a GPU runs heavy work at its power limit; told, but no fault of the measurement."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing looked at. `severity` is what the verdict becomes if it is not ok; a "note" leaves it as it is."""
-
-    name: str
-    ok: bool
-    detail: str
-    severity: Literal["note", "suspect", "invalid"] = "suspect"
 
 
 def verdict(checks: Sequence[Check]) -> dict[str, Any]:
@@ -199,7 +190,8 @@ def _together(checks: Sequence[Check]) -> Check:
 def check_gpu(readings: Sequence[Reading], own_processes: Set[int]) -> list[Check]:
     """Throttling, clocks and other processes over one GPU's readings."""
     if not readings:
-        unknown = "NVML is not available: not known"
+        why = "does not know this device" if is_available() else "is not available"
+        unknown = f"NVML {why}: not known"
         return [Check(name, False, unknown) for name in ("throttling", "clocks", "other_processes")]
     return [_check_throttling(readings), _check_clocks(readings), _check_processes(readings, own_processes)]
 

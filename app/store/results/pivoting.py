@@ -27,6 +27,7 @@ from sqlalchemy import Row
 from app.errors import FieldError, InvalidRequest
 from app.layout import Statistic
 from app.specs import KINDS, SpecBase, spec_adapter
+from app.states import VERDICTS
 from app.store.engine import Database
 from app.store.public import finite
 from app.store.results import choosing
@@ -35,8 +36,6 @@ from app.store.results.sheet import NOT_MEASURED, Cell, Column, Scalar, Sheet, f
 
 UNKNOWN = "unknown"
 EVERY_METRIC = "all"
-VERDICTS = ("valid", "suspect", "invalid")
-"""From the best to the worst."""
 METRIC_SUFFIXES = ("", "_std", "_n", "_outcome")
 OF_THE_JOB = ("job", "kind", "case_key")
 RESERVED = (*OF_THE_JOB, "device", "side", "validity")

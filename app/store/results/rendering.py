@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 EMPTY = "No results.\n"
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def render(sheet: Sheet, format: Format) -> str:  # noqa: A002  (the query parameter's name)
@@ -53,7 +54,20 @@ def _json(sheet: Sheet) -> str:
 
 def _csv(sheet: Sheet) -> str:
     columns, rows = _numbers(sheet)
-    return str(frame([column.name for column in columns], rows).to_csv(index=False, lineterminator="\n"))
+    cells = [[_csv_cell(value) for value in row] for row in rows]
+    return str(frame([_csv_cell(column.name) for column in columns], cells).to_csv(index=False, lineterminator="\n"))
+
+
+def _csv_cell(value: Any) -> Any:
+    """A text that a spreadsheet would run as a formula, as one that it shows; numbers stay numbers.
+
+    https://owasp.org/www-community/attacks/CSV_Injection
+    """
+    if not isinstance(value, str):
+        return value
+    shown = f"'{value}" if value.startswith(_FORMULA_STARTS) else value
+    # The writer puts quotes around its own line break, but not around this one, which ends a row as well.
+    return shown.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _numbers(sheet: Sheet) -> tuple[list[Column], list[list[Any]]]:

@@ -1,7 +1,7 @@
 """The tables that a job's units reported: kernels of a profile, allocations, dtypes of modules.
 
-Tables of one name from several units are one table, with a column `unit_index`. A table is stored whole, so its rows
-are sorted and paged here.
+Tables of one name from several units are one table, with a column `unit_index`. Each unit's part is stored whole, so
+rows are sorted here; the agent bounds how many a job has. A page in the order of the reports reads only its parts.
 """
 
 from __future__ import annotations
@@ -84,11 +84,32 @@ def result_table(
         found = [part for part in found if unit in (None, part.unit_index)]
         if not found:
             raise NotFound(f"Unit {unit} of job {job_id} has no table {name!r}; these have: {units}.")
-        table = tables.result_table.c
-        query = select(table.unit_index, table.rows).where(table.id.in_([part.id for part in found]))
-        rows = {row.unit_index: json.loads(zlib.decompress(row.rows)) for row in connection.execute(query)}
-    sheet = merged([(part.unit_index, part.columns, rows[part.unit_index]) for part in found])
-    return page(ordered(sheet, sort), limit, after)
+        start, end = after, None if limit is None else after + limit
+        if sort is not None:
+            start, end = 0, None
+        columns = _columns(found[0].columns, several=len(found) > 1)
+        rows = _rows(connection, found, start, end)
+    if sort is not None:
+        return page(ordered(Sheet(columns=columns, rows=rows), sort), limit, after)
+    total = sum(part.row_count for part in found)
+    return Sheet(columns=columns, rows=rows, next=str(end) if end is not None and end < total else None)
+
+
+def _rows(connection: Connection, parts: Sequence[Row[Any]], start: int, end: int | None) -> list[list[Scalar]]:
+    """Rows number `start` to `end` of these parts together, each with its unit's index first.
+
+    Parts are read one after the other, and only those that have such rows: a page of a large table is a quick one.
+    """
+    table = tables.result_table.c
+    rows: list[list[Scalar]] = []
+    before = 0
+    for part in parts:
+        first, last = max(0, start - before), part.row_count if end is None else min(part.row_count, end - before)
+        before += part.row_count
+        if first < last:
+            stored = connection.execute(select(table.rows).where(table.id == part.id)).scalar_one()
+            rows += ([part.unit_index, *row] for row in json.loads(zlib.decompress(stored))[first:last])
+    return rows
 
 
 def _parts(connection: Connection, job_id: int) -> Sequence[Row[Any]]:

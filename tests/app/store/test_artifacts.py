@@ -135,6 +135,24 @@ class TestTake:
             assert (sha256, size) == (hashlib.sha256(content).hexdigest(), len(content))
             assert files.open_path(sha256).read_bytes() == content
 
+    @pytest.mark.parametrize("umask", [0o022, 0o027])
+    @pytest.mark.parametrize("mode", [0o600, 0o400, 0o4777])
+    def test_who_may_read_what_was_put_may_read_what_was_taken(
+        self, files: ArtifactFiles, trace: Path, tmp_path: Path, umask: int, mode: int
+    ) -> None:
+        former = os.umask(umask)
+        try:
+            other = tmp_path / "other"
+            other.write_bytes(b"another content")
+            sha256, _ = files.put(other)
+            trace.chmod(mode)
+            inode = trace.stat().st_ino
+            files.take(trace)
+        finally:
+            os.umask(former)
+        taken = files.open_path(SHA256).stat()
+        assert (taken.st_ino, oct(taken.st_mode)) == (inode, oct(files.open_path(sha256).stat().st_mode))
+
     def test_a_content_that_is_there_already_stays(self, files: ArtifactFiles, folder: Path, trace: Path) -> None:
         files.put(trace)
         inode = files.open_path(SHA256).stat().st_ino

@@ -154,6 +154,29 @@ class TestMeasurements:
         assert [row["samples"] for row in found["rows"]] == [[1.5, None, 2.5], None]
         assert found["columns"][-1] == {"name": "samples", "type": "array", "unit": None}
 
+    def test_a_page_has_so_many_samples(
+        self,
+        shop: Any,
+        queue: Queue,
+        reading: Reading,
+        record: Callable[..., MeasurementRecord],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr("app.store.reading.MAX_SAMPLES", 5)
+        claim = shop.running_job()
+        sizes = [2, 3, 1, 9, None, 4, 1]
+        queue.finish(claim, Finish("succeeded", measurements=[record(n=size) for size in sizes]))
+        pages: list[list[int | None]] = []
+        after = None
+        while True:
+            page = reading.measurements(claim.job_id, samples=True, limit=4, after=after)
+            pages.append([row["n"] for row in page["rows"]])
+            after = page["next"]
+            if after is None:
+                break
+        assert pages == [[2, 3], [1], [9], [None, 4, 1]]
+        assert len(reading.measurements(claim.job_id)["rows"]) == len(sizes), "without samples they do not count"
+
     @pytest.mark.parametrize("stored", [b"garbage", b"", zlib.compress(b"1234567"), zlib.compress(bytes(16))[:-3]])
     def test_stored_samples_that_are_broken_are_null(
         self, shop: Any, queue: Queue, reading: Reading, record: Callable[..., MeasurementRecord], stored: bytes
@@ -225,6 +248,9 @@ class TestUnits:
         assert (second["outcome"], second["reason"], second["partial"]) == ("crashed", "signal 11", True)
         url = f"/jobs/{claim.job_id}/artifacts/trace-unit-1.json.gz"
         assert second["artifacts"] == [{"name": "trace-unit-1.json.gz", "url": url}]
+        listed = reading.artifacts(claim.job_id)
+        assert [(one["unit_index"], one["unit_title"]) for one in listed] == [(1, "replicate 1"), (0, "replicate 0")]
+        assert reading.artifact(claim.job_id, "trace.json.gz")["unit_title"] == "replicate 0"
 
     def test_none_before_the_end_and_of_nobody(self, shop: Any, reading: Reading) -> None:
         assert reading.units(shop.running_job().job_id) == []
@@ -257,7 +283,8 @@ class TestArtifacts:
         odd = StoredArtifact(0, "a b/ä.json", "trace", "application/json", 3, "cd" * 32)
         queue.finish(claim, replace(results, artifacts=[*results.artifacts, odd]))
         found = reading.artifacts(claim.job_id)
-        assert [list(one) for one in found] == [["name", "kind", "media_type", "size", "sha256", "url"]] * 2
+        fields = ["name", "kind", "media_type", "size", "sha256", "unit_index", "unit_title", "url"]
+        assert [list(one) for one in found] == [fields] * 2
         assert found[0]["url"] == f"/jobs/{claim.job_id}/artifacts/a%20b%2F%C3%A4.json"
         assert reading.artifact(claim.job_id, "trace.json") == found[1]
         with pytest.raises(NotFound, match=r"none\.json"):

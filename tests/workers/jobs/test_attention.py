@@ -26,9 +26,9 @@ from workers.jobs._base import Resumable, Unit
 from workers.jobs._cells import combined
 from workers.jobs.attention import RUNNER
 from workers.measure.ceilings import Ceilings
+from workers.measure.check import Check
 from workers.measure.compilation import compilation
 from workers.measure.stopwatch import Timing
-from workers.measure.validity import Check
 from workers.outcome import Crashed, Failed, Unsupported
 
 PLUGINS = Path(__file__).parents[2] / "plugins"

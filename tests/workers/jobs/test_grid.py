@@ -19,8 +19,8 @@ from workers.jobs import _grid
 from workers.jobs._base import Reporter, Resumable, Runner, Unit
 from workers.jobs._grid import Context, GridRunner, Trial
 from workers.jobs._values import Metric, Values
+from workers.measure.check import Check
 from workers.measure.memory import OutOfMemory
-from workers.measure.validity import Check
 from workers.outcome import Crashed, Failed, InvalidEnvironment, Unsupported
 
 

@@ -6,6 +6,8 @@ import socket
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -108,7 +110,7 @@ class FakeNvml:
         return f"GPU-{handle}"
 
     def nvmlDeviceGetClockInfo(self, handle: int, clock: int) -> int:  # noqa: N802
-        if handle:
+        if handle != 0:
             raise self.NVMLError
         return 1980 if clock == self.NVML_CLOCK_SM else 3201
 
@@ -128,7 +130,7 @@ class FakeNvml:
 
 
 def test_nvml_tells_what_it_knows_and_none_else() -> None:
-    gpu = nvml.find_gpu("0", FakeNvml)
+    gpu = nvml.find_gpu("0", library=FakeNvml)
     assert gpu is not None
     reading = gpu.read()
     assert (reading.sm_clock_mhz, reading.memory_clock_mhz, reading.power_w) == (1980, 3201, 350.5)
@@ -140,9 +142,63 @@ def test_nvml_tells_what_it_knows_and_none_else() -> None:
     assert neighbour.read().sm_clock_mhz is None, "the device refuses to tell"
 
 
+class MigNvml(FakeNvml):
+    """The first GPU is in MIG mode and has the instances 10 and 11, which know their processes only."""
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:  # noqa: N802
+        handles = {"GPU-0": 0, "GPU-1": 1, "MIG-10": 10, "MIG-11": 11, "MIG-GPU-0/1/0": 10}
+        if uuid not in handles:
+            raise self.NVMLError
+        return handles[uuid]
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: int) -> int:  # noqa: N802
+        if handle < 10:
+            raise self.NVMLError
+        return 0
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:  # noqa: N802
+        return f"MIG-{handle}" if handle >= 10 else f"GPU-{handle}"
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> Any:  # noqa: N802
+        return [SimpleNamespace(pid=handle)]
+
+
+@pytest.mark.parametrize(
+    ("uuid", "visible", "found"),
+    [
+        ("10", None, "MIG-10"),
+        ("10", "MIG-10", "MIG-10"),
+        ("0", "MIG-11", "MIG-11"),
+        ("0", "MIG-GPU-0/1/0", "MIG-10"),
+        ("11", "MIG-1", "MIG-11"),
+        ("0", "GPU-0", "GPU-0"),
+        ("1", "1", "GPU-1"),
+        ("12", None, None),
+    ],
+)
+def test_a_mig_instance_is_found_whichever_uuid_cuda_gives(uuid: str, visible: str | None, found: str | None) -> None:
+    gpu = nvml.find_gpu(uuid, visible, MigNvml)
+    assert (None if gpu is None else gpu.uuid) == found
+
+
+def test_what_a_mig_instance_does_not_know_its_board_tells() -> None:
+    gpu = nvml.find_gpu("10", library=MigNvml)
+    assert gpu is not None
+    reading = gpu.read()
+    assert (reading.sm_clock_mhz, reading.memory_clock_mhz, reading.process_ids) == (1980, 3201, {10})
+    assert [neighbour.uuid for neighbour in gpu.neighbours()] == ["GPU-1"], "its own board is none"
+
+
+def test_the_fakes_have_what_the_real_library_has() -> None:
+    pynvml = pytest.importorskip("pynvml")
+    names = [name for name in dir(MigNvml) if name.startswith("nvml")]
+    assert len(names) > 8
+    assert all(hasattr(pynvml, name) for name in names)
+
+
 def test_nvml_may_be_absent_or_not_know_the_device() -> None:
-    assert nvml.find_gpu("0", lambda: None) is None
-    assert nvml.find_gpu("7", FakeNvml) is None
+    assert nvml.find_gpu("0", library=lambda: None) is None
+    assert nvml.find_gpu("7", library=FakeNvml) is None
     assert environment.gpu_by_nvml(CPU) is None
 
 

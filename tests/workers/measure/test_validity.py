@@ -12,11 +12,11 @@ import torch
 
 from workers.measure import validity
 from workers.measure.busy import Busy
+from workers.measure.check import Check
 from workers.measure.compilation import Compilation, compilation
 from workers.measure.nvml import Reading
 from workers.measure.stopwatch import Timing
 from workers.measure.validity import (
-    Check,
     HostLoad,
     Monitor,
     check_compilation,
@@ -280,6 +280,19 @@ def test_the_monitor_gives_a_verdict_on_a_cpu() -> None:
     assert names == ["variation", "drift", "host_load"]
     compiled = monitor.conclude(monitor.compilation_checks(warmup_steps=1))
     assert compiled["verdict"] == "invalid", "nothing was compiled"
+
+
+@pytest.mark.parametrize(
+    ("available", "why"), [(True, "does not know this device: not known"), (False, "is not available: not known")]
+)
+def test_a_gpu_without_readings_says_why(monkeypatch: pytest.MonkeyPatch, available: bool, why: str) -> None:
+    monkeypatch.setattr(validity, "gpu_by_nvml", lambda device: None)
+    monkeypatch.setattr(validity, "is_available", lambda: available)
+    monitor = Monitor(torch.device("cuda"))
+    monitor.start()
+    checks = {check["name"]: check for check in monitor.conclude([])["checks"]}
+    for name in ("throttling", "clocks", "other_processes"):
+        assert (checks[name]["ok"], checks[name]["detail"]) == (False, f"NVML {why}")
 
 
 class FakeGpu:

@@ -129,6 +129,17 @@ class TestReported:
         }
         assert (rows[1]["total"], rows[1]["fused"]) == ("", "")
 
+    @pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r", "\n"])
+    def test_no_spreadsheet_runs_a_cell_of_a_csv(self, start: str) -> None:
+        text = f'{start}HYPERLINK("http://example.org","x")'
+        columns = [Column(f"{start}name", "string"), Column("total", "number"), Column("calls", "integer")]
+        sheet = Sheet(columns=columns, rows=[[text, -1.5, -2], ["a=b", 1e-7, None]])
+        head, *rows = csv.reader(io.StringIO(render(sheet, "csv"), newline=""))
+        start_in_csv = start.replace("\r", "\n")
+        assert head == [f"'{start_in_csv}name", "total", "calls"]
+        assert rows == [[f"'{text.replace(start, start_in_csv)}", "-1.5", "-2"], ["a=b", "1e-07", ""]]
+        assert json.loads(render(sheet, "json"))["rows"][0][f"{start}name"] == text
+
     def test_latex(self) -> None:
         text = render(REPORTED, "latex")
         assert r"\begin{tabular}{rlrrrl}" in text

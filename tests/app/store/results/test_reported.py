@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from app.store.engine import Database
 from app.store.queue import Queue
 from app.store.records import Claim, Finish
 from app.store.results import list_tables, result_table
+from app.store.results import reported as reported_tables
 
 KERNELS = {"kernel": "string", "total_ms": "number", "calls": "integer", "fused": "boolean"}
 ROWS = [["b", 2.0, 1, True], ["a", None, 3, False], ["c", 1.5, 2, None], ["d", 2.0, 4, True]]
@@ -78,6 +81,31 @@ def test_page_by_page(database: Database, profiled: int) -> None:
     assert found == "abcde"
     assert result_table(database, profiled, "kernels", after=2**60).rows == []
     assert result_table(database, profiled, "kernels", limit=5).next is None, "a page that is just full is the last"
+
+
+def test_a_page_reads_only_the_parts_that_it_shows(
+    database: Database, run_job: Callable[..., Claim], queue: Queue, reported: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = run_job()
+    tables = [reported("n", [[4 * unit + row] for row in range(4)], unit_index=unit, n="integer") for unit in range(9)]
+    queue.finish(claim, Finish("succeeded", tables=tables))
+    read = []
+
+    def decompress(stored: bytes) -> bytes:
+        read.append(stored)
+        return zlib.decompress(stored)
+
+    monkeypatch.setattr(reported_tables, "zlib", SimpleNamespace(decompress=decompress))
+    for limit in (1, 3, 4, 5, 36, 37, None):
+        for after in (0, 3, 4, 7, 33, 35, 36, 40):
+            read.clear()
+            sheet = result_table(database, claim.job_id, "n", limit=limit, after=after)
+            end = 36 if limit is None else min(36, after + limit)
+            assert sheet.rows == [[number // 4, number] for number in range(after, end)]
+            assert sheet.next == (str(end) if after < end < 36 else None)
+            assert len(read) == len({number // 4 for number in range(after, end)})
+            ordered = result_table(database, claim.job_id, "n", sort="n", limit=limit, after=after)
+            assert (ordered.rows, ordered.next) == (sheet.rows, sheet.next)
 
 
 def test_unknown_things(database: Database, profiled: int, run_job: Callable[..., Claim]) -> None:

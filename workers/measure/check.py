@@ -1,0 +1,18 @@
+"""One thing that was looked at to judge a measurement. Without torch: the agent reads checks, too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Severity = Literal["note", "suspect", "invalid"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at. `severity` is what the verdict becomes if it is not ok; a "note" leaves it as it is."""
+
+    name: str
+    ok: bool
+    detail: str
+    severity: Severity = "suspect"
