@@ -77,6 +77,7 @@ def run_script(folder: Path, start: str, body: str, *, plugins: bool = True) -> 
         [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
+    print(done.stderr)
     return json.loads(done.stdout)
 
 
@@ -372,14 +373,15 @@ def variables_of_a_unit(folder: Path, start: str, body: str = "", wrap: str = "(
         os.environ |= {{"FLOPWATCH_API_TOKEN": "hunter2", "NCCL_DEBUG": "WARN", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}}
         {body}
         process = launcher.start(request("curious", {wrap}, CUDA_VISIBLE_DEVICES=""), START, [])
-        read(process.messages), read(process.log)
+        read(process.messages)
+        sys.stderr.write(read(process.log))
         print(json.dumps(vars(process.report())))
         """,
     )
     return set(json.loads((folder / "variables").read_text()))
 
 
-@pytest.mark.parametrize(("start", "wrap"), [("fork", "()"), ("exec", "()"), ("exec", "WRAPPER")])
+@pytest.mark.parametrize(("start", "wrap"), [("fork", "()"), ("exec", "()"), ("exec", "[*WRAPPER, '--']")])
 def test_a_unit_has_every_variable_but_the_services_settings(tmp_path: Path, start: str, wrap: str) -> None:
     found = variables_of_a_unit(tmp_path, start, wrap=wrap)
     assert {"NCCL_DEBUG=WARN", "CUDA_DEVICE_ORDER=PCI_BUS_ID", "CUDA_VISIBLE_DEVICES="} <= found
