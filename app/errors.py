@@ -4,12 +4,12 @@
     ├── InvalidRequest             422  a field is wrong; `errors` point at it
     │   └── IdempotencyMismatch    422  the same Idempotency-Key came with another body
     ├── Unauthorized               401
-    ├── CrossSiteRequest           403  a browser was made to send it by another site's page
+    ├── CrossSiteRequest           403  another site's page made a browser send it
     ├── NotFound                   404
     ├── Conflict                   409  the job's state does not allow it
     │   └── LeaseLost              409  this worker no longer owns the attempt; nothing was recorded
     ├── BodyTooLarge               413
-    ├── MisdirectedRequest         421  its Host is none of this server's
+    ├── MisdirectedRequest         421  its Host header names no host of this server
     ├── DatabaseBusy               503  locked for longer than the timeout; try again
     ├── DiskFull                   507  reads go on
     ├── StorageFailed              503  the disk gives errors, or may not be written; reads may go on
@@ -159,7 +159,7 @@ class DatabaseGone(FlopwatchError):
 
 
 STORE_UNAVAILABLE = (DatabaseBusy, DiskFull, StorageFailed, DatabaseGone)
-"""What may pass: whoever has something to write keeps it and tries again."""
+"""Errors that may pass: the writer keeps its data and tries again."""
 
 
 def is_no_space(error: BaseException) -> bool:

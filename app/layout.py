@@ -31,7 +31,7 @@ FACTS = (
 ARROW = " → "
 """Arrow between the baseline's and the candidate's value, in the summary of a comparison."""
 MAX_LISTED = 4
-"""Most values of a coordinate that a summary lists; of more it tells the number."""
+"""Most values of a coordinate that a summary lists; for more values it gives their number."""
 MAX_DOUBTS = 5
 """Number of a job's failed checks that are shown."""
 
@@ -75,8 +75,8 @@ def _is_number_or_flag(text: str) -> bool:
 
 
 def verdict(validity: Mapping[str, Any]) -> str:
-    """Write a job's or a unit's verdict: that of its worst case, and the number of cases with each if there are
-    several.
+    """Write the verdict of a job or a unit: its worst case's verdict, and the number of cases with each verdict if
+    there are several.
     """
     counts = validity.get("counts") or {}
     text = str(validity.get("verdict", "unknown"))
@@ -86,7 +86,7 @@ def verdict(validity: Mapping[str, Any]) -> str:
 
 
 def doubts(validity: Mapping[str, Any]) -> list[str]:
-    """What speaks against the measurements: "case: check: detail" of the first checks that failed."""
+    """Return the doubts about the measurements: "case: check: detail" of the first checks that failed."""
     failed = [check for check in validity.get("checks") or () if not check.get("ok") and not _is_note(check)]
     lines = [_told(check) for check in failed[:MAX_DOUBTS]]
     if len(failed) > MAX_DOUBTS:
@@ -95,7 +95,7 @@ def doubts(validity: Mapping[str, Any]) -> list[str]:
 
 
 def notes(validity: Mapping[str, Any]) -> list[str]:
-    """What to know of the measurements, which does not speak against them: "note: check: detail"."""
+    """Return the notes, which inform about the measurements and cast no doubt on them: "note: check: detail"."""
     found = [check for check in validity.get("checks") or () if not check.get("ok") and _is_note(check)]
     return [f"note: {_told(check)}" for check in found[:MAX_DOUBTS]]
 

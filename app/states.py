@@ -9,10 +9,10 @@ JOB_STATES: Final[tuple[JobState, ...]] = get_args(JobState)
 FINISHED_STATES: Final[frozenset[JobState]] = frozenset({"succeeded", "failed", "cancelled"})
 
 LivingState = Literal["active", "draining"]
-"""States of a worker that sends heartbeats: it takes jobs, or only finishes those it has."""
+"""States of a worker that sends heartbeats: "active" takes jobs, "draining" only finishes those it has."""
 WorkerState = Literal[LivingState, "stopped", "lost"]
 WORKER_STATES: Final[tuple[WorkerState, ...]] = get_args(WorkerState)
 
 Verdict = Literal["valid", "suspect", "invalid"]
 VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
-"""On measurements, from the best to the worst."""
+"""Verdicts on measurements, from the best to the worst."""

@@ -1,4 +1,4 @@
-"""What every job spec has: strict fields, the resources it needs, the cases it measures, and how its tables look."""
+"""The base of every job spec: strict fields, the resources it needs, the cases it measures, the look of its tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from app.specs._identity import Case, Scalar
 Device = Literal["auto", "cpu", "cuda"]
 Location = tuple[int | str, ...]
 MAX_CELLS = 10_000
-"""Of one job."""
+"""Most cells that one job may have."""
 
 Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[\w.-]+$")]
 WarmupSteps = Annotated[int, Field(ge=0, le=100_000)] | None
@@ -48,14 +48,14 @@ NAMED = "x-flopwatch-names"
 
 
 class Resources(StrictModel):
-    """What a job needs of a host, known without torch; the queue keeps these as indexed columns of the job."""
+    """The resources that a job needs on a host, known without torch. The queue keeps them as indexed columns."""
 
     device_type: Device | Literal["none"]
-    """`auto`: a GPU where the worker has one, else the CPU. `none`: the job only computes on paper, beside others."""
+    """`auto`: a GPU if the worker has one, else the CPU. `none`: the job only computes on paper, beside others."""
     devices: int
     """Number of GPUs (of processes, on a CPU)."""
     exclusive_host: bool = False
-    """Nothing else may run on the host meanwhile. CPU jobs always run alone, whatever this says."""
+    """True if nothing else may run on the host meanwhile. CPU jobs run alone even if this is False."""
 
 
 class SpecBase(StrictModel):
@@ -64,7 +64,7 @@ class SpecBase(StrictModel):
     kind: str
 
     holds_specs: ClassVar[bool] = False
-    """Whether a field of it is a spec of another kind."""
+    """True if one of its fields is a spec of another kind."""
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Named partial specs that forms and the CLI offer."""
     unmeasured: ClassVar[frozenset[str]] = frozenset({"device", "seed", "measure_steps"})
@@ -73,32 +73,32 @@ class SpecBase(StrictModel):
     axes: ClassVar[Mapping[str, str]] = {}
     """List fields that make a grid of cells, with the name of the coordinate that one value of each becomes."""
     added: ClassVar[Mapping[str, Scalar]] = {}
-    """Coordinates of fields that came after the kind's first version, or had no effect on everything then, with the
-    default they came with. At that value they are left out of a case's key, so that earlier results keep theirs."""
+    """Coordinates of fields that were added after the kind's first version, or did not affect every case then, with the
+    default they came with. A case's key leaves them out at that value, so that earlier results keep their keys."""
     labels: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Coordinates for people (`model`: "small"), with the coordinates that each stands for in tables."""
     table_rows: ClassVar[tuple[str, ...]] = ()
     """Coordinates that make the rows of this kind's default table."""
     table_columns: ClassVar[tuple[str, ...]] = ()
-    """Metrics that make its columns, in this order: the handful that people look at first."""
+    """Metrics that make the columns of this kind's default table, in this order: the few that people look at first."""
 
     def resources(self) -> Resources:
-        """Devices this job needs."""
+        """Return the devices that this job needs."""
         raise NotImplementedError
 
     def requirements(self) -> frozenset[str]:
-        """Names that a worker must have, as "family:name": "attention:eager", "model:transformer_lm"."""
+        """Return the names that a worker must have, as "family:name": "attention:eager", "model:transformer_lm"."""
         return frozenset(f"{family}:{name}" for _, family, name in names_in(self))
 
     def cells(self) -> Sequence[Any]:
-        """The cells of a grid, in the order they run; of a kind without a grid, one without coordinates."""
+        """Return the cells in the order they run. A kind without a grid has one cell, which has no coordinates."""
         return [None]
 
     def case(self, cell: Any = None) -> Case:
-        """The case that a cell measures: every field that changes the work, flat, with the cell's value on each axis.
+        """Return the case that a cell measures: every field that changes the work, flat, with the cell's value per axis.
 
-        It is derived from the fields, so that a new field is part of it unless the class says otherwise: a grid's cell
-        has the same case as a job with that single cell.
+        The case is derived from the fields, so a new field is part of it unless the class says otherwise. A cell of a
+        grid has the same case as a job with that single cell.
         """
         identity = flat(self.model_dump(mode="json", exclude={"kind", *self.unmeasured, *self.axes}))
         if cell is not None:
@@ -107,20 +107,20 @@ class SpecBase(StrictModel):
         return Case(kind=self.kind, identity=identity, labels=labels, added=self.added)
 
     def cases(self) -> list[Case]:
-        """The case of every cell, in the order they run."""
+        """Return the case of every cell, in the order they run."""
         return [self.case(cell) for cell in self.cells()]
 
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
-        """The identity with presets spelled out and null for what has no effect here; and labels for people."""
+        """Return the identity, with presets spelled out and null for fields without effect, and labels for people."""
         return identity, {}
 
     def summary(self) -> dict[str, Scalar]:
-        """What lists show of the job: the coordinates of its table's rows, several values of an axis as one."""
+        """Return what lists show of the job: its table's row coordinates, with the values of an axis joined in one."""
         everything = self.overview()
         return {name: everything[name] for name in self.table_rows if name in everything}
 
     def overview(self) -> dict[str, Scalar]:
-        """All coordinates of the job at one glance: those of its case, or the values along each axis ("16/32/64")."""
+        """Return all coordinates of the job; an axis with several values has them joined in one ("16/32/64")."""
         if not self.axes:
             return dict(self.case().coordinates)
         common = flat(self.model_dump(mode="json", exclude={"kind", *self.unmeasured, *self.axes}))
@@ -129,12 +129,12 @@ class SpecBase(StrictModel):
 
     @classmethod
     def example(cls) -> Self:
-        """The spec with every default, which runs."""
+        """Return the spec with every default. A worker can run it."""
         return cls.model_validate({})
 
 
 def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
-    """Nested objects as one: {"model": {"d_ff": 8}} as {"model.d_ff": 8}."""
+    """Flatten nested objects into one: {"model": {"d_ff": 8}} becomes {"model.d_ff": 8}."""
     found: dict[str, Scalar] = {}
     for name, value in nested.items():
         if isinstance(value, Mapping):
@@ -145,7 +145,7 @@ def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
 
 
 def names_in(model: BaseModel, at: Location = ()) -> Iterator[tuple[Location, str, str]]:
-    """Where in a spec names stand that workers register: (location, family, name)."""
+    """Yield (location, family, name) for each name in a spec that workers register."""
     for field, info in type(model).model_fields.items():
         value, family = getattr(model, field), _family(info)
         if isinstance(value, BaseModel):
@@ -169,15 +169,15 @@ def _marks(annotation: Any) -> Iterator[Any]:
 
 
 def listed(values: Sequence[Scalar]) -> Scalar:
-    """Several values as one, for people: "16/32/64"; a single value is itself."""
+    """Join several values into one text for people: "16/32/64"; a single value is returned as it is."""
     return values[0] if len(values) == 1 else "/".join(str(value) for value in values)
 
 
 def check_lists(spec: SpecBase) -> None:
-    """See that no axis of the grid has a value twice: the same case would be measured twice.
+    """Check that no axis of the grid has a value twice, since the job would measure the same case twice.
 
     Raises:
-        PydanticCustomError: one has; for a model validator to raise.
+        PydanticCustomError: an axis has a value twice; for a model validator to raise.
     """
     for field in spec.axes:
         values = getattr(spec, field) or []
@@ -187,19 +187,19 @@ def check_lists(spec: SpecBase) -> None:
 
 
 def check_number_of_cells(cells: Iterable[object], field: str) -> None:
-    """See that they are at most MAX_CELLS, without making more of them than that.
+    """Check that there are at most MAX_CELLS cells. Stops counting soon after that.
 
     Raises:
-        PydanticCustomError: they are more; blames `field`; for a model validator to raise.
+        PydanticCustomError: there are more cells; blames `field`; for a model validator to raise.
     """
     if sum(1 for _ in itertools.islice(cells, MAX_CELLS + 1)) > MAX_CELLS:
         raise field_error(field, f"more than {MAX_CELLS} cells: make several jobs of it")
 
 
 def field_error(field: str, message: str) -> PydanticCustomError:
-    """An error of a model validator that belongs to one `field` (a name, or a/b path below the model).
+    """Build an error of a model validator that belongs to one `field` (a name, or a/b path below the model).
 
     The API appends the field to the pointer; pydantic alone would blame the whole model.
     """
-    # Braces would be taken for a template's.
+    # Pydantic would take braces for a template's.
     return PydanticCustomError("field_error", "{message}", {"field": field, "message": message})

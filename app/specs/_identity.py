@@ -1,8 +1,8 @@
-"""What makes two measurements comparable: the case, which is the measured work, and its key. Standard library only.
+"""The case, which is the measured work, and its key: two measurements compare by them. Standard library only.
 
 A case's identity holds every field of the spec that changes the measured work, flat and normalised. Its key is a hash
-of that. Results of equal cases meet by their keys, whichever job measured them; what they ran on stands beside it, as
-the device key. Stored keys cannot be mended afterwards: what `canonical` does must never change.
+of that. Results of equal cases share a key, even if different jobs measured them. The device key stands beside it and
+names the device. Nobody can mend stored keys afterwards, so the behaviour of `canonical` must never change.
 """
 
 from __future__ import annotations
@@ -25,25 +25,27 @@ class Case:
 
     kind: str
     identity: Mapping[str, Scalar]
-    """Every coordinate that changes the work; null: has no effect here, or is left to the program."""
+    """Every coordinate that changes the work. Null: it has no effect here, or the program chooses it."""
     labels: Mapping[str, Scalar] = field(default_factory=dict)
     """Coordinates for people, each computed from the identity, such as a preset's name for the sizes of a model."""
     added: Mapping[str, Scalar] = field(default_factory=dict)
-    """Coordinates that are left out of the key at this value, because they came later."""
+    """Coordinates that the key leaves out at this value, because they were added later."""
 
     @property
     def coordinates(self) -> dict[str, Scalar]:
-        """Labels and identity: what a measurement's row shows of its case."""
+        """Return labels and identity, which a measurement's row shows of its case."""
         return {**self.labels, **self.identity}
 
     @functools.cached_property
     def key(self) -> str:
-        """Equal for equal work; see `canonical`."""
+        """Return the case key. Equal work has equal keys; see `canonical`."""
         return hashlib.sha256(self.canonical.encode()).hexdigest()[:KEY_CHARACTERS]
 
     @property
     def canonical(self) -> str:
-        """The kind and the identity as JSON with sorted keys, less what is null or at the value it was added with."""
+        """Return the kind and the identity as JSON with sorted keys, without nulls and without coordinates at their
+        value in `added`.
+        """
         kept = {
             name: value
             for name, value in self.identity.items()

@@ -28,7 +28,7 @@ class Point:
     choice: dict[str, int]
 
     def origin(self, location: Location) -> Location:
-        """Where in the sweep's body the spec's field at `location` was set."""
+        """Return where the sweep's body sets the spec's field at `location`."""
         for path, index in self.choice.items():
             parts = tuple(path.split("."))
             if location[: len(parts)] == parts:
@@ -39,7 +39,7 @@ class Point:
 def expand(
     base: Mapping[str, Any], grid: Mapping[str, Sequence[Any]], exclude: Sequence[Mapping[str, Any]]
 ) -> list[Point]:
-    """Every combination that is not excluded; raises InvalidRequest, with pointers, for a grid that makes no sense."""
+    """Return every combination that is not excluded. Raises InvalidRequest, with pointers, for an invalid grid."""
     errors = tuple(_problems(base, grid, exclude))
     if errors:
         raise InvalidRequest(f"{errors[0].pointer}: {errors[0].detail}", errors=errors)
@@ -63,7 +63,7 @@ def _with_values(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str
         *parents, last = path.split(".")
         inside = spec
         for parent in parents:
-            # Copied on the way down: the points share what they do not set.
+            # Each object on the path is copied, because the points share the objects that they do not set.
             inside[parent] = dict(inside.get(parent, {}))
             inside = inside[parent]
         inside[last] = value

@@ -65,13 +65,13 @@ class ModelSpec(StrictModel):
         return self
 
     def shape(self) -> dict[str, int]:
-        """The four hyper-parameters, from the preset or as given."""
+        """Return the four hyper-parameters, from the preset or as given."""
         if self.size is not None:
             return dict(MODEL_SIZES[self.size])  # type: ignore[arg-type]
         return {name: getattr(self, name) for name in HYPER_PARAMETERS}
 
     def label(self) -> str:
-        """The name tables show: of the preset with these hyper-parameters, or the hyper-parameters."""
+        """Return the name that tables show: the preset with these hyper-parameters, else the hyper-parameters."""
         shape = self.shape()
         known = next((size for size, preset in MODEL_SIZES.items() if dict(preset) == shape), None)
         return known or f"d{shape['d_model']}-f{shape['d_ff']}-l{shape['num_layers']}-h{shape['num_heads']}"
@@ -149,7 +149,7 @@ class TrainingSpec(SpecBase):
         return Resources(device_type="cuda" if self.cuda_graph else self.device, devices=1)
 
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
-        """The model's preset spelled out; null for what the mode does not use."""
+        """Spell out the model's preset, and set fields that the mode does not use to null."""
         del identity["model.size"]
         identity |= {f"model.{name}": size for name, size in self.model.shape().items()}
         if not self.compile:

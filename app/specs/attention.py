@@ -25,15 +25,15 @@ from app.specs._base import (
 from app.specs._identity import Scalar
 
 BLOCK_SIZES = {"cpu_flash": {"br": 32, "bc": 128}, "cpu_blocked": {"br": 32}}
-"""Implementations that take block sizes: which, and the library's own size of each, which is taken where the spec gives
-none. The case has the number, so that it stays one work if the library's own should change."""
+"""Block sizes that each implementation takes, with the library's own sizes, which apply if the spec gives none. A case
+holds the number itself, so that its key still means the same work if the library's own size changes."""
 
 NOT_TUNED = frozenset(
     {"compiled", "cpu_blocked", "cpu_flash", "cpu_fused", "cpu_naive", "eager", "flex", "tiled"}
     | {"sdpa_cudnn", "sdpa_efficient", "sdpa_flash", "sdpa_math"}
 )
-"""Built-in implementations that have nothing to tune, so that `autotune` has no effect on them. What others install may
-be tuned; the server cannot know."""
+"""Built-in implementations that have nothing to tune, so that `autotune` has no effect on them. The server cannot know
+whether an installed implementation can be tuned, so it assumes that it can."""
 
 BlockSize = Annotated[int, Field(ge=1, le=65_536)]
 
@@ -51,12 +51,12 @@ class AttentionCell:
     bc: int | None = None
 
     def coordinates(self) -> dict[str, Scalar]:
-        """Everything that tells cells of one job apart."""
+        """Return the coordinates that tell cells of one job apart."""
         return asdict(self)
 
     @property
     def title(self) -> str:
-        """For progress lines."""
+        """Return the cell's name for progress lines."""
         blocks = [f"{name} {size}" for name, size in (("br", self.br), ("bc", self.bc)) if size is not None]
         sizes = f"length {self.sequence_length}, head dimension {self.head_dim}"
         return ", ".join([self.implementation, self.dtype, sizes, "causal" if self.causal else "no mask", *blocks])
@@ -79,7 +79,7 @@ class AttentionSpec(SpecBase):
     dtypes: list[Literal["fp32", "tf32", "bf16", "fp16"]] = Field(default=["bf16"], min_length=1, max_length=4)
     """Data types of the inputs; `tf32` is fp32 inputs whose products may be rounded to tf32 (a GPU format)."""
     causal: list[bool] = Field(default=[True], min_length=1, max_length=2)
-    """Whether query i sees keys 0 … i only."""
+    """True: query i sees only keys 0 … i."""
     batch_size: int = Field(default=8, ge=1, le=65_536)
     """Sequences."""
     num_heads: int = Field(default=1, ge=1, le=1024)
@@ -89,8 +89,8 @@ class AttentionSpec(SpecBase):
     bc: list[BlockSize] | None = Field(default=None, min_length=1, max_length=100)
     """Keys per tile, for `cpu_flash`; null: the library's own."""
     autotune: bool = False
-    """Before a cell is measured, search for what is fastest for it on this device, where its implementation has
-    something to choose (`triton`: sizes of tiles; minutes per cell). Otherwise what was measured before is taken."""
+    """Before a cell is measured, search for its implementation's fastest choices on this device, if it has any
+    (`triton`: sizes of tiles; minutes per cell). Without it, the implementation uses choices measured earlier."""
     mode: Literal["forward", "forward_backward"] = "forward_backward"
     """`forward` keeps no gradients; `forward_backward` times each pass, and both."""
     warmup_steps: WarmupSteps = None
@@ -104,7 +104,7 @@ class AttentionSpec(SpecBase):
 
     presets: ClassVar[dict[str, dict[str, Any]]] = ATTENTION_PRESETS
     added: ClassVar[dict[str, Scalar]] = {"autotune": False}
-    """So that an implementation that can be tuned one day keeps the keys of what was measured before."""
+    """An implementation that becomes tunable later keeps the keys of its earlier results."""
     axes: ClassVar[dict[str, str]] = {
         "implementations": "implementation",
         "dtypes": "dtype",
@@ -133,7 +133,7 @@ class AttentionSpec(SpecBase):
         return self
 
     def cells(self) -> list[AttentionCell]:
-        """What is measured, in this order: those that share an oracle follow each other, the longest come last."""
+        """Return the cells in the order they run: cells that share an oracle are neighbours, the longest come last."""
         return list(self._cells())
 
     def _cells(self) -> Iterator[AttentionCell]:
@@ -145,7 +145,7 @@ class AttentionSpec(SpecBase):
                 yield AttentionCell(name, dtype, causal, head_dim, length, br, bc)
 
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
-        """Tuning has no effect on what has nothing to tune."""
+        """Set `autotune` to null for implementations that have nothing to tune."""
         return ({**identity, "autotune": None} if identity.get("implementation") in NOT_TUNED else identity), {}
 
     def resources(self) -> Resources:

@@ -1,4 +1,6 @@
-"""`ceiling`: what a device really reaches, copying memory and multiplying matrices; percentages are of that."""
+"""`ceiling`: the rates that a device really reaches when it copies memory and multiplies matrices; percentages of other
+jobs refer to them.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,12 @@ class CeilingCell:
     dtype: str | None
 
     def coordinates(self) -> dict[str, Scalar]:
-        """Everything that tells cells of one job apart."""
+        """Return the coordinates that tell cells of one job apart."""
         return asdict(self)
 
     @property
     def title(self) -> str:
-        """For progress lines."""
+        """Return the cell's name for progress lines."""
         return self.operation if self.dtype is None else f"{self.operation}, {self.dtype}"
 
 
@@ -38,11 +40,11 @@ class CeilingSpec(SpecBase):
     )
     """Data types of the products; `tf32` is fp32 rounded to tf32, which only GPUs have."""
     matrix_size: int | None = Field(default=None, ge=16, le=65_536)
-    """Rows and columns of the square matrices; null: as large as this type of device needs to reach its rate in the
-    data type, always the same, and the only ones whose rates the host remembers."""
+    """Rows and columns of the square matrices. Null: a fixed size, at which this type of device reaches its rate in the
+    data type; the host remembers rates of this size only."""
     copy_mib: int | None = Field(default=None, ge=1, le=65_536)
-    """Size of the tensor that is copied, in MiB; null: many times the cache of this type of device, always the same,
-    and the only one whose rate the host remembers."""
+    """Size of the copied tensor in MiB. Null: a fixed size, many times the cache of this type of device; the host
+    remembers the rate of this size only."""
     warmup_steps: WarmupSteps = None
     """Calls before measuring starts; null: until their times are steady, at least 5."""
     measure_steps: int = Field(default=20, ge=1, le=10_000)
@@ -65,7 +67,7 @@ class CeilingSpec(SpecBase):
         return Resources(device_type=self.device, devices=1)
 
     def cells(self) -> list[CeilingCell]:
-        """What is measured, in this order."""
+        """Return the cells in the order they run."""
         return list(self._cells())
 
     def _cells(self) -> Iterator[CeilingCell]:
@@ -74,6 +76,6 @@ class CeilingSpec(SpecBase):
             yield CeilingCell("matrix product", dtype)
 
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
-        """A copy has no matrices, a product no tensor to copy."""
+        """Set fields without effect to null: a copy has no matrices, and a product copies no tensor."""
         other = "matrix_size" if identity.get("operation") == "copy" else "copy_mib"
         return {**identity, other: None}, {}

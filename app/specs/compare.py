@@ -22,11 +22,11 @@ class CompareSpec(SpecBase):
 
     kind: Literal["compare"] = "compare"
     baseline: PlainSpec = Field(default_factory=lambda: _validated(_tiny("fp32")))
-    """The spec to compare with; of any kind but this one."""
+    """The spec to compare with. It has any kind but this one."""
     candidate: PlainSpec = Field(default_factory=lambda: _validated(_tiny("bf16")))
-    """The spec that is compared: of the baseline's kind and for the same devices."""
+    """The spec that is compared. It has the baseline's kind and uses the same devices."""
     replicates: int = Field(default=8, ge=1, le=100)
-    """Fresh processes of each side; under 4, no difference can be told from chance."""
+    """Fresh processes of each side. With fewer than 4, nobody can tell a difference from chance."""
 
     holds_specs: ClassVar[bool] = True
     unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {"replicates"}
@@ -48,11 +48,11 @@ class CompareSpec(SpecBase):
         return self
 
     def sides(self) -> dict[str, SpecBase]:
-        """The two specs by side, in the order they take turns."""
+        """Return the two specs by side, in the order they take turns."""
         return {"baseline": self.baseline, "candidate": self.candidate}
 
     def resources(self) -> Resources:
-        """What both sides need: `auto` becomes the type of device that the other side asks for."""
+        """Return the resources that both sides need: `auto` becomes the type of device that the other side asks for."""
         before, after = (spec.resources() for spec in self.sides().values())
         return Resources(
             device_type=after.device_type if before.device_type == "auto" else before.device_type,
@@ -61,17 +61,17 @@ class CompareSpec(SpecBase):
         )
 
     def cells(self) -> list[tuple[SpecBase, Any]]:
-        """Those of both sides."""
+        """Return the cells of both sides."""
         return [(spec, cell) for spec in self.sides().values() for cell in spec.cells()]
 
     def case(self, cell: tuple[SpecBase, Any] | None = None) -> Case:
-        """The case of one side, which is the same as in a job of that side alone.
+        """Return the case of one side's cell. A job of that side alone has the same case.
 
         Args:
             cell: One of `cells()`.
 
         Raises:
-            ValueError: there is no cell: a comparison as a whole has no case.
+            ValueError: `cell` is None; a comparison as a whole has no case.
         """
         if cell is None:
             raise ValueError("a comparison as a whole has no case: pass one of its cells(), or ask for cases()")
@@ -80,7 +80,7 @@ class CompareSpec(SpecBase):
         return found
 
     def summary(self) -> dict[str, Scalar]:
-        """What the sides' lists show, and everything in which they differ, as "baseline → candidate"."""
+        """Return the sides' summaries and every coordinate in which they differ, as "baseline → candidate"."""
         shown = {*self.baseline.summary(), *self.candidate.summary()}
         before, after = self.baseline.overview(), self.candidate.overview()
         return {
@@ -88,7 +88,7 @@ class CompareSpec(SpecBase):
         }
 
     def overview(self) -> dict[str, Scalar]:
-        """All coordinates of both sides; where they differ, as "baseline → candidate"."""
+        """Return all coordinates of both sides; a coordinate in which they differ reads "baseline → candidate"."""
         before, after = self.baseline.overview(), self.candidate.overview()
         return {
             name: before[name]

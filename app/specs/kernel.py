@@ -33,12 +33,12 @@ class KernelCell:
     columns: int
 
     def coordinates(self) -> dict[str, Scalar]:
-        """Everything that tells cells of one job apart."""
+        """Return the coordinates that tell cells of one job apart."""
         return asdict(self)
 
     @property
     def title(self) -> str:
-        """For progress lines."""
+        """Return the cell's name for progress lines."""
         return f"{self.implementation}, {self.dtype}, {self.rows} × {self.columns}"
 
 
@@ -93,7 +93,7 @@ class KernelSpec(SpecBase):
         return self
 
     def cells(self) -> list[KernelCell]:
-        """What is measured, in this order: those that share an oracle follow each other."""
+        """Return the cells in the order they run: cells that share an oracle are neighbours."""
         return list(self._cells())
 
     def _cells(self) -> Iterator[KernelCell]:

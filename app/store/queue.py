@@ -5,9 +5,9 @@
                 │ └─ cancel ───────┼─→ cancelled
                 └── give_back, recover (worker lost, attempts left)
 
-A claim carries (job, attempt, token). Everything that a worker writes about it afterwards first counts a beat of that
-very attempt while it runs: the fence. Once the attempt is no longer the worker's, the fence matches no row, LeaseLost
-is raised, and nothing of the transaction stays.
+A claim carries (job, attempt, token). Before a worker writes anything about a claim, its transaction counts a beat of
+that very attempt, if it still runs: the fence. Once the worker no longer owns the attempt, the fence matches no row,
+the method raises LeaseLost, and the transaction leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Queue:
         self._database = database
 
     def submit(self, new: NewJob, idempotency: Idempotency | None = None) -> Submitted:
-        """Queue one job. With an Idempotency-Key, the first answer again, or IdempotencyMismatch for another body."""
+        """Queue one job. A repeated Idempotency-Key gets the first answer; another body raises IdempotencyMismatch."""
         with self._database.write() as connection:
 
             def answer() -> dict[str, Any]:
@@ -121,7 +121,7 @@ class Queue:
         jobs: Sequence[NewJob],
         idempotency: Idempotency | None = None,
     ) -> Submitted:
-        """Queue a sweep and all of its jobs, which have the same options, or nothing.
+        """Queue a sweep and all of its jobs, or nothing. The jobs have the same options.
 
         Raises ValueError when there is no job.
         """
@@ -147,9 +147,9 @@ class Queue:
             return submission.answer_once(connection, idempotency, answer)
 
     def first_answer(self, idempotency: Idempotency | None) -> Submitted | None:
-        """The answer that a request with this key got before; None when it is new, or comes without a key.
+        """Return the answer that a request with this key got before; None when the key is new, or there is no key.
 
-        For what must not be judged again: whether a job was valid was decided with its first answer.
+        A caller that finds an answer does not validate the request again: the first answer decided that.
         """
         if idempotency is None:
             return None
@@ -166,7 +166,7 @@ class Queue:
             sweep = _find_sweep(connection, sweep_id)
             points = expand(sweep["base"], sweep["grid"], sweep["exclude"])
             lacking = sweeps.points_without_job(connection, sweep_id, points)
-        # Made before the transaction: to validate thousands of specs takes long.
+        # Jobs are made before the transaction, because validating thousands of specs takes long.
         made = {sweeps.place(point.choice): sweeps.job_of_point(sweep, point) for point in lacking}
         with self._database.write() as connection:
             now = utc_now()
@@ -183,7 +183,7 @@ class Queue:
     def cancel_sweep(self, sweep_id: int) -> dict[str, Any]:
         """Cancel every job of a sweep that is not finished, as `cancel` does; returns the public sweep.
 
-        Again: the same answer. Raises NotFound.
+        A second call returns the same. Raises NotFound.
         """
         with self._database.write() as connection:
             sweep = _find_sweep(connection, sweep_id)
@@ -191,7 +191,7 @@ class Queue:
             return sweep_dict(sweep, sweeps.counts(connection, [sweep_id]).get(sweep_id, {}))
 
     def claim(self, worker_id: str, offer: Offer) -> Claim | None:
-        """Take the job that the worker must run next, counting the attempt; None when it can start none now."""
+        """Take the job that the worker must run next and count the attempt; None when the worker can start none now."""
         with self._database.read() as connection:  # an idle worker keeps nobody from writing
             if next_job(connection, worker_id, offer) is None:
                 return None
@@ -230,7 +230,7 @@ class Queue:
         )
 
     def renew(self, claims: Sequence[Claim]) -> Renewal:
-        """One heartbeat of each claim; tells which are lost, and which of the others are to be cancelled."""
+        """Send one heartbeat of each claim. Returns the lost claims, and those of the others that must be cancelled."""
         if not claims:
             return Renewal(frozenset(), frozenset())
         with self._database.write() as connection:
@@ -240,7 +240,7 @@ class Queue:
         return Renewal(frozenset(claim.job_id for claim in claims) - frozenset(held), cancel_requested)
 
     def cancel_requested(self, job_ids: Sequence[int]) -> frozenset[int]:
-        """Which of these running jobs somebody wants cancelled; renew tells it too, but seldom."""
+        """Return those of these running jobs that somebody wants cancelled. `renew` tells it too, but seldom."""
         asked = select(_job.id).where(
             _job.id.in_(job_ids), _job.state == "running", _job.cancel_requested_at.is_not(None)
         )
@@ -269,10 +269,10 @@ class Queue:
                 _change(connection, claim.job_id, progress=progress)
 
     def finish(self, claim: Claim, finish: Finish) -> str:
-        """End an attempt: state, units, measurements, tables, artifacts and log land together, or LeaseLost and none.
+        """End an attempt: commit state, units, measurements, tables, artifacts and log together. Or raise LeaseLost.
 
-        Returns the state that the job ended in: a cancel that somebody asked for wins over any other. What a job
-        measured that does not succeed is kept, marked partial. The artifacts' files must be there and held (see
+        Returns the state that the job ended in: a cancel that somebody asked for wins over any other. A job that does
+        not succeed keeps its measurements, marked partial. The artifacts' files must be there and held (see
         artifacts.py).
         """
         with self._database.write() as connection:
@@ -296,7 +296,7 @@ class Queue:
         return state
 
     def give_back(self, claim: Claim) -> None:
-        """Put a running job back into the queue without counting the attempt; a cancel that was asked for wins."""
+        """Put a running job back into the queue without counting the attempt. A requested cancel wins."""
         with self._database.write() as connection:
             _pass_fence(connection, claim)
             job = connection.execute(_JOB, {"job_id": claim.job_id}).one()
@@ -311,7 +311,7 @@ class Queue:
     def cancel(self, job_id: int) -> dict[str, Any]:
         """Cancel a job: at once when it is queued, else as soon as its worker hears of it; returns the public job.
 
-        Again: the same answer. Raises NotFound, or Conflict when the job has succeeded or failed.
+        A second call returns the same. Raises NotFound, or Conflict when the job has succeeded or failed.
         """
         with self._database.write() as connection:
             job = _find(connection, job_id)
@@ -336,14 +336,14 @@ class Queue:
         return sorted(contents - kept)
 
     def running(self) -> list[RunningAttempt]:
-        """Every attempt that runs, with its beat."""
+        """Return every attempt that runs, with its beat."""
         with self._database.read() as connection:
             return [RunningAttempt(*row) for row in connection.execute(_RUNNING)]
 
     def recover(self, running: RunningAttempt) -> str | None:
-        """Take a job from a lost worker: back to the queue, or `worker_lost` when its attempts are used up.
+        """Take a job from a lost worker: queue it again, or fail it as `worker_lost` when no attempts are left.
 
-        Returns the job's new state; None when the attempt has ended or beaten since it was seen.
+        Returns the job's new state; None when the attempt has ended or sent a heartbeat since the caller saw it.
         """
         with self._database.write() as connection:
             error = job_problem("worker_lost", "The worker fell silent for longer than its lease.")
@@ -379,7 +379,7 @@ def _find_sweep(connection: Connection, sweep_id: int) -> dict[str, Any]:
 
 
 def _cancel_each(connection: Connection, which: ColumnElement[bool]) -> None:
-    """Cancel the jobs for which this holds: at once when they are queued; running ones are asked to end, once."""
+    """Cancel the jobs that match `which`: queued jobs at once; running jobs get one request to end."""
     now = utc_now()
     changed = {"cancel_requested_at": now, "version": _job.version + 1}
     queued = which & (_job.state == "queued")

@@ -25,12 +25,12 @@ from sqlmodel import Field, SQLModel
 
 
 def utc_now() -> datetime:
-    """The wall clock, for people to read; no lease is judged by it."""
+    """Return the wall clock's time, for people to read. No lease depends on it."""
     return datetime.now(UTC)
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """Aware UTC times, also on SQLite, which keeps none."""
+    """A column of UTC times with their time zone. It works on SQLite too, which stores no time zone."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -58,7 +58,7 @@ def _time(*, nullable: bool = True) -> Any:
 
 
 _ID = BigInteger().with_variant(Integer(), "sqlite")
-"""Of 64 bits everywhere; SQLite's INTEGER is its rowid, and BIGINT would not be."""
+"""An id with 64 bits on every database. On SQLite it is INTEGER, since only INTEGER can be the rowid."""
 
 
 def _id() -> Any:
@@ -88,7 +88,7 @@ class Sweep(SQLModel, table=True):
     grid: dict[str, Any] = Field(sa_column=_json(nullable=False))
     exclude: list[Any] = Field(sa_column=_json(nullable=False))
     options: dict[str, Any] = Field(sa_column=_json(nullable=False))
-    """What every job of it has beside its spec: priority, timeout_s, max_attempts; for resuming it."""
+    """The options that all its jobs share: priority, timeout_s, max_attempts. Resuming the sweep needs them."""
     created_at: datetime = Field(sa_column=_time(nullable=False))
 
 
@@ -109,10 +109,10 @@ class Job(SQLModel, table=True):
     """queued | running | succeeded | failed | cancelled"""
     spec: dict[str, Any] = Field(sa_column=_json(nullable=False))
     summary: dict[str, Any] = Field(sa_column=_json(nullable=False))
-    """What lists show of the spec, as SpecBase.summary gave it at submission."""
+    """The part of the spec that lists show, as SpecBase.summary gave it at submission."""
     priority: int
     attempt: int
-    """Attempts counted so far; a job that a worker gives back on shutdown is not counted."""
+    """Attempts counted so far. An attempt that a worker gives back on shutdown does not count."""
     max_attempts: int
     timeout_s: float | None = None
     device_type: str
@@ -126,11 +126,11 @@ class Job(SQLModel, table=True):
         default=None, sa_column=Column(_ID, ForeignKey("sweep.id", ondelete="SET NULL"), nullable=True, index=True)
     )
     point: dict[str, int] | None = Field(default=None, sa_column=_json())
-    """Of a sweep's job: the index of its value on each path of the grid."""
+    """In a job of a sweep: the index of its value on each path of the grid."""
     environment: dict[str, Any] | None = Field(default=None, sa_column=_json())
-    """Of the job's first unit; the table `unit` has each one's."""
+    """Environment of the job's first unit. The table `unit` has the environment of each unit."""
     validity: dict[str, Any] | None = Field(default=None, sa_column=_json())
-    """Of all units together: the worst verdict, and how many cases have which."""
+    """Validity of all units together: the worst verdict, and the number of cases with each verdict."""
     version: int
     """Grows with every change; the job's ETag."""
     created_at: datetime = Field(sa_column=_time(nullable=False))
@@ -140,7 +140,7 @@ class Job(SQLModel, table=True):
 
 
 class JobLabel(SQLModel, table=True):
-    """A job's labels again, one row each, so that a list filtered by label is answered from an index."""
+    """A second copy of a job's labels, one row each, so that an index answers lists filtered by label."""
 
     __tablename__ = "job_label"
     __table_args__: ClassVar[Any] = (Index("ix_job_label_key_value", "key", "value", "job_id"),)
@@ -153,7 +153,7 @@ class JobLabel(SQLModel, table=True):
 
 
 class Attempt(SQLModel, table=True):
-    """One claim of a job by a worker: the fence (job, number, token) that every later write is conditional on."""
+    """One claim of a job by a worker. Every later write must match its fence (job, number, token)."""
 
     __table_args__: ClassVar[Any] = (
         Index("ix_attempt_job_number", "job_id", "number"),
@@ -165,7 +165,7 @@ class Attempt(SQLModel, table=True):
     job_id: int = Field(sa_column=_job_id(index=False))
     number: int
     token: str
-    """Random; known to the claiming worker alone."""
+    """A random text that only the claiming worker knows."""
     worker_id: str
     state: str
     """running | succeeded | failed | cancelled | lost | given_back"""
@@ -173,13 +173,13 @@ class Attempt(SQLModel, table=True):
     """Heartbeat counter; watchers judge its silence on their own monotonic clock."""
     error: dict[str, Any] | None = Field(default=None, sa_column=_json())
     log: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
-    """Head and tail of the output, written at the end; while running the `log` events hold it."""
+    """Head and tail of the output, written at the end. While the attempt runs, the `log` events hold the output."""
     started_at: datetime = Field(sa_column=_time(nullable=False))
     finished_at: datetime | None = Field(default=None, sa_column=_time())
 
 
 class Measurement(SQLModel, table=True):
-    """One metric of one case; tidy. Values are null, never 0, where `outcome` is not "ok"."""
+    """One metric of one case. Values are null, never 0, if `outcome` is not "ok"."""
 
     __table_args__: ClassVar[Any] = (Index("ix_measurement_case_key", "case_key", "device_key"), _NO_REUSE)
 
@@ -190,11 +190,11 @@ class Measurement(SQLModel, table=True):
     case: dict[str, Any] = Field(sa_column=_json(nullable=False))
     """The case's coordinates, flat: its identity and labels for people."""
     case_key: str
-    """Equal for equal work; see app/specs/_identity.py."""
+    """The case's key. Equal work has equal keys; see app/specs/_identity.py."""
     device_key: str
-    """What it ran on: "1x NVIDIA H200"."""
+    """The devices that it ran on: "1x NVIDIA H200"."""
     validity: str | None = None
-    """valid | suspect | invalid; of this case in this unit."""
+    """Verdict on this case in this unit: valid | suspect | invalid"""
     phase: str | None = None
     metric: str
     unit: str
@@ -203,7 +203,7 @@ class Measurement(SQLModel, table=True):
     reason: str | None = None
     """Why a value is null."""
     partial: bool
-    """Committed although the job failed or was cancelled."""
+    """True if it was committed although the job failed or was cancelled."""
     n: int | None = None
     mean: float | None = None
     std: float | None = None
@@ -219,7 +219,7 @@ class Measurement(SQLModel, table=True):
 
 
 class Unit(SQLModel, table=True):
-    """One unit of an attempt: what one fresh process measured, and where."""
+    """One unit of an attempt: the work that one fresh process measured, and its environment."""
 
     __table_args__: ClassVar[Any] = (
         Index("ix_unit_job_attempt_index", "job_id", "attempt", "unit_index", unique=True),
@@ -233,9 +233,9 @@ class Unit(SQLModel, table=True):
     """Position in the runner's plan, from 0."""
     title: str
     side: str | None = None
-    """baseline | candidate, in a comparison."""
+    """The side of a comparison, baseline | candidate; null in other jobs."""
     outcome: str
-    """succeeded, or the code of what ended it."""
+    """The code of how it ended: "succeeded", or the code of a failure."""
     reason: str | None = None
     partial: bool
     environment: dict[str, Any] | None = Field(default=None, sa_column=_json())
@@ -277,7 +277,7 @@ class Artifact(SQLModel, table=True):
     attempt: int
     unit_index: int
     name: str
-    """As the unit called it; from the second unit on with its number: `trace-unit-1.json.gz`."""
+    """The unit's own name for it. From the second unit on it includes the unit's number: `trace-unit-1.json.gz`."""
     kind: str
     media_type: str
     size: int
@@ -287,7 +287,7 @@ class Artifact(SQLModel, table=True):
 
 
 class Event(SQLModel, table=True):
-    """What happened to a job, in order: state, progress, log, done."""
+    """One thing that happened to a job: state, progress, log or done. Events are ordered by their ids."""
 
     __table_args__: ClassVar[Any] = (Index("ix_event_job_id", "job_id", "id"), _NO_REUSE)
 
@@ -300,7 +300,7 @@ class Event(SQLModel, table=True):
 
 
 class Worker(SQLModel, table=True):
-    """A worker agent and what it can run."""
+    """A worker agent and its capabilities."""
 
     id: str = Field(primary_key=True)
     hostname: str
@@ -309,7 +309,7 @@ class Worker(SQLModel, table=True):
     """active | draining | stopped | lost"""
     kinds: list[str] = Field(sa_column=_json(nullable=False))
     capabilities: list[str] = Field(sa_column=_json(nullable=False))
-    """Names it has, as "family:name"."""
+    """Names that the worker has, as "family:name"."""
     devices: list[Any] = Field(sa_column=_json(nullable=False))
     versions: dict[str, Any] = Field(sa_column=_json(nullable=False))
     beat: int
@@ -327,7 +327,7 @@ class IdempotencyKey(SQLModel, table=True):
     digest: str
     """SHA-256 of the request's canonical body."""
     resource_id: int = Field(sa_column=Column(_ID, nullable=False))
-    """The job or sweep that was made."""
+    """The id of the job or sweep that the request made."""
     response: dict[str, Any] = Field(sa_column=_json(nullable=False))
     created_at: datetime = Field(sa_column=_time(nullable=False))
 
@@ -346,6 +346,6 @@ event: Final[Table] = _tables["event"]
 worker: Final[Table] = _tables["worker"]
 idempotency_key: Final[Table] = _tables["idempotency_key"]
 
-# Here, because a class has no columns yet where its other indexes are. For claims.py.
+# An index for claims.py. It stands here because a class has no columns yet where it declares its other indexes.
 Index("ix_job_claimable", job.c.priority.desc(), job.c.id, sqlite_where=_CLAIMABLE, postgresql_where=_CLAIMABLE)
 Index("ix_job_deviceless", job.c.priority.desc(), job.c.id, sqlite_where=_DEVICELESS, postgresql_where=_DEVICELESS)
