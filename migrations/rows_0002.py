@@ -1,10 +1,10 @@
-"""What revision 0002 makes of the rows of 0001. Plain functions from old values to new ones; no SQL.
+"""Plain functions that turn values of revision 0001's rows into those of 0002; no SQL.
 
-Frozen: rows that were migrated cannot be mended, so this keeps its own copy of the rules by which specs had identities
-when the revision was written (app/specs), and imports nothing of them.
+This module is frozen: nobody can mend rows that were migrated. So it keeps its own copy of the rules by which specs had
+identities when the revision was written (app/specs), and imports nothing of them.
 
-What cannot be read (broken JSON, a field that is not there, an unknown kind) is carried as it is. Its case key then
-begins with "?", followed by a hash of the text: rows of one such case still belong together, and meet no others.
+It carries unreadable values (broken JSON, a missing field, an unknown kind) as they are. The case key then begins with
+"?", followed by a hash of the text: rows of one such case still belong together, and match no other rows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GRIDS = {
     "kernel": {"implementations": "implementation", "dtypes": "dtype", "rows": "rows", "columns": "columns"},
     "ceiling": {"dtypes": "dtype"},
 }
-"""List fields of a kind that its lists and tables show, with their coordinates."""
+"""Each kind's list fields that lists and tables show, with their coordinates."""
 CELL = {
     "attention": (
         *("implementation", "dtype", "causal", "head_dim", "sequence_length", "br", "bc"),
@@ -44,7 +44,7 @@ CELL = {
     ),
     "kernel": ("implementation", "dtype", "rows", "columns", "kernel", "mode", "warmup_steps"),
 }
-"""Coordinates of a cell that make its identity; old cases had them all."""
+"""Coordinates that make a cell's identity. Old cases had them all."""
 NOT_TUNED = frozenset(
     {"compiled", "cpu_blocked", "cpu_flash", "cpu_fused", "cpu_naive", "eager", "flex", "tiled"}
     | {"sdpa_cudnn", "sdpa_efficient", "sdpa_flash", "sdpa_math"}
@@ -54,22 +54,22 @@ OWN_MATRIX_SIZES = {
     "cpu": {"fp32": 2048, "tf32": 2048, "bf16": 1024, "fp16": 512},
     "cuda": dict.fromkeys(("fp32", "tf32", "bf16", "fp16"), 8192),
 }
-"""What `matrix_size: null` means, by type of device and data type."""
+"""Sizes that `matrix_size: null` means, by type of device and data type."""
 NOT_OF_THE_CASE = ("device", "replicate")
-"""Coordinates that old cases had, and that stand beside the case now."""
+"""Coordinates that old cases had. They stand beside the case now."""
 
 VERDICTS = ("valid", "suspect", "invalid")
-"""From best to worst."""
+"""Verdicts from best to worst."""
 INVALIDATING = ("recompiles", "eager_fallback")
-"""Checks that made a verdict `invalid`, unless there was no warm-up; every other made it `suspect`."""
+"""Failed checks that made a verdict `invalid`, unless there was no warm-up. Every other one made it `suspect`."""
 
 UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, IndexError)
-"""What reading a row raises that is not what it should be."""
+"""Errors that reading a malformed row raises."""
 
 
 @dataclass(frozen=True)
 class OldJob:
-    """A finished or unfinished job of 0001; what could not be read as JSON is None."""
+    """A finished or unfinished job of 0001. Columns that could not be read as JSON are None."""
 
     id: int
     kind: str
@@ -80,24 +80,24 @@ class OldJob:
     environment: dict[str, Any] | None
     validity: dict[str, Any] | None
     recorded: bool
-    """Whether its last attempt ended in an orderly way, so that what it left was recorded."""
+    """True if its last attempt ended in an orderly way, so that its results were recorded."""
 
 
 @dataclass(frozen=True)
 class NewCase:
-    """What becomes of one distinct `case` of a job's measurements."""
+    """The new form of one distinct `case` of a job's measurements."""
 
     case: str
-    """JSON; the old text where that could not be read."""
+    """The case as JSON, or the old text if that could not be read."""
     unit_index: int
     case_key: str
     device_key: str
     whole: str | None
-    """The phase that rates of the mode's whole work had."""
+    """The old phase of rates of the mode's whole work."""
 
 
 def read_json(text: Any) -> Any:
-    """The value of a JSON column; None for null and for what is no JSON."""
+    """Return the value of a JSON column; None for null and for a text that is not JSON."""
     if not isinstance(text, str):
         return None
     try:
@@ -107,43 +107,43 @@ def read_json(text: Any) -> Any:
 
 
 def read_object(text: Any) -> dict[str, Any] | None:
-    """As read_json; None also for what is no object."""
+    """Return what read_json does, but None for every value that is not an object."""
     value = read_json(text)
     return value if isinstance(value, dict) else None
 
 
 def key(kind: str, identity: Mapping[str, Any]) -> str:
-    """The case key: a hash of the kind and the identity, less what is null."""
+    """Return the case key: a hash of the kind and the identity without its nulls."""
     kept = {name: value for name, value in identity.items() if value is not None}
     canonical = json.dumps([kind, kept], sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:KEY_CHARACTERS]
 
 
 def unread_key(text: str) -> str:
-    """The key of a case of which the identity cannot be told."""
+    """Return the key of a case whose identity is unknown."""
     return "?" + hashlib.sha256(text.encode()).hexdigest()[: KEY_CHARACTERS - 1]
 
 
 def new_spec(job: OldJob) -> dict[str, Any] | None:
-    """The spec that means now what the old one meant; None where nothing changes."""
+    """Return the spec that means now what the old one meant; None if nothing changes."""
     if job.kind == "benchmark" and job.spec is not None and job.spec.get("compile") is True:
         return {**job.spec, "compile_scope": "model"}
     return None
 
 
 def shape(model: Mapping[str, Any]) -> tuple[Any, ...]:
-    """d_model, d_ff, num_layers and num_heads of a model's spec."""
+    """Return d_model, d_ff, num_layers and num_heads of a model's spec."""
     return MODEL_SIZES[model["size"]] if model["size"] is not None else tuple(model[name] for name in SHAPE)
 
 
 def label(sizes: tuple[Any, ...]) -> str:
-    """What tables call a model of these sizes."""
+    """Return the name that tables give a model of these sizes."""
     known = next((name for name, preset in MODEL_SIZES.items() if preset == sizes), None)
     return known or "d{}-f{}-l{}-h{}".format(*sizes)
 
 
 def benchmark_case(spec: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Labels and identity of a benchmark."""
+    """Return labels and identity of a benchmark."""
     model, mode = spec["model"], spec["mode"]
     sizes = shape(model)
     identity = {
@@ -169,10 +169,10 @@ def benchmark_case(spec: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
 
 
 def ceiling_identity(job: OldJob, case: Mapping[str, Any]) -> dict[str, Any]:
-    """Identity of a copy, which has no data type, or of a product. A device's own size is null.
+    """Return the identity of a copy, which has no data type, or of a product. A device's own size is null.
 
-    On a CPU, a product's own size was found by measuring, so that it was now one and now another. It is null only where
-    it was that which the device has today.
+    On a CPU, the old version found a product's own size by measuring, so the size varied from job to job. It becomes
+    null only if it equals the size that the device has today.
     """
     spec, copies = job.spec or {}, case["operation"] == "copy"
     size = spec["matrix_size"]
@@ -195,7 +195,7 @@ def _own_matrix_size(job: OldJob, dtype: str) -> int | None:
 
 
 def new_case(job: OldJob, text: str) -> NewCase:
-    """What becomes of a measurement's case, of which `text` is the JSON."""
+    """Return the new form of a measurement's case. `text` is the old case's JSON."""
     old = read_object(text)
     if old is None:
         return NewCase(text, 0, unread_key(text), "unknown", "step" if job.kind == "benchmark" else None)
@@ -219,7 +219,7 @@ def _identified(job: OldJob, case: dict[str, Any]) -> tuple[dict[str, Any], str]
         identity = {name: case[name] for name in CELL[job.kind]}
         if job.kind == "attention" and identity["implementation"] in NOT_TUNED:
             identity["autotune"] = None
-        untuned = identity.get("autotune") is False  # which is left out of the key
+        untuned = identity.get("autotune") is False  # the key leaves this value out
         return identity, key(job.kind, {**identity, "autotune": None} if untuned else identity)
     if job.spec is None:
         raise ValueError("without its spec, the identity is not known")
@@ -228,14 +228,14 @@ def _identified(job: OldJob, case: dict[str, Any]) -> tuple[dict[str, Any], str]
         return {**labels, **identity}, key(job.kind, identity)
     if job.kind == "ceiling":
         identity = ceiling_identity(job, case)
-        # The size that the device was given where none was chosen is told nowhere else.
+        # No other column keeps the size that the device was given when the spec chose none.
         sizes = {name: case[name] for name in ("matrix_size", "copy_mib")}
         return {**identity, **sizes}, key(job.kind, identity)
     raise ValueError(f"there was no kind {job.kind!r}")
 
 
 def device_key(job: OldJob, name: Any) -> str:
-    """What it ran on: "1x <GPU>", or "<threads>x <processor>"; "?x <name>" where the number of threads was not kept."""
+    """Return the device key: "1x <GPU>", or "<threads>x <processor>"; "?x <name>" if the threads are unknown."""
     if not isinstance(name, str):
         return "unknown"
     environment = job.environment or {}
@@ -248,7 +248,7 @@ def device_key(job: OldJob, name: Any) -> str:
 
 
 def summary(job: OldJob) -> dict[str, Any]:
-    """What lists show of a job's spec."""
+    """Return the part of a job's spec that lists show."""
     try:
         spec = job.spec or {}
         if job.kind == "benchmark":
@@ -268,7 +268,7 @@ def _listed(values: Sequence[Any]) -> Any:
 
 
 def new_phase(metric: str, whole: str, phase: str) -> str:
-    """SQL, from the names of columns: the phase under the rule that a rate without one is of the whole work."""
+    """Return SQL for the new phase, from the names of columns. A rate of the whole work has no phase any more."""
     without = ", ".join(f"'{name}'" for name in (*SINGLE, *MEMORY))
     rates = ", ".join(f"'{name}'" for name in RATES)
     return (
@@ -280,13 +280,13 @@ def new_phase(metric: str, whole: str, phase: str) -> str:
 RATES = ("tokens_per_s", "tflops", "mfu", "ceiling_percent", "gb_per_s")
 MEMORY = ("peak_memory_mib", "memory_before_backward_mib", "intermediates_mib", "working_memory_mib")
 SINGLE = ("output_error", "gradient_error")
-"""Metrics that a case has once, whatever phase they stood under."""
+"""Metrics that a case has once, under any phase."""
 
 
 def new_units(job: OldJob, cases: Sequence[NewCase]) -> list[dict[str, Any]]:
-    """The units that an attempt of the job had, as far as it left anything, as rows of the table `unit`.
+    """Return the units of an attempt of the job, as far as it left anything, as rows of the table `unit`.
 
-    Of a job that did not succeed, the last of them is the one that it ended in.
+    If the job did not succeed, it ended in the last of these units.
     """
     if not job.recorded:
         return []
@@ -309,14 +309,14 @@ def new_units(job: OldJob, cases: Sequence[NewCase]) -> list[dict[str, Any]]:
 
 
 def _last_unit(job: OldJob, cases: Sequence[NewCase]) -> int:
-    """The index of the last unit that ran; -1 for none."""
+    """Return the index of the last unit that ran; -1 for none."""
     count = _count(job)
     progress = job.progress or {}
     done, total = progress.get("done"), progress.get("total")
     started = type(done) is int and type(total) is int and total > 0
     if job.state == "succeeded":
         return count - 1
-    # The job's progress was that of its units one after the other, as many steps each.
+    # The job's progress counted its units' steps one unit after the other; each unit had equally many steps.
     reached = min(count - 1, done * count // total) if started else -1  # type: ignore[operator]
     measured = max((case.unit_index for case in cases), default=0 if job.environment is not None else -1)
     return max(reached, measured)
@@ -328,7 +328,7 @@ def _count(job: OldJob) -> int:
 
 
 def title(job: OldJob, index: int) -> str:
-    """What the runner called the unit."""
+    """Return the title that the runner gave the unit."""
     try:
         spec = job.spec or {}
         if job.kind == "benchmark":
@@ -343,7 +343,7 @@ def title(job: OldJob, index: int) -> str:
 
 
 def unit_validity(job: OldJob, index: int, cases: Sequence[NewCase]) -> dict[str, Any] | None:
-    """The verdict on a unit, from the checks of the job that name it; None where there are none."""
+    """Return the verdict on a unit, from the job's checks that name it; None if no check does."""
     try:
         checks = (job.validity or {})["checks"]
         if _count(job) > 1:
@@ -367,13 +367,13 @@ def _verdict(job: OldJob, checks: Sequence[Mapping[str, Any]]) -> str:
 
 
 def counted(verdict: str, cases: int) -> dict[str, Any]:
-    """How many cases have which verdict, where that can be told: a bad verdict on many was not each one's."""
+    """Return the number of cases with each verdict, if it is known: a bad verdict on many cases was not each case's."""
     known = cases == 1 or (cases > 1 and verdict == "valid")
     return {"counts": {verdict: cases}} if known else {}
 
 
 def job_validity(job: OldJob, units: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """The job's verdict with its counts; None where nothing changes."""
+    """Return the job's verdict with its counts; None if nothing changes."""
     if job.validity is None or not units:
         return None
     found: dict[str, int] = {}
@@ -387,7 +387,7 @@ def job_validity(job: OldJob, units: Sequence[Mapping[str, Any]]) -> dict[str, A
 
 
 class Grid:
-    """A sweep's grid, to find the point of each of its jobs."""
+    """A sweep's grid. It finds the point of each job of the sweep."""
 
     def __init__(self, grid: Mapping[str, Sequence[Any]]) -> None:
         self._values = {path: list(values) for path, values in grid.items()}
@@ -396,7 +396,7 @@ class Grid:
         }
 
     def point(self, spec: Mapping[str, Any]) -> dict[str, int] | None:
-        """The index of the spec's value on each path; None where one of them cannot be told."""
+        """Return the index of the spec's value on each path; None if one of them is unknown."""
         found = {}
         for path in self._values:
             try:
@@ -414,13 +414,13 @@ class Grid:
     def _index(self, path: str, value: Any) -> int | None:
         if (index := self._plain[path].get(_plain(value))) is not None:
             return index
-        # Validation has filled in what an object of the grid left out.
+        # Validation has filled in the fields that an object of the grid left out.
         fitting = [index for index, part in enumerate(self._values[path]) if _contains(value, part)]
         return fitting[0] if len(fitting) == 1 else None
 
 
 def _plain(value: Any) -> str:
-    """A value as text: equal for 500 and 500.0, which validation makes of it, but not for 1 and true."""
+    """Return a value as text: equal for 500 and 500.0 (validation turns one into the other), but not for 1 and true."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return json.dumps(value, sort_keys=True)

@@ -95,7 +95,7 @@ class SpecBase(StrictModel):
         return [None]
 
     def case(self, cell: Any = None) -> Case:
-        """Return the case that a cell measures: every field that changes the work, flat, with the cell's value per axis.
+        """Return the case that a cell measures: every field that changes the work, flat, with the cell's axis values.
 
         The case is derived from the fields, so a new field is part of it unless the class says otherwise. A cell of a
         grid has the same case as a job with that single cell.

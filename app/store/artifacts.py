@@ -2,10 +2,10 @@
 
 A content is written to a temporary file, or is a file on the same disk that nobody writes to any more. It is synced,
 linked to its name, and the folder is synced; only then may a row of the table `artifact` refer to it. Between the two,
-the content is *held*: put() or take() keeps a shared lock on the file until release(), or until the process ends,
-whichever way. Nobody removes a content that is referred to or held: removal looks for references inside the database's
-write lock, so that none can appear meanwhile, and for holds by trying for the exclusive lock. What was left because of
-a hold that then led nowhere is an orphan, and swept later.
+the content is *held*: put() or take() keeps a shared lock on the file until release(), or until the process ends in
+any way. Nobody removes a content that is referred to or held: removal looks for references inside the database's write
+lock, so that none can appear meanwhile, and it finds holds by trying for the exclusive lock. If a hold kept a content
+from removal and no row refers to it in the end, the content is an orphan, which sweep_orphans removes later.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from app.store.engine import Database
 
 CHUNK_BYTES = 1 << 20
 BATCH = 500
-"""Contents that are looked at in one transaction."""
+"""Number of contents that one transaction looks at."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -47,7 +47,7 @@ class ArtifactFiles:
     def put(self, path: Path) -> tuple[str, int]:
         """Store a copy of the file `path` and hold it; returns its SHA-256 and its size in bytes.
 
-        Raises DiskFull, and leaves nothing behind then.
+        Raises DiskFull, and then leaves nothing behind.
         """
         temporary = self._incoming / uuid.uuid4().hex
         with self._space_errors():
@@ -60,14 +60,14 @@ class ArtifactFiles:
         return sha256, size
 
     def take(self, path: Path) -> tuple[str, int]:
-        """Store the file `path` itself, which is gone from there afterwards, and hold it; returns what put() does.
+        """Store the file `path` itself and hold it, so that `path` no longer exists; returns what put() does.
 
-        The caller sees to it that nobody writes to the file any more. It is copied only where it lies on another disk,
-        belongs to somebody else or has another name, by which somebody might change the stored content. Whoever may
-        read what put() stores may read it: its maker may have been stricter, as `tempfile.mkstemp` is, and the server
-        another user than the worker.
+        The caller sees to it that nobody writes to the file any more. The file is copied only if it lies on another
+        disk, belongs to another user, or has a second name by which somebody might change the stored content. It gets
+        the same permissions as a file that put() stores: its maker may have set stricter ones, as `tempfile.mkstemp`
+        does, and the server may run as another user than the worker.
 
-        Raises DiskFull; the file stays where it is then.
+        Raises DiskFull; then the file stays where it is.
         """
         with self._space_errors():
             stored = self._linked(path) if path.lstat().st_nlink == 1 else None
@@ -77,7 +77,7 @@ class ArtifactFiles:
         return stored
 
     def _linked(self, path: Path) -> tuple[str, int] | None:
-        """Link the file to its content's name; None when it lies on another disk, or is not ours."""
+        """Link the file to its content's name; return None if it lies on another disk or belongs to another user."""
         self._folder.mkdir(parents=True, exist_ok=True)
         if path.stat().st_dev != self._folder.stat().st_dev:
             return None
@@ -89,14 +89,14 @@ class ArtifactFiles:
                 os.fsync(file.fileno())
             self._link(path, sha256)
         except OSError as error:
-            # A bind mount; somebody else's file, or no hard links here.
+            # The file lies across a bind mount or belongs to somebody else, or this disk has no hard links.
             if error.errno in (errno.EXDEV, errno.EPERM, errno.EMLINK):
                 return None
             raise
         return sha256, size
 
     def _new_files_mode(self) -> int:
-        """The permissions that put() gives. The process's umask cannot be asked for without changing it for all."""
+        """Return the permissions that put() gives. Asking for the umask would change it for the whole process."""
         self._incoming.mkdir(exist_ok=True)
         sample = self._incoming / uuid.uuid4().hex
         with sample.open("xb") as file:
@@ -108,11 +108,11 @@ class ArtifactFiles:
         if not target.parent.is_dir():
             target.parent.mkdir(exist_ok=True)
             _sync_folder(self._folder)
-        while not self._hold(sha256, target):  # the same content from elsewhere: that file it is
+        while not self._hold(sha256, target):  # if the same content came from elsewhere, hold that file
             lock = _locked(temporary)
             assert lock is not None
             try:
-                # Not a rename: that would replace a file that others hold.
+                # A rename would replace a file that others hold.
                 target.hardlink_to(temporary)
             except OSError as error:
                 os.close(lock)
@@ -135,7 +135,7 @@ class ArtifactFiles:
             self._held.setdefault(sha256, []).append(lock)
 
     def release(self, sha256s: Iterable[str]) -> None:
-        """End the hold of one put() or take() of each content: its row is committed, or nothing will come of it."""
+        """End the hold of one put() or take() of each content: its row is committed, or will never be."""
         with self._guard:
             for sha256 in sha256s:
                 locks = self._held[sha256]
@@ -144,14 +144,14 @@ class ArtifactFiles:
                     del self._held[sha256]
 
     def open_path(self, sha256: str) -> Path:
-        """The file of a content; NotFound when there is none."""
+        """Return the file of a content; raises NotFound when there is none."""
         path = self._path(sha256)
         if not path.is_file():
             raise NotFound("The artifact's file is gone.")
         return path
 
     def remove(self, sha256s: Iterable[str], database: Database) -> list[str]:
-        """Remove the contents that no artifact refers to and nobody holds; returns those that were."""
+        """Remove the contents that no artifact refers to and nobody holds; returns the removed ones."""
         removed: list[str] = []
         for batch in _batches(sorted(set(sha256s))):
             with database.write() as connection:
@@ -160,7 +160,7 @@ class ArtifactFiles:
         return removed
 
     def sweep_orphans(self, database: Database, older_than_s: float) -> list[str]:
-        """Remove what nothing refers to or holds and is older than `older_than_s` seconds; returns the contents."""
+        """Remove and return contents older than `older_than_s` seconds that nothing refers to or holds."""
         before = time.time() - older_than_s
         for path in self._incoming.glob("*"):
             if _modified(path) < before:
@@ -201,7 +201,7 @@ def _copy(source: Path, target: Path) -> tuple[str, int]:
 
 
 def _locked(path: Path, mode: int = fcntl.LOCK_SH) -> int | None:
-    """A descriptor with a lock on the file; None when there is no file or, if asked not to wait, others hold it."""
+    """Lock the file and return its descriptor; None without a file, or if `mode` does not wait and others hold it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

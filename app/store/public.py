@@ -1,4 +1,4 @@
-"""What clients see of the rows: JSON-ready dicts, as the API answers them."""
+"""Turns rows into what clients see: JSON-ready dicts, as the API answers them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from app.errors import NotFound
 from app.states import JOB_STATES
 
 MAX_ID = 2**63 - 1
-"""The database's integers have 64 bits; a number from a URL can have any."""
+"""The largest id. The database's integers have 64 bits; a number from a URL can have any length."""
 
 _JOB_FIELDS = (
     "id",
@@ -36,19 +36,19 @@ _JOB_FIELDS = (
 
 
 def checked_id(number: int, what: str) -> int:
-    """`number`, if the database can have it as an id; else NotFound."""
+    """Return `number` if the database can have it as an id; else raise NotFound."""
     if not 0 < number <= MAX_ID:
         raise NotFound(f"There is no {what} {number}.")
     return number
 
 
 def rfc3339(time: datetime | None) -> str | None:
-    """A UTC time with microseconds, ending in Z."""
+    """Write a UTC time with microseconds, ending in Z."""
     return None if time is None else time.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def finite(value: float | None) -> float | None:
-    """JSON knows no NaN and no infinity; they are null there."""
+    """Return None for NaN and infinity, which JSON does not know, and every other value as it is."""
     return value if value is not None and math.isfinite(value) else None
 
 
@@ -56,7 +56,7 @@ _JOB_PARTS = ("events", "logs", "units", "measurements", "tables", "artifacts", 
 
 
 def job_dict(row: RowMapping | Mapping[str, Any], waiting: str | None) -> dict[str, Any]:
-    """The public job of a row of the table `job`; `waiting`: why it cannot start (see waiting.py)."""
+    """Make the public job from a row of the table `job`. `waiting` says why it cannot start (see waiting.py)."""
     path = f"/jobs/{row['id']}"
     return {
         **{field: row[field] for field in _JOB_FIELDS},
@@ -76,7 +76,7 @@ def job_dict(row: RowMapping | Mapping[str, Any], waiting: str | None) -> dict[s
 
 
 def sweep_dict(row: RowMapping | Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
-    """The public sweep of a row of the table `sweep`, with its number of points by the state of their latest job."""
+    """Make the public sweep from a row of the table `sweep` and its number of points by their latest job's state."""
     path = f"/sweeps/{row['id']}"
     return {
         **{field: row[field] for field in ("id", "name", "labels", "base", "grid", "exclude", "options")},
@@ -92,11 +92,11 @@ def sweep_dict(row: RowMapping | Mapping[str, Any], counts: Mapping[str, int]) -
 
 
 def artifact_dict(row: RowMapping) -> dict[str, Any]:
-    """The public artifact of a row of the table `artifact` and its `unit_title`; `size` in bytes."""
+    """Make the public artifact from a row of the table `artifact` with its `unit_title`; `size` is in bytes."""
     fields = ("name", "kind", "media_type", "size", "sha256", "unit_index", "unit_title")
     return {**{field: row[field] for field in fields}, "url": artifact_url(row)}
 
 
 def artifact_url(row: RowMapping) -> str:
-    """Where an artifact can be downloaded."""
+    """Return the URL from which clients download an artifact."""
     return f"/jobs/{row['job_id']}/artifacts/{quote(row['name'], safe='')}"

@@ -1,4 +1,4 @@
-"""What clients read: public dicts and lists, ready for JSON. Every method is one consistent snapshot."""
+"""Queries for clients: they return public dicts and lists, ready for JSON. Every method reads one snapshot."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ logger = logging.getLogger(__name__)
 
 MAX_PAGE = 1000
 MAX_MEASUREMENTS = 10_000
-"""Of a page of measurements."""
+"""Most measurements on a page."""
 MAX_SAMPLES = 2_000_000
-"""Of a page of measurements with samples; one with more than that is a page of its own."""
+"""Most samples on a page of measurements. A measurement with more samples has a page of its own."""
 
 
 _UNIT_FIELDS = ("unit_index", "title", "side", "outcome", "reason", "partial", "environment", "validity")
@@ -41,7 +41,7 @@ class Reading:
         self._database = database
 
     def job(self, job_id: int) -> tuple[dict[str, Any], int]:
-        """The public job, and its version, which grows with every change. Raises NotFound, as all below."""
+        """Return the public job and its version, which grows with every change. Raises NotFound, as all below."""
         with self._database.read() as connection:
             row = _job(connection, job_id)
             waiting = waiting_reasons(connection, [row._mapping])
@@ -56,7 +56,7 @@ class Reading:
         limit: int = 50,
         after: str | None = None,
     ) -> tuple[list[dict[str, Any]], str | None]:
-        """Jobs that match everything given, newest first, and the cursor of the next page."""
+        """Return the jobs that match everything given, newest first, and the cursor of the next page."""
         job = tables.job.c
         query = select(tables.job)
         if state is not None:
@@ -67,7 +67,7 @@ class Reading:
             query = query.where(job.sweep_id == _in_range(sweep))
         label = tables.job_label.c
         for key, value in labels:
-            # Not EXISTS, which SQLite would try for every job: 130 ms for a label that only an old one of 110 000 has.
+            # SQLite would try EXISTS for every job: 130 ms for a label that only one old job of 110 000 has.
             query = query.where(job.id.in_(select(label.job_id).where(label.key == key, label.value == value)))
         with self._database.read() as connection:
             rows, following = _page(connection, query, job.id, limit, after)
@@ -75,7 +75,7 @@ class Reading:
         return [job_dict(row._mapping, waiting.get(row.id)) for row in rows], following
 
     def events(self, job_id: int, after: int = 0, limit: int = 500) -> list[dict[str, Any]]:
-        """The job's events with an id above `after`, in order."""
+        """Return the job's events with an id above `after`, in order."""
         event = tables.event.c
         with self._database.read() as connection:
             _job(connection, job_id)
@@ -94,7 +94,7 @@ class Reading:
         ]
 
     def attempts(self, job_id: int) -> list[dict[str, Any]]:
-        """Every attempt that the job had, lost and given back ones too, in order."""
+        """Return every attempt that the job had, in order, including lost ones and those given back."""
         with self._database.read() as connection:
             _job(connection, job_id)
             rows = _attempts(connection, job_id)
@@ -111,7 +111,7 @@ class Reading:
         ]
 
     def log(self, job_id: int) -> str:
-        """The output of the job's last attempt: as recorded at its end, or as far as reported."""
+        """Return the output of the job's last attempt: as recorded at its end, or as far as reported."""
         event = tables.event.c
         with self._database.read() as connection:
             _job(connection, job_id)
@@ -127,14 +127,14 @@ class Reading:
             for row in connection.execute(query.order_by(event.id)):
                 if row.type == "log":
                     text.append(row.data["text"])
-                elif "worker_id" in row.data:  # a claim: one that was given back before had the same number
+                elif "worker_id" in row.data:  # a claim: an earlier one that was given back had the same number
                     text.clear()
         return "".join(text)
 
     def measurements(
         self, job_id: int, *, samples: bool = False, limit: int = MAX_MEASUREMENTS, after: str | None = None
     ) -> dict[str, Any]:
-        """What the job's last recorded attempt measured: `columns`, `rows` and the cursor `next`, or None at the end.
+        """Return the measurements of the job's last recorded attempt: `columns`, `rows`, and `next`, a cursor or None.
 
         A row is one metric of one case, an object keyed by column name. The columns are the coordinates of this page's
         cases, then layout.FACTS, layout.STATISTICS in the row's unit, and with `samples` the raw samples, of which a
@@ -166,7 +166,7 @@ class Reading:
         }
 
     def units(self, job_id: int) -> list[dict[str, Any]]:
-        """The units of the job's last recorded attempt in the order of the plan, each with the files that it left."""
+        """Return the units of the job's last recorded attempt in the plan's order, each with the files that it left."""
         unit = tables.unit.c
         with self._database.read() as connection:
             _job(connection, job_id)
@@ -187,14 +187,14 @@ class Reading:
         ]
 
     def artifacts(self, job_id: int) -> list[dict[str, Any]]:
-        """The artifacts of the job's last recorded attempt by name."""
+        """Return the artifacts of the job's last recorded attempt by name."""
         with self._database.read() as connection:
             _job(connection, job_id)
             attempt = recorded_attempts(connection, [job_id]).get(job_id)
             return [artifact_dict(row) for row in connection.execute(_artifacts(job_id, attempt)).mappings()]
 
     def artifact(self, job_id: int, name: str) -> dict[str, Any]:
-        """One artifact of the job's last recorded attempt."""
+        """Return one artifact of the job's last recorded attempt."""
         with self._database.read() as connection:
             _job(connection, job_id)
             attempt = recorded_attempts(connection, [job_id]).get(job_id)
@@ -205,7 +205,7 @@ class Reading:
         return artifact_dict(row)
 
     def workers(self) -> list[dict[str, Any]]:
-        """Every worker that ever registered, with the ids of the jobs it runs."""
+        """Return every worker that ever registered, with the ids of the jobs it runs."""
         worker, job = tables.worker.c, tables.job.c
         with self._database.read() as connection:
             rows = connection.execute(select(tables.worker).order_by(worker.registered_at, worker.id)).all()
@@ -230,7 +230,7 @@ class Reading:
         ]
 
     def sweep(self, sweep_id: int) -> dict[str, Any]:
-        """The public sweep, with the number of its points by the state of their latest job."""
+        """Return the public sweep, with the number of its points by the state of their latest job."""
         with self._database.read() as connection:
             query = select(tables.sweep).where(tables.sweep.c.id == checked_id(sweep_id, "sweep"))
             row = connection.execute(query).mappings().one_or_none()
@@ -239,24 +239,24 @@ class Reading:
             return sweep_dict(row, sweeps.counts(connection, [sweep_id]).get(sweep_id, {}))
 
     def sweeps(self, limit: int = 50, after: str | None = None) -> tuple[list[dict[str, Any]], str | None]:
-        """Sweeps, newest first, and the cursor of the next page."""
+        """Return sweeps, newest first, and the cursor of the next page."""
         with self._database.read() as connection:
             rows, following = _page(connection, select(tables.sweep), tables.sweep.c.id, limit, after)
             counts = sweeps.counts(connection, [row.id for row in rows])
         return [sweep_dict(row._mapping, counts.get(row.id, {})) for row in rows], following
 
     def counts(self) -> dict[str, int]:
-        """The number of jobs in each state."""
+        """Return the number of jobs in each state."""
         job = tables.job.c
         with self._database.read() as connection:
             rows = connection.execute(select(job.state, func.count()).group_by(job.state)).all()
         return {state: dict(map(tuple, rows)).get(state, 0) for state in JOB_STATES}
 
     def known_names(self) -> dict[str, set[str]]:
-        """The kinds and the capabilities that registered workers have; both empty while none ever registered."""
+        """Return the kinds and the capabilities that registered workers have; both empty if none ever registered."""
         worker = tables.worker.c
         with self._database.read() as connection:
-            # Agents are many over the years, each start is one, but few differ in what they have.
+            # Each start of an agent adds a worker, so there are many over the years, but few differ in these columns.
             rows = connection.execute(
                 select(cast(worker.kinds, Text), cast(worker.capabilities, Text)).distinct()
             ).all()
@@ -283,7 +283,7 @@ def _attempts(connection: Connection, job_id: int) -> Sequence[Row[Any]]:
 
 
 def _artifacts(job_id: int, attempt: int | None) -> Select[Any]:
-    """The artifacts of an attempt of a job by name, with the titles of their units."""
+    """Build a query for the artifacts of an attempt of a job by name, with the titles of their units."""
     artifact, unit = tables.artifact.c, tables.unit.c
     its_unit = (
         (unit.job_id == artifact.job_id) & (unit.attempt == artifact.attempt) & (unit.unit_index == artifact.unit_index)
@@ -333,7 +333,7 @@ def _measurement_columns(
 
 
 def _rows_within(counts: Iterable[int | None], limit: int) -> int:
-    """How many rows with these numbers of samples make a page: at least one, at most `limit`."""
+    """Return how many rows with these numbers of samples make a page: at least one, at most `limit`."""
     samples = rows = 0
     for count in counts:
         samples += count or 0
@@ -344,7 +344,7 @@ def _rows_within(counts: Iterable[int | None], limit: int) -> int:
 
 
 def _unpack(samples: bytes | None) -> list[float | None] | None:
-    """None where there are none, or where what is stored is not what it should be: the statistics can be read still."""
+    """Return the samples; None if there are none, or if they are broken, so the statistics stay readable."""
     try:
         values = array.array("d", b"" if samples is None else zlib.decompress(samples))
     except (zlib.error, ValueError):

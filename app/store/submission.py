@@ -110,7 +110,7 @@ def first_answer(connection: Connection, idempotency: Idempotency) -> Submitted 
 def answer_once(
     connection: Connection, idempotency: Idempotency | None, answer: Callable[[], dict[str, Any]]
 ) -> Submitted:
-    """Return the first answer to this key if there was one; else what `answer` returns, which is kept as the first."""
+    """Return the first answer to this key if there was one; else call `answer` and keep its result as the first."""
     if idempotency is None:
         return Submitted(answer(), replayed=False)
     first = first_answer(connection, idempotency)

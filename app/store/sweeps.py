@@ -1,6 +1,6 @@
-"""Jobs of sweeps. A point that was resumed has several jobs: the latest is the one that counts.
+"""Jobs of sweeps. A point that was resumed has several jobs, of which the latest counts.
 
-Sweeps have thousands of jobs, and nobody else can write meanwhile: what changes all of them is a few statements.
+Sweeps have thousands of jobs, and nobody else can write meanwhile, so a few statements change all of them.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _job, _event, _label = tables.job.c, tables.event.c, tables.job_label.c
 
 
 def latest_jobs(sweep_ids: Sequence[int]) -> Select[tuple[int]]:
-    """A query for the ids of the latest job of each point of these sweeps, for `job.id.in_(…)`.
+    """Build a query for the ids of the latest job of each point of these sweeps, for `job.id.in_(…)`.
 
-    Jobs of an older Flopwatch whose point could not be told are told apart by their specs.
+    Jobs of an older Flopwatch whose point is unknown are told apart by their specs.
     """
     point = func.coalesce(cast(_job.point, Text), cast(_job.spec, Text))
     return select(func.max(_job.id)).where(_job.sweep_id.in_(sweep_ids)).group_by(_job.sweep_id, point)
 
 
 def counts(connection: Connection, sweep_ids: Sequence[int]) -> dict[int, dict[str, int]]:
-    """How many points of each sweep are in each state: the state of their latest job."""
+    """Return the number of each sweep's points in each state. A point has the state of its latest job."""
     query = select(_job.sweep_id, _job.state, func.count()).where(_job.id.in_(latest_jobs(sweep_ids)))
     found: dict[int, dict[str, int]] = {}
     for sweep_id, state, number in connection.execute(query.group_by(_job.sweep_id, _job.state)):
@@ -43,14 +43,14 @@ def counts(connection: Connection, sweep_ids: Sequence[int]) -> dict[int, dict[s
 
 
 def place(point: Mapping[str, int]) -> frozenset[tuple[str, int]]:
-    """Equal for equal points."""
+    """Return a hashable form of a point; equal points have equal ones."""
     return frozenset(point.items())
 
 
 def points_without_job(connection: Connection, sweep_id: int, points: Sequence[Point]) -> list[Point]:
-    """Those of the sweep's points of which every job was deleted.
+    """Return the points of the sweep that have no job any more, since every job was deleted.
 
-    Jobs of an older Flopwatch whose point could not be told belong to the points that have their spec.
+    Jobs of an older Flopwatch whose point is unknown belong to the points that have their spec.
     """
     of_sweep = _job.sweep_id == sweep_id
     placed = connection.execute(select(_job.point).where(of_sweep, _job.point.is_not(None))).scalars()
@@ -64,7 +64,7 @@ def points_without_job(connection: Connection, sweep_id: int, points: Sequence[P
 
 
 def job_of_point(sweep: Mapping[str, Any], point: Point) -> NewJob:
-    """A new job for a point of the sweep, which is a row of its table. Raises Conflict when its spec is not valid."""
+    """Make a new job for a point of `sweep`, a row of its table. Raises Conflict when the point's spec is invalid."""
     try:
         spec = spec_adapter.validate_json(to_json(point.spec))
     except ValidationError as invalid:
@@ -78,7 +78,7 @@ def job_of_point(sweep: Mapping[str, Any], point: Point) -> NewJob:
 
 
 def repeat_ended(connection: Connection, sweep: Mapping[str, Any], now: datetime) -> int:
-    """Queue a new job for each point whose latest one failed or was cancelled; returns how many those are."""
+    """Queue a new job for each point whose latest one failed or was cancelled; returns the number of new jobs."""
     of_sweep = _job.sweep_id == sweep["id"]
     last = connection.execute(select(func.max(_job.id)).where(of_sweep)).scalar_one()
     if last is None:
@@ -107,7 +107,7 @@ def repeat_ended(connection: Connection, sweep: Mapping[str, Any], now: datetime
 def say_of_each(
     connection: Connection, which: ColumnElement[bool], type_: str, data: Mapping[str, Any], now: datetime
 ) -> None:
-    """Record the same event of every job for which the condition holds."""
+    """Record the same event for every job that matches `which`."""
     said = {"type": type_, "data": data, "created_at": now}
     rows = select(_job.id, _job.attempt, *(literal(value, _event[column].type) for column, value in said.items()))
     into = insert(tables.event).from_select(["job_id", "attempt", *said], rows.where(which).order_by(_job.id))
@@ -115,7 +115,7 @@ def say_of_each(
 
 
 def _comparable(spec: Mapping[str, Any]) -> str:
-    """The spec as text with every default filled in, if it is valid."""
-    with contextlib.suppress(ValidationError):  # one of another version is equal to itself alone
+    """Return the spec as text. If it is valid, every default is filled in."""
+    with contextlib.suppress(ValidationError):  # a spec of another version equals only itself
         spec = spec_adapter.validate_json(to_json(spec)).model_dump(mode="json")
     return json.dumps(spec, sort_keys=True)

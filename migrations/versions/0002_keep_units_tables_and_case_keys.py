@@ -1,7 +1,7 @@
 """Keep units, result tables and case keys; carry the results of 0001 over (see migrations/rows_0002.py).
 
-SQLite changes most of a table only by making a new one. Measurements may be millions, so theirs is filled by one
-statement from the old one and a table that says, for each distinct case of each job, what becomes of it.
+SQLite can change most of a table only by making a new one. Measurements may be millions, so one statement fills their
+new table from the old one and from a table that gives the new form of each distinct case of each job.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ branch_labels = None
 depends_on = None
 
 PAGE = 500
-"""Jobs that are read at once."""
+"""Number of jobs that are read at once."""
 REBUILT = ("sweep", "job", "measurement", "artifact")
 
 ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
@@ -95,7 +95,7 @@ def _create_result_table() -> None:
 
 
 def _rebuild(name: str, columns: Sequence[sa.Column[Any]], selection: str) -> None:
-    """Make the table anew, filled by `selection`, which gives every column's value in order."""
+    """Make the table anew and fill it from `selection`, which gives every column's value in order."""
     op.create_table(f"new_{name}", *columns, sqlite_autoincrement=True)
     names = ", ".join(f'"{column.name}"' for column in columns)
     op.execute(sa.text(f"INSERT INTO new_{name} ({names}) {selection}"))
@@ -182,7 +182,7 @@ def _rebuild_artifact(connection: sa.Connection) -> None:
     )
     op.create_index("ix_artifact_job_name", "artifact", ["job_id", "attempt", "name"], unique=True)
     op.create_index("ix_artifact_sha256", "artifact", ["sha256"])
-    # The one artifact that there was: samples-0.csv.gz of the first replicate, samples-1.csv.gz of the second, ….
+    # 0001 knew one artifact only: samples-0.csv.gz of the first replicate, samples-1.csv.gz of the second, ….
     named = connection.execute(sa.text("SELECT id, name FROM artifact WHERE name LIKE 'samples-%.csv.gz'")).all()
     numbers = [
         {"id": artifact_id, "unit_index": int(number)}
@@ -203,7 +203,7 @@ def _create_case_map(connection: sa.Connection) -> None:
 
 
 def _jobs(connection: sa.Connection) -> Iterator[tuple[rows.OldJob, int | None]]:
-    """Every job, with the id of its sweep."""
+    """Yield every job, with the id of its sweep."""
     query = sa.text(
         "SELECT id, kind, state, spec, progress, error, environment, validity, sweep_id, "
         "(SELECT state FROM attempt WHERE job_id = job.id AND number = job.attempt ORDER BY id DESC LIMIT 1) "
@@ -240,7 +240,7 @@ _UNIT = sa.text(
 
 
 def _carry_job(connection: sa.Connection, job: rows.OldJob, sweep_id: int | None) -> None:
-    """Write the job's units and what becomes of its cases; bring its own columns up to date."""
+    """Write the job's units and the new forms of its cases; bring the job's own columns up to date."""
     texts = connection.execute(_CASES, {"job_id": job.id}).scalars().all()
     cases = {text: rows.new_case(job, text) for text in texts}
     units = rows.new_units(job, list(cases.values()))
@@ -286,7 +286,7 @@ def _update_job(connection: sa.Connection, job_id: int, column: str, value: dict
 
 
 def _carry_sweeps(connection: sa.Connection) -> None:
-    """Give each sweep the options of its jobs, and each of those its point."""
+    """Give each sweep the options of its jobs, and each of these jobs its point."""
     jobs = sa.text("SELECT id, spec, priority, timeout_s, max_attempts FROM job WHERE sweep_id = :id ORDER BY id")
     for sweep_id, text in connection.execute(sa.text("SELECT id, grid FROM sweep")).all():
         members = connection.execute(jobs, {"id": sweep_id}).all()
@@ -343,7 +343,7 @@ def _rebuild_measurement(connection: sa.Connection) -> None:
     _rebuild(
         "measurement",
         columns,
-        # The old table's order, so that the new one is written from its beginning to its end.
+        # Rows come in the old table's order, so that SQLite writes the new one from beginning to end.
         f"SELECT {values} FROM measurement AS old CROSS JOIN case_map AS map "  # noqa: S608 - names of our own
         'ON map.job_id = old.job_id AND map.old_case = old."case" ORDER BY old.id',
     )
@@ -359,13 +359,13 @@ def _json_or_null(value: Any) -> str | None:
 
 
 def _highest_ids(connection: sa.Connection) -> dict[str, int]:
-    """The highest id that each table ever gave, also to rows that are gone."""
+    """Return the highest id that each table ever gave, including ids of rows that are gone."""
     found = connection.execute(sa.text("SELECT name, seq FROM sqlite_sequence"))
     return {str(row.name): int(row.seq) for row in found}
 
 
 def _keep_highest_ids(connection: sa.Connection, highest: dict[str, int]) -> None:
-    """See that tables made anew give no id twice, though the rows that had the highest ones are gone."""
+    """Keep new tables from giving an id twice, even if the rows with the highest ids are gone."""
     for name in REBUILT:
         connection.execute(sa.text("DELETE FROM sqlite_sequence WHERE name = :name"), {"name": name})
         if name in highest:

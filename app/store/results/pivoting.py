@@ -1,13 +1,13 @@
 """Tables of measurements: one row per case of a job, one column per metric.
 
-Within a job a row is what has one case key and one device key, and in a comparison one side. Rows show the coordinates
-that a kind asks for (`table_rows`), then every other one that varies, less those that a shown label stands for. Where
-two rows still look the same, what differs between them is shown as well.
+Within a job, measurements with one case key and one device key (and in a comparison one side) share a row. Rows show
+the coordinates that a kind asks for (`table_rows`), then every other one that varies, except those that a shown label
+stands for. If two rows still look the same, they also show the coordinates in which they differ.
 
-A cell is the mean of its samples with their standard deviation, or another statistic of them. Where a case was measured
-by several processes (units of the job), the process is what counts: the cell is the statistic of the processes' own
-statistics, such as the median of their medians, and the standard deviation is that of their means. Nothing is averaged
-over what is missing: when one process has no value, or the job did not succeed, the cell has an outcome instead ("oom",
+A cell is the mean of its samples with their standard deviation, or another statistic of them. If several processes
+(units of the job) measured a case, each process counts as one value: the cell is the statistic of the processes' own
+statistics, such as the median of their medians, and the standard deviation is that of their means. No average hides a
+missing value: when one process has no value, or the job did not succeed, the cell has an outcome instead ("oom",
 "unsupported", "timeout", …) and its numbers are null.
 """
 
@@ -39,30 +39,30 @@ EVERY_METRIC = "all"
 METRIC_SUFFIXES = ("", "_std", "_n", "_outcome")
 OF_THE_JOB = ("job", "kind", "case_key")
 RESERVED = (*OF_THE_JOB, "device", "side", "validity")
-"""Columns of tables; a coordinate of a case that has such a name is called "case.<name>"."""
+"""Columns of tables. A coordinate of a case with such a name becomes the column "case.<name>"."""
 
 _Row = Row[Any] | SimpleNamespace
-"""A job or a measurement: of the database, or of `flopwatch run`."""
+"""A job or a measurement, from the database or from `flopwatch run`."""
 
 
 @dataclass
 class _Case:
-    """One row: a case of a job. `stopped`: why there are no numbers, when the job did not succeed."""
+    """One row: a case of a job. `stopped` says why there are no numbers when the job did not succeed."""
 
     job: int | None
     kind: str
     tabled_as: tuple[str, ...]
-    """The kinds whose rows and columns its table has: in a comparison, those of its sides too."""
+    """The kinds whose rows and columns the table shows; in a comparison, the kind of its sides too."""
     coordinates: dict[str, Scalar]
     key: str | None = None
     stopped: str | None = None
     processes: dict[str, list[_Row]] = field(default_factory=dict)
-    """What each process measured, by column: one row of each unit."""
+    """The processes' measurements by column: one row per unit."""
 
     def add(self, metric: str, row: _Row) -> None:
-        """Take what a process measured. A crash may leave two rows of one unit: the first that is "ok" counts.
+        """Add a process's measurement. A crash may leave two rows of one unit: the first that is "ok" counts.
 
-        Rows that do not tell their unit are each of their own.
+        Each row without a unit counts as a process of its own.
         """
         rows = self.processes.setdefault(metric, [])
         for index, former in enumerate(rows):
@@ -81,14 +81,14 @@ class _Case:
         return next((row.outcome for row in self.processes[metric] if row.outcome != "ok"), "ok")
 
     def validity(self) -> str | None:
-        """The worst verdict of its processes."""
+        """Return the worst verdict of the case's processes."""
         found = {row.validity for rows in self.processes.values() for row in rows}
         return next((verdict for verdict in reversed(VERDICTS) if verdict in found), None)
 
 
 @functools.cache
 def column_name(metric: str, phase: str | None) -> str:
-    """The name of a metric's column, whatever else was measured: `forward_ms`, `forward_tflops`, `tflops`."""
+    """Return the name of a metric's column, which depends on nothing else: `forward_ms`, `forward_tflops`, `tflops`."""
     return metric if phase is None or metric.startswith(f"{phase}_") else f"{phase}_{metric}"
 
 
@@ -103,18 +103,18 @@ def table(
     columns: Sequence[str] | None = None,
     statistic: Statistic = "mean",
 ) -> Sheet:
-    """The results of finished jobs, in the order of their submission; what is given narrows the choice of jobs.
+    """Return the results of finished jobs, in the order of their submission. Each argument narrows the choice of jobs.
 
     Args:
         database: the store.
         kind: jobs of this kind.
-        sweep: jobs of this sweep; of each of its points, the latest.
+        sweep: jobs of this sweep, only the latest job of each point.
         jobs: these jobs.
         labels: jobs with all of these (key, value) pairs.
         rows: coordinates to show first, and always; those that vary follow.
         columns: metrics, named as their columns, in this order; "all" for every one. By default the kind's
             `table_columns` that somebody has measured.
-        statistic: of the samples, and of the processes where they are several.
+        statistic: statistic of the samples, and of the processes if there are several.
 
     Raises:
         NotFound: there is no such job or sweep.
@@ -132,10 +132,10 @@ def table(
 
 
 def local_table(spec: SpecBase, measurements: Iterable[Mapping[str, Any]]) -> Sheet:
-    """The table of one job that is in no database, with the reasons for what is missing (`Sheet.missing`).
+    """Return the table of one job that is in no database, with the reasons for missing numbers (`Sheet.missing`).
 
     Args:
-        spec: the job's.
+        spec: the job's spec.
         measurements: as on the wire (Measurement.to_wire). Each may have "validity", its case's verdict, and in a
             comparison "side".
     """
@@ -148,7 +148,7 @@ def local_table(spec: SpecBase, measurements: Iterable[Mapping[str, Any]]) -> Sh
 def _cases(
     jobs: Sequence[_Row], measured: Sequence[_Row], side: Callable[[_Row], str | None]
 ) -> tuple[list[_Case], dict[str, str]]:
-    """The rows of the table, and the unit of each metric's column."""
+    """Return the rows of the table, and the unit of each metric's column."""
     units = {column_name(row.metric, row.phase): row.unit for row in measured}
     taken = {*RESERVED, *(unit + suffix for unit in units for suffix in METRIC_SUFFIXES)}
     by_job: dict[int | None, list[_Row]] = {job.id: [] for job in jobs}
@@ -190,7 +190,7 @@ def _tabled_as(job: _Row) -> tuple[str, ...]:
 
 
 def _planned(spec: dict[str, Any], taken: Collection[str]) -> list[dict[str, Scalar]]:
-    """What is known of the cases of a job that measured nothing: its coordinates at one glance, side by side.
+    """Return the known coordinates of a job that measured nothing: its overview, one per side.
 
     Nothing is known when the spec is of another version and no longer valid.
     """
@@ -275,7 +275,7 @@ _STATISTICS: dict[Statistic, Callable[[Sequence[float]], float]] = {
 
 
 def _coordinates(cases: Sequence[_Case], asked: Sequence[str] | None) -> list[str]:
-    """The coordinates that the rows show."""
+    """Return the coordinates that the rows show."""
     known = list(dict.fromkeys(name for case in cases for name in case.coordinates))
     if asked is None:
         preferred = [name for kind in _kinds(cases) for name in KINDS[kind].table_rows]
@@ -293,17 +293,17 @@ def _coordinates(cases: Sequence[_Case], asked: Sequence[str] | None) -> list[st
 
 
 def _varies(cases: Sequence[_Case], name: str) -> bool:
-    # A job that measured nothing knows less of its case (not the device, for one); that is no difference.
+    # A job that measured nothing lacks some of its case's columns (the device, for one); that is no difference.
     found = (case.coordinates.get(name) for case in cases if case.processes or name in case.coordinates)
-    # Not to use something and to have no use for it look alike: sdpa_flash does not tune, triton was not asked to.
+    # False and null count as equal: triton was not asked to tune (False), sdpa_flash cannot tune (null).
     values = (None if value is False else value for value in found)
     first = next(values, None)
-    # By type too: Python takes 1 and true for equal.
+    # The types count too: Python takes 1 and true for equal.
     return any(value != first or type(value) is not type(first) for value in values)
 
 
 def _stood_for(cases: Sequence[_Case], shown: Collection[str]) -> set[str]:
-    """The coordinates that a shown label stands for, in every case that has them."""
+    """Return the coordinates that a shown label stands for, in every case that has them."""
     labels = [item for kind in _kinds(cases) for item in KINDS[kind].labels.items() if item[0] in shown]
     return {
         name
@@ -314,7 +314,7 @@ def _stood_for(cases: Sequence[_Case], shown: Collection[str]) -> set[str]:
 
 
 def _tell_apart(cases: Sequence[_Case], chosen: list[str], more: Iterable[str]) -> None:
-    """Add to `chosen`, in place, those of `more` that differ between rows that look the same."""
+    """Add to `chosen`, in place, the coordinates of `more` that differ between rows that look the same."""
     for name in more:
         alike: dict[str, list[_Case]] = {}
         for case in cases:
@@ -335,13 +335,13 @@ def _metrics(cases: Sequence[_Case], units: Mapping[str, str], asked: Sequence[s
         known = [EVERY_METRIC, *units, *sorted(offered - set(units))]
         _refuse_unknown("columns", asked, known, there_is_something=bool(units))
         return list(dict.fromkeys(name for word in asked for name in (every if word == EVERY_METRIC else [word])))
-    if not units:  # nothing but jobs that failed before they measured: their outcomes need a column
+    if not units:  # all jobs failed before they measured anything: their outcomes need a column
         return preferred[:1]
     outcomes: dict[str, set[str]] = {}
     for case in cases:
         for name in case.processes:
             outcomes.setdefault(name, set()).add(case.outcome(name))
-    # What no cell knows is no column, though other cells have a worse reason to have no value.
+    # A column that is unknown in some cell and "ok" in none is left out, even if other cells have a worse outcome.
     told = {name for name, found in outcomes.items() if "ok" in found or UNKNOWN not in found}
     return [name for name in preferred if name in told] or [name for name in units if name in told] or every[:1]
 
@@ -351,12 +351,12 @@ def _table_columns(cases: Sequence[_Case]) -> list[str]:
 
 
 def _kinds(cases: Sequence[_Case]) -> list[str]:
-    """The kinds that the tables of these cases follow; an older or newer Flopwatch may have stored others."""
+    """Return the kinds that the tables of these cases follow. Kinds that this version does not know are left out."""
     return [kind for kind in dict.fromkeys(kind for case in cases for kind in case.tabled_as) if kind in KINDS]
 
 
 def _missing(cases: Sequence[_Case], coordinates: Sequence[str], metrics: Collection[str]) -> list[str]:
-    """Why these metrics have no numbers; of a job that did not succeed, in the cells that it got to."""
+    """Return the reasons why these metrics have no numbers, for the cells that the jobs got to."""
     measured: set[int] = set()
     gaps = []
     for number, case in enumerate(cases):

@@ -1,7 +1,8 @@
 """The tables that a job's units reported: kernels of a profile, allocations, dtypes of modules.
 
-Tables of one name from several units are one table, with a column `unit_index`. Each unit's part is stored whole, so
-rows are sorted here; the agent bounds how many a job has. A page in the order of the reports reads only its parts.
+Tables of one name from several units become one table, with a column `unit_index`. The store keeps each unit's part
+whole, so this module sorts the rows; the agent bounds their number per job. A page in the order of the reports reads
+only its own parts.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ from app.store.results.sheet import Column, Sheet, free_names
 UNIT_INDEX = "unit_index"
 
 Part = tuple[int, Sequence[Mapping[str, Any]], Sequence[Sequence[Scalar]]]
-"""What one unit reported under a name: the unit's index, the columns ({"name", "type", "unit"}), the rows."""
+"""One unit's report under a name: the unit's index, the columns ({"name", "type", "unit"}), the rows."""
 
 
 def list_tables(database: Database, job_id: int) -> list[dict[str, Any]]:
-    """The tables of the job's last recorded attempt, by name; `rows` is how many rows there are. Raises NotFound."""
+    """Return the tables of the job's last recorded attempt, by name; `rows` is the number of rows. Raises NotFound."""
     with database.read() as connection:
         parts = _parts(connection, job_id)
     by_name: dict[str, list[Row[Any]]] = {}
@@ -59,20 +60,20 @@ def result_table(
     limit: int | None = None,
     after: int = 0,
 ) -> Sheet:
-    """One table of a job, with the rows of all its units or of one.
+    """Return one table of a job, with the rows of all its units or of one.
 
     Args:
         database: the store.
         job_id: the job's id.
-        name: the table's.
+        name: the table's name.
         unit: the index of a unit; None: all of them.
-        sort: a column, from its least value to its greatest, or "-column" for the other way round; what is unknown
-            comes last. None: as reported.
-        limit: at most so many rows; None: all.
+        sort: a column, from its least value to its greatest, or "-column" for the other way round; unknown values
+            come last. None: as reported.
+        limit: the most rows to return; None: all.
         after: how many rows come before these; `Sheet.next` of the page before.
 
     Raises:
-        NotFound: there is no such job, or no such table of it, or none from this unit.
+        NotFound: there is no such job, the job has no such table, or this unit reported none.
         InvalidRequest: there is no such column to sort by.
     """
     with database.read() as connection:
@@ -97,9 +98,9 @@ def result_table(
 
 
 def _rows(connection: Connection, parts: Sequence[Row[Any]], start: int, end: int | None) -> list[list[Scalar]]:
-    """Rows number `start` to `end` of these parts together, each with its unit's index first.
+    """Return rows number `start` to `end` of all these parts together, each with its unit's index first.
 
-    Parts are read one after the other, and only those that have such rows: a page of a large table is a quick one.
+    It reads one part after the other, and only parts that have such rows, so that a page of a large table is quick.
     """
     table = tables.result_table.c
     rows: list[list[Scalar]] = []
@@ -114,7 +115,7 @@ def _rows(connection: Connection, parts: Sequence[Row[Any]], start: int, end: in
 
 
 def _parts(connection: Connection, job_id: int) -> Sequence[Row[Any]]:
-    """Everything but the rows, by name and unit."""
+    """Return all columns of the job's parts but `rows`, by name and unit."""
     job = select(tables.job.c.id).where(tables.job.c.id == checked_id(job_id, "job"))
     if connection.execute(job).one_or_none() is None:
         raise NotFound(f"There is no job {job_id}.")
@@ -126,9 +127,9 @@ def _parts(connection: Connection, job_id: int) -> Sequence[Row[Any]]:
 
 
 def merged(parts: Sequence[Part]) -> Sheet:
-    """What several units reported under one name, as one table; their columns are the same.
+    """Merge what several units reported under one name into one table; their columns are the same.
 
-    For people the column `unit_index` is shown only where there are several units.
+    Formats for people show the column `unit_index` only if there are several units.
     """
     columns = _columns(parts[0][1], several=len(parts) > 1)
     rows = [[index, *row] for index, _, part in parts for row in part]
@@ -146,7 +147,7 @@ def _public(column: Column) -> dict[str, Any]:
 
 
 def ordered(sheet: Sheet, sort: str | None) -> Sheet:
-    """The sheet with its rows sorted by a column ("-column": descending); rows without a value last; else as before."""
+    """Return the sheet with its rows sorted by a column ("-column": descending), and rows without a value last."""
     if sort is None:
         return sheet
     names = sheet.names()
@@ -163,7 +164,7 @@ def ordered(sheet: Sheet, sort: str | None) -> Sheet:
 
 
 def page(sheet: Sheet, limit: int | None, after: int) -> Sheet:
-    """The rows from number `after` on, at most `limit` of them."""
+    """Return the sheet with the rows from number `after` on, at most `limit` of them."""
     end = len(sheet.rows) if limit is None else after + limit
     following = str(end) if end < len(sheet.rows) else None
     return replace(sheet, rows=sheet.rows[after:end], next=following)

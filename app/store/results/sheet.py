@@ -18,13 +18,13 @@ Role = Literal["coordinate", "metric", "value"]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One metric of one case. `value` is None where `outcome` is not "ok", and where the number is not finite."""
+    """One metric of one case. `value` is None if `outcome` is not "ok", or if the number is not finite."""
 
     value: float | None
     spread: float | None
     """Standard deviation of the samples, or of the processes' means; only beside a mean."""
     n: int | None
-    """Number of values that it summarises: samples, or processes."""
+    """Number of samples or processes that the cell summarises."""
     outcome: str | None
     """ok | oom | unsupported | timeout | …; None: not measured."""
 
@@ -70,7 +70,7 @@ class Sheet:
         return [column.name for column in self.columns if role in (None, column.role)]
 
     def head(self, rows: int) -> Sheet:
-        """The first rows alone."""
+        """Return a sheet with only the first `rows` rows."""
         return replace(self, rows=self.rows[:rows])
 
 
