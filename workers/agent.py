@@ -1,4 +1,4 @@
-"""The agent: one per host. Claims what the host can run now, runs it, renews its leases, records the results."""
+"""The agent, one per host. It claims jobs that the host can run now, runs them, renews leases and records results."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ from workers.outcome import Abandoned, Cancelled, GivenBack
 logger = logging.getLogger(__name__)
 
 MAX_ON_PAPER = 4
-"""Jobs at a time that only compute on paper: they need no device, but each has a process."""
+"""Most jobs at a time that only compute on paper: they need no device, but each has a process."""
 TICK_S = 0.05
-"""How often an idle agent looks for new work; one look costs microseconds."""
+"""Seconds between two looks of an idle agent for new work. One look costs microseconds."""
 
 
 def capabilities() -> frozenset[str]:
-    """Names this host has, as "family:name". Registries know names without importing what they stand for."""
+    """Return this host's names, as "family:name". Registries list names without importing the code behind them."""
     return frozenset({f"attention:{name}" for name in ATTENTION.names()} | {f"model:{name}" for name in MODELS.names()})
 
 
 def versions() -> dict[str, str]:
-    """Versions of what results depend on."""
+    """Return the versions of the software that results depend on."""
     found = {"python": platform.python_version()}
     for name in ("flopwatch", "torch", "triton"):
         try:
@@ -88,7 +88,7 @@ class Agent:
             signal.signal(signum, self._on_signal)
         self._launcher.start_warm()
         self._remove_stale_scratch()
-        # Else the first job would spend its timeout on torch's import, while another worker could run it.
+        # Without this, the first job would spend its timeout on importing torch, while another worker could run it.
         self._launcher.wait_until_warm()
         self._register()
         try:
@@ -108,10 +108,10 @@ class Agent:
                 self._serve_queue()
             except STORE_UNAVAILABLE as error:
                 logger.warning("the store cannot be written now, trying again: %s", error)
-                if not isinstance(error, DatabaseBusy):  # which has waited already
+                if not isinstance(error, DatabaseBusy):  # a busy database has made us wait already
                     pause_s = RETRY_S
             except (FlopwatchError, OSError):
-                # The jobs that run must not pay for it.
+                # This error must not harm the running jobs.
                 logger.exception("the queue cannot be served now, trying again")
                 pause_s = RETRY_S
             if select.select([self._wake], [], [], pause_s)[0]:
@@ -166,9 +166,9 @@ class Agent:
                 del self._runs[job_id]
 
     def _claim_what_fits(self) -> None:
-        """Claim until nothing more fits; try when the queue has changed, or the offer since the last refusal.
+        """Claim until nothing more fits. Tries only if the queue, or the offer, has changed since the last refusal.
 
-        Without a free device there is still an offer: to jobs that only compute on paper.
+        Without a free device the agent still makes an offer to jobs that only compute on paper.
         """
         while True:
             free = self._locks.take_free()
@@ -219,7 +219,7 @@ class Agent:
         run.start()
 
     def _lease_for(self, claim: Claim, free: Lease) -> Lease:
-        """What the job gets of the free devices; the others are given back."""
+        """Return the job's share of the free devices, and give back the others."""
         if claim.device_type == "none" and not claim.exclusive_host:
             free.release()
             return Lease()
@@ -234,7 +234,7 @@ class Agent:
         self._signals += 1
 
     def _drained(self) -> bool:
-        """Whether a signal asked for the end and nothing runs any more; gives jobs back when the grace is over."""
+        """Return True if a signal asked for the end and nothing runs any more. Gives jobs back after the grace."""
         if self._signals == 0:
             return False
         if self._drain_until is None:
@@ -248,21 +248,21 @@ class Agent:
         return not self._runs
 
     def _announce(self, state: WorkerState) -> None:
-        """Let others know; a store that cannot be written keeps nobody from ending."""
+        """Record the agent's state in the store. An unwritable store does not keep the agent from ending."""
         try:
             self._registration.set_worker_state(self.id, state)
         except FlopwatchError as error:
             logger.warning("the store does not know yet that this worker is %s: %s", state, error)
 
     def _give_back_all(self) -> None:
-        """When an error of ours ends the agent: its jobs have not crashed, others can run them."""
+        """Give all jobs back when an error of ours ends the agent: they have not crashed, and others can run them."""
         for run in self._runs.values():
             run.stop.set(GivenBack())
         for run in self._runs.values():
             run.join()
 
     def _remove_stale_scratch(self) -> None:
-        """Remove what agents that were killed left behind."""
+        """Remove the files that killed agents left behind."""
         root = scratch_root(self._settings)
         root.mkdir(parents=True, exist_ok=True)
         for folder in root.iterdir():

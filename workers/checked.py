@@ -1,6 +1,6 @@
-"""What a unit's process may say: its messages as checked values of bounded size. Nothing here believes a length.
+"""Checks the messages of a unit's process, and returns values of bounded size. It trusts no length in a message.
 
-Names and keys that are too long are refused, texts for people (reasons, titles, details) are cut: a job that has
+It refuses names and keys that are too long, and cuts texts for people (reasons, titles, details): a job that has
 measured for hours does not fail because an error message is long.
 """
 
@@ -24,30 +24,30 @@ from workers.measure.table import TooLarge
 
 MAX_MEASUREMENTS = 2_000_000
 MAX_MEASUREMENT_BYTES = 2 << 30
-"""Of all measurements of one job: their texts, and eight for each sample."""
+"""Most bytes of all measurements of one job: their texts, and eight bytes for each sample."""
 MAX_SAMPLES = 1_000_000
-"""Of one measurement."""
+"""Most samples of one measurement."""
 MAX_COORDINATES = 200
 MAX_CASE_BYTES = 16 << 10
 MAX_NAME = 500
-"""Characters of a name, a key or a unit."""
+"""Most characters of a name, a key or a unit."""
 MAX_TEXT = 4000
-"""Characters of a text for people; what is longer is cut."""
+"""Most characters of a text for people. Longer texts are cut."""
 MAX_ENVIRONMENT_BYTES = 1 << 20
 MAX_CHECKS = 1000
-"""Of one verdict."""
+"""Most checks of one verdict."""
 MAX_VERDICT_BYTES = 64 << 20
-"""Of all verdicts of one job."""
+"""Most bytes of all verdicts of one job."""
 MAX_ARTIFACTS = 10_000
 MAX_COUNT = 2**53 - 1
-"""Greater numbers change in programs that read JSON's as floating point."""
+"""The greatest count. Programs that read JSON numbers as floating point change greater ones."""
 
 _NAMES = ("case_key", "device_key", "metric", "unit", "outcome", "phase")
 _record = TypeAdapter(MeasurementRecord)
 
 
 class Measurements:
-    """Checks the measurements of one job, and counts them."""
+    """Checks the measurements of one job, and adds up their sizes."""
 
     def __init__(self) -> None:
         self._count = self._bytes = 0
@@ -55,18 +55,18 @@ class Measurements:
         self._case_bytes = 0
 
     def checked(self, wire: Mapping[str, Any], unit_index: int) -> MeasurementRecord:
-        """The measurement that `Measurement.to_wire` made.
+        """Return the measurement that `Measurement.to_wire` made.
 
         Raises:
-            ValueError, TypeError: it is none; says what is wrong.
-            TooLarge: it has more samples or coordinates than are kept, or this job's measurements together have.
+            ValueError, TypeError: it is no measurement; the error says why.
+            TooLarge: it, or this job's measurements together, exceed the limit of samples or coordinates.
         """
         fields = {**wire, "unit_index": unit_index, "validity": None}
         for name in _NAMES:
             _check_name(f"a measurement's {name}", fields[name])
         if isinstance(fields["reason"], str):
             fields["reason"] = cut(fields["reason"])
-        if fields["case"] != self._case:  # those of one case follow each other
+        if fields["case"] != self._case:  # measurements of one case follow each other
             self._case_bytes = _case_bytes(fields["case"])
             self._case = fields["case"]
         what = f"{fields['metric']} ({fields['phase']})"
@@ -87,11 +87,11 @@ class Measurements:
 
 
 def _samples(text: Any, what: str) -> tuple[array[float], bytes]:
-    """The samples, and as they are stored: zlib of little-endian float64. A small text may stand for gigabytes."""
+    """Return the samples, plain and as stored (zlib of little-endian float64). A small text may stand for gigabytes."""
     most = 8 * MAX_SAMPLES
     if not isinstance(text, str):
         raise TypeError(f"samples of {what} are no text")
-    # Base64 has four characters for three bytes, and what zlib cannot make smaller grows by less than a fifth.
+    # Base64 has four characters for three bytes, and data that zlib cannot shrink grows by less than a fifth.
     if len(text) > 2 * most:
         raise TooLarge(f"samples of {what} have {len(text)} characters; {MAX_SAMPLES} samples are kept")
     inflate = zlib.decompressobj()
@@ -130,7 +130,7 @@ def _check_statistics(record: MeasurementRecord, samples: array[float] | None, w
 
 
 def _case_bytes(case: Any) -> int:
-    """How large a case is; its coordinates are few, and scalars."""
+    """Return the size of a case, whose coordinates must be few, and scalars."""
     if not isinstance(case, dict):
         raise TypeError(f"a case is an object of coordinates, not a {type(case).__name__}")
     if len(case) > MAX_COORDINATES:
@@ -152,7 +152,7 @@ def _case_bytes(case: Any) -> int:
 
 
 def environment(fingerprint: Any) -> dict[str, Any]:
-    """A unit's environment. Raises TypeError, ValueError, TooLarge."""
+    """Return a unit's environment, checked. Raises TypeError, ValueError, TooLarge."""
     if not isinstance(fingerprint, Mapping):
         raise TypeError("an environment is an object")
     size = len(json.dumps(fingerprint, allow_nan=False))
@@ -162,7 +162,7 @@ def environment(fingerprint: Any) -> dict[str, Any]:
 
 
 def verdict(wire: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    """A verdict whose checks are few and whose details are cut, and its size in bytes. Raises ValueError, TooLarge."""
+    """Return a verdict with few checks and short details, and its size in bytes. Raises ValueError, TooLarge."""
     checks = wire["checks"]
     if not isinstance(checks, list) or not all(isinstance(check, dict) for check in checks):
         raise ValueError("a verdict's checks are a list of objects")
@@ -178,14 +178,14 @@ def verdict(wire: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
 
 
 def count(number: Any, what: str) -> int:
-    """A natural number. Raises ValueError."""
+    """Return `number` if it is a natural number; else raise ValueError."""
     if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= MAX_COUNT:
         raise ValueError(f"{what} is no number from 0 to {MAX_COUNT}")
     return number
 
 
 def short(text: Any, what: str) -> str:
-    """A name. Raises TypeError, ValueError."""
+    """Return `text` if it is fit for a name. Raises TypeError, ValueError."""
     if not isinstance(text, str):
         raise TypeError(f"{what} is no text")
     _check_name(what, text)
@@ -193,11 +193,11 @@ def short(text: Any, what: str) -> str:
 
 
 def cut(text: str) -> str:
-    """A text for people, the end of which is left out where it is long."""
+    """Return a text for people, and leave out its end if it is long."""
     return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
 
 
 def _check_name(what: str, name: Any) -> None:
-    # Other types are refused by whoever validates the whole.
+    # The callers' validation of the whole message refuses other types.
     if isinstance(name, str) and len(name) > MAX_NAME:
         raise ValueError(f"{what} has {len(name)} characters, more than {MAX_NAME}: {name[:50]!r}…")

@@ -1,7 +1,7 @@
-"""What this host has, and which devices a job gets.
+"""Finds this host's devices, and locks those that a job gets.
 
-Devices are locked by flock on a file each, so that two agents on one host never measure on one GPU at a time, and a
-CPU measurement runs alone. A job's keeper inherits the locks: a device is free only when nothing of the job is left.
+Each device is locked by flock on a file of its own, so that two agents on one host never measure on one GPU at a time,
+and a CPU measurement runs alone. A job's keeper inherits the locks: they are free only when no process of it is left.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Gpu:
 class Board:
     """A physical GPU: jobs run on the GPU, or in MIG mode on its instances, of which there may be none.
 
-    `gpu` is None of one that does not answer: it has no devices, and keeps its place, so that the indices of the others
-    mean what they meant before.
+    `gpu` is None if the GPU does not answer: then the board has no devices, but keeps its place, so that the indices of
+    the other boards stay the same.
     """
 
     gpu: Gpu | None
@@ -49,7 +49,7 @@ class Board:
 
     @property
     def devices(self) -> tuple[Gpu, ...]:
-        """What jobs can have of this board."""
+        """Return the devices of this board that jobs can have."""
         if self.gpu is None:
             return ()
         return (self.gpu,) if self.instances is None else self.instances
@@ -57,14 +57,14 @@ class Board:
 
 @dataclass(frozen=True)
 class Host:
-    """What the host offers; `gpus` lists whole GPUs before MIG instances, so that jobs of several get whole ones."""
+    """A host's devices. `gpus` lists whole GPUs before MIG instances, so that jobs of several GPUs get whole ones."""
 
     gpus: tuple[Gpu, ...]
     cpu_count: int
     memory_mib: int
 
     def as_devices(self) -> list[dict[str, Any]]:
-        """For the worker's row: one object per device."""
+        """Return one object per device, for the worker's row."""
         cpu = {"type": "cpu", "count": self.cpu_count, "memory_mib": self.memory_mib}
         return [cpu, *({"type": "cuda", **asdict(gpu)} for gpu in self.gpus)]
 
@@ -82,7 +82,7 @@ def discover() -> Host:
 
 
 def _boards() -> list[Board]:
-    """The physical GPUs in the order of their places on the PCI bus."""
+    """Return the physical GPUs in the order of their places on the PCI bus."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -99,7 +99,7 @@ def _boards() -> list[Board]:
                 board = Board(_gpu(handle), _instances(handle))
             except pynvml.NVMLError as error:
                 logger.warning("GPU %s of NVML's order does not answer and is left out: %s", index, error)
-                # Of unknown place, it stays behind the one before: NVML's order is mostly that of the bus.
+                # A GPU whose place is unknown stays behind the one before it: NVML mostly follows the bus.
                 board = Board(None)
             boards.append((place, index, board))
         return [board for _, _, board in sorted(boards, key=lambda entry: entry[:2])]
@@ -113,10 +113,10 @@ def _gpu(handle: Any) -> Gpu:
 
 
 def _instances(handle: Any) -> tuple[Gpu, ...] | None:
-    """The MIG instances of a GPU; None where it is not in MIG mode."""
+    """Return the MIG instances of a GPU; None if it is not in MIG mode."""
     try:
         current, _pending = pynvml.nvmlDeviceGetMigMode(handle)
-    except pynvml.NVMLError:  # this model has no MIG
+    except pynvml.NVMLError:  # this model does not support MIG
         return None
     if current != pynvml.NVML_DEVICE_MIG_ENABLE:
         return None
@@ -124,16 +124,16 @@ def _instances(handle: Any) -> tuple[Gpu, ...] | None:
     for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
             instance = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
-        except pynvml.NVMLError:  # no instance is made at this index
+        except pynvml.NVMLError:  # there is no instance at this index
             continue
         found.append(_gpu(instance))
     return tuple(found)
 
 
 def _visible(boards: Sequence[Board], names: str | None, order: str | None) -> list[Gpu]:
-    """The GPUs that CUDA_VISIBLE_DEVICES names, by index or by the beginning of a UUID; all if it is not set.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES names, by index or by the beginning of a UUID; all if it is not set.
 
-    As CUDA reads it: the first unknown name ends the list, and a GPU that is named twice makes it empty.
+    This follows CUDA: the first unknown name ends the list, and a GPU that is named twice makes it empty.
     https://docs.nvidia.com/cuda/cuda-c-programming-guide/#env-vars
     """
     if names is None:
@@ -142,7 +142,7 @@ def _visible(boards: Sequence[Board], names: str | None, order: str | None) -> l
     for name in (part.strip() for part in names.split(",")):
         if name.isdigit():
             if int(name) < len(boards) and boards[int(name)].gpu is None:
-                continue  # it does not answer; the log says so
+                continue  # this GPU does not answer; the log says so
             found = [_at(boards, int(name), order)] if int(name) < len(boards) else []
         else:
             found = [gpu for gpu in _devices(boards) if name and gpu.uuid.startswith(name)]
@@ -172,15 +172,15 @@ def _devices(boards: Iterable[Board]) -> list[Gpu]:
 
 
 def _physical(boards: Iterable[Board]) -> list[Gpu]:
-    """The GPUs that answer, those in MIG mode too."""
+    """Return the GPUs that answer, including those in MIG mode."""
     return [board.gpu for board in boards if board.gpu is not None]
 
 
 def _at(boards: Sequence[Board], index: int, order: str | None) -> Gpu:
-    """The GPU that an index of CUDA's means. Among GPUs of one model CUDA's order is that of the bus, too.
+    """Return the GPU that an index means to CUDA. CUDA too orders GPUs of one model by their places on the bus.
 
     Raises:
-        InvalidEnvironment: the order is the fastest first, and which GPU is how fast only CUDA knows.
+        InvalidEnvironment: the order is the fastest first, and only CUDA knows how fast each GPU is.
     """
     models = sorted({gpu.name for gpu in _physical(boards)})
     if order != PCI_ORDER and len(models) > 1:
@@ -201,18 +201,19 @@ class Lease:
     descriptors: list[int] = field(default_factory=list)
 
     def release(self) -> None:
-        """Close our copies of the locks; a keeper may hold its own still."""
+        """Close our copies of the locks. A keeper may still hold its own."""
         for descriptor in self.descriptors:
             os.close(descriptor)
         self.descriptors.clear()
 
 
 class DeviceLocks:
-    """The host's locks. Never waits: what is locked is not free now.
+    """The host's locks. It never waits for a lock: a locked device is not free now.
 
-    A job alone on the host holds its file `host` exclusively, others share it. Which of both a job needs is known only
-    once it is claimed, and flock converts no lock in one step: it lets go of it first, and then somebody else may take
-    it for hours. So an agent holds `choosing` from its look at the locks until it has kept what it needs.
+    A job that runs alone locks the file `host` exclusively, other jobs share the lock. The agent knows only after the
+    claim which of the two a job needs, and flock cannot convert a lock in one step: it releases the lock first, and
+    then another process may take it for hours. So an agent holds the lock `choosing` from its look at the locks until it has
+    reduced them to what the job needs.
     """
 
     def __init__(self, host: Host, folder: Path | None = None) -> None:
@@ -220,12 +221,12 @@ class DeviceLocks:
         self._folder = folder or Path(tempfile.gettempdir()) / f"flopwatch-locks-{os.getuid()}"
 
     def take_free(self) -> Lease:
-        """Lock all that is free: every free GPU, and the host alone if nothing else holds it, else shared.
+        """Lock everything that is free: every free GPU, and the host, exclusively if nobody else holds it, else shared.
 
-        A lease without descriptors means that somebody has the host alone, or that another agent is choosing.
+        A lease without descriptors means that another job has the host alone, or that another agent is choosing.
         """
         lease = Lease()
-        # Every time: hosts clean their temporary folders.
+        # This happens at every call, because hosts clean their temporary folders.
         self._folder.mkdir(mode=0o700, exist_ok=True)
         choosing = self._lock("choosing", fcntl.LOCK_EX)
         if choosing is None:
@@ -239,7 +240,7 @@ class DeviceLocks:
         lease.alone = alone is not None
         free = []
         for gpu in self._host.gpus:
-            # The former kind of MIG's UUIDs has slashes.
+            # UUIDs of MIG instances in the old format contain slashes.
             descriptor = self._lock(gpu.uuid.replace("/", "_"), fcntl.LOCK_EX)
             if descriptor is not None:
                 free.append(gpu)
@@ -251,7 +252,7 @@ class DeviceLocks:
         """Give back all but the first `gpus` GPUs, and share the host unless `alone`; then others may choose.
 
         Raises:
-            BlockingIOError: somebody who does not know of `choosing` has taken the host. All is given back.
+            BlockingIOError: a process that does not use `choosing` has taken the host. The lease gives back all locks.
         """
         choosing, host, *locks = lease.descriptors
         if not alone:

@@ -1,4 +1,4 @@
-"""One claimed job while it runs: its units one after the other, what they tell, and how it ends."""
+"""Runs one claimed job: starts its units one after the other, takes their messages, and records how the job ends."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ EXCERPT_BYTES = 4096
 
 @dataclass(frozen=True)
 class _Taken:
-    """An artifact's file that the unit has given away and that is not stored yet."""
+    """An artifact's file that the unit has handed over and that is not stored yet."""
 
     path: Path
     public_name: str
@@ -55,16 +55,16 @@ class _Taken:
 
 @dataclass
 class _Process:
-    """What a unit's process was started for, and how far it has come."""
+    """The work that a unit's process was started for, and its progress."""
 
     unit: Unit
     index: int
     count: int
-    """Units of the job."""
+    """Number of units in the job."""
     scratch: Path
     task: Literal["run", "collect"] = "run"
     cursor: int | None = None
-    """Step that it works on, if it tells."""
+    """Step that the process works on, if it tells."""
 
 
 class JobRun:
@@ -110,11 +110,11 @@ class JobRun:
 
     @property
     def ended(self) -> bool:
-        """Whether the outcome is recorded (or nothing may be) and the devices are given back."""
+        """Return True if the outcome is recorded (or must not be) and the devices are given back."""
         return not self._thread.is_alive()
 
     def join(self) -> None:
-        """Wait for the end and free what is left."""
+        """Wait for the end and free the remaining resources."""
         self._thread.join()
         self.stop.close()
 
@@ -154,7 +154,7 @@ class JobRun:
         return Succeeded()
 
     def _run_unit(self, process: _Process, runner: Runner, spec: SpecBase) -> Outcome:
-        """Run a unit to its end: in more than one process if it crashes and goes on, or leaves something to collect."""
+        """Run a unit to its end, in more than one process if it goes on after a crash or leaves files to collect."""
         while True:
             outcome = self._run_process(process)
             rest = self._rest_of(process, outcome, runner, spec)
@@ -168,7 +168,7 @@ class JobRun:
         return outcome
 
     def _rest_of(self, process: _Process, outcome: Outcome, runner: Runner, spec: SpecBase) -> Unit | None:
-        """What is left to run of a unit that crashed, where its runner can go on after that."""
+        """Return the rest of a unit that crashed; None if its runner cannot go on after this outcome."""
         if not (isinstance(outcome, Failed) and outcome.code == "crashed" and isinstance(runner, Resumable)):
             return None
         if process.cursor is None or self.stop.reason is not None:
@@ -184,7 +184,7 @@ class JobRun:
         return rest
 
     def _run_process(self, process: _Process) -> Outcome:
-        """Run a unit, or collect what its wrapper has written, in a fresh process; then store what it gave away."""
+        """Run a unit, or collect its wrapper's files, in a fresh process; then store the files that it handed over."""
         wrap = list(process.unit.wrap) if process.task == "run" else []
         try:
             if process.task == "run":
@@ -230,7 +230,7 @@ class JobRun:
         )
 
     def _take(self, message: dict[str, Any], process: _Process) -> None:
-        """Take one message of a unit's (see child.py)."""
+        """Take one message from a unit (see child.py)."""
         index, count = process.index, process.count
         match message["type"]:
             case "started" if process.task == "run":
@@ -263,11 +263,11 @@ class JobRun:
     def _take_artifact(self, process: _Process, *, path: str, name: str, kind: str, media_type: str) -> None:
         """Move a unit's file to a folder of ours. Storing it, which reads all of it, waits until the unit has ended.
 
-        A unit that has it open still may write to it until then. That harms nothing: the content is hashed once no
-        process of the unit is left, so the store has what the hash says, and nobody can change it afterwards.
+        A unit that still has the file open may write to it until then. That harms nothing: the store hashes the content
+        when no process of the unit is left, so that content and hash agree, and nobody can change it afterwards.
         """
         file = Path(path).resolve()
-        # What is moved is gone afterwards, and a pipe or a device would never end.
+        # Moving a file takes it away from its old place, and reading a pipe or a device would never end.
         if not file.is_relative_to(process.scratch.resolve()) or not file.is_file():
             raise ValueError(f"{path} is no file in the unit's scratch folder")
         kind, media_type = checked.short(kind, "an artifact's kind"), checked.short(media_type, "its media type")
@@ -278,7 +278,7 @@ class JobRun:
         self._taken.append(_Taken(moved, public_name, kind, media_type))
 
     def _store_taken(self, outcome: Outcome) -> Outcome:
-        """Store the files of a unit that has ended; the outcome is another one if that fails."""
+        """Store the files of a unit that has ended. Returns its outcome, or another one if storing fails."""
         taken, self._taken = self._taken, []
         if isinstance(outcome, GivenBack | Abandoned):
             return outcome
@@ -295,12 +295,12 @@ class JobRun:
         return outcome
 
     def _progress(self, done: int, total: int, message: str) -> None:
-        # Only the newest counts: followers want where it is, not where it was.
+        # Only the newest progress counts: followers want to know where the job is, not where it was.
         self._events = [event for event in self._events if event.type != "progress"]
         self._events.append(NewEvent("progress", {"done": done, "total": total, "message": message}))
 
     def _flush(self) -> None:
-        """Write new events to the queue; when the store is not available they wait for the next time."""
+        """Write new events to the queue. When the store is not available, they wait for the next call."""
         text = self._spool.log.drain()
         if text:
             self._events.append(NewEvent("log", {"text": text}))
@@ -314,7 +314,7 @@ class JobRun:
             self._events.clear()
 
     def _record(self, outcome: Outcome) -> None:
-        """Commit the outcome with all that was measured; tries until it lands or the lease is lost."""
+        """Commit the outcome with all results. Tries until the commit succeeds or the lease is lost."""
         while not isinstance(outcome, Abandoned) and not isinstance(self.stop.reason, Abandoned):
             try:
                 if isinstance(outcome, GivenBack):
@@ -329,9 +329,9 @@ class JobRun:
                 return
 
     def _record_failure(self, error: Exception) -> None:
-        """Fail the job for an error of ours; without results, since they may be what the store did not take.
+        """Fail the job for an error of ours, without results, since the store may have refused these.
 
-        When even that is impossible, the lease runs out and the watcher says that the worker was lost.
+        If even that is impossible, the lease runs out and the watcher records the worker as lost.
         """
         self._events.clear()
         self._spool.forget_results()
@@ -365,5 +365,5 @@ class JobRun:
 
 
 def scratch_root(settings: Settings) -> Path:
-    """Where units leave files before they are stored; on the store's own disk."""
+    """Return the folder, on the store's own disk, where units leave files before they are stored."""
     return settings.data_dir / "scratch"

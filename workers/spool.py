@@ -1,7 +1,7 @@
-"""What a running job has told so far, kept at the agent until it is committed with the final state.
+"""The spool: the agent keeps a running job's results here until it commits them with the final state.
 
-The agent numbers the units and trusts no message of their processes: each is checked here, and its size bounded
-(see checked.py). What a unit says it measured is taken as said.
+The agent numbers the units and trusts no message of their processes: the spool checks each message and bounds its size
+(see checked.py). It cannot check measured values, and takes them as the unit reports them.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from workers.outcome import Cancelled, Failed, Outcome, UnfitResult
 from workers.verdicts import TABLE, CaseVerdict, checks_table, summed_up
 
 MAX_TABLES = 2000
-"""Of one job: tables of one name in two units are two."""
+"""Most tables of one job. Tables of one name in two units count as two."""
 MAX_TABLES_ROWS = 200_000
-"""Of all tables of one job together: the server reads those of one name into memory to sort and render them."""
+"""Most rows of all tables of one job together: the server reads tables of one name into memory to sort and render."""
 MAX_TABLES_BYTES = 32 << 20
-"""Of all tables of one job together, as JSON."""
+"""Most bytes of all tables of one job together, as JSON."""
 ARTIFACT_NAME = re.compile(r"[\w-][\w.-]{0,199}", re.ASCII)
 
 _columns = TypeAdapter(list[Column])
@@ -48,11 +48,11 @@ class _Unit:
     reason: str | None = None
     environment: dict[str, Any] | None = None
     verdicts: dict[str | None, CaseVerdict] = field(default_factory=dict)
-    """By case; None: of the unit's other cases."""
+    """Verdicts by case key; the key None has the verdict on the unit's other cases."""
     stands: set[tuple[str, str | None, str]] = field(default_factory=set)
-    """(case key, phase, metric) of what processes measured that crashed."""
+    """(case key, phase, metric) of the measurements from processes that crashed."""
     judged: set[str] = field(default_factory=set)
-    """Keys of the cases that they gave a verdict on."""
+    """Keys of the cases on which those processes gave a verdict."""
 
 
 class Spool:
@@ -61,26 +61,26 @@ class Spool:
     def __init__(self) -> None:
         self.log = CappedLog()
         self._tables: list[TableRecord] = []
-        """That units reported."""
+        """Tables that units reported."""
         self.artifacts: list[StoredArtifact] = []
         self._measurements: list[MeasurementRecord] = []
         self._units: list[_Unit] = []
         self._columns: dict[str, tuple[str, list[Column]]] = {}
-        """Of the tables so far, by name, with the title of the first unit that reported one."""
+        """Columns of the tables so far, by table name, after the title of the first unit that reported one."""
         self._table_bytes = self._table_rows = self._verdict_bytes = 0
         self._checked = checked.Measurements()
         self._names: dict[str, tuple[int, str]] = {}
         """Public names of artifacts so far, with their units' titles and own names."""
 
     def begin_unit(self, index: int, title: str, side: str | None = None) -> None:
-        """What comes now belongs to this unit of the plan."""
+        """Begin a unit of the plan. All results that follow belong to it."""
         self._units.append(_Unit(index, title, side))
 
     def go_on(self, reason: str) -> None:
-        """The unit crashed and goes on in a fresh process; `reason` tells people.
+        """Note that the unit crashed, for the `reason` given, and goes on in a fresh process.
 
-        What was told of a case stands: the fresh process reports the cell as crashed in which the former one ended, and
-        that may be a cell whose results had been sent already.
+        Results that the spool has already stand: the fresh process reports the cell in which the former one ended as
+        crashed, although the former process may have sent that cell's results already.
         """
         unit = self._unit
         unit.reason = reason
@@ -92,7 +92,7 @@ class Spool:
         unit.judged |= {key for key in unit.verdicts if key is not None}
 
     def end_unit(self, outcome: Outcome) -> None:
-        """The unit is over."""
+        """End the unit with this outcome."""
         unit = self._unit
         if isinstance(outcome, Failed):
             unit.outcome, unit.reason = outcome.code, outcome.detail
@@ -109,8 +109,8 @@ class Spool:
         """Take a measurement as `Measurement.to_wire` made it.
 
         Raises:
-            ValueError: it is none.
-            TooLarge: it, or this job's measurements together, are larger than is kept.
+            ValueError: it is no measurement.
+            TooLarge: it, or this job's measurements together, exceed the size limit.
         """
         record = self._checked.checked(wire, self._unit.index)
         if (record.case_key, record.phase, record.metric) not in self._unit.stands:
@@ -121,8 +121,9 @@ class Spool:
 
         Raises:
             ValueError: it is no table.
-            TooLarge: it has more rows or bytes than are kept, or this job's tables together have.
-            UnfitResult: its name is reserved, the unit has reported one of it, or another unit one with other columns.
+            TooLarge: it, or this job's tables together, exceed the limit of rows or bytes.
+            UnfitResult: its name is reserved, the unit has reported a table of that name, or another unit has reported
+                one with other columns.
         """
         if not isinstance(wire["rows"], list) or not all(isinstance(row, list) for row in wire["rows"]):
             raise ValueError("a table's rows are lists")
@@ -157,12 +158,12 @@ class Spool:
         self._tables.append(_stored(table, rows, unit.index))
 
     def name_artifact(self, name: str) -> str:
-        """The public name of the unit's artifact `name`, which nothing else of this job has from now on.
+        """Reserve and return the public name of the unit's artifact `name`. No other artifact of the job can get it.
 
         Raises:
             ValueError: `name` is no artifact's name.
-            UnfitResult: it, or the public name that follows from it, is taken.
-            TooLarge: this job has more artifacts than are kept.
+            UnfitResult: another artifact has this name, or the public name that follows from it.
+            TooLarge: this job exceeds the limit of artifacts.
         """
         if not ARTIFACT_NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no artifact's name: letters, digits, '.', '_', '-'; at most 200")
@@ -189,18 +190,18 @@ class Spool:
         """Take the unit's environment; the first one counts, since a unit stays on its devices.
 
         Raises:
-            ValueError: it is none.
-            TooLarge: it has more bytes than are kept.
+            ValueError: it is no environment.
+            TooLarge: it exceeds the limit of bytes.
         """
         if self._unit.environment is None:
             self._unit.environment = {**checked.environment(fingerprint), "neighbours": neighbours}
 
     def add_validity(self, verdict: Mapping[str, Any], case_key: str | None, title: str) -> None:
-        """Take the unit's verdict on a case, or on all its others.
+        """Take the unit's verdict on a case, or, without a case key, on all its other cases.
 
         Raises:
-            ValueError: it is none.
-            TooLarge: it has more checks, or this job's verdicts together have more bytes, than are kept.
+            ValueError: it is no verdict.
+            TooLarge: it exceeds the limit of checks, or this job's verdicts together exceed the limit of bytes.
         """
         unit = self._unit
         verdict, size = checked.verdict(verdict)
@@ -227,14 +228,14 @@ class Spool:
 
     @property
     def measurements(self) -> list[MeasurementRecord]:
-        """Each with the verdict on its case in its unit: the case's own, or else the unit's."""
+        """Return the measurements, each with the verdict on its case in its unit: the case's own, else the unit's."""
         verdicts = {unit.index: unit.verdicts for unit in self._units}
         return [replace(record, validity=_of(verdicts[record.unit_index], record)) for record in self._measurements]
 
     @property
     def tables(self) -> list[TableRecord]:
-        """What units reported, and of each unit with several cases all their checks."""
-        # Tables of one name together are within a job's bounds: each unit has its share.
+        """Return the tables that units reported, and a table of all checks for each unit with several cases."""
+        # Each unit's checks get a share, so that tables of that name together stay within the job's bounds.
         share = max(1, len(self._units))
         rows, size = min(MAX_ROWS, MAX_TABLES_ROWS // share), min(MAX_BYTES, MAX_TABLES_BYTES // share)
         found = [(unit, checks_table(self._verdicts_of(unit), max_rows=rows, max_bytes=size)) for unit in self._units]
@@ -243,7 +244,7 @@ class Spool:
 
     @property
     def units(self) -> list[UnitRecord]:
-        """The units that have begun, in order."""
+        """Return the units that have begun, in order."""
         return [
             UnitRecord(
                 unit_index=unit.index,
@@ -259,16 +260,18 @@ class Spool:
 
     @property
     def environment(self) -> dict[str, Any] | None:
-        """The first unit's, which stands for the job: all its units run on the same devices."""
+        """Return the first unit's environment, which stands for the job: all its units run on the same devices."""
         return self._units[0].environment if self._units else None
 
     @property
     def validity(self) -> dict[str, Any] | None:
-        """What the verdicts of all units add up to."""
+        """Return the sum of all units' verdicts (see `summed_up`)."""
         return summed_up([verdict for unit in self._units for verdict in self._verdicts_of(unit)])
 
     def _verdicts_of(self, unit: _Unit) -> list[CaseVerdict]:
-        """Each with the number of cases that it is of: the verdict on the other cases is of those measured without."""
+        """Return the unit's verdicts, each with the number of cases that it covers. The verdict on the other cases
+        covers the measured cases that have no verdict of their own.
+        """
         measured = {record.case_key for record in self._measurements if record.unit_index == unit.index}
         others = len(measured - unit.verdicts.keys())
         alone = len(unit.verdicts) == 1
@@ -278,12 +281,12 @@ class Spool:
         ]
 
     def forget_results(self) -> None:
-        """Keep nothing but the log."""
+        """Forget everything but the log."""
         self._tables, self.artifacts, self._measurements, self._units = [], [], [], []
 
 
 def public_name(name: str, unit_index: int) -> str:
-    """An artifact's name in its job: unit 0 has `trace.json.gz`, unit 1 `trace-unit-1.json.gz`."""
+    """Return an artifact's name in its job: unit 0 has `trace.json.gz`, unit 1 `trace-unit-1.json.gz`."""
     stem, dot, suffixes = name.partition(".")
     return name if unit_index == 0 else f"{stem}-unit-{unit_index}{dot}{suffixes}"
 

@@ -1,4 +1,4 @@
-"""What the verdicts of a job's cases add up to: of one unit, and of the whole job."""
+"""Sums up the verdicts on cases, for one unit and for the whole job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from workers.measure.check import SEVERITIES, Check
 from workers.measure.table import MAX_BYTES, MAX_ROWS, Column, Scalar, Table
 
 MAX_CHECKS = 100
-"""That are listed of a job with several cases."""
+"""Most checks that the verdict of a job with several cases lists."""
 TABLE = "checks"
 """Name of the table that keeps all checks of a unit with several cases."""
 TABLE_COLUMNS = (
@@ -25,7 +25,7 @@ TABLE_COLUMNS = (
 
 @dataclass(frozen=True)
 class CaseVerdict:
-    """What a unit says of one case, or (`case_key` None) of all its other cases."""
+    """A unit's verdict on one case, or (`case_key` None) on all its other cases."""
 
     unit_title: str
     case_key: str | None
@@ -33,10 +33,10 @@ class CaseVerdict:
     verdict: Verdict
     checks: Sequence[Check]
     cases: int = 1
-    """How many measured cases it is of."""
+    """Number of measured cases that it covers."""
 
     def joined(self, other: CaseVerdict) -> CaseVerdict:
-        """This one and a later one of the same case, which a unit gives that went on after a crash."""
+        """Join this verdict with a later one on the same case, which a unit gives if it went on after a crash."""
         return CaseVerdict(
             unit_title=self.unit_title,
             case_key=self.case_key,
@@ -47,16 +47,16 @@ class CaseVerdict:
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """The worst of several verdicts."""
+    """Return the worst of several verdicts."""
     return max(verdicts, key=VERDICTS.index)
 
 
 def summed_up(verdicts: Sequence[CaseVerdict]) -> dict[str, Any] | None:
-    """The verdict of all: {"verdict", "counts", "checks"}; None without any.
+    """Sum up verdicts as {"verdict", "counts", "checks"}; return None if there are none.
 
-    `counts` says of how many cases there is which verdict; a case that several units measure counts in each. With one
-    case all its checks are listed, with several only those that speak against it (notes do not): at most MAX_CHECKS,
-    and one more entry that says how many there are besides. `checks_table` has the others.
+    `counts` has the number of cases with each verdict; a case that several units measure counts once for each. With one
+    case, `checks` lists all its checks. With several, it lists only failed checks that are no notes: at most
+    MAX_CHECKS, and one more entry with the number of the remaining ones. `checks_table` has the others.
     """
     if not verdicts:
         return None
@@ -84,14 +84,14 @@ def summed_up(verdicts: Sequence[CaseVerdict]) -> dict[str, Any] | None:
 def checks_table(
     verdicts: Sequence[CaseVerdict], *, max_rows: int = MAX_ROWS, max_bytes: int = MAX_BYTES
 ) -> Table | None:
-    """Every check of every case of one unit that has several, as a table; None for a unit with one case.
+    """Make a table of all checks on all cases of one unit; return None for a unit with one case.
 
-    What does not fit is left out, passed checks and notes first, and a last row says how many that are.
+    The table leaves out checks that do not fit, passed ones and notes first; a last row gives their number.
 
     Args:
-        verdicts: The unit's.
-        max_rows: Rows that it may have.
-        max_bytes: Bytes that it may have, as JSON.
+        verdicts: The unit's verdicts.
+        max_rows: Most rows of the table.
+        max_bytes: Most bytes of the table, as JSON.
     """
     if sum(verdict.cases for verdict in verdicts) < 2:
         return None
@@ -120,12 +120,12 @@ def _left_out(count: int) -> list[Scalar]:
 
 
 def _size(row: Sequence[Scalar]) -> int:
-    """Bytes of a row within `Table.to_json`, with what stands between rows, or around all."""
+    """Return the bytes of a row within `Table.to_json`, including the characters between rows or around all."""
     return len(json.dumps(row, ensure_ascii=False).encode(errors="replace")) + 2
 
 
 def _rank(check: Check) -> int:
-    """What is left out last comes first."""
+    """Return a check's sort key: checks that the table leaves out last come first."""
     return len(SEVERITIES) if check.ok else SEVERITIES.index(check.severity)
 
 
