@@ -212,8 +212,8 @@ class DeviceLocks:
 
     A job that runs alone locks the file `host` exclusively, other jobs share the lock. The agent knows only after the
     claim which of the two a job needs, and flock cannot convert a lock in one step: it releases the lock first, and
-    then another process may take it for hours. So an agent holds the lock `choosing` from its look at the locks until it has
-    reduced them to what the job needs.
+    then another process may take it for hours. So an agent holds the lock `choosing` from its look at the locks until
+    it has reduced them to what the job needs.
     """
 
     def __init__(self, host: Host, folder: Path | None = None) -> None:

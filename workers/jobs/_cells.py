@@ -1,6 +1,6 @@
 """Grids whose cells are operations at one size, timed and checked against an oracle.
 
-To the outcomes of all grids they add "wrong": the operation's results are not what they should be, so its times are not
+They add "wrong" to the outcomes of all grids: the operation's results are not as they should be, so its times are not
 shown.
 """
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from workers.measure.stopwatch import Stopwatch, Timing
 
 PASSES = {"forward": ("forward",), "forward_backward": ("forward", "backward", "forward_backward")}
-"""What each mode times. The last one is the mode's whole work."""
+"""The passes that each mode times. The last one is the mode's whole work."""
 GPU_ONLY = "known on GPUs only"
 NO_BACKWARD = "there is no backward pass"
 
 
 class CellsSpec(GridSpec, Protocol):
-    """What a spec of operations has."""
+    """The part of a spec of operations that this module uses."""
 
     @property
     def mode(self) -> Literal["forward", "forward_backward"]: ...
@@ -45,31 +45,31 @@ class CellsSpec(GridSpec, Protocol):
 
 @dataclass
 class CellsContext(Context):
-    """What the cells of one process share."""
+    """The objects that the cells of one process share."""
 
     watch: Stopwatch
     problem: tuple[Any, Problem] | None = None
-    """The last one, after what it depends on: cells that share a problem follow each other."""
+    """(key, problem) of the last cell, the key from `problem_of`. Cells that share a problem follow each other."""
 
 
 class CellsRunner(GridRunner[CellsContext]):
     """The runner of a kind whose cells are operations.
 
-    A subclass says what a cell computes, and what its times mean.
+    A subclass defines the operation of a cell and the rates that follow from its times.
     """
 
     rates: tuple[tuple[str, str], ...]
-    """(metric, unit) of what follows from times: for each pass, and for the mode's whole work."""
+    """(metric, unit) of the rates that follow from times, for each pass and for the mode's whole work."""
     extras: tuple[Metric, ...] = ()
-    """Further metrics of a cell. They are of the forward pass."""
+    """Further metrics of a cell, for its forward pass."""
 
     @abc.abstractmethod
     def problem_of(self, spec: Any, cell: Any) -> Any:
-        """What the cell's problem depends on; equal for cells that share it."""
+        """Return a key of everything that the cell's problem depends on. Cells with equal keys share a problem."""
 
     @abc.abstractmethod
     def make_problem(self, spec: Any, cell: Any, device: torch.device) -> Problem:
-        """Inputs and expected results."""
+        """Make the inputs and the expected results."""
 
     @abc.abstractmethod
     def admit(self, spec: Any, cell: Any, device: torch.device) -> None:
@@ -82,7 +82,7 @@ class CellsRunner(GridRunner[CellsContext]):
 
     @abc.abstractmethod
     def operation(self, spec: Any, cell: Any, problem: Problem, device: torch.device) -> Operation:
-        """What is timed, with these inputs, of a cell that was admitted."""
+        """Return the operation to time, with the problem's inputs, for a cell that was admitted."""
 
     @abc.abstractmethod
     def add_rates(
@@ -91,16 +91,16 @@ class CellsRunner(GridRunner[CellsContext]):
         """Set the rates that follow from median times, and the extras.
 
         Args:
-            spec: The job's.
-            cell: The one that was timed.
+            spec: The job's spec.
+            cell: The cell that was timed.
             milliseconds: Median times by phase: "forward", "backward" where it was timed, and None for the mode's
                 whole work unless a pass of it is missing.
-            context: What the cells of this process share.
-            values: Where to set them: one sample each, of the phases in `milliseconds`.
+            context: The objects that the cells of this process share.
+            values: Takes the rates: one sample for each phase in `milliseconds`.
         """
 
     def prepare(self, spec: Any, cell: Any, problem: Problem, trial: Trial) -> None:
-        """What the cell wants done once, untimed, before its operation is called."""
+        """Prepare the cell once, untimed, before its operation is called. By default there is nothing to do."""
 
     def open(self, spec: CellsSpec, devices: Sequence[torch.device], report: Reporter) -> CellsContext:
         from workers.measure.stopwatch import stopwatch
@@ -108,7 +108,7 @@ class CellsRunner(GridRunner[CellsContext]):
         return CellsContext(devices, report, stopwatch(devices[0]))
 
     def precision_of(self, cell: Any) -> str | None:
-        """The cell's data type."""
+        """Return the cell's data type."""
         precision: str = cell.dtype
         return precision
 
@@ -143,7 +143,7 @@ class CellsRunner(GridRunner[CellsContext]):
             wrong = self._examine(spec, cell, problem, context, trial)
         finally:
             if changed := problem.changed():
-                # The next cell gets fresh ones, also if this one failed.
+                # The next cell gets fresh inputs, even if this one failed.
                 context.problem = None
         if changed:
             told = f"it changed {' and '.join(changed)} in place, and other calls get the same tensors"
@@ -159,7 +159,7 @@ class CellsRunner(GridRunner[CellsContext]):
         return context.problem[1]
 
     def _examine(self, spec: CellsSpec, cell: Any, problem: Problem, context: CellsContext, trial: Trial) -> str | None:
-        """Judge the cell's operation, time it, judge it again; what is wrong with its results, if anything."""
+        """Judge the cell's operation, time it, and judge it again. Returns the fault in its results, or None."""
         from workers.measure.memory import memory_needed_for
         from workers.measure.operations import measure_memory
 
@@ -173,7 +173,7 @@ class CellsRunner(GridRunner[CellsContext]):
         with memory_needed_for("the first call"):
             first = judge(operation, problem)
         set_errors(values, first)
-        # Inputs are looked at now as well: what is negated an even number of times looks untouched in the end.
+        # Inputs are checked now as well: an input that is negated an even number of times looks untouched in the end.
         if first.wrong or problem.changed():
             return first.wrong
         timings = self._time(spec, operation, passes, context, trial)
@@ -194,7 +194,7 @@ class CellsRunner(GridRunner[CellsContext]):
         return None
 
     def _needs_backward(self, metric: Metric) -> bool:
-        """Whether a metric is unknown without a backward pass, in a mode that has one."""
+        """Return True if a metric is unknown without a backward pass, in a mode that has one."""
         if metric.phase is None:
             return metric.name != "output_error" and metric not in self.extras
         return metric.phase != "forward"
@@ -225,7 +225,7 @@ class CellsRunner(GridRunner[CellsContext]):
 
 
 def set_times(values: Values, timings: Mapping[str, Timing]) -> None:
-    """Set the times of passes, and what the host took to issue them."""
+    """Set the times of passes, and the host's time to issue them."""
     for name, timing in timings.items():
         values.set(f"{name}_ms", name, timing.samples)
         if name != "forward_backward":
@@ -233,7 +233,7 @@ def set_times(values: Values, timings: Mapping[str, Timing]) -> None:
 
 
 def set_whole(values: Values, timing: Timing, memory: Memory) -> None:
-    """Set what is of the mode's whole work: the host's time for it, and its memory."""
+    """Set the metrics of the mode's whole work: the host's time for it, and its memory."""
     values.set("host_us", None, timing.host_us, GPU_ONLY)
     before, peak, reserved = memory.before_backward_mib, memory.peak_mib, memory.reserved_mib
     values.set("memory_before_backward_mib", None, None if before is None else [before], GPU_ONLY)
@@ -242,7 +242,7 @@ def set_whole(values: Values, timing: Timing, memory: Memory) -> None:
 
 
 def check_timing(timing: Timing, device: torch.device) -> list[Check]:
-    """What a pass's times tell of their validity."""
+    """Return the checks of the validity of a pass's times."""
     from workers.measure import validity
 
     return [
@@ -253,11 +253,11 @@ def check_timing(timing: Timing, device: torch.device) -> list[Check]:
 
 
 def check_recompiles(began: Sequence[Compilation], ended: Sequence[Compilation]) -> Check:
-    """Whether something was compiled while samples were taken, or was left to eager; warm-up calls may compile.
+    """Check that nothing was compiled while samples were taken, or left to eager. Warm-up calls may compile.
 
     Args:
         began: The counters when each pass's samples began.
-        ended: When they were taken.
+        ended: The counters when each pass's samples were complete.
     """
     from workers.measure.check import Check
 
@@ -269,7 +269,7 @@ def check_recompiles(began: Sequence[Compilation], ended: Sequence[Compilation])
 
 
 def combined(found: Mapping[str, Sequence[Check]]) -> list[Check]:
-    """One check of each name for all passes: passed if every pass did; else it tells of those that did not."""
+    """Combine the passes' checks of each name into one: it is ok if all are, else it names the passes that failed."""
     from workers.measure.check import Check
 
     by_name: dict[str, dict[str, Check]] = {}

@@ -36,35 +36,35 @@ class Cell(Protocol):
 
     @property
     def title(self) -> str:
-        """For progress lines and verdicts."""
+        """Return the cell's name for progress lines and verdicts."""
         ...
 
 
 class GridSpec(Protocol):
-    """What the spec of a grid has."""
+    """The part of a grid's spec that this module uses."""
 
     @property
     def device(self) -> str: ...
 
     def cells(self) -> Sequence[Any]:
-        """Its cells, in the order they run."""
+        """Return the cells in the order they run."""
         ...
 
     def case(self, cell: Any) -> Case:
-        """What identifies the work of a cell."""
+        """Return the case, which identifies the work of a cell."""
         ...
 
 
 @dataclass
 class Context:
-    """What all cells share that one process measures. Runners add their own."""
+    """The objects that all cells of one process share. Runners add their own."""
 
     devices: Sequence[torch.device]
     report: Reporter
 
     @property
     def device(self) -> torch.device:
-        """The first device; the only one of most kinds."""
+        """Return the first device, which is the only one for most kinds."""
         return self.devices[0]
 
 
@@ -76,9 +76,9 @@ class Trial:
     monitor: Monitor
     """Watches the cell's devices; a runner starts it again when its samples begin."""
     tell: Callable[[str], None]
-    """Shows people what is being done for the cell."""
+    """Shows people the present step of work on the cell."""
     checks: list[Check] = field(default_factory=list)
-    """What the runner found about the validity of the cell's values."""
+    """The runner's checks of the validity of the cell's values."""
 
 
 ContextT = TypeVar("ContextT", bound=Context)
@@ -91,23 +91,23 @@ class GridRunner(abc.ABC, Generic[ContextT]):
 
     @abc.abstractmethod
     def open(self, spec: Any, devices: Sequence[torch.device], report: Reporter) -> ContextT:
-        """What all cells share. Called once in each process."""
+        """Return the context that all cells share. Called once in each process."""
 
     @abc.abstractmethod
     def metrics(self, spec: Any, cell: Any) -> list[Metric]:
-        """The metrics of a cell, in the order they are reported. The first decides the cell's outcome."""
+        """Return the metrics of a cell in the order of the report. The first one decides the cell's outcome."""
 
     @abc.abstractmethod
     def measure(self, spec: Any, cell: Any, context: ContextT, trial: Trial) -> None:
         """Set the cell's values. This process computes in the cell's precision already.
 
         Raises:
-            Exception: values that are not set yet get the outcome that belongs to the error: "oom" for a lack of
-                memory, the code of a RunnerError, else "failed".
+            Exception: any error. Values that are not set yet get the error's outcome: "oom" for a lack of memory, the
+                code of a RunnerError, else "failed".
         """
 
     def devices(self, spec: Any) -> list[torch.device]:
-        """The devices that the cells run on.
+        """Return the devices that the cells run on.
 
         Raises:
             Unsupported: this process does not see them.
@@ -115,36 +115,36 @@ class GridRunner(abc.ABC, Generic[ContextT]):
         return [choose_device(spec.device)]
 
     def check(self, spec: Any) -> None:
-        """Refuse, with Unsupported, a job none of whose cells can run here."""
+        """Raise Unsupported if no cell of the job can run here."""
 
     def precision_of(self, cell: Any) -> str | None:
-        """The precision that this process computes the cell in ("fp32", "tf32", …); None: any."""
+        """Return the precision in which this process computes the cell ("fp32", "tf32", …); None: any."""
         return None
 
     def see_that_devices_answer(self, context: ContextT) -> None:
-        """Called after each cell.
+        """Check that every device still answers. Called after each cell.
 
         Raises:
-            Crashed: a device's context is lost, and this process with it.
+            Crashed: a device has lost its context, so this process is of no more use.
         """
         for device in context.devices:
             check_device_answers(device)
 
     def plan(self, spec: GridSpec) -> list[Unit]:
-        """One unit for all cells."""
+        """Plan one unit for all cells."""
         return [Unit(title=f"{len(spec.cells())} cells", params={"first": 0})]
 
     def resume(self, spec: GridSpec, unit: Unit, position: int, failure: Failed) -> Unit:
-        """The unit that reports the cell at `position` as crashed, without trying it again, and measures the rest."""
+        """Return a unit that reports the cell at `position` as crashed, without a new try, and measures the rest."""
         title = f"{len(spec.cells())} cells, going on after cell {position + 1}"
         return Unit(title=title, params={"first": position, "crashed": failure.detail})
 
     def run(self, spec: GridSpec, unit: Unit, report: Reporter) -> None:
-        """Measure the cells from the unit's first one on, and report each when it is finished.
+        """Measure the cells from the unit's first one on, and report each one when it is finished.
 
         Raises:
             Unsupported: there is no such device, or no cell of the job can run here.
-            Crashed: a cell took this process's device context with it.
+            Crashed: a cell destroyed this process's device context.
         """
         from workers.measure.environment import device_key
         from workers.measure.validity import verdict
@@ -164,7 +164,7 @@ class GridRunner(abc.ABC, Generic[ContextT]):
                     values.rest("crashed", crashed)
                     found = verdict([check_measured(values)])
                 else:
-                    # Not of the cell that crashed: a unit that gets no further must not be resumed there again.
+                    # The crashed cell reports no cursor: a unit that gets no further must not resume there again.
                     report.cursor(index)
                     tell = functools.partial(_tell, report, index, len(cells), cell.title)
                     found = self._try(spec, cell, context, values, tell)
@@ -179,7 +179,7 @@ class GridRunner(abc.ABC, Generic[ContextT]):
     def _try(
         self, spec: GridSpec, cell: Cell, context: ContextT, values: Values, tell: Callable[[str], None]
     ) -> dict[str, Any]:
-        """Measure one cell, whatever happens to it; its verdict."""
+        """Measure one cell, turn any error into its outcome, and return its verdict."""
         from workers.measure.memory import OutOfMemory, gist, is_out_of_memory
         from workers.measure.validity import Monitor
 
@@ -214,14 +214,14 @@ class GridRunner(abc.ABC, Generic[ContextT]):
         set_precision(precision)
 
     def _fingerprint(self, cells: Iterable[Cell], devices: Sequence[torch.device]) -> dict[str, Any]:
-        """Where the cells are measured, with the setting of float32 products that each precision of theirs takes."""
+        """Return the cells' environment, with the setting of float32 products for each of their precisions."""
         import torch
 
         from workers.measure import environment
 
         settings = dict[str, str]()
         for precision, cell in {self.precision_of(cell): cell for cell in cells}.items():
-            # What cannot be set is those cells' outcome.
+            # If a precision cannot be set, its cells report that as their outcome.
             with contextlib.suppress(RunnerError):
                 self._set_precision(cell, devices)
                 if precision is not None:
@@ -239,7 +239,7 @@ def _tell(report: Reporter, done: int, total: int, title: str, line: str) -> Non
 
 @contextlib.contextmanager
 def few_objects_to_collect() -> Iterator[None]:
-    """Inside, the collector, which runs with each cell, does not look at what lives now: hundreds of modules."""
+    """Keep the collector, which runs with each cell, from visiting the objects that live now: hundreds of modules."""
     gc.collect()
     gc.freeze()
     try:
@@ -249,9 +249,9 @@ def few_objects_to_collect() -> Iterator[None]:
 
 
 def start_afresh(devices: Sequence[torch.device]) -> None:
-    """Let nothing of the last cell reach the next one.
+    """Free what the last cell left, so that it does not affect the next one.
 
-    That is cached memory, and compiled code with its guards, of which the compiler keeps a few only before it gives up
+    It frees cached memory, and compiled code with its guards: the compiler keeps only a few of these before it gives up
     or turns to dynamic shapes.
     """
     import torch
@@ -264,7 +264,7 @@ def start_afresh(devices: Sequence[torch.device]) -> None:
 
 
 def check_measured(values: Values) -> Check:
-    """Whether the cell was measured as well as it can be; a fault makes it suspect."""
+    """Check that the cell was measured as well as it can be; a fault makes it suspect."""
     from workers.measure.check import Check
 
     outcome = values.outcome
@@ -272,7 +272,7 @@ def check_measured(values: Values) -> Check:
 
 
 def nothing_measured(outcomes: Mapping[str, int]) -> Check:
-    """What a job is told in which no cell has values: there is nothing that could be trusted."""
+    """Return the failed check of a job in which no cell has values: it has nothing to trust."""
     from workers.measure.check import Check
 
     each = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))

@@ -1,6 +1,6 @@
-"""What all training kinds share: building the model and its step as a spec says, timing it, and what follows from that.
+"""Code that all training kinds share: it builds the model and its step from a spec, times the step and derives metrics.
 
-A kind adds what it looks at: observers of the phases, tables, files.
+Each kind adds its own observers of the phases, tables and files.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PHASES = {
     "train_step": ("forward", "backward", "optimizer"),
     "generate": ("prefill", "decode"),
 }
-"""What each mode's step consists of."""
+"""The phases of each mode's step."""
 PHASE_METRICS = {
     "forward": "forward_ms",
     "backward": "backward_ms",
@@ -58,15 +58,15 @@ WHOLE = (
 """Metrics without a phase, of the whole step, with their units."""
 GPU_ONLY = "known on GPUs only"
 MAX_BUSY_PERCENT = 101.0
-"""Steps vary, so a device that never waits may seem busy for a little longer than the median step; what is beyond that
-is no share of it."""
+"""The largest share that counts. Steps vary, so a device that never waits may seem busy for a little longer than the
+median step; a greater number is no share of it."""
 WINDOW_S = {"cpu": 0.2, "cuda": 0.5}
-"""Of the warm-up until times are steady: a GPU that multiplies large matrices takes a second to settle at its limit of
-power."""
+"""Least seconds of a window of the warm-up until times are steady. A GPU that multiplies large matrices takes a second
+to settle at its power limit."""
 
 
 def metrics(mode: str) -> list[Metric]:
-    """The metrics of a mode, in the order they are reported."""
+    """Return the metrics of a mode in the order of the report."""
     return [
         *(Metric(PHASE_METRICS[phase], phase, "ms") for phase in PHASES[mode]),
         Metric("step_ms", "step", "ms"),
@@ -89,10 +89,10 @@ class Training:
 
 
 def prepare(spec: TrainingSpec) -> tuple[torch.device, Callable[[], torch.nn.Module]]:
-    """Make this process ready for a spec: its device, and a function that builds the model there.
+    """Make this process ready for a spec. Returns its device, and a function that builds the model there.
 
     Raises:
-        Unsupported: no such device, model or attention here, or they cannot run so.
+        Unsupported: the device, model or attention does not exist here, or cannot run this spec.
         InvalidEnvironment: this host is not in order.
     """
     device = choose_device(spec.device, spec.precision)
@@ -104,11 +104,11 @@ def prepare(spec: TrainingSpec) -> tuple[torch.device, Callable[[], torch.nn.Mod
 
 
 def choose_model(spec: TrainingSpec, device: torch.device) -> Callable[[], torch.nn.Module]:
-    """A function that builds the spec's model with its attention on the current default device.
+    """Return a function that builds the spec's model with its attention on the current default device.
 
     Raises:
-        Unsupported: no such model or attention here, the attention cannot run so, or the model lacks what is asked for.
-        InvalidEnvironment: an installed one is broken.
+        Unsupported: the model or attention does not exist here, or cannot do what the spec asks for.
+        InvalidEnvironment: an installed model or attention is broken.
     """
     from kernels.registry import ATTENTION
     from workers.model.precision import PRECISIONS
@@ -137,9 +137,9 @@ def choose_model(spec: TrainingSpec, device: torch.device) -> Callable[[], torch
 
 
 def options_of(model_class: Callable[..., Any], spec: TrainingSpec, attention: Callable[..., Any]) -> dict[str, Any]:
-    """The optional constructor arguments that a model takes, as the spec has them.
+    """Return the optional constructor arguments that a model takes, with the spec's values.
 
-    A model that was written before an option existed lacks it: it serves as long as the spec leaves the option alone.
+    A model that was written before an option existed lacks it, and still serves if the spec does not set that option.
 
     Raises:
         Unsupported: the spec needs an option that the model lacks.
@@ -155,7 +155,7 @@ def options_of(model_class: Callable[..., Any], spec: TrainingSpec, attention: C
     }
     try:
         parameters = inspect.signature(model_class).parameters
-    except (TypeError, ValueError):  # written in another language: it does not tell
+    except (TypeError, ValueError):  # a constructor in another language has no signature
         return {name: value for name, (value, _) in options.items()}
     takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     for name, (_, left_alone) in options.items():
@@ -165,7 +165,7 @@ def options_of(model_class: Callable[..., Any], spec: TrainingSpec, attention: C
 
 
 def build(spec: TrainingSpec, device: torch.device, build_model: Callable[[], torch.nn.Module]) -> Training:
-    """The model and its step.
+    """Build the model and its step.
 
     Raises:
         OutOfMemory: the model does not fit.
@@ -190,7 +190,7 @@ def build(spec: TrainingSpec, device: torch.device, build_model: Callable[[], to
 
 
 def build_step(spec: TrainingSpec, device: torch.device, model: torch.nn.Module) -> Step:
-    """The step that is repeated, not yet captured."""
+    """Build the step that is repeated, not yet captured in a CUDA graph."""
     import torch
 
     from workers.measure.warmup import LEAST_CALLS
@@ -210,7 +210,7 @@ def build_step(spec: TrainingSpec, device: torch.device, model: torch.nn.Module)
         case "train_step":
             rate = torch.tensor(steps.MAX_LEARNING_RATE, device=device) if spec.cuda_graph else steps.MAX_LEARNING_RATE
             optimizer = make_optimizer(spec.optimizer, model, rate, capturable=spec.cuda_graph)
-            # Of the schedule, whose end only its learning rate knows: a warm-up until steady may be longer.
+            # The steps of the schedule affect only the learning rate, so a longer warm-up until steady does no harm.
             total = (LEAST_CALLS if spec.warmup_steps is None else spec.warmup_steps) + spec.measure_steps
             return steps.TrainStep(call, batches, precision, model, optimizer, total, spec.gradient_clip_norm)
         case "generate":
@@ -218,7 +218,7 @@ def build_step(spec: TrainingSpec, device: torch.device, model: torch.nn.Module)
 
 
 def compiled(spec: TrainingSpec, model: torch.nn.Module) -> Any:
-    """What is called instead of the model: itself, or its compiled form."""
+    """Return what the step calls: the model itself, or its compiled form."""
     from workers.model.compiled import NoBlocks, compile_blocks, compile_model
 
     if not spec.compile:
@@ -233,10 +233,10 @@ def compiled(spec: TrainingSpec, model: torch.nn.Module) -> Any:
 
 @contextmanager
 def known_errors() -> Iterator[None]:
-    """Turns errors of torch and of our steps, whose meaning for the job is known, into the job's outcome.
+    """Turn known errors of torch and of our steps into the errors that decide the job's outcome.
 
     Raises:
-        Unsupported, InvalidEnvironment: what such an error means.
+        Unsupported, InvalidEnvironment: the meaning of the error that occurred inside.
     """
     from workers.model.graphed import CannotCapture
 
@@ -253,10 +253,10 @@ def known_errors() -> Iterator[None]:
 def measure(
     training: Training, monitor: Monitor, report: Reporter, observers: Sequence[Observer] = ()
 ) -> tuple[Values, list[Check]]:
-    """Time the steps: what was found, and what the samples tell of their validity.
+    """Time the steps. Returns the values, and the checks of the samples' validity.
 
     Raises:
-        OutOfMemory: in any phase.
+        OutOfMemory: the memory did not suffice in some phase.
     """
     from workers.measure.busy import measure_busy
     from workers.measure.memory import memory_meter
@@ -304,7 +304,7 @@ def measure(
 
 
 def check_times(times: StepTimes, monitor: Monitor, spec: TrainingSpec, *, on_gpu: bool) -> list[Check]:
-    """What the steps' times tell of their validity."""
+    """Return the checks of the validity of the steps' times."""
     from workers.measure.validity import check_stability, check_steady
 
     checks = [
@@ -317,7 +317,7 @@ def check_times(times: StepTimes, monitor: Monitor, spec: TrainingSpec, *, on_gp
 
 
 def check_busy(times: StepTimes, busy: Busy | str) -> Check:
-    """Whether the device waited for the host."""
+    """Check that the device did not wait for the host."""
     from workers.measure.validity import check_waiting
 
     host_us = statistics.median(times.host_us) if times.host_us else None
@@ -325,7 +325,7 @@ def check_busy(times: StepTimes, busy: Busy | str) -> Check:
 
 
 def add_times(values: Values, training: Training, times: StepTimes, busy: Busy | str) -> None:
-    """Times of the phases and of the whole step, as measured, and what follows from the median step."""
+    """Set the measured times of the phases and of the whole step, and the rates that follow from the median step."""
     spec = training.spec
     values.set("step_ms", "step", times.step)
     values.set("first_step_ms", "first_step", [times.first_step])
@@ -344,12 +344,12 @@ def add_times(values: Values, training: Training, times: StepTimes, busy: Busy |
 
 
 def add_busy(values: Values, step_ms: float, busy: Busy | str) -> None:
-    """The device's time in a step, and its share of the step's wall time, which was measured in other steps.
+    """Set the device's time in a step and its share of the step's wall time, which other steps gave.
 
     Args:
-        values: Where to set them.
+        values: Takes the two metrics.
         step_ms: Median wall time of the measured steps.
-        busy: What the device did in a step, or why that is unknown.
+        busy: The device's work in a step, or the reason why it is unknown.
     """
     if isinstance(busy, str):
         values.set("device_ms", "step", None, busy)
@@ -367,7 +367,7 @@ def add_busy(values: Values, step_ms: float, busy: Busy | str) -> None:
 
 
 def add_rates(values: Values, training: Training, ceilings: Path) -> None:
-    """What follows from the step's median time: tokens and FLOPs per second, and their share of the device's best."""
+    """Set the rates of the median step: tokens and FLOPs per second, and the FLOPs' share of the device's best."""
     from workers.measure.ceilings import Ceilings
     from workers.measure.environment import device_name
     from workers.model.accounting import peak_tflops
@@ -389,7 +389,7 @@ def add_rates(values: Values, training: Training, ceilings: Path) -> None:
 
 
 def step_flops(spec: TrainingSpec, model: torch.nn.Module) -> int | None:
-    """FLOPs of one step; None for a model that does not tell."""
+    """Return the FLOPs of one step; None for a model that does not tell."""
     from workers.model import accounting
 
     if spec.mode == "generate":

@@ -26,7 +26,7 @@ class BenchmarkRunner:
     kind = "benchmark"
 
     def plan(self, spec: BenchmarkSpec) -> list[Unit]:
-        """One unit per replicate. A single one is forked, several are exec'd, to be independent samples."""
+        """Plan one unit per replicate. A single unit is forked; several are exec'd, so that they are independent."""
         return [
             Unit(
                 title=f"{spec.model.label()}, context {spec.context_length}"
@@ -62,7 +62,7 @@ def measure(
     monitor: Monitor,
     report: Reporter,
 ) -> tuple[Values, dict[str, Any]]:
-    """What was found for each metric, and its verdict; on no samples, that tells who else was there."""
+    """Return the values of each metric and the verdict. Without samples, the verdict still tells who else was there."""
     from workers.measure.memory import OutOfMemory
 
     report.progress(0, spec.measure_steps, "making the model")
@@ -79,7 +79,7 @@ def measure(
 
 
 def save_samples(values: Values, report: Reporter) -> None:
-    """The raw samples as a file for spreadsheets: one row per step, one column per metric measured each step."""
+    """Save the raw samples for spreadsheets: one row per step, one column per metric that each step measures."""
     steps = values.samples("step_ms", "step")
     if steps is None:
         return

@@ -1,7 +1,8 @@
-"""Runs `ceiling`: what this device reaches, copying memory and multiplying matrices of random numbers.
+"""Runs `ceiling`: measures the rates at which this device copies memory and multiplies matrices of random numbers.
 
-Random, since a GPU that multiplies zeros draws less power and clocks higher. The rates go to the host's record, where
-the jobs that give percentages find them; a rate stays out of it if its size was chosen, or its times are doubtful.
+The numbers are random, since a GPU that multiplies zeros draws less power and clocks higher. The rates go to the host's
+record, where jobs that give percentages find them. The record leaves out a rate whose size the spec chose, or whose
+times are doubtful.
 """
 
 from __future__ import annotations
@@ -25,23 +26,23 @@ if TYPE_CHECKING:
     from workers.measure.stopwatch import Stopwatch, Timing
 
 COPY_MIB = {"cpu": 256, "cuda": 2048}
-"""By type of device: as large as it takes for the rate to stop growing."""
+"""Size of the copied tensor by type of device: large enough for the rate to stop growing."""
 MATRIX_SIZES = {
     "cpu": {"fp32": 2048, "tf32": 2048, "bf16": 1024, "fp16": 512},
     "cuda": dict.fromkeys(("fp32", "tf32", "bf16", "fp16"), 8192),
 }
-"""By type of device and data type: as large as it takes for the rate to stop growing, but of data types that a
-processor may have to emulate only as large as that is done in a second. A measured choice would make two works of one
-case, by chance; so these stay as they are."""
+"""Matrix sizes by type of device and data type: large enough for the rate to stop growing. Data types that a processor
+may have to emulate have sizes that take at most a second. The sizes are fixed: sizes chosen by measuring would give one
+case different work by chance."""
 MIN_SAMPLES = 2
-"""Fewer do not tell whether anything disturbed them."""
+"""Least samples of a recorded rate. Fewer cannot show a disturbance."""
 
 Work = Callable[[], None]
 
 
 @dataclass
 class CeilingContext(Context):
-    """What the copy and the products share."""
+    """The objects that the copy and the products share."""
 
     watch: Stopwatch
     generator: torch.Generator
@@ -61,7 +62,7 @@ class CeilingRunner(GridRunner[CeilingContext]):
         return CeilingContext(devices, report, stopwatch(devices[0]), generator)
 
     def precision_of(self, cell: CeilingCell) -> str | None:
-        """The product's data type; a copy has none."""
+        """Return the product's data type, or None for a copy."""
         return cell.dtype
 
     def metrics(self, spec: CeilingSpec, cell: CeilingCell) -> list[Metric]:
@@ -79,7 +80,7 @@ class CeilingRunner(GridRunner[CeilingContext]):
             self._multiply(spec, cell.dtype, context, trial)
 
     def _copy(self, spec: CeilingSpec, context: CeilingContext, trial: Trial) -> None:
-        """Copy one tensor to another; bytes count that are read, and those that are written."""
+        """Copy one tensor to another. The rate counts the bytes read and the bytes written."""
         import torch
 
         from workers.measure.memory import memory_needed_for
@@ -135,18 +136,18 @@ RUNNER = CeilingRunner()
 
 
 def median_s(timing: Timing) -> float:
-    """The median time of one call, in seconds."""
+    """Return the median time of one call in seconds."""
     return 1e-3 * statistics.median(timing.samples)
 
 
 def why_not_to_record(field: str, size: int | None, timing: Timing, checks: Sequence[Check]) -> str | None:
-    """Why a rate is no ceiling to measure others by; None if it is.
+    """Return the reason why a rate must not serve as a ceiling; None if it may.
 
     Args:
         field: The field of the spec that chooses the size.
-        size: What the spec chose; None: the device's own size was taken.
-        timing: The times that the rate follows from.
-        checks: What they tell of their validity.
+        size: The size that the spec chose; None: the device's own size was taken.
+        timing: The times that give the rate.
+        checks: The checks of these times' validity.
     """
     if size is not None:
         return f"{field} was chosen, and a device reaches its ceiling at some sizes only: leave it out"
@@ -157,18 +158,18 @@ def why_not_to_record(field: str, size: int | None, timing: Timing, checks: Sequ
 
 
 def record(precision: str | None, reason: str | None, rate: float, context: CeilingContext) -> None:
-    """Keep the rate of the product in `precision` (None: of the copy) for the jobs to come; or log why not."""
+    """Record the rate of the product in `precision` (None: of the copy) for later jobs, or log the `reason` why not."""
     from workers.measure.ceilings import Ceilings
 
     products, copy = ({}, rate) if precision is None else ({precision: rate}, None)
     if reason is None:
         try:
             Ceilings(context.report.ceilings).record(context.device, products, copy)
-        except OSError as error:  # the rate itself was measured all the same
+        except OSError as error:  # the job still reports the rate
             reason = str(error)
     if reason is not None:
         sys.stderr.write(f"{precision or 'copy'}: not recorded as this device's ceiling: {reason}\n")
 
 
 def void(_result: object) -> None:
-    """A call's result is of no interest."""
+    """Discard a call's result."""

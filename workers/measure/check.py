@@ -1,4 +1,4 @@
-"""One thing that was looked at to judge a measurement. Without torch: the agent reads checks, too."""
+"""A check: one thing that was looked at to judge a measurement. No torch here: the agent reads checks, too."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 Severity = Literal["note", "suspect", "invalid"]
 SEVERITIES: tuple[Severity, ...] = ("invalid", "suspect", "note")
-"""From the worst."""
+"""Severities, the worst first."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What NVML tells of the GPU that torch uses. Absent library, driver or answer: None, never an error."""
+"""Asks NVML about the GPU that torch uses. If library, driver or answer are absent, it returns None, never an error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ THROTTLE_REASONS = {
 
 @dataclass(frozen=True)
 class Reading:
-    """A GPU's state at one moment; None where the device does not tell."""
+    """A GPU's state at one moment. A field is None if the device does not tell."""
 
     sm_clock_mhz: int | None
     memory_clock_mhz: int | None
@@ -34,29 +34,29 @@ class Reading:
 
 
 class Gpu:
-    """One GPU by NVML, or one MIG instance of a GPU.
+    """One GPU, or one MIG instance of a GPU, as NVML shows it.
 
-    Clocks, throttling, power and links are the board's: an instance does not know them, and its board is asked.
+    An instance does not know clocks, throttling, power and links, so its board is asked for them.
     """
 
     def __init__(self, nvml: Any, handle: Any) -> None:
         self._nvml = nvml
         self._handle = handle
-        # A handle of a GPU that is no instance is refused here.
+        # NVML refuses the handle of a GPU that is no instance here.
         self._board = ask(nvml, "DeviceGetDeviceHandleFromMigDeviceHandle", handle)
 
     def ask(self, function: str, *arguments: Any) -> Any:
-        """The answer of `nvml<function>` for this GPU; None if it, or the library, does not know."""
+        """Return the answer of `nvml<function>` for this GPU; None if the GPU or the library does not know."""
         answer = ask(self._nvml, function, self._handle, *arguments)
         if answer is None and self._board is not None:
             answer = ask(self._nvml, function, self._board, *arguments)
         return answer
 
     def read(self) -> Reading:
-        """The present state; takes a few milliseconds."""
+        """Read the present state. Takes a few milliseconds."""
         nvml = self._nvml
         power_mw = self.ask("DeviceGetPowerUsage")
-        # Not the board's, on whose other instances others may work without harm.
+        # The board's processes do not count: others may work on its other instances without harm.
         processes = ask(nvml, "DeviceGetComputeRunningProcesses", self._handle)
         return Reading(
             sm_clock_mhz=self.ask("DeviceGetClockInfo", nvml.NVML_CLOCK_SM),
@@ -68,7 +68,7 @@ class Gpu:
         )
 
     def facts(self) -> dict[str, Any]:
-        """What does not change during a measurement."""
+        """Return the facts that do not change during a measurement."""
         nvml = self._nvml
         limit_mw = self.ask("DeviceGetEnforcedPowerLimit")
         persistence = self.ask("DeviceGetPersistenceMode")
@@ -87,11 +87,11 @@ class Gpu:
 
     @property
     def uuid(self) -> str | None:
-        """As NVML writes it, with "GPU-" or "MIG-" before it."""
+        """Return the UUID as NVML writes it, with "GPU-" or "MIG-" before it."""
         return _text(self.ask("DeviceGetUUID"))
 
     def neighbours(self) -> list[Gpu]:
-        """The host's other GPUs."""
+        """Return the host's other GPUs."""
         own = ask(self._nvml, "DeviceGetUUID", self._handle if self._board is None else self._board)
         count = ask(self._nvml, "DeviceGetCount") or 0
         handles = (ask(self._nvml, "DeviceGetHandleByIndex", index) for index in range(count))
@@ -99,12 +99,12 @@ class Gpu:
         return [gpu for gpu in gpus if gpu.ask("DeviceGetUUID") != own]
 
     def nvlinks(self) -> int:
-        """Number of active NVLink connections."""
+        """Return the number of active NVLink connections."""
         links = range(getattr(self._nvml, "NVML_NVLINK_MAX_LINKS", 0))
         active = 0
         for link in links:
             state = self.ask("DeviceGetNvLinkState", link)
-            if state is None:  # the device has no such link, nor later ones
+            if state is None:  # the device has neither this link nor later ones
                 break
             active += bool(state)
         return active
@@ -124,16 +124,16 @@ def _library() -> Any | None:
 
 
 def is_available(library: Callable[[], Any | None] = _library) -> bool:
-    """Whether there is a library with a driver to ask."""
+    """Return True if there is a library with a driver to ask."""
     return library() is not None
 
 
 def find_gpu(uuid: str, visible: str | None = None, library: Callable[[], Any | None] = _library) -> Gpu | None:
-    """The GPU or MIG instance that torch uses; None if NVML is absent or does not know it.
+    """Find the GPU or MIG instance that torch uses; return None if NVML is absent or does not know it.
 
     Args:
-        uuid: as torch prints it, without a prefix. Of an instance it is the instance's or the GPU's: CUDA's
-            cuDeviceGetUuid gives the one or the other by its version.
+        uuid: as torch prints it, without a prefix. For an instance it is the instance's or the GPU's, depending on the
+            version of CUDA's cuDeviceGetUuid.
         visible: CUDA_VISIBLE_DEVICES, which settles that: a process sees one instance at most, and by this name.
         library: gives pynvml, or None.
     """
@@ -149,7 +149,7 @@ def find_gpu(uuid: str, visible: str | None = None, library: Callable[[], Any | 
 
 
 def ask(nvml: Any, function: str, *arguments: Any) -> Any:
-    """The answer of `nvml<function>`, or None."""
+    """Return the answer of `nvml<function>`, or None."""
     call = getattr(nvml, f"nvml{function}", None)
     if call is None:
         return None

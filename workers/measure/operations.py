@@ -18,7 +18,7 @@ from workers.measure.stopwatch import Stopwatch, Timing
 class Operation:
     """A function at fixed inputs, forward and backward.
 
-    Inputs that require gradients get them; `grad_out` is the output's gradient, None to run forward only.
+    Inputs that require gradients get them. `grad_out` is the output's gradient, or None to run forward only.
     """
 
     function: Callable[..., Tensor]
@@ -26,16 +26,16 @@ class Operation:
     grad_out: Tensor | None
 
     def forward(self) -> Tensor:
-        """The output."""
+        """Compute the output."""
         return self.function(*self.inputs)
 
     def backward(self, out: Tensor) -> tuple[Tensor | None, ...]:
-        """The inputs' gradients; None for an input on which the output does not depend."""
+        """Compute the inputs' gradients; None for an input on which the output does not depend."""
         return torch.autograd.grad(out, self.inputs, self.grad_out, allow_unused=True)
 
     @property
     def input_bytes(self) -> int:
-        """Memory of the inputs and the output's gradient."""
+        """Return the bytes of the inputs and the output's gradient."""
         tensors = [*self.inputs, *([] if self.grad_out is None else [self.grad_out])]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
@@ -49,18 +49,18 @@ def time_passes(
     warmup: int | None,
     calls: int,
 ) -> dict[str, Timing]:
-    """Times of the passes named: "forward", "backward" (after an untimed forward pass), "forward_backward".
+    """Time the given passes: "forward", "backward" (after an untimed forward pass), "forward_backward".
 
     Args:
-        operation: What is timed.
-        watch: Times it.
-        passes: Which of them, in this order.
-        measuring: Called in each pass when calls to warm up are over and samples begin.
+        operation: The operation to time.
+        watch: The stopwatch that times it.
+        passes: The passes to time, in this order.
+        measuring: Called in each pass when the warm-up is over and samples begin.
         warmup: Calls of each pass that leave no sample; None: until times are steady.
         calls: Samples of each pass.
 
     Raises:
-        OutOfMemory: the memory did not suffice; says in which pass.
+        OutOfMemory: the memory did not suffice; the error names the pass.
     """
     out: list[Tensor] = []
 
@@ -94,13 +94,13 @@ class Memory:
     before_backward_mib: float | None
     peak_mib: float | None
     reserved_mib: float | None
-    """What torch's allocator took from the device for it: in blocks, so more than `peak_mib`. None on a CPU."""
+    """MiB that torch's allocator took from the device for it: in blocks, so more than `peak_mib`. None on a CPU."""
     how: str
     """How the peak was measured, or why it is unknown."""
 
 
 def measure_memory(operation: Operation, device: torch.device) -> Memory:
-    """Run the operation once and see what it holds between the passes, and at its peak.
+    """Run the operation once and measure the memory that it holds between the passes and at its peak.
 
     Raises:
         OutOfMemory: the memory did not suffice.
@@ -111,7 +111,7 @@ def measure_memory(operation: Operation, device: torch.device) -> Memory:
     others = others_reserved = 0
     if on_gpu:
         torch.cuda.empty_cache()
-        # The flushed buffer and the oracle's results live here too, and are not the operation's.
+        # The flushed buffer and the oracle's results live here too, but do not belong to the operation.
         others = torch.cuda.memory_allocated(device) - operation.input_bytes
         others_reserved = torch.cuda.memory_reserved(device) - operation.input_bytes
     before_backward = None
@@ -127,6 +127,6 @@ def measure_memory(operation: Operation, device: torch.device) -> Memory:
     if on_gpu:
         peak = None if peak is None else peak - others / MIB
         if reserved is not None:
-            # Some of the operation's tensors may lie in gaps between the others: they were reserved before.
+            # Some of the operation's tensors may lie in gaps between other tensors, in memory reserved before.
             reserved = max(reserved - others_reserved / MIB, peak or 0.0)
     return Memory(before_backward, peak, reserved, how)

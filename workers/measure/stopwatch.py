@@ -1,6 +1,6 @@
 """The one stopwatch for single calls: on a GPU by events on the device, on a CPU by the host's clock.
 
-How a call's device time is kept apart from the host's is told in `kernels.device_clock`, which does it.
+`kernels.device_clock` separates a call's device time from the host's, and its docstring explains how.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from workers.measure.warmup import WarmUp
 
 @dataclass(frozen=True)
 class Timing:
-    """What a stopwatch found about one call."""
+    """A stopwatch's results for one call."""
 
     samples: array[float]
     """Milliseconds per call: the device's time on a GPU, wall time on a CPU."""
@@ -29,16 +29,16 @@ class Timing:
     warmup: int
     """Calls made before measuring began."""
     steady: bool | None
-    """Whether times were steady when measuring began; None where that was not judged: a number of warm-up calls was
-    asked for, or calls are too slow."""
+    """True if times were steady when measuring began; None if nobody judged that, since the caller fixed the number of
+    warm-up calls, or calls are too slow."""
     host_bound: bool
-    """Whether the host takes longer to issue the call than the device takes for its work (medians): in a program that
-    makes such calls one after the other, the device waits for the host."""
+    """True if the host takes longer to issue the call than the device takes for its work (medians). In a program that
+    makes such calls one after the other, the device then waits for the host."""
     exposed: bool = False
-    """Whether most samples hold that waiting, since the call waits for the device inside or has more launches than the
-    driver's queue holds. Where not, the median of `samples` is the device's own even if `host_bound`."""
+    """True if most samples include that waiting, since the call waits for the device inside or has more launches than
+    the driver's queue holds. If False, the median of `samples` is the device's own time even if `host_bound`."""
     too_slow: bool = False
-    """Whether calls are too slow for a judgement of `steady`."""
+    """True if calls are too slow to judge `steady`."""
 
 
 class Stopwatch(Protocol):
@@ -50,17 +50,17 @@ class Stopwatch(Protocol):
         """Time `calls` calls of `work`, each after an untimed `prepare`.
 
         Args:
-            work: What is timed.
+            work: The call to time.
             prepare: Runs before each call, outside its time; also before calls that are repeated.
-            measuring: Called once, when calls to warm up are over and samples begin.
-            warmup: Calls that leave no sample: exactly so many, or None until times are steady.
-            calls: Samples, 1 or more.
+            measuring: Called once, when the warm-up is over and samples begin.
+            warmup: Exact number of calls before the first sample; None: until times are steady.
+            calls: Number of samples, 1 or more.
         """
         ...
 
 
 class HostStopwatch:
-    """For the CPU, where a call returns when its work is done."""
+    """The stopwatch for the CPU, where a call returns when its work is done."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
@@ -80,7 +80,7 @@ class HostStopwatch:
 
 
 class CudaStopwatch:
-    """For a GPU, on the current stream."""
+    """The stopwatch for a GPU, on the current stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._clock = DeviceClock(device)
@@ -102,5 +102,5 @@ class CudaStopwatch:
 
 
 def stopwatch(device: torch.device) -> Stopwatch:
-    """The stopwatch of a device."""
+    """Return the stopwatch for a device."""
     return CudaStopwatch(device) if device.type == "cuda" else HostStopwatch()

@@ -1,7 +1,7 @@
-"""Whether measured numbers can be trusted: checks, and the verdict that they add up to.
+"""Checks that tell whether measured numbers can be trusted, and the verdict that the checks add up to.
 
-"invalid": the numbers are of something else than was asked for. "suspect": something disturbed, or may have disturbed,
-the measurement. "valid": no check found anything, which for few samples means little: details say so.
+"invalid": the numbers describe other work than the spec asked for. "suspect": something disturbed, or may have
+disturbed, the measurement. "valid": no check found anything. With few samples that means little, and details say so.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ MAX_DRIFT = 0.10
 MAX_CLOCK_DROP = 0.10
 MAX_OTHERS_LOAD = 0.10
 MAX_WAITING = 0.10
-"""Of a step's time, in which the device waits for the host."""
+"""Largest share of a step's time in which the device may wait for the host."""
 MIN_LOAD_SPAN_S = 0.3
 """The kernel counts processor time in ticks of 10 ms: shorter spans tell nothing."""
 READ_INTERVAL_S = 1.0
 POWER_CAP = 0x04
-"""How a GPU runs heavy work at its power limit; told, but no fault of the measurement."""
+"""The throttle reason of a GPU at its power limit, where heavy work runs. It is reported, but is no fault."""
 
 
 def verdict(checks: Sequence[Check]) -> dict[str, Any]:
-    """{"verdict": "valid" | "suspect" | "invalid", "checks": [{"name", "ok", "detail", "severity"}]}."""
+    """Return {"verdict": "valid" | "suspect" | "invalid", "checks": [{"name", "ok", "detail", "severity"}]}."""
     failed = {check.severity for check in checks if not check.ok}
     worst = next((severity for severity in ("invalid", "suspect") if severity in failed), "valid")
     return {"verdict": worst, "checks": [asdict(check) for check in checks]}
 
 
 def max_variation(*, on_gpu: bool) -> float:
-    """The largest coefficient of variation that is not suspect."""
+    """Return the largest coefficient of variation that is not suspect."""
     return MAX_VARIATION_GPU if on_gpu else MAX_VARIATION_CPU
 
 
 def check_stability(samples: Sequence[float], *, on_gpu: bool) -> list[Check]:
-    """Spread and trend of the samples of one case. A GPU that works alone varies less than a processor."""
+    """Check spread and trend of the samples of one case. A GPU that works alone varies less than a processor."""
     return [check_variation(samples, on_gpu=on_gpu), check_drift(samples)]
 
 
 def check_variation(samples: Sequence[float], *, on_gpu: bool) -> Check:
-    """Spread of the samples, in ms: check `variation`."""
+    """Check the spread of the samples, in ms: check `variation`."""
     variation, limit = statistics.coefficient_of_variation(samples), max_variation(on_gpu=on_gpu)
     if variation is None:
         return Check("variation", True, f"samples: {len(samples)}, too few to judge")
@@ -68,7 +68,7 @@ def check_variation(samples: Sequence[float], *, on_gpu: bool) -> Check:
 
 
 def check_drift(samples: Sequence[float]) -> Check:
-    """Trend of the samples: check `drift`."""
+    """Check the trend of the samples: check `drift`."""
     drift = statistics.drift(samples)
     if drift is None:
         return Check("drift", True, f"samples: {len(samples)}, too few to judge")
@@ -76,12 +76,12 @@ def check_drift(samples: Sequence[float]) -> Check:
 
 
 def check_steady(steady: bool | None, warmup: int, *, too_slow: bool = False) -> Check:
-    """Whether times had stopped drifting when measuring began: check `steady`.
+    """Check that times had stopped drifting when measuring began: check `steady`.
 
     Args:
         steady: as `WarmUp` or `Timing` has it; None: not judged.
-        warmup: calls that were made.
-        too_slow: why it was not judged: calls are too long, and not that a number of them was asked for.
+        warmup: number of calls made before measuring.
+        too_slow: True if `steady` was not judged because calls are too long, False if their number was fixed.
     """
     if too_slow:
         return Check("steady", True, f"too slow to judge: {warmup} calls to warm up")
@@ -92,7 +92,7 @@ def check_steady(steady: bool | None, warmup: int, *, too_slow: bool = False) ->
 
 
 class Issued(Protocol):
-    """Times of a call that the host issues and the device does: `workers.measure.stopwatch.Timing`, for one."""
+    """Times of a call that the host issues and the device executes, such as `workers.measure.stopwatch.Timing`."""
 
     @property
     def samples(self) -> Sequence[float]: ...
@@ -105,10 +105,10 @@ class Issued(Protocol):
 
 
 def check_host_bound(timing: Issued) -> Check:
-    """Whether the host is slower than the device: check `host_bound`.
+    """Check that the host is not slower than the device: check `host_bound`.
 
-    It is a note where the device was timed by itself: the samples are then right whatever the host takes, but a program
-    that makes such calls one after the other will see the host's time.
+    A failure is only a note if the device was timed by itself: the samples are then right, but a program that makes
+    such calls one after the other will see the host's time.
     """
     if timing.host_us is None or not timing.samples:
         return Check("host_bound", True, "no device that works beside the host")
@@ -123,12 +123,12 @@ def check_host_bound(timing: Issued) -> Check:
 
 
 def check_waiting(wall_ms: float, host_us: float | None, busy: Busy | str) -> Check:
-    """Whether the device waits for the host within a step, which its wall time then holds: check `host_bound`.
+    """Check that the device does not wait for the host within a step's wall time: check `host_bound`.
 
     Args:
-        wall_ms: of a step, median.
-        host_us: in which the host issued it, median; None on a CPU.
-        busy: what the device did in it, or why that is unknown.
+        wall_ms: median wall time of a step.
+        host_us: median time in which the host issued a step; None on a CPU.
+        busy: the device's work in a step, or the reason why it is unknown.
     """
     if host_us is None:
         return Check("host_bound", True, "no device that works beside the host")
@@ -144,18 +144,18 @@ def check_waiting(wall_ms: float, host_us: float | None, busy: Busy | str) -> Ch
 
 
 def check_compilation(before: Compilation, after: Compilation, *, warmup_steps: int) -> list[Check]:
-    """Recompilation between the two, and functions that were not compiled. For compiled models only.
+    """Check for recompilation while measuring, and for functions that were not compiled. For compiled models only.
 
     Args:
-        before: when measuring began.
-        after: when it ended.
+        before: counters when measuring began.
+        after: counters when it ended.
         warmup_steps: steps made before it began.
     """
     recompiled = after.graphs - before.graphs
     detail = f"{recompiled} graphs compiled during the measured steps"
     if warmup_steps == 0:
         detail += "; there was no warm-up"
-    # Without warm-up, the samples hold the compilation because that was asked for.
+    # Without warm-up, the samples include the compilation because the spec asked for that.
     recompiles = Check("recompiles", recompiled == 0, detail, "invalid" if warmup_steps else "suspect")
     fell_back = after.graphs == 0 or after.frames_not_compiled > 0
     return [
@@ -172,7 +172,7 @@ def check_compilation(before: Compilation, after: Compilation, *, warmup_steps: 
 
 
 def check_gpus(readings: Sequence[Sequence[Reading]], own_processes: Set[int]) -> list[Check]:
-    """Throttling, clocks and other processes over the readings of each GPU; one check each, for all GPUs."""
+    """Check throttling, clocks and other processes in each GPU's readings. Returns one check of each for all GPUs."""
     each = [check_gpu(one, own_processes) for one in readings]
     if len(each) == 1:
         return each[0]
@@ -180,7 +180,7 @@ def check_gpus(readings: Sequence[Sequence[Reading]], own_processes: Set[int]) -
 
 
 def _together(checks: Sequence[Check]) -> Check:
-    """One check of several GPUs: those that failed, or else all."""
+    """Combine the checks of several GPUs into one, from the failed checks or else from all."""
     failed = [(index, check) for index, check in enumerate(checks) if not check.ok]
     told = failed or list(enumerate(checks))
     detail = "; ".join(f"GPU {index}: {check.detail}" for index, check in told)
@@ -188,7 +188,7 @@ def _together(checks: Sequence[Check]) -> Check:
 
 
 def check_gpu(readings: Sequence[Reading], own_processes: Set[int]) -> list[Check]:
-    """Throttling, clocks and other processes over one GPU's readings."""
+    """Check throttling, clocks and other processes in one GPU's readings."""
     if not readings:
         why = "does not know this device" if is_available() else "is not available"
         unknown = f"NVML {why}: not known"
@@ -224,7 +224,7 @@ def _check_processes(readings: Sequence[Reading], own_processes: Set[int]) -> Ch
 
 @dataclass(frozen=True)
 class HostLoad:
-    """Processor time in seconds since boot: of everybody, of this process and its descendants, and what there was."""
+    """Processor time since boot in seconds: of all processes, of ours and its descendants, and the available time."""
 
     busy: float
     own: float
@@ -232,7 +232,7 @@ class HostLoad:
 
 
 def read_host_load(proc: Path = Path("/proc")) -> HostLoad | None:
-    """The counters now; None where the kernel has none."""
+    """Read the counters now; return None if the kernel has none."""
     try:
         ticks = [int(value) for value in (proc / "stat").read_text().split("\n", 1)[0].split()[1:9]]
     except (OSError, ValueError):
@@ -246,9 +246,9 @@ def read_host_load(proc: Path = Path("/proc")) -> HostLoad | None:
 
 
 def family_times(ancestor: int, proc: Path = Path("/proc")) -> dict[int, int]:
-    """Pids of a process and of all its living descendants, each with the processor time that it used, in ticks.
+    """Return pids of a process and of all its living descendants, each with the processor time that it used, in ticks.
 
-    What ended and was waited for counts with who waited for it.
+    The time of an ended process counts for the process that waited for it.
     """
     parents: dict[int, int] = {}
     times: dict[int, int] = {}
@@ -256,7 +256,7 @@ def family_times(ancestor: int, proc: Path = Path("/proc")) -> dict[int, int]:
         try:
             # The command's name, in brackets, may hold anything.
             fields = path.read_text().rpartition(")")[2].split()
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             continue
         pid = int(path.parent.name)
         parents[pid] = int(fields[1])
@@ -273,7 +273,7 @@ def family_times(ancestor: int, proc: Path = Path("/proc")) -> dict[int, int]:
 
 
 def check_host_load(before: HostLoad | None, after: HostLoad | None, span_s: float, *, matters: bool) -> Check:
-    """Processor time that others took. It `matters` on a CPU; beside a GPU it is recorded only."""
+    """Check the processor time that others took. It `matters` on a CPU; beside a GPU it is recorded only."""
     if span_s < MIN_LOAD_SPAN_S:
         return Check("host_load", True, f"measured for {span_s:.2f} s: too short to tell")
     if before is None or after is None or after.available <= before.available:
@@ -304,13 +304,13 @@ class Monitor:
         self._started = self._read_at = time.perf_counter()
 
     def start(self, *, warm: bool = True) -> None:
-        """Measuring begins; `warm`: the devices have just worked, so that their clocks now count."""
+        """Begin measuring. `warm`: the devices have just worked, so that their present clocks count."""
         self._begin()
         if warm:
             self._read()
 
     def watch(self, *, last: bool = False) -> None:
-        """Between steps: read the GPUs' state, at most once a second and at the end."""
+        """Read the GPUs' state, at most once a second and at the end. Called between steps."""
         now = time.perf_counter()
         if last or now - self._read_at >= READ_INTERVAL_S:
             self._read()
@@ -326,11 +326,11 @@ class Monitor:
                 readings.append(gpu.read())
 
     def compilation_checks(self, *, warmup_steps: int) -> list[Check]:
-        """What was compiled since the start, and whether anything was left uncompiled. For compiled models only."""
+        """Check for compilation since the start, and for functions left uncompiled. For compiled models only."""
         return check_compilation(self._compilation, compilation(), warmup_steps=warmup_steps)
 
     def conclude(self, checks: Sequence[Check]) -> dict[str, Any]:
-        """The verdict on these checks of the samples, and on what was watched since the start."""
+        """Return the verdict on these checks of the samples and on everything watched since the start."""
         checks = list(checks)
         if self._on_gpu:
             checks += check_gpus(self._readings, self._own_processes)

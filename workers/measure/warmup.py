@@ -1,7 +1,7 @@
-"""When a warm-up is over: after a number of calls that was asked for, or when times have stopped drifting.
+"""Decides when a warm-up is over: after a given number of calls, or when times have stopped drifting.
 
 The first calls of a process allocate, choose kernels and compile; after that a device's clock still falls for a second
-while it heats up. So medians of two windows in succession are compared, each long enough for such a drift to show.
+while it heats up. So it compares the medians of two successive windows, each long enough for such a drift to show.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ from collections.abc import Callable, Sequence
 
 LEAST_CALLS = 5
 WINDOW_CALLS = 3
-"""At least so many calls are in a window."""
+"""Least number of calls in a window."""
 WINDOW_S = 0.2
-"""At least so long is a window, unless the caller chooses: 8 % in a second, as seen on an H200, are 1.6 % from one to
-the next."""
+"""Least seconds of a window, unless the caller chooses. A drift of 8 % in a second, as seen on an H200, is 1.6 % from
+one window to the next."""
 MAX_DRIFT = 0.01
-"""Between the medians of two windows, where their noise is smaller than that."""
+"""Largest relative difference between steady windows' medians, if their noise is smaller than that."""
 LIMIT_WINDOWS = 15
-"""So many windows after the first call, which may compile for minutes, times that still drift are measured as they
-are: after 3 s, unless the caller chooses longer windows."""
+"""Windows after the first call (which may compile for minutes) until measuring begins even if times still drift: 3 s,
+unless the caller chooses longer windows."""
 JUDGED_CALLS = 1 + 2 * WINDOW_CALLS
-"""Before so many calls there are no two windows to compare."""
+"""Number of calls that the first comparison of two windows takes."""
 MAX_WAIT_S = 20.0
-"""Slow calls get longer than LIMIT_WINDOWS, until there are two windows of them, but no longer than this after the
-first call: calls of 3 s are judged still, slower ones are not."""
+"""Most seconds of a warm-up after the first call. Slow calls may exceed LIMIT_WINDOWS until they fill two windows, but
+not this limit: calls of 3 s can still be judged, slower ones cannot."""
 
 
 class WarmUp:
-    """Takes the times of calls that are made to warm up, and says when it has seen enough.
+    """Takes the times of warm-up calls, and says when it has seen enough.
 
     Args:
-        asked: So many calls, exactly; None: until times are steady, at least LEAST_CALLS.
-        window_s: The least length of a window.
-        clock: Seconds; another one in tests.
+        asked: Exact number of calls; None: until times are steady, at least LEAST_CALLS.
+        window_s: Least length of a window in seconds.
+        clock: Returns seconds; tests give another one.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class WarmUp:
         self.asked = asked
         self.window_s = window_s
         self.calls = 0
-        """Made so far."""
+        """Number of calls made so far."""
         self.steady: bool | None = None
-        """Whether times had stopped drifting; None as long as that was not judged."""
+        """True if times had stopped drifting; None as long as that was not judged."""
         self._clock = clock
         self._started = self._window_started = clock()
         self._before: list[float] = []
@@ -54,14 +54,14 @@ class WarmUp:
 
     @property
     def over(self) -> bool:
-        """Whether measuring may begin."""
+        """Return True if measuring may begin."""
         if self.asked is not None:
             return self.calls >= self.asked
         return self.calls >= LEAST_CALLS and (bool(self.steady) or self._limit_is_reached)
 
     @property
     def too_slow(self) -> bool:
-        """Whether nobody could judge, since calls are so long that too few of them fit into the time there is."""
+        """Return True if `steady` could not be judged, since calls are so long that too few fit into the limit."""
         return self.asked is None and self.steady is None
 
     @property
@@ -70,7 +70,7 @@ class WarmUp:
         return spent_s >= (max(limit_s, MAX_WAIT_S) if self.steady is None else limit_s)
 
     def add(self, time_ms: float) -> None:
-        """One call took so long."""
+        """Add the time of one call in ms."""
         self.calls += 1
         if self.asked is not None:
             return
@@ -87,13 +87,13 @@ class WarmUp:
 
 
 def agree(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether the medians of two windows are within MAX_DRIFT of each other, or as close as noise lets us tell."""
+    """Return True if two windows' medians differ by at most MAX_DRIFT, or by no more than their noise explains."""
     first, second = statistics.median(one), statistics.median(other)
     noise = math.hypot(_error_of_median(one, first), _error_of_median(other, second))
     return abs(second - first) <= max(MAX_DRIFT * abs(first), noise)
 
 
 def _error_of_median(samples: Sequence[float], median: float) -> float:
-    """Standard error of the median, from the median absolute deviation, as of normally distributed samples."""
+    """Estimate the median's standard error from the median absolute deviation, as for normally distributed samples."""
     deviation = 1.4826 * statistics.median(abs(sample - median) for sample in samples)
     return math.sqrt(math.pi / 2) * deviation / math.sqrt(len(samples))
