@@ -103,7 +103,7 @@ def table(
     columns: Sequence[str] | None = None,
     statistic: Statistic = "mean",
 ) -> Sheet:
-    """Return the results of finished jobs, in the order of their submission. Each argument narrows the choice of jobs.
+    """Return the results of finished jobs, in submission order. `kind`, `sweep`, `jobs` and `labels` narrow the choice.
 
     Args:
         database: the store.
