@@ -37,11 +37,18 @@ MAX_DOUBTS = 5
 
 
 def varying_columns(measurements: Mapping[str, Any]) -> list[str]:
-    """Return the columns that tell a page's measurements apart: coordinates, device and unit, where they vary."""
+    """Return the columns that tell a page's measurements apart: coordinates, device and unit, where they vary.
+
+    False and null look alike: a case that does not use something, and one that has no use for it.
+    """
     rows: Sequence[Mapping[str, Any]] = measurements["rows"]
     told_anyway = {*FACTS, *STATISTICS, "samples"} - {"device_key", "unit_title"}
     names = [column["name"] for column in measurements["columns"] if column["name"] not in told_anyway]
-    return [name for name in names if len({json.dumps(row.get(name)) for row in rows}) > 1]
+
+    def told(value: Any) -> str:
+        return json.dumps(None if value is False else value)
+
+    return [name for name in names if len({told(row.get(name)) for row in rows}) > 1]
 
 
 def case_text(coordinates: Mapping[str, Any]) -> str:

@@ -42,7 +42,8 @@ class Gate:
         try:
             self._admit(scope)
         except FlopwatchError as error:
-            await problem_response(problem(error, scope["path"]), error.headers)(scope, receive, send)
+            headers = {**error.headers, **_closing(scope)}
+            await problem_response(problem(error, scope["path"]), headers)(scope, receive, send)
             return
         send = _with_security_headers(send)
         if scope["method"] == "HEAD":
@@ -60,6 +61,12 @@ class Gate:
             )
         if scope["method"] not in SAFE_METHODS and is_cross_site(headers):
             raise CrossSiteRequest("A page of another site sent this request; nothing was changed.")
+
+
+def _closing(scope: Scope) -> dict[str, str]:
+    """Close the connection of a refused request that has a body: nobody reads that, however long it is."""
+    sent = Headers(scope=scope)
+    return {"Connection": "close"} if "content-length" in sent or "transfer-encoding" in sent else {}
 
 
 def has_token(headers: Headers, token: str) -> bool:

@@ -94,6 +94,13 @@ class Connection(H11Protocol):
         self._forget()
         super().connection_lost(exc)
 
+    def send_400_response(self, msg: str) -> None:
+        # A refusal may be under way while the rest of the request turns out to be no HTTP: one answer only can be sent.
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        super().send_400_response(msg)
+
     def end(self, answer: bytes = b"") -> None:
         """Close the connection now; send an answer first, unless another answer has begun."""
         self._forget()

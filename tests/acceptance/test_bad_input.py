@@ -201,12 +201,12 @@ def test_a_preference_that_makes_no_sense_is_ignored(server: Service, prefer: st
 RAW = {
     "not HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
     "no host": b"POST /jobs HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}",
-    "negative length": b"POST /jobs HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n{}",
-    "two lengths": b"POST /jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
-    "bad chunk": b"POST /jobs HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n",
-    "long header": b"GET /jobs HTTP/1.1\r\nHost: x\r\nX: " + b"x" * 200_000 + b"\r\n\r\n",
-    "long path": b"GET /" + b"x" * 200_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n",
-    "half a body": b'POST /jobs HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"spec": ',
+    "negative length": b"POST /jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n{}",
+    "two lengths": b"POST /jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{}",
+    "bad chunk": b"POST /jobs HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n",
+    "long header": b"GET /jobs HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 200_000 + b"\r\n\r\n",
+    "long path": b"GET /" + b"x" * 200_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "half a body": b'POST /jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"spec": ',
     "half a header": b"POST /jobs HT",
 }
 
@@ -232,7 +232,7 @@ def test_an_endless_body_takes_no_memory(server: Service) -> None:
     sent, most = 0, 256 << 20
     with socket.create_connection(address(server), timeout=20) as connection:
         with suppress(OSError):  # the server has had enough
-            connection.sendall(b"POST /jobs HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+            connection.sendall(b"POST /jobs HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
             while sent < most:
                 connection.sendall(b"100000\r\n" + bytes(1 << 20) + b"\r\n")
                 sent += 1 << 20

@@ -65,8 +65,9 @@ def test_a_job_of_many_cells_is_readable(service: Service, misbehave_folder: Pat
     job_id = submit(client, {"spec": spec})
     browser.get(f"{service.url}/ui/jobs/{job_id}")
     # The page follows the job by itself, and the table appears.
-    wait(browser, lambda: browser.find_elements(By.CSS_SELECTOR, ".results tbody tr"))
-    assert len(browser.find_elements(By.CSS_SELECTOR, ".results tbody tr")) == 12
+    own_table = '[aria-label="Table of results"] tbody tr'
+    wait(browser, lambda: browser.find_elements(By.CSS_SELECTOR, own_table))
+    assert len(browser.find_elements(By.CSS_SELECTOR, own_table)) == 12
     details = browser.find_element(By.ID, "measurements")
     assert not details.find_element(By.TAG_NAME, "table").is_displayed()
     details.find_element(By.TAG_NAME, "summary").click()

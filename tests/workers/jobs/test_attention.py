@@ -424,7 +424,7 @@ def test_a_job_that_measured_nothing_is_not_valid(run, names: list[str], detail:
     report = run(implementations=names, mode="forward", device="cpu")
     assert report.verdict == {
         "verdict": "suspect",
-        "checks": [{"name": "measured", "ok": False, "detail": detail}],
+        "checks": [{"name": "measured", "ok": False, "detail": detail, "severity": "suspect"}],
     }
 
 
