@@ -91,8 +91,11 @@ def repeat_ended(connection: Connection, sweep: Mapping[str, Any], now: datetime
         **submission.queued(now),
     }
     copied = [_job[column] for column in submission.FROM_SPEC]
+    # A running job whose cancel was requested is as good as cancelled: it ends so, whatever it measures.
+    is_being_cancelled = (_job.state == "running") & _job.cancel_requested_at.is_not(None)
+    without_result = _job.state.in_(("failed", "cancelled")) | is_being_cancelled
     ended = select(*copied, *(literal(value, _job[column].type) for column, value in given.items())).where(
-        _job.id.in_(latest_jobs([sweep["id"]])), _job.state.in_(("failed", "cancelled"))
+        _job.id.in_(latest_jobs([sweep["id"]])), without_result
     )
     repeated = insert(tables.job).from_select([*submission.FROM_SPEC, *given], ended.order_by(_job.id))
     number = connection.execute(repeated).rowcount

@@ -170,7 +170,8 @@ class GridRunner(abc.ABC, Generic[ContextT]):
                     found = self._try(spec, cell, context, values, tell)
                 case = spec.case(cell)
                 values.report(case, key, report)
-                report.validity(found, case_key=case.key, title=cell.title)
+                if values.outcome != "unsupported":  # of no measurement there is nothing to trust or to doubt
+                    report.validity(found, case_key=case.key, title=cell.title)
                 outcomes[values.outcome] += 1
         if crashed is None and not outcomes["ok"]:
             report.validity(verdict([nothing_measured(outcomes)]))

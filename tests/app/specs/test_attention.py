@@ -97,7 +97,7 @@ def test_autotuning_is_asked_for_and_tells_results_apart() -> None:
         cases = spec(autotune=asked, implementations=["triton"]).cases()
         assert {case.coordinates["autotune"] for case in cases} == {asked}
     description = AttentionSpec.model_json_schema()["properties"]["autotune"]["description"]
-    assert "search for what is fastest" in description
+    assert "search for its implementation's fastest choices" in description
 
 
 @pytest.mark.parametrize(

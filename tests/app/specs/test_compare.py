@@ -90,6 +90,14 @@ def test_sides_that_do_not_go_together_are_refused(fields: dict[str, Any], at: s
     assert message in error["msg"]
 
 
+@pytest.mark.parametrize(("given", "left_out"), [("baseline", "candidate"), ("candidate", "baseline")])
+def test_no_side_is_made_up(given: str, left_out: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        spec_adapter.validate_json(json.dumps({"kind": "compare", given: TINY}))
+    (error,) = refused.value.errors()
+    assert error["ctx"]["field"] == left_out
+
+
 @pytest.mark.parametrize("side", ["baseline", "candidate"])
 @pytest.mark.parametrize("wrong", [{"kind": "compare"}, {"kind": "benchmarks"}, {}, 3, None])
 def test_a_side_is_a_spec_of_another_kind(side: str, wrong: Any) -> None:

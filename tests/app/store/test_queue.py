@@ -218,6 +218,12 @@ class TestSweepsAsWholes:
         found, _ = reading.jobs(labels=[("a", "b")])
         assert [job["id"] for job in found] == [newest["id"]]
 
+    def test_what_is_being_cancelled_is_resumed_too(self, queue: Queue, reading: Reading, swept: int) -> None:
+        queue.cancel_sweep(swept)
+        assert reading.sweep(swept)["counts"]["running"] == 1, "its worker has not heard of it yet"
+        counts = queue.resume_sweep(swept)["counts"]
+        assert counts == {"queued": 3, "running": 0, "succeeded": 1, "failed": 0, "cancelled": 0}
+
     def test_again_it_finds_nothing_until_another_fails(
         self, queue: Queue, shop: Any, reading: Reading, swept: int
     ) -> None:
@@ -235,7 +241,7 @@ class TestSweepsAsWholes:
             "failed": 0,
             "cancelled": 2,
         }
-        assert queue.resume_sweep(swept)["counts"]["queued"] == 2
+        assert queue.resume_sweep(swept)["counts"]["queued"] == 3, "the one that is being cancelled, too"
 
     def test_deleting_the_latest_job_of_a_point_leaves_the_one_before(
         self, queue: Queue, reading: Reading, swept: int
@@ -284,13 +290,13 @@ class TestSweepsAsWholes:
         for job_id in (queued, failed):
             queue.delete(job_id)
         assert queue.resume_sweep(swept)["counts"] == {
-            "queued": 2,
-            "running": 1,
+            "queued": 3,
+            "running": 0,
             "succeeded": 1,
             "failed": 0,
             "cancelled": 0,
         }
-        assert [job["spec"]["context_length"] for job in reading.jobs(sweep=swept)[0][:2]] == [16, 64]
+        assert [job["spec"]["context_length"] for job in reading.jobs(sweep=swept)[0][:3]] == [16, 64, 32]
 
     def test_a_point_that_is_no_longer_valid_says_so(self, queue: Queue, reading: Reading, swept: int) -> None:
         with queue._database.write() as connection:
