@@ -37,18 +37,19 @@ MAX_DOUBTS = 5
 
 
 def varying_columns(measurements: Mapping[str, Any]) -> list[str]:
-    """Return the columns that tell a page's measurements apart: coordinates, device and unit, where they vary.
-
-    False and null look alike: a case that does not use something, and one that has no use for it.
-    """
+    """Return the columns that tell a page's measurements apart: coordinates, device and unit, where they vary."""
     rows: Sequence[Mapping[str, Any]] = measurements["rows"]
     told_anyway = {*FACTS, *STATISTICS, "samples"} - {"device_key", "unit_title"}
     names = [column["name"] for column in measurements["columns"] if column["name"] not in told_anyway]
+    return [name for name in names if len({json.dumps(in_use(row.get(name))) for row in rows}) > 1]
 
-    def told(value: Any) -> str:
-        return json.dumps(None if value is False else value)
 
-    return [name for name in names if len({told(row.get(name)) for row in rows}) > 1]
+def in_use(value: Any) -> Any:
+    """Return a coordinate's value with null for False, as sdpa_flash cannot tune and triton was not asked to.
+
+    A case that does not use something and one that has no use for it look alike: no table needs a column for that.
+    """
+    return None if value is False else value
 
 
 def case_text(coordinates: Mapping[str, Any]) -> str:
