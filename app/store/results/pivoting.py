@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from sqlalchemy import Row
 
 from app.errors import FieldError, InvalidRequest
-from app.layout import Statistic
+from app.layout import Statistic, in_use
 from app.specs import KINDS, Scalar, SpecBase, spec_adapter
 from app.states import VERDICTS
 from app.store.engine import Database
@@ -294,9 +294,7 @@ def _coordinates(cases: Sequence[_Case], asked: Sequence[str] | None) -> list[st
 
 def _varies(cases: Sequence[_Case], name: str) -> bool:
     # A job that measured nothing lacks some of its case's columns (the device, for one); that is no difference.
-    found = (case.coordinates.get(name) for case in cases if case.processes or name in case.coordinates)
-    # False and null count as equal: triton was not asked to tune (False), sdpa_flash cannot tune (null).
-    values = (None if value is False else value for value in found)
+    values = (in_use(case.coordinates.get(name)) for case in cases if case.processes or name in case.coordinates)
     first = next(values, None)
     # The types count too: Python takes 1 and true for equal.
     return any(value != first or type(value) is not type(first) for value in values)
