@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Final
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Boolean,
     Column,
     DateTime,
     Dialect,
@@ -19,6 +20,7 @@ from sqlalchemy import (
     Table,
     Text,
     TypeDecorator,
+    false,
     text,
 )
 from sqlmodel import Field, SQLModel
@@ -74,6 +76,7 @@ _NO_REUSE = {"sqlite_autoincrement": True}
 _CLAIMABLE = text("state = 'queued'")
 _DEVICELESS = text("state = 'queued' AND device_type = 'none'")
 _RUNNING = text("state = 'running'")
+_STAGED = text("staged")
 
 
 class Sweep(SQLModel, table=True):
@@ -158,6 +161,7 @@ class Attempt(SQLModel, table=True):
     __table_args__: ClassVar[Any] = (
         Index("ix_attempt_job_number", "job_id", "number"),
         Index("ix_attempt_running", "id", sqlite_where=_RUNNING, postgresql_where=_RUNNING),
+        Index("ix_attempt_staged", "id", sqlite_where=_STAGED, postgresql_where=_STAGED),
         _NO_REUSE,
     )
 
@@ -174,6 +178,10 @@ class Attempt(SQLModel, table=True):
     error: dict[str, Any] | None = Field(default=None, sa_column=_json())
     log: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
     """Head and tail of the output, written at the end. While the attempt runs, the `log` events hold the output."""
+    staged: bool = Field(
+        default=False, sa_column=Column(Boolean, nullable=False, default=False, server_default=false())
+    )
+    """True while there are results that count only once the attempt has ended with them (see staging.py)."""
     started_at: datetime = Field(sa_column=_time(nullable=False))
     finished_at: datetime | None = Field(default=None, sa_column=_time())
 
@@ -317,6 +325,13 @@ class Worker(SQLModel, table=True):
     last_seen_at: datetime = Field(sa_column=_time(nullable=False))
 
 
+class Setting(SQLModel, table=True):
+    """A setting of the whole service, by name: all processes that share the database have the same value."""
+
+    name: str = Field(primary_key=True)
+    value: Any = Field(sa_column=_json(nullable=False))
+
+
 class IdempotencyKey(SQLModel, table=True):
     """The first answer to a request with an Idempotency-Key."""
 
@@ -344,6 +359,7 @@ result_table: Final[Table] = _tables["result_table"]
 artifact: Final[Table] = _tables["artifact"]
 event: Final[Table] = _tables["event"]
 worker: Final[Table] = _tables["worker"]
+setting: Final[Table] = _tables["setting"]
 idempotency_key: Final[Table] = _tables["idempotency_key"]
 
 # An index for claims.py. It stands here because a class has no columns yet where it declares its other indexes.
