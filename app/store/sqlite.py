@@ -11,7 +11,7 @@ import sqlite3
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -122,6 +122,8 @@ class SQLite:
         """Make the folder; refuse a network file system."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         refuse_network_file_system(self.path)
+        with suppress(OSError, DatabaseBusy):  # whoever only reads does not need the lock; a writer meets the error
+            self._lock.prepare()
 
     def _check_file(self) -> None:
         """Raise DatabaseGone when the path no longer leads to the file that this process has open.
