@@ -13,7 +13,8 @@ the method raises LeaseLost, and the transaction leaves nothing behind.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, delete, insert, literal_column, select, update
@@ -21,7 +22,7 @@ from sqlalchemy import ColumnElement, Connection, bindparam, delete, insert, lit
 from app.errors import Conflict, LeaseLost, NotFound, job_problem
 from app.specs._sweep import expand
 from app.states import FINISHED_STATES
-from app.store import submission, sweeps, tables
+from app.store import staging, submission, sweeps, tables
 from app.store.claims import QUEUED, next_job
 from app.store.engine import Database
 from app.store.public import checked_id, job_dict, sweep_dict
@@ -96,7 +97,7 @@ CANCELLED_WHILE = "The job was cancelled while it ran."
 
 
 class Queue:
-    """The queue of one database. Every method is one transaction."""
+    """The queue of one database. Every method is one transaction, but for large results (see staging.py)."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -269,21 +270,62 @@ class Queue:
                 _change(connection, claim.job_id, progress=progress)
 
     def finish(self, claim: Claim, finish: Finish) -> str:
-        """End an attempt: commit state, units, measurements, tables, artifacts and log together. Or raise LeaseLost.
+        """End an attempt with state, units, measurements, tables, artifacts and log, all or nothing. Or raise LeaseLost.
 
-        Returns the state that the job ended in: a cancel that somebody asked for wins over any other. A job that does
-        not succeed keeps its measurements, marked partial. The artifacts' files must be there and held (see
-        artifacts.py).
+        Large results are written in slices first, which nobody sees before the one short transaction that ends the
+        attempt (see staging.py). Returns the state that the job ended in: a cancel that somebody asked for wins over
+        any other. A job that does not succeed keeps its measurements, marked partial. The artifacts' files must be
+        there and held (see artifacts.py).
+        """
+        # A cancel that comes while results are written makes them partial: then they are written once more.
+        for partial in (finish.state != "succeeded", True):
+            is_staged, last = self._stage(claim, staging.slices(claim, finish, partial=partial))
+            state = self._end(claim, finish, last, partial if is_staged else None)
+            if state is not None:
+                return state
+        raise AssertionError("a cancel is never taken back")
+
+    def _stage(self, claim: Claim, slices: Iterator[staging.Slice]) -> tuple[bool, staging.Slice]:
+        """Write all slices but the last, each in its own transaction. Returns if there were any, and the last."""
+        self._clear(claim)
+        is_staged, last = False, next(slices)
+        for following in slices:
+            with self._database.write() as connection:
+                _pass_fence(connection, claim)
+                if not is_staged:
+                    staging.mark(connection, claim.attempt_id, is_staged=True)
+                staging.write(connection, last)
+            is_staged, last = True, following
+            time.sleep(staging.PAUSE_S)
+        return is_staged, last
+
+    def _clear(self, claim: Claim) -> None:
+        """Delete what an earlier try of the same attempt has staged."""
+        with self._database.read() as connection:
+            is_left = staging.is_marked(connection, claim.attempt_id)
+        while is_left:
+            with self._database.write() as connection:
+                _pass_fence(connection, claim)
+                is_left = staging.unstage(connection, claim.attempt_id, claim.job_id, claim.attempt)
+            time.sleep(staging.PAUSE_S)
+
+    def _end(self, claim: Claim, finish: Finish, last: staging.Slice, staged_as: bool | None) -> str | None:
+        """End an attempt with its last slice; returns the job's state, or None when staged rows are marked wrongly.
+
+        staged_as: what staged rows say about being partial; None when there are none.
         """
         with self._database.write() as connection:
             _pass_fence(connection, claim)
             job = connection.execute(_JOB, {"job_id": claim.job_id}).one()
             state = "cancelled" if job.cancel_requested_at is not None else finish.state
+            partial = state != "succeeded"
+            if staged_as not in (None, partial):
+                return None
             error = finish.error
             if state == "cancelled" and (error is None or error.get("code") != "cancelled"):
                 error = job_problem("cancelled", CANCELLED_WHILE)
-            _insert_results(connection, claim, finish, partial=state != "succeeded")
-            _end_attempt(connection, claim.attempt_id, state, error=error, log=finish.log)
+            staging.write(connection, _marked(last, partial=partial))
+            _end_attempt(connection, claim.attempt_id, state, error=error, log=finish.log, staged=False)
             _finish_job(
                 connection,
                 claim.job_id,
@@ -294,6 +336,22 @@ class Queue:
                 validity=finish.validity,
             )
         return state
+
+    def sweep_staged(self, slices: int = 10) -> int:
+        """Delete staged results of attempts that ended without them, at most so many slices. Returns how many it was.
+
+        More are left to the next call: nobody sees these rows, and others want to write.
+        """
+        for done in range(slices):
+            with self._database.read() as connection:  # nearly always there are none
+                if staging.leftover(connection) is None:
+                    return done
+            with self._database.write() as connection:
+                found = staging.leftover(connection)
+                if found is not None:
+                    staging.unstage(connection, *found)
+            time.sleep(staging.PAUSE_S)
+        return slices
 
     def give_back(self, claim: Claim) -> None:
         """Put a running job back into the queue without counting the attempt. A requested cancel wins."""
@@ -417,9 +475,15 @@ def _change(connection: Connection, job_id: int, **values: Any) -> None:
 
 
 def _end_attempt(
-    connection: Connection, attempt_id: int, state: str, *, error: dict[str, Any] | None = None, log: str | None = None
+    connection: Connection,
+    attempt_id: int,
+    state: str,
+    *,
+    error: dict[str, Any] | None = None,
+    log: str | None = None,
+    **values: Any,
 ) -> None:
-    ended = {"state": state, "error": error, "log": log, "finished_at": utc_now()}
+    ended = {"state": state, "error": error, "log": log, "finished_at": utc_now(), **values}
     connection.execute(_END_ATTEMPT, {"attempt_id": attempt_id, **ended})
 
 
@@ -439,16 +503,9 @@ def _requeue(connection: Connection, job_id: int, attempt: int, reason: str, *, 
     _say(connection, job_id, attempt, "state", {"state": "queued", "reason": reason})
 
 
-def _insert_results(connection: Connection, claim: Claim, finish: Finish, *, partial: bool) -> None:
-    of = {"job_id": claim.job_id, "attempt": claim.attempt}
-    for table, records in (
-        (tables.unit, finish.units),
-        (tables.measurement, finish.measurements),
-        (tables.result_table, finish.tables),
-    ):
-        if records:
-            connection.execute(insert(table), [{**of, "partial": partial, **vars(record)} for record in records])
-    if finish.artifacts:
-        now = utc_now()
-        rows = [{**of, "created_at": now, **vars(artifact)} for artifact in finish.artifacts]
-        connection.execute(insert(tables.artifact), rows)
+def _marked(rows: staging.Slice, *, partial: bool) -> staging.Slice:
+    """Return the rows, all partial or none, in the tables that tell."""
+    return [
+        (table, [{**row, "partial": partial} for row in found] if "partial" in table.c else found)
+        for table, found in rows
+    ]
