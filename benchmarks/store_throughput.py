@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from typing import Any
 
 from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
@@ -194,8 +195,8 @@ def finish_large(url: str, number: int, start: Barrier, seconds: SimpleQueue[flo
     queue = Queue(database)
     claim = queue.claim("finisher", OFFER)
     assert claim is not None
-    values = dict.fromkeys(("mean", "std", "median", "min", "max", "p05", "p25", "p75", "p95"), 1.0)
-    facts = {"device_key": "1x CPU", "validity": "valid", "phase": "forward", "metric": "forward_ms", "unit": "ms"}
+    values: dict[str, Any] = dict.fromkeys(("mean", "std", "median", "min", "max", "p05", "p25", "p75", "p95"), 1.0)
+    values |= {"device_key": "1x CPU", "validity": "valid", "phase": "forward", "metric": "forward_ms", "unit": "ms"}
     records = [
         MeasurementRecord(
             unit_index=0,
@@ -205,7 +206,6 @@ def finish_large(url: str, number: int, start: Barrier, seconds: SimpleQueue[flo
             reason=None,
             n=10,
             samples=random.randbytes(80),
-            **facts,
             **values,
         )
         for case in range(number)

@@ -78,7 +78,11 @@ class Cancelled:
 
 @dataclass(frozen=True)
 class GivenBack:
-    """The worker is shutting down; the job goes back to the queue and the attempt does not count."""
+    """The worker is ending; the job goes back to the queue. The attempt counts only if an `error` of the worker's own
+    ends it, since the job may be the cause.
+    """
+
+    error: str | None = None
 
 
 @dataclass(frozen=True)

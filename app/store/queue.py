@@ -3,7 +3,7 @@
     submit ─→ queued ─ claim ─→ running ─ finish ─→ succeeded | failed | cancelled
                 ↑ │                │
                 │ └─ cancel ───────┼─→ cancelled
-                └── give_back, recover (worker lost, attempts left)
+                └── give_back; give_up, recover (worker failed or lost, attempts left)
 
 A claim carries (job, attempt, token). Before a worker writes anything about a claim, its transaction counts a beat of
 that very attempt, if it still runs: the fence. Once the worker no longer owns the attempt, the fence matches no row,
@@ -21,8 +21,8 @@ from sqlalchemy import ColumnElement, Connection, bindparam, delete, insert, lit
 
 from app.errors import Conflict, LeaseLost, NotFound, job_problem
 from app.specs._sweep import expand
-from app.states import FINISHED_STATES
-from app.store import staging, submission, sweeps, tables
+from app.states import FINISHED_STATES, LivingState
+from app.store import service_settings, staging, submission, sweeps, tables
 from app.store.claims import QUEUED, next_job
 from app.store.engine import Database
 from app.store.public import checked_id, job_dict, sweep_dict
@@ -37,6 +37,7 @@ from app.store.records import (
     RunningAttempt,
     Submitted,
 )
+from app.store.registration import beat
 from app.store.tables import utc_now
 from app.store.waiting import waiting_reasons
 
@@ -94,6 +95,7 @@ _RUNNING = (
 
 CANCELLED_BEFORE = "The job was cancelled before it ran."
 CANCELLED_WHILE = "The job was cancelled while it ran."
+CANCELLED_AND_LOST = "The job was cancelled while it ran; its worker was lost."
 
 
 class Queue:
@@ -230,11 +232,17 @@ class Queue:
             exclusive_host=job.exclusive_host,
         )
 
-    def renew(self, claims: Sequence[Claim]) -> Renewal:
-        """Send one heartbeat of each claim. Returns the lost claims, and those of the others that must be cancelled."""
-        if not claims:
+    def renew(self, claims: Sequence[Claim], worker: tuple[str, LivingState] | None = None) -> Renewal:
+        """Send one heartbeat of each claim, and with them that of the `worker`, by its id, with its state.
+
+        They are one transaction: a worker that is seen alive has renewed its claims. Returns the lost claims, and those
+        of the others that must be cancelled.
+        """
+        if not claims and worker is None:
             return Renewal(frozenset(), frozenset())
         with self._database.write() as connection:
+            if worker is not None:
+                beat(connection, *worker)
             held = [claim.job_id for claim in claims if _beat(connection, claim)]
             asked = select(_job.id).where(_job.id.in_(held), _job.cancel_requested_at.is_not(None))
             cancel_requested = frozenset(connection.execute(asked).scalars())
@@ -270,7 +278,7 @@ class Queue:
                 _change(connection, claim.job_id, progress=progress)
 
     def finish(self, claim: Claim, finish: Finish) -> str:
-        """End an attempt with state, units, measurements, tables, artifacts and log, all or nothing. Or raise LeaseLost.
+        """End an attempt with state, units, measurements, tables, artifacts and log, together; or raise LeaseLost.
 
         Large results are written in slices first, which nobody sees before the one short transaction that ends the
         attempt (see staging.py). Returns the state that the job ended in: a cancel that somebody asked for wins over
@@ -354,7 +362,10 @@ class Queue:
         return slices
 
     def give_back(self, claim: Claim) -> None:
-        """Put a running job back into the queue without counting the attempt. A requested cancel wins."""
+        """Put a running job back into the queue without counting the attempt. A requested cancel wins.
+
+        Only a worker that shuts down may do so: see `give_up`.
+        """
         with self._database.write() as connection:
             _pass_fence(connection, claim)
             job = connection.execute(_JOB, {"job_id": claim.job_id}).one()
@@ -365,6 +376,17 @@ class Queue:
             else:
                 _end_attempt(connection, claim.attempt_id, "given_back")
                 _requeue(connection, claim.job_id, claim.attempt, "given_back", counted=False)
+
+    def give_up(self, claim: Claim, reason: str) -> str:
+        """End an attempt that an error of its worker made impossible, as if the worker had been lost: it counts.
+
+        Returns the job's new state: queued again, failed as `worker_lost` when no attempts are left, or cancelled.
+        """
+        with self._database.write() as connection:
+            _pass_fence(connection, claim)
+            error = job_problem("worker_lost", f"The worker could not go on with the job: {reason}")
+            _end_attempt(connection, claim.attempt_id, "lost", error=error)
+            return _lose(connection, claim.job_id, claim.attempt, error, CANCELLED_WHILE)
 
     def cancel(self, job_id: int) -> dict[str, Any]:
         """Cancel a job: at once when it is queued, else as soon as its worker hears of it; returns the public job.
@@ -393,6 +415,16 @@ class Queue:
             kept = set(connection.execute(select(artifact.sha256).where(artifact.sha256.in_(contents))).scalars())
         return sorted(contents - kept)
 
+    def probe(self) -> None:
+        """Commit something that changes no data. Raises as any write does when that is impossible."""
+        self._database.probe()
+
+    def lease_s(self) -> float | None:
+        """Return the lease that processes of this database have agreed on, in seconds; None before the first one."""
+        with self._database.read() as connection:
+            found = service_settings.get(connection, service_settings.LEASE_S)
+        return None if found is None else float(found)
+
     def running(self) -> list[RunningAttempt]:
         """Return every attempt that runs, with its beat."""
         with self._database.read() as connection:
@@ -409,17 +441,7 @@ class Queue:
             lost = {"error": error, "finished_at": utc_now()}
             if connection.execute(_LOSE_ATTEMPT, {**seen, **lost}).rowcount == 0:
                 return None
-            job = _find(connection, running.job_id)
-            if job.cancel_requested_at is not None:
-                error = job_problem("cancelled", "The job was cancelled while it ran; its worker was lost.")
-                _finish_job(connection, job.id, running.attempt, "cancelled", error)
-                return "cancelled"
-            if job.attempt < job.max_attempts:
-                _requeue(connection, job.id, running.attempt, "worker_lost", counted=True)
-                return "queued"
-            error["detail"] += f" It was attempt {job.attempt} of {job.max_attempts}."
-            _finish_job(connection, job.id, running.attempt, "failed", error)
-            return "failed"
+            return _lose(connection, running.job_id, running.attempt, error, CANCELLED_AND_LOST)
 
 
 def _find(connection: Connection, job_id: int) -> Any:
@@ -493,6 +515,20 @@ def _finish_job(
     _change(connection, job_id, state=state, error=error, finished_at=utc_now(), **values)
     _say(connection, job_id, attempt, "state", {"state": state})
     _say(connection, job_id, attempt, "done", {"state": state, "error": error})
+
+
+def _lose(connection: Connection, job_id: int, attempt: int, error: dict[str, Any], if_cancelled: str) -> str:
+    """Queue a job again whose attempt its worker could not end, or end it; returns its new state."""
+    job = _find(connection, job_id)
+    if job.cancel_requested_at is not None:
+        _finish_job(connection, job_id, attempt, "cancelled", job_problem("cancelled", if_cancelled))
+        return "cancelled"
+    if job.attempt < job.max_attempts:
+        _requeue(connection, job_id, attempt, "worker_lost", counted=True)
+        return "queued"
+    error["detail"] += f" It was attempt {job.attempt} of {job.max_attempts}."
+    _finish_job(connection, job_id, attempt, "failed", error)
+    return "failed"
 
 
 def _requeue(connection: Connection, job_id: int, attempt: int, reason: str, *, counted: bool) -> None:

@@ -8,6 +8,9 @@ from sqlalchemy import Connection, bindparam, insert, select, update
 
 from app.store import tables
 
+LEASE_S = "lease_s"
+"""Name of the lease in seconds (see lease.py)."""
+
 _setting = tables.setting.c
 _GET = select(_setting.value).where(_setting.name == bindparam("of_name"))
 _CHANGE = update(tables.setting).where(_setting.name == bindparam("of_name"))

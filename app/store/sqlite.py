@@ -147,11 +147,12 @@ class SQLite:
             self._check_file()
             yield
 
-    def probe(self, timeout_s: float) -> None:
+    def probe(self, timeout_s: float | None) -> None:
         """Rewrite a page with the data that it has, and find out if the disk has room for more.
 
         Raises the same errors as a write; DatabaseBusy when other writers kept it waiting for `timeout_s` seconds.
         """
+        timeout_s = self._busy_timeout_s if timeout_s is None else timeout_s
         self._check_file()
         if error := self._growth_error():
             raise self._storage_error(error, is_full=is_no_space(error))

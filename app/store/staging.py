@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Row, Table, bindparam, delete, insert, literal_column, select, text, update
+from sqlalchemy import Connection, Table, bindparam, delete, insert, literal_column, select, text, update
 
 from app.store import tables
 from app.store.records import Claim, Finish
@@ -86,9 +86,10 @@ def is_marked(connection: Connection, attempt_id: int) -> bool:
     return bool(connection.execute(_IS_MARKED, {"attempt_id": attempt_id}).scalar_one_or_none())
 
 
-def leftover(connection: Connection) -> Row[Any] | None:
-    """Return id, job_id and number of an attempt that ended without its staged results; None if there is none."""
-    return connection.execute(_LEFTOVER).one_or_none()
+def leftover(connection: Connection) -> tuple[int, int, int] | None:
+    """Return id, job id and number of an attempt that ended without its staged results; None if there is none."""
+    found = connection.execute(_LEFTOVER).one_or_none()
+    return None if found is None else (found.id, found.job_id, found.number)
 
 
 def unstage(connection: Connection, attempt_id: int, job_id: int, number: int) -> bool:
