@@ -150,7 +150,7 @@ def change(database: Database, lease_s: float) -> None:
         if living:
             more = f" and {len(living) - 3} more" if len(living) > 3 else ""
             raise Conflict(
-                f"The lease cannot change while workers run: stop {', '.join(living[:3])}{more} first. A worker that was "
-                "killed on another host counts until the server has not heard of it for a whole lease."
+                f"The lease cannot change while workers run: stop {', '.join(living[:3])}{more} first. A worker that "
+                "was killed on another host counts until the server has not heard of it for a whole lease."
             )
         service_settings.put(connection, service_settings.LEASE_S, lease_s)

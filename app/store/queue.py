@@ -12,6 +12,7 @@ the method raises LeaseLost, and the transaction leaves nothing behind.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections.abc import Iterator, Sequence
@@ -25,7 +26,7 @@ from app.states import FINISHED_STATES, LivingState
 from app.store import service_settings, staging, submission, sweeps, tables
 from app.store.claims import QUEUED, next_job
 from app.store.engine import Database
-from app.store.public import checked_id, job_dict, sweep_dict
+from app.store.public import NO_PROGRESS, checked_id, job_dict, sweep_dict
 from app.store.records import (
     Claim,
     Finish,
@@ -38,6 +39,7 @@ from app.store.records import (
     Submitted,
 )
 from app.store.registration import beat
+from app.store.stored_json import broken
 from app.store.tables import utc_now
 from app.store.waiting import waiting_reasons
 
@@ -62,6 +64,7 @@ _TAKE = (
         _job.device_type,
         _job.devices,
         _job.exclusive_host,
+        _job.requirements,
     )
 )
 _BEGIN_ATTEMPT = insert(tables.attempt).returning(_attempt.id)
@@ -92,6 +95,8 @@ _RUNNING = (
     .order_by(_attempt.id)
 )
 
+
+logger = logging.getLogger(__name__)
 
 CANCELLED_BEFORE = "The job was cancelled before it ran."
 CANCELLED_WHILE = "The job was cancelled while it ran."
@@ -167,6 +172,8 @@ class Queue:
         """
         with self._database.read() as connection:
             sweep = _find_sweep(connection, sweep_id)
+            if problem := broken(sweep):
+                raise Conflict(f"Sweep {sweep_id} cannot be resumed. {problem['detail']}")
             points = expand(sweep["base"], sweep["grid"], sweep["exclude"])
             lacking = sweeps.points_without_job(connection, sweep_id, points)
         # Jobs are made before the transaction, because validating thousands of specs takes long.
@@ -199,38 +206,11 @@ class Queue:
             if next_job(connection, worker_id, offer) is None:
                 return None
         with self._database.write() as connection:
-            job_id = next_job(connection, worker_id, offer)
-            if job_id is None:
-                return None
-            now, token = utc_now(), secrets.token_hex(16)
-            job = connection.execute(_TAKE, {"job_id": job_id, "by": worker_id, "now": now}).one()
-            attempt_id = connection.execute(
-                _BEGIN_ATTEMPT,
-                {
-                    "job_id": job_id,
-                    "number": job.attempt,
-                    "token": token,
-                    "worker_id": worker_id,
-                    "state": "running",
-                    "beat": 0,
-                    "started_at": now,
-                },
-            ).scalar_one()
-            _say(connection, job_id, job.attempt, "state", {"state": "running", "worker_id": worker_id})
-        return Claim(
-            job_id=job_id,
-            attempt=job.attempt,
-            token=token,
-            attempt_id=attempt_id,
-            worker_id=worker_id,
-            kind=job.kind,
-            name=job.name,
-            spec=job.spec,
-            timeout_s=job.timeout_s,
-            device_type=job.device_type,
-            devices=job.devices,
-            exclusive_host=job.exclusive_host,
-        )
+            while (job_id := next_job(connection, worker_id, offer)) is not None:
+                claim = _take(connection, job_id, worker_id)
+                if claim is not None:
+                    return claim
+        return None
 
     def renew(self, claims: Sequence[Claim], worker: tuple[str, LivingState] | None = None) -> Renewal:
         """Send one heartbeat of each claim, and with them that of the `worker`, by its id, with its state.
@@ -444,6 +424,43 @@ class Queue:
             return _lose(connection, running.job_id, running.attempt, error, CANCELLED_AND_LOST)
 
 
+def _take(connection: Connection, job_id: int, worker_id: str) -> Claim | None:
+    """Take a queued job, whose row must be readable: another one fails at once, with a code, and None is returned."""
+    now, token = utc_now(), secrets.token_hex(16)
+    job = connection.execute(_TAKE, {"job_id": job_id, "by": worker_id, "now": now}).one()
+    attempt = {
+        "job_id": job_id,
+        "number": job.attempt,
+        "token": token,
+        "worker_id": worker_id,
+        "state": "running",
+        "beat": 0,
+        "started_at": now,
+    }
+    attempt_id = connection.execute(_BEGIN_ATTEMPT, attempt).scalar_one()
+    _say(connection, job_id, job.attempt, "state", {"state": "running", "worker_id": worker_id})
+    problem = broken(job._mapping)
+    if problem is not None:
+        logger.error("job %d fails: %s", job_id, problem["detail"])
+        _end_attempt(connection, attempt_id, "failed", error=problem)
+        _finish_job(connection, job_id, job.attempt, "failed", problem)
+        return None
+    return Claim(
+        job_id=job_id,
+        attempt=job.attempt,
+        token=token,
+        attempt_id=attempt_id,
+        worker_id=worker_id,
+        kind=job.kind,
+        name=job.name,
+        spec=job.spec,
+        timeout_s=job.timeout_s,
+        device_type=job.device_type,
+        devices=job.devices,
+        exclusive_host=job.exclusive_host,
+    )
+
+
 def _find(connection: Connection, job_id: int) -> Any:
     row = connection.execute(_JOB, {"job_id": checked_id(job_id, "job")}).one_or_none()
     if row is None:
@@ -533,9 +550,7 @@ def _lose(connection: Connection, job_id: int, attempt: int, error: dict[str, An
 
 def _requeue(connection: Connection, job_id: int, attempt: int, reason: str, *, counted: bool) -> None:
     values = {} if counted else {"attempt": attempt - 1}
-    _change(
-        connection, job_id, state="queued", worker_id=None, started_at=None, progress=submission.NO_PROGRESS, **values
-    )
+    _change(connection, job_id, state="queued", worker_id=None, started_at=None, progress=NO_PROGRESS, **values)
     _say(connection, job_id, attempt, "state", {"state": "queued", "reason": reason})
 
 
