@@ -127,10 +127,10 @@ def agreed(database: Database, settings: Settings) -> Settings:
     claims by the longer one loses healthy jobs by the shorter.
     """
     with database.read() as connection:
-        lease_s = service_settings.get(connection, service_settings.LEASE_S)
+        lease_s = service_settings.lease_s(connection)
     if lease_s is None:
         with database.write() as connection:
-            lease_s = service_settings.get(connection, service_settings.LEASE_S)
+            lease_s = service_settings.lease_s(connection)
             if lease_s is None:  # no other process was faster
                 lease_s = settings.lease_s
                 service_settings.put(connection, service_settings.LEASE_S, lease_s)

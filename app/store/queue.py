@@ -402,8 +402,7 @@ class Queue:
     def lease_s(self) -> float | None:
         """Return the lease that processes of this database have agreed on, in seconds; None before the first one."""
         with self._database.read() as connection:
-            found = service_settings.get(connection, service_settings.LEASE_S)
-        return None if found is None else float(found)
+            return service_settings.lease_s(connection)
 
     def running(self) -> list[RunningAttempt]:
         """Return every attempt that runs, with its beat."""

@@ -22,6 +22,12 @@ def get(connection: Connection, name: str) -> Any:
     return readable(connection.execute(_GET, {"of_name": name}).scalar_one_or_none())
 
 
+def lease_s(connection: Connection) -> float | None:
+    """Return the lease that all processes of the database have agreed on, in seconds; None before they have."""
+    found = get(connection, LEASE_S)
+    return float(found) if isinstance(found, int | float) and found > 0 else None
+
+
 def put(connection: Connection, name: str, value: Any) -> None:
     """Give the setting a value, which JSON can express and which is not None."""
     if connection.execute(_CHANGE, {"of_name": name, "value": value}).rowcount == 0:
