@@ -33,7 +33,7 @@ from workers.job_run import RETRY_S, JobRun, scratch_root
 from workers.jobs import RUNNERS
 from workers.launch import Launcher
 from workers.model.registry import MODELS
-from workers.outcome import Abandoned, Cancelled, GivenBack
+from workers.outcome import Abandoned, Cancelled, GivenBack, in_words
 
 logger = logging.getLogger(__name__)
 
@@ -238,7 +238,7 @@ class Agent:
             if isinstance(error, BlockingIOError):  # another process was faster to take the host: nobody's error
                 self._queue.give_back(claim)
             else:
-                self._queue.give_up(claim, f"{type(error).__name__}: {error}")
+                self._queue.give_up(claim, in_words(error))
         else:
             logger.info("job %s: attempt %s of %s", claim.job_id, claim.attempt, claim.kind)
             self._runs[claim.job_id] = run
@@ -287,6 +287,7 @@ class Agent:
             run.stop.set(GivenBack(error))
         for run in self._runs.values():
             run.join()
+        self._runs.clear()
 
     def _remove_stale_scratch(self) -> None:
         """Remove the files that killed agents left behind."""

@@ -34,6 +34,7 @@ from workers.outcome import (
     RunnerError,
     Succeeded,
     failure_code,
+    in_words,
 )
 from workers.spool import Spool
 from workers.unit_run import Listener, StopSignal, Timeout, UnitRun, Wrapper
@@ -147,7 +148,7 @@ class JobRun:
             return Failed(error.code, str(error))
         except BaseException as error:  # a SystemExit of somebody's code, too
             logger.exception("job %s could not be planned", self.claim.job_id)
-            return Failed("failed", f"{type(error).__name__}: {error}")
+            return Failed("failed", in_words(error))
         for index, unit in enumerate(units):
             if self.stop.reason is not None:
                 return self.stop.reason
@@ -343,7 +344,7 @@ class JobRun:
         self._events.clear()
         self._spool.forget_results()
         try:
-            self._record(Failed("failed", f"the worker could not go on with the job: {type(error).__name__}: {error}"))
+            self._record(Failed("failed", f"the worker could not go on with the job: {in_words(error)}"))
         except LeaseLost:
             logger.warning("job %s: the lease was lost; nothing more was recorded", self.claim.job_id)
         except Exception:

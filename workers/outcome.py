@@ -57,6 +57,11 @@ def failure_code(error: BaseException) -> str:
     return "storage_full" if is_no_space(error) else "failed"
 
 
+def in_words(error: BaseException) -> str:
+    """Return an error's type, and its text if it has one."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
 @dataclass(frozen=True)
 class Succeeded:
     """Every unit ran to its end. Cells that ran out of memory are results, so they count as success."""

@@ -364,7 +364,7 @@ class Queue:
         """
         with self._database.write() as connection:
             _pass_fence(connection, claim)
-            error = job_problem("worker_lost", f"The worker could not go on with the job: {reason}")
+            error = job_problem("worker_lost", f"The worker could not go on with the job: {reason}.")
             _end_attempt(connection, claim.attempt_id, "lost", error=error)
             return _lose(connection, claim.job_id, claim.attempt, error, CANCELLED_WHILE)
 
