@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar, Final
 
 from sqlalchemy import (
-    JSON,
     BigInteger,
+    Boolean,
     Column,
     DateTime,
     Dialect,
@@ -19,9 +19,12 @@ from sqlalchemy import (
     Table,
     Text,
     TypeDecorator,
+    false,
     text,
 )
 from sqlmodel import Field, SQLModel
+
+from app.store.stored_json import Shape, StoredJson
 
 
 def utc_now() -> datetime:
@@ -49,8 +52,8 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
-def _json(*, nullable: bool = True) -> Any:
-    return Column(JSON(none_as_null=True), nullable=nullable)
+def _json(shape: Shape = "object", *, nullable: bool = True) -> Any:
+    return Column(StoredJson(shape), nullable=nullable)
 
 
 def _time(*, nullable: bool = True) -> Any:
@@ -74,6 +77,7 @@ _NO_REUSE = {"sqlite_autoincrement": True}
 _CLAIMABLE = text("state = 'queued'")
 _DEVICELESS = text("state = 'queued' AND device_type = 'none'")
 _RUNNING = text("state = 'running'")
+_STAGED = text("staged")
 
 
 class Sweep(SQLModel, table=True):
@@ -86,7 +90,7 @@ class Sweep(SQLModel, table=True):
     labels: dict[str, str] = Field(sa_column=_json(nullable=False))
     base: dict[str, Any] = Field(sa_column=_json(nullable=False))
     grid: dict[str, Any] = Field(sa_column=_json(nullable=False))
-    exclude: list[Any] = Field(sa_column=_json(nullable=False))
+    exclude: list[Any] = Field(sa_column=_json("array", nullable=False))
     options: dict[str, Any] = Field(sa_column=_json(nullable=False))
     """The options that all its jobs share: priority, timeout_s, max_attempts. Resuming the sweep needs them."""
     created_at: datetime = Field(sa_column=_time(nullable=False))
@@ -118,7 +122,7 @@ class Job(SQLModel, table=True):
     device_type: str
     devices: int
     exclusive_host: bool
-    requirements: list[str] = Field(sa_column=_json(nullable=False))
+    requirements: list[str] = Field(sa_column=_json("texts", nullable=False))
     progress: dict[str, Any] = Field(sa_column=_json(nullable=False))
     error: dict[str, Any] | None = Field(default=None, sa_column=_json())
     worker_id: str | None = None
@@ -158,6 +162,7 @@ class Attempt(SQLModel, table=True):
     __table_args__: ClassVar[Any] = (
         Index("ix_attempt_job_number", "job_id", "number"),
         Index("ix_attempt_running", "id", sqlite_where=_RUNNING, postgresql_where=_RUNNING),
+        Index("ix_attempt_staged", "id", sqlite_where=_STAGED, postgresql_where=_STAGED),
         _NO_REUSE,
     )
 
@@ -174,6 +179,10 @@ class Attempt(SQLModel, table=True):
     error: dict[str, Any] | None = Field(default=None, sa_column=_json())
     log: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
     """Head and tail of the output, written at the end. While the attempt runs, the `log` events hold the output."""
+    staged: bool = Field(
+        default=False, sa_column=Column(Boolean, nullable=False, default=False, server_default=false())
+    )
+    """True while there are results that count only once the attempt has ended with them (see staging.py)."""
     started_at: datetime = Field(sa_column=_time(nullable=False))
     finished_at: datetime | None = Field(default=None, sa_column=_time())
 
@@ -256,7 +265,7 @@ class ResultTable(SQLModel, table=True):
     attempt: int
     unit_index: int
     name: str
-    columns: list[Any] = Field(sa_column=_json(nullable=False))
+    columns: list[Any] = Field(sa_column=_json("array", nullable=False))
     """[{"name", "type", "unit"}]"""
     row_count: int
     partial: bool
@@ -307,14 +316,21 @@ class Worker(SQLModel, table=True):
     pid: int
     state: str
     """active | draining | stopped | lost"""
-    kinds: list[str] = Field(sa_column=_json(nullable=False))
-    capabilities: list[str] = Field(sa_column=_json(nullable=False))
+    kinds: list[str] = Field(sa_column=_json("texts", nullable=False))
+    capabilities: list[str] = Field(sa_column=_json("texts", nullable=False))
     """Names that the worker has, as "family:name"."""
-    devices: list[Any] = Field(sa_column=_json(nullable=False))
+    devices: list[Any] = Field(sa_column=_json("array", nullable=False))
     versions: dict[str, Any] = Field(sa_column=_json(nullable=False))
     beat: int
     registered_at: datetime = Field(sa_column=_time(nullable=False))
     last_seen_at: datetime = Field(sa_column=_time(nullable=False))
+
+
+class Setting(SQLModel, table=True):
+    """A setting of the whole service, by name: all processes that share the database have the same value."""
+
+    name: str = Field(primary_key=True)
+    value: Any = Field(sa_column=_json("any", nullable=False))
 
 
 class IdempotencyKey(SQLModel, table=True):
@@ -344,6 +360,7 @@ result_table: Final[Table] = _tables["result_table"]
 artifact: Final[Table] = _tables["artifact"]
 event: Final[Table] = _tables["event"]
 worker: Final[Table] = _tables["worker"]
+setting: Final[Table] = _tables["setting"]
 idempotency_key: Final[Table] = _tables["idempotency_key"]
 
 # An index for claims.py. It stands here because a class has no columns yet where it declares its other indexes.
