@@ -31,6 +31,7 @@ class Job(TypedDict):
     error: dict[str, Any] | None
     worker_id: str | None
     sweep_id: int | None
+    unique_key: str | None
     created_at: str
     started_at: str | None
     finished_at: str | None

@@ -17,8 +17,18 @@ from app.layout import FACTS, STATISTICS
 from app.states import JOB_STATES
 from app.store import sweeps, tables
 from app.store.engine import Database
-from app.store.public import MAX_ID, artifact_dict, artifact_url, checked_id, finite, job_dict, rfc3339, sweep_dict
-from app.store.results.choosing import recorded_attempts
+from app.store.public import (
+    MAX_ID,
+    artifact_dict,
+    artifact_url,
+    attempt_links,
+    checked_id,
+    finite,
+    job_dict,
+    rfc3339,
+    sweep_dict,
+)
+from app.store.results.choosing import check_attempt, recorded_attempt
 from app.store.results.sheet import free_names, type_of
 from app.store.waiting import waiting_reasons
 
@@ -31,7 +41,7 @@ MAX_SAMPLES = 2_000_000
 """Most samples on a page of measurements. A measurement with more samples has a page of its own."""
 
 
-_UNIT_FIELDS = ("unit_index", "title", "side", "outcome", "reason", "partial", "environment", "validity")
+_UNIT_FIELDS = ("attempt", "unit_index", "title", "side", "outcome", "reason", "partial", "environment", "validity")
 
 
 class Reading:
@@ -106,16 +116,20 @@ class Reading:
                 "error": row.error,
                 "started_at": rfc3339(row.started_at),
                 "finished_at": rfc3339(row.finished_at),
+                "links": attempt_links(job_id, row.number),
             }
             for row in rows
         ]
 
-    def log(self, job_id: int) -> str:
-        """Return the output of the job's last attempt: as recorded at its end, or as far as reported."""
+    def log(self, job_id: int, attempt: int | None = None) -> str:
+        """Return the output of an attempt, by default of the last: as recorded at its end, or as far as reported."""
         event = tables.event.c
         with self._database.read() as connection:
             _job(connection, job_id)
             attempts = _attempts(connection, job_id)
+            if attempt is not None:
+                check_attempt(connection, job_id, attempt)
+                attempts = [row for row in attempts if row.number == attempt]
             if not attempts:
                 return ""
             if attempts[-1].log is not None:
@@ -132,9 +146,16 @@ class Reading:
         return "".join(text)
 
     def measurements(
-        self, job_id: int, *, samples: bool = False, limit: int = MAX_MEASUREMENTS, after: str | None = None
+        self,
+        job_id: int,
+        *,
+        samples: bool = False,
+        limit: int = MAX_MEASUREMENTS,
+        after: str | None = None,
+        attempt: int | None = None,
     ) -> dict[str, Any]:
-        """Return the measurements of the job's last recorded attempt: `columns`, `rows`, and `next`, a cursor or None.
+        """Return the measurements of an attempt, by default of the last that recorded any: `columns`, `rows`, and
+        `next`, a cursor or None.
 
         A row is one metric of one case, an object keyed by column name. The columns are the coordinates of this page's
         cases, then layout.FACTS, layout.STATISTICS in the row's unit, and with `samples` the raw samples, of which a
@@ -147,7 +168,7 @@ class Reading:
             query = query.where(measurement.id > _cursor(after))
         with self._database.read() as connection:
             _job(connection, job_id)
-            attempt = recorded_attempts(connection, [job_id]).get(job_id)
+            attempt = recorded_attempt(connection, job_id, attempt)
             query = query.where(measurement.attempt == attempt).order_by(measurement.id).limit(limit + 1)
             if samples:
                 limit = _rows_within(connection.execute(query.with_only_columns(measurement.n)).scalars(), limit)
@@ -165,12 +186,14 @@ class Reading:
             "next": str(shown[-1]["id"]) if len(rows) > limit else None,
         }
 
-    def units(self, job_id: int) -> list[dict[str, Any]]:
-        """Return the units of the job's last recorded attempt in the plan's order, each with the files that it left."""
-        unit = tables.unit.c
+    def units(self, job_id: int, attempt: int | None = None) -> list[dict[str, Any]]:
+        """Return the units of an attempt, by default of the last recorded one, in the plan's order, each with the files
+        that it left.
+        """
+        unit, chosen = tables.unit.c, attempt
         with self._database.read() as connection:
             _job(connection, job_id)
-            attempt = recorded_attempts(connection, [job_id]).get(job_id)
+            attempt = recorded_attempt(connection, job_id, attempt)
             query = select(tables.unit).where(unit.job_id == job_id, unit.attempt == attempt)
             rows = connection.execute(query.order_by(unit.unit_index)).mappings().all()
             artifacts = connection.execute(_artifacts(job_id, attempt)).mappings().all()
@@ -178,7 +201,7 @@ class Reading:
             {
                 **{name: row[name] for name in _UNIT_FIELDS},
                 "artifacts": [
-                    {"name": file["name"], "url": artifact_url(file)}
+                    {"name": file["name"], "url": artifact_url(file, chosen)}
                     for file in artifacts
                     if file["unit_index"] == row["unit_index"]
                 ],
@@ -186,18 +209,19 @@ class Reading:
             for row in rows
         ]
 
-    def artifacts(self, job_id: int) -> list[dict[str, Any]]:
-        """Return the artifacts of the job's last recorded attempt by name."""
+    def artifacts(self, job_id: int, attempt: int | None = None) -> list[dict[str, Any]]:
+        """Return the artifacts of an attempt, by default of the last recorded one, by name."""
+        chosen = attempt
         with self._database.read() as connection:
             _job(connection, job_id)
-            attempt = recorded_attempts(connection, [job_id]).get(job_id)
-            return [artifact_dict(row) for row in connection.execute(_artifacts(job_id, attempt)).mappings()]
+            attempt = recorded_attempt(connection, job_id, attempt)
+            return [artifact_dict(row, chosen) for row in connection.execute(_artifacts(job_id, attempt)).mappings()]
 
-    def artifact(self, job_id: int, name: str) -> dict[str, Any]:
-        """Return one artifact of the job's last recorded attempt."""
+    def artifact(self, job_id: int, name: str, attempt: int | None = None) -> dict[str, Any]:
+        """Return one artifact of an attempt, by default of the last recorded one."""
         with self._database.read() as connection:
             _job(connection, job_id)
-            attempt = recorded_attempts(connection, [job_id]).get(job_id)
+            attempt = recorded_attempt(connection, job_id, attempt)
             query = _artifacts(job_id, attempt).where(tables.artifact.c.name == name)
             row = connection.execute(query).mappings().one_or_none()
         if row is None:
@@ -325,7 +349,7 @@ def _measurement_columns(
     coordinates: Iterable[str], rows: Sequence[Mapping[str, Any]], *, samples: bool
 ) -> list[dict[str, Any]]:
     types: dict[str, str] = {name: type_of(row[name] for row in rows) for name in coordinates}
-    types |= dict.fromkeys(FACTS, "string") | {"unit_index": "integer", "partial": "boolean"}
+    types |= dict.fromkeys(FACTS, "string") | {"attempt": "integer", "unit_index": "integer", "partial": "boolean"}
     types |= dict.fromkeys(STATISTICS, "number") | {"n": "integer"}
     if samples:
         types["samples"] = "array"

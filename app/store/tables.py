@@ -74,6 +74,8 @@ _NO_REUSE = {"sqlite_autoincrement": True}
 _CLAIMABLE = text("state = 'queued'")
 _DEVICELESS = text("state = 'queued' AND device_type = 'none'")
 _RUNNING = text("state = 'running'")
+HOLDS_ITS_KEY = text("state IN ('queued', 'running') AND unique_key IS NOT NULL")
+"""The jobs of which no two have one unique key. With other words SQLite would not see that the index has the answer."""
 
 
 class Sweep(SQLModel, table=True):
@@ -98,6 +100,13 @@ class Job(SQLModel, table=True):
     __table_args__: ClassVar[Any] = (
         Index("ix_job_state_id", "state", "id"),
         Index("ix_job_kind_id", "kind", "id"),
+        Index(
+            "ix_job_unique_key",
+            "unique_key",
+            unique=True,
+            sqlite_where=HOLDS_ITS_KEY,
+            postgresql_where=HOLDS_ITS_KEY,
+        ),
         _NO_REUSE,
     )
 
@@ -137,6 +146,8 @@ class Job(SQLModel, table=True):
     started_at: datetime | None = Field(default=None, sa_column=_time())
     finished_at: datetime | None = Field(default=None, sa_column=_time())
     cancel_requested_at: datetime | None = Field(default=None, sa_column=_time())
+    unique_key: str | None = None
+    """Of the jobs with this key, at most one is queued or running."""
 
 
 class JobLabel(SQLModel, table=True):
@@ -332,6 +343,15 @@ class IdempotencyKey(SQLModel, table=True):
     created_at: datetime = Field(sa_column=_time(nullable=False))
 
 
+class PausedKind(SQLModel, table=True):
+    """A kind whose jobs no worker claims. One row with the kind "*" stands for all kinds, also for those to come."""
+
+    __tablename__ = "paused_kind"
+
+    kind: str = Field(primary_key=True)
+    paused_at: datetime = Field(sa_column=_time(nullable=False))
+
+
 _tables = SQLModel.metadata.tables
 
 sweep: Final[Table] = _tables["sweep"]
@@ -345,6 +365,7 @@ artifact: Final[Table] = _tables["artifact"]
 event: Final[Table] = _tables["event"]
 worker: Final[Table] = _tables["worker"]
 idempotency_key: Final[Table] = _tables["idempotency_key"]
+paused_kind: Final[Table] = _tables["paused_kind"]
 
 # An index for claims.py. It stands here because a class has no columns yet where it declares its other indexes.
 Index("ix_job_claimable", job.c.priority.desc(), job.c.id, sqlite_where=_CLAIMABLE, postgresql_where=_CLAIMABLE)
