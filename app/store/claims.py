@@ -30,7 +30,7 @@ from sqlalchemy import (
 
 from app.store import tables
 from app.store.hosts import Host, Needs, hosts
-from app.store.pausing import paused
+from app.store.pausing import going, paused_kinds
 from app.store.records import Offer
 
 FIRST, NEXT = 4, 200
@@ -93,8 +93,7 @@ ON_GPU_HOST = _lane("ix_job_claimable", _ON_GPU_HOST)
 
 def next_job(connection: Connection, worker_id: str, offer: Offer) -> int | None:
     """The id of the job that the worker must run next, or None when there is none that it can start now."""
-    stopped = paused(connection)
-    offer = replace(offer, kinds=frozenset(kind for kind in offer.kinds if kind not in stopped))
+    offer = replace(offer, kinds=going(offer.kinds, paused_kinds(connection)))
     if not offer.kinds:
         return None
     if offer.deviceless:

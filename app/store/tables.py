@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Final
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Boolean,
     Column,
     DateTime,
     Dialect,
@@ -19,6 +20,7 @@ from sqlalchemy import (
     Table,
     Text,
     TypeDecorator,
+    false,
     text,
 )
 from sqlmodel import Field, SQLModel
@@ -76,6 +78,7 @@ _DEVICELESS = text("state = 'queued' AND device_type = 'none'")
 _RUNNING = text("state = 'running'")
 HOLDS_ITS_KEY = text("state IN ('queued', 'running') AND unique_key IS NOT NULL")
 """The jobs of which no two have one unique key. With other words SQLite would not see that the index has the answer."""
+_STAGED = text("staged")
 
 
 class Sweep(SQLModel, table=True):
@@ -169,6 +172,7 @@ class Attempt(SQLModel, table=True):
     __table_args__: ClassVar[Any] = (
         Index("ix_attempt_job_number", "job_id", "number"),
         Index("ix_attempt_running", "id", sqlite_where=_RUNNING, postgresql_where=_RUNNING),
+        Index("ix_attempt_staged", "id", sqlite_where=_STAGED, postgresql_where=_STAGED),
         _NO_REUSE,
     )
 
@@ -185,6 +189,10 @@ class Attempt(SQLModel, table=True):
     error: dict[str, Any] | None = Field(default=None, sa_column=_json())
     log: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
     """Head and tail of the output, written at the end. While the attempt runs, the `log` events hold the output."""
+    staged: bool = Field(
+        default=False, sa_column=Column(Boolean, nullable=False, default=False, server_default=false())
+    )
+    """True while there are results that count only once the attempt has ended with them (see staging.py)."""
     started_at: datetime = Field(sa_column=_time(nullable=False))
     finished_at: datetime | None = Field(default=None, sa_column=_time())
 
@@ -328,6 +336,13 @@ class Worker(SQLModel, table=True):
     last_seen_at: datetime = Field(sa_column=_time(nullable=False))
 
 
+class Setting(SQLModel, table=True):
+    """A setting of the whole service, by name: all processes that share the database have the same value."""
+
+    name: str = Field(primary_key=True)
+    value: Any = Field(sa_column=_json(nullable=False))
+
+
 class IdempotencyKey(SQLModel, table=True):
     """The first answer to a request with an Idempotency-Key."""
 
@@ -343,15 +358,6 @@ class IdempotencyKey(SQLModel, table=True):
     created_at: datetime = Field(sa_column=_time(nullable=False))
 
 
-class PausedKind(SQLModel, table=True):
-    """A kind whose jobs no worker claims. One row with the kind "*" stands for all kinds, also for those to come."""
-
-    __tablename__ = "paused_kind"
-
-    kind: str = Field(primary_key=True)
-    paused_at: datetime = Field(sa_column=_time(nullable=False))
-
-
 _tables = SQLModel.metadata.tables
 
 sweep: Final[Table] = _tables["sweep"]
@@ -364,8 +370,8 @@ result_table: Final[Table] = _tables["result_table"]
 artifact: Final[Table] = _tables["artifact"]
 event: Final[Table] = _tables["event"]
 worker: Final[Table] = _tables["worker"]
+setting: Final[Table] = _tables["setting"]
 idempotency_key: Final[Table] = _tables["idempotency_key"]
-paused_kind: Final[Table] = _tables["paused_kind"]
 
 # An index for claims.py. It stands here because a class has no columns yet where it declares its other indexes.
 Index("ix_job_claimable", job.c.priority.desc(), job.c.id, sqlite_where=_CLAIMABLE, postgresql_where=_CLAIMABLE)

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from app.store.hosts import Host, Needs, hosts
-from app.store.pausing import paused
+from app.store.pausing import paused_kinds, why_paused
 
 START_ONE = "start one with `flopwatch worker`"
 
@@ -26,10 +26,10 @@ def waiting_reasons(connection: Connection, jobs: Iterable[Mapping[Any, Any]]) -
     queued = [job for job in jobs if job["state"] == "queued"]
     if not queued:
         return {}
-    connected, stopped = hosts(connection, ("active", "draining")), paused(connection)
+    connected, paused = hosts(connection, ("active", "draining")), paused_kinds(connection)
     found = {}
     for job in queued:
-        if reason := stopped.why(job["kind"]) or why_it_waits(Needs.of(job), connected):
+        if reason := why_paused(job["kind"], paused) or why_it_waits(Needs.of(job), connected):
             found[int(job["id"])] = reason
     return found
 

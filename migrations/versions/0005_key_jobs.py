@@ -1,4 +1,4 @@
-"""Let kinds be paused, and jobs have a key of which at most one is queued or running."""
+"""Let jobs have a key, of which at most one is queued or running."""
 
 from __future__ import annotations
 
@@ -6,17 +6,12 @@ import sqlalchemy as sa
 from alembic import op
 
 revision = "0005"
-down_revision = "0002"
+down_revision = "0003"
 branch_labels = None
 depends_on = None
 
 
 def upgrade() -> None:
-    op.create_table(
-        "paused_kind",
-        sa.Column("kind", sa.String(), primary_key=True, nullable=False),
-        sa.Column("paused_at", sa.DateTime(timezone=True), nullable=False),
-    )
     op.add_column("job", sa.Column("unique_key", sa.String(), nullable=True))
     where = sa.text("state IN ('queued', 'running') AND unique_key IS NOT NULL")
     op.create_index("ix_job_unique_key", "job", ["unique_key"], unique=True, sqlite_where=where, postgresql_where=where)
@@ -25,4 +20,3 @@ def upgrade() -> None:
 def downgrade() -> None:
     op.drop_index("ix_job_unique_key", "job")
     op.drop_column("job", "unique_key")
-    op.drop_table("paused_kind")
