@@ -49,6 +49,7 @@ class Attempt(TypedDict):
     error: dict[str, Any] | None
     started_at: str
     finished_at: str | None
+    links: dict[str, str]
 
 
 class Event(TypedDict):
@@ -66,6 +67,7 @@ class Artifact(TypedDict):
     media_type: str
     size: int
     sha256: str
+    attempt: int
     unit_index: int
     unit_title: str | None
     url: str
@@ -98,6 +100,7 @@ class FileOfUnit(TypedDict):
 
 
 class Unit(TypedDict):
+    attempt: int
     unit_index: int
     title: str
     side: str | None

@@ -56,6 +56,16 @@ def set_nested(target: dict[str, Any], key: str, value: Any, *, once: bool = Fal
     target[last] = value
 
 
+def parse_timeout(text: str) -> float | str:
+    """A number of seconds, or "none" for no limit; the server checks its size."""
+    if text == "none":
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no number of seconds, and not none.") from None
+
+
 def list_fields(schema: Mapping[str, Any]) -> frozenset[str]:
     """Dotted paths of the fields that are lists, from a spec's JSON Schema.
 

@@ -341,7 +341,9 @@ class Queue:
                 raise Conflict(f"Job {job_id} {how}: only a job that failed or was cancelled can be retried.")
             later = sweeps.later_job(connection, job_id, job.sweep_id)
             if later is not None:
-                raise Conflict(f"Sweep {job.sweep_id} was resumed, and job {later} stands in the place of job {job_id}.")
+                raise Conflict(
+                    f"Sweep {job.sweep_id} was resumed, and job {later} stands in the place of job {job_id}."
+                )
             submission.check_key(connection, job.unique_key)
             allowed = max(job.max_attempts, job.attempt + 1)
             _change(connection, job_id, max_attempts=allowed, **submission.AFRESH)

@@ -23,7 +23,7 @@ from app.store.records import NewJob
 
 _job, _event, _label = tables.job.c, tables.event.c, tables.job_label.c
 _POINT = func.coalesce(cast(_job.point, Text), cast(_job.spec, Text))
-"""Tells the points of a sweep apart. Jobs of an older Flopwatch whose point is unknown are told apart by their specs."""
+"""Tells the points of a sweep apart. Jobs of an older Flopwatch, whose point is unknown, are told apart by specs."""
 
 
 def latest_jobs(sweep_ids: Sequence[int]) -> Select[tuple[int]]:
@@ -37,7 +37,8 @@ def later_job(connection: Connection, job_id: int, sweep_id: int | None) -> int 
         return None
     own = select(_POINT).where(_job.id == job_id).scalar_subquery()
     later = select(func.max(_job.id)).where(_job.sweep_id == sweep_id, _job.id > job_id, own == _POINT)
-    return connection.execute(later).scalar_one()
+    found: int | None = connection.execute(later).scalar_one()
+    return found
 
 
 def counts(connection: Connection, sweep_ids: Sequence[int]) -> dict[int, dict[str, int]]:
