@@ -219,6 +219,7 @@ class Reading:
 
     def artifact(self, job_id: int, name: str, attempt: int | None = None) -> dict[str, Any]:
         """Return one artifact of an attempt, by default of the last recorded one."""
+        chosen = attempt
         with self._database.read() as connection:
             _job(connection, job_id)
             attempt = recorded_attempt(connection, job_id, attempt)
@@ -226,7 +227,7 @@ class Reading:
             row = connection.execute(query).mappings().one_or_none()
         if row is None:
             raise NotFound(f"Job {job_id} has no artifact {name!r}.")
-        return artifact_dict(row)
+        return artifact_dict(row, chosen)
 
     def workers(self) -> list[dict[str, Any]]:
         """Return every worker that ever registered, with the ids of the jobs it runs."""
