@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -61,9 +62,12 @@ def parse_timeout(text: str) -> float | str:
     if text == "none":
         return text
     try:
-        return float(text)
+        seconds = float(text)
     except ValueError:
-        raise typer.BadParameter(f"{text!r} is no number of seconds, and not none.") from None
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        raise typer.BadParameter(f"{text!r} is no number of seconds, and not none.")
+    return seconds
 
 
 def list_fields(schema: Mapping[str, Any]) -> frozenset[str]:

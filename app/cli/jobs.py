@@ -201,8 +201,14 @@ def logs(
     job_id: JobId,
     *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is done.")] = False,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Of this attempt; else of the last.")] = None,
 ) -> None:
     """Print a job's output."""
+    if attempt is not None:
+        if follow:
+            raise typer.BadParameter("--follow is for the attempt that runs: leave --attempt out.")
+        typer.echo(server.text(f"/jobs/{job_id}/logs", attempt=attempt), nl=False)
+        return
     if not follow or server.get(f"/jobs/{job_id}")["finished_at"]:
         typer.echo(server.text(f"/jobs/{job_id}/logs"), nl=False)
         return
