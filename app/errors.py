@@ -31,6 +31,9 @@ from typing import Any, ClassVar
 
 PROBLEM_PREFIX = "urn:flopwatch:problem:"
 
+MAX_DETAIL = 4000
+"""Most characters of the `detail` of a job's error; a longer one is cut."""
+
 JOB_PROBLEM_TITLES = {
     "cancelled": "The job was cancelled",
     "crashed": "The job's process died",
@@ -219,6 +222,6 @@ def job_problem(code: str, detail: str, **extensions: Any) -> dict[str, Any]:
         "type": PROBLEM_PREFIX + code,
         "title": JOB_PROBLEM_TITLES[code],
         "code": code,
-        "detail": detail,
+        "detail": detail if len(detail) <= MAX_DETAIL else f"{detail[: MAX_DETAIL - 1]}…",
         **extensions,
     }

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import array
+import functools
 import json
 import logging
+import operator
 import sys
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,6 +37,11 @@ from app.store.waiting import waiting_reasons
 logger = logging.getLogger(__name__)
 
 MAX_PAGE = 1000
+MAX_PAGE_BYTES = 4 << 20
+"""Most bytes of specs, environments and verdicts on a page of jobs, and of grids on one of sweeps. Jobs that do not fit
+are on the next page; a page has at least one."""
+MAX_LISTED_TEXT = 8192
+"""Most characters of each text of an error or a progress message in a list. A job by itself has all that is stored."""
 MAX_MEASUREMENTS = 10_000
 """Most measurements on a page."""
 MAX_SAMPLES = 2_000_000
@@ -80,9 +87,10 @@ class Reading:
             # SQLite would try EXISTS for every job: 130 ms for a label that only one old job of 110 000 has.
             query = query.where(job.id.in_(select(label.job_id).where(label.key == key, label.value == value)))
         with self._database.read() as connection:
-            rows, following = _page(connection, query, job.id, limit, after)
-            waiting = waiting_reasons(connection, [row._mapping for row in rows])
-        return [job_dict(row._mapping, waiting.get(row.id)) for row in rows], following
+            large = (job.spec, job.environment, job.validity)
+            rows, following = _page(connection, query, job.id, large, limit, after)
+            waiting = waiting_reasons(connection, rows)
+        return [job_dict(row, waiting.get(row["id"])) for row in rows], following
 
     def events(self, job_id: int, after: int = 0, limit: int = 500) -> list[dict[str, Any]]:
         """Return the job's events with an id above `after`, in order."""
@@ -266,9 +274,11 @@ class Reading:
     def sweeps(self, limit: int = 50, after: str | None = None) -> tuple[list[dict[str, Any]], str | None]:
         """Return sweeps, newest first, and the cursor of the next page."""
         with self._database.read() as connection:
-            rows, following = _page(connection, select(tables.sweep), tables.sweep.c.id, limit, after)
-            counts = sweeps.counts(connection, [row.id for row in rows])
-        return [sweep_dict(row._mapping, counts.get(row.id, {})) for row in rows], following
+            sweep = tables.sweep.c
+            large = (sweep.base, sweep.grid, sweep.exclude)
+            rows, following = _page(connection, select(tables.sweep), sweep.id, large, limit, after)
+            counts = sweeps.counts(connection, [row["id"] for row in rows])
+        return [sweep_dict(row, counts.get(row["id"], {})) for row in rows], following
 
     def counts(self) -> dict[str, int]:
         """Return the number of jobs in each state."""
@@ -319,13 +329,46 @@ def _artifacts(job_id: int, attempt: int | None) -> Select[Any]:
 
 
 def _page(
-    connection: Connection, query: Select[Any], id_column: Any, limit: int, after: str | None
-) -> tuple[Sequence[Row[Any]], str | None]:
+    connection: Connection,
+    query: Select[Any],
+    id_column: Any,
+    large: Sequence[Any],
+    limit: int,
+    after: str | None,
+) -> tuple[list[dict[str, Any]], str | None]:
+    """Return the rows of a page, newest first, and the cursor of the next one.
+
+    The page ends before its columns `large` have more than MAX_PAGE_BYTES together. Rows are read one by one, so that
+    no more than one is in memory whose texts are still to be cut.
+    """
     limit = min(limit, MAX_PAGE)
     if after is not None:
         query = query.where(id_column < _cursor(after))
-    rows = connection.execute(query.order_by(id_column.desc()).limit(limit + 1)).all()
-    return rows[:limit], str(rows[limit - 1].id) if len(rows) > limit else None
+    sizes = [func.coalesce(func.length(cast(column, Text)), 0) for column in large]
+    query = query.add_columns(functools.reduce(operator.add, sizes).label("page_bytes"))
+    rows: list[dict[str, Any]] = []
+    room = MAX_PAGE_BYTES
+    query = query.order_by(id_column.desc()).limit(limit + 1).execution_options(yield_per=1)
+    with connection.execute(query) as found:
+        for row in found.mappings():
+            room -= row["page_bytes"]
+            if len(rows) == limit or (rows and room < 0):
+                return rows, str(rows[-1]["id"])
+            rows.append({name: _shortened(value) if name in _SHORTENED else value for name, value in row.items()})
+    return rows, None
+
+
+_SHORTENED = ("error", "progress")
+
+
+def _shortened(value: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Cut the texts of an error or a progress that a former Flopwatch stored whole, however long they were."""
+    if value is None:
+        return None
+    return {
+        name: f"{text[: MAX_LISTED_TEXT - 1]}…" if isinstance(text, str) and len(text) > MAX_LISTED_TEXT else text
+        for name, text in value.items()
+    }
 
 
 def _cursor(after: str) -> int:

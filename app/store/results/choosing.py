@@ -81,14 +81,16 @@ def recorded_attempts(connection: Connection, job_ids: Sequence[int]) -> dict[in
 
 
 def recorded_attempt(connection: Connection, job_id: int, attempt: int | None) -> int | None:
-    """Return `attempt`, or, if it is None, the job's last one that recorded results; None if there is none.
+    """Return `attempt` if it recorded results, or, if it is None, the job's last one that did; None if there is none.
 
     Raises NotFound when the job has had no such attempt.
     """
     if attempt is None:
         return recorded_attempts(connection, [job_id]).get(job_id)
     check_attempt(connection, job_id, attempt)
-    return attempt
+    of_it = (tables.attempt.c.job_id == job_id) & (tables.attempt.c.number == attempt)
+    ended = select(tables.attempt.c.number).where(of_it, tables.attempt.c.state.in_(FINISHED_STATES))
+    return connection.execute(ended.limit(1)).scalar_one_or_none()
 
 
 def check_attempt(connection: Connection, job_id: int, attempt: int) -> None:
