@@ -179,7 +179,7 @@ class TestMeasurements:
         assert found["rows"][0]["case.n"] == 3
         oom = found["rows"][1]
         assert (oom["outcome"], oom["reason"]) == ("oom", "for a reason")
-        assert [oom[name] for name in names[18:]] == [None] * 10
+        assert [oom[name] for name in names[19:]] == [None] * 10
         last = found["rows"][2]
         assert (last["context_length"], last["mean"]) == (None, None)
         assert (last["unit_index"], last["unit_title"], last["validity"]) == (1, "replicate 1", "suspect")
