@@ -7,6 +7,7 @@
     ├── CrossSiteRequest           403  another site's page made a browser send it
     ├── NotFound                   404
     ├── Conflict                   409  the job's state does not allow it
+    │   ├── KeyTaken               409  another job with its unique_key is queued or running
     │   └── LeaseLost              409  this worker no longer owns the attempt; nothing was recorded
     ├── BodyTooLarge               413
     ├── MisdirectedRequest         421  its Host header names no host of this server
@@ -29,6 +30,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 PROBLEM_PREFIX = "urn:flopwatch:problem:"
+
+MAX_DETAIL = 4000
+"""Most characters of the `detail` of a job's error; a longer one is cut."""
 
 JOB_PROBLEM_TITLES = {
     "cancelled": "The job was cancelled",
@@ -69,6 +73,11 @@ class FlopwatchError(Exception):
         """Response headers that go with this error."""
         return {}
 
+    @property
+    def members(self) -> dict[str, Any]:
+        """What the problem object says beside the members that every problem has."""
+        return {}
+
 
 class InvalidRequest(FlopwatchError):
     code = "invalid_request"
@@ -107,6 +116,23 @@ class Conflict(FlopwatchError):
     code = "conflict"
     status = 409
     title = "The state does not allow this"
+
+
+class KeyTaken(Conflict):
+    code = "key_taken"
+    title = "Another job with this unique_key is queued or running"
+
+    def __init__(self, unique_key: str, job_id: int, state: str) -> None:
+        super().__init__(f"Job {job_id} with the unique_key {unique_key!r} is {state}: wait for its end, or cancel it.")
+        self.job_id = job_id
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Location": f"/jobs/{self.job_id}"}
+
+    @property
+    def members(self) -> dict[str, Any]:
+        return {"job_id": self.job_id}
 
 
 class LeaseLost(Conflict):
@@ -197,6 +223,6 @@ def job_problem(code: str, detail: str, **extensions: Any) -> dict[str, Any]:
         "type": PROBLEM_PREFIX + code,
         "title": JOB_PROBLEM_TITLES[code],
         "code": code,
-        "detail": detail,
+        "detail": detail if len(detail) <= MAX_DETAIL else f"{detail[: MAX_DETAIL - 1]}…",
         **extensions,
     }

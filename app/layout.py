@@ -17,6 +17,7 @@ STATISTICS = ("n", "mean", "std", *get_args(Statistic)[1:])
 FACTS = (
     "case_key",
     "device_key",
+    "attempt",
     "unit_index",
     "unit_title",
     "phase",

@@ -12,16 +12,17 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import RedirectResponse
 from pydantic.json_schema import models_json_schema
 
-from app.api import events, health, jobs, problems, results, specs, sweeps, tables, workers
+from app.api import events, health, jobs, problems, queue, results, specs, sweeps, tables, workers
 from app.api.bodies import JobBody
 from app.api.gate import Gate
 from app.api.hosts import AllowedHosts
+from app.api.queue import PausedBody
 from app.api.services import running
 from app.api.sweeps import SweepBody
 from app.settings import Settings
 from app.web import docs, pages
 
-ROUTERS = (jobs, events, results, sweeps, tables, specs, workers, health, pages, docs)
+ROUTERS = (jobs, events, results, sweeps, queue, tables, specs, workers, health, pages, docs)
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -67,7 +68,8 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
         _, bodies = models_json_schema(
-            [(JobBody, "validation"), (SweepBody, "validation")], ref_template="#/components/schemas/{model}"
+            [(body, "validation") for body in (JobBody, SweepBody, PausedBody)],
+            ref_template="#/components/schemas/{model}",
         )
         schema.setdefault("components", {}).setdefault("schemas", {}).update(bodies["$defs"])
         app.openapi_schema = schema

@@ -18,6 +18,10 @@ def _split(value: object) -> object:
     return [part for part in value.replace(",", " ").split() if part] if isinstance(value, str) else value
 
 
+def _no_limit(value: object) -> object:
+    return None if isinstance(value, str) and value.strip().lower() == "none" else value
+
+
 def _is_a_token(token: SecretStr) -> SecretStr:
     text = token.get_secret_value()
     if not text:
@@ -26,6 +30,9 @@ def _is_a_token(token: SecretStr) -> SecretStr:
         raise ValueError("begins or ends with a blank, which no client can send")
     return token
 
+
+MAX_TIMEOUT_S = 30 * 86_400.0
+"""The longest timeout that a job can have, seconds."""
 
 # The environment separates them by commas or blanks.
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
@@ -58,6 +65,12 @@ class Settings(BaseSettings):
     )
     busy_timeout_s: float = Field(
         default=5.0, gt=0, le=600, description="How long a write waits for the database before 503, seconds."
+    )
+    default_timeout_s: Annotated[float | None, BeforeValidator(_no_limit)] = Field(
+        default=3600.0,
+        gt=0,
+        le=MAX_TIMEOUT_S,
+        description="timeout_s of jobs that are submitted without one, seconds; none: no limit.",
     )
     max_body_bytes: int = Field(default=1 << 20, ge=1024, description="Largest request body, bytes.")
     max_connections: int = Field(

@@ -246,7 +246,7 @@ class JobRun:
                 self._progress(index + 1, count, f"{process.unit.title}: reading what {process.unit.wrap[0]} wrote")
             case "progress":
                 done, total = checked.count(message["done"], "done"), checked.count(message["total"], "total")
-                text = checked.cut(str(message["message"]))
+                text = str(message["message"])
                 if process.task == "run":
                     self._progress(index * total + done, count * total, text)
                 else:
@@ -303,7 +303,8 @@ class JobRun:
     def _progress(self, done: int, total: int, message: str) -> None:
         # Only the newest progress counts: followers want to know where the job is, not where it was.
         self._events = [event for event in self._events if event.type != "progress"]
-        self._events.append(NewEvent("progress", {"done": done, "total": total, "message": message}))
+        content = {"done": done, "total": total, "message": checked.cut(message)}
+        self._events.append(NewEvent("progress", content))
 
     def _flush(self) -> None:
         """Write new events to the queue. When the store is not available, they wait for the next call."""

@@ -74,7 +74,7 @@ class Spool:
 
     def begin_unit(self, index: int, title: str, side: str | None = None) -> None:
         """Begin a unit of the plan. All results that follow belong to it."""
-        self._units.append(_Unit(index, title, side))
+        self._units.append(_Unit(index, checked.cut(title), side))
 
     def go_on(self, reason: str) -> None:
         """Note that the unit crashed, for the `reason` given, and goes on in a fresh process.
@@ -83,7 +83,7 @@ class Spool:
         crashed, although the former process may have sent that cell's results already.
         """
         unit = self._unit
-        unit.reason = reason
+        unit.reason = checked.cut(reason)
         unit.stands |= {
             (record.case_key, record.phase, record.metric)
             for record in self._measurements
@@ -95,7 +95,7 @@ class Spool:
         """End the unit with this outcome."""
         unit = self._unit
         if isinstance(outcome, Failed):
-            unit.outcome, unit.reason = outcome.code, outcome.detail
+            unit.outcome, unit.reason = outcome.code, checked.cut(outcome.detail)
         elif isinstance(outcome, Cancelled):
             unit.outcome = "cancelled"
         else:
@@ -128,6 +128,9 @@ class Spool:
         if not isinstance(wire["rows"], list) or not all(isinstance(row, list) for row in wire["rows"]):
             raise ValueError("a table's rows are lists")
         table = Table(_text.validate_python(wire["name"]), _columns.validate_python(wire["columns"]), wire["rows"])
+        for column in table.columns:
+            checked.short(column.name, "a column's name")
+            checked.short(column.unit or "", "a column's unit")
         unit = self._unit
         if table.name == TABLE:
             raise UnfitResult(

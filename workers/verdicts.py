@@ -55,8 +55,9 @@ def summed_up(verdicts: Sequence[CaseVerdict]) -> dict[str, Any] | None:
     """Sum up verdicts as {"verdict", "counts", "checks"}; return None if there are none.
 
     `counts` has the number of cases with each verdict; a case that several units measure counts once for each. With one
-    case, `checks` lists all its checks. With several, it lists only failed checks that are no notes: at most
-    MAX_CHECKS, and one more entry with the number of the remaining ones. `checks_table` has the others.
+    case, `checks` lists all its checks, with several only failed checks that are no notes: in either case at most
+    MAX_CHECKS, failed ones first, and one more entry with the number of the remaining ones. Of several cases,
+    `checks_table` has the others.
     """
     if not verdicts:
         return None
@@ -71,9 +72,12 @@ def summed_up(verdicts: Sequence[CaseVerdict]) -> dict[str, Any] | None:
         for check in verdict.checks
         if not (several_cases and (check.ok or check.severity == "note"))
     ]
-    if several_cases and len(checks) > MAX_CHECKS:
-        more = f"{len(checks) - MAX_CHECKS} more checks found something"
-        checks = [*checks[:MAX_CHECKS], {"name": "more", "ok": False, "detail": more, "severity": "suspect"}]
+    if len(checks) > MAX_CHECKS:
+        checks.sort(key=lambda check: bool(check["ok"]))  # stable
+        left_out = checks[MAX_CHECKS:]
+        more = f"{len(left_out)} more checks" + (" found something" if several_cases else "")
+        ok = all(check["ok"] for check in left_out)
+        checks = [*checks[:MAX_CHECKS], {"name": "more", "ok": ok, "detail": more, "severity": "suspect"}]
     return {
         "verdict": worst(verdict.verdict for verdict in verdicts),
         "counts": {name: counts[name] for name in ("valid", "suspect", "invalid") if counts[name]},

@@ -6,15 +6,16 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Annotated, Any, Generic, TypeVar
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from fastapi import Request
-from pydantic import AfterValidator, BaseModel, Field, StringConstraints, ValidationError
+from pydantic import AfterValidator, BaseModel, Discriminator, Field, StringConstraints, Tag, ValidationError
 from starlette.requests import ClientDisconnect
 
 from app.api.pointers import field_errors, pointer, shown
 from app.errors import BodyTooLarge, FieldError, InvalidRequest
+from app.settings import MAX_TIMEOUT_S
 from app.specs import JobSpec, SpecBase
 from app.specs._base import Location, StrictModel
 from app.store.records import NewJob
@@ -23,7 +24,6 @@ from app.store.records import NewJob
 DRAINED_BYTES = 16 << 20
 
 MAX_LABELS = 64
-MAX_TIMEOUT_S = 30 * 86_400.0
 
 
 def _one_line(text: str) -> str:
@@ -37,6 +37,19 @@ LabelKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./
 LabelValue = Annotated[str, StringConstraints(max_length=200), AfterValidator(_one_line)]
 
 
+def _is_none(timeout: Any) -> str:
+    return NO_TIMEOUT if timeout == NO_TIMEOUT else "seconds"
+
+
+NO_TIMEOUT: Literal["none"] = "none"
+"""The timeout of a job that may run for ever. In requests null means the default, since clients send it for fields that
+their users left out."""
+Timeout = Annotated[
+    Annotated[Literal["none"], Tag(NO_TIMEOUT)] | Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S), Tag("seconds")],
+    Discriminator(_is_none),
+]
+
+
 class JobOptions(StrictModel):
     """The options that a client may give with a job, besides its spec."""
 
@@ -46,19 +59,21 @@ class JobOptions(StrictModel):
     """For people and scripts to filter by."""
     priority: int = Field(default=0, ge=-1000, le=1000)
     """Higher runs first."""
-    timeout_s: float | None = Field(default=None, gt=0, le=MAX_TIMEOUT_S)
-    """The worker ends the job and every process it started after this many seconds; null: no limit."""
+    timeout_s: Timeout | None = None
+    """The worker ends the job and every process it started after this many seconds. Left out or null: the server's
+    default, FLOPWATCH_DEFAULT_TIMEOUT_S. "none": no limit."""
     max_attempts: int = Field(default=2, ge=1, le=100)
     """How often the job may be started; it starts again only when its worker was lost."""
 
-    def new_job(self, spec: SpecBase, point: dict[str, int] | None = None) -> NewJob:
+    def new_job(self, spec: SpecBase, default_timeout_s: float | None, point: dict[str, int] | None = None) -> NewJob:
         """Return a job with these options; `point` is its place in a sweep's grid."""
+        timeout_s = default_timeout_s if self.timeout_s is None else self.timeout_s
         return NewJob(
             spec=spec,
             name=self.name,
             labels=self.labels,
             priority=self.priority,
-            timeout_s=self.timeout_s,
+            timeout_s=None if timeout_s == NO_TIMEOUT else timeout_s,
             max_attempts=self.max_attempts,
             point=point,
         )
@@ -68,6 +83,11 @@ class JobBody(JobOptions):
     """The body of `POST /jobs`."""
 
     spec: JobSpec
+    unique_key: Line | None = None
+    """While a job with this key is queued or running, no other one with it is taken."""
+
+    def new_job(self, spec: SpecBase, default_timeout_s: float | None, point: dict[str, int] | None = None) -> NewJob:
+        return replace(super().new_job(spec, default_timeout_s, point), unique_key=self.unique_key)
 
 
 Model = TypeVar("Model", bound=BaseModel)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from itertools import zip_longest
 from typing import Annotated, Any
 
 from anyio.to_thread import run_sync
@@ -44,7 +45,8 @@ async def events(
 ) -> Response:
     """With `Accept: text/event-stream` a stream of `state`, `progress`, `log` and, last, `done`; else a list.
 
-    A stream resumes after `Last-Event-ID`. After `done` there is nothing to resume: 204 tells browsers to stop.
+    The list has a `done` for each time that the job was done; a stream leaves out those that a retry followed. A stream
+    resumes after `Last-Event-ID`. After `done` there is nothing to resume: 204 tells browsers to stop.
     """
     after = int(last_event_id or query.after or 0)
     if EVENT_STREAM not in request.headers.get("accept", ""):
@@ -70,10 +72,11 @@ async def stream(services: Services, job_id: int, after: int) -> AsyncIterator[b
             finished, found = await run_sync(_look, services, job_id, after)
         except NotFound:  # deleted meanwhile
             return
-        for event in found:
+        for event, following in zip_longest(found[:BATCH], found[1:]):
             after = event["id"]
-            yield frame(event)
-        if len(found) == BATCH:
+            if event["type"] != "done" or following is None:  # else the job was retried: it is not done
+                yield frame(event)
+        if len(found) > BATCH:
             continue
         if finished or changes.stopping:
             return
@@ -82,9 +85,10 @@ async def stream(services: Services, job_id: int, after: int) -> AsyncIterator[b
 
 
 def _look(services: Services, job_id: int, after: int) -> tuple[bool, list[dict[str, Any]]]:
+    """Return whether the job is finished, and its next events: a batch, and the one that follows it."""
     # The state first: once a job is finished, its events are complete.
     job, _version = services.reading.job(job_id)
-    return job["state"] in FINISHED_STATES, services.reading.events(job_id, after, BATCH)
+    return job["state"] in FINISHED_STATES, services.reading.events(job_id, after, BATCH + 1)
 
 
 def frame(event: dict[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""/jobs: submit, list, show, cancel, delete."""
+"""/jobs: submit, list, show, cancel, retry, delete."""
 
 from __future__ import annotations
 
@@ -61,7 +61,10 @@ class JobsQuery(StrictQuery):
 async def submit(
     request: Request, services: CurrentServices, body: Annotated[Body[JobBody], Depends(read_job_body)]
 ) -> Response:
-    """`Idempotency-Key` makes repeating safe; `Prefer: wait=N` holds the answer until the job is done."""
+    """`Idempotency-Key` makes repeating safe; `Prefer: wait=N` holds the answer until the job is done.
+
+    409 with the `job_id` in the way, and `Location`, while another job with the same `unique_key` is queued or running.
+    """
     key = idempotency(request.headers, "POST /jobs", body.digest)
     spec, options = body.model.spec, body.model
 
@@ -69,7 +72,7 @@ async def submit(
         if first := services.queue.first_answer(key):
             return first
         check_names(spec, known_names(services), "/spec")
-        return services.queue.submit(options.new_job(spec), key)
+        return services.queue.submit(options.new_job(spec, services.settings.default_timeout_s), key)
 
     submitted = await services.writes.run(store)
     job = submitted.response
@@ -129,6 +132,18 @@ def show(request: Request, services: CurrentServices, job_id: JobId) -> Response
 async def cancel(services: CurrentServices, job_id: JobId) -> Response:
     """A queued job is cancelled at once; a running one as soon as its worker has ended its processes."""
     return Json(await services.writes.run(lambda: services.queue.cancel(job_id)), status_code=202)
+
+
+@router.post(
+    "/{job_id}/retry",
+    status_code=202,
+    responses={202: {"model": Job}},
+    dependencies=[NO_QUERY],
+    summary="Run a job again",
+)
+async def retry(services: CurrentServices, job_id: JobId) -> Response:
+    """A failed or cancelled job is queued for its next attempt; what former attempts left stays with them."""
+    return Json(await services.writes.run(lambda: services.queue.retry(job_id)), status_code=202)
 
 
 @router.delete("/{job_id}", status_code=204, dependencies=[NO_QUERY], summary="Delete a finished job")

@@ -22,11 +22,19 @@ router = APIRouter(prefix="/jobs/{job_id}", tags=["results"])
 
 
 MAX_UNIT = 2**31 - 1
+"""Largest index of a unit, and number of an attempt, that a query may have."""
 MAX_ROWS = 10_000
 """Most rows of a page of a job's own table, in JSON."""
 
 
-class MeasurementsQuery(StrictQuery):
+class AttemptQuery(StrictQuery):
+    """The attempt whose results the client asks for."""
+
+    attempt: Annotated[int, Field(ge=1, le=MAX_UNIT)] | None = None
+    """The number of an attempt; by default the last."""
+
+
+class MeasurementsQuery(AttemptQuery):
     """The page that the client asks for, and whether rows carry their samples."""
 
     samples: Annotated[bool, Field(description="Add the raw samples of every row.")] = False
@@ -34,7 +42,7 @@ class MeasurementsQuery(StrictQuery):
     after: Cursor | None = None
 
 
-class ReportedTableQuery(StrictQuery):
+class ReportedTableQuery(AttemptQuery):
     """The rows of a reported table that the client asks for, their order and their format."""
 
     format: Format = "json"
@@ -47,31 +55,31 @@ class ReportedTableQuery(StrictQuery):
     """The index of a unit; by default the rows of all units."""
 
 
-@router.get("/logs", dependencies=[NO_QUERY], response_class=PlainTextResponse, summary="A job's output")
-def logs(services: CurrentServices, job_id: JobId) -> Response:
-    """Standard output and error of the last attempt; head and tail are kept, the middle of a long log is cut."""
-    return PlainTextResponse(services.reading.log(job_id))
+@router.get("/logs", response_class=PlainTextResponse, summary="A job's output")
+def logs(services: CurrentServices, job_id: JobId, query: Annotated[AttemptQuery, Query()]) -> Response:
+    """Standard output and error of an attempt; head and tail are kept, the middle of a long log is cut."""
+    return PlainTextResponse(services.reading.log(job_id, query.attempt))
 
 
 @router.get("/measurements", responses={200: {"model": Measurements}}, summary="A job's measurements")
 def measurements(services: CurrentServices, job_id: JobId, query: Annotated[MeasurementsQuery, Query()]) -> Response:
     """One row is one metric of one case, in one unit; the columns are those of this page's rows."""
-    found = services.reading.measurements(job_id, samples=query.samples, limit=query.limit, after=query.after)
+    found = services.reading.measurements(
+        job_id, samples=query.samples, limit=query.limit, after=query.after, attempt=query.attempt
+    )
     return Json(found)
 
 
-@router.get("/units", responses={200: {"model": Page[Unit]}}, dependencies=[NO_QUERY], summary="A job's units")
-def units(services: CurrentServices, job_id: JobId) -> Response:
+@router.get("/units", responses={200: {"model": Page[Unit]}}, summary="A job's units")
+def units(services: CurrentServices, job_id: JobId, query: Annotated[AttemptQuery, Query()]) -> Response:
     """The job's units in the last attempt that ended: parts that fresh processes measured one after the other."""
-    return Json({"data": services.reading.units(job_id), "next": None})
+    return Json({"data": services.reading.units(job_id, query.attempt), "next": None})
 
 
-@router.get(
-    "/tables", responses={200: {"model": Page[ReportedTable]}}, dependencies=[NO_QUERY], summary="A job's own tables"
-)
-def tables(services: CurrentServices, job_id: JobId) -> Response:
+@router.get("/tables", responses={200: {"model": Page[ReportedTable]}}, summary="A job's own tables")
+def tables(services: CurrentServices, job_id: JobId, query: Annotated[AttemptQuery, Query()]) -> Response:
     """The tables that the job's units reported, beside its measurements."""
-    return Json({"data": results.list_tables(services.database, job_id), "next": None})
+    return Json({"data": results.list_tables(services.database, job_id, query.attempt), "next": None})
 
 
 @router.get("/tables/{name:path}", responses={200: {"model": Measurements}}, summary="One of a job's own tables")
@@ -88,6 +96,7 @@ def reported_table(
         sort=query.sort,
         limit=limit,
         after=int(query.after or 0),
+        attempt=query.attempt,
     )
     return written(sheet, query.format)
 
@@ -97,15 +106,17 @@ def attempts(services: CurrentServices, job_id: JobId) -> Response:
     return Json({"data": services.reading.attempts(job_id), "next": None})
 
 
-@router.get("/artifacts", responses={200: {"model": Page[Artifact]}}, dependencies=[NO_QUERY], summary="A job's files")
-def artifacts(services: CurrentServices, job_id: JobId) -> Response:
-    return Json({"data": services.reading.artifacts(job_id), "next": None})
+@router.get("/artifacts", responses={200: {"model": Page[Artifact]}}, summary="A job's files")
+def artifacts(services: CurrentServices, job_id: JobId, query: Annotated[AttemptQuery, Query()]) -> Response:
+    return Json({"data": services.reading.artifacts(job_id, query.attempt), "next": None})
 
 
-@router.get("/artifacts/{name}", dependencies=[NO_QUERY], response_class=FileResponse, summary="Download a file")
-def artifact(request: Request, services: CurrentServices, job_id: JobId, name: str) -> Response:
+@router.get("/artifacts/{name}", response_class=FileResponse, summary="Download a file")
+def artifact(
+    request: Request, services: CurrentServices, job_id: JobId, name: str, query: Annotated[AttemptQuery, Query()]
+) -> Response:
     """Sends the file, whole or in ranges; the strong ETag is the content's SHA-256."""
-    found = services.reading.artifact(job_id, name)
+    found = services.reading.artifact(job_id, name, query.attempt)
     tag = ETag(found["sha256"])
     if tag.is_known_to(request):
         return Response(status_code=304, headers={"ETag": str(tag)})

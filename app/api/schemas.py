@@ -31,6 +31,7 @@ class Job(TypedDict):
     error: dict[str, Any] | None
     worker_id: str | None
     sweep_id: int | None
+    unique_key: str | None
     created_at: str
     started_at: str | None
     finished_at: str | None
@@ -49,6 +50,7 @@ class Attempt(TypedDict):
     error: dict[str, Any] | None
     started_at: str
     finished_at: str | None
+    links: dict[str, str]
 
 
 class Event(TypedDict):
@@ -66,6 +68,7 @@ class Artifact(TypedDict):
     media_type: str
     size: int
     sha256: str
+    attempt: int
     unit_index: int
     unit_title: str | None
     url: str
@@ -98,6 +101,7 @@ class FileOfUnit(TypedDict):
 
 
 class Unit(TypedDict):
+    attempt: int
     unit_index: int
     title: str
     side: str | None

@@ -19,6 +19,7 @@ from app.settings import Settings
 from app.store.artifacts import ArtifactFiles
 from app.store.engine import Database, open_database
 from app.store.lease import Watcher, agreed
+from app.store.pausing import Pausing
 from app.store.queue import Queue
 from app.store.reading import Reading
 from app.store.registration import Registration
@@ -38,6 +39,7 @@ class Services:
     settings: Settings
     database: Database
     queue: Queue
+    pausing: Pausing
     registration: Registration
     reading: Reading
     files: ArtifactFiles
@@ -58,6 +60,7 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
         settings=settings,
         database=database,
         queue=Queue(database),
+        pausing=Pausing(database),
         registration=Registration(database),
         reading=Reading(database),
         files=ArtifactFiles(settings.artifacts_dir),

@@ -68,7 +68,8 @@ async def submit(
             return first
         points = expand(options.base, options.grid, options.exclude)
         specs = valid_specs(services, points)
-        jobs = [options.new_job(spec, point.choice) for spec, point in zip(specs, points, strict=True)]
+        default = services.settings.default_timeout_s
+        jobs = [options.new_job(spec, default, point.choice) for spec, point in zip(specs, points, strict=True)]
         return services.queue.submit_sweep(
             options.name, options.labels, options.base, options.grid, options.exclude, jobs, key
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -54,6 +55,19 @@ def set_nested(target: dict[str, Any], key: str, value: Any, *, once: bool = Fal
     if once and last in target:
         raise typer.BadParameter(f"{key} is given twice.")
     target[last] = value
+
+
+def parse_timeout(text: str) -> float | str:
+    """A number of seconds, or "none" for no limit; the server checks its size."""
+    if text == "none":
+        return text
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        raise typer.BadParameter(f"{text!r} is no number of seconds, and not none.")
+    return seconds
 
 
 def list_fields(schema: Mapping[str, Any]) -> frozenset[str]:

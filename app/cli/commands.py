@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from app.cli import jobs, processes, results
+from app.cli import jobs, processes, queue, results
 
 cli = typer.Typer(
     help="A profiling job queue for transformer training.",
@@ -12,6 +12,6 @@ cli = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (processes, jobs, results):
+for module in (processes, jobs, queue, results):
     for command in module.COMMANDS:
         cli.command()(command)

@@ -1,4 +1,4 @@
-"""Commands that submit jobs and watch them: submit, sweep, jobs, show, logs, cancel."""
+"""Commands that submit jobs and watch them: submit, sweep, jobs, show, logs, cancel, retry."""
 
 from __future__ import annotations
 
@@ -26,12 +26,16 @@ MAX_LOOKED_AT = 500
 """Number of a sweep's jobs that the command asks why they wait; the others mostly wait for the same reason."""
 
 JobId = Annotated[int, typer.Argument(metavar="ID", help="The job's id.")]
+JobIds = Annotated[list[int], typer.Argument(metavar="ID…", help="The jobs' ids.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the server's answer.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait until it is done; exit code 0 only when it succeeded.")]
 Name = Annotated[str | None, typer.Option(help="A name, for people.")]
 Label = Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A label; may be repeated.")]
 Priority = Annotated[int, typer.Option(help="Higher runs first.")]
-TimeoutS = Annotated[float | None, typer.Option(help="End the job after this many seconds.")]
+TimeoutS = Annotated[
+    str | None,
+    typer.Option(metavar="SECONDS|none", help="End the job after this time; else after the server's default."),
+]
 MaxAttempts = Annotated[int, typer.Option(help="How often it may be started when workers are lost.")]
 Preset = Annotated[
     str | None, typer.Option(metavar="NAME", help="Start from a preset; `flopwatch specs KIND` lists them.")
@@ -76,6 +80,7 @@ def submit(
     priority: Priority = 0,
     timeout_s: TimeoutS = None,
     max_attempts: MaxAttempts = 2,
+    unique_key: Annotated[str | None, typer.Option(help="Refused while another job with it is queued or runs.")] = None,
     idempotency_key: Key = None,
 ) -> None:
     """Submit one job."""
@@ -83,7 +88,8 @@ def submit(
 
     options = _options(name, label, priority, timeout_s, max_attempts)
     chosen, lists = _described(server, kind, preset)
-    body = {"spec": arguments.parse_spec(kind, fields or [], preset=chosen, lists=lists), **options}
+    spec = arguments.parse_spec(kind, fields or [], preset=chosen, lists=lists)
+    body = {"spec": spec, **options, "unique_key": unique_key}
     job = server.send("POST", "/jobs", body=body, headers=_idempotency(idempotency_key)).json()
     if not as_json:
         typer.echo(f"job {job['id']} {job['state']}: {server.url}{job['links']['ui']}", err=wait)
@@ -195,8 +201,14 @@ def logs(
     job_id: JobId,
     *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is done.")] = False,
+    attempt: Annotated[int | None, typer.Option(min=1, help="Of this attempt; else of the last.")] = None,
 ) -> None:
     """Print a job's output."""
+    if attempt is not None:
+        if follow:
+            raise typer.BadParameter("--follow is for the attempt that runs: leave --attempt out.")
+        typer.echo(server.text(f"/jobs/{job_id}/logs", attempt=attempt), nl=False)
+        return
     if not follow or server.get(f"/jobs/{job_id}")["finished_at"]:
         typer.echo(server.text(f"/jobs/{job_id}/logs"), nl=False)
         return
@@ -206,24 +218,37 @@ def logs(
 
 
 @with_server
-def cancel(server: Client, job_ids: Annotated[list[int], typer.Argument(metavar="ID…", help="The jobs' ids.")]) -> None:
+def cancel(server: Client, job_ids: JobIds) -> None:
     """Cancel jobs, queued or running; one that cannot be cancelled does not keep the others from it."""
+    _ask_each(
+        server, job_ids, "cancel", lambda job: "cancelled" if job["state"] == "cancelled" else "is being cancelled"
+    )
+
+
+@with_server
+def retry(server: Client, job_ids: JobIds) -> None:
+    """Run failed or cancelled jobs again; one that cannot be retried does not keep the others from it."""
+    _ask_each(server, job_ids, "retry", lambda job: f"queued for attempt {job['attempt'] + 1}")
+
+
+COMMANDS = (submit, sweep, jobs, show, logs, cancel, retry)
+
+
+def _ask_each(server: Client, job_ids: list[int], action: str, outcome: Callable[[dict[str, Any]], str]) -> None:
+    """Post to a route of each job and print what came of it; exit code 1 if the server refused any."""
     from app.cli.client import CliError
 
     refused = 0
     for job_id in job_ids:
         try:
-            job = server.send("POST", f"/jobs/{job_id}/cancel").json()
+            job = server.send("POST", f"/jobs/{job_id}/{action}").json()
         except CliError as error:
             refused += 1
             typer.echo(f"error: job {job_id}: {error}", err=True)
         else:
-            typer.echo(f"job {job_id} {'cancelled' if job['state'] == 'cancelled' else 'is being cancelled'}")
+            typer.echo(f"job {job_id} {outcome(job)}")
     if refused:
         raise typer.Exit(1)
-
-
-COMMANDS = (submit, sweep, jobs, show, logs, cancel)
 
 
 def _described(server: Client, kind: str, preset: str | None) -> tuple[dict[str, Any], frozenset[str]]:
@@ -252,13 +277,13 @@ def _say_what_waits(server: Client, sweep_id: int) -> None:
 
 
 def _options(
-    name: str | None, label: list[str] | None, priority: int, timeout_s: float | None, max_attempts: int
+    name: str | None, label: list[str] | None, priority: int, timeout_s: str | None, max_attempts: int
 ) -> dict[str, Any]:
     return {
         "name": name,
         "labels": arguments.parse_labels(label or []),
         "priority": priority,
-        "timeout_s": timeout_s,
+        "timeout_s": None if timeout_s is None else arguments.parse_timeout(timeout_s),
         "max_attempts": max_attempts,
     }
 

@@ -6,12 +6,13 @@ passes over jobs of another kind, jobs for devices that the host does not have, 
 attention implementation) which another worker has and this one lacks. That worker may have stopped: the job then waits
 for one like it, and says so (waiting.py). The runner refuses a name that no worker ever had, as `unsupported`.
 
-A worker claims jobs that need no device first, and runs them beside its other jobs.
+A worker claims jobs that need no device first, and runs them beside its other jobs. Nobody claims a job of a paused
+kind, and it holds nobody up.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import (
@@ -29,6 +30,7 @@ from sqlalchemy import (
 
 from app.store import tables
 from app.store.hosts import Host, Needs, hosts
+from app.store.pausing import going, paused_kinds
 from app.store.records import Offer
 from app.store.stored_json import is_unreadable
 
@@ -92,6 +94,9 @@ ON_GPU_HOST = _lane("ix_job_claimable", _ON_GPU_HOST)
 
 def next_job(connection: Connection, worker_id: str, offer: Offer) -> int | None:
     """The id of the job that the worker must run next, or None when there is none that it can start now."""
+    offer = replace(offer, kinds=going(offer.kinds, paused_kinds(connection)))
+    if not offer.kinds:
+        return None
     if offer.deviceless:
         found = _first(connection, DEVICELESS, worker_id, offer)
         if found is not None and (offer.idle or not found.exclusive_host):

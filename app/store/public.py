@@ -35,6 +35,7 @@ _JOB_FIELDS = (
     "error",
     "worker_id",
     "sweep_id",
+    "unique_key",
 )
 
 
@@ -60,6 +61,8 @@ def readable(value: Any) -> Any:
     return None if is_unreadable(value) else value
 
 
+ATTEMPT_PARTS = ("logs", "units", "measurements", "tables", "artifacts")
+"""What each attempt has of its own. Without `?attempt=` clients get that of the last one."""
 _JOB_PARTS = ("events", "logs", "units", "measurements", "tables", "artifacts", "attempts")
 
 
@@ -104,12 +107,22 @@ def sweep_dict(row: RowMapping | Mapping[str, Any], counts: Mapping[str, int]) -
     }
 
 
-def artifact_dict(row: RowMapping) -> dict[str, Any]:
+def artifact_dict(row: RowMapping, attempt: int | None = None) -> dict[str, Any]:
     """Make the public artifact from a row of the table `artifact` with its `unit_title`; `size` is in bytes."""
-    fields = ("name", "kind", "media_type", "size", "sha256", "unit_index", "unit_title")
-    return {**{field: row[field] for field in fields}, "url": artifact_url(row)}
+    fields = ("name", "kind", "media_type", "size", "sha256", "attempt", "unit_index", "unit_title")
+    return {**{field: row[field] for field in fields}, "url": artifact_url(row, attempt)}
 
 
-def artifact_url(row: RowMapping) -> str:
-    """Return the URL from which clients download an artifact."""
-    return f"/jobs/{row['job_id']}/artifacts/{quote(row['name'], safe='')}"
+def artifact_url(row: RowMapping, attempt: int | None = None) -> str:
+    """Return the URL from which clients download an artifact: that of the last recorded attempt, or of `attempt`."""
+    return f"/jobs/{row['job_id']}/artifacts/{quote(row['name'], safe='')}{of_attempt(attempt)}"
+
+
+def of_attempt(attempt: int | None) -> str:
+    """Return the query that asks for what one attempt left; nothing for the last recorded one."""
+    return "" if attempt is None else f"?attempt={attempt}"
+
+
+def attempt_links(job_id: int, attempt: int) -> dict[str, str]:
+    """Return where clients read what an attempt left."""
+    return {name: f"/jobs/{job_id}/{name}{of_attempt(attempt)}" for name in ATTEMPT_PARTS}

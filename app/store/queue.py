@@ -1,9 +1,10 @@
 """The queue: the state machine of jobs, with every transaction that moves one.
 
     submit ─→ queued ─ claim ─→ running ─ finish ─→ succeeded | failed | cancelled
-                ↑ │                │
-                │ └─ cancel ───────┼─→ cancelled
-                └── give_back; give_up, recover (worker failed or lost, attempts left)
+               ↑ ↑ │               │                               │        │
+               │ │ └─ cancel ──────┼─→ cancelled                   │        │
+               │ └── give_back; give_up, recover (attempts left)   │        │
+               └──────────────────────────── retry ────────────────┴────────┘
 
 A claim carries (job, attempt, token). Before a worker writes anything about a claim, its transaction counts a beat of
 that very attempt, if it still runs: the fence. Once the worker no longer owns the attempt, the fence matches no row,
@@ -98,6 +99,8 @@ _RUNNING = (
 
 logger = logging.getLogger(__name__)
 
+RETRIED_STATES = ("failed", "cancelled")
+"""States from which `retry` queues a job again."""
 CANCELLED_BEFORE = "The job was cancelled before it ran."
 CANCELLED_WHILE = "The job was cancelled while it ran."
 CANCELLED_AND_LOST = "The job was cancelled while it ran; its worker was lost."
@@ -110,10 +113,14 @@ class Queue:
         self._database = database
 
     def submit(self, new: NewJob, idempotency: Idempotency | None = None) -> Submitted:
-        """Queue one job. A repeated Idempotency-Key gets the first answer; another body raises IdempotencyMismatch."""
+        """Queue one job. A repeated Idempotency-Key gets the first answer; another body raises IdempotencyMismatch.
+
+        Raises KeyTaken when another job with its unique key is queued or running.
+        """
         with self._database.write() as connection:
 
             def answer() -> dict[str, Any]:
+                submission.check_key(connection, new.unique_key)
                 (row,) = submission.insert_jobs(connection, [submission.job_row(new, None, utc_now())])
                 return job_dict(row, waiting_reasons(connection, [row]).get(row["id"]))
 
@@ -379,6 +386,30 @@ class Queue:
                 raise Conflict(f"Job {job_id} has {job.state}: there is nothing to cancel.")
             _cancel_each(connection, _job.id == job_id)
             return job_dict(_find(connection, job_id)._mapping, waiting=None)
+
+    def retry(self, job_id: int) -> dict[str, Any]:
+        """Queue a job that failed or was cancelled once more; returns the public job.
+
+        Its next attempt is allowed even if it has used up all. What former attempts left stays theirs. Raises NotFound;
+        Conflict when the job is in another state, or when its sweep was resumed and has a newer job instead of it;
+        KeyTaken when another job with its unique key is queued or running.
+        """
+        with self._database.write() as connection:
+            job = _find(connection, job_id)
+            if job.state not in RETRIED_STATES:
+                how = "has succeeded" if job.state == "succeeded" else f"is {job.state}"
+                raise Conflict(f"Job {job_id} {how}: only a job that failed or was cancelled can be retried.")
+            later = sweeps.later_job(connection, job_id, job.sweep_id)
+            if later is not None:
+                raise Conflict(
+                    f"Sweep {job.sweep_id} was resumed, and job {later} stands in the place of job {job_id}."
+                )
+            submission.check_key(connection, job.unique_key)
+            allowed = max(job.max_attempts, job.attempt + 1)
+            _change(connection, job_id, max_attempts=allowed, **submission.AFRESH)
+            _say(connection, job_id, job.attempt, "state", {"state": "queued", "reason": "retried"})
+            queued = _find(connection, job_id)._mapping
+            return job_dict(queued, waiting_reasons(connection, [queued]).get(job_id))
 
     def delete(self, job_id: int) -> list[str]:
         """Delete a finished job with all that belongs to it; Conflict when it is not finished.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import array
+import functools
 import logging
+import operator
 import sys
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +23,7 @@ from app.store.public import (
     MAX_ID,
     artifact_dict,
     artifact_url,
+    attempt_links,
     checked_id,
     finite,
     job_dict,
@@ -28,7 +31,7 @@ from app.store.public import (
     rfc3339,
     sweep_dict,
 )
-from app.store.results.choosing import recorded_attempts
+from app.store.results.choosing import check_attempt, recorded_attempt
 from app.store.results.sheet import free_names, type_of
 from app.store.stored_json import broken
 from app.store.waiting import waiting_reasons
@@ -36,13 +39,18 @@ from app.store.waiting import waiting_reasons
 logger = logging.getLogger(__name__)
 
 MAX_PAGE = 1000
+MAX_PAGE_BYTES = 4 << 20
+"""Most bytes of specs, environments and verdicts on a page of jobs, and of grids on one of sweeps. Jobs that do not fit
+are on the next page; a page has at least one."""
+MAX_LISTED_TEXT = 8192
+"""Most characters of each text of an error or a progress message in a list. A job by itself has all that is stored."""
 MAX_MEASUREMENTS = 10_000
 """Most measurements on a page."""
 MAX_SAMPLES = 2_000_000
 """Most samples on a page of measurements. A measurement with more samples has a page of its own."""
 
 
-_UNIT_FIELDS = ("unit_index", "title", "side", "outcome", "reason", "partial", "environment", "validity")
+_UNIT_FIELDS = ("attempt", "unit_index", "title", "side", "outcome", "reason", "partial", "environment", "validity")
 
 
 class Reading:
@@ -81,9 +89,10 @@ class Reading:
             # SQLite would try EXISTS for every job: 130 ms for a label that only one old job of 110 000 has.
             query = query.where(job.id.in_(select(label.job_id).where(label.key == key, label.value == value)))
         with self._database.read() as connection:
-            rows, following = _page(connection, query, job.id, limit, after)
-            waiting = waiting_reasons(connection, [row._mapping for row in rows])
-        return [job_dict(row._mapping, waiting.get(row.id)) for row in rows], following
+            large = (job.spec, job.environment, job.validity)
+            rows, following = _page(connection, query, job.id, large, limit, after)
+            waiting = waiting_reasons(connection, rows)
+        return [job_dict(row, waiting.get(row["id"])) for row in rows], following
 
     def events(self, job_id: int, after: int = 0, limit: int = 500) -> list[dict[str, Any]]:
         """Return the job's events with an id above `after`, in order."""
@@ -117,16 +126,20 @@ class Reading:
                 "error": broken({"error": row.error}) or row.error,
                 "started_at": rfc3339(row.started_at),
                 "finished_at": rfc3339(row.finished_at),
+                "links": attempt_links(job_id, row.number),
             }
             for row in rows
         ]
 
-    def log(self, job_id: int) -> str:
-        """Return the output of the job's last attempt: as recorded at its end, or as far as reported."""
+    def log(self, job_id: int, attempt: int | None = None) -> str:
+        """Return the output of an attempt, by default of the last: as recorded at its end, or as far as reported."""
         event = tables.event.c
         with self._database.read() as connection:
             _job(connection, job_id)
             attempts = _attempts(connection, job_id)
+            if attempt is not None:
+                check_attempt(connection, job_id, attempt)
+                attempts = [row for row in attempts if row.number == attempt]
             if not attempts:
                 return ""
             if attempts[-1].log is not None:
@@ -143,9 +156,16 @@ class Reading:
         return "".join(text)
 
     def measurements(
-        self, job_id: int, *, samples: bool = False, limit: int = MAX_MEASUREMENTS, after: str | None = None
+        self,
+        job_id: int,
+        *,
+        samples: bool = False,
+        limit: int = MAX_MEASUREMENTS,
+        after: str | None = None,
+        attempt: int | None = None,
     ) -> dict[str, Any]:
-        """Return the measurements of the job's last recorded attempt: `columns`, `rows`, and `next`, a cursor or None.
+        """Return the measurements of an attempt, by default of the last that recorded any: `columns`, `rows`, and
+        `next`, a cursor or None.
 
         A row is one metric of one case, an object keyed by column name. The columns are the coordinates of this page's
         cases, then layout.FACTS, layout.STATISTICS in the row's unit, and with `samples` the raw samples, of which a
@@ -158,7 +178,7 @@ class Reading:
             query = query.where(measurement.id > _cursor(after))
         with self._database.read() as connection:
             _job(connection, job_id)
-            attempt = recorded_attempts(connection, [job_id]).get(job_id)
+            attempt = recorded_attempt(connection, job_id, attempt)
             query = query.where(measurement.attempt == attempt).order_by(measurement.id).limit(limit + 1)
             if samples:
                 limit = _rows_within(connection.execute(query.with_only_columns(measurement.n)).scalars(), limit)
@@ -176,12 +196,14 @@ class Reading:
             "next": str(shown[-1]["id"]) if len(rows) > limit else None,
         }
 
-    def units(self, job_id: int) -> list[dict[str, Any]]:
-        """Return the units of the job's last recorded attempt in the plan's order, each with the files that it left."""
-        unit = tables.unit.c
+    def units(self, job_id: int, attempt: int | None = None) -> list[dict[str, Any]]:
+        """Return the units of an attempt, by default of the last recorded one, in the plan's order, each with the files
+        that it left.
+        """
+        unit, chosen = tables.unit.c, attempt
         with self._database.read() as connection:
             _job(connection, job_id)
-            attempt = recorded_attempts(connection, [job_id]).get(job_id)
+            attempt = recorded_attempt(connection, job_id, attempt)
             query = select(tables.unit).where(unit.job_id == job_id, unit.attempt == attempt)
             rows = connection.execute(query.order_by(unit.unit_index)).mappings().all()
             artifacts = connection.execute(_artifacts(job_id, attempt)).mappings().all()
@@ -189,7 +211,7 @@ class Reading:
             {
                 **{name: readable(row[name]) for name in _UNIT_FIELDS},
                 "artifacts": [
-                    {"name": file["name"], "url": artifact_url(file)}
+                    {"name": file["name"], "url": artifact_url(file, chosen)}
                     for file in artifacts
                     if file["unit_index"] == row["unit_index"]
                 ],
@@ -197,23 +219,25 @@ class Reading:
             for row in rows
         ]
 
-    def artifacts(self, job_id: int) -> list[dict[str, Any]]:
-        """Return the artifacts of the job's last recorded attempt by name."""
+    def artifacts(self, job_id: int, attempt: int | None = None) -> list[dict[str, Any]]:
+        """Return the artifacts of an attempt, by default of the last recorded one, by name."""
+        chosen = attempt
         with self._database.read() as connection:
             _job(connection, job_id)
-            attempt = recorded_attempts(connection, [job_id]).get(job_id)
-            return [artifact_dict(row) for row in connection.execute(_artifacts(job_id, attempt)).mappings()]
+            attempt = recorded_attempt(connection, job_id, attempt)
+            return [artifact_dict(row, chosen) for row in connection.execute(_artifacts(job_id, attempt)).mappings()]
 
-    def artifact(self, job_id: int, name: str) -> dict[str, Any]:
-        """Return one artifact of the job's last recorded attempt."""
+    def artifact(self, job_id: int, name: str, attempt: int | None = None) -> dict[str, Any]:
+        """Return one artifact of an attempt, by default of the last recorded one."""
+        chosen = attempt
         with self._database.read() as connection:
             _job(connection, job_id)
-            attempt = recorded_attempts(connection, [job_id]).get(job_id)
+            attempt = recorded_attempt(connection, job_id, attempt)
             query = _artifacts(job_id, attempt).where(tables.artifact.c.name == name)
             row = connection.execute(query).mappings().one_or_none()
         if row is None:
             raise NotFound(f"Job {job_id} has no artifact {name!r}.")
-        return artifact_dict(row)
+        return artifact_dict(row, chosen)
 
     def workers(self) -> list[dict[str, Any]]:
         """Return every worker that ever registered, with the ids of the jobs it runs."""
@@ -253,9 +277,11 @@ class Reading:
     def sweeps(self, limit: int = 50, after: str | None = None) -> tuple[list[dict[str, Any]], str | None]:
         """Return sweeps, newest first, and the cursor of the next page."""
         with self._database.read() as connection:
-            rows, following = _page(connection, select(tables.sweep), tables.sweep.c.id, limit, after)
-            counts = sweeps.counts(connection, [row.id for row in rows])
-        return [sweep_dict(row._mapping, counts.get(row.id, {})) for row in rows], following
+            sweep = tables.sweep.c
+            large = (sweep.base, sweep.grid, sweep.exclude)
+            rows, following = _page(connection, select(tables.sweep), sweep.id, large, limit, after)
+            counts = sweeps.counts(connection, [row["id"] for row in rows])
+        return [sweep_dict(row, counts.get(row["id"], {})) for row in rows], following
 
     def counts(self) -> dict[str, int]:
         """Return the number of jobs in each state."""
@@ -306,13 +332,46 @@ def _artifacts(job_id: int, attempt: int | None) -> Select[Any]:
 
 
 def _page(
-    connection: Connection, query: Select[Any], id_column: Any, limit: int, after: str | None
-) -> tuple[Sequence[Row[Any]], str | None]:
+    connection: Connection,
+    query: Select[Any],
+    id_column: Any,
+    large: Sequence[Any],
+    limit: int,
+    after: str | None,
+) -> tuple[list[dict[str, Any]], str | None]:
+    """Return the rows of a page, newest first, and the cursor of the next one.
+
+    The page ends before its columns `large` have more than MAX_PAGE_BYTES together. Rows are read one by one, so that
+    no more than one is in memory whose texts are still to be cut.
+    """
     limit = min(limit, MAX_PAGE)
     if after is not None:
         query = query.where(id_column < _cursor(after))
-    rows = connection.execute(query.order_by(id_column.desc()).limit(limit + 1)).all()
-    return rows[:limit], str(rows[limit - 1].id) if len(rows) > limit else None
+    sizes = [func.coalesce(func.length(cast(column, Text)), 0) for column in large]
+    query = query.add_columns(functools.reduce(operator.add, sizes).label("page_bytes"))
+    rows: list[dict[str, Any]] = []
+    room = MAX_PAGE_BYTES
+    query = query.order_by(id_column.desc()).limit(limit + 1).execution_options(yield_per=1)
+    with connection.execute(query) as found:
+        for row in found.mappings():
+            room -= row["page_bytes"]
+            if len(rows) == limit or (rows and room < 0):
+                return rows, str(rows[-1]["id"])
+            rows.append({name: _shortened(value) if name in _SHORTENED else value for name, value in row.items()})
+    return rows, None
+
+
+_SHORTENED = ("error", "progress")
+
+
+def _shortened(value: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Cut the texts of an error or a progress that a former Flopwatch stored whole, however long they were."""
+    if value is None:
+        return None
+    return {
+        name: f"{text[: MAX_LISTED_TEXT - 1]}…" if isinstance(text, str) and len(text) > MAX_LISTED_TEXT else text
+        for name, text in value.items()
+    }
 
 
 def _cursor(after: str) -> int:
@@ -337,7 +396,7 @@ def _measurement_columns(
     coordinates: Iterable[str], rows: Sequence[Mapping[str, Any]], *, samples: bool
 ) -> list[dict[str, Any]]:
     types: dict[str, str] = {name: type_of(row[name] for row in rows) for name in coordinates}
-    types |= dict.fromkeys(FACTS, "string") | {"unit_index": "integer", "partial": "boolean"}
+    types |= dict.fromkeys(FACTS, "string") | {"attempt": "integer", "unit_index": "integer", "partial": "boolean"}
     types |= dict.fromkeys(STATISTICS, "number") | {"n": "integer"}
     if samples:
         types["samples"] = "array"

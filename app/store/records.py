@@ -22,6 +22,8 @@ class NewJob:
     max_attempts: int = 2
     point: dict[str, int] | None = None
     """For a sweep's job: the index of its value on each path of the grid."""
+    unique_key: str | None = None
+    """Of the jobs with this key, at most one is queued or running."""
 
     @property
     def options(self) -> dict[str, Any]:

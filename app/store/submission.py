@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, insert, select
 
-from app.errors import Conflict, IdempotencyMismatch
+from app.errors import Conflict, IdempotencyMismatch, KeyTaken
 from app.store import tables
 from app.store.public import NO_PROGRESS
 from app.store.records import Idempotency, NewJob, Submitted
@@ -21,6 +21,9 @@ _key = tables.idempotency_key.c
 _INSERT_JOB = insert(tables.job).returning(tables.job.c.id, sort_by_parameter_order=True)
 _FIRST_ANSWER = select(_key.digest, _key.response, _key.resource_id).where(
     _key.key == bindparam("key"), _key.route == bindparam("route")
+)
+_KEY_HOLDER = select(tables.job.c.id, tables.job.c.state).where(
+    tables.job.c.unique_key == bindparam("unique_key"), tables.HOLDS_ITS_KEY
 )
 QUEUED_EVENT: dict[str, Any] = {"state": "queued"}
 """The first event of every job, of type `state`."""
@@ -47,26 +50,37 @@ def job_row(new: NewJob, sweep_id: int | None, now: datetime) -> dict[str, Any]:
         "requirements": sorted(new.spec.requirements()),
         "sweep_id": sweep_id,
         "point": new.point,
+        "unique_key": new.unique_key,
         **queued(now),
     }
 
 
+AFRESH: dict[str, Any] = {
+    "state": "queued",
+    "progress": NO_PROGRESS,
+    "error": None,
+    "worker_id": None,
+    "environment": None,
+    "validity": None,
+    "started_at": None,
+    "finished_at": None,
+    "cancel_requested_at": None,
+}
+"""The columns that are the same for every job that was just submitted, or retried."""
+
+
 def queued(now: datetime) -> dict[str, Any]:
     """Return the columns that are the same for every job just submitted."""
-    return {
-        "state": "queued",
-        "attempt": 0,
-        "progress": NO_PROGRESS,
-        "error": None,
-        "worker_id": None,
-        "environment": None,
-        "validity": None,
-        "version": 1,
-        "created_at": now,
-        "started_at": None,
-        "finished_at": None,
-        "cancel_requested_at": None,
-    }
+    return {**AFRESH, "attempt": 0, "version": 1, "created_at": now}
+
+
+def check_key(connection: Connection, unique_key: str | None) -> None:
+    """Raise KeyTaken if a job with this key is queued or running. A unique index makes sure of it, without words."""
+    if unique_key is None:
+        return
+    holder = connection.execute(_KEY_HOLDER, {"unique_key": unique_key}).one_or_none()
+    if holder is not None:
+        raise KeyTaken(unique_key, holder.id, holder.state)
 
 
 def insert_jobs(connection: Connection, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -22,15 +22,23 @@ from app.store import submission, tables
 from app.store.records import NewJob
 
 _job, _event, _label = tables.job.c, tables.event.c, tables.job_label.c
+_POINT = func.coalesce(cast(_job.point, Text), cast(_job.spec, Text))
+"""Tells the points of a sweep apart. Jobs of an older Flopwatch, whose point is unknown, are told apart by specs."""
 
 
 def latest_jobs(sweep_ids: Sequence[int]) -> Select[tuple[int]]:
-    """Build a query for the ids of the latest job of each point of these sweeps, for `job.id.in_(…)`.
+    """Build a query for the ids of the latest job of each point of these sweeps, for `job.id.in_(…)`."""
+    return select(func.max(_job.id)).where(_job.sweep_id.in_(sweep_ids)).group_by(_job.sweep_id, _POINT)
 
-    Jobs of an older Flopwatch whose point is unknown are told apart by their specs.
-    """
-    point = func.coalesce(cast(_job.point, Text), cast(_job.spec, Text))
-    return select(func.max(_job.id)).where(_job.sweep_id.in_(sweep_ids)).group_by(_job.sweep_id, point)
+
+def later_job(connection: Connection, job_id: int, sweep_id: int | None) -> int | None:
+    """Return the id of the job that a resumed sweep has instead of this one; None if this one still counts."""
+    if sweep_id is None:
+        return None
+    own = select(_POINT).where(_job.id == job_id).scalar_subquery()
+    later = select(func.max(_job.id)).where(_job.sweep_id == sweep_id, _job.id > job_id, own == _POINT)
+    found: int | None = connection.execute(later).scalar_one()
+    return found
 
 
 def counts(connection: Connection, sweep_ids: Sequence[int]) -> dict[int, dict[str, int]]:

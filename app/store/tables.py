@@ -77,6 +77,8 @@ _NO_REUSE = {"sqlite_autoincrement": True}
 _CLAIMABLE = text("state = 'queued'")
 _DEVICELESS = text("state = 'queued' AND device_type = 'none'")
 _RUNNING = text("state = 'running'")
+HOLDS_ITS_KEY = text("state IN ('queued', 'running') AND unique_key IS NOT NULL")
+"""The jobs of which no two have one unique key. With other words SQLite would not see that the index has the answer."""
 _STAGED = text("staged")
 
 
@@ -102,6 +104,13 @@ class Job(SQLModel, table=True):
     __table_args__: ClassVar[Any] = (
         Index("ix_job_state_id", "state", "id"),
         Index("ix_job_kind_id", "kind", "id"),
+        Index(
+            "ix_job_unique_key",
+            "unique_key",
+            unique=True,
+            sqlite_where=HOLDS_ITS_KEY,
+            postgresql_where=HOLDS_ITS_KEY,
+        ),
         _NO_REUSE,
     )
 
@@ -141,6 +150,8 @@ class Job(SQLModel, table=True):
     started_at: datetime | None = Field(default=None, sa_column=_time())
     finished_at: datetime | None = Field(default=None, sa_column=_time())
     cancel_requested_at: datetime | None = Field(default=None, sa_column=_time())
+    unique_key: str | None = None
+    """Of the jobs with this key, at most one is queued or running."""
 
 
 class JobLabel(SQLModel, table=True):

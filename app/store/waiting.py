@@ -1,7 +1,7 @@
-"""Tells why a queued job cannot start: what it needs that no connected worker has.
+"""Tells why a queued job cannot start.
 
-A reason is one that waiting longer does not cure. A job that only waits for its turn, or for devices that other jobs
-hold, has none.
+A reason is one that waiting longer does not cure: what the job needs is nowhere, or its kind is paused. A job that only
+waits for its turn, or for devices that other jobs hold, has none.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from app.store.hosts import Host, Needs, hosts
+from app.store.pausing import paused_kinds, why_paused
 
 START_ONE = "start one with `flopwatch worker`"
 
@@ -20,15 +21,15 @@ START_ONE = "start one with `flopwatch worker`"
 def waiting_reasons(connection: Connection, jobs: Iterable[Mapping[Any, Any]]) -> dict[int, str]:
     """Return the reasons, by job id, of those rows of the table `job` that are queued and cannot start.
 
-    It reads the workers once for all rows, and only if one of the jobs is queued.
+    It reads the workers and what is paused once for all rows, and only if one of the jobs is queued.
     """
     queued = [job for job in jobs if job["state"] == "queued"]
     if not queued:
         return {}
-    connected = hosts(connection, ("active", "draining"))
+    connected, paused = hosts(connection, ("active", "draining")), paused_kinds(connection)
     found = {}
     for job in queued:
-        if reason := why_it_waits(Needs.of(job), connected):
+        if reason := why_paused(job["kind"], paused) or why_it_waits(Needs.of(job), connected):
             found[int(job["id"])] = reason
     return found
 

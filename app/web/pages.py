@@ -16,6 +16,7 @@ from app.layout import case_text, varying_columns
 from app.specs import KINDS
 from app.states import FINISHED_STATES, JOB_STATES, JobState
 from app.store import results
+from app.store.queue import RETRIED_STATES
 from app.web.templates import render
 
 router = APIRouter(prefix="/ui", include_in_schema=False)
@@ -65,6 +66,7 @@ def jobs(request: Request, services: CurrentServices, filters: Annotated[Filters
         states=JOB_STATES,
         kinds=sorted(KINDS),
         counts=services.reading.counts(),
+        paused=services.pausing.kinds(),
     )
 
 
@@ -80,6 +82,7 @@ def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
         "job.html",
         job=found,
         finished=found["state"] in FINISHED_STATES,
+        retried=found["state"] in RETRIED_STATES,
         table=table(sheet) if sheet is not None and found["state"] == "succeeded" else "",
         cases=0 if sheet is None else len(sheet.rows),
         shown_cases=SHOWN_CASES,
@@ -107,6 +110,12 @@ def first_rows(services: Services, name: str, job_id: int) -> Markup:
 @router.post("/jobs/{job_id}/cancel", dependencies=[NO_QUERY])
 def cancel(services: CurrentServices, job_id: JobId) -> Response:
     services.queue.cancel(job_id)
+    return RedirectResponse(f"/ui/jobs/{job_id}", status_code=303)
+
+
+@router.post("/jobs/{job_id}/retry", dependencies=[NO_QUERY])
+async def retry(services: CurrentServices, job_id: JobId) -> Response:
+    await services.writes.run(lambda: services.queue.retry(job_id))
     return RedirectResponse(f"/ui/jobs/{job_id}", status_code=303)
 
 

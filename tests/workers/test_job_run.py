@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
+import io
 import json
 import os
 import signal
@@ -11,14 +13,16 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from pydantic_core import to_json
 
 from app.errors import STORE_UNAVAILABLE, FlopwatchError
+from app.main import create_app
 from app.settings import Settings
 from app.specs import spec_adapter
 from app.store.artifacts import ArtifactFiles
@@ -27,6 +31,7 @@ from app.store.queue import Queue
 from app.store.reading import Reading
 from app.store.records import NewJob, Offer
 from app.store.results import result_table
+from workers import child
 from workers.child import PipeReporter
 from workers.devices import Lease
 from workers.job_run import JobRun
@@ -271,6 +276,61 @@ def test_a_long_progress_message_is_cut(site: Site) -> None:
 
     job = site.run(play)
     assert (job["state"], job["progress"]["message"]) == ("succeeded", "x" * 3999 + "…")
+
+
+LONG = 1 << 17
+"""Characters of each text of a job that wants to fill its readers' memory."""
+
+
+def listed_bytes(site: Site, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Run three jobs whose processes send long texts wherever they can; the sizes of answers and pages afterwards."""
+
+    def run(spec: Any, unit: Planned, reporter: PipeReporter) -> None:
+        reporter.progress(1, 2, "p" * LONG)
+        verdict = {"verdict": "suspect", "checks": [{"name": "drift", "ok": False, "detail": "v" * LONG}]}
+        reporter.validity(verdict, title="t" * LONG)
+        raise RuntimeError("e" * LONG)
+
+    def play(unit: Unit) -> None:
+        request = replace(unit.request, unit={**unit.request.unit, "title": "u" * LONG})
+        child.run_request(request, unit.messages)
+        unit.close_pipes()
+        unit.report(exit_code=1, signal=None)
+
+    runner = RUNNERS["benchmark"]
+    monkeypatch.setattr(runner, "run", run)
+    monkeypatch.setattr(runner, "plan", lambda spec: [Planned("u" * LONG, {})])
+    monkeypatch.setattr("sys.stderr", io.StringIO())
+    for _ in range(3):
+        assert site.run(play)["error"]["code"] == "failed"
+    return asyncio.run(answered_bytes(site.settings, "/jobs", "/ui/jobs/3", "/jobs/3/units", "/jobs/3/events"))
+
+
+async def answered_bytes(settings: Settings, *paths: str) -> list[int]:
+    """The size of what a server of this store answers at each path."""
+    app, sizes = create_app(settings), []
+    transport = httpx.ASGITransport(app)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client,
+    ):
+        for path in paths:
+            answer = await client.get(path)
+            assert answer.status_code == 200
+            sizes.append(len(answer.content))
+    return sizes
+
+
+def test_no_text_of_a_job_makes_answers_long(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert max(listed_bytes(site, monkeypatch)) < 100_000 < LONG
+
+
+def test_control_of_the_cut(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("workers.unit_run", "workers.checked"):
+        monkeypatch.setattr(f"{module}.cut", lambda text: text)
+    monkeypatch.setattr("app.errors.MAX_DETAIL", 2 * LONG)
+    monkeypatch.setattr("app.store.reading.MAX_LISTED_TEXT", 2 * LONG)
+    assert min(listed_bytes(site, monkeypatch)) > LONG
 
 
 def test_deep_nesting_fails_the_job(site: Site) -> None:

@@ -22,6 +22,7 @@ from workers.measure.measurement import Measurement, pack, unpack
 from workers.measure.table import Column, Table, TooLarge
 from workers.outcome import Cancelled, Failed, Succeeded, UnfitResult
 from workers.spool import Spool, public_name
+from workers.verdicts import MAX_CHECKS
 
 CASE: dict[str, str | int] = {"model": "tiny", "context_length": 128}
 KERNELS = (Column("name", "string"), Column("time", "number", "ms"))
@@ -295,6 +296,18 @@ class TestValidity:
         }
         assert spool.validity == expected == spool.units[0].validity
 
+    def test_of_very_many_checks_of_one_case_those_that_failed_are_listed_first(self) -> None:
+        spool = begun()
+        spool.add_measurement(measured("a"))
+        for _ in range(3):  # as often as the unit likes
+            spool.add_validity(verdict("valid", *map(str, range(1000))), "a", "case a")
+        spool.add_validity(verdict("suspect", "drift"), "a", "case a")
+        assert spool.validity is not None
+        checks = spool.validity["checks"]
+        assert len(checks) == MAX_CHECKS + 1
+        assert checks[0]["name"] == "drift"
+        assert checks[-1] == {"name": "more", "ok": True, "detail": "2901 more checks", "severity": "suspect"}
+
     def test_of_several_cases_those_are_listed_that_failed(self) -> None:
         spool = begun("first", "second")
         for key in ("a", "b", "c"):
@@ -432,6 +445,11 @@ class TestTables:
             {"name": "time", "type": "number", "unit": "ms"},
         ]
         assert json.loads(zlib.decompress(table.rows)) == rows
+
+    @pytest.mark.parametrize("column", [Column("x" * 501, "string"), Column("time", "number", "x" * 501)])
+    def test_a_columns_name_and_unit_are_short(self, column: Column) -> None:
+        with pytest.raises(ValueError, match=r"a column's (name|unit) has 501 characters"):
+            begun().add_table(Table("kernels", [column], []).to_wire())
 
     @pytest.mark.parametrize(
         "wrong",

@@ -80,6 +80,26 @@ def recorded_attempts(connection: Connection, job_ids: Sequence[int]) -> dict[in
     return found
 
 
+def recorded_attempt(connection: Connection, job_id: int, attempt: int | None) -> int | None:
+    """Return `attempt` if it recorded results, or, if it is None, the job's last one that did; None if there is none.
+
+    Raises NotFound when the job has had no such attempt.
+    """
+    if attempt is None:
+        return recorded_attempts(connection, [job_id]).get(job_id)
+    check_attempt(connection, job_id, attempt)
+    of_it = (tables.attempt.c.job_id == job_id) & (tables.attempt.c.number == attempt)
+    ended = select(tables.attempt.c.number).where(of_it, tables.attempt.c.state.in_(FINISHED_STATES))
+    return connection.execute(ended.limit(1)).scalar_one_or_none()
+
+
+def check_attempt(connection: Connection, job_id: int, attempt: int) -> None:
+    """Raise NotFound when the job has had no attempt of this number."""
+    known = select(tables.attempt.c.id).where(tables.attempt.c.job_id == job_id, tables.attempt.c.number == attempt)
+    if connection.execute(known.limit(1)).one_or_none() is None:
+        raise NotFound(f"Job {job_id} has had no attempt {attempt}.")
+
+
 def measurements(connection: Connection, jobs: Iterable[Row[Any]], statistic: Statistic) -> list[Row[Any]]:
     """Return the measurements of each job's last recorded attempt, job by job, in the order in which they were made.
 

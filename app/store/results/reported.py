@@ -20,8 +20,8 @@ from app.errors import Conflict, FieldError, InvalidRequest, NotFound
 from app.specs import Scalar
 from app.store import tables
 from app.store.engine import Database
-from app.store.public import checked_id
-from app.store.results.choosing import recorded_attempts
+from app.store.public import checked_id, of_attempt
+from app.store.results.choosing import recorded_attempt
 from app.store.results.sheet import Column, Sheet, free_names
 from app.store.stored_json import is_unreadable
 
@@ -31,10 +31,13 @@ Part = tuple[int, Sequence[Mapping[str, Any]], Sequence[Sequence[Scalar]]]
 """One unit's report under a name: the unit's index, the columns ({"name", "type", "unit"}), the rows."""
 
 
-def list_tables(database: Database, job_id: int) -> list[dict[str, Any]]:
-    """Return the tables of the job's last recorded attempt, by name; `rows` is the number of rows. Raises NotFound."""
+def list_tables(database: Database, job_id: int, attempt: int | None = None) -> list[dict[str, Any]]:
+    """Return the tables of an attempt, by default of the last recorded one, by name; `rows` is the number of rows.
+
+    Raises NotFound.
+    """
     with database.read() as connection:
-        parts = _parts(connection, job_id)
+        parts = _parts(connection, job_id, attempt)
     by_name: dict[str, list[Row[Any]]] = {}
     for part in parts:
         by_name.setdefault(part.name, []).append(part)
@@ -45,7 +48,7 @@ def list_tables(database: Database, job_id: int) -> list[dict[str, Any]]:
             "rows": sum(part.row_count for part in found),
             "units": [part.unit_index for part in found],
             "partial": any(part.partial for part in found),
-            "url": f"/jobs/{job_id}/tables/{quote(name, safe='')}",
+            "url": f"/jobs/{job_id}/tables/{quote(name, safe='')}{of_attempt(attempt)}",
         }
         for name, found in by_name.items()
     ]
@@ -60,6 +63,7 @@ def result_table(
     sort: str | None = None,
     limit: int | None = None,
     after: int = 0,
+    attempt: int | None = None,
 ) -> Sheet:
     """Return one table of a job, with the rows of all its units or of one.
 
@@ -72,6 +76,7 @@ def result_table(
             come last. None: as reported.
         limit: the most rows to return; None: all.
         after: how many rows come before these; `Sheet.next` of the page before.
+        attempt: the number of an attempt; None: the last that recorded results.
 
     Raises:
         NotFound: there is no such job, the job has no such table, or this unit reported none.
@@ -79,7 +84,7 @@ def result_table(
         Conflict: what is stored of it cannot be read.
     """
     with database.read() as connection:
-        known = _parts(connection, job_id)
+        known = _parts(connection, job_id, attempt)
         names = list(dict.fromkeys(part.name for part in known))
         if name not in names:
             raise NotFound(f"Job {job_id} has no table {name!r}; it has: {', '.join(names) or 'none'}.")
@@ -121,14 +126,14 @@ def _rows(connection: Connection, parts: Sequence[Row[Any]], start: int, end: in
     return rows
 
 
-def _parts(connection: Connection, job_id: int) -> Sequence[Row[Any]]:
+def _parts(connection: Connection, job_id: int, attempt: int | None) -> Sequence[Row[Any]]:
     """Return all columns of the job's parts but `rows`, by name and unit."""
     job = select(tables.job.c.id).where(tables.job.c.id == checked_id(job_id, "job"))
     if connection.execute(job).one_or_none() is None:
         raise NotFound(f"There is no job {job_id}.")
     table = tables.result_table.c
     query: Select[Any] = select(table.id, table.name, table.unit_index, table.columns, table.row_count, table.partial)
-    attempt = recorded_attempts(connection, [job_id]).get(job_id)
+    attempt = recorded_attempt(connection, job_id, attempt)
     query = query.where(table.job_id == job_id, table.attempt == attempt)
     return connection.execute(query.order_by(table.name, table.unit_index)).all()
 

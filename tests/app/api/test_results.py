@@ -38,7 +38,8 @@ def downloadable(site: Any, content: bytes, tmp_path: Path) -> str:
     )
     site.services.files.release([sha256])
     [artifact] = site.http.get(f"/jobs/{job_id}/artifacts").json()["data"]
-    assert set(artifact) == {"name", "kind", "media_type", "size", "sha256", "unit_index", "unit_title", "url"}
+    facts = {"name", "kind", "media_type", "size", "sha256", "attempt", "unit_index", "unit_title", "url"}
+    assert set(artifact) == facts
     assert artifact["sha256"] == hashlib.sha256(content).hexdigest()
     url: str = artifact["url"]
     return url

@@ -267,6 +267,61 @@ def test_cancel_goes_on_after_a_refusal(site: Any, flopwatch: Any) -> None:
     assert [site.job(job_id)["state"] for job_id in (done, first, last)] == ["succeeded", "cancelled", "cancelled"]
 
 
+def test_retry_goes_on_after_a_refusal(site: Any, flopwatch: Any) -> None:
+    done, first, last = (submitted(flopwatch, "--priority", "50", "--max-attempts", "1") for _ in range(3))
+    site.worker.finish(site.worker.claim_job(done))
+    site.worker.finish(site.worker.claim_job(first), "failed", log="what failed\n")
+    ended(flopwatch("cancel", str(last)))
+    retried = flopwatch("retry", str(first), str(done), "99999", str(last))
+    assert retried.returncode == 1
+    assert retried.stdout.splitlines() == [f"job {first} queued for attempt 2", f"job {last} queued for attempt 1"]
+    assert re.findall(r"^error: job (\d+): ", retried.stderr, re.MULTILINE) == [str(done), "99999"]
+    site.worker.finish(site.worker.claim_job(first), log="what succeeded\n")
+    assert ended(flopwatch("logs", str(first))) == "what succeeded\n"
+    assert ended(flopwatch("logs", str(first), "--attempt", "1")) == "what failed\n"
+    assert "no attempt 3" in ended(flopwatch("logs", str(first), "--attempt", "3"), 1)
+    assert ended(flopwatch("logs", str(first), "--attempt", "1", "--follow"), 2)
+    ended(flopwatch("cancel", str(last)))
+
+
+def test_pause_and_resume(site: Any, flopwatch: Any) -> None:
+    assert ended(flopwatch("pause", "--kind", "kernel")) == "paused: kernel\n"
+    assert ended(flopwatch("pause", "--kind", "benchmark", "--kind", "kernel")) == "paused: benchmark, kernel\n"
+    waiting = flopwatch("submit", *TINY)
+    assert "its kind is paused: `flopwatch resume --kind benchmark`" in waiting.stderr
+    assert ended(flopwatch("resume", "--kind", "benchmark")) == "paused: kernel\n"
+    assert "unknown kind" in ended(flopwatch("pause", "--kind", "benchmak"), 1).lower()
+    assert ended(flopwatch("pause")) == "paused: all kinds\n"
+    assert ended(flopwatch("pause", "--kind", "kernel")) == "paused: all kinds\n"
+    assert "`flopwatch resume` without --kind" in ended(flopwatch("resume", "--kind", "kernel"), 1)
+    assert json.loads(ended(flopwatch("resume", "--json"))) == {"kinds": []}
+    assert ended(flopwatch("resume")) == "nothing is paused\n"
+    ended(flopwatch("cancel", waiting.stdout.split()[1]))
+
+
+def test_time_limits(site: Any, flopwatch: Any) -> None:
+    ids = [submitted(flopwatch, *arguments) for arguments in ((), ("--timeout-s", "none"), ("--timeout-s", "1e3"))]
+    assert [site.job(job_id)["timeout_s"] for job_id in ids] == [3600, None, 1000]
+    shown = [ended(flopwatch("show", str(job_id))) for job_id in ids]
+    assert [re.findall(r"^  timeout: +(.*)$", text, re.MULTILINE) for text in shown] == [
+        ["3,600 s"],
+        ["none"],
+        ["1,000 s"],
+    ]
+    for senseless in ("soon", "nan", "inf"):
+        assert "no number of seconds" in ended(flopwatch("submit", *TINY, "--timeout-s", senseless), 2)
+    assert "/timeout_s" in ended(flopwatch("submit", *TINY, "--timeout-s", "0"), 1)
+    ended(flopwatch("cancel", *map(str, ids)))
+
+
+def test_unique_key(site: Any, flopwatch: Any) -> None:
+    job_id = submitted(flopwatch, "--unique-key", "cli nightly")
+    assert re.search("^  key: +cli nightly$", ended(flopwatch("show", str(job_id))), re.MULTILINE)
+    refused = ended(flopwatch("submit", *TINY, "--unique-key", "cli nightly"), 1)
+    assert f"Job {job_id} with the unique_key 'cli nightly' is queued" in refused
+    ended(flopwatch("cancel", str(job_id)))
+
+
 def test_without_a_server(flopwatch: Any) -> None:
     errors = ended(flopwatch("jobs", FLOPWATCH_URL="http://127.0.0.1:1"), 1)
     assert "flopwatch up" in errors

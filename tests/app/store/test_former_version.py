@@ -125,7 +125,8 @@ class TestJobs:
     def test_log_and_attempts_are_there(self, upgraded: Database, expected: dict[str, Any], job_id: int) -> None:
         reading, before = Reading(upgraded), expected["jobs"][str(job_id)]
         assert reading.log(job_id) == before["log"]
-        assert reading.attempts(job_id) == before["attempts"]
+        for was, found in zip(before["attempts"], reading.attempts(job_id), strict=True):
+            assert was.items() <= found.items()
 
     def test_its_files_can_be_read(
         self, upgraded: Database, expected: dict[str, Any], former: Path, job_id: int

@@ -11,11 +11,11 @@ import pytest
 from sqlalchemy import Engine, event
 from sqlalchemy.exc import StatementError
 
-from app.errors import Conflict, IdempotencyMismatch, LeaseLost, NotFound, job_problem
+from app.errors import Conflict, DatabaseFailed, IdempotencyMismatch, KeyTaken, LeaseLost, NotFound, job_problem
 from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
 from app.store import queue as queue_module
-from app.store import sqlite
+from app.store import sqlite, submission
 from app.store.engine import Database
 from app.store.queue import Queue
 from app.store.reading import Reading
@@ -31,6 +31,7 @@ from app.store.records import (
     TableRecord,
     UnitRecord,
 )
+from app.store.results import list_tables
 
 FAILURE = Finish("failed", error=job_problem("crashed", "exit code 1"), log="boom\n")
 ENDINGS = {"succeeded": Finish("succeeded"), "failed": FAILURE, "cancelled": Finish("cancelled")}
@@ -71,8 +72,8 @@ class TestSubmit:
         response = queue.submit(NewJob(BenchmarkSpec())).response
         assert list(response) == [
             "id", "kind", "name", "labels", "state", "spec", "summary", "priority", "attempt", "max_attempts",
-            "timeout_s", "progress", "error", "worker_id", "sweep_id", "created_at", "started_at", "finished_at",
-            "cancel_requested_at", "waiting", "environment", "validity", "links",
+            "timeout_s", "progress", "error", "worker_id", "sweep_id", "unique_key", "created_at", "started_at",
+            "finished_at", "cancel_requested_at", "waiting", "environment", "validity", "links",
         ]  # fmt: skip
         assert response["state"] == "queued"
         assert response["progress"] == {"done": 0, "total": 0, "message": ""}
@@ -695,6 +696,245 @@ def test_a_lost_claim_is_not_renewed(shop: Any, queue: Queue) -> None:
     assert queue.renew([stale]).lost == {stale.job_id}
     assert queue.running()[0].beat == 0
     assert queue.renew([fresh]).lost == frozenset()
+
+
+def left(attempt: int, **changes: Any) -> dict[str, Any]:
+    """What an attempt leaves: a measurement, a unit, a table, an artifact and a log, with its number in each."""
+    sha256 = f"{attempt:02}" * 32
+    return {
+        "units": [UnitRecord(0, f"unit of {attempt}", "succeeded")],
+        "tables": [TableRecord(0, "kernels", [{"name": "n", "type": "integer", "unit": None}], attempt, b"")],
+        "artifacts": [StoredArtifact(0, "trace.json", "trace", "application/json", attempt, sha256)],
+        "environment": {"attempt": attempt},
+        "validity": {"verdict": "valid", "attempt": attempt},
+        "log": f"log of {attempt}\n",
+        **changes,
+    }
+
+
+class TestRetry:
+    @pytest.mark.parametrize("ending", ["failed", "cancelled"])
+    def test_a_job_runs_once_more(self, shop: Any, queue: Queue, reading: Reading, ending: str) -> None:
+        claim = shop.running_job(max_attempts=1, labels={"a": "b"}, priority=3)
+        if ending == "cancelled":
+            queue.cancel(claim.job_id)
+        queue.finish(claim, FAILURE)
+        before = job(reading, claim.job_id)
+        retried = queue.retry(claim.job_id)
+        assert retried == job(reading, claim.job_id)
+        assert (retried["state"], retried["attempt"], retried["max_attempts"]) == ("queued", 1, 2)
+        fresh = queue.submit(NewJob(BenchmarkSpec())).response
+        for field in ("error", "worker_id", "started_at", "finished_at", "cancel_requested_at", "progress"):
+            assert retried[field] == fresh[field], field
+        for field in ("id", "spec", "labels", "priority", "created_at", "timeout_s"):
+            assert retried[field] == before[field], field
+        again = shop.claim()
+        assert (again.job_id, again.attempt) == (claim.job_id, 2)
+        assert queue.renew([again]).cancel_requested == frozenset(), "nobody asked for that again"
+        queue.finish(again, Finish("succeeded"))
+        assert job(reading, claim.job_id)["state"] == "succeeded"
+        assert states(reading, claim.job_id)[-4:] == [ending, "queued", "running", "succeeded"]
+
+    def test_attempts_that_are_left_stay(self, shop: Any, queue: Queue, reading: Reading) -> None:
+        claim = shop.running_job(max_attempts=3)
+        queue.finish(claim, FAILURE)
+        assert queue.retry(claim.job_id)["max_attempts"] == 3
+        shop.claim()
+        assert queue.recover(queue.running()[0]) == "queued"
+        shop.claim()
+        assert queue.recover(queue.running()[0]) == "failed"
+        assert queue.retry(claim.job_id)["max_attempts"] == 4
+
+    def test_one_that_never_ran(self, shop: Any, queue: Queue, reading: Reading) -> None:
+        job_id = shop.submit()
+        queue.cancel(job_id)
+        assert queue.retry(job_id)["attempt"] == 0
+        assert shop.claim().attempt == 1
+
+    def test_it_keeps_its_place_in_the_queue(self, shop: Any, queue: Queue) -> None:
+        first = shop.running_job()
+        shop.submit()
+        queue.finish(first, FAILURE)
+        queue.retry(first.job_id)
+        assert shop.claim().job_id == first.job_id
+
+    @pytest.mark.parametrize("state", ["queued", "running", "being cancelled", "succeeded"])
+    def test_only_what_failed_or_was_cancelled_is_retried(
+        self, shop: Any, queue: Queue, reading: Reading, state: str
+    ) -> None:
+        job_id = shop.submit()
+        claim = None if state == "queued" else shop.claim()
+        if state == "being cancelled":
+            queue.cancel(job_id)
+        if state == "succeeded":
+            queue.finish(claim, Finish("succeeded"))
+        before = everything(reading, job_id)
+        with pytest.raises(Conflict, match="only a job that failed or was cancelled"):
+            queue.retry(job_id)
+        assert everything(reading, job_id) == before
+        with pytest.raises(NotFound):
+            queue.retry(77)
+
+    def test_what_an_attempt_left_stays_readable(
+        self, shop: Any, queue: Queue, reading: Reading, record: Callable[..., MeasurementRecord], database: Database
+    ) -> None:
+        claim = shop.running_job(max_attempts=1)
+        job_id = claim.job_id
+        queue.finish(claim, replace(FAILURE, **left(1, measurements=[record(n=1)])))
+        queue.retry(job_id)
+        assert reading.log(job_id) == "log of 1\n"
+        again = shop.claim()
+        queue.report(again, [NewEvent("log", {"text": "live of 2\n"})])
+        assert reading.log(job_id) == reading.log(job_id, 2) == "live of 2\n"
+        assert reading.measurements(job_id)["rows"][0]["attempt"] == 1, "the last that recorded any"
+        queue.finish(again, Finish("succeeded", **left(2, measurements=[record(n=2)])))
+        assert job(reading, job_id)["validity"] == {"verdict": "valid", "attempt": 2}
+        for attempt, chosen in ((1, 1), (2, 2), (2, None)):
+            query = "" if chosen is None else f"?attempt={chosen}"
+            assert reading.log(job_id, chosen) == f"log of {attempt}\n"
+            (row,) = reading.measurements(job_id, attempt=chosen)["rows"]
+            assert (row["n"], row["attempt"], row["unit_title"]) == (attempt, attempt, f"unit of {attempt}")
+            (unit,) = reading.units(job_id, chosen)
+            assert (unit["title"], unit["attempt"]) == (f"unit of {attempt}", attempt)
+            (file,) = reading.artifacts(job_id, chosen)
+            assert (file["attempt"], file["size"]) == (attempt, attempt)
+            assert file["url"] == unit["artifacts"][0]["url"] == f"/jobs/{job_id}/artifacts/trace.json{query}"
+            assert reading.artifact(job_id, "trace.json", chosen) == file
+            (table,) = list_tables(database, job_id, chosen)
+            assert (table["rows"], table["url"]) == (attempt, f"/jobs/{job_id}/tables/kernels{query}")
+        first, second = reading.attempts(job_id)
+        assert (first["state"], first["error"]["code"], second["error"]) == ("failed", "crashed", None)
+        assert first["links"]["logs"] == f"/jobs/{job_id}/logs?attempt=1"
+        for read in (reading.log, reading.units, reading.artifacts):
+            with pytest.raises(NotFound, match="no attempt 3"):
+                read(job_id, 3)
+        assert queue.delete(job_id) == ["01" * 32, "02" * 32]
+
+    @pytest.mark.parametrize("write", STALE_WRITES.values(), ids=STALE_WRITES.keys())
+    def test_a_late_write_of_the_former_attempt_does_not_count(
+        self,
+        write: Callable[..., object],
+        shop: Any,
+        queue: Queue,
+        reading: Reading,
+        results: Finish,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        former = shop.running_job(max_attempts=1)
+        assert queue.recover(queue.running()[0]) == "failed"
+        queue.retry(former.job_id)
+
+        def refused() -> None:
+            before = everything(reading, former.job_id)
+            with pytest.raises(LeaseLost):
+                write(queue, former, results)
+            assert everything(reading, former.job_id) == before
+
+        refused()
+        shop.claim("w2")
+        refused()
+        before = everything(reading, former.job_id)
+        monkeypatch.setattr(queue_module, "_pass_fence", lambda connection, claim: None)
+        write(queue, former, results)
+        assert everything(reading, former.job_id) != before, "without the fence it counts"
+
+    def test_a_sweeps_counts_follow(self, queue: Queue, shop: Any, reading: Reading, swept: int) -> None:
+        (failed,) = [job for job in reading.jobs(sweep=swept)[0] if job["state"] == "failed"]
+        queue.retry(failed["id"])
+        assert reading.sweep(swept)["counts"] == {
+            "queued": 2, "running": 1, "succeeded": 1, "failed": 0, "cancelled": 0,
+        }  # fmt: skip
+        with pytest.raises(Conflict, match="nothing to resume"):
+            queue.resume_sweep(swept)
+        queue.finish(shop.claim(), FAILURE)
+        assert reading.sweep(swept)["counts"]["failed"] == 1
+
+    def test_a_job_whose_point_was_resumed_is_not(self, queue: Queue, reading: Reading, swept: int) -> None:
+        """Else two jobs would measure one point, and the sweep would show the other one."""
+        (failed,) = [job for job in reading.jobs(sweep=swept)[0] if job["state"] == "failed"]
+        queue.resume_sweep(swept)
+        newest = reading.jobs(sweep=swept)[0][0]["id"]
+        with pytest.raises(Conflict, match=f"job {newest} stands in the place of job {failed['id']}"):
+            queue.retry(failed["id"])
+        queue.cancel_sweep(swept)
+        assert queue.retry(newest)["state"] == "queued"
+
+
+class TestUniqueKey:
+    def test_one_job_with_a_key_is_on_its_way(self, shop: Any, queue: Queue, reading: Reading) -> None:
+        first = shop.submit(unique_key="nightly")
+        assert job(reading, first)["unique_key"] == "nightly"
+        shop.submit(unique_key="other")
+        shop.submit()
+
+        def refused(state: str) -> None:
+            with pytest.raises(KeyTaken, match=f"Job {first} with the unique_key 'nightly' is {state}") as taken:
+                shop.submit(unique_key="nightly")
+            assert taken.value.job_id == first
+
+        refused("queued")
+        claim = shop.claim()
+        refused("running")
+        queue.give_back(claim)
+        refused("queued")
+        queue.cancel(first)
+        second = shop.submit(unique_key="nightly")
+        with pytest.raises(KeyTaken, match=f"Job {second}"):
+            queue.retry(first)
+        assert job(reading, first)["state"] == "cancelled"
+        queue.cancel(second)
+        assert queue.retry(first)["unique_key"] == "nightly"
+
+    def test_a_refused_one_leaves_nothing(self, shop: Any, database: Database) -> None:
+        shop.submit(unique_key="k")
+        key = Idempotency("k", "POST /jobs", "d")
+        with pytest.raises(KeyTaken):
+            shop.submit(unique_key="k", labels={"a": "b"}, idempotency=key)
+        with database.read() as connection:
+            for table, rows in (("job", 1), ("job_label", 0), ("event", 1), ("idempotency_key", 0)):
+                assert connection.exec_driver_sql(f"SELECT count(*) FROM {table}").scalar_one() == rows
+
+    def test_a_repeated_request_gets_its_first_answer(self, shop: Any) -> None:
+        key = Idempotency("k", "POST /jobs", "d")
+        assert shop.submit(unique_key="k", idempotency=key) == shop.submit(unique_key="k", idempotency=key)
+
+    def test_the_index_refuses_a_second_one(self, shop: Any, reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whatever the code believes."""
+        monkeypatch.setattr(submission, "check_key", lambda connection, unique_key: None)
+        shop.submit(unique_key="k")
+        with pytest.raises(DatabaseFailed, match=r"UNIQUE.*unique_key"):
+            shop.submit(unique_key="k")
+        assert reading.counts()["queued"] == 1
+
+    def test_control_of_the_key(self, shop: Any, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+        with database.write() as connection:
+            connection.exec_driver_sql("DROP INDEX ix_job_unique_key")
+        monkeypatch.setattr(submission, "check_key", lambda connection, unique_key: None)
+        assert shop.submit(unique_key="k") < shop.submit(unique_key="k")
+
+    def test_threads_that_submit_together_make_one_job(self, queue: Queue, reading: Reading) -> None:
+        start, found = threading.Barrier(8), []
+
+        def submit() -> None:
+            start.wait()
+            try:
+                found.append(queue.submit(NewJob(BenchmarkSpec(), unique_key="k")).response["id"])
+            except KeyTaken as taken:
+                found.append(taken.job_id)
+
+        threads = [threading.Thread(target=submit) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(found) == 8
+        assert len(set(found)) == 1 == reading.counts()["queued"]
+
+    def test_it_is_looked_up_in_the_index(self, database: Database) -> None:
+        statement = str(submission._KEY_HOLDER.compile(database.backend.engine))
+        with database.read() as connection:
+            (step,) = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", ("k",))
+        assert step.detail == "SEARCH job USING INDEX ix_job_unique_key (unique_key=?)"
 
 
 class TestDelete:

@@ -27,6 +27,7 @@ class Expected:
     attempt: int = 0
     cancel_requested: bool = False
     attempts: list[str] = field(default_factory=list)
+    times_done: int = 0
     holder: Claim | None = None
 
 
@@ -53,6 +54,7 @@ class Walk:
             self.look: 2,
             self.recover: 3,
             self.delete: 1,
+            self.retry: 2,
         }
         chosen = self.rng.choices(list(steps), weights=list(steps.values()))[0]
         self.taken[chosen.__name__] += 1
@@ -91,6 +93,7 @@ class Walk:
 
     def end(self, job: Expected, state: str, attempt: str) -> None:
         job.state, job.holder, job.attempts[-1] = state, None, attempt
+        job.times_done += state != "queued"
 
     def report(self) -> None:
         self.fenced(lambda claim: self.queue.report(claim, [NewEvent("log", {"text": "."})]))
@@ -132,6 +135,7 @@ class Walk:
         job.cancel_requested |= job.state != "cancelled"
         if job.state == "queued":
             job.state = "cancelled"
+            job.times_done += 1
 
     def look(self) -> None:
         self.seen = self.queue.running()
@@ -164,6 +168,19 @@ class Walk:
             self.queue.delete(job_id)
             del self.jobs[job_id]
 
+    def retry(self) -> None:
+        if not self.jobs:
+            return
+        job_id = self.rng.choice(list(self.jobs))
+        job = self.jobs[job_id]
+        if job.state not in ("failed", "cancelled"):
+            with pytest.raises(Conflict):
+                self.queue.retry(job_id)
+            return
+        self.queue.retry(job_id)
+        job.state, job.cancel_requested = "queued", False
+        job.max_attempts = max(job.max_attempts, job.attempt + 1)
+
 
 def test_every_step_does_what_the_model_says(rng: random.Random, shop: Any, reading: Reading) -> None:
     walk = Walk(rng, shop)
@@ -182,5 +199,6 @@ def test_every_step_does_what_the_model_says(rng: random.Random, shop: Any, read
             assert (job["finished_at"] is not None) == (job["state"] in ("succeeded", "failed", "cancelled"))
             assert [attempt["state"] for attempt in reading.attempts(job["id"])] == expected.attempts
             done = [event for event in reading.events(job["id"]) if event["type"] == "done"]
-            assert len(done) == (job["finished_at"] is not None)
-    assert len(walk.taken) == 10, f"the walk left steps out: {walk.taken}"
+            assert len(done) == expected.times_done
+            assert job["max_attempts"] == expected.max_attempts
+    assert len(walk.taken) == 11, f"the walk left steps out: {walk.taken}"

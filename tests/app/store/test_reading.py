@@ -14,6 +14,7 @@ from sqlalchemy import event
 
 from app.errors import InvalidRequest, NotFound, job_problem
 from app.specs.benchmark import BenchmarkSpec
+from app.store import reading as reading_module
 from app.store.engine import Database
 from app.store.queue import Queue
 from app.store.reading import Reading
@@ -39,6 +40,48 @@ class TestJobs:
         for _ in range(3):
             shop.submit()
         assert reading.jobs(limit=3)[1] is None
+
+    def test_a_page_has_only_so_many_bytes(
+        self, shop: Any, reading: Reading, queue: Queue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for size in (10, 10, 5000, 10, 10):  # characters of the environment
+            queue.finish(shop.running_job(), Finish("succeeded", environment={"host": "x" * size}))
+        whole, _ = reading.jobs()
+        of_spec = len(json.dumps(whole[0]["spec"]))
+        monkeypatch.setattr(reading_module, "MAX_PAGE_BYTES", 2 * (of_spec + 100))
+        pages, after = [], None
+        while not pages or after is not None:
+            page, after = reading.jobs(after=after)
+            pages.append([job["id"] for job in page])
+        assert pages == [[5, 4], [3], [2, 1]], "one that is too large has a page of its own"
+        assert reading.jobs(after="6") == (whole[:2], "4")
+
+    def test_a_page_of_sweeps_has_only_so_many_bytes(
+        self, reading: Reading, queue: Queue, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for _ in range(3):
+            queue.submit_sweep(None, {}, {"x": "x" * 1000}, {}, [], [NewJob(BenchmarkSpec())])
+        monkeypatch.setattr(reading_module, "MAX_PAGE_BYTES", 2100)
+        first, after = reading.sweeps()
+        rest, end = reading.sweeps(after=after)
+        assert [[sweep["id"] for sweep in page] for page in (first, rest)] == [[3, 2], [1]]
+        assert end is None
+
+    def test_texts_that_a_former_version_kept_whole_are_cut_in_lists(
+        self, shop: Any, reading: Reading, queue: Queue, database: Database
+    ) -> None:
+        failed, running = shop.running_job(), shop.running_job()
+        queue.finish(failed, Finish("failed", error=job_problem("failed", "short")))
+        with database.write() as connection:
+            for column, job_id, key in (("error", failed.job_id, "detail"), ("progress", running.job_id, "message")):
+                told = json.dumps({"total": 3, "code": "failed", key: "x" * 1_000_000})
+                connection.exec_driver_sql(f"UPDATE job SET {column} = ? WHERE id = ?", (told, job_id))
+        listed = {job["id"]: job for job in reading.jobs()[0]}
+        assert len(json.dumps(list(listed.values()))) < 50_000
+        cut = {"total": 3, "code": "failed", "detail": "x" * 8191 + "…"}
+        assert listed[failed.job_id]["error"] == cut
+        assert listed[running.job_id]["progress"]["message"] == "x" * 8191 + "…"
+        assert len(reading.job(failed.job_id)[0]["error"]["detail"]) == 1_000_000, "by itself it has all"
 
     def test_filters(self, shop: Any, queue: Queue, reading: Reading) -> None:
         running = shop.running_job(labels={"team": "a", "run": "1"})
@@ -127,16 +170,16 @@ class TestMeasurements:
         found = reading.measurements(claim.job_id)
         names = [column["name"] for column in found["columns"]]
         assert names[:7] == ["model", "context_length", "compile", "case.n", "rate", "what", "extra"]
-        assert names[7:11] == ["case_key", "device_key", "unit_index", "unit_title"]
-        assert names[11:18] == ["phase", "metric", "unit", "outcome", "reason", "partial", "validity"]
-        assert names[18:] == ["n", "mean", "std", "median", "min", "max", "p05", "p25", "p75", "p95"]
+        assert names[7:12] == ["case_key", "device_key", "attempt", "unit_index", "unit_title"]
+        assert names[12:19] == ["phase", "metric", "unit", "outcome", "reason", "partial", "validity"]
+        assert names[19:] == ["n", "mean", "std", "median", "min", "max", "p05", "p25", "p75", "p95"]
         types = {column["name"]: column["type"] for column in found["columns"]}
         assert (types["compile"], types["case.n"], types["rate"]) == ("boolean", "integer", "number")
         assert all(list(row) == names for row in found["rows"])
         assert found["rows"][0]["case.n"] == 3
         oom = found["rows"][1]
         assert (oom["outcome"], oom["reason"]) == ("oom", "for a reason")
-        assert [oom[name] for name in names[18:]] == [None] * 10
+        assert [oom[name] for name in names[19:]] == [None] * 10
         last = found["rows"][2]
         assert (last["context_length"], last["mean"]) == (None, None)
         assert (last["unit_index"], last["unit_title"], last["validity"]) == (1, "replicate 1", "suspect")
@@ -283,7 +326,7 @@ class TestArtifacts:
         odd = StoredArtifact(0, "a b/ä.json", "trace", "application/json", 3, "cd" * 32)
         queue.finish(claim, replace(results, artifacts=[*results.artifacts, odd]))
         found = reading.artifacts(claim.job_id)
-        fields = ["name", "kind", "media_type", "size", "sha256", "unit_index", "unit_title", "url"]
+        fields = ["name", "kind", "media_type", "size", "sha256", "attempt", "unit_index", "unit_title", "url"]
         assert [list(one) for one in found] == [fields] * 2
         assert found[0]["url"] == f"/jobs/{claim.job_id}/artifacts/a%20b%2F%C3%A4.json"
         assert reading.artifact(claim.job_id, "trace.json") == found[1]

@@ -1,0 +1,266 @@
+"""What operators do to jobs and to the queue over HTTP: time limits, retries, pauses, unique keys."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+from app.api import events
+from app.api.bodies import JobBody, parse
+from app.errors import InvalidEnvironment
+from app.settings import Settings
+
+TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
+STREAM = {"Accept": "text/event-stream"}
+
+
+class TestDefaultTimeout:
+    @pytest.mark.parametrize(
+        ("sent", "kept"),
+        [({}, 3600), ({"timeout_s": None}, 3600), ({"timeout_s": 9.5}, 9.5), ({"timeout_s": "none"}, None)],
+    )
+    def test_of_jobs_and_sweeps(self, site: Any, sent: dict[str, Any], kept: float | None) -> None:
+        assert site.submit(**sent)["timeout_s"] == kept
+        sweep = site.http.post("/sweeps", json={"base": TINY, "grid": {"seed": [1]}, **sent}).json()
+        assert sweep["options"]["timeout_s"] == kept
+        [job] = site.http.get(f"/jobs?sweep={sweep['id']}").json()["data"]
+        assert job["timeout_s"] == kept
+
+    @pytest.mark.parametrize(
+        ("sent", "hint"),
+        [("never", 'valid number; got "never"'), (0, "greater than 0"), (1e9, "less than or equal to 2592000")],
+    )
+    def test_what_is_no_timeout(self, site: Any, sent: Any, hint: str) -> None:
+        response = site.http.post("/jobs", json={"spec": TINY, "timeout_s": sent})
+        assert response.status_code == 422
+        [error] = response.json()["errors"]
+        assert error["pointer"] == "/timeout_s"
+        assert hint in error["detail"]
+
+    @pytest.mark.parametrize(("setting", "default"), [("none", None), (" None ", None), ("60", 60.0), (None, 3600.0)])
+    def test_the_setting(self, monkeypatch: pytest.MonkeyPatch, setting: str | None, default: float | None) -> None:
+        if setting is not None:
+            monkeypatch.setenv("FLOPWATCH_DEFAULT_TIMEOUT_S", setting)
+        chosen = Settings.from_environment().default_timeout_s
+        assert chosen == default
+        body = parse(json.dumps({"spec": TINY}).encode(), JobBody, union_at=("spec",)).model
+        assert body.new_job(body.spec, chosen).timeout_s == default
+
+    @pytest.mark.parametrize("setting", ["0", "-1", "soon", "nan", "1e9"])
+    def test_a_setting_that_makes_no_sense(self, monkeypatch: pytest.MonkeyPatch, setting: str) -> None:
+        monkeypatch.setenv("FLOPWATCH_DEFAULT_TIMEOUT_S", setting)
+        with pytest.raises(InvalidEnvironment, match="FLOPWATCH_DEFAULT_TIMEOUT_S"):
+            Settings.from_environment()
+
+
+def streamed(site: Any, job_id: int, after: int = 0) -> list[tuple[int, str, Any]]:
+    """(id, type, data) of the events of one stream, up to its end."""
+    with site.http.stream("GET", f"/jobs/{job_id}/events", headers={**STREAM, "Last-Event-ID": str(after)}) as response:
+        assert response.status_code == 200
+        return list(_parsed(response.iter_lines()))
+
+
+def _parsed(lines: Iterator[str]) -> Iterator[tuple[int, str, Any]]:
+    fields: dict[str, str] = {}
+    for line in lines:
+        if line and not line.startswith(":"):
+            name, _, value = line.partition(": ")
+            fields[name] = value
+        elif "data" in fields:
+            yield int(fields["id"]), fields["event"], json.loads(fields["data"])
+            fields = {}
+
+
+class TestRetry:
+    @pytest.fixture
+    def failed(self, site: Any, measured: Any) -> int:
+        """A job that failed in its only attempt, with a measurement and a log."""
+        job_id = int(site.submit(priority=10, max_attempts=1)["id"])
+        claim = site.worker.claim_job(job_id)
+        site.worker.finish(claim, "failed", measurements=[measured("step_ms", 1.0)], log="first\n")
+        return job_id
+
+    def test_its_life(self, site: Any, failed: int, measured: Any) -> None:
+        path = f"/jobs/{failed}"
+        tag = site.http.get(path).headers["etag"]
+        response = site.http.post(f"{path}/retry")
+        assert response.status_code == 202
+        job = response.json()
+        assert (job["state"], job["attempt"], job["max_attempts"], job["error"]) == ("queued", 1, 2, None)
+        changed = site.http.get(path, headers={"If-None-Match": tag})
+        assert (changed.status_code, changed.json()) == (200, job)
+        again = site.http.post(f"{path}/retry")
+        assert (again.status_code, again.json()["code"]) == (409, "conflict")
+        claim = site.worker.claim_job(failed)
+        site.worker.finish(claim, measurements=[measured("step_ms", 2.0)], log="second\n")
+        assert site.http.post(f"{path}/retry").status_code == 409, "it has succeeded"
+        for query, log, mean in (
+            ("", "second\n", 2.0),
+            ("?attempt=1", "first\n", 1.0),
+            ("?attempt=2", "second\n", 2.0),
+        ):
+            assert site.http.get(f"{path}/logs{query}").text == log
+            [row] = site.http.get(f"{path}/measurements{query}").json()["rows"]
+            assert row["mean"] == mean
+        first, second = site.http.get(f"{path}/attempts").json()["data"]
+        assert (first["state"], first["error"]["code"], second["state"]) == ("failed", "failed", "succeeded")
+        for link in (*first["links"].values(), *second["links"].values()):
+            assert site.http.get(link).status_code == 200, link
+        assert site.http.get(f"{path}/units?attempt=3").status_code == 404
+        assert site.http.get(f"{path}/logs?attempt=0").status_code == 422
+        assert site.http.post("/jobs/99999/retry").status_code == 404
+        assert site.http.post(f"{path}/retry?x=1").status_code == 422
+
+    @pytest.mark.parametrize("batch", [1, 2, 6, 500])
+    def test_a_stream_ends_with_the_last_done(
+        self, site: Any, failed: int, monkeypatch: pytest.MonkeyPatch, batch: int
+    ) -> None:
+        """Clients stop at `done`. One that follows a retried job must not stop where the job had failed before."""
+        monkeypatch.setattr(events, "BATCH", batch)
+        before = streamed(site, failed)
+        site.http.post(f"/jobs/{failed}/retry")
+        seen = [before[-1][0]]
+        site.worker.finish(site.worker.claim_job(failed), "cancelled")
+        site.http.post(f"/jobs/{failed}/retry")
+        site.worker.finish(site.worker.claim_job(failed))
+        listed = site.http.get(f"/jobs/{failed}/events").json()["data"]
+        assert [event["type"] for event in listed].count("done") == 3
+        whole = streamed(site, failed)
+        types = [type_ for _, type_, _ in whole]
+        assert types.count("done") == 1
+        assert types[-1] == "done"
+        states = [data["state"] for _, type_, data in whole if type_ == "state"]
+        assert states == [
+            "queued",
+            "running",
+            "failed",
+            "queued",
+            "running",
+            "cancelled",
+            "queued",
+            "running",
+            "succeeded",
+        ]
+        for after in (*seen, whole[2][0]):
+            assert streamed(site, failed, after) == [event for event in whole if event[0] > after]
+
+    def test_control_of_the_last_done(self, site: Any, failed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        site.http.post(f"/jobs/{failed}/retry")
+        site.worker.finish(site.worker.claim_job(failed))
+        monkeypatch.setattr(events, "zip_longest", lambda found, _: ((event, None) for event in found))
+        assert [type_ for _, type_, _ in streamed(site, failed)].count("done") == 2
+
+    def test_a_stream_that_saw_it_done_goes_on(self, site: Any, failed: int) -> None:
+        done = streamed(site, failed)[-1]
+        assert done[1] == "done"
+        headers = {**STREAM, "Last-Event-ID": str(done[0])}
+        assert site.http.get(f"/jobs/{failed}/events", headers=headers).status_code == 204
+        site.http.post(f"/jobs/{failed}/retry")
+        with site.http.stream("GET", f"/jobs/{failed}/events", headers=headers) as response:
+            stream = _parsed(response.iter_lines())
+            assert next(stream)[1:] == ("state", {"state": "queued", "reason": "retried"})
+            claim = site.worker.claim_job(failed)
+            assert next(stream)[2]["state"] == "running"
+            site.worker.finish(claim)
+            assert [type_ for _, type_, _ in stream] == ["state", "done"]
+
+    def test_its_button(self, site: Any, failed: int) -> None:
+        page = f"/ui/jobs/{failed}"
+        button = f'action="{page}/retry"'
+        assert button in site.http.get(page).text
+        response = site.http.post(f"{page}/retry")
+        assert (response.status_code, response.headers["location"]) == (303, page)
+        assert site.job(failed)["state"] == "queued"
+        assert button not in site.http.get(page).text
+        site.worker.finish(site.worker.claim_job(failed), "cancelled")
+        shown = site.http.get(page).text
+        assert f'href="/jobs/{failed}/logs?attempt=1"' in shown
+        assert "It broke." in shown, "the error of the first attempt"
+
+
+class TestPausing:
+    @pytest.fixture(autouse=True)
+    def _nothing_stays_paused(self, site: Any) -> Iterator[None]:
+        yield
+        site.http.put("/queue/paused", json={"kinds": []})
+
+    @pytest.mark.parametrize(
+        ("sent", "kept"),
+        [(["kernel", "benchmark", "kernel"], ["benchmark", "kernel"]), ([], []), ("all", "all")],
+    )
+    def test_what_is_paused(self, site: Any, sent: Any, kept: Any) -> None:
+        response = site.http.put("/queue/paused", json={"kinds": sent})
+        assert (response.status_code, response.json()) == (200, {"kinds": kept})
+        assert site.http.get("/queue/paused").json() == {"kinds": kept}
+
+    def test_paused_jobs_wait(self, site: Any, until: Any) -> None:
+        job_id = site.submit(priority=10)["id"]
+        site.http.put("/queue/paused", json={"kinds": ["benchmark"]})
+        with pytest.raises(AssertionError, match="nothing to claim"):
+            site.worker.claim()
+        assert "its kind is paused" in site.job(job_id)["waiting"]
+        assert "Paused: benchmark." in site.http.get("/ui").text
+        site.http.put("/queue/paused", json={"kinds": "all"})
+        assert "the queue is paused" in site.job(job_id)["waiting"]
+        assert "Paused: all kinds." in site.http.get("/ui").text
+        site.http.put("/queue/paused", json={"kinds": []})
+        assert "Paused:" not in site.http.get("/ui").text
+        site.worker.claim_job(job_id)
+
+    @pytest.mark.parametrize(
+        ("body", "pointer", "hint"),
+        [
+            ({"kinds": ["benchmark", "benchmak"]}, "/kinds/1", "known kinds: attention, benchmark"),
+            ({"kinds": [7]}, "/kinds/0", "valid string; got 7"),
+            ({"kinds": "benchmark"}, "/kinds", 'valid array; got "benchmark"'),
+            ({"kinds": None}, "/kinds", "valid array"),
+            ({}, "/kinds", "required"),
+            ({"kinds": [], "kind": "benchmark"}, "/kind", "did you mean kinds?"),
+        ],
+    )
+    def test_what_cannot_be_paused(self, site: Any, body: Any, pointer: str, hint: str) -> None:
+        site.http.put("/queue/paused", json={"kinds": ["kernel"]})
+        response = site.http.put("/queue/paused", json=body)
+        assert response.status_code == 422
+        [error] = response.json()["errors"]
+        assert error["pointer"] == pointer
+        assert hint in error["detail"]
+        assert site.http.get("/queue/paused").json() == {"kinds": ["kernel"]}
+
+
+class TestUniqueKey:
+    keys = (f"key-{number}" for number in count())
+
+    def test_a_second_job_is_refused(self, site: Any) -> None:
+        key = next(self.keys)
+        job = site.submit(unique_key=key, priority=10)
+        assert job["unique_key"] == key
+        before = site.rows()
+        for _ in ("queued", "running"):
+            response = site.http.post("/jobs", json={"spec": TINY, "unique_key": key})
+            assert response.status_code == 409
+            problem = response.json()
+            assert (problem["code"], problem["job_id"]) == ("key_taken", job["id"])
+            assert response.headers["location"] == f"/jobs/{job['id']}"
+            assert site.rows() | {"event": 0} == before | {"event": 0}
+            if site.job(job["id"])["state"] == "queued":
+                claim = site.worker.claim_job(job["id"])
+        site.worker.finish(claim, "failed")
+        second = site.submit(unique_key=key)
+        refused = site.http.post(f"/jobs/{job['id']}/retry")
+        assert (refused.status_code, refused.json()["job_id"]) == (409, second["id"])
+
+    @pytest.mark.parametrize("key", ["", "x" * 201, "two\nlines", 7])
+    def test_what_is_no_key(self, site: Any, key: Any) -> None:
+        response = site.http.post("/jobs", json={"spec": TINY, "unique_key": key})
+        assert response.status_code == 422
+        assert [error["pointer"] for error in response.json()["errors"]] == ["/unique_key"]
+
+    def test_a_sweep_has_none(self, site: Any) -> None:
+        body = {"base": TINY, "grid": {"seed": [1, 2]}, "unique_key": "k"}
+        [error] = site.http.post("/sweeps", json=body).json()["errors"]
+        assert error["pointer"] == "/unique_key"
