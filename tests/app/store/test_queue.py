@@ -72,7 +72,7 @@ class TestSubmit:
         assert list(response) == [
             "id", "kind", "name", "labels", "state", "spec", "summary", "priority", "attempt", "max_attempts",
             "timeout_s", "progress", "error", "worker_id", "sweep_id", "created_at", "started_at", "finished_at",
-            "cancel_requested_at", "waiting", "environment", "validity", "links",
+            "cancel_requested_at", "waiting", "environment", "validity", "broken", "links",
         ]  # fmt: skip
         assert response["state"] == "queued"
         assert response["progress"] == {"done": 0, "total": 0, "message": ""}
