@@ -74,7 +74,6 @@ def job_dict(row: RowMapping | Mapping[str, Any], waiting: str | None) -> dict[s
         **{field: row[field] for field in _JOB_FIELDS},
         "progress": NO_PROGRESS if is_unreadable(row["progress"]) else row["progress"],
         "error": problem if is_unreadable(row["error"]) else row["error"],
-        "broken": problem,
         "created_at": rfc3339(row["created_at"]),
         "started_at": rfc3339(row["started_at"]),
         "finished_at": rfc3339(row["finished_at"]),
@@ -82,6 +81,7 @@ def job_dict(row: RowMapping | Mapping[str, Any], waiting: str | None) -> dict[s
         "waiting": waiting,
         "environment": readable(row["environment"]),
         "validity": readable(row["validity"]),
+        "broken": problem,
         "links": {
             "self": path,
             **{name: f"{path}/{name}" for name in _JOB_PARTS},

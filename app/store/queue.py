@@ -351,8 +351,10 @@ class Queue:
     def give_back(self, claim: Claim) -> None:
         """Put a running job back into the queue without counting the attempt. A requested cancel wins.
 
-        Only a worker that shuts down may do so: see `give_up`.
+        Only a worker that shuts down may do so: see `give_up`. The next attempt has the same number, so what this one
+        has staged is deleted first.
         """
+        self._clear(claim)
         with self._database.write() as connection:
             _pass_fence(connection, claim)
             job = connection.execute(_JOB, {"job_id": claim.job_id}).one()

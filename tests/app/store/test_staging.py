@@ -152,6 +152,30 @@ def test_a_finish_that_broke_off_begins_anew(
     assert stored(database) == seen(database, claim.job_id) == ROWS + 3
 
 
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_job_given_back_amid_its_finish_keeps_nothing_of_it(
+    shop: Any, queue: Queue, database: Database, large: Finish, between: Between, cancelled: bool
+) -> None:
+    claim = shop.running_job()
+
+    def break_off() -> None:
+        raise DatabaseBusy("somebody writes for long")
+
+    between(break_off)
+    with pytest.raises(DatabaseBusy):
+        queue.finish(claim, large)
+    between(lambda: None)
+    if cancelled:
+        queue.cancel(claim.job_id)
+    queue.give_back(claim)
+    assert stored(database) == seen(database, claim.job_id) == 0
+    if not cancelled:
+        again = shop.claim("w2")
+        assert (again.job_id, again.attempt) == (claim.job_id, claim.attempt)
+        queue.finish(again, replace(large, measurements=large.measurements[:3]))
+        assert stored(database) == seen(database, claim.job_id) == 6
+
+
 def test_a_finish_that_broke_off_and_then_fails_has_no_results(
     shop: Any, queue: Queue, database: Database, large: Finish, between: Between
 ) -> None:
