@@ -42,6 +42,7 @@ JOB_PROBLEM_TITLES = {
     "storage_full": "The worker ran out of disk space",
     "timeout": "The job ran longer than its timeout_s",
     "too_large": "The job's results are too large to keep",
+    "unreadable": "What is stored cannot be read",
     "unsupported": "The worker does not support what the job asks for",
     "worker_lost": "The worker that ran the job was lost",
 }

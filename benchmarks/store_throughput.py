@@ -1,4 +1,5 @@
-"""Measures submissions and claims per second: `python -m benchmarks.store_throughput`.
+"""Measures submissions and claims per second, and how long others wait for a large finish:
+`python -m benchmarks.store_throughput`.
 
 Every figure includes the commit, which waits for the disk (synchronous=FULL), so run it on the disk that you will use.
 Prints a table in Markdown, for docs/measurements.md.
@@ -8,24 +9,31 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import random
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from multiprocessing.queues import SimpleQueue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from typing import Any
 
 from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
 from app.store.engine import Database, open_database
 from app.store.queue import Queue
-from app.store.records import Finish, NewJob, Offer
+from app.store.records import Finish, MeasurementRecord, NewJob, Offer
 from benchmarks._shared import percentiles, print_report
 
 Row = tuple[str, str]
 
 START_TIMEOUT_S = 120.0
+TIMEOUT_S = 60.0
+"""Longest wait for other writers, of which there are more than in service."""
+PAUSE_S = 0.01
+"""Seconds between two writes beside a large finish: others write now and then."""
 SPEC = BenchmarkSpec()
 OFFER = Offer(kinds=frozenset({SPEC.kind}), capabilities=SPEC.requirements(), total_gpus=0, free_gpus=0, idle=True)
 
@@ -39,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 4], help="numbers of claiming processes")
     parser.add_argument("--queued", type=int, nargs="+", default=[10_000, 100_000], help="lengths of the queue")
     parser.add_argument("--latencies", type=int, default=1000, help="claims timed at each length of the queue")
+    parser.add_argument("--measurements", type=int, default=150_000, help="measurements of the large finish")
     options = parser.parse_args(arguments)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
@@ -49,12 +58,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
             rows += claims(root / f"claim-{processes}", options.claims, processes)
         for queued in options.queued:
             rows += latency(root / f"queued-{queued}", queued, options.latencies)
+        rows += beside_a_large_finish(root / "finish", options.measurements)
     print_report("The store alone, one commit a job", [{"what": what, "measured": measured} for what, measured in rows])
 
 
 @contextmanager
 def opened(folder: Path) -> Iterator[Database]:
-    database = open_database(Settings(data_dir=folder))
+    database = open_database(Settings(data_dir=folder, busy_timeout_s=TIMEOUT_S))
     try:
         yield database
     finally:
@@ -127,7 +137,7 @@ def run_claimants(url: str, processes: int, finish: bool) -> tuple[float, list[f
 
 def claim_all(url: str, finish: bool, start: Barrier, results: multiprocessing.Queue[list[float]]) -> None:
     """Run a worker process: claim until no job is left, and send the seconds of each claim."""
-    database = Database(url, busy_timeout_s=60)
+    database = Database(url, busy_timeout_s=TIMEOUT_S)
     queue, name, latencies = Queue(database), f"worker-{multiprocessing.current_process().pid}", []
     queue.running()  # connects
     start.wait(START_TIMEOUT_S)
@@ -152,6 +162,57 @@ def latency(folder: Path, queued: int, number: int) -> list[Row]:
             queue.claim("worker", OFFER)
         latencies = [timed(lambda: queue.claim("worker", OFFER)) for _ in range(min(number, queued - 10))]
     return [(f"claim p50 / p99 / max, {queued:,} queued", summary(latencies))]
+
+
+def beside_a_large_finish(folder: Path, number: int) -> list[Row]:
+    """Submit and renew, one after the other, while another process finishes a job with many measurements."""
+    context = multiprocessing.get_context("spawn")
+    with opened(folder) as database:
+        queue = Queue(database)
+        fill(queue, 2)
+        claim = queue.claim("bystander", OFFER)
+        assert claim is not None
+        start, seconds = context.Barrier(2), context.SimpleQueue()
+        finisher = context.Process(target=finish_large, args=(database.url, number, start, seconds))
+        finisher.start()
+        start.wait(START_TIMEOUT_S)
+        waits: dict[str, list[float]] = {"submission": [], "renewal": []}
+        while finisher.is_alive():
+            waits["submission"].append(timed(lambda: queue.submit(NewJob(SPEC))))
+            waits["renewal"].append(timed(lambda: queue.renew([claim])))
+            time.sleep(PAUSE_S)
+        finisher.join()
+    beside = f"beside a finish with {number:,} measurements"
+    return [
+        (f"finish with {number:,} measurements", f"{seconds.get():,.2f} s"),
+        *((f"{what} p50 / p99 / max, {beside}", summary(found)) for what, found in waits.items()),
+    ]
+
+
+def finish_large(url: str, number: int, start: Barrier, seconds: SimpleQueue[float]) -> None:
+    """Run a worker process: claim a job, and finish it with so many measurements."""
+    database = Database(url, busy_timeout_s=TIMEOUT_S)
+    queue = Queue(database)
+    claim = queue.claim("finisher", OFFER)
+    assert claim is not None
+    values: dict[str, Any] = dict.fromkeys(("mean", "std", "median", "min", "max", "p05", "p25", "p75", "p95"), 1.0)
+    values |= {"device_key": "1x CPU", "validity": "valid", "phase": "forward", "metric": "forward_ms", "unit": "ms"}
+    records = [
+        MeasurementRecord(
+            unit_index=0,
+            case={"context_length": case, "batch_size": 4, "precision": "bf16", "mode": "forward"},
+            case_key=f"{case:024d}",
+            outcome="ok",
+            reason=None,
+            n=10,
+            samples=random.randbytes(80),
+            **values,
+        )
+        for case in range(number)
+    ]
+    start.wait(START_TIMEOUT_S)
+    seconds.put(timed(lambda: queue.finish(claim, Finish("succeeded", measurements=records))))
+    database.close()
 
 
 def summary(seconds: Sequence[float]) -> str:

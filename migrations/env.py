@@ -7,6 +7,7 @@ from alembic.autogenerate.api import AutogenContext
 from sqlmodel import SQLModel
 from sqlmodel.sql.sqltypes import AutoString
 
+from app.store.stored_json import StoredJson
 from app.store.tables import UtcDateTime
 
 
@@ -14,6 +15,8 @@ def plain_type(kind: str, item: Any, _context: AutogenContext) -> str | Literal[
     """Types of ours, in revisions to come, as SQLAlchemy's: a revision must not change when the code does."""
     if kind == "type" and isinstance(item, UtcDateTime):
         return "sa.DateTime(timezone=True)"
+    if kind == "type" and isinstance(item, StoredJson):
+        return "sa.JSON()"
     if kind == "type" and isinstance(item, AutoString):
         return "sa.String()"
     return False

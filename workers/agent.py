@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import logging
 import os
@@ -22,7 +23,7 @@ from app.states import WorkerState
 from app.store.artifacts import ArtifactFiles
 from app.store.engine import Database, open_database
 from app.store.hosts import gpus_of_one_job
-from app.store.lease import Watcher
+from app.store.lease import Watcher, agreed
 from app.store.queue import Queue
 from app.store.records import Claim, Offer
 from app.store.registration import Registration
@@ -32,7 +33,7 @@ from workers.job_run import RETRY_S, JobRun, scratch_root
 from workers.jobs import RUNNERS
 from workers.launch import Launcher
 from workers.model.registry import MODELS
-from workers.outcome import Abandoned, Cancelled, GivenBack
+from workers.outcome import Abandoned, Cancelled, GivenBack, in_words
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,10 @@ MAX_ON_PAPER = 4
 """Most jobs at a time that only compute on paper: they need no device, but each has a process."""
 TICK_S = 0.05
 """Seconds between two looks of an idle agent for new work. One look costs microseconds."""
+MIN_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0
+"""Seconds that an agent claims nothing after it could not start a job: doubled each time, so that an agent without
+threads or descriptors does not use up the attempts of the whole queue.
+"""
 
 
 def capabilities() -> frozenset[str]:
@@ -76,7 +81,8 @@ class Agent:
         self._capabilities = capabilities()
         self._runs: dict[int, JobRun] = {}
         self._refused_with: Offer | None = None
-        self._next_beat = self._next_poll = 0.0
+        self._next_beat = self._next_poll = self._claim_after = 0.0
+        self._backoff_s = MIN_BACKOFF_S
         self._signals = 0
         self._drain_until: float | None = None
         self._wake, self._wake_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -91,27 +97,31 @@ class Agent:
         # Without this, the first job would spend its timeout on importing torch, while another worker could run it.
         self._launcher.wait_until_warm()
         self._register()
+        error: str | None = "the worker ended by an error"
         try:
             self._loop()
+            error = None
         finally:
-            self._give_back_all()
+            self._give_back_all(error)
             self._launcher.close()
             self._watch.close()
             self._announce("stopped")
             logger.info("worker %s stopped", self.id)
 
     def _loop(self) -> None:
-        while not self._drained():
+        while True:
             pause_s = TICK_S
-            self._launcher.end_orphans()
             try:
+                if self._drained():
+                    return
+                self._launcher.end_orphans()
                 self._serve_queue()
             except STORE_UNAVAILABLE as error:
                 logger.warning("the store cannot be written now, trying again: %s", error)
                 if not isinstance(error, DatabaseBusy):  # a busy database has made us wait already
                     pause_s = RETRY_S
-            except (FlopwatchError, OSError):
-                # This error must not harm the running jobs.
+            except Exception:
+                # Whatever it was: it must not harm the running jobs.
                 logger.exception("the queue cannot be served now, trying again")
                 pause_s = RETRY_S
             if select.select([self._wake], [], [], pause_s)[0]:
@@ -121,16 +131,16 @@ class Agent:
         now = time.monotonic()
         if now >= self._next_beat:
             self._beat()
-            self._next_beat = now + self._settings.lease_s / 3
+            self._next_beat = now + self._watcher.lease_s / 3
         if now >= self._next_poll:
             for job_id in self._watcher.poll():
                 logger.warning("job %s: its worker was lost", job_id)
-            self._next_poll = now + self._settings.lease_s / 4
+            self._next_poll = now + self._watcher.lease_s / 4
         self._join_ended()
         if self._watch.changed():
             self._refused_with = None
             self._pass_on_cancels()
-        if self._drain_until is None:
+        if self._drain_until is None and now >= self._claim_after:
             self._claim_what_fits()
 
     def _register(self) -> None:
@@ -147,8 +157,12 @@ class Agent:
         logger.info("worker %s ready: %s CPUs, %s", self.id, self._host.cpu_count, gpus)
 
     def _beat(self) -> None:
-        self._registration.beat_worker(self.id, "active" if self._drain_until is None else "draining")
-        renewal = self._queue.renew([run.claim for run in self._runs.values()])
+        claims = [run.claim for run in self._runs.values()]
+        try:
+            renewal = self._queue.renew(claims, (self.id, "active" if self._drain_until is None else "draining"))
+        except STORE_UNAVAILABLE:
+            self._watcher.skip()  # others could not renew their claims either
+            raise
         for job_id in renewal.lost:
             self._runs[job_id].stop.set(Abandoned())
         for job_id in renewal.cancel_requested:
@@ -186,6 +200,8 @@ class Agent:
                 self._refused_with = offer
                 return
             self._start(claim, free)
+            if time.monotonic() < self._claim_after:
+                return
 
     def _offer(self, free: Lease) -> Offer:
         on_paper = sum(run.claim.device_type == "none" for run in self._runs.values())
@@ -199,24 +215,34 @@ class Agent:
         )
 
     def _start(self, claim: Claim, free: Lease) -> None:
+        """Start the job. An error of ours ends this attempt and not the agent, and the next claim waits a while."""
+        lease = None
         try:
             lease = self._lease_for(claim, free)
-        except OSError:
-            self._queue.give_back(claim)
-            raise
-        run = JobRun(
-            claim,
-            lease,
-            queue=self._queue,
-            artifacts=self._artifacts,
-            launcher=self._launcher,
-            settings=self._settings,
-            neighbours=sorted(self._runs),
-            on_end=self._wake_up,
-        )
-        self._runs[claim.job_id] = run
-        logger.info("job %s: attempt %s of %s", claim.job_id, claim.attempt, claim.kind)
-        run.start()
+            run = JobRun(
+                claim,
+                lease,
+                queue=self._queue,
+                artifacts=self._artifacts,
+                launcher=self._launcher,
+                settings=self._settings,
+                neighbours=sorted(self._runs),
+                on_end=self._wake_up,
+            )
+            run.start()
+        except Exception as error:
+            logger.exception("job %s cannot be started; the next claim waits %g s", claim.job_id, self._backoff_s)
+            self._claim_after = time.monotonic() + self._backoff_s
+            self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
+            (free if lease is None else lease).release()
+            if isinstance(error, BlockingIOError):  # another process was faster to take the host: nobody's error
+                self._queue.give_back(claim)
+            else:
+                self._queue.give_up(claim, in_words(error))
+        else:
+            logger.info("job %s: attempt %s of %s", claim.job_id, claim.attempt, claim.kind)
+            self._runs[claim.job_id] = run
+            self._backoff_s = MIN_BACKOFF_S
 
     def _lease_for(self, claim: Claim, free: Lease) -> Lease:
         """Return the job's share of the free devices, and give back the others."""
@@ -228,7 +254,8 @@ class Agent:
         return self._locks.keep_only(free, gpus=0 if on_cpu else claim.devices, alone=alone)
 
     def _wake_up(self) -> None:
-        os.write(self._wake_in, b"e")
+        with contextlib.suppress(BlockingIOError):  # full: the agent wakes up anyhow
+            os.write(self._wake_in, b"e")
 
     def _on_signal(self, _signum: int, _frame: FrameType | None) -> None:
         self._signals += 1
@@ -254,12 +281,13 @@ class Agent:
         except FlopwatchError as error:
             logger.warning("the store does not know yet that this worker is %s: %s", state, error)
 
-    def _give_back_all(self) -> None:
-        """Give all jobs back when an error of ours ends the agent: they have not crashed, and others can run them."""
+    def _give_back_all(self, error: str | None) -> None:
+        """Give all jobs back when the agent ends: others can run them. After an `error` of ours the attempts count."""
         for run in self._runs.values():
-            run.stop.set(GivenBack())
+            run.stop.set(GivenBack(error))
         for run in self._runs.values():
             run.join()
+        self._runs.clear()
 
     def _remove_stale_scratch(self) -> None:
         """Remove the files that killed agents left behind."""
@@ -275,6 +303,6 @@ def serve(settings: Settings) -> None:
     """Open the database, migrating it if needed, and run an agent until a signal ends it."""
     database = open_database(settings)
     try:
-        Agent(settings, database).run()
+        Agent(agreed(database, settings), database).run()
     finally:
         database.close()

@@ -8,6 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -33,6 +34,7 @@ from workers.outcome import (
     RunnerError,
     Succeeded,
     failure_code,
+    in_words,
 )
 from workers.spool import Spool
 from workers.unit_run import Listener, StopSignal, Timeout, UnitRun, Wrapper
@@ -105,8 +107,12 @@ class JobRun:
         self._thread = threading.Thread(target=self._run, name=f"job-{claim.job_id}")
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Start the thread. Raises RuntimeError when the host has no thread left."""
+        try:
+            self._thread.start()
+        except BaseException:
+            self.stop.close()
+            raise
 
     @property
     def ended(self) -> bool:
@@ -119,20 +125,20 @@ class JobRun:
         self.stop.close()
 
     def _run(self) -> None:
-        try:
-            outcome = self._run_units()
-            self._spool.log.end()
-            self._record(outcome)
-        except LeaseLost:
-            logger.warning("job %s: the lease was lost; nothing more was recorded", self.claim.job_id)
-        except Exception as error:
-            logger.exception("job %s: its results cannot be recorded", self.claim.job_id)
-            self._record_failure(error)
-        finally:
-            self._artifacts.release(self._held)
-            shutil.rmtree(self._scratch, ignore_errors=True)
-            self._lease.release()
-            self._on_end()
+        with ExitStack() as at_end:  # each of these is done, whatever the others raise
+            at_end.callback(self._on_end)
+            at_end.callback(self._lease.release)
+            at_end.callback(shutil.rmtree, self._scratch, ignore_errors=True)
+            at_end.callback(lambda: self._artifacts.release(self._held))
+            try:
+                outcome = self._run_units()
+                self._spool.log.end()
+                self._record(outcome)
+            except LeaseLost:
+                logger.warning("job %s: the lease was lost; nothing more was recorded", self.claim.job_id)
+            except BaseException as error:  # a SystemExit of somebody's code, too
+                logger.exception("job %s: the worker cannot go on with it", self.claim.job_id)
+                self._record_failure(error)
 
     def _run_units(self) -> Outcome:
         try:
@@ -140,9 +146,9 @@ class JobRun:
             units = runner.plan(spec)
         except RunnerError as error:
             return Failed(error.code, str(error))
-        except Exception as error:
+        except BaseException as error:  # a SystemExit of somebody's code, too
             logger.exception("job %s could not be planned", self.claim.job_id)
-            return Failed("failed", f"{type(error).__name__}: {error}")
+            return Failed("failed", in_words(error))
         for index, unit in enumerate(units):
             if self.stop.reason is not None:
                 return self.stop.reason
@@ -318,7 +324,9 @@ class JobRun:
         """Commit the outcome with all results. Tries until the commit succeeds or the lease is lost."""
         while not isinstance(outcome, Abandoned) and not isinstance(self.stop.reason, Abandoned):
             try:
-                if isinstance(outcome, GivenBack):
+                if isinstance(outcome, GivenBack) and outcome.error is not None:
+                    self._queue.give_up(self.claim, outcome.error)
+                elif isinstance(outcome, GivenBack):
                     self._queue.give_back(self.claim)
                 else:
                     self._flush()
@@ -329,7 +337,7 @@ class JobRun:
             else:
                 return
 
-    def _record_failure(self, error: Exception) -> None:
+    def _record_failure(self, error: BaseException) -> None:
         """Fail the job for an error of ours, without results, since the store may have refused these.
 
         If even that is impossible, the lease runs out and the watcher records the worker as lost.
@@ -337,7 +345,7 @@ class JobRun:
         self._events.clear()
         self._spool.forget_results()
         try:
-            self._record(Failed("failed", f"the worker could not go on with the job: {type(error).__name__}: {error}"))
+            self._record(Failed("failed", f"the worker could not go on with the job: {in_words(error)}"))
         except LeaseLost:
             logger.warning("job %s: the lease was lost; nothing more was recorded", self.claim.job_id)
         except Exception:

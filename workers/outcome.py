@@ -57,6 +57,11 @@ def failure_code(error: BaseException) -> str:
     return "storage_full" if is_no_space(error) else "failed"
 
 
+def in_words(error: BaseException) -> str:
+    """Return an error's type, and its text if it has one."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
 @dataclass(frozen=True)
 class Succeeded:
     """Every unit ran to its end. Cells that ran out of memory are results, so they count as success."""
@@ -78,7 +83,11 @@ class Cancelled:
 
 @dataclass(frozen=True)
 class GivenBack:
-    """The worker is shutting down; the job goes back to the queue and the attempt does not count."""
+    """The worker is ending; the job goes back to the queue. The attempt counts only if an `error` of the worker's own
+    ends it, since the job may be the cause.
+    """
+
+    error: str | None = None
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ class Job(TypedDict):
     waiting: str | None
     environment: dict[str, Any] | None
     validity: dict[str, Any] | None
+    broken: dict[str, Any] | None
     links: dict[str, str]
 
 
@@ -121,6 +122,7 @@ class Sweep(TypedDict):
     exclude: list[dict[str, Any]]
     options: dict[str, Any]
     created_at: str
+    broken: dict[str, Any] | None
     counts: dict[str, int]
     links: dict[str, str]
 
@@ -134,6 +136,7 @@ class Worker(TypedDict):
     capabilities: list[str]
     devices: list[Any]
     versions: dict[str, Any]
+    broken: dict[str, Any] | None
     job_ids: list[int]
     registered_at: str
     last_seen_at: str

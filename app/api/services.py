@@ -14,11 +14,11 @@ from fastapi import Depends, Request
 
 from app.api.changes import Changes
 from app.api.writing import Writes
-from app.errors import FlopwatchError
+from app.errors import STORE_UNAVAILABLE
 from app.settings import Settings
 from app.store.artifacts import ArtifactFiles
 from app.store.engine import Database, open_database
-from app.store.lease import Watcher
+from app.store.lease import Watcher, agreed
 from app.store.pausing import Pausing
 from app.store.queue import Queue
 from app.store.reading import Reading
@@ -51,6 +51,11 @@ class Services:
 async def running(settings: Settings) -> AsyncIterator[Services]:
     """Open the database (migrating it), keep it up while inside, and close it."""
     database = await run_sync(open_database, settings)
+    try:
+        settings = await run_sync(agreed, database, settings)
+    except BaseException:
+        database.close()
+        raise
     services = Services(
         settings=settings,
         database=database,
@@ -64,8 +69,8 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
     )
     watcher = Watcher(services.queue, services.registration, settings.lease_s)
     upkeep = [
-        asyncio.create_task(_every(min(settings.lease_s / 4, MAX_LEASE_POLL_S), watcher.poll)),
-        asyncio.create_task(_every(CHECKPOINT_S, database.checkpoint, first_after_s=CHECKPOINT_S)),
+        asyncio.create_task(_every(lambda: min(watcher.lease_s / 4, MAX_LEASE_POLL_S), watcher.poll)),
+        asyncio.create_task(_every(lambda: CHECKPOINT_S, database.checkpoint, first_after_s=CHECKPOINT_S)),
         asyncio.create_task(_once(lambda: services.files.sweep_orphans(database, ORPHAN_AGE_S))),
     ]
     try:
@@ -79,17 +84,19 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
         await run_sync(database.close)
 
 
-async def _every(seconds: float, work: Callable[[], Any], *, first_after_s: float = 0.0) -> None:
+async def _every(seconds: Callable[[], float], work: Callable[[], Any], *, first_after_s: float = 0.0) -> None:
     await asyncio.sleep(first_after_s)
     while True:
         await _once(work)
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(seconds())
 
 
 async def _once(work: Callable[[], Any]) -> None:
     try:
         await run_sync(work)
-    except (FlopwatchError, OSError):
+    except STORE_UNAVAILABLE as error:
+        logger.warning("upkeep of the store has to wait: %s", error)
+    except Exception:  # whatever it was, it must not end the upkeep
         logger.exception("upkeep of the store failed; it will be tried again")
 
 

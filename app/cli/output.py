@@ -53,6 +53,7 @@ def print_job(job: dict[str, Any]) -> None:
         "waiting": job.get("waiting"),
         "key": job["unique_key"],
         "timeout": "none" if job["timeout_s"] is None else f"{number(job['timeout_s'])} s",
+        "broken": (job.get("broken") or {}).get("detail"),
         "validity": verdict(job["validity"]) if job["validity"] is not None else None,
     }
     for name, value in facts.items():

@@ -1,4 +1,4 @@
-"""Commands that are or start processes: up, serve, worker, run, backup."""
+"""Commands that are or start processes, or need none: up, serve, worker, run, backup, lease."""
 
 from __future__ import annotations
 
@@ -98,7 +98,31 @@ def backup(path: Annotated[Path, typer.Argument(help="The file to write; it must
     typer.echo(f"{path}: {path.stat().st_size} bytes. Copy {settings.artifacts_dir} as well to keep the files of jobs.")
 
 
-COMMANDS = (up, serve, worker, run, backup)
+def lease(
+    seconds: Annotated[float | None, typer.Argument(min=0.1, max=86_400, help="The new lease, in seconds.")] = None,
+) -> None:
+    """Print the lease of the database, or change it while no worker runs: a worker silent for longer loses its jobs."""
+    from contextlib import closing
+
+    from app.errors import FlopwatchError
+    from app.store.engine import open_database
+    from app.store.lease import change
+    from app.store.queue import Queue
+
+    settings = _settings()
+    try:
+        with closing(open_database(settings)) as database:
+            if seconds is not None:
+                change(database, seconds)
+            found = Queue(database).lease_s()
+    except FlopwatchError as error:
+        fail(f"{error.title}: {error.detail}")
+    typer.echo(
+        f"{found:g} seconds" if found is not None else "none yet: the server or worker that starts first decides"
+    )
+
+
+COMMANDS = (up, serve, worker, run, backup, lease)
 
 
 def fail(message: str) -> NoReturn:
@@ -121,14 +145,18 @@ def _settings(**changes: object) -> Settings:
 
 def _server_settings(host: str | None, port: int | None, *, insecure: bool) -> Settings:
     """Return a server's settings; refuse access that is open by oversight, and make or migrate the database."""
+    from contextlib import closing
+
     from app.cli.server import refuse_open_access
     from app.errors import FlopwatchError
     from app.store.engine import open_database
+    from app.store.lease import agreed
 
     settings = _settings(FLOPWATCH_HOST=host, FLOPWATCH_PORT=port, FLOPWATCH_INSECURE=insecure or None)
     try:
         refuse_open_access(settings)
-        open_database(settings).close()
+        with closing(open_database(settings)) as database:
+            agreed(database, settings)
     except FlopwatchError as error:
         fail(f"{error.title}: {error.detail}")
     return settings

@@ -32,6 +32,7 @@ from app.store import tables
 from app.store.hosts import Host, Needs, hosts
 from app.store.pausing import going, paused_kinds
 from app.store.records import Offer
+from app.store.stored_json import is_unreadable
 
 FIRST, NEXT = 4, 200
 """Rows of a page: nearly always the first one decides."""
@@ -111,6 +112,8 @@ def _first(connection: Connection, lane: Lane, worker_id: str, offer: Offer) -> 
     page = connection.execute(lane.first_page, values).all()
     while True:
         for job in page:
+            if is_unreadable(job.requirements):
+                return job  # whoever takes it finds that it cannot run
             if offer.capabilities.issuperset(job.requirements):
                 return job
             if others is None:

@@ -97,10 +97,11 @@ class Database:
         self._watches.add(watch)
         return watch
 
-    def probe(self, timeout_s: float) -> None:
+    def probe(self, timeout_s: float | None = None) -> None:
         """Make a write that changes no data, to find out if writing works.
 
-        Raises the same errors as a write; DatabaseBusy when other writers kept it waiting for `timeout_s` seconds.
+        Raises the same errors as a write; DatabaseBusy when other writers kept it waiting for `timeout_s` seconds, by
+        default as long as any write waits.
         """
         with self._translated():
             self.backend.probe(timeout_s)

@@ -70,12 +70,25 @@ def hosts(
     return [
         Host(
             state=state,
-            kinds=frozenset(json.loads(kinds)),
-            capabilities=frozenset(json.loads(capabilities)),
-            gpus=gpus_of_one_job(_uuids(json.loads(devices))),
+            kinds=frozenset(names_in(kinds)),
+            capabilities=frozenset(names_in(capabilities)),
+            gpus=gpus_of_one_job(_uuids(_items(devices))),
         )
         for state, kinds, capabilities, devices in connection.execute(query)
     ]
+
+
+def names_in(stored: str) -> list[str]:
+    """Return the names in a worker's column `kinds` or `capabilities`; none when it cannot be read."""
+    return [name for name in _items(stored) if isinstance(name, str)]
+
+
+def _items(stored: str) -> list[Any]:
+    try:
+        items = json.loads(stored)
+    except (ValueError, RecursionError):
+        return []
+    return items if isinstance(items, list) else []
 
 
 def gpus_of_one_job(uuids: Collection[str]) -> int:

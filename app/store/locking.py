@@ -4,10 +4,11 @@ SQLite has one writer at a time too, but its waiters poll: under load the unluck
 queue. Threads of a process take turns in order of arrival; the one whose turn it is waits for the other processes in
 flock(2).
 
-A blocking flock cannot be given a deadline, and a writer can stop for ever (SIGSTOP) while it holds the lock. So the
-blocking call is made by a helper thread, and the waiter waits for that thread with a deadline. A helper whose waiter
-gave up keeps its place in the kernel's queue. The next waiter of the process adopts it, so that there is at most one
-helper; if no thread waits when the lock arrives, the helper releases it at once.
+A blocking flock cannot be given a deadline, and a writer can stop for ever (SIGSTOP) while it holds the lock. So a
+helper thread makes the blocking call, and the waiter waits for that thread with a deadline. A helper whose waiter gave
+up keeps its place in the kernel's queue, and the next waiter of the process takes that place over; if no thread waits
+when the lock arrives, the helper releases it at once. Each lock has one helper, which starts with the lock's first use
+and stays: on a host that is out of threads no writer needs a new one.
 """
 
 from __future__ import annotations
@@ -100,39 +101,73 @@ class TurnLock:
                 self._taken = False
 
 
-class _BlockingRequest:
-    """A thread that waits in flock(2); the lock belongs to the thread that wants it when it arrives."""
+class _Helper:
+    """A thread that waits in flock(2) on one descriptor for the threads of this process, one at a time.
+
+    Raises RuntimeError if the thread cannot start.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._guard = threading.Lock()
-        self._arrived = threading.Event()
-        self._wanted = True
-        self._over = False
-        threading.Thread(target=self._wait, name="write-lock", daemon=True).start()
+        self._changed = threading.Condition()
+        self._wanted = False
+        self._blocked = False
+        """The helper is in flock, or about to be."""
+        self._arrived = False
+        """The lock is held for the waiter."""
+        self._closed = False
+        threading.Thread(target=self._serve, name="write-lock", daemon=True).start()
 
-    def _wait(self) -> None:
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        with self._guard:
-            if self._wanted:
-                self._arrived.set()
-            else:
-                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-                self._over = True
+    def _serve(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._blocked or self._closed)
+                if not self._blocked:
+                    os.close(self._descriptor)
+                    return
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            with self._changed:
+                self._blocked = False
+                if self._wanted:
+                    self._arrived = True
+                    self._changed.notify_all()
+                else:
+                    fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
-    def adopt(self) -> bool:
-        """Wait again for a lock that an earlier waiter gave up; False when it has come and was released meanwhile."""
-        with self._guard:
+    @property
+    def is_blocked(self) -> bool:
+        """Return True while the helper waits for the lock, for a waiter or for nobody any more."""
+        return self._blocked
+
+    def lock(self, deadline: float) -> bool:
+        """Take the lock; False when it did not come until `deadline` (time.monotonic)."""
+        with self._changed:
+            if not self._blocked:
+                try:
+                    fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    self._blocked = True
+                    self._changed.notify_all()
+                else:
+                    return True
             self._wanted = True
-            return not self._over
+            arrived = self._changed.wait_for(lambda: self._arrived, max(0.0, deadline - time.monotonic()))
+            self._wanted = self._arrived = False
+            return arrived
 
-    def wait(self, timeout_s: float) -> bool:
-        """Return True if the lock arrived within `timeout_s` seconds; if not, the waiter gives up."""
-        if self._arrived.wait(timeout_s):
-            return True
-        with self._guard:
-            self._wanted = self._arrived.is_set()
-            return self._wanted
+    def unlock(self) -> None:
+        """Release the lock explicitly: a process forked meanwhile may have a copy of the descriptor."""
+        fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """End the thread, which closes the file; while it waits for the lock, once that has come."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def close_copy(self) -> None:
+        """In a forked child, which has no copy of the thread: close the copy of the descriptor."""
+        os.close(self._descriptor)
 
 
 class WriteLock:
@@ -144,8 +179,17 @@ class WriteLock:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._turn = TurnLock()
-        self._request: _BlockingRequest | None = None
-        self._descriptor: int | None = None
+        self._helper: _Helper | None = None
+
+    def prepare(self) -> None:
+        """Open the file and start the helper now, so that no writer needs a thread later."""
+        if self._helper is None:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                self._helper = _Helper(descriptor)
+            except RuntimeError as error:
+                os.close(descriptor)
+                raise DatabaseBusy(f"No thread can be started to wait for {self._path}: {error}.") from error
 
     @contextmanager
     def hold(self, timeout_s: float) -> Iterator[None]:
@@ -154,47 +198,30 @@ class WriteLock:
         if not self._turn.acquire(timeout_s):
             raise self._busy(timeout_s)
         try:
-            descriptor = self._open()
-            if not self._lock(descriptor, deadline):
+            self.prepare()
+            helper = self._helper
+            assert helper is not None
+            if not helper.lock(deadline):
                 raise self._busy(timeout_s)
             try:
                 yield
             finally:
-                # Unlock explicitly: a process forked meanwhile may have a copy of the descriptor.
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
+                helper.unlock()
         finally:
             self._turn.release()
-
-    def _open(self) -> int:
-        if self._descriptor is None:
-            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        return self._descriptor
-
-    def _lock(self, descriptor: int, deadline: float) -> bool:
-        if self._request is None or not self._request.adopt():
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self._request = _BlockingRequest(descriptor)
-            else:
-                self._request = None
-                return True
-        if not self._request.wait(max(0.0, deadline - time.monotonic())):
-            return False
-        self._request = None
-        return True
 
     def _busy(self, timeout_s: float) -> DatabaseBusy:
         return DatabaseBusy(f"Another process has been writing for longer than {timeout_s:g} s ({self._path}).")
 
     def close(self) -> None:
-        """Close the file, unless a helper thread still waits on it (the process's end closes it then)."""
-        if self._descriptor is not None and self._request is None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        """Close the file and end the helper. If it waits for the lock, both happen when that has come."""
+        if self._helper is not None:
+            self._helper.close()
+            self._helper = None
 
     def forget(self) -> None:
         """In a forked child: close the copy of the descriptor, which would keep a dead parent's lock alive."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        if self._helper is not None:
+            self._helper.close_copy()
+            self._helper = None
+        self._turn = TurnLock()

@@ -12,9 +12,12 @@ from sqlalchemy import RowMapping
 
 from app.errors import NotFound
 from app.states import JOB_STATES
+from app.store.stored_json import broken, is_unreadable
 
 MAX_ID = 2**63 - 1
 """The largest id. The database's integers have 64 bits; a number from a URL can have any length."""
+
+NO_PROGRESS: dict[str, Any] = {"done": 0, "total": 0, "message": ""}
 
 _JOB_FIELDS = (
     "id",
@@ -55,21 +58,32 @@ def finite(value: float | None) -> float | None:
 
 ATTEMPT_PARTS = ("logs", "units", "measurements", "tables", "artifacts")
 """What each attempt has of its own. Without `?attempt=` clients get that of the last one."""
+
+
+def readable(value: Any) -> Any:
+    """Return None for a stored value that cannot be read, and every other value as it is."""
+    return None if is_unreadable(value) else value
+
+
 _JOB_PARTS = ("events", "logs", "units", "measurements", "tables", "artifacts", "attempts")
 
 
 def job_dict(row: RowMapping | Mapping[str, Any], waiting: str | None) -> dict[str, Any]:
     """Make the public job from a row of the table `job`. `waiting` says why it cannot start (see waiting.py)."""
     path = f"/jobs/{row['id']}"
+    problem = broken(row)
     return {
         **{field: row[field] for field in _JOB_FIELDS},
+        "progress": NO_PROGRESS if is_unreadable(row["progress"]) else row["progress"],
+        "error": problem if is_unreadable(row["error"]) else row["error"],
         "created_at": rfc3339(row["created_at"]),
         "started_at": rfc3339(row["started_at"]),
         "finished_at": rfc3339(row["finished_at"]),
         "cancel_requested_at": rfc3339(row["cancel_requested_at"]),
         "waiting": waiting,
-        "environment": row["environment"],
-        "validity": row["validity"],
+        "environment": readable(row["environment"]),
+        "validity": readable(row["validity"]),
+        "broken": problem,
         "links": {
             "self": path,
             **{name: f"{path}/{name}" for name in _JOB_PARTS},
@@ -84,6 +98,7 @@ def sweep_dict(row: RowMapping | Mapping[str, Any], counts: Mapping[str, int]) -
     return {
         **{field: row[field] for field in ("id", "name", "labels", "base", "grid", "exclude", "options")},
         "created_at": rfc3339(row["created_at"]),
+        "broken": broken(row),
         "counts": {state: counts.get(state, 0) for state in JOB_STATES},
         "links": {
             "self": path,

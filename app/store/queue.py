@@ -3,7 +3,8 @@
     submit ─→ queued ─ claim ─→ running ─ finish ─→ succeeded | failed | cancelled
                ↑ ↑ │               │                               │        │
                │ │ └─ cancel ──────┼─→ cancelled                   │        │
-               │ └── give_back, recover (worker lost, attempts left)        │
+               │ └── give_back; give_up, recover (worker failed or lost,    │
+               │                                  attempts left)            │
                └──────────────────────────── retry ────────────────┴────────┘
 
 A claim carries (job, attempt, token). Before a worker writes anything about a claim, its transaction counts a beat of
@@ -13,19 +14,21 @@ the method raises LeaseLost, and the transaction leaves nothing behind.
 
 from __future__ import annotations
 
+import logging
 import secrets
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, delete, insert, literal_column, select, update
 
 from app.errors import Conflict, LeaseLost, NotFound, job_problem
 from app.specs._sweep import expand
-from app.states import FINISHED_STATES
-from app.store import submission, sweeps, tables
+from app.states import FINISHED_STATES, LivingState
+from app.store import service_settings, staging, submission, sweeps, tables
 from app.store.claims import QUEUED, next_job
 from app.store.engine import Database
-from app.store.public import checked_id, job_dict, sweep_dict
+from app.store.public import NO_PROGRESS, checked_id, job_dict, sweep_dict
 from app.store.records import (
     Claim,
     Finish,
@@ -37,6 +40,8 @@ from app.store.records import (
     RunningAttempt,
     Submitted,
 )
+from app.store.registration import beat
+from app.store.stored_json import broken
 from app.store.tables import utc_now
 from app.store.waiting import waiting_reasons
 
@@ -61,6 +66,7 @@ _TAKE = (
         _job.device_type,
         _job.devices,
         _job.exclusive_host,
+        _job.requirements,
     )
 )
 _BEGIN_ATTEMPT = insert(tables.attempt).returning(_attempt.id)
@@ -92,14 +98,17 @@ _RUNNING = (
 )
 
 
+logger = logging.getLogger(__name__)
+
 RETRIED_STATES = ("failed", "cancelled")
 """States from which `retry` queues a job again."""
 CANCELLED_BEFORE = "The job was cancelled before it ran."
 CANCELLED_WHILE = "The job was cancelled while it ran."
+CANCELLED_AND_LOST = "The job was cancelled while it ran; its worker was lost."
 
 
 class Queue:
-    """The queue of one database. Every method is one transaction."""
+    """The queue of one database. Every method is one transaction, but for large results (see staging.py)."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -171,6 +180,8 @@ class Queue:
         """
         with self._database.read() as connection:
             sweep = _find_sweep(connection, sweep_id)
+            if problem := broken(sweep):
+                raise Conflict(f"Sweep {sweep_id} cannot be resumed. {problem['detail']}")
             points = expand(sweep["base"], sweep["grid"], sweep["exclude"])
             lacking = sweeps.points_without_job(connection, sweep_id, points)
         # Jobs are made before the transaction, because validating thousands of specs takes long.
@@ -203,44 +214,23 @@ class Queue:
             if next_job(connection, worker_id, offer) is None:
                 return None
         with self._database.write() as connection:
-            job_id = next_job(connection, worker_id, offer)
-            if job_id is None:
-                return None
-            now, token = utc_now(), secrets.token_hex(16)
-            job = connection.execute(_TAKE, {"job_id": job_id, "by": worker_id, "now": now}).one()
-            attempt_id = connection.execute(
-                _BEGIN_ATTEMPT,
-                {
-                    "job_id": job_id,
-                    "number": job.attempt,
-                    "token": token,
-                    "worker_id": worker_id,
-                    "state": "running",
-                    "beat": 0,
-                    "started_at": now,
-                },
-            ).scalar_one()
-            _say(connection, job_id, job.attempt, "state", {"state": "running", "worker_id": worker_id})
-        return Claim(
-            job_id=job_id,
-            attempt=job.attempt,
-            token=token,
-            attempt_id=attempt_id,
-            worker_id=worker_id,
-            kind=job.kind,
-            name=job.name,
-            spec=job.spec,
-            timeout_s=job.timeout_s,
-            device_type=job.device_type,
-            devices=job.devices,
-            exclusive_host=job.exclusive_host,
-        )
+            while (job_id := next_job(connection, worker_id, offer)) is not None:
+                claim = _take(connection, job_id, worker_id)
+                if claim is not None:
+                    return claim
+        return None
 
-    def renew(self, claims: Sequence[Claim]) -> Renewal:
-        """Send one heartbeat of each claim. Returns the lost claims, and those of the others that must be cancelled."""
-        if not claims:
+    def renew(self, claims: Sequence[Claim], worker: tuple[str, LivingState] | None = None) -> Renewal:
+        """Send one heartbeat of each claim, and with them that of the `worker`, by its id, with its state.
+
+        They are one transaction: a worker that is seen alive has renewed its claims. Returns the lost claims, and those
+        of the others that must be cancelled.
+        """
+        if not claims and worker is None:
             return Renewal(frozenset(), frozenset())
         with self._database.write() as connection:
+            if worker is not None:
+                beat(connection, *worker)
             held = [claim.job_id for claim in claims if _beat(connection, claim)]
             asked = select(_job.id).where(_job.id.in_(held), _job.cancel_requested_at.is_not(None))
             cancel_requested = frozenset(connection.execute(asked).scalars())
@@ -276,21 +266,62 @@ class Queue:
                 _change(connection, claim.job_id, progress=progress)
 
     def finish(self, claim: Claim, finish: Finish) -> str:
-        """End an attempt: commit state, units, measurements, tables, artifacts and log together. Or raise LeaseLost.
+        """End an attempt with state, units, measurements, tables, artifacts and log, together; or raise LeaseLost.
 
-        Returns the state that the job ended in: a cancel that somebody asked for wins over any other. A job that does
-        not succeed keeps its measurements, marked partial. The artifacts' files must be there and held (see
-        artifacts.py).
+        Large results are written in slices first, which nobody sees before the one short transaction that ends the
+        attempt (see staging.py). Returns the state that the job ended in: a cancel that somebody asked for wins over
+        any other. A job that does not succeed keeps its measurements, marked partial. The artifacts' files must be
+        there and held (see artifacts.py).
+        """
+        # A cancel that comes while results are written makes them partial: then they are written once more.
+        for partial in (finish.state != "succeeded", True):
+            is_staged, last = self._stage(claim, staging.slices(claim, finish, partial=partial))
+            state = self._end(claim, finish, last, partial if is_staged else None)
+            if state is not None:
+                return state
+        raise AssertionError("a cancel is never taken back")
+
+    def _stage(self, claim: Claim, slices: Iterator[staging.Slice]) -> tuple[bool, staging.Slice]:
+        """Write all slices but the last, each in its own transaction. Returns if there were any, and the last."""
+        self._clear(claim)
+        is_staged, last = False, next(slices)
+        for following in slices:
+            with self._database.write() as connection:
+                _pass_fence(connection, claim)
+                if not is_staged:
+                    staging.mark(connection, claim.attempt_id, is_staged=True)
+                staging.write(connection, last)
+            is_staged, last = True, following
+            time.sleep(staging.PAUSE_S)
+        return is_staged, last
+
+    def _clear(self, claim: Claim) -> None:
+        """Delete what an earlier try of the same attempt has staged."""
+        with self._database.read() as connection:
+            is_left = staging.is_marked(connection, claim.attempt_id)
+        while is_left:
+            with self._database.write() as connection:
+                _pass_fence(connection, claim)
+                is_left = staging.unstage(connection, claim.attempt_id, claim.job_id, claim.attempt)
+            time.sleep(staging.PAUSE_S)
+
+    def _end(self, claim: Claim, finish: Finish, last: staging.Slice, staged_as: bool | None) -> str | None:
+        """End an attempt with its last slice; returns the job's state, or None when staged rows are marked wrongly.
+
+        staged_as: what staged rows say about being partial; None when there are none.
         """
         with self._database.write() as connection:
             _pass_fence(connection, claim)
             job = connection.execute(_JOB, {"job_id": claim.job_id}).one()
             state = "cancelled" if job.cancel_requested_at is not None else finish.state
+            partial = state != "succeeded"
+            if staged_as not in (None, partial):
+                return None
             error = finish.error
             if state == "cancelled" and (error is None or error.get("code") != "cancelled"):
                 error = job_problem("cancelled", CANCELLED_WHILE)
-            _insert_results(connection, claim, finish, partial=state != "succeeded")
-            _end_attempt(connection, claim.attempt_id, state, error=error, log=finish.log)
+            staging.write(connection, _marked(last, partial=partial))
+            _end_attempt(connection, claim.attempt_id, state, error=error, log=finish.log, staged=False)
             _finish_job(
                 connection,
                 claim.job_id,
@@ -302,8 +333,27 @@ class Queue:
             )
         return state
 
+    def sweep_staged(self, slices: int = 10) -> int:
+        """Delete staged results of attempts that ended without them, at most so many slices. Returns how many it was.
+
+        More are left to the next call: nobody sees these rows, and others want to write.
+        """
+        for done in range(slices):
+            with self._database.read() as connection:  # nearly always there are none
+                if staging.leftover(connection) is None:
+                    return done
+            with self._database.write() as connection:
+                found = staging.leftover(connection)
+                if found is not None:
+                    staging.unstage(connection, *found)
+            time.sleep(staging.PAUSE_S)
+        return slices
+
     def give_back(self, claim: Claim) -> None:
-        """Put a running job back into the queue without counting the attempt. A requested cancel wins."""
+        """Put a running job back into the queue without counting the attempt. A requested cancel wins.
+
+        Only a worker that shuts down may do so: see `give_up`.
+        """
         with self._database.write() as connection:
             _pass_fence(connection, claim)
             job = connection.execute(_JOB, {"job_id": claim.job_id}).one()
@@ -314,6 +364,17 @@ class Queue:
             else:
                 _end_attempt(connection, claim.attempt_id, "given_back")
                 _requeue(connection, claim.job_id, claim.attempt, "given_back", counted=False)
+
+    def give_up(self, claim: Claim, reason: str) -> str:
+        """End an attempt that an error of its worker made impossible, as if the worker had been lost: it counts.
+
+        Returns the job's new state: queued again, failed as `worker_lost` when no attempts are left, or cancelled.
+        """
+        with self._database.write() as connection:
+            _pass_fence(connection, claim)
+            error = job_problem("worker_lost", f"The worker could not go on with the job: {reason}.")
+            _end_attempt(connection, claim.attempt_id, "lost", error=error)
+            return _lose(connection, claim.job_id, claim.attempt, error, CANCELLED_WHILE)
 
     def cancel(self, job_id: int) -> dict[str, Any]:
         """Cancel a job: at once when it is queued, else as soon as its worker hears of it; returns the public job.
@@ -366,6 +427,15 @@ class Queue:
             kept = set(connection.execute(select(artifact.sha256).where(artifact.sha256.in_(contents))).scalars())
         return sorted(contents - kept)
 
+    def probe(self) -> None:
+        """Commit something that changes no data. Raises as any write does when that is impossible."""
+        self._database.probe()
+
+    def lease_s(self) -> float | None:
+        """Return the lease that processes of this database have agreed on, in seconds; None before the first one."""
+        with self._database.read() as connection:
+            return service_settings.lease_s(connection)
+
     def running(self) -> list[RunningAttempt]:
         """Return every attempt that runs, with its beat."""
         with self._database.read() as connection:
@@ -382,17 +452,44 @@ class Queue:
             lost = {"error": error, "finished_at": utc_now()}
             if connection.execute(_LOSE_ATTEMPT, {**seen, **lost}).rowcount == 0:
                 return None
-            job = _find(connection, running.job_id)
-            if job.cancel_requested_at is not None:
-                error = job_problem("cancelled", "The job was cancelled while it ran; its worker was lost.")
-                _finish_job(connection, job.id, running.attempt, "cancelled", error)
-                return "cancelled"
-            if job.attempt < job.max_attempts:
-                _requeue(connection, job.id, running.attempt, "worker_lost", counted=True)
-                return "queued"
-            error["detail"] += f" It was attempt {job.attempt} of {job.max_attempts}."
-            _finish_job(connection, job.id, running.attempt, "failed", error)
-            return "failed"
+            return _lose(connection, running.job_id, running.attempt, error, CANCELLED_AND_LOST)
+
+
+def _take(connection: Connection, job_id: int, worker_id: str) -> Claim | None:
+    """Take a queued job, whose row must be readable: another one fails at once, with a code, and None is returned."""
+    now, token = utc_now(), secrets.token_hex(16)
+    job = connection.execute(_TAKE, {"job_id": job_id, "by": worker_id, "now": now}).one()
+    attempt = {
+        "job_id": job_id,
+        "number": job.attempt,
+        "token": token,
+        "worker_id": worker_id,
+        "state": "running",
+        "beat": 0,
+        "started_at": now,
+    }
+    attempt_id = connection.execute(_BEGIN_ATTEMPT, attempt).scalar_one()
+    _say(connection, job_id, job.attempt, "state", {"state": "running", "worker_id": worker_id})
+    problem = broken(job._mapping)
+    if problem is not None:
+        logger.error("job %d fails: %s", job_id, problem["detail"])
+        _end_attempt(connection, attempt_id, "failed", error=problem)
+        _finish_job(connection, job_id, job.attempt, "failed", problem)
+        return None
+    return Claim(
+        job_id=job_id,
+        attempt=job.attempt,
+        token=token,
+        attempt_id=attempt_id,
+        worker_id=worker_id,
+        kind=job.kind,
+        name=job.name,
+        spec=job.spec,
+        timeout_s=job.timeout_s,
+        device_type=job.device_type,
+        devices=job.devices,
+        exclusive_host=job.exclusive_host,
+    )
 
 
 def _find(connection: Connection, job_id: int) -> Any:
@@ -448,9 +545,15 @@ def _change(connection: Connection, job_id: int, **values: Any) -> None:
 
 
 def _end_attempt(
-    connection: Connection, attempt_id: int, state: str, *, error: dict[str, Any] | None = None, log: str | None = None
+    connection: Connection,
+    attempt_id: int,
+    state: str,
+    *,
+    error: dict[str, Any] | None = None,
+    log: str | None = None,
+    **values: Any,
 ) -> None:
-    ended = {"state": state, "error": error, "log": log, "finished_at": utc_now()}
+    ended = {"state": state, "error": error, "log": log, "finished_at": utc_now(), **values}
     connection.execute(_END_ATTEMPT, {"attempt_id": attempt_id, **ended})
 
 
@@ -462,24 +565,29 @@ def _finish_job(
     _say(connection, job_id, attempt, "done", {"state": state, "error": error})
 
 
+def _lose(connection: Connection, job_id: int, attempt: int, error: dict[str, Any], if_cancelled: str) -> str:
+    """Queue a job again whose attempt its worker could not end, or end it; returns its new state."""
+    job = _find(connection, job_id)
+    if job.cancel_requested_at is not None:
+        _finish_job(connection, job_id, attempt, "cancelled", job_problem("cancelled", if_cancelled))
+        return "cancelled"
+    if job.attempt < job.max_attempts:
+        _requeue(connection, job_id, attempt, "worker_lost", counted=True)
+        return "queued"
+    error["detail"] += f" It was attempt {job.attempt} of {job.max_attempts}."
+    _finish_job(connection, job_id, attempt, "failed", error)
+    return "failed"
+
+
 def _requeue(connection: Connection, job_id: int, attempt: int, reason: str, *, counted: bool) -> None:
     values = {} if counted else {"attempt": attempt - 1}
-    _change(
-        connection, job_id, state="queued", worker_id=None, started_at=None, progress=submission.NO_PROGRESS, **values
-    )
+    _change(connection, job_id, state="queued", worker_id=None, started_at=None, progress=NO_PROGRESS, **values)
     _say(connection, job_id, attempt, "state", {"state": "queued", "reason": reason})
 
 
-def _insert_results(connection: Connection, claim: Claim, finish: Finish, *, partial: bool) -> None:
-    of = {"job_id": claim.job_id, "attempt": claim.attempt}
-    for table, records in (
-        (tables.unit, finish.units),
-        (tables.measurement, finish.measurements),
-        (tables.result_table, finish.tables),
-    ):
-        if records:
-            connection.execute(insert(table), [{**of, "partial": partial, **vars(record)} for record in records])
-    if finish.artifacts:
-        now = utc_now()
-        rows = [{**of, "created_at": now, **vars(artifact)} for artifact in finish.artifacts]
-        connection.execute(insert(tables.artifact), rows)
+def _marked(rows: staging.Slice, *, partial: bool) -> staging.Slice:
+    """Return the rows, all partial or none, in the tables that tell."""
+    return [
+        (table, [{**row, "partial": partial} for row in found] if "partial" in table.c else found)
+        for table, found in rows
+    ]

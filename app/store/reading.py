@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import array
 import functools
-import json
 import logging
 import operator
 import sys
@@ -19,6 +18,7 @@ from app.layout import FACTS, STATISTICS
 from app.states import JOB_STATES
 from app.store import sweeps, tables
 from app.store.engine import Database
+from app.store.hosts import names_in
 from app.store.public import (
     MAX_ID,
     artifact_dict,
@@ -27,11 +27,13 @@ from app.store.public import (
     checked_id,
     finite,
     job_dict,
+    readable,
     rfc3339,
     sweep_dict,
 )
 from app.store.results.choosing import check_attempt, recorded_attempt
 from app.store.results.sheet import free_names, type_of
+from app.store.stored_json import broken, is_unreadable
 from app.store.waiting import waiting_reasons
 
 logger = logging.getLogger(__name__)
@@ -105,7 +107,7 @@ class Reading:
                 "job_id": row.job_id,
                 "attempt": row.attempt,
                 "type": row.type,
-                "data": row.data,
+                "data": broken({"data": row.data}) or row.data,
                 "created_at": rfc3339(row.created_at),
             }
             for row in rows
@@ -121,7 +123,7 @@ class Reading:
                 "number": row.number,
                 "worker_id": row.worker_id,
                 "state": row.state,
-                "error": row.error,
+                "error": broken({"error": row.error}) or row.error,
                 "started_at": rfc3339(row.started_at),
                 "finished_at": rfc3339(row.finished_at),
                 "links": attempt_links(job_id, row.number),
@@ -148,7 +150,7 @@ class Reading:
             text: list[str] = []
             for row in connection.execute(query.order_by(event.id)):
                 if row.type == "log":
-                    text.append(row.data["text"])
+                    text.append(row.data.get("text", ""))
                 elif "worker_id" in row.data:  # a claim: an earlier one that was given back had the same number
                     text.clear()
         return "".join(text)
@@ -207,7 +209,7 @@ class Reading:
             artifacts = connection.execute(_artifacts(job_id, attempt)).mappings().all()
         return [
             {
-                **{name: row[name] for name in _UNIT_FIELDS},
+                **{name: readable(row[name]) for name in _UNIT_FIELDS},
                 "artifacts": [
                     {"name": file["name"], "url": artifact_url(file, chosen)}
                     for file in artifacts
@@ -255,6 +257,7 @@ class Reading:
                 "capabilities": row.capabilities,
                 "devices": row.devices,
                 "versions": row.versions,
+                "broken": broken(row._mapping),
                 "job_ids": [job_id for job_id, worker_id in running if worker_id == row.id],
                 "registered_at": rfc3339(row.registered_at),
                 "last_seen_at": rfc3339(row.last_seen_at),
@@ -296,8 +299,8 @@ class Reading:
                 select(cast(worker.kinds, Text), cast(worker.capabilities, Text)).distinct()
             ).all()
         return {
-            "kinds": {kind for kinds, _ in rows for kind in json.loads(kinds)},
-            "capabilities": {name for _, names in rows for name in json.loads(names)},
+            "kinds": {kind for kinds, _ in rows for kind in names_in(kinds)},
+            "capabilities": {name for _, names in rows for name in names_in(names)},
         }
 
 
@@ -363,8 +366,8 @@ _SHORTENED = ("error", "progress")
 
 def _shortened(value: dict[str, Any] | None) -> dict[str, Any] | None:
     """Cut the texts of an error or a progress that a former Flopwatch stored whole, however long they were."""
-    if value is None:
-        return None
+    if value is None or is_unreadable(value):
+        return value
     return {
         name: f"{text[: MAX_LISTED_TEXT - 1]}…" if isinstance(text, str) and len(text) > MAX_LISTED_TEXT else text
         for name, text in value.items()

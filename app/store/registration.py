@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
-from sqlalchemy import bindparam, insert, select, update
+from sqlalchemy import Connection, bindparam, insert, select, update
 
 from app.states import LivingState, WorkerState
 from app.store import tables
@@ -18,6 +20,7 @@ _worker = tables.worker.c
 _CHANGE = update(tables.worker).where(_worker.id == bindparam("worker_id"))
 _BEAT = _CHANGE.values(beat=_worker.beat + 1)
 _LOSE = _CHANGE.where(_worker.beat == bindparam("seen_beat"), _worker.state.in_(ALIVE)).values(state="lost")
+_LIVING = select(_worker.id, _worker.hostname, _worker.pid).where(_worker.state.in_(ALIVE)).order_by(_worker.id)
 _ALIVE = select(_worker.id, _worker.beat).where(_worker.state.in_(ALIVE))
 
 
@@ -60,7 +63,7 @@ class Registration:
     def beat_worker(self, worker_id: str, state: LivingState) -> None:
         """Record a heartbeat and the worker's state; a worker that was marked lost becomes active or draining again."""
         with self._database.write() as connection:
-            connection.execute(_BEAT, {"worker_id": worker_id, "state": state, "last_seen_at": utc_now()})
+            beat(connection, worker_id, state)
 
     def set_worker_state(self, worker_id: str, state: WorkerState) -> None:
         """Set a worker's state. active: it takes jobs; draining: no new ones; stopped: it ended in order; lost: it is
@@ -79,3 +82,23 @@ class Registration:
         with self._database.write() as connection:
             seen = {"worker_id": worker_id, "seen_beat": seen_beat}
             return connection.execute(_LOSE, seen).rowcount == 1
+
+
+def beat(connection: Connection, worker_id: str, state: LivingState) -> None:
+    """Record a worker's heartbeat and its state in a transaction of the caller."""
+    connection.execute(_BEAT, {"worker_id": worker_id, "state": state, "last_seen_at": utc_now()})
+
+
+def living_workers(connection: Connection) -> list[str]:
+    """Return the ids of workers that are active or draining, without those of this host that were killed."""
+    return [row.id for row in connection.execute(_LIVING) if row.hostname != socket.gethostname() or _runs(row.pid)]
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True

@@ -11,7 +11,7 @@ import sqlite3
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -122,6 +122,8 @@ class SQLite:
         """Make the folder; refuse a network file system."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         refuse_network_file_system(self.path)
+        with suppress(OSError, DatabaseBusy):  # whoever only reads does not need the lock; a writer meets the error
+            self._lock.prepare()
 
     def _check_file(self) -> None:
         """Raise DatabaseGone when the path no longer leads to the file that this process has open.
@@ -145,11 +147,12 @@ class SQLite:
             self._check_file()
             yield
 
-    def probe(self, timeout_s: float) -> None:
+    def probe(self, timeout_s: float | None) -> None:
         """Rewrite a page with the data that it has, and find out if the disk has room for more.
 
         Raises the same errors as a write; DatabaseBusy when other writers kept it waiting for `timeout_s` seconds.
         """
+        timeout_s = self._busy_timeout_s if timeout_s is None else timeout_s
         self._check_file()
         if error := self._growth_error():
             raise self._storage_error(error, is_full=is_no_space(error))

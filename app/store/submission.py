@@ -10,19 +10,21 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, insert, select
 
-from app.errors import IdempotencyMismatch, KeyTaken
+from app.errors import Conflict, IdempotencyMismatch, KeyTaken
 from app.store import tables
+from app.store.public import NO_PROGRESS
 from app.store.records import Idempotency, NewJob, Submitted
+from app.store.stored_json import is_unreadable
 from app.store.tables import utc_now
 
+_key = tables.idempotency_key.c
 _INSERT_JOB = insert(tables.job).returning(tables.job.c.id, sort_by_parameter_order=True)
-_FIRST_ANSWER = select(tables.idempotency_key.c.digest, tables.idempotency_key.c.response).where(
-    tables.idempotency_key.c.key == bindparam("key"), tables.idempotency_key.c.route == bindparam("route")
+_FIRST_ANSWER = select(_key.digest, _key.response, _key.resource_id).where(
+    _key.key == bindparam("key"), _key.route == bindparam("route")
 )
 _KEY_HOLDER = select(tables.job.c.id, tables.job.c.state).where(
     tables.job.c.unique_key == bindparam("unique_key"), tables.HOLDS_ITS_KEY
 )
-NO_PROGRESS: dict[str, Any] = {"done": 0, "total": 0, "message": ""}
 QUEUED_EVENT: dict[str, Any] = {"state": "queued"}
 """The first event of every job, of type `state`."""
 
@@ -117,6 +119,11 @@ def first_answer(connection: Connection, idempotency: Idempotency) -> Submitted 
     if first.digest != idempotency.digest:
         raise IdempotencyMismatch(
             f"The Idempotency-Key {idempotency.key!r} came with another body before: use a new key."
+        )
+    if is_unreadable(first.response):
+        raise Conflict(
+            f"The first answer to the Idempotency-Key {idempotency.key!r} cannot be read any more. That request made "
+            f"number {first.resource_id}; use a new key for another."
         )
     return Submitted(first.response, replayed=True)
 

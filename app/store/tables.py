@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar, Final
 
 from sqlalchemy import (
-    JSON,
     BigInteger,
     Boolean,
     Column,
@@ -24,6 +23,8 @@ from sqlalchemy import (
     text,
 )
 from sqlmodel import Field, SQLModel
+
+from app.store.stored_json import Shape, StoredJson
 
 
 def utc_now() -> datetime:
@@ -51,8 +52,8 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
-def _json(*, nullable: bool = True) -> Any:
-    return Column(JSON(none_as_null=True), nullable=nullable)
+def _json(shape: Shape = "object", *, nullable: bool = True) -> Any:
+    return Column(StoredJson(shape), nullable=nullable)
 
 
 def _time(*, nullable: bool = True) -> Any:
@@ -91,7 +92,7 @@ class Sweep(SQLModel, table=True):
     labels: dict[str, str] = Field(sa_column=_json(nullable=False))
     base: dict[str, Any] = Field(sa_column=_json(nullable=False))
     grid: dict[str, Any] = Field(sa_column=_json(nullable=False))
-    exclude: list[Any] = Field(sa_column=_json(nullable=False))
+    exclude: list[Any] = Field(sa_column=_json("array", nullable=False))
     options: dict[str, Any] = Field(sa_column=_json(nullable=False))
     """The options that all its jobs share: priority, timeout_s, max_attempts. Resuming the sweep needs them."""
     created_at: datetime = Field(sa_column=_time(nullable=False))
@@ -130,7 +131,7 @@ class Job(SQLModel, table=True):
     device_type: str
     devices: int
     exclusive_host: bool
-    requirements: list[str] = Field(sa_column=_json(nullable=False))
+    requirements: list[str] = Field(sa_column=_json("texts", nullable=False))
     progress: dict[str, Any] = Field(sa_column=_json(nullable=False))
     error: dict[str, Any] | None = Field(default=None, sa_column=_json())
     worker_id: str | None = None
@@ -275,7 +276,7 @@ class ResultTable(SQLModel, table=True):
     attempt: int
     unit_index: int
     name: str
-    columns: list[Any] = Field(sa_column=_json(nullable=False))
+    columns: list[Any] = Field(sa_column=_json("array", nullable=False))
     """[{"name", "type", "unit"}]"""
     row_count: int
     partial: bool
@@ -326,10 +327,10 @@ class Worker(SQLModel, table=True):
     pid: int
     state: str
     """active | draining | stopped | lost"""
-    kinds: list[str] = Field(sa_column=_json(nullable=False))
-    capabilities: list[str] = Field(sa_column=_json(nullable=False))
+    kinds: list[str] = Field(sa_column=_json("texts", nullable=False))
+    capabilities: list[str] = Field(sa_column=_json("texts", nullable=False))
     """Names that the worker has, as "family:name"."""
-    devices: list[Any] = Field(sa_column=_json(nullable=False))
+    devices: list[Any] = Field(sa_column=_json("array", nullable=False))
     versions: dict[str, Any] = Field(sa_column=_json(nullable=False))
     beat: int
     registered_at: datetime = Field(sa_column=_time(nullable=False))
@@ -340,7 +341,7 @@ class Setting(SQLModel, table=True):
     """A setting of the whole service, by name: all processes that share the database have the same value."""
 
     name: str = Field(primary_key=True)
-    value: Any = Field(sa_column=_json(nullable=False))
+    value: Any = Field(sa_column=_json("any", nullable=False))
 
 
 class IdempotencyKey(SQLModel, table=True):

@@ -22,7 +22,7 @@ def upgrade() -> None:
     ):
         op.drop_index(name, "job")
         where = sa.text(condition)
-        columns = [sa.text("priority DESC"), "id", *passed_over]
+        columns: list[str | sa.TextClause] = [sa.text("priority DESC"), "id", *passed_over]
         op.create_index(name, "job", columns, sqlite_where=where, postgresql_where=where)
 
 

@@ -163,7 +163,7 @@ def _cases(
             of_side = side(row)
             identity = (row.case_key, row.device_key, of_side)
             if identity not in found:
-                case = json.loads(row.case) if isinstance(row.case, str) else row.case
+                case = _stored_case(row.case) if isinstance(row.case, str) else row.case
                 coordinates = {**_of_side(of_side), **_renamed(case, taken), "device": row.device_key}
                 found[identity] = _Case(coordinates=coordinates, key=row.case_key, **about)
             found[identity].add(column_name(row.metric, row.phase), row)
@@ -171,6 +171,15 @@ def _cases(
         if not found and about["stopped"] is not None:
             cases += [_Case(coordinates=planned, **about) for planned in _planned(job.spec, taken)]
     return cases, units
+
+
+def _stored_case(stored: str) -> dict[str, Scalar]:
+    """Return a case's coordinates; none when they cannot be read, and the case's numbers stand alone."""
+    try:
+        case = json.loads(stored)
+    except (ValueError, RecursionError):
+        return {}
+    return case if isinstance(case, dict) else {}
 
 
 def _of_side(side: str | None) -> dict[str, Scalar]:

@@ -16,13 +16,14 @@ from urllib.parse import quote
 
 from sqlalchemy import Connection, Row, Select, select
 
-from app.errors import FieldError, InvalidRequest, NotFound
+from app.errors import Conflict, FieldError, InvalidRequest, NotFound
 from app.specs import Scalar
 from app.store import tables
 from app.store.engine import Database
 from app.store.public import checked_id, of_attempt
 from app.store.results.choosing import recorded_attempt
 from app.store.results.sheet import Column, Sheet, free_names
+from app.store.stored_json import is_unreadable
 
 UNIT_INDEX = "unit_index"
 
@@ -80,6 +81,7 @@ def result_table(
     Raises:
         NotFound: there is no such job, the job has no such table, or this unit reported none.
         InvalidRequest: there is no such column to sort by.
+        Conflict: what is stored of it cannot be read.
     """
     with database.read() as connection:
         known = _parts(connection, job_id, attempt)
@@ -91,6 +93,7 @@ def result_table(
         found = [part for part in found if unit in (None, part.unit_index)]
         if not found:
             raise NotFound(f"Unit {unit} of job {job_id} has no table {name!r}; these have: {units}.")
+        _check_readable(found)
         start, end = after, None if limit is None else after + limit
         if sort is not None:
             start, end = 0, None
@@ -115,7 +118,11 @@ def _rows(connection: Connection, parts: Sequence[Row[Any]], start: int, end: in
         before += part.row_count
         if first < last:
             stored = connection.execute(select(table.rows).where(table.id == part.id)).scalar_one()
-            rows += ([part.unit_index, *row] for row in json.loads(zlib.decompress(stored))[first:last])
+            try:
+                found = json.loads(zlib.decompress(stored))
+            except (ValueError, zlib.error) as error:
+                raise _cannot_be_read(part) from error
+            rows += ([part.unit_index, *row] for row in found[first:last])
     return rows
 
 
@@ -139,6 +146,16 @@ def merged(parts: Sequence[Part]) -> Sheet:
     columns = _columns(parts[0][1], several=len(parts) > 1)
     rows = [[index, *row] for index, _, part in parts for row in part]
     return Sheet(columns=columns, rows=rows)
+
+
+def _check_readable(parts: Sequence[Row[Any]]) -> None:
+    for part in parts:
+        if is_unreadable(part.columns):
+            raise _cannot_be_read(part)
+
+
+def _cannot_be_read(part: Row[Any]) -> Conflict:
+    return Conflict(f"What is stored of table {part.name!r}, unit {part.unit_index}, cannot be read any more.")
 
 
 def _columns(reported: Sequence[Mapping[str, Any]], *, several: bool) -> list[Column]:

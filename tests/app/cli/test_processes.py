@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from app.cli.commands import cli
 from app.settings import Settings
 from app.store.engine import open_database
 from app.store.reading import Reading
+from app.store.registration import Registration
 
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
 
@@ -146,6 +148,34 @@ def test_a_setting_that_makes_no_sense_is_named(start: Any, tmp_path: Path, comm
     assert "FLOPWATCH_LEASE_S: Input should be greater than 0" in err
     assert "Traceback" not in err
     assert "secret" not in err
+
+
+def test_a_process_with_another_lease_does_not_start(start: Any, tmp_path: Path) -> None:
+    data = {"FLOPWATCH_DATA_DIR": str(tmp_path / "data"), "FLOPWATCH_PORT": "0"}
+
+    def lease(*arguments: str) -> str:
+        result = CliRunner().invoke(cli, ["lease", *arguments], env=data)
+        return f"{result.exit_code} {result.output.strip()}"
+
+    assert lease().startswith("0 none yet")
+    assert lease("30") == lease() == "0 30 seconds"
+    for command in ("serve", "up"):
+        result = CliRunner().invoke(cli, [command], env={**data, "FLOPWATCH_LEASE_S": "3"})
+        assert result.exit_code == 1
+        for words in ("FLOPWATCH_LEASE_S is 3", "30 seconds", "`flopwatch lease 3`"):
+            assert words in result.stderr
+        assert len(result.stderr.splitlines()) == 1
+    worker = start("worker", **data, FLOPWATCH_LEASE_S="3")
+    _, err = worker.communicate(timeout=60)
+    assert worker.returncode == 1
+    assert "`flopwatch lease 3`" in err
+    assert "Traceback" not in err
+    with closing(open_database(Settings(data_dir=tmp_path / "data"))) as database:
+        Registration(database).register_worker("other-host-1", "other-host", 1, [], [], [], {})
+    assert lease("3").startswith("1 error: ")
+    assert "stop other-host-1 first" in lease("3")
+    assert lease() == "0 30 seconds"
+    assert lease("0").startswith("2 ")
 
 
 def refusal(tmp_path: Path, command: str, **settings: str) -> str:

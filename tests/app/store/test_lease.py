@@ -1,16 +1,23 @@
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from app.errors import LeaseLost
+from app.errors import Conflict, DatabaseBusy, InvalidEnvironment, LeaseLost
+from app.settings import Settings
 from app.states import LivingState
 from app.store import queue as queue_module
 from app.store import registration as registration_module
-from app.store.lease import Watcher
+from app.store.engine import Database
+from app.store.lease import Watcher, agreed, change
+from app.store.locking import WriteLock
 from app.store.queue import Queue
 from app.store.reading import Reading
 from app.store.records import Finish
@@ -35,7 +42,9 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def watcher(queue: Queue, registration: Registration, clock: Clock) -> Watcher:
+def watcher(queue: Queue, registration: Registration, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Watcher:
+    """A watcher that does not commit: most tests poll every second of a lease. Those of stalls have one that does."""
+    monkeypatch.setattr(queue, "probe", lambda: None)
     return Watcher(queue, registration, LEASE_S, clock)
 
 
@@ -147,6 +156,164 @@ def test_two_watchers_recover_a_job_once(
         recovered += [job_id for watcher in watchers for job_id in watcher.poll()]
     assert recovered == [claim.job_id]
     assert reading.job(claim.job_id)[0]["attempt"] == 1
+
+
+def stalled(
+    watcher: Watcher, clock: Clock, seconds: float, database: Database, meanwhile: Callable[[], object]
+) -> list[int]:
+    """Poll every five seconds for so long, while somebody holds the lock that every writer needs."""
+    recovered = []
+    with WriteLock(database.backend.path.with_name("flopwatch.sqlite3.lock")).hold(5):
+        for _ in range(round(seconds / 5)):
+            clock.now += 5
+            for work in (meanwhile, watcher.poll):
+                with suppress(DatabaseBusy):
+                    recovered += work() or []  # type: ignore[operator]
+    return recovered
+
+
+@pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "judging without a commit"])
+def test_while_nobody_can_write_nobody_is_silent(
+    shop: Any, settings: Settings, clock: Clock, reading: Reading, monkeypatch: pytest.MonkeyPatch, sabotage: bool
+) -> None:
+    database = Database(settings.resolved_database_url, busy_timeout_s=0.02)
+    queue, registration = Queue(database), Registration(database)
+    watcher = Watcher(queue, registration, LEASE_S, clock)
+    if sabotage:
+        monkeypatch.setattr(Queue, "probe", lambda _self: None)
+    shop.register()
+    claim = shop.running_job(max_attempts=1)
+    pass_time(watcher, clock, LEASE_S / 3)
+    worker: tuple[str, LivingState] = ("worker", "active")
+    stalled(watcher, clock, 2 * LEASE_S, database, lambda: queue.renew([claim], worker) and None)
+    database.close()
+    database = Database(settings.resolved_database_url)
+    watcher._queue = queue = Queue(database)
+    found = watcher.poll()  # before the worker has its turn
+    queue.renew([claim], worker)
+    found += pass_time(watcher, clock, LEASE_S - 2)
+    assert found == ([claim.job_id] if sabotage else [])
+    assert reading.workers()[0]["state"] == "active"
+    # One that is silent although it could write is found as ever.
+    pass_time(watcher, clock, 5)
+    assert reading.job(claim.job_id)[0]["error"]["code"] == "worker_lost"
+    database.close()
+
+
+def test_a_look_that_had_to_wait_says_nothing_about_the_workers(
+    shop: Any, watcher: Watcher, clock: Clock, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = shop.running_job()
+
+    def slowly() -> None:
+        clock.now += 0.1 * LEASE_S
+
+    watcher.poll()
+    with monkeypatch.context() as patched:
+        patched.setattr(queue, "probe", slowly)
+        assert pass_time(watcher, clock, 3 * LEASE_S) == []
+    assert pass_time(watcher, clock, LEASE_S) == []
+    assert pass_time(watcher, clock, 1) == [claim.job_id]
+
+
+def test_time_in_which_the_caller_could_not_write_does_not_count(shop: Any, watcher: Watcher, clock: Clock) -> None:
+    claim = shop.running_job()
+    watcher.skip()
+    pass_time(watcher, clock, LEASE_S - 2)
+    clock.now += LEASE_S / 2
+    watcher.skip()
+    assert watcher.poll() == []
+    assert pass_time(watcher, clock, 5) == [claim.job_id]
+
+
+def test_a_workers_beat_and_its_renewals_are_one_transaction(
+    shop: Any, queue: Queue, registration: Registration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.register()
+    claim = shop.running_job()
+    assert queue.renew([claim], ("worker", "draining")).lost == frozenset()
+    before = registration.worker_beats(), queue.running()
+    assert (before[0]["worker"], before[1][0].beat) == (1, 1)
+
+    def fail(*_: object) -> bool:
+        raise DatabaseBusy("now")
+
+    monkeypatch.setattr(queue_module, "_beat", fail)
+    with pytest.raises(DatabaseBusy):
+        queue.renew([claim], ("worker", "active"))
+    assert (registration.worker_beats(), queue.running()) == before
+
+
+class TestTheDatabasesLease:
+    def agreed(self, database: Database, **lease: float) -> float:
+        return agreed(database, Settings(**lease)).lease_s
+
+    def test_the_first_process_decides(self, database: Database, queue: Queue) -> None:
+        assert queue.lease_s() is None
+        assert self.agreed(database, lease_s=3) == 3
+        assert self.agreed(database) == queue.lease_s() == 3
+        assert self.agreed(database, lease_s=3) == 3
+
+    def test_the_default_is_as_good_as_any(self, database: Database) -> None:
+        assert self.agreed(database) == 30
+        with pytest.raises(InvalidEnvironment, match=r"FLOPWATCH_LEASE_S is 3, .* is 30 seconds.*`flopwatch lease 3`"):
+            self.agreed(database, lease_s=3)
+
+    def test_a_variable_counts_as_said(self, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.agreed(database)
+        monkeypatch.setenv("FLOPWATCH_LEASE_S", "31")
+        with pytest.raises(InvalidEnvironment, match="31"):
+            agreed(database, Settings.from_environment())
+
+    def test_two_leases_would_lose_a_healthy_job(
+        self, shop: Any, queue: Queue, registration: Registration, clock: Clock, database: Database
+    ) -> None:
+        """The control: what is refused above does harm. The worker renews every 10 s, a third of its own lease."""
+        claim = shop.running_job()
+        short = Watcher(queue, registration, 3.0, clock)
+        assert pass_time(short, clock, 9) == [claim.job_id]
+        again = shop.claim()
+        self.agreed(database, lease_s=LEASE_S)
+        same = Watcher(queue, registration, 3.0, clock)
+        for _ in range(3):
+            assert pass_time(same, clock, 10) == []
+            queue.renew([again])
+
+    def test_a_watcher_hears_of_a_change(self, database: Database, watcher: Watcher) -> None:
+        self.agreed(database)
+        change(database, 7.0)
+        watcher.poll()
+        assert watcher.lease_s == 7.0
+        assert self.agreed(database, lease_s=7) == 7
+
+    @pytest.mark.parametrize("state", ["active", "draining"])
+    def test_it_does_not_change_while_a_worker_lives(
+        self, shop: Any, database: Database, registration: Registration, queue: Queue, state: LivingState
+    ) -> None:
+        self.agreed(database)
+        shop.register("worker-1")
+        registration.set_worker_state("worker-1", state)
+        with pytest.raises(Conflict, match="stop worker-1 first"):
+            change(database, 7.0)
+        assert queue.lease_s() == 30
+        registration.set_worker_state("worker-1", "stopped")
+        change(database, 7.0)
+        assert queue.lease_s() == 7
+
+    def test_a_worker_of_this_host_that_was_killed_is_none(
+        self, database: Database, registration: Registration, queue: Queue
+    ) -> None:
+        def register(name: str, pid: int) -> None:
+            registration.register_worker(name, socket.gethostname(), pid, [], [], [], {})
+
+        killed = subprocess.Popen(["true"])
+        killed.wait()
+        register("killed", killed.pid)
+        change(database, 7.0)
+        register("runs", os.getpid())
+        with pytest.raises(Conflict, match="stop runs first"):
+            change(database, 8.0)
+        assert queue.lease_s() == 7
 
 
 class TestWorkers:

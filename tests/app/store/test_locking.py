@@ -68,6 +68,10 @@ def helpers() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "write-lock"]
 
 
+def helper_waits(lock: WriteLock) -> bool:
+    return lock._helper is not None and lock._helper.is_blocked
+
+
 def test_turns_come_in_the_order_of_arrival() -> None:
     lock, order = TurnLock(), []
     assert lock.acquire(1)
@@ -121,7 +125,7 @@ def test_two_locks_of_one_process_exclude_each_other(path: Path) -> None:
     one, two = WriteLock(path), WriteLock(path)
     with one.hold(1), pytest.raises(DatabaseBusy), two.hold(0.05):
         pass
-    wait_for(lambda: not helpers())
+    wait_for(lambda: not helper_waits(two))
     with two.hold(1):
         pass
     one.close()
@@ -129,20 +133,22 @@ def test_two_locks_of_one_process_exclude_each_other(path: Path) -> None:
 
 
 def test_a_holder_that_is_stopped_makes_others_busy_and_not_hang(path: Path, holder: Holder) -> None:
-    lock = WriteLock(path)
+    lock, before = WriteLock(path), set(helpers())
     os.kill(holder.process.pid, signal.SIGSTOP)
     for _ in range(3):
         started = time.monotonic()
         with pytest.raises(DatabaseBusy, match=r"longer than 0\.1 s"), lock.hold(0.1):
             pass
         assert time.monotonic() - started < 5
-    assert len(helpers()) == 1  # one waits in the kernel, however many gave up
+    assert len(set(helpers()) - before) == 1  # one waits in the kernel, however many gave up
+    assert helper_waits(lock)
     os.kill(holder.process.pid, signal.SIGCONT)
     holder.let_go()
     with lock.hold(20):
         pass
-    wait_for(lambda: not helpers())
+    assert not helper_waits(lock)
     lock.close()
+    wait_for(lambda: not set(helpers()) - before)
 
 
 def test_a_lock_that_arrives_when_nobody_wants_it_is_released(path: Path, holder: Holder) -> None:
@@ -150,7 +156,7 @@ def test_a_lock_that_arrives_when_nobody_wants_it_is_released(path: Path, holder
     with pytest.raises(DatabaseBusy), lock.hold(0.05):
         pass
     holder.let_go()
-    wait_for(lambda: not helpers())
+    wait_for(lambda: not helper_waits(lock))
     # Others get it at once, although this process asked first.
     another = Holder(path)
     another.let_go()
@@ -168,11 +174,58 @@ def test_a_waiter_gets_the_lock_as_soon_as_it_is_free(path: Path, holder: Holder
 
     thread = threading.Thread(target=wait)
     thread.start()
-    wait_for(helpers)
+    wait_for(lambda: helper_waits(lock))
     holder.let_go()
     freed = time.monotonic()
     thread.join()
     assert waited[0] - freed < 1
+    lock.close()
+
+
+@pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "a thread for each wait"])
+def test_a_host_without_threads_keeps_no_writer_from_its_turn(
+    path: Path, holder: Holder, monkeypatch: pytest.MonkeyPatch, sabotage: bool
+) -> None:
+    """The helper is there already when somebody else holds the lock and the host has no thread left."""
+    lock = WriteLock(path)
+    lock.prepare()
+    if sabotage:
+        lock.close()
+    start = threading.Thread.start
+
+    def no_more(thread: threading.Thread) -> None:
+        if thread.name == "write-lock":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", no_more)
+    for _ in range(2):
+        with (
+            pytest.raises(DatabaseBusy, match="can't start new thread" if sabotage else "longer than"),
+            lock.hold(0.02),
+        ):
+            pass
+    holder.let_go()
+    with pytest.raises(DatabaseBusy) if sabotage else contextlib.nullcontext(), lock.hold(20):
+        pass
+    lock.close()
+
+
+def test_a_forked_child_has_neither_the_lock_nor_its_helper(path: Path) -> None:
+    lock = WriteLock(path)
+    lock.prepare()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            lock.forget()
+            with lock.hold(5):
+                status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    with lock.hold(5):
+        pass
     lock.close()
 
 

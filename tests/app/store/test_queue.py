@@ -73,7 +73,7 @@ class TestSubmit:
         assert list(response) == [
             "id", "kind", "name", "labels", "state", "spec", "summary", "priority", "attempt", "max_attempts",
             "timeout_s", "progress", "error", "worker_id", "sweep_id", "unique_key", "created_at", "started_at",
-            "finished_at", "cancel_requested_at", "waiting", "environment", "validity", "links",
+            "finished_at", "cancel_requested_at", "waiting", "environment", "validity", "broken", "links",
         ]  # fmt: skip
         assert response["state"] == "queued"
         assert response["progress"] == {"done": 0, "total": 0, "message": ""}

@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from app.layout import FORMATS
 from app.specs.attention import AttentionSpec
 from app.store.records import StoredArtifact, UnitRecord
+from tests.app.conftest import TINY
 
 CHECK = {"name": "drift", "ok": False, "detail": "9 %"}
 NOTE = {"name": "host_bound", "ok": False, "detail": "by far", "severity": "note"}
@@ -304,3 +305,26 @@ def test_workers(fresh_site: Any) -> None:
     assert "test CPU" in found.text
     assert "active" in found.text
     assert f"/ui/jobs/{job_id}" in found.references
+
+
+def test_broken_rows_are_shown(site: Any) -> None:
+    job = site.submit(labels={"team": "a"})
+    site.worker.register()
+    sweep = site.http.post("/sweeps", json={"base": TINY, "grid": {"batch_size": [1]}}).json()
+    done = site.submit()
+    site.worker.finish(site.worker.claim_job(done["id"]), measurements=[], validity={"verdict": "valid", "checks": []})
+    with site.services.database.write() as connection:
+        for table, columns in {
+            "job": ("spec", "labels", "summary", "requirements", "progress", "error", "environment", "validity"),
+            "sweep": ("base", "grid", "labels"),
+            "worker": ("kinds", "devices"),
+        }.items():
+            for column in columns:
+                connection.exec_driver_sql(f"UPDATE {table} SET {column} = '{{'")
+    paths = ("/jobs", f"/jobs/{job['id']}", f"/jobs/{done['id']}", "/sweeps", f"/sweeps/{sweep['id']}", "/workers")
+    for path in paths:
+        answer = site.http.get(path)
+        assert (answer.status_code, '"code":"unreadable"' in answer.text) == (200, True), path
+    pages = ("/ui", f"/ui/jobs/{job['id']}", f"/ui/jobs/{done['id']}", f"/ui/sweeps/{sweep['id']}", "/ui/workers")
+    for path in pages:
+        assert "cannot be read" in page(site, path).text, path

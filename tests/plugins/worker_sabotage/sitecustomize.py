@@ -62,7 +62,7 @@ def monotonic_clock() -> None:
     )
 
     def poll(self: Any) -> list[int]:
-        limit = tables.utc_now() - timedelta(seconds=self._lease_s)
+        limit = tables.utc_now() - timedelta(seconds=self.lease_s)
         with self._queue._database.read() as connection:
             lost = [RunningAttempt(*row) for row in connection.execute(running.where(worker.last_seen_at < limit))]
         return [one.job_id for one in lost if self._queue.recover(one) is not None]

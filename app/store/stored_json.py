@@ -1,0 +1,78 @@
+"""The type of columns that hold JSON, and what stands for a stored value that cannot be read.
+
+A disk, an editor or a bug can leave a text that is no JSON, or JSON of another shape. SQLAlchemy's own type raises when
+it meets one, and with it fails the whole query: one broken row would hide all others of a list, and stop every claim.
+This type gives an empty stand-in instead, which `broken` finds again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from sqlalchemy import JSON, Dialect, TypeDecorator
+
+from app.errors import job_problem
+
+Shape = Literal["object", "array", "texts", "any"]
+
+
+class _Unreadable:
+    """Marks a stand-in."""
+
+
+class _UnreadableObject(dict[str, Any], _Unreadable):
+    pass
+
+
+class _UnreadableArray(list[Any], _Unreadable):
+    pass
+
+
+_FITS: dict[Shape, Callable[[Any], bool]] = {
+    "object": lambda value: isinstance(value, dict),
+    "array": lambda value: isinstance(value, list),
+    "texts": lambda value: isinstance(value, list) and all(isinstance(item, str) for item in value),
+    "any": lambda value: value is not None,
+}
+
+
+class StoredJson(TypeDecorator[Any]):
+    """A JSON column whose values have this shape; None is SQL's NULL."""
+
+    impl = JSON
+    cache_ok = True
+
+    def __init__(self, shape: Shape = "object") -> None:
+        super().__init__(none_as_null=True)
+        self.shape = shape
+
+    def result_processor(self, dialect: Dialect, coltype: Any) -> Callable[[Any], Any]:
+        read = super().result_processor(dialect, coltype) or (lambda value: value)
+        shape = self.shape
+        fits, stand_in = _FITS[shape], _UnreadableObject if shape in ("object", "any") else _UnreadableArray
+
+        def process(value: Any) -> Any:
+            if value is None:
+                return None
+            try:
+                found = read(value)
+            except (ValueError, TypeError, RecursionError):
+                return stand_in()
+            return found if fits(found) else stand_in()
+
+        return process
+
+
+def is_unreadable(value: object) -> bool:
+    """Return True for a stand-in."""
+    return isinstance(value, _Unreadable)
+
+
+def broken(row: Mapping[Any, Any]) -> dict[str, Any] | None:
+    """Return a problem that names the columns of a row whose values cannot be read; None when all can."""
+    columns = [str(name) for name, value in row.items() if is_unreadable(value)]
+    if not columns:
+        return None
+    detail = f"What is stored as {', '.join(columns)} cannot be read: it is no JSON, or has another shape."
+    return job_problem("unreadable", detail)

@@ -1,0 +1,225 @@
+"""The agent survives whatever one job does to it, and such an attempt counts."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text
+
+from app.errors import DatabaseBusy
+from app.settings import Settings
+from app.specs import spec_adapter
+from app.store.engine import Database, open_database
+from app.store.queue import Queue
+from app.store.reading import Reading
+from app.store.records import NewJob
+from workers import agent as agent_module
+from workers.agent import Agent
+from workers.devices import DeviceLocks, Host
+from workers.job_run import JobRun
+from workers.jobs import RUNNERS
+from workers.outcome import GivenBack
+from workers.spool import Spool
+
+HOST = Host(gpus=(), cpu_count=2, memory_mib=1)
+
+
+@pytest.fixture(scope="module")
+def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated data folder that nobody has open."""
+    folder = tmp_path_factory.mktemp("migrated")
+    open_database(Settings(data_dir=folder)).close()
+    return folder
+
+
+@pytest.fixture
+def database(tmp_path: Path, migrated: Path) -> Iterator[Database]:
+    shutil.copytree(migrated, tmp_path / "data")
+    database = open_database(Settings(data_dir=tmp_path / "data"))
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def agent(tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch) -> Agent:
+    """An agent whose loop the test turns; its host has a CPU and locks of its own."""
+    monkeypatch.setattr(agent_module, "discover", lambda: HOST)
+    monkeypatch.setattr(agent_module, "DeviceLocks", lambda host: DeviceLocks(host, tmp_path / "locks"))
+    agent = Agent(Settings(data_dir=tmp_path / "data"), database)
+    agent._register()
+    return agent
+
+
+def submit(database: Database, **options: Any) -> int:
+    spec = spec_adapter.validate_python({"kind": "benchmark", "device": "cpu", "model": {"size": "tiny"}})
+    return int(Queue(database).submit(NewJob(spec, **options)).response["id"])
+
+
+def job_after(database: Database, job_id: int) -> dict[str, Any]:
+    return Reading(database).job(job_id)[0]
+
+
+def turn(agent: Agent) -> None:
+    """Turn the loop once, and let the jobs that run end."""
+    agent._serve_queue()
+    for run in list(agent._runs.values()):
+        run._thread.join(20)
+    agent._join_ended()
+
+
+def no_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def no_descriptor(*_: object) -> tuple[int, int]:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
+def no_memory(*_: object, **__: object) -> None:
+    raise MemoryError
+
+
+def leave(*_: object) -> None:
+    raise SystemExit("reason")
+
+
+CANNOT_START = {
+    "no thread is left": (threading.Thread, "start", no_thread, "RuntimeError: can't start new thread"),
+    "no descriptor is left": (os, "pipe2", no_descriptor, "OSError: [Errno 24] Too many open files"),
+    "no memory is left": (JobRun, "__init__", no_memory, "MemoryError"),
+}
+
+
+@pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "given back without counting"])
+@pytest.mark.parametrize(("owner", "name", "fault", "says"), CANNOT_START.values(), ids=CANNOT_START.keys())
+def test_a_job_that_cannot_be_started_uses_up_its_attempts_and_no_agent(
+    agent: Agent,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: Any,
+    name: str,
+    fault: Any,
+    says: str,
+    sabotage: bool,
+) -> None:
+    job_id = submit(database, max_attempts=2)
+    if sabotage:
+        monkeypatch.setattr(Queue, "give_up", lambda self, claim, _reason: self.give_back(claim))
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, fault)
+        attempts = []
+        for _ in range(3):
+            agent._claim_after = 0.0
+            turn(agent)
+            attempts.append(job_after(database, job_id)["attempt"])
+    assert attempts == ([0, 0, 0] if sabotage else [1, 2, 2])
+    job = job_after(database, job_id)
+    if not sabotage:
+        assert (job["state"], job["error"]["code"]) == ("failed", "worker_lost")
+        assert job["error"]["detail"] == f"The worker could not go on with the job: {says}. It was attempt 2 of 2."
+        assert [attempt["state"] for attempt in Reading(database).attempts(job_id)] == ["lost", "lost"]
+    assert agent._runs == {}
+    free = agent._locks.take_free()
+    assert free.alone, "its devices are free again"
+    free.release()
+
+
+def test_an_agent_out_of_threads_does_not_use_up_the_queue(
+    agent: Agent, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [submit(database, max_attempts=1) for _ in range(3)]
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    for _ in range(3):
+        turn(agent)
+    assert [job_after(database, job_id)["state"] for job_id in jobs] == ["failed", "queued", "queued"]
+    assert agent._claim_after > time.monotonic()
+    assert agent._backoff_s == 2 * agent_module.MIN_BACKOFF_S
+
+
+@pytest.mark.parametrize("fault", [no_memory, leave], ids=["out of memory", "it leaves"])
+@pytest.mark.parametrize("where", [(Spool, "begin_unit"), (type(RUNNERS["benchmark"]), "plan")], ids=["spool", "plan"])
+def test_an_error_while_a_job_runs_ends_the_job_with_a_code(
+    agent: Agent, database: Database, monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str], fault: Any
+) -> None:
+    job_id = submit(database)
+    monkeypatch.setattr(*where, fault)
+    turn(agent)
+    job = job_after(database, job_id)
+    assert (job["state"], job["error"]["code"]) == ("failed", "failed")
+    assert ("MemoryError" in job["error"]["detail"]) or ("SystemExit: reason" in job["error"]["detail"])
+    assert agent._runs == {}
+    free = agent._locks.take_free()
+    assert free.alone
+    free.release()
+
+
+def test_devices_are_given_back_whatever_fails_at_the_end(
+    agent: Agent, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = submit(database)
+    monkeypatch.setattr(Spool, "begin_unit", no_memory)
+    monkeypatch.setattr(agent._artifacts, "release", no_memory)
+    monkeypatch.setattr(threading, "excepthook", lambda _args: None)
+    turn(agent)
+    assert job_after(database, job_id)["state"] == "failed"
+    free = agent._locks.take_free()
+    assert free.alone
+    free.release()
+
+
+def test_the_loop_goes_on_after_any_error(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = [RuntimeError("a bug"), MemoryError(), ValueError("a row"), DatabaseBusy("now"), OSError("then")]
+    monkeypatch.setattr(agent_module, "RETRY_S", 0.001)
+    turns = iter(errors)
+
+    def fail() -> None:
+        error = next(turns, None)
+        if error is None:
+            agent._signals = 1
+            return
+        raise error
+
+    monkeypatch.setattr(agent, "_serve_queue", fail)
+    agent._loop()
+    assert agent._drained()
+
+
+def test_an_error_that_ends_the_agent_counts_and_a_shutdown_does_not(
+    agent: Agent, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for error, attempt in ((None, 0), ("it is broken", 1)):
+        job_id = submit(database)
+        asked = threading.Event()
+
+        def wait_to_be_stopped(self: JobRun, asked: threading.Event = asked) -> Any:
+            asked.set()
+            while not isinstance(self.stop.reason, GivenBack):
+                time.sleep(0.005)
+            return self.stop.reason
+
+        monkeypatch.setattr(JobRun, "_run_units", wait_to_be_stopped)
+        agent._serve_queue()
+        assert asked.wait(20)
+        agent._give_back_all(error)
+        job = job_after(database, job_id)
+        assert (job["state"], job["attempt"]) == ("queued", attempt)
+        Queue(database).cancel(job_id)
+
+
+def test_a_broken_row_does_not_end_the_agents_turn(agent: Agent, database: Database) -> None:
+    broken, healthy = submit(database), submit(database)
+    with database.write() as connection:
+        connection.execute(text("UPDATE job SET requirements = '{' WHERE id = :id"), {"id": broken})
+    claimed = []
+    agent._start = lambda claim, free: (claimed.append(claim.job_id), free.release())  # type: ignore[method-assign,assignment,func-returns-value]
+    agent._claim_what_fits()
+    assert claimed == [healthy]
+    assert job_after(database, broken)["error"]["code"] == "unreadable"
