@@ -51,9 +51,9 @@ def print_job(job: dict[str, Any]) -> None:
         "finished": job["finished_at"],
         "progress": f"{progress['done']}/{progress['total']} {progress['message']}" if progress["total"] else None,
         "waiting": job.get("waiting"),
-        "broken": (job.get("broken") or {}).get("detail"),
         "key": job["unique_key"],
         "timeout": "none" if job["timeout_s"] is None else f"{number(job['timeout_s'])} s",
+        "broken": (job.get("broken") or {}).get("detail"),
         "validity": verdict(job["validity"]) if job["validity"] is not None else None,
     }
     for name, value in facts.items():

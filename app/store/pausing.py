@@ -41,9 +41,9 @@ class Pausing:
 
 
 def paused_kinds(connection: Connection) -> PausedKinds:
-    """Return the kinds that are paused."""
-    found: PausedKinds | None = service_settings.get(connection, _SETTING)
-    return [] if found is None else found
+    """Return the kinds that are paused; none if what is stored cannot be read."""
+    found = service_settings.get(connection, _SETTING)
+    return ALL if found == ALL else [str(kind) for kind in found] if isinstance(found, list) else []
 
 
 def going(kinds: frozenset[str], paused: PausedKinds) -> frozenset[str]:

@@ -56,13 +56,15 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
+ATTEMPT_PARTS = ("logs", "units", "measurements", "tables", "artifacts")
+"""What each attempt has of its own. Without `?attempt=` clients get that of the last one."""
+
+
 def readable(value: Any) -> Any:
     """Return None for a stored value that cannot be read, and every other value as it is."""
     return None if is_unreadable(value) else value
 
 
-ATTEMPT_PARTS = ("logs", "units", "measurements", "tables", "artifacts")
-"""What each attempt has of its own. Without `?attempt=` clients get that of the last one."""
 _JOB_PARTS = ("events", "logs", "units", "measurements", "tables", "artifacts", "attempts")
 
 

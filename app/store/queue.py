@@ -3,7 +3,8 @@
     submit ─→ queued ─ claim ─→ running ─ finish ─→ succeeded | failed | cancelled
                ↑ ↑ │               │                               │        │
                │ │ └─ cancel ──────┼─→ cancelled                   │        │
-               │ └── give_back; give_up, recover (attempts left)   │        │
+               │ └── give_back; give_up, recover (worker failed or lost,    │
+               │                                  attempts left)            │
                └──────────────────────────── retry ────────────────┴────────┘
 
 A claim carries (job, attempt, token). Before a worker writes anything about a claim, its transaction counts a beat of

@@ -33,7 +33,7 @@ from app.store.public import (
 )
 from app.store.results.choosing import check_attempt, recorded_attempt
 from app.store.results.sheet import free_names, type_of
-from app.store.stored_json import broken
+from app.store.stored_json import broken, is_unreadable
 from app.store.waiting import waiting_reasons
 
 logger = logging.getLogger(__name__)
@@ -366,8 +366,8 @@ _SHORTENED = ("error", "progress")
 
 def _shortened(value: dict[str, Any] | None) -> dict[str, Any] | None:
     """Cut the texts of an error or a progress that a former Flopwatch stored whole, however long they were."""
-    if value is None:
-        return None
+    if value is None or is_unreadable(value):
+        return value
     return {
         name: f"{text[: MAX_LISTED_TEXT - 1]}…" if isinstance(text, str) and len(text) > MAX_LISTED_TEXT else text
         for name, text in value.items()

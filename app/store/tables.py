@@ -374,6 +374,23 @@ worker: Final[Table] = _tables["worker"]
 setting: Final[Table] = _tables["setting"]
 idempotency_key: Final[Table] = _tables["idempotency_key"]
 
-# An index for claims.py. It stands here because a class has no columns yet where it declares its other indexes.
-Index("ix_job_claimable", job.c.priority.desc(), job.c.id, sqlite_where=_CLAIMABLE, postgresql_where=_CLAIMABLE)
-Index("ix_job_deviceless", job.c.priority.desc(), job.c.id, sqlite_where=_DEVICELESS, postgresql_where=_DEVICELESS)
+# Indexes for claims.py. They stand here because a class has no columns yet where it declares its other indexes. The
+# columns behind the order are those by which a claim passes over jobs: it need not read these from the table.
+Index(
+    "ix_job_claimable",
+    job.c.priority.desc(),
+    job.c.id,
+    job.c.kind,
+    job.c.device_type,
+    job.c.devices,
+    sqlite_where=_CLAIMABLE,
+    postgresql_where=_CLAIMABLE,
+)
+Index(
+    "ix_job_deviceless",
+    job.c.priority.desc(),
+    job.c.id,
+    job.c.kind,
+    sqlite_where=_DEVICELESS,
+    postgresql_where=_DEVICELESS,
+)
