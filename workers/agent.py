@@ -147,7 +147,8 @@ class Agent:
         logger.info("worker %s ready: %s CPUs, %s", self.id, self._host.cpu_count, gpus)
 
     def _beat(self) -> None:
-        self._registration.beat_worker(self.id, "active" if self._drain_until is None else "draining")
+        if not self._registration.beat_worker(self.id, "active" if self._drain_until is None else "draining"):
+            self._register()
         renewal = self._queue.renew([run.claim for run in self._runs.values()])
         for job_id in renewal.lost:
             self._runs[job_id].stop.set(Abandoned())

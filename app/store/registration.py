@@ -10,6 +10,7 @@ from sqlalchemy import bindparam, insert, select, update
 from app.states import LivingState, WorkerState
 from app.store import tables
 from app.store.engine import Database
+from app.store.hosts import known_host
 from app.store.tables import utc_now
 
 ALIVE = get_args(LivingState)
@@ -18,6 +19,7 @@ _worker = tables.worker.c
 _CHANGE = update(tables.worker).where(_worker.id == bindparam("worker_id"))
 _BEAT = _CHANGE.values(beat=_worker.beat + 1)
 _LOSE = _CHANGE.where(_worker.beat == bindparam("seen_beat"), _worker.state.in_(ALIVE)).values(state="lost")
+_SEE_HOST = update(tables.known_host).where(tables.known_host.c.key == bindparam("host"))
 _ALIVE = select(_worker.id, _worker.beat).where(_worker.state.in_(ALIVE))
 
 
@@ -56,11 +58,18 @@ class Registration:
         with self._database.write() as connection:
             if connection.execute(_BEAT, {"worker_id": worker_id, **row}).rowcount == 0:
                 connection.execute(insert(tables.worker), {"id": worker_id, "beat": 0, **row})
+            host = known_host(row["kinds"], row["capabilities"], row["devices"])
+            if connection.execute(_SEE_HOST, {"host": host["key"], "last_seen_at": now}).rowcount == 0:
+                connection.execute(insert(tables.known_host), {**host, "last_seen_at": now})
 
-    def beat_worker(self, worker_id: str, state: LivingState) -> None:
-        """Record a heartbeat and the worker's state; a worker that was marked lost becomes active or draining again."""
+    def beat_worker(self, worker_id: str, state: LivingState) -> bool:
+        """Record a heartbeat and the worker's state; a worker that was marked lost becomes active or draining again.
+
+        Returns False if there is no such worker any more, since it was silent for so long: it must register again.
+        """
         with self._database.write() as connection:
-            connection.execute(_BEAT, {"worker_id": worker_id, "state": state, "last_seen_at": utc_now()})
+            beat = {"worker_id": worker_id, "state": state, "last_seen_at": utc_now()}
+            return connection.execute(_BEAT, beat).rowcount == 1
 
     def set_worker_state(self, worker_id: str, state: WorkerState) -> None:
         """Set a worker's state. active: it takes jobs; draining: no new ones; stopped: it ended in order; lost: it is
