@@ -8,6 +8,7 @@
     ├── NotFound                   404
     ├── Conflict                   409  the job's state does not allow it
     │   └── LeaseLost              409  this worker no longer owns the attempt; nothing was recorded
+    ├── Gone                       410  it was deleted; `extensions` name it
     ├── BodyTooLarge               413
     ├── MisdirectedRequest         421  its Host header names no host of this server
     ├── DatabaseBusy               503  locked for longer than the timeout; try again
@@ -68,6 +69,11 @@ class FlopwatchError(Exception):
         """Response headers that go with this error."""
         return {}
 
+    @property
+    def extensions(self) -> dict[str, Any]:
+        """Members of the problem beside the usual ones."""
+        return {}
+
 
 class InvalidRequest(FlopwatchError):
     code = "invalid_request"
@@ -111,6 +117,20 @@ class Conflict(FlopwatchError):
 class LeaseLost(Conflict):
     code = "lease_lost"
     title = "This worker no longer owns the attempt"
+
+
+class Gone(FlopwatchError):
+    code = "gone"
+    status = 410
+    title = "It was deleted"
+
+    def __init__(self, detail: str, extensions: dict[str, Any]) -> None:
+        super().__init__(detail)
+        self._extensions = extensions
+
+    @property
+    def extensions(self) -> dict[str, Any]:
+        return self._extensions
 
 
 class BodyTooLarge(FlopwatchError):

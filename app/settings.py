@@ -29,6 +29,7 @@ def _is_a_token(token: SecretStr) -> SecretStr:
 
 # The environment separates them by commas or blanks.
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+Days = Annotated[float, Field(gt=0, le=36_500, allow_inf_nan=False)]
 
 
 class Settings(BaseSettings):
@@ -68,6 +69,16 @@ class Settings(BaseSettings):
     )
     grace_s: float = Field(
         default=10.0, ge=0, le=3600, description="Seconds between terminate and kill, and for a worker to drain."
+    )
+    keep_workers_days: Days = Field(
+        default=30.0, description="Days after which workers that stopped or were lost are forgotten."
+    )
+    keep_events_days: Days = Field(
+        default=7.0, description="Days after a job's end for which its progress and log events are kept."
+    )
+    keep_keys_days: Days = Field(default=30.0, description="Days for which an Idempotency-Key gets its first answer.")
+    keep_jobs_days: Days | None = Field(
+        default=None, description="Days after which finished jobs go with their results; unset: never."
     )
 
     @classmethod

@@ -105,6 +105,16 @@ class Database:
         with self._translated():
             self.backend.probe(timeout_s)
 
+    def can_shrink(self) -> bool:
+        """Return True if the file gives free space back; else `vacuum` makes it so."""
+        with self.read() as connection:
+            return self.backend.can_shrink(connection)
+
+    def vacuum(self) -> None:
+        """Write the database anew, as small as it can be; no other write begins meanwhile."""
+        with self._translated():
+            self.backend.vacuum(MIGRATION_TIMEOUT_S)
+
     def checkpoint(self) -> None:
         """Truncate the write-ahead log, as far as readers allow."""
         with self._translated():

@@ -14,9 +14,10 @@ from sqlalchemy import Connection, Row, RowMapping, Select, func, select, tuple_
 
 from app.errors import FieldError, InvalidRequest, NotFound
 from app.layout import FACTS, STATISTICS
-from app.states import JOB_STATES, WORKER_STATES, WorkerState
+from app.states import JOB_STATES, WORKER_STATES, JobState, WorkerState
 from app.store import sweeps, tables
 from app.store.engine import Database
+from app.store.filters import JobFilter
 from app.store.hosts import known_hosts
 from app.store.public import MAX_ID, artifact_dict, artifact_url, checked_id, finite, job_dict, rfc3339, sweep_dict
 from app.store.registration import ALIVE
@@ -51,7 +52,7 @@ class Reading:
 
     def jobs(
         self,
-        state: str | None = None,
+        state: JobState | None = None,
         kind: str | None = None,
         labels: Sequence[tuple[str, str]] = (),
         sweep: int | None = None,
@@ -59,20 +60,9 @@ class Reading:
         after: str | None = None,
     ) -> tuple[list[dict[str, Any]], str | None]:
         """Return the jobs that match everything given, newest first, and the cursor of the next page."""
-        job = tables.job.c
-        query = select(tables.job)
-        if state is not None:
-            query = query.where(job.state == state)
-        if kind is not None:
-            query = query.where(job.kind == kind)
-        if sweep is not None:
-            query = query.where(job.sweep_id == _in_range(sweep))
-        label = tables.job_label.c
-        for key, value in labels:
-            # SQLite would try EXISTS for every job: 130 ms for a label that only one old job of 110 000 has.
-            query = query.where(job.id.in_(select(label.job_id).where(label.key == key, label.value == value)))
+        query = select(tables.job).where(*JobFilter(state, kind, labels, sweep).conditions)
         with self._database.read() as connection:
-            rows, following = _page(connection, query, job.id, limit, after)
+            rows, following = _page(connection, query, tables.job.c.id, limit, after)
             waiting = waiting_reasons(connection, [row._mapping for row in rows])
         return [job_dict(row._mapping, waiting.get(row.id)) for row in rows], following
 

@@ -36,6 +36,8 @@ class Idempotency:
     key: str
     route: str
     digest: str
+    awaits: bool = False
+    """The request waits for the job's end, and its answer is the job as it is then."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Submitted:
 
     response: dict[str, Any]
     replayed: bool
+    awaited: bool = False
+    """The first answer has not been given yet: the request for it waits, or waited until it broke off."""
 
 
 @dataclass(frozen=True)

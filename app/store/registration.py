@@ -44,12 +44,13 @@ class Registration:
         devices: one object each, with a "type"; those of type "cuda" are GPUs. capabilities: "family:name".
         """
         now = utc_now()
-        row = {
+        host = known_host(kinds, capabilities, devices)
+        row: dict[str, Any] = {
             "hostname": hostname,
             "pid": pid,
             "state": "active",
-            "kinds": sorted(kinds),
-            "capabilities": sorted(capabilities),
+            "kinds": host["kinds"],
+            "capabilities": host["capabilities"],
             "devices": list(devices),
             "versions": dict(versions),
             "registered_at": now,
@@ -58,7 +59,6 @@ class Registration:
         with self._database.write() as connection:
             if connection.execute(_BEAT, {"worker_id": worker_id, **row}).rowcount == 0:
                 connection.execute(insert(tables.worker), {"id": worker_id, "beat": 0, **row})
-            host = known_host(row["kinds"], row["capabilities"], row["devices"])
             if connection.execute(_SEE_HOST, {"host": host["key"], "last_seen_at": now}).rowcount == 0:
                 connection.execute(insert(tables.known_host), {**host, "last_seen_at": now})
 

@@ -1,4 +1,4 @@
-"""Index what is pruned by age; keep what workers had apart from the workers; note which first answers are still awaited.
+"""Index what is pruned by age; keep what workers had apart from the workers; note which answers are still awaited.
 
 Each start of an agent is a row of `worker`, and few rows differ in what the agent had: `known_host` has these once.
 """
@@ -47,7 +47,9 @@ def downgrade() -> None:
 def _known_hosts(connection: sa.Connection) -> list[dict[str, Any]]:
     """Return a row for each different host that workers registered, as app.store.hosts writes them."""
     workers = connection.execute(
-        sa.text("SELECT kinds, capabilities, devices, max(last_seen_at) FROM worker GROUP BY kinds, capabilities, devices")
+        sa.text(
+            "SELECT kinds, capabilities, devices, max(last_seen_at) FROM worker GROUP BY kinds, capabilities, devices"
+        )
     )
     found: dict[str, dict[str, Any]] = {}
     for kinds, capabilities, devices, seen in workers:
@@ -60,8 +62,6 @@ def _known_hosts(connection: sa.Connection) -> list[dict[str, Any]]:
 
 
 def _gpus(devices: list[Any]) -> int:
-    uuids = [
-        str(device.get("uuid")) for device in devices if isinstance(device, dict) and device.get("type") == "cuda"
-    ]
+    uuids = [str(device.get("uuid")) for device in devices if isinstance(device, dict) and device.get("type") == "cuda"]
     whole = sum(not uuid.startswith("MIG-") for uuid in uuids)
     return max(whole, min(len(uuids), 1))
