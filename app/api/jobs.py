@@ -85,7 +85,8 @@ async def submit(
     if seconds is not None and (submitted.awaited or not submitted.replayed):
         job = await finished_job(services, job["id"], seconds)
         headers["Preference-Applied"] = f"wait={seconds}"
-        if key is not None:
+        # A client that has gone got no answer; whoever repeats the request may still wait for one.
+        if key is not None and not await request.is_disconnected():
             job = await _first_awaited(services, key, job)
     return Json(job, status_code=201, headers=headers)
 

@@ -172,6 +172,28 @@ def open_database(settings: Settings) -> Database:
     return database
 
 
+def open_existing(settings: Settings) -> Database:
+    """Open the database of `settings`, which must be there and have this version's schema.
+
+    Raises InvalidEnvironment when it is not; it is neither made nor migrated.
+    """
+    database = Database(settings.resolved_database_url, busy_timeout_s=settings.busy_timeout_s)
+    try:
+        _refuse_missing_or_older(database)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _refuse_missing_or_older(database: Database) -> None:
+    if not database.backend.path.exists():
+        raise InvalidEnvironment(f"There is no database {database.backend.path}.")
+    with database.read() as connection:
+        if not migrating.is_current(connection):
+            raise InvalidEnvironment("An older version wrote the database: start the server once to migrate it.")
+
+
 _open_databases: weakref.WeakSet[Database] = weakref.WeakSet()
 _inherited: set[str] = set()
 """URLs that were open in the parent when this process was forked."""

@@ -71,6 +71,13 @@ class Pruned:
     pages: int
     """Free pages of the database, cut off its file."""
 
+    def in_words(self) -> str:
+        """Return the numbers as a sentence without its verb."""
+        return (
+            f"{self.jobs} jobs, {self.sweeps} sweeps, {self.events} events of finished jobs, "
+            f"{self.keys} idempotency keys, {self.workers} workers, {self.pages} free pages"
+        )
+
 
 class Pruning:
     """Applies one retention to one database. Only one thread may use it."""

@@ -112,6 +112,7 @@ def first_answer(connection: Connection, idempotency: Idempotency) -> Submitted 
         raise IdempotencyMismatch(
             f"The Idempotency-Key {idempotency.key!r} came with another body before: use a new key."
         )
+    # A sweep's answer has its grid.
     table = tables.sweep if "grid" in first.response else tables.job
     if connection.execute(select(table.c.id).where(table.c.id == first.resource_id)).first() is None:
         raise Gone(

@@ -222,7 +222,7 @@ def test_an_unforeseen_error_is_a_problem_too(site: Any, monkeypatch: pytest.Mon
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(type(site.services.reading), "workers", broken)
+    monkeypatch.setattr(type(site.services.reading), "worker_page", broken)
     response = site.http.get("/workers")
     problem = checked(response, 500)
     assert problem["code"] == "internal_error"
