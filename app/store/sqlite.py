@@ -114,8 +114,9 @@ class SQLite:
     def _set_up(self, dbapi_connection: Any, _record: object) -> None:
         cursor = dbapi_connection.cursor()
         cursor.execute(f"PRAGMA busy_timeout = {round(self._busy_timeout_s * 1000)}")
-        # Takes effect in an empty database, and at the next VACUUM: before the next line, which is a first write.
-        cursor.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        if not _size(self.path):
+            # Only an empty database takes it, and the next line writes. Elsewhere it would wait for the write lock.
+            cursor.execute("PRAGMA auto_vacuum = INCREMENTAL")
         cursor.execute("PRAGMA journal_mode = WAL")
         cursor.execute("PRAGMA synchronous = FULL")
         cursor.execute("PRAGMA foreign_keys = ON")

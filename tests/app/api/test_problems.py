@@ -173,7 +173,7 @@ def test_unknown_routes(site: Any, path: str) -> None:
 
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
-    [("PUT", "/jobs", "GET, POST"), ("PATCH", "/jobs/1", "DELETE, GET"), ("GET", "/jobs/1/cancel", "POST")],
+    [("PUT", "/jobs", "DELETE, GET, POST"), ("PATCH", "/jobs/1", "DELETE, GET"), ("GET", "/jobs/1/cancel", "POST")],
 )
 def test_wrong_methods(site: Any, method: str, path: str, allowed: str) -> None:
     response = site.http.request(method, path)

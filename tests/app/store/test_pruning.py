@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import insert, update
+from sqlalchemy import delete, insert, select, update
 
 from app.errors import NotFound
 from app.settings import Settings
@@ -199,7 +199,7 @@ def many_measurements(database: Database, job_id: int, number: int) -> None:
 
 
 def longest_wait_s(database: Database, work: Callable[[], Any]) -> float:
-    """The longest that another process's-worth of writers waits for its turn while `work` runs."""
+    """The longest that another writer waits for its turn while `work` runs."""
     waits: list[float] = []
     over = threading.Event()
 
@@ -256,6 +256,25 @@ def test_nobody_reads_a_part_of_the_results(
     assert reading.measurements(job_id)["rows"] == []
     queue.delete(job_id)
     assert rows(database) == {}
+
+
+def test_control_of_the_order(
+    database: Database, queue: Queue, shop: Any, reading: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the attempts deleted last, as ON DELETE CASCADE would, the part that is left is shown as the whole."""
+
+    def rows_first(connection: Any, job_ids: Any, _contents: Any) -> int:
+        some = select(tables.measurement.c.id).where(tables.measurement.c.job_id.in_(job_ids)).limit(5)
+        return int(connection.execute(delete(tables.measurement).where(tables.measurement.c.id.in_(some))).rowcount)
+
+    monkeypatch.setattr(deleting, "_delete_rows", rows_first)
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)
+    job_id = finished(shop, queue)
+    many_measurements(database, job_id, 20)
+    interrupted = Slices(database)
+    monkeypatch.setattr(interrupted._stopped, "wait", lambda _seconds: interrupted.stop())
+    deleting.delete_jobs(interrupted, [tables.job.c.id == job_id])
+    assert len(reading.measurements(job_id)["rows"]) == 15
 
 
 def test_a_job_that_is_queued_again_meanwhile_is_not_deleted(database: Database, queue: Queue, shop: Any) -> None:
