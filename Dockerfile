@@ -6,7 +6,10 @@
 # Build arguments: PYTHON_IMAGE, TORCH ("torch==2.11.0"). Which index torch comes from (CPU or a CUDA version) is pip's
 # setting, not ours: pass PIP_EXTRA_INDEX_URL or PIP_INDEX_URL, or nothing for pip's own default.
 
-ARG PYTHON_IMAGE=python:3.12-slim
+# By digest, so that an image built tomorrow has the base of one built today: the index (of all platforms) that
+# python:3.12-slim named on 2026-08-05, as github.com/docker-library/repo-info records it in
+# repos/python/remote/3.12-slim.md: Python 3.12.13 on Debian trixie. docs/operations.md says how to move on.
+ARG PYTHON_IMAGE=python:3.12-slim@sha256:229a2c5bfa27522db7815ea81f9bed70af17ccb9de9fc7ad142b1877b5830d36
 
 FROM ${PYTHON_IMAGE} AS source
 ARG PIP_INDEX_URL

@@ -9,6 +9,7 @@
     ├── Conflict                   409  the job's state does not allow it
     │   ├── KeyTaken               409  another job with its unique_key is queued or running
     │   └── LeaseLost              409  this worker no longer owns the attempt; nothing was recorded
+    ├── Gone                       410  it was deleted; `extensions` name it
     ├── BodyTooLarge               413
     ├── MisdirectedRequest         421  its Host header names no host of this server
     ├── DatabaseBusy               503  locked for longer than the timeout; try again
@@ -74,8 +75,8 @@ class FlopwatchError(Exception):
         return {}
 
     @property
-    def members(self) -> dict[str, Any]:
-        """What the problem object says beside the members that every problem has."""
+    def extensions(self) -> dict[str, Any]:
+        """Members of the problem beside the usual ones."""
         return {}
 
 
@@ -131,13 +132,27 @@ class KeyTaken(Conflict):
         return {"Location": f"/jobs/{self.job_id}"}
 
     @property
-    def members(self) -> dict[str, Any]:
+    def extensions(self) -> dict[str, Any]:
         return {"job_id": self.job_id}
 
 
 class LeaseLost(Conflict):
     code = "lease_lost"
     title = "This worker no longer owns the attempt"
+
+
+class Gone(FlopwatchError):
+    code = "gone"
+    status = 410
+    title = "It was deleted"
+
+    def __init__(self, detail: str, extensions: dict[str, Any]) -> None:
+        super().__init__(detail)
+        self._extensions = extensions
+
+    @property
+    def extensions(self) -> dict[str, Any]:
+        return self._extensions
 
 
 class BodyTooLarge(FlopwatchError):

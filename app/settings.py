@@ -36,6 +36,7 @@ MAX_TIMEOUT_S = 30 * 86_400.0
 
 # The environment separates them by commas or blanks.
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
+Days = Annotated[float, Field(gt=0, le=36_500, allow_inf_nan=False)]
 
 
 class Settings(BaseSettings):
@@ -81,6 +82,16 @@ class Settings(BaseSettings):
     )
     grace_s: float = Field(
         default=10.0, ge=0, le=3600, description="Seconds between terminate and kill, and for a worker to drain."
+    )
+    keep_workers_days: Days = Field(
+        default=30.0, description="Days after which workers that stopped or were lost are forgotten."
+    )
+    keep_events_days: Days = Field(
+        default=7.0, description="Days after a job's end for which its progress and log events are kept."
+    )
+    keep_keys_days: Days = Field(default=30.0, description="Days for which an Idempotency-Key gets its first answer.")
+    keep_jobs_days: Days | None = Field(
+        default=None, description="Days after which finished jobs go with their results; unset: never."
     )
 
     @classmethod

@@ -163,6 +163,8 @@ class Agent:
         except STORE_UNAVAILABLE:
             self._watcher.skip()  # others could not renew their claims either
             raise
+        if not renewal.knows_worker:
+            self._register()
         for job_id in renewal.lost:
             self._runs[job_id].stop.set(Abandoned())
         for job_id in renewal.cancel_requested:

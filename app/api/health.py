@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from fastapi import APIRouter
@@ -12,7 +11,7 @@ from fastapi.responses import PlainTextResponse, Response
 from app.api.parameters import NO_QUERY, Json
 from app.api.services import CurrentServices
 from app.errors import DatabaseBusy
-from app.states import JOB_STATES, WORKER_STATES
+from app.states import JOB_STATES
 
 router = APIRouter(tags=["health"])
 
@@ -41,10 +40,10 @@ def readyz(services: CurrentServices) -> Response:
 def metrics(services: CurrentServices) -> Response:
     """Text format 0.0.4 of Prometheus."""
     counts = services.reading.counts()
-    workers = Counter(worker["state"] for worker in services.reading.workers())
+    workers = services.reading.worker_counts()
     lines = [
         *_gauge("flopwatch_jobs", "Jobs by state.", {state: counts.get(state, 0) for state in JOB_STATES}),
-        *_gauge("flopwatch_workers", "Workers by state.", {state: workers[state] for state in WORKER_STATES}),
+        *_gauge("flopwatch_workers", "Workers by state.", workers),
     ]
     return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4; charset=utf-8")
 

@@ -29,8 +29,9 @@ from app.api.parameters import (
 )
 from app.api.schemas import Job, Page
 from app.api.services import CurrentServices, Services
+from app.errors import STORE_UNAVAILABLE
 from app.states import FINISHED_STATES, JobState
-from app.store.records import Submitted
+from app.store.records import Idempotency, Submitted
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -63,9 +64,12 @@ async def submit(
 ) -> Response:
     """`Idempotency-Key` makes repeating safe; `Prefer: wait=N` holds the answer until the job is done.
 
-    409 with the `job_id` in the way, and `Location`, while another job with the same `unique_key` is queued or running.
+    A repeated request gets the first answer. If the first request waited and broke off, there is none yet: then the
+    repeated one may wait for it. 409 with the `job_id` in the way, and `Location`, while another job with the same
+    `unique_key` is queued or running.
     """
-    key = idempotency(request.headers, "POST /jobs", body.digest)
+    seconds = wait_seconds(request.headers)
+    key = idempotency(request.headers, "POST /jobs", body.digest, awaits=seconds is not None)
     spec, options = body.model.spec, body.model
 
     def store() -> Submitted:
@@ -79,11 +83,21 @@ async def submit(
     headers = {"Location": f"/jobs/{job['id']}"}
     if submitted.replayed:
         headers["Idempotency-Replayed"] = "true"
-    seconds = wait_seconds(request.headers)
-    if seconds is not None:
+    if seconds is not None and (submitted.awaited or not submitted.replayed):
         job = await finished_job(services, job["id"], seconds)
         headers["Preference-Applied"] = f"wait={seconds}"
+        # A client that has gone got no answer; whoever repeats the request may still wait for one.
+        if key is not None and not await request.is_disconnected():
+            job = await _first_awaited(services, key, job)
     return Json(job, status_code=201, headers=headers)
+
+
+async def _first_awaited(services: Services, key: Idempotency, job: dict[str, Any]) -> dict[str, Any]:
+    """Keep the job as the first answer to this key, unless another request with it was faster; return that answer."""
+    try:
+        return await services.writes.run(lambda: services.queue.keep_awaited_answer(key, job))
+    except STORE_UNAVAILABLE:
+        return job  # the answer stays awaited: whoever repeats the request waits for the job, which has ended
 
 
 async def finished_job(services: Services, job_id: int, timeout_s: float) -> dict[str, Any]:

@@ -102,15 +102,15 @@ def wait_seconds(headers: Mapping[str, str]) -> int | None:
     return None
 
 
-def idempotency(headers: Mapping[str, str], route: str, digest: str) -> Idempotency | None:
-    """Return the request's Idempotency-Key with its route and a digest of its body."""
+def idempotency(headers: Mapping[str, str], route: str, digest: str, *, awaits: bool = False) -> Idempotency | None:
+    """Return the request's Idempotency-Key with its route, a digest of its body, and whether it waits."""
     key = headers.get("idempotency-key")
     if key is None:
         return None
     if not 0 < len(key) <= MAX_KEY_LENGTH or not key.isascii() or not key.isprintable():
         detail = f"Header 'Idempotency-Key' must have 1 to {MAX_KEY_LENGTH} printable ASCII characters."
         raise InvalidRequest(detail, errors=(FieldError("", detail),))
-    return Idempotency(key=key, route=route, digest=digest)
+    return Idempotency(key=key, route=route, digest=digest, awaits=awaits)
 
 
 @dataclass(frozen=True)

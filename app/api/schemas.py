@@ -43,6 +43,16 @@ class Job(TypedDict):
     links: dict[str, str]
 
 
+class BulkCancelled(TypedDict):
+    cancelled: int
+    requested: int
+
+
+class BulkDeleted(TypedDict):
+    deleted: int
+    unfinished: int
+
+
 class Attempt(TypedDict):
     number: int
     worker_id: str

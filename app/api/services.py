@@ -17,17 +17,22 @@ from app.api.writing import Writes
 from app.errors import STORE_UNAVAILABLE
 from app.settings import Settings
 from app.store.artifacts import ArtifactFiles
+from app.store.bulk import Bulk
 from app.store.engine import Database, open_database
 from app.store.lease import Watcher, agreed
 from app.store.pausing import Pausing
+from app.store.pruning import Pruning, Retention
 from app.store.queue import Queue
 from app.store.reading import Reading
 from app.store.registration import Registration
+from app.store.slices import Slices
 
 logger = logging.getLogger(__name__)
 
 CHECKPOINT_S = 60.0
 MAX_LEASE_POLL_S = 5.0
+PRUNE_S = 600.0
+FIRST_PRUNE_S = 60.0
 # A file this young may belong to a job that is about to be recorded.
 ORPHAN_AGE_S = 3600.0
 
@@ -45,6 +50,8 @@ class Services:
     files: ArtifactFiles
     changes: Changes
     writes: Writes
+    slices: Slices
+    bulk: Bulk
 
 
 @contextlib.asynccontextmanager
@@ -56,26 +63,32 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
     except BaseException:
         database.close()
         raise
+    slices, queue, files = Slices(database), Queue(database), ArtifactFiles(settings.artifacts_dir)
     services = Services(
         settings=settings,
         database=database,
-        queue=Queue(database),
+        queue=queue,
         pausing=Pausing(database),
         registration=Registration(database),
         reading=Reading(database),
-        files=ArtifactFiles(settings.artifacts_dir),
+        files=files,
         changes=Changes(database),
         writes=Writes(settings.busy_timeout_s),
+        slices=slices,
+        bulk=Bulk(slices, queue, files),
     )
+    pruning = Pruning(slices, files, Retention.of(settings))
     watcher = Watcher(services.queue, services.registration, settings.lease_s)
     upkeep = [
         asyncio.create_task(_every(lambda: min(watcher.lease_s / 4, MAX_LEASE_POLL_S), watcher.poll)),
         asyncio.create_task(_every(lambda: CHECKPOINT_S, database.checkpoint, first_after_s=CHECKPOINT_S)),
+        asyncio.create_task(_every(lambda: PRUNE_S, pruning.run, first_after_s=FIRST_PRUNE_S)),
         asyncio.create_task(_once(lambda: services.files.sweep_orphans(database, ORPHAN_AGE_S))),
     ]
     try:
         yield services
     finally:
+        slices.stop()
         for task in upkeep:
             task.cancel()
         # A cancelled task still waits for its thread, so nothing uses the database after this.

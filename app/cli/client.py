@@ -80,11 +80,13 @@ class Client:
         params: dict[str, Any] | None = None,
         body: Any = None,
         headers: dict[str, str] | None = None,
+        timeout_s: float | None = None,
     ) -> httpx.Response:
-        """Send one request; raises CliError with the server's words if it refuses."""
+        """Send one request; raises CliError with the server's words if it refuses. `timeout_s`: longest silence."""
+        timeout = TIMEOUT_S if timeout_s is None else httpx.Timeout(30.0, read=timeout_s)
         chosen = {name: value for name, value in (params or {}).items() if value is not None}
         with self._explained():
-            response = self._http.request(method, path, params=chosen, json=body, headers=headers)
+            response = self._http.request(method, path, params=chosen, json=body, headers=headers, timeout=timeout)
         return checked(response)
 
     @contextlib.contextmanager

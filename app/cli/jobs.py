@@ -1,4 +1,4 @@
-"""Commands that submit jobs and watch them: submit, sweep, jobs, show, logs, cancel, retry."""
+"""Commands that submit jobs, watch them and end them: submit, sweep, jobs, show, logs, cancel, delete, retry."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import typer
 
 from app.cli import arguments
 from app.cli.processes import fail
+from app.cli.terminal import echo, raw
 
 if TYPE_CHECKING:
     from app.cli.client import Client
@@ -25,9 +26,21 @@ POLL_S = 0.5
 MAX_LOOKED_AT = 500
 """Number of a sweep's jobs that the command asks why they wait; the others mostly wait for the same reason."""
 
+BULK_TIMEOUT_S = 3600.0
+"""The server changes thousands of jobs in slices, and waits for other writers in between."""
+
+JobIds = Annotated[list[int] | None, typer.Argument(metavar="[ID…]", help="The jobs' ids.")]
+OfKind = Annotated[str | None, typer.Option("--kind", help="All jobs of this kind.")]
+OfSweep = Annotated[int | None, typer.Option("--sweep", metavar="ID", help="All jobs of this sweep.")]
+WithLabel = Annotated[
+    list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="All jobs with this label; may be repeated.")
+]
 JobId = Annotated[int, typer.Argument(metavar="ID", help="The job's id.")]
-JobIds = Annotated[list[int], typer.Argument(metavar="ID…", help="The jobs' ids.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the server's answer.")]
+AsItIs = Annotated[
+    bool,
+    typer.Option("--raw", help="Send control characters to the terminal, which obeys them; not for strangers' jobs."),
+]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait until it is done; exit code 0 only when it succeeded.")]
 Name = Annotated[str | None, typer.Option(help="A name, for people.")]
 Label = Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A label; may be repeated.")]
@@ -92,9 +105,9 @@ def submit(
     body = {"spec": spec, **options, "unique_key": unique_key}
     job = server.send("POST", "/jobs", body=body, headers=_idempotency(idempotency_key)).json()
     if not as_json:
-        typer.echo(f"job {job['id']} {job['state']}: {server.url}{job['links']['ui']}", err=wait)
+        echo(f"job {job['id']} {job['state']}: {server.url}{job['links']['ui']}", err=wait)
     if job["waiting"] is not None:
-        typer.echo(f"job {job['id']} waits: {job['waiting']}", err=True)
+        echo(f"job {job['id']} waits: {job['waiting']}", err=True)
     if wait:
         with _going_on_when_interrupted(f"job {job['id']} goes on; `flopwatch cancel {job['id']}` ends it"):
             _follow(server, job["id"])
@@ -143,7 +156,7 @@ def sweep(
     made = server.send("POST", "/sweeps", body=body, headers=_idempotency(idempotency_key)).json()
     total = sum(made["counts"].values())
     if not as_json:
-        typer.echo(f"sweep {made['id']} with {total} jobs: {server.url}/ui/sweeps/{made['id']}", err=wait)
+        echo(f"sweep {made['id']} with {total} jobs: {server.url}/ui/sweeps/{made['id']}", err=wait)
     _say_what_waits(server, made["id"])
     if wait:
         with _going_on_when_interrupted(f"sweep {made['id']} goes on"):
@@ -151,8 +164,8 @@ def sweep(
     if as_json:
         print_json(made)
     elif wait:
-        typer.echo(server.text("/tables", sweep=made["id"], format="markdown"))
-        typer.echo(", ".join(f"{count} {state}" for state, count in made["counts"].items() if count))
+        echo(server.text("/tables", sweep=made["id"], format="markdown"))
+        echo(", ".join(f"{count} {state}" for state, count in made["counts"].items() if count))
     if wait and made["counts"]["succeeded"] != total:
         raise typer.Exit(1)
 
@@ -183,7 +196,7 @@ def jobs(
 
 
 @with_server
-def show(server: Client, job_id: JobId, *, as_json: AsJson = False) -> None:
+def show(server: Client, job_id: JobId, *, as_json: AsJson = False, as_it_is: AsItIs = False) -> None:
     """Show a job and its measurements."""
     from app.cli.output import print_job, print_json, print_results
 
@@ -191,8 +204,9 @@ def show(server: Client, job_id: JobId, *, as_json: AsJson = False) -> None:
     if as_json:
         print_json(job)
         return
-    print_job(job)
-    print_results(server, job)
+    with raw(as_it_is):
+        print_job(job)
+        print_results(server, job)
 
 
 @with_server
@@ -202,51 +216,111 @@ def logs(
     *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is done.")] = False,
     attempt: Annotated[int | None, typer.Option(min=1, help="Of this attempt; else of the last.")] = None,
+    as_it_is: AsItIs = False,
 ) -> None:
     """Print a job's output."""
-    if attempt is not None:
-        if follow:
-            raise typer.BadParameter("--follow is for the attempt that runs: leave --attempt out.")
-        typer.echo(server.text(f"/jobs/{job_id}/logs", attempt=attempt), nl=False)
-        return
-    if not follow or server.get(f"/jobs/{job_id}")["finished_at"]:
-        typer.echo(server.text(f"/jobs/{job_id}/logs"), nl=False)
-        return
-    for event in server.events(job_id):
-        if event.type == "log":
-            typer.echo(event.data["text"], nl=False)
+    if attempt is not None and follow:
+        raise typer.BadParameter("--follow is for the attempt that runs: leave --attempt out.")
+    with raw(as_it_is):
+        if not follow or server.get(f"/jobs/{job_id}")["finished_at"]:
+            echo(server.text(f"/jobs/{job_id}/logs", attempt=attempt), nl=False)
+            return
+        for event in server.events(job_id):
+            if event.type == "log":
+                echo(event.data["text"], nl=False)
 
 
 @with_server
-def cancel(server: Client, job_ids: JobIds) -> None:
-    """Cancel jobs, queued or running; one that cannot be cancelled does not keep the others from it."""
-    _ask_each(
-        server, job_ids, "cancel", lambda job: "cancelled" if job["state"] == "cancelled" else "is being cancelled"
-    )
+def cancel(
+    server: Client,
+    job_ids: JobIds = None,
+    *,
+    state: Annotated[str | None, typer.Option(help="All jobs in this state: queued or running.")] = None,
+    kind: OfKind = None,
+    label: WithLabel = None,
+    sweep_id: OfSweep = None,
+) -> None:
+    """Cancel jobs, queued or running: those named, or all that match every filter.
+
+    One that cannot be cancelled does not keep the others from it.
+    """
+    chosen = _chosen(job_ids, state, kind, label, sweep_id)
+    if chosen is not None:
+        done = server.send("POST", "/jobs/cancel", params=chosen, timeout_s=BULK_TIMEOUT_S).json()
+        echo(f"{done['cancelled']} jobs cancelled, {done['requested']} are being cancelled")
+        return
+
+    def cancel_one(job_id: int) -> str:
+        job = server.send("POST", f"/jobs/{job_id}/cancel").json()
+        return "cancelled" if job["state"] == "cancelled" else "is being cancelled"
+
+    _each(job_ids or [], cancel_one)
 
 
 @with_server
-def retry(server: Client, job_ids: JobIds) -> None:
+def retry(server: Client, job_ids: Annotated[list[int], typer.Argument(metavar="ID…", help="The jobs' ids.")]) -> None:
     """Run failed or cancelled jobs again; one that cannot be retried does not keep the others from it."""
-    _ask_each(server, job_ids, "retry", lambda job: f"queued for attempt {job['attempt'] + 1}")
+
+    def retry_one(job_id: int) -> str:
+        return f"queued for attempt {server.send('POST', f'/jobs/{job_id}/retry').json()['attempt'] + 1}"
+
+    _each(job_ids, retry_one)
 
 
-COMMANDS = (submit, sweep, jobs, show, logs, cancel, retry)
+@with_server
+def delete(
+    server: Client,
+    job_ids: JobIds = None,
+    *,
+    state: Annotated[str | None, typer.Option(help="All jobs in this state: succeeded, failed or cancelled.")] = None,
+    kind: OfKind = None,
+    label: WithLabel = None,
+    sweep_id: OfSweep = None,
+) -> None:
+    """Delete finished jobs with their results and files: those named, or all that match every filter.
+
+    One that cannot be deleted does not keep the others from it.
+    """
+    chosen = _chosen(job_ids, state, kind, label, sweep_id)
+    if chosen is not None:
+        done = server.send("DELETE", "/jobs", params=chosen, timeout_s=BULK_TIMEOUT_S).json()
+        left = f"; {done['unfinished']} more are queued or running and stay" if done["unfinished"] else ""
+        echo(f"{done['deleted']} jobs deleted{left}")
+        return
+
+    def delete_one(job_id: int) -> str:
+        server.send("DELETE", f"/jobs/{job_id}")
+        return "deleted"
+
+    _each(job_ids or [], delete_one)
 
 
-def _ask_each(server: Client, job_ids: list[int], action: str, outcome: Callable[[dict[str, Any]], str]) -> None:
-    """Post to a route of each job and print what came of it; exit code 1 if the server refused any."""
+COMMANDS = (submit, sweep, jobs, show, logs, cancel, delete, retry)
+
+
+def _chosen(
+    job_ids: list[int] | None, state: str | None, kind: str | None, label: list[str] | None, sweep_id: int | None
+) -> dict[str, Any] | None:
+    """Return the filters as query parameters, or None where jobs are named by their ids."""
+    labels = [f"{key}:{value}" for key, value in arguments.parse_labels(label or []).items()]
+    filters = {"state": state, "kind": kind, "label": labels or None, "sweep": sweep_id}
+    chosen = {name: value for name, value in filters.items() if value is not None}
+    if bool(job_ids) == bool(chosen):
+        raise typer.BadParameter("give ids, or at least one of --state, --kind, --label and --sweep, and not both")
+    return chosen or None
+
+
+def _each(job_ids: list[int], act: Callable[[int], str]) -> None:
+    """Do it to every job, and say what became of it; exit with 1 at the end if the server refused one."""
     from app.cli.client import CliError
 
     refused = 0
     for job_id in job_ids:
         try:
-            job = server.send("POST", f"/jobs/{job_id}/{action}").json()
+            echo(f"job {job_id} {act(job_id)}")
         except CliError as error:
             refused += 1
-            typer.echo(f"error: job {job_id}: {error}", err=True)
-        else:
-            typer.echo(f"job {job_id} {outcome(job)}")
+            echo(f"error: job {job_id}: {error}", err=True)
     if refused:
         raise typer.Exit(1)
 
@@ -273,7 +347,7 @@ def _say_what_waits(server: Client, sweep_id: int) -> None:
     queued = server.pages("/jobs", MAX_LOOKED_AT, state="queued", sweep=sweep_id)
     for reason, count in Counter(job["waiting"] for job in queued if job["waiting"] is not None).items():
         many = f"{count} jobs wait" if count > 1 else "1 job waits"
-        typer.echo(f"{many}: {reason}", err=True)
+        echo(f"{many}: {reason}", err=True)
 
 
 def _options(
@@ -297,7 +371,7 @@ def _going_on_when_interrupted(message: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo(message, err=True)
+        echo(message, err=True)
         raise typer.Exit(130) from None
 
 

@@ -9,9 +9,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import typer
-
 from app.cli.client import Client, problem_text
+from app.cli.terminal import cell, echo, echo_json, one_line
 from app.layout import doubts, notes, number, varying_columns, verdict
 
 Show = Callable[[int, int, str], None]
@@ -21,18 +20,18 @@ SHOWN_MEASUREMENTS = 200
 
 
 def print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    echo_json(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def print_columns(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """Print a plain table, the same on a terminal and in a pipe."""
-    cells = [list(head), *([_cell(value) for value in row] for row in rows)]
+    cells = [list(head), *([cell(_text(value)) for value in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(head))]
     for row in cells:
-        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        echo("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
 
 
-def _cell(value: Any) -> str:
+def _text(value: Any) -> str:
     if isinstance(value, dict):
         return ",".join(f"{key}={item}" for key, item in value.items()) or "–"
     return number(value)
@@ -40,10 +39,10 @@ def _cell(value: Any) -> str:
 
 def print_job(job: dict[str, Any]) -> None:
     """Print a job's main facts, one per line."""
-    typer.echo(f"job {job['id']}: {job['kind']}, {job['state']}" + (f" ({job['name']})" if job["name"] else ""))
+    echo(f"job {job['id']}: {job['kind']}, {job['state']}" + (f" ({cell(job['name'])})" if job["name"] else ""))
     progress = job["progress"]
     facts = {
-        "labels": _cell(job["labels"]) if job["labels"] else None,
+        "labels": _text(job["labels"]) if job["labels"] else None,
         "attempt": f"{job['attempt']} of {job['max_attempts']}",
         "worker": job["worker_id"],
         "created": job["created_at"],
@@ -58,11 +57,11 @@ def print_job(job: dict[str, Any]) -> None:
     }
     for name, value in facts.items():
         if value is not None:
-            typer.echo(f"  {name + ':':10}{value}")
+            echo(f"  {name + ':':10}{cell(value)}")
     for line in (*doubts(job["validity"] or {}), *notes(job["validity"] or {})):
-        typer.echo(f"    {line}")
+        echo(f"    {line}")
     if job["error"] is not None:
-        typer.echo(problem_text(job["error"]))
+        echo(problem_text(job["error"]))
 
 
 def print_results(server: Client, job: dict[str, Any]) -> None:
@@ -72,9 +71,9 @@ def print_results(server: Client, job: dict[str, Any]) -> None:
     """
     measurements = server.get(f"/jobs/{job['id']}/measurements", limit=SHOWN_MEASUREMENTS)
     if measurements["rows"]:
-        typer.echo()
+        echo()
         if job["state"] == "succeeded":
-            typer.echo(server.text("/tables", job=job["id"], format="markdown"), nl=False)
+            echo(server.text("/tables", job=job["id"], format="markdown"), nl=False)
         else:
             _print_partial(measurements)
         print_missing(server.get("/tables", job=job["id"])["missing"])
@@ -85,21 +84,21 @@ def print_results(server: Client, job: dict[str, Any]) -> None:
 def print_missing(lines: Sequence[str]) -> None:
     """Print below a table why cells have no numbers."""
     if lines:
-        typer.echo("\n" + "\n".join(lines))
+        echo("\n" + "\n".join(lines))
 
 
 def _print_partial(measurements: dict[str, Any]) -> None:
-    typer.echo("measured before it ended:")
+    echo("measured before it ended:")
     names = [*varying_columns(measurements), "phase", "metric", "unit", "n", "mean", "std", "median"]
     print_columns(names, [[row[name] for name in names] for row in measurements["rows"] if row["mean"] is not None])
     if measurements["next"] is not None:
-        typer.echo(f"and more: these are of its first {SHOWN_MEASUREMENTS} measurements")
+        echo(f"and more: these are of its first {SHOWN_MEASUREMENTS} measurements")
 
 
 def _print_units(units: Sequence[dict[str, Any]]) -> None:
     """Print the units of a job that has several."""
     if len(units) > 1:
-        typer.echo()
+        echo()
         rows = [
             [
                 unit["unit_index"],
@@ -115,11 +114,9 @@ def _print_units(units: Sequence[dict[str, Any]]) -> None:
 def _print_tables(job_id: int, tables: Sequence[dict[str, Any]]) -> None:
     """Print the names of the tables that a job's units reported, with the command that prints the first."""
     if tables:
-        typer.echo()
+        echo()
         print_columns(("table", "rows"), [[table["name"], table["rows"]] for table in tables])
-        typer.echo(
-            f"`{shlex.join(['flopwatch', 'table', '--job', str(job_id), '--name', tables[0]['name']])}` prints one"
-        )
+        echo(f"`{shlex.join(['flopwatch', 'table', '--job', str(job_id), '--name', tables[0]['name']])}` prints one")
 
 
 @contextlib.contextmanager
@@ -136,7 +133,7 @@ def progress_display() -> Iterator[Show]:
         task = bar.add_task("waiting", total=None)
 
         def show(done: int, total: int, message: str) -> None:
-            bar.update(task, description=message)
+            bar.update(task, description=one_line(message))
             if total:
                 bar.update(task, completed=done, total=total)
 
@@ -148,9 +145,9 @@ def _plain_progress() -> Show:
 
     def show(done: int, total: int, message: str) -> None:
         nonlocal last
-        line = f"{done}/{total} {message}" if total else message
+        line = cell(f"{done}/{total} {message}" if total else message)
         if line != last:
-            typer.echo(line, err=True)
+            echo(line, err=True)
         last = line
 
     return show

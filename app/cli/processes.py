@@ -1,4 +1,4 @@
-"""Commands that are or start processes, or need none: up, serve, worker, run, backup, lease."""
+"""Commands that are or start processes, or work on the database itself: up, serve, worker, run, backup, lease, …"""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
+
+from app.cli.terminal import echo
 
 if TYPE_CHECKING:
     from app.settings import Settings
@@ -67,7 +69,7 @@ def up(host: Host = None, port: Port = None, *, insecure: Insecure = False) -> N
             time.sleep(LOOK_S)
         dead = [name for name, child in children.items() if child.poll() is not None]
         if not stop_signals:
-            typer.echo(f"error: the {dead[0]} ended with exit code {children[dead[0]].returncode}", err=True)
+            echo(f"error: the {dead[0]} ended with exit code {children[dead[0]].returncode}", err=True)
     finally:
         # The worker stops first, so that the server still shows how its job ends.
         for child in reversed(children.values()):
@@ -95,7 +97,7 @@ def backup(path: Annotated[Path, typer.Argument(help="The file to write; it must
         fail(f"{error.title}: {error.detail}")
     except OSError as error:
         fail(f"{error.filename}: {error.strerror}")
-    typer.echo(f"{path}: {path.stat().st_size} bytes. Copy {settings.artifacts_dir} as well to keep the files of jobs.")
+    echo(f"{path}: {path.stat().st_size} bytes. Copy {settings.artifacts_dir} as well to keep the files of jobs.")
 
 
 def lease(
@@ -117,17 +119,58 @@ def lease(
             found = Queue(database).lease_s()
     except FlopwatchError as error:
         fail(f"{error.title}: {error.detail}")
-    typer.echo(
-        f"{found:g} seconds" if found is not None else "none yet: the server or worker that starts first decides"
-    )
+    echo(f"{found:g} seconds" if found is not None else "none yet: the server or worker that starts first decides")
 
 
-COMMANDS = (up, serve, worker, run, backup, lease)
+def prune(
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    vacuum: Annotated[
+        bool,
+        typer.Option(
+            "--vacuum", help="Then write the database anew, as small as it can be; all writes wait meanwhile."
+        ),
+    ] = False,
+) -> None:
+    """Let go of what is older than the FLOPWATCH_KEEP_… settings say, as the server does by itself.
+
+    Works on the database itself, with or without a server.
+    """
+    from app.errors import FlopwatchError
+    from app.store.artifacts import ArtifactFiles
+    from app.store.engine import open_existing
+    from app.store.pruning import Pruning, Retention
+    from app.store.slices import Slices
+
+    if dry_run and vacuum:
+        raise typer.BadParameter("--dry-run changes nothing, so leave --vacuum out")
+    settings = _settings()
+    try:
+        database = open_existing(settings)
+        try:
+            pruning = Pruning(Slices(database), ArtifactFiles(settings.artifacts_dir), Retention.of(settings))
+            echo(("would go: " if dry_run else "gone: ") + (pruning.plan() if dry_run else pruning.run()).in_words())
+            if vacuum:
+                database.vacuum()
+            elif not database.can_shrink():
+                echo(
+                    "The database is an older version's and keeps its size until `flopwatch prune --vacuum`.", err=True
+                )
+            if not dry_run:
+                database.checkpoint()
+                echo(f"{database.backend.path}: {database.backend.size} bytes")
+        finally:
+            database.close()
+    except FlopwatchError as error:
+        fail(f"{error.title}: {error.detail}")
+
+
+COMMANDS = (up, serve, worker, run, backup, lease, prune)
 
 
 def fail(message: str) -> NoReturn:
     """Print an error and exit."""
-    typer.echo(f"error: {message}", err=True)
+    echo(f"error: {message}", err=True)
     raise typer.Exit(1)
 
 

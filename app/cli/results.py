@@ -15,6 +15,7 @@ import typer
 
 from app.cli.arguments import parse_labels
 from app.cli.jobs import AsJson, JobId, Label, with_server
+from app.cli.terminal import echo, echo_json
 from app.layout import FORMATS, Statistic
 
 if TYPE_CHECKING:
@@ -64,7 +65,10 @@ def table(
             raise typer.BadParameter("give one --job, whose table it is", param_hint="--name")
         path, chosen = f"/jobs/{job[0]}/tables/{quote(name, safe='')}", of_units
     text = server.text(path, format=output_format.value, **chosen)
-    typer.echo(text, nl=not text.endswith("\n"))
+    if output_format.value == "json":
+        echo_json(text)
+    else:
+        echo(text, nl=not text.endswith("\n"))
 
 
 def _refuse(options: dict[str, Any], why: str) -> None:
@@ -93,7 +97,7 @@ def download(
     for artifact in chosen:
         target = to / Path(artifact["name"]).name
         _fetch(server, artifact, target)
-        typer.echo(f"{target}: {artifact['size']} bytes")
+        echo(f"{target}: {artifact['size']} bytes")
 
 
 def _fetch(server: Client, artifact: dict[str, Any], target: Path) -> None:
@@ -140,7 +144,7 @@ def specs(
     else:
         print_columns(("field", "default", "description"), list(_fields(found[0]["schema"], found[0]["example"])))
         if found[0]["presets"]:
-            typer.echo()
+            echo()
             presets = [(name, _as_arguments(fields)) for name, fields in found[0]["presets"].items()]
             print_columns(("--preset", "fields"), presets)
 

@@ -29,7 +29,7 @@ from sqlalchemy import (
 )
 
 from app.store import tables
-from app.store.hosts import Host, Needs, hosts
+from app.store.hosts import Host, Needs, known_hosts
 from app.store.pausing import going, paused_kinds
 from app.store.records import Offer
 from app.store.stored_json import is_unreadable
@@ -117,7 +117,7 @@ def _first(connection: Connection, lane: Lane, worker_id: str, offer: Offer) -> 
             if offer.capabilities.issuperset(job.requirements):
                 return job
             if others is None:
-                others = hosts(connection, other_than=worker_id)
+                others = known_hosts(connection, other_than=worker_id)
             needs = Needs.of(job._mapping)
             if not any(other.could_run(needs) for other in others):
                 return job

@@ -106,6 +106,16 @@ class Database:
         with self._translated():
             self.backend.probe(timeout_s)
 
+    def can_shrink(self) -> bool:
+        """Return True if the file gives free space back; else `vacuum` makes it so."""
+        with self.read() as connection:
+            return self.backend.can_shrink(connection)
+
+    def vacuum(self) -> None:
+        """Write the database anew, as small as it can be; no other write begins meanwhile."""
+        with self._translated():
+            self.backend.vacuum(MIGRATION_TIMEOUT_S)
+
     def checkpoint(self) -> None:
         """Truncate the write-ahead log, as far as readers allow."""
         with self._translated():
@@ -161,6 +171,28 @@ def open_database(settings: Settings) -> Database:
         database.close()
         raise
     return database
+
+
+def open_existing(settings: Settings) -> Database:
+    """Open the database of `settings`, which must be there and have this version's schema.
+
+    Raises InvalidEnvironment when it is not; it is neither made nor migrated.
+    """
+    database = Database(settings.resolved_database_url, busy_timeout_s=settings.busy_timeout_s)
+    try:
+        _refuse_missing_or_older(database)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _refuse_missing_or_older(database: Database) -> None:
+    if not database.backend.path.exists():
+        raise InvalidEnvironment(f"There is no database {database.backend.path}.")
+    with database.read() as connection:
+        if not migrating.is_current(connection):
+            raise InvalidEnvironment("An older version wrote the database: start the server once to migrate it.")
 
 
 _open_databases: weakref.WeakSet[Database] = weakref.WeakSet()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -30,9 +31,10 @@ class Needs:
 
 @dataclass(frozen=True)
 class Host:
-    """A worker's state, kinds, names and devices. `gpus` is the number of GPUs that one job can use."""
+    """A host's kinds, names and devices. `gpus` is the number of GPUs that one job can use."""
 
-    state: str
+    state: str | None
+    """Of its worker; None if that may be gone."""
     kinds: frozenset[str]
     capabilities: frozenset[str]
     gpus: int
@@ -52,21 +54,14 @@ class Host:
         return job.kind in self.kinds and self.has_devices_for(job) and self.capabilities.issuperset(job.requirements)
 
 
-def hosts(
-    connection: Connection, states: Collection[WorkerState] | None = None, *, other_than: str | None = None
-) -> list[Host]:
-    """Return the hosts of workers in one of these states; by default of every worker that ever registered.
-
-    Equal hosts are returned once: each start of a worker is a row, but few rows differ in what they have.
-    """
+def hosts(connection: Connection, states: Collection[WorkerState]) -> list[Host]:
+    """Return the hosts of the workers in one of these states; equal hosts once."""
     worker = tables.worker.c
-    query = select(
-        worker.state, cast(worker.kinds, Text), cast(worker.capabilities, Text), cast(worker.devices, Text)
-    ).distinct()
-    if states is not None:
-        query = query.where(worker.state.in_(states))
-    if other_than is not None:
-        query = query.where(worker.id != other_than)
+    query = (
+        select(worker.state, cast(worker.kinds, Text), cast(worker.capabilities, Text), cast(worker.devices, Text))
+        .where(worker.state.in_(states))
+        .distinct()
+    )
     return [
         Host(
             state=state,
@@ -89,6 +84,28 @@ def _items(stored: str) -> list[Any]:
     except (ValueError, RecursionError):
         return []
     return items if isinstance(items, list) else []
+
+
+def known_hosts(connection: Connection, *, other_than: str | None = None) -> list[Host]:
+    """Return each different host that a worker ever registered, until retention forgets it (see pruning.py).
+
+    other_than: leave out the host that this worker registered.
+    """
+    query = select(tables.known_host)
+    worker = tables.worker.c
+    own = select(worker.kinds, worker.capabilities, worker.devices).where(worker.id == other_than)
+    if other_than is not None and (row := connection.execute(own).one_or_none()) is not None:
+        query = query.where(tables.known_host.c.key != known_host(*row)["key"])
+    return [
+        Host(state=None, kinds=frozenset(row.kinds), capabilities=frozenset(row.capabilities), gpus=row.gpus)
+        for row in connection.execute(query)
+    ]
+
+
+def known_host(kinds: Iterable[str], capabilities: Iterable[str], devices: Iterable[Any]) -> dict[str, Any]:
+    """Make the row of the table `known_host` for a host with these kinds, names and devices, without its time."""
+    has = {"kinds": sorted(kinds), "capabilities": sorted(capabilities), "gpus": gpus_of_one_job(_uuids(devices))}
+    return {"key": hashlib.sha256(json.dumps(has, sort_keys=True).encode()).hexdigest(), **has}
 
 
 def gpus_of_one_job(uuids: Collection[str]) -> int:

@@ -20,13 +20,14 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, bindparam, delete, insert, literal_column, select, update
+from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, literal_column, select, update
 
 from app.errors import Conflict, LeaseLost, NotFound, job_problem
 from app.specs._sweep import expand
-from app.states import FINISHED_STATES, LivingState
+from app.states import LivingState
 from app.store import service_settings, staging, submission, sweeps, tables
 from app.store.claims import QUEUED, next_job
+from app.store.deleting import delete_jobs
 from app.store.engine import Database
 from app.store.public import NO_PROGRESS, checked_id, job_dict, sweep_dict
 from app.store.records import (
@@ -41,6 +42,7 @@ from app.store.records import (
     Submitted,
 )
 from app.store.registration import beat
+from app.store.slices import Slices
 from app.store.stored_json import broken
 from app.store.tables import utc_now
 from app.store.waiting import waiting_reasons
@@ -108,7 +110,7 @@ CANCELLED_AND_LOST = "The job was cancelled while it ran; its worker was lost."
 
 
 class Queue:
-    """The queue of one database. Every method is one transaction, but for large results (see staging.py)."""
+    """The queue of one database. Every method but `finish` and `delete` is one transaction: those go in slices."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -165,12 +167,18 @@ class Queue:
     def first_answer(self, idempotency: Idempotency | None) -> Submitted | None:
         """Return the answer that a request with this key got before; None when the key is new, or there is no key.
 
+        Raises IdempotencyMismatch for another body, and Gone if what that request made was deleted.
         A caller that finds an answer does not validate the request again: the first answer decided that.
         """
         if idempotency is None:
             return None
         with self._database.read() as connection:
             return submission.first_answer(connection, idempotency)
+
+    def keep_awaited_answer(self, idempotency: Idempotency, response: dict[str, Any]) -> dict[str, Any]:
+        """Keep the answer to a request that waited for its job's end; returns the first such answer."""
+        with self._database.write() as connection:
+            return submission.keep_awaited(connection, idempotency, response)
 
     def resume_sweep(self, sweep_id: int) -> dict[str, Any]:
         """Queue a new job for each point whose latest one failed or was cancelled, or that has no job any more.
@@ -229,12 +237,12 @@ class Queue:
         if not claims and worker is None:
             return Renewal(frozenset(), frozenset())
         with self._database.write() as connection:
-            if worker is not None:
-                beat(connection, *worker)
+            knows_worker = worker is None or beat(connection, *worker)
             held = [claim.job_id for claim in claims if _beat(connection, claim)]
             asked = select(_job.id).where(_job.id.in_(held), _job.cancel_requested_at.is_not(None))
             cancel_requested = frozenset(connection.execute(asked).scalars())
-        return Renewal(frozenset(claim.job_id for claim in claims) - frozenset(held), cancel_requested)
+        lost = frozenset(claim.job_id for claim in claims) - frozenset(held)
+        return Renewal(lost, cancel_requested, knows_worker)
 
     def cancel_requested(self, job_ids: Sequence[int]) -> frozenset[int]:
         """Return those of these running jobs that somebody wants cancelled. `renew` tells it too, but seldom."""
@@ -390,6 +398,20 @@ class Queue:
             _cancel_each(connection, _job.id == job_id)
             return job_dict(_find(connection, job_id)._mapping, waiting=None)
 
+    def cancel_some(self, job_ids: Sequence[int]) -> tuple[int, int]:
+        """Cancel those of these jobs that are not finished; returns how many of them were queued, and so are cancelled,
+        and how many were running, and are asked to end for the first time.
+        """
+        some = _job.id.in_(job_ids)
+        running = (_job.state == "running") & _job.cancel_requested_at.is_(None)
+        with self._database.write() as connection:
+            queued, asked = (
+                connection.execute(select(func.count()).select_from(tables.job).where(some, those)).scalar_one()
+                for those in (_job.state == "queued", running)
+            )
+            _cancel_each(connection, some)
+        return queued, asked
+
     def retry(self, job_id: int) -> dict[str, Any]:
         """Queue a job that failed or was cancelled once more; returns the public job.
 
@@ -415,19 +437,16 @@ class Queue:
             return job_dict(queued, waiting_reasons(connection, [queued]).get(job_id))
 
     def delete(self, job_id: int) -> list[str]:
-        """Delete a finished job with all that belongs to it; Conflict when it is not finished.
+        """Delete a finished job with all that belongs to it; Conflict when it is not finished. It takes several
+        transactions if the job has many rows (see deleting.py).
 
         Returns the hashes of the contents that no artifact refers to any more, for ArtifactFiles.remove.
         """
-        with self._database.write() as connection:
-            job = _find(connection, job_id)
-            if job.state not in FINISHED_STATES:
-                raise Conflict(f"Job {job_id} is {job.state}: cancel it first.")
-            artifact = tables.artifact.c
-            contents = set(connection.execute(select(artifact.sha256).where(artifact.job_id == job_id)).scalars())
-            connection.execute(delete(tables.job).where(_job.id == job_id))
-            kept = set(connection.execute(select(artifact.sha256).where(artifact.sha256.in_(contents))).scalars())
-        return sorted(contents - kept)
+        deleted = delete_jobs(Slices(self._database), [_job.id == checked_id(job_id, "job")])
+        if not deleted.jobs:
+            with self._database.read() as connection:
+                raise Conflict(f"Job {job_id} is {_find(connection, job_id).state}: cancel it first.")
+        return deleted.contents
 
     def probe(self) -> None:
         """Commit something that changes no data. Raises as any write does when that is impossible."""

@@ -9,16 +9,18 @@ import operator
 import sys
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, RowMapping, Select, Text, cast, func, select
+from sqlalchemy import Connection, Row, RowMapping, Select, Text, cast, func, select, tuple_
 
 from app.errors import FieldError, InvalidRequest, NotFound
 from app.layout import FACTS, STATISTICS
-from app.states import JOB_STATES
+from app.states import JOB_STATES, WORKER_STATES, JobState, WorkerState
 from app.store import sweeps, tables
 from app.store.engine import Database
-from app.store.hosts import names_in
+from app.store.filters import JobFilter
+from app.store.hosts import known_hosts
 from app.store.public import (
     MAX_ID,
     artifact_dict,
@@ -31,6 +33,7 @@ from app.store.public import (
     rfc3339,
     sweep_dict,
 )
+from app.store.registration import ALIVE
 from app.store.results.choosing import check_attempt, recorded_attempt
 from app.store.results.sheet import free_names, type_of
 from app.store.stored_json import broken, is_unreadable
@@ -68,7 +71,7 @@ class Reading:
 
     def jobs(
         self,
-        state: str | None = None,
+        state: JobState | None = None,
         kind: str | None = None,
         labels: Sequence[tuple[str, str]] = (),
         sweep: int | None = None,
@@ -76,19 +79,9 @@ class Reading:
         after: str | None = None,
     ) -> tuple[list[dict[str, Any]], str | None]:
         """Return the jobs that match everything given, newest first, and the cursor of the next page."""
-        job = tables.job.c
-        query = select(tables.job)
-        if state is not None:
-            query = query.where(job.state == state)
-        if kind is not None:
-            query = query.where(job.kind == kind)
-        if sweep is not None:
-            query = query.where(job.sweep_id == _in_range(sweep))
-        label = tables.job_label.c
-        for key, value in labels:
-            # SQLite would try EXISTS for every job: 130 ms for a label that only one old job of 110 000 has.
-            query = query.where(job.id.in_(select(label.job_id).where(label.key == key, label.value == value)))
+        query = select(tables.job).where(*JobFilter(state, kind, labels, sweep).conditions)
         with self._database.read() as connection:
+            job = tables.job.c
             large = (job.spec, job.environment, job.validity)
             rows, following = _page(connection, query, job.id, large, limit, after)
             waiting = waiting_reasons(connection, rows)
@@ -239,31 +232,41 @@ class Reading:
             raise NotFound(f"Job {job_id} has no artifact {name!r}.")
         return artifact_dict(row, chosen)
 
-    def workers(self) -> list[dict[str, Any]]:
-        """Return every worker that ever registered, with the ids of the jobs it runs."""
-        worker, job = tables.worker.c, tables.job.c
+    def workers(self, gone: int = 50) -> list[dict[str, Any]]:
+        """Return the workers that live and the `gone` newest of the others, in the order in which they registered."""
+        worker = tables.worker.c
+        newest_first = select(tables.worker).order_by(worker.registered_at.desc(), worker.id.desc())
         with self._database.read() as connection:
-            rows = connection.execute(select(tables.worker).order_by(worker.registered_at, worker.id)).all()
-            running = connection.execute(
-                select(job.id, job.worker_id).where(job.state == "running").order_by(job.id)
-            ).all()
-        return [
-            {
-                "id": row.id,
-                "hostname": row.hostname,
-                "pid": row.pid,
-                "state": row.state,
-                "kinds": row.kinds,
-                "capabilities": row.capabilities,
-                "devices": row.devices,
-                "versions": row.versions,
-                "broken": broken(row._mapping),
-                "job_ids": [job_id for job_id, worker_id in running if worker_id == row.id],
-                "registered_at": rfc3339(row.registered_at),
-                "last_seen_at": rfc3339(row.last_seen_at),
-            }
-            for row in rows
-        ]
+            alive = connection.execute(newest_first.where(worker.state.in_(ALIVE)).limit(MAX_PAGE)).all()
+            others = connection.execute(newest_first.where(worker.state.not_in(ALIVE)).limit(gone)).all()
+            rows = sorted((*alive, *others), key=lambda row: (row.registered_at, row.id))
+            return _workers(connection, rows)
+
+    def worker_page(
+        self, state: WorkerState | None = None, limit: int = 50, after: tuple[datetime, str] | None = None
+    ) -> tuple[list[dict[str, Any]], str | None]:
+        """Return workers, the newest first, with the ids of the jobs that they run, and the cursor of the next page.
+
+        after: when the last worker of the page before registered, and its id.
+        """
+        worker = tables.worker.c
+        query = select(tables.worker).order_by(worker.registered_at.desc(), worker.id.desc())
+        if state is not None:
+            query = query.where(worker.state == state)
+        if after is not None:
+            query = query.where(tuple_(worker.registered_at, worker.id) < after)
+        limit = min(limit, MAX_PAGE)
+        with self._database.read() as connection:
+            rows = connection.execute(query.limit(limit + 1)).all()
+            page = _workers(connection, rows[:limit])
+        return page, f"{page[-1]['registered_at']}_{page[-1]['id']}" if len(rows) > limit else None
+
+    def worker_counts(self) -> dict[str, int]:
+        """Return the number of workers in each state."""
+        worker = tables.worker.c
+        with self._database.read() as connection:
+            rows = connection.execute(select(worker.state, func.count()).group_by(worker.state)).all()
+        return {state: dict(map(tuple, rows)).get(state, 0) for state in WORKER_STATES}
 
     def sweep(self, sweep_id: int) -> dict[str, Any]:
         """Return the public sweep, with the number of its points by the state of their latest job."""
@@ -292,15 +295,11 @@ class Reading:
 
     def known_names(self) -> dict[str, set[str]]:
         """Return the kinds and the capabilities that registered workers have; both empty if none ever registered."""
-        worker = tables.worker.c
         with self._database.read() as connection:
-            # Each start of an agent adds a worker, so there are many over the years, but few differ in these columns.
-            rows = connection.execute(
-                select(cast(worker.kinds, Text), cast(worker.capabilities, Text)).distinct()
-            ).all()
+            known = known_hosts(connection)
         return {
-            "kinds": {kind for kinds, _ in rows for kind in names_in(kinds)},
-            "capabilities": {name for _, names in rows for name in names_in(names)},
+            "kinds": {kind for host in known for kind in host.kinds},
+            "capabilities": {name for host in known for name in host.capabilities},
         }
 
 
@@ -318,6 +317,26 @@ def _job(connection: Connection, job_id: int) -> Row[Any]:
 def _attempts(connection: Connection, job_id: int) -> Sequence[Row[Any]]:
     attempt = tables.attempt.c
     return connection.execute(select(tables.attempt).where(attempt.job_id == job_id).order_by(attempt.id)).all()
+
+
+def _workers(connection: Connection, rows: Sequence[Row[Any]]) -> list[dict[str, Any]]:
+    """Return these rows of the table `worker` as public workers, with the ids of the jobs that they run."""
+    job = tables.job.c
+    running: dict[str, list[int]] = {}
+    query = select(job.id, job.worker_id).where(job.state == "running").order_by(job.id)
+    for job_id, worker_id in connection.execute(query):
+        running.setdefault(worker_id, []).append(job_id)
+    fields = ("id", "hostname", "pid", "state", "kinds", "capabilities", "devices", "versions")
+    return [
+        {
+            **{name: row._mapping[name] for name in fields},
+            "broken": broken(row._mapping),
+            "job_ids": running.get(row.id, []),
+            "registered_at": rfc3339(row.registered_at),
+            "last_seen_at": rfc3339(row.last_seen_at),
+        }
+        for row in rows
+    ]
 
 
 def _artifacts(job_id: int, attempt: int | None) -> Select[Any]:

@@ -38,6 +38,8 @@ class Idempotency:
     key: str
     route: str
     digest: str
+    awaits: bool = False
+    """The request waits for the job's end, and its answer is the job as it is then."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class Submitted:
 
     response: dict[str, Any]
     replayed: bool
+    awaited: bool = False
+    """The first answer has not been given yet: the request for it waits, or waited until it broke off."""
 
 
 @dataclass(frozen=True)
@@ -197,6 +201,8 @@ class Renewal:
 
     lost: frozenset[int]
     cancel_requested: frozenset[int]
+    knows_worker: bool = True
+    """False if there is no row of the worker any more, since it was silent for so long: it must register again."""
 
 
 @dataclass(frozen=True)

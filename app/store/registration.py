@@ -12,6 +12,7 @@ from sqlalchemy import Connection, bindparam, insert, select, update
 from app.states import LivingState, WorkerState
 from app.store import tables
 from app.store.engine import Database
+from app.store.hosts import known_host
 from app.store.tables import utc_now
 
 ALIVE = get_args(LivingState)
@@ -21,6 +22,7 @@ _CHANGE = update(tables.worker).where(_worker.id == bindparam("worker_id"))
 _BEAT = _CHANGE.values(beat=_worker.beat + 1)
 _LOSE = _CHANGE.where(_worker.beat == bindparam("seen_beat"), _worker.state.in_(ALIVE)).values(state="lost")
 _LIVING = select(_worker.id, _worker.hostname, _worker.pid).where(_worker.state.in_(ALIVE)).order_by(_worker.id)
+_SEE_HOST = update(tables.known_host).where(tables.known_host.c.key == bindparam("host"))
 _ALIVE = select(_worker.id, _worker.beat).where(_worker.state.in_(ALIVE))
 
 
@@ -45,12 +47,13 @@ class Registration:
         devices: one object each, with a "type"; those of type "cuda" are GPUs. capabilities: "family:name".
         """
         now = utc_now()
-        row = {
+        host = known_host(kinds, capabilities, devices)
+        row: dict[str, Any] = {
             "hostname": hostname,
             "pid": pid,
             "state": "active",
-            "kinds": sorted(kinds),
-            "capabilities": sorted(capabilities),
+            "kinds": host["kinds"],
+            "capabilities": host["capabilities"],
             "devices": list(devices),
             "versions": dict(versions),
             "registered_at": now,
@@ -59,11 +62,16 @@ class Registration:
         with self._database.write() as connection:
             if connection.execute(_BEAT, {"worker_id": worker_id, **row}).rowcount == 0:
                 connection.execute(insert(tables.worker), {"id": worker_id, "beat": 0, **row})
+            if connection.execute(_SEE_HOST, {"host": host["key"], "last_seen_at": now}).rowcount == 0:
+                connection.execute(insert(tables.known_host), {**host, "last_seen_at": now})
 
-    def beat_worker(self, worker_id: str, state: LivingState) -> None:
-        """Record a heartbeat and the worker's state; a worker that was marked lost becomes active or draining again."""
+    def beat_worker(self, worker_id: str, state: LivingState) -> bool:
+        """Record a heartbeat and the worker's state; a worker that was marked lost becomes active or draining again.
+
+        Returns False if there is no such worker any more, since it was silent for so long: it must register again.
+        """
         with self._database.write() as connection:
-            beat(connection, worker_id, state)
+            return beat(connection, worker_id, state)
 
     def set_worker_state(self, worker_id: str, state: WorkerState) -> None:
         """Set a worker's state. active: it takes jobs; draining: no new ones; stopped: it ended in order; lost: it is
@@ -84,9 +92,10 @@ class Registration:
             return connection.execute(_LOSE, seen).rowcount == 1
 
 
-def beat(connection: Connection, worker_id: str, state: LivingState) -> None:
-    """Record a worker's heartbeat and its state in a transaction of the caller."""
-    connection.execute(_BEAT, {"worker_id": worker_id, "state": state, "last_seen_at": utc_now()})
+def beat(connection: Connection, worker_id: str, state: LivingState) -> bool:
+    """Record a worker's heartbeat and its state in a transaction of the caller; False if there is no such worker."""
+    seen = {"worker_id": worker_id, "state": state, "last_seen_at": utc_now()}
+    return connection.execute(_BEAT, seen).rowcount == 1
 
 
 def living_workers(connection: Connection) -> list[str]:

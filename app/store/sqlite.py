@@ -42,6 +42,10 @@ SAFE_VERSION = (3, 51, 3)
 WAL_LIMIT_BYTES = 64 << 20
 """A write that leaves a longer log behind truncates it."""
 WAL_RETRY_S = 10.0
+INCREMENTAL = 2
+KEPT_FREE = 0.05
+"""Share of the pages that stays free for new rows; without it the file would shrink and grow all the time."""
+PAGES_AT_ONCE = 100
 POOL_SIZE = 8
 
 BUSY, LOCKED, READONLY, IOERR, FULL, CANTOPEN = 5, 6, 8, 10, 13, 14
@@ -110,6 +114,9 @@ class SQLite:
     def _set_up(self, dbapi_connection: Any, _record: object) -> None:
         cursor = dbapi_connection.cursor()
         cursor.execute(f"PRAGMA busy_timeout = {round(self._busy_timeout_s * 1000)}")
+        if not _size(self.path):
+            # Only an empty database takes it, and the next line writes. Elsewhere it would wait for the write lock.
+            cursor.execute("PRAGMA auto_vacuum = INCREMENTAL")
         cursor.execute("PRAGMA journal_mode = WAL")
         cursor.execute("PRAGMA synchronous = FULL")
         cursor.execute("PRAGMA foreign_keys = ON")
@@ -182,6 +189,43 @@ class SQLite:
         """Move the log into the database file and truncate it, as far as readers allow within `wait_s` seconds."""
         with self._impatient(self._busy_timeout_s if wait_s is None else wait_s) as cursor:
             cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def can_shrink(self, connection: Connection) -> bool:
+        """Return True if free pages can be cut off the file; it takes a VACUUM to make an older database so."""
+        return bool(connection.exec_driver_sql("PRAGMA auto_vacuum").scalar_one() == INCREMENTAL)
+
+    def spare_pages(self, connection: Connection) -> int:
+        """Return the number of free pages beyond the share that is kept for new rows."""
+        free: int = connection.exec_driver_sql("PRAGMA freelist_count").scalar_one()
+        total: int = connection.exec_driver_sql("PRAGMA page_count").scalar_one()
+        return max(0, int((free - total * KEPT_FREE) / (1 - KEPT_FREE)))
+
+    def cut_pages(self, connection: Connection) -> int:
+        """Move at most PAGES_AT_ONCE spare pages to the file's end and cut them off, in the connection's transaction.
+
+        Returns their number. The file itself becomes shorter at the next checkpoint.
+        """
+        number = min(self.spare_pages(connection), PAGES_AT_ONCE) if self.can_shrink(connection) else 0
+        if number:
+            raw = connection.connection.driver_connection
+            assert raw is not None
+            raw.execute(f"PRAGMA incremental_vacuum({number})").fetchall()  # each row that is fetched cuts off one page
+        return number
+
+    def vacuum(self, timeout_s: float) -> None:
+        """Write the database anew without free pages, so that it can shrink from now on. Nobody else writes meanwhile.
+
+        Needs free disk space of twice the database's size.
+        """
+        with self.write_lock(timeout_s), self._impatient(timeout_s) as cursor:
+            cursor.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            cursor.execute("VACUUM")
+        self.checkpoint()
+
+    @property
+    def size(self) -> int:
+        """Bytes of the database's file."""
+        return _size(self.path)
 
     @contextmanager
     def _impatient(self, wait_s: float) -> Iterator[Any]:

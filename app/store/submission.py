@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, insert, select
+from sqlalchemy import Connection, bindparam, insert, select, update
 
-from app.errors import Conflict, IdempotencyMismatch, KeyTaken
+from app.errors import Conflict, Gone, IdempotencyMismatch, KeyTaken
 from app.store import tables
 from app.store.public import NO_PROGRESS
 from app.store.records import Idempotency, NewJob, Submitted
@@ -19,8 +19,13 @@ from app.store.tables import utc_now
 
 _key = tables.idempotency_key.c
 _INSERT_JOB = insert(tables.job).returning(tables.job.c.id, sort_by_parameter_order=True)
-_FIRST_ANSWER = select(_key.digest, _key.response, _key.resource_id).where(
+_FIRST_ANSWER = select(_key.digest, _key.response, _key.resource_id, _key.awaited).where(
     _key.key == bindparam("key"), _key.route == bindparam("route")
+)
+_KEEP_AWAITED = (
+    update(tables.idempotency_key)
+    .where(_key.key == bindparam("of_key"), _key.route == bindparam("of_route"), _key.awaited)
+    .values(awaited=False)
 )
 _KEY_HOLDER = select(tables.job.c.id, tables.job.c.state).where(
     tables.job.c.unique_key == bindparam("unique_key"), tables.HOLDS_ITS_KEY
@@ -111,9 +116,11 @@ def insert_jobs(connection: Connection, rows: Sequence[dict[str, Any]]) -> list[
 
 
 def first_answer(connection: Connection, idempotency: Idempotency) -> Submitted | None:
-    """Return the answer that a request with this key got before; IdempotencyMismatch if it had another body."""
-    identity = {"key": idempotency.key, "route": idempotency.route}
-    first = connection.execute(_FIRST_ANSWER, identity).one_or_none()
+    """Return the answer that a request with this key got before; None if the key is new.
+
+    Raises IdempotencyMismatch if it had another body, and Gone if what it made was deleted.
+    """
+    first = connection.execute(_FIRST_ANSWER, _identity(idempotency)).one_or_none()
     if first is None:
         return None
     if first.digest != idempotency.digest:
@@ -125,7 +132,15 @@ def first_answer(connection: Connection, idempotency: Idempotency) -> Submitted 
             f"The first answer to the Idempotency-Key {idempotency.key!r} cannot be read any more. That request made "
             f"number {first.resource_id}; use a new key for another."
         )
-    return Submitted(first.response, replayed=True)
+    # A sweep's answer has its grid.
+    table = tables.sweep if "grid" in first.response else tables.job
+    if connection.execute(select(table.c.id).where(table.c.id == first.resource_id)).first() is None:
+        raise Gone(
+            f"The {table.name} {first.resource_id}, which a request with the Idempotency-Key {idempotency.key!r} made, "
+            "was deleted: use a new key to submit it again.",
+            {f"{table.name}_id": first.resource_id},
+        )
+    return Submitted(first.response, replayed=True, awaited=first.awaited)
 
 
 def answer_once(
@@ -138,15 +153,28 @@ def answer_once(
     if first is not None:
         return first
     response = answer()
-    connection.execute(
-        insert(tables.idempotency_key),
-        {
-            "key": idempotency.key,
-            "route": idempotency.route,
-            "digest": idempotency.digest,
-            "resource_id": response["id"],
-            "response": response,
-            "created_at": utc_now(),
-        },
+    row = {
+        **_identity(idempotency),
+        "digest": idempotency.digest,
+        "resource_id": response["id"],
+        "response": response,
+        "awaited": idempotency.awaits,
+        "created_at": utc_now(),
+    }
+    connection.execute(insert(tables.idempotency_key), row)
+    return Submitted(response, replayed=False, awaited=idempotency.awaits)
+
+
+def keep_awaited(connection: Connection, idempotency: Idempotency, response: dict[str, Any]) -> dict[str, Any]:
+    """Make `response` the first answer to a request that waited, unless it has one by now; returns the first answer."""
+    kept = connection.execute(
+        _KEEP_AWAITED, {"of_key": idempotency.key, "of_route": idempotency.route, "response": response}
     )
-    return Submitted(response, replayed=False)
+    if kept.rowcount:
+        return response
+    first = connection.execute(_FIRST_ANSWER, _identity(idempotency)).one_or_none()
+    return response if first is None else dict(first.response)
+
+
+def _identity(idempotency: Idempotency) -> dict[str, str]:
+    return {"key": idempotency.key, "route": idempotency.route}

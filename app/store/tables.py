@@ -111,6 +111,7 @@ class Job(SQLModel, table=True):
             sqlite_where=HOLDS_ITS_KEY,
             postgresql_where=HOLDS_ITS_KEY,
         ),
+        Index("ix_job_finished_at", "finished_at"),
         _NO_REUSE,
     )
 
@@ -322,6 +323,11 @@ class Event(SQLModel, table=True):
 class Worker(SQLModel, table=True):
     """A worker agent and its capabilities."""
 
+    __table_args__: ClassVar[Any] = (
+        Index("ix_worker_state", "state", "registered_at", "id"),
+        Index("ix_worker_registered_at", "registered_at", "id"),
+    )
+
     id: str = Field(primary_key=True)
     hostname: str
     pid: int
@@ -344,10 +350,28 @@ class Setting(SQLModel, table=True):
     value: Any = Field(sa_column=_json("any", nullable=False))
 
 
+class KnownHost(SQLModel, table=True):
+    """What a worker's host had when the worker registered. Each start of a worker is a row of its own there, but few
+    differ in this, and requests are checked against it.
+    """
+
+    __tablename__ = "known_host"
+
+    key: str = Field(primary_key=True)
+    """SHA-256 of the three columns that follow."""
+    kinds: list[str] = Field(sa_column=_json("texts", nullable=False))
+    capabilities: list[str] = Field(sa_column=_json("texts", nullable=False))
+    gpus: int
+    """The number of GPUs that one job can use."""
+    last_seen_at: datetime = Field(sa_column=_time(nullable=False))
+    """The last time that a worker registered with it."""
+
+
 class IdempotencyKey(SQLModel, table=True):
-    """The first answer to a request with an Idempotency-Key."""
+    """The first answer to a request with an Idempotency-Key. It outlives what the request made."""
 
     __tablename__ = "idempotency_key"
+    __table_args__: ClassVar[Any] = (Index("ix_idempotency_key_created_at", "created_at"),)
 
     key: str = Field(primary_key=True)
     route: str = Field(primary_key=True)
@@ -356,6 +380,8 @@ class IdempotencyKey(SQLModel, table=True):
     resource_id: int = Field(sa_column=Column(_ID, nullable=False))
     """The id of the job or sweep that the request made."""
     response: dict[str, Any] = Field(sa_column=_json(nullable=False))
+    awaited: bool = Field(default=False, sa_column_kwargs={"server_default": text("0")})
+    """The request waits for the job's end, and has not been answered yet; `response` is the queued job until then."""
     created_at: datetime = Field(sa_column=_time(nullable=False))
 
 
@@ -372,6 +398,7 @@ artifact: Final[Table] = _tables["artifact"]
 event: Final[Table] = _tables["event"]
 worker: Final[Table] = _tables["worker"]
 setting: Final[Table] = _tables["setting"]
+known_host: Final[Table] = _tables["known_host"]
 idempotency_key: Final[Table] = _tables["idempotency_key"]
 
 # Indexes for claims.py. They stand here because a class has no columns yet where it declares its other indexes. The

@@ -120,6 +120,11 @@ def test_the_image_is_built_from_files_that_exist(
     assert set(re.findall(r'^CMD \["(\w+)"\]', dockerfile, flags=re.MULTILINE)) <= commands
 
 
+def test_the_base_image_is_pinned(dockerfile: str) -> None:
+    assert re.search(r"^ARG PYTHON_IMAGE=python:3\.\d+-slim@sha256:[0-9a-f]{64}$", dockerfile, flags=re.MULTILINE)
+    assert set(re.findall(r"^FROM (\S+) AS", dockerfile, flags=re.MULTILINE)) == {"${PYTHON_IMAGE}", "base"}
+
+
 def test_nobody_is_let_in_by_oversight(compose: dict[str, Any], dockerfile: str) -> None:
     assert compose["services"]["server"]["environment"]["FLOPWATCH_API_TOKEN"].startswith("${FLOPWATCH_API_TOKEN:?")
     assert "FLOPWATCH_API_TOKEN" not in compose["services"]["worker"]["environment"], "jobs could read it"

@@ -6,6 +6,7 @@ import threading
 import time
 from typing import Any
 
+import httpx
 import pytest
 
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
@@ -150,6 +151,62 @@ def test_a_repeated_request_is_not_judged_again(fresh_site: Any, path: str, body
     assert fresh_site.http.post(path, json=body).status_code == 422
     again = fresh_site.http.post(path, json=body, headers={"Idempotency-Key": "k"})
     assert (again.status_code, again.json()) == (201, first.json())
+
+
+def post(site: Any, key: str, **headers: str) -> Any:
+    return site.http.post("/jobs", json={"spec": TINY}, headers={"Idempotency-Key": key, **headers})
+
+
+def test_a_repeated_request_gets_the_answer_as_it_was(fresh_site: Any) -> None:
+    first = post(fresh_site, "k")
+    fresh_site.worker.finish(fresh_site.worker.claim())
+    for again in (post(fresh_site, "k"), post(fresh_site, "k", Prefer="wait=5")):
+        assert (again.status_code, again.json()) == (201, first.json())
+        assert again.headers["idempotency-replayed"] == "true"
+        assert again.json()["state"] == "queued"
+
+
+def test_a_repeated_request_gets_the_answer_of_one_that_waited(fresh_site: Any, until: Any) -> None:
+    first: list[Any] = []
+    thread = threading.Thread(target=lambda: first.append(post(fresh_site, "k", Prefer="wait=30")))
+    thread.start()
+    until(lambda: fresh_site.rows()["job"], "the job")
+    fresh_site.worker.finish(fresh_site.worker.claim())
+    thread.join()
+    assert first[0].json()["state"] == "succeeded"
+    assert "idempotency-replayed" not in first[0].headers
+    for again in (post(fresh_site, "k"), post(fresh_site, "k", Prefer="wait=5")):
+        assert (again.status_code, again.json()) == (201, first[0].json())
+        assert again.headers["idempotency-replayed"] == "true"
+
+
+def test_a_wait_that_broke_off_can_be_repeated(fresh_site: Any, until: Any) -> None:
+    """Nobody got the first answer: whoever repeats the request waits for one, and that stays."""
+    began, wait = time.monotonic(), {"Idempotency-Key": "k", "Prefer": "wait=1"}
+    with pytest.raises(httpx.ReadTimeout):
+        fresh_site.http.post("/jobs", json={"spec": TINY}, headers=wait, timeout=0.3)
+    answers: list[Any] = []
+    thread = threading.Thread(target=lambda: answers.append(post(fresh_site, "k", Prefer="wait=20")))
+    thread.start()
+    until(lambda: time.monotonic() > began + 1.5, "the end of the first wait")
+    fresh_site.worker.finish(fresh_site.worker.claim(), "failed")
+    thread.join()
+    assert (answers[0].status_code, answers[0].json()["state"]) == (201, "failed")
+    assert answers[0].headers["idempotency-replayed"] == "true"
+    assert post(fresh_site, "k").json() == answers[0].json()
+    assert fresh_site.rows()["job"] == 1
+
+
+def test_a_repeated_request_whose_job_was_deleted(fresh_site: Any) -> None:
+    job = post(fresh_site, "k").json()
+    fresh_site.worker.finish(fresh_site.worker.claim())
+    assert fresh_site.http.delete(f"/jobs/{job['id']}").status_code == 204
+    for again in (post(fresh_site, "k"), post(fresh_site, "k", Prefer="wait=5")):
+        assert (again.status_code, again.json()["code"], again.json()["job_id"]) == (410, "gone", job["id"])
+        assert again.headers["content-type"] == "application/problem+json"
+    assert fresh_site.rows()["job"] == 0
+    other = fresh_site.http.post("/jobs", json={"spec": TINY, "name": "x"}, headers={"Idempotency-Key": "k"})
+    assert other.json()["code"] == "idempotency_mismatch"
 
 
 @pytest.mark.parametrize("key", ["", "x" * 256, "a\tb"])

@@ -173,7 +173,7 @@ def test_unknown_routes(site: Any, path: str) -> None:
 
 @pytest.mark.parametrize(
     ("method", "path", "allowed"),
-    [("PUT", "/jobs", "GET, POST"), ("PATCH", "/jobs/1", "DELETE, GET"), ("GET", "/jobs/1/cancel", "POST")],
+    [("PUT", "/jobs", "DELETE, GET, POST"), ("PATCH", "/jobs/1", "DELETE, GET"), ("GET", "/jobs/1/cancel", "POST")],
 )
 def test_wrong_methods(site: Any, method: str, path: str, allowed: str) -> None:
     response = site.http.request(method, path)
@@ -222,7 +222,7 @@ def test_an_unforeseen_error_is_a_problem_too(site: Any, monkeypatch: pytest.Mon
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("secret detail")
 
-    monkeypatch.setattr(type(site.services.reading), "workers", broken)
+    monkeypatch.setattr(type(site.services.reading), "worker_page", broken)
     response = site.http.get("/workers")
     problem = checked(response, 500)
     assert problem["code"] == "internal_error"

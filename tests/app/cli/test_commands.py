@@ -322,6 +322,28 @@ def test_unique_key(site: Any, flopwatch: Any) -> None:
     ended(flopwatch("cancel", str(job_id)))
 
 
+def test_cancel_and_delete_by_filter(site: Any, flopwatch: Any) -> None:
+    done, *others = (submitted(flopwatch, "--priority", "50", "--label", "bulk=x") for _ in range(3))
+    site.worker.finish(site.worker.claim_job(done))
+    assert ended(flopwatch("cancel", "--label", "bulk=x", "--state", "queued")) == (
+        "2 jobs cancelled, 0 are being cancelled\n"
+    )
+    assert [site.job(job_id)["state"] for job_id in (done, *others)] == ["succeeded", "cancelled", "cancelled"]
+    last = submitted(flopwatch, "--label", "bulk=x")
+    assert ended(flopwatch("delete", "--label", "bulk=x", "--kind", "benchmark")) == (
+        "3 jobs deleted; 1 more are queued or running and stay\n"
+    )
+    refused = flopwatch("delete", str(last), "99999")
+    assert refused.returncode == 1
+    assert re.findall(r"^error: job (\d+): ", refused.stderr, re.MULTILINE) == [str(last), "99999"]
+    ended(flopwatch("cancel", str(last)))
+    assert ended(flopwatch("delete", str(last))) == f"job {last} deleted\n"
+    for command in ("cancel", "delete"):
+        assert "at least one of" in ended(flopwatch(command), 2), "never all by accident"
+        assert "not both" in ended(flopwatch(command, "1", "--state", "failed"), 2)
+        assert "state" in ended(flopwatch(command, "--state", "odd"), 1)
+
+
 def test_without_a_server(flopwatch: Any) -> None:
     errors = ended(flopwatch("jobs", FLOPWATCH_URL="http://127.0.0.1:1"), 1)
     assert "flopwatch up" in errors

@@ -21,6 +21,7 @@ from app.settings import Settings
 from app.specs import SpecBase, spec_adapter
 from app.store.artifacts import ArtifactFiles
 from app.store.engine import Database, open_database
+from app.store.hosts import known_host
 from app.store.queue import Queue
 from app.store.reading import Reading
 from migrations import rows_0002
@@ -313,7 +314,12 @@ def test_lists_labels_and_events_are_there(upgraded: Database, expected: dict[st
     assert [job["id"] for job in found] == [FAILED, GRID]
     states = [event["data"]["state"] for event in reading.events(CANCELLED) if event["type"] == "state"]
     assert states == ["queued", "running", "running", "cancelled"]
-    assert reading.workers()[0]["state"] == "stopped"
+    (worker,) = reading.workers()
+    assert worker["state"] == "stopped"
+    assert reading.known_names() == {name: set(worker[name]) for name in ("kinds", "capabilities")}
+    # The same host that a worker registers today, so that it is not known twice.
+    host = known_host(worker["kinds"], worker["capabilities"], worker["devices"])
+    assert query(upgraded, "SELECT key, gpus FROM known_host") == [(host["key"], host["gpus"])]
 
 
 def test_ids_of_rows_that_are_gone_are_not_given_again(former: Path, tmp_path: Path) -> None:

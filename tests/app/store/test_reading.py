@@ -7,10 +7,11 @@ import threading
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, text
 
 from app.errors import InvalidRequest, NotFound, job_problem
 from app.specs.benchmark import BenchmarkSpec
@@ -352,6 +353,26 @@ class TestWorkersAndSweeps:
         shop.register("two", capabilities=frozenset({"attention:b"}))
         known = reading.known_names()
         assert known == {"kinds": {"benchmark"}, "capabilities": {"attention:a", "attention:b"}}
+
+    def test_workers_page_by_page_newest_first(self, shop: Any, reading: Reading, database: Database) -> None:
+        for number in range(5):
+            shop.register(f"worker-{number}")
+        with database.write() as connection:  # two that registered at the same moment
+            connection.execute(text("UPDATE worker SET registered_at = '2026-01-01 00:00:00.000000' WHERE pid = 1"))
+        shop.registration.set_worker_state("worker-3", "stopped")
+        found, after = [], None
+        for _ in range(3):
+            page, cursor = reading.worker_page(limit=2, after=after)
+            found += [worker["id"] for worker in page]
+            if cursor is None:
+                break
+            registered_at, _, worker_id = cursor.partition("_")
+            after = (datetime.fromisoformat(registered_at), worker_id)
+        assert found == [f"worker-{number}" for number in (4, 3, 2, 1, 0)]
+        assert cursor is None
+        assert [worker["id"] for worker in reading.worker_page("stopped")[0]] == ["worker-3"]
+        assert reading.worker_counts() == {"active": 4, "draining": 0, "stopped": 1, "lost": 0}
+        assert [worker["id"] for worker in reading.workers(gone=0)] == [f"worker-{number}" for number in (0, 1, 2, 4)]
 
     def test_sweeps_page_by_page_with_their_counts(self, queue: Queue, shop: Any, reading: Reading) -> None:
         for number in range(3):

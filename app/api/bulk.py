@@ -1,0 +1,66 @@
+"""/jobs: cancel and delete all jobs that a filter chooses."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query
+from fastapi.responses import Response
+from pydantic import Field
+
+from app.api.bodies import MAX_LABELS
+from app.api.parameters import Id, Json, Label, StrictQuery, Text
+from app.api.schemas import BulkCancelled, BulkDeleted
+from app.api.services import CurrentServices
+from app.errors import FieldError, InvalidRequest
+from app.states import JobState
+from app.store.filters import JobFilter
+
+router = APIRouter(prefix="/jobs", tags=["jobs"])
+
+
+class _Chosen(StrictQuery):
+    """Filters as those of `GET /jobs`; at least one, and all must hold."""
+
+    kind: Text | None = None
+    label: list[Label] = Field(default=[], max_length=MAX_LABELS)
+    """key:value; repeat it for several."""
+    sweep: Id | None = None
+
+
+class CancelQuery(_Chosen):
+    state: Literal["queued", "running"] | None = None
+
+
+class DeleteQuery(_Chosen):
+    state: Literal["succeeded", "failed", "cancelled"] | None = None
+
+
+@router.post("/cancel", status_code=202, responses={202: {"model": BulkCancelled}}, summary="Cancel many jobs")
+async def cancel(services: CurrentServices, query: Annotated[CancelQuery, Query()]) -> Response:
+    """Cancels queued and running jobs that match every filter; without any filter 422.
+
+    `cancelled` is the number of jobs that were queued, `requested` that of running ones, which end soon. Repeating it
+    does no harm.
+    """
+    chosen = _filter(query, query.state, "cancel")
+    return Json(asdict(await services.writes.run(lambda: services.bulk.cancel(chosen))), status_code=202)
+
+
+@router.delete("", responses={200: {"model": BulkDeleted}}, summary="Delete many finished jobs")
+async def delete(services: CurrentServices, query: Annotated[DeleteQuery, Query()]) -> Response:
+    """Deletes finished jobs that match every filter, with their results and files; without any filter 422.
+
+    `unfinished` is the number of jobs that match too, and stay because they are queued or running.
+    """
+    chosen = _filter(query, query.state, "delete")
+    return Json(asdict(await services.writes.run(lambda: services.bulk.delete(chosen))))
+
+
+def _filter(query: _Chosen, state: JobState | None, verb: str) -> JobFilter:
+    chosen = JobFilter(state, query.kind, query.label, query.sweep)  # type: ignore[arg-type]  # pairs, once validated
+    if not chosen.conditions:
+        detail = f"Give at least one of state, kind, label and sweep: without them this would {verb} every job."
+        raise InvalidRequest(detail, errors=(FieldError("", detail),))
+    return chosen

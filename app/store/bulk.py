@@ -1,0 +1,83 @@
+"""Cancels and deletes the jobs that a filter chooses, in slices: ten thousand of them keep no other writer waiting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import func, select
+
+from app.errors import DatabaseBusy
+from app.states import FINISHED_STATES
+from app.store import tables
+from app.store.artifacts import ArtifactFiles
+from app.store.deleting import delete_jobs, remove_files
+from app.store.filters import JobFilter
+from app.store.queue import Queue
+from app.store.slices import Slices
+
+CANCELLED_AT_ONCE = 200
+
+_job = tables.job.c
+
+
+@dataclass(frozen=True)
+class BulkCancelled:
+    """`cancelled`: jobs that were queued; `requested`: running ones that end soon."""
+
+    cancelled: int
+    requested: int
+
+
+@dataclass(frozen=True)
+class BulkDeleted:
+    """`deleted`: finished jobs; `unfinished`: jobs that the filter chooses too, and that are queued or running."""
+
+    deleted: int
+    unfinished: int
+
+
+class Bulk:
+    """Changes many jobs of one database. A repeated call goes on where an earlier one stopped."""
+
+    def __init__(self, slices: Slices, queue: Queue, files: ArtifactFiles) -> None:
+        self._slices = slices
+        self._queue = queue
+        self._files = files
+
+    def cancel(self, chosen: JobFilter) -> BulkCancelled:
+        """Cancel the unfinished jobs that the filter chooses, as `Queue.cancel` does; those submitted later stay.
+
+        Raises DatabaseBusy if the server stops meanwhile.
+        """
+        unfinished = (_job.state == "queued") | ((_job.state == "running") & _job.cancel_requested_at.is_(None))
+        cancelled = requested = 0
+        with self._slices.database.read() as connection:
+            last = connection.execute(select(func.max(_job.id))).scalar_one() or 0
+        after = 0
+        while True:
+            query = select(_job.id).where(*chosen.conditions, unfinished, _job.id > after, _job.id <= last)
+            with self._slices.database.read() as connection:
+                ids = list(connection.execute(query.order_by(_job.id).limit(CANCELLED_AT_ONCE)).scalars())
+            if not ids:
+                return BulkCancelled(cancelled, requested)
+            after = ids[-1]
+            counts = self._queue.cancel_some(ids)
+            cancelled, requested = cancelled + counts[0], requested + counts[1]
+            self._check_stopped()
+
+    def delete(self, chosen: JobFilter) -> BulkDeleted:
+        """Delete the finished jobs that the filter chooses, with their results and files.
+
+        Raises DatabaseBusy if the server stops meanwhile.
+        """
+        deleted = delete_jobs(self._slices, chosen.conditions)
+        remove_files(self._slices, self._files, deleted.contents)
+        self._check_stopped()
+        left = select(func.count()).select_from(tables.job)
+        with self._slices.database.read() as connection:
+            left = left.where(*chosen.conditions, _job.state.not_in(FINISHED_STATES))
+            return BulkDeleted(deleted.jobs, connection.execute(left).scalar_one())
+
+    def _check_stopped(self) -> None:
+        if self._slices.stopped:
+            raise DatabaseBusy("The server is stopping: some of the jobs are done, so repeat the request.")

@@ -1,0 +1,67 @@
+"""Index what is pruned by age; keep what workers had apart from the workers; note which answers are still awaited.
+
+Each start of an agent is a row of `worker`, and few rows differ in what the agent had: `known_host` has these once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0004"
+down_revision = "0003"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    connection = op.get_bind()
+    known_host = op.create_table(
+        "known_host",
+        sa.Column("key", sa.String(), nullable=False),
+        sa.Column("kinds", sa.JSON(), nullable=False),
+        sa.Column("capabilities", sa.JSON(), nullable=False),
+        sa.Column("gpus", sa.Integer(), nullable=False),
+        sa.Column("last_seen_at", sa.DateTime(timezone=True), nullable=False),
+        sa.PrimaryKeyConstraint("key"),
+    )
+    rows = _known_hosts(connection)
+    if rows:
+        op.bulk_insert(known_host, rows)
+    op.create_index("ix_worker_state", "worker", ["state", "registered_at", "id"])
+    op.create_index("ix_worker_registered_at", "worker", ["registered_at", "id"])
+    op.create_index("ix_job_finished_at", "job", ["finished_at"])
+    op.create_index("ix_idempotency_key_created_at", "idempotency_key", ["created_at"])
+    op.execute("ALTER TABLE idempotency_key ADD COLUMN awaited BOOLEAN DEFAULT 0 NOT NULL")
+
+
+def downgrade() -> None:
+    raise NotImplementedError("restore the backup that was made before")
+
+
+def _known_hosts(connection: sa.Connection) -> list[dict[str, Any]]:
+    """Return a row for each different host that workers registered, as app.store.hosts writes them."""
+    workers = connection.execute(
+        sa.text(
+            "SELECT kinds, capabilities, devices, max(last_seen_at) FROM worker GROUP BY kinds, capabilities, devices"
+        )
+    )
+    found: dict[str, dict[str, Any]] = {}
+    for kinds, capabilities, devices, seen in workers:
+        has = {"kinds": json.loads(kinds), "capabilities": json.loads(capabilities), "gpus": _gpus(json.loads(devices))}
+        key = hashlib.sha256(json.dumps(has, sort_keys=True).encode()).hexdigest()
+        row = {"key": key, **has, "last_seen_at": datetime.fromisoformat(seen)}
+        if key not in found or found[key]["last_seen_at"] < row["last_seen_at"]:
+            found[key] = row
+    return list(found.values())
+
+
+def _gpus(devices: list[Any]) -> int:
+    uuids = [str(device.get("uuid")) for device in devices if isinstance(device, dict) and device.get("type") == "cuda"]
+    whole = sum(not uuid.startswith("MIG-") for uuid in uuids)
+    return max(whole, min(len(uuids), 1))

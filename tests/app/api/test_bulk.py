@@ -1,0 +1,167 @@
+"""Cancelling and deleting all jobs that a filter chooses."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import pytest
+
+from app.specs.benchmark import BenchmarkSpec
+from app.store import bulk, slices
+from app.store.filters import JobFilter
+from app.store.records import Finish, NewJob
+
+
+def states(site: Any) -> dict[str, int]:
+    return {state: count for state, count in site.services.reading.counts().items() if count}
+
+
+def sweep(site: Any, number: int, **labels: str) -> list[int]:
+    """Jobs that were submitted together; their ids."""
+    queue = site.services.queue
+    jobs = [NewJob(BenchmarkSpec(seed=seed), labels=labels, point={"seed": seed}) for seed in range(number)]
+    made = queue.submit_sweep(None, labels, {}, {}, [], jobs).response["id"]
+    with site.services.database.read() as connection:
+        query = f"SELECT id FROM job WHERE sweep_id = {made} ORDER BY id"
+        return list(connection.exec_driver_sql(query).scalars())
+
+
+class TestCancel:
+    def test_by_state_kind_label_and_sweep(self, fresh_site: Any) -> None:
+        http = fresh_site.http
+        blue, red = sweep(fresh_site, 3, colour="blue"), sweep(fresh_site, 3, colour="red")
+        fresh_site.worker.claim()  # the first of the blue ones
+        both = {"label": "colour:blue", "kind": "benchmark"}
+        for answer in (
+            {"cancelled": 0, "requested": 0},
+            {"cancelled": 2, "requested": 1},
+            {"cancelled": 0, "requested": 0},
+        ):
+            chosen = both | (
+                {"kind": "attention"} if states(fresh_site)["queued"] == 5 and not answer["cancelled"] else {}
+            )
+            response = http.post("/jobs/cancel", params=chosen)
+            assert (response.status_code, response.json()) == (202, answer)
+        job = fresh_site.job(blue[0])
+        assert (job["state"], bool(job["cancel_requested_at"])) == ("running", True)
+        assert fresh_site.job(blue[1])["error"]["code"] == "cancelled"
+        events = [event["type"] for event in http.get(f"/jobs/{blue[1]}/events").json()["data"]]
+        assert events == ["state", "state", "done"]
+        assert http.post("/jobs/cancel", params={"sweep": 2, "state": "running"}).json()["cancelled"] == 0
+        assert http.post("/jobs/cancel", params={"sweep": 2, "state": "queued"}).json()["cancelled"] == 3
+        assert states(fresh_site) == {"running": 1, "cancelled": 5}
+        assert fresh_site.job(red[0])["state"] == "cancelled"
+
+    @pytest.mark.parametrize(
+        "query", ["", "state=succeeded", "state=", "limit=5", "sweep=x", "label=novalue", "name=a"]
+    )
+    def test_never_all_by_accident(self, site: Any, query: str) -> None:
+        job = site.submit()
+        response = site.http.post(f"/jobs/cancel?{query}")
+        assert response.status_code == 422, response.text
+        assert response.json()["errors"]
+        assert site.job(job["id"])["state"] == "queued"
+
+
+class TestDelete:
+    def test_what_is_finished_goes_and_the_rest_is_counted(self, fresh_site: Any) -> None:
+        http = fresh_site.http
+        ids = sweep(fresh_site, 4, colour="blue")
+        other = fresh_site.submit()
+        fresh_site.worker.finish(fresh_site.worker.claim())
+        fresh_site.worker.finish(fresh_site.worker.claim(), "failed")
+        assert http.delete("/jobs", params={"label": "colour:red"}).json() == {"deleted": 0, "unfinished": 0}
+        response = http.delete("/jobs", params={"label": "colour:blue", "state": "failed"})
+        assert (response.status_code, response.json()) == (200, {"deleted": 1, "unfinished": 0})
+        assert http.get(f"/jobs/{ids[1]}").status_code == 404
+        assert http.delete("/jobs", params={"sweep": 1}).json() == {"deleted": 1, "unfinished": 2}
+        assert states(fresh_site) == {"queued": 3}
+        assert fresh_site.job(other["id"])["state"] == "queued"
+
+    @pytest.mark.parametrize("query", ["", "state=queued", "state=running", "after=5", "kind=%00"])
+    def test_never_all_by_accident(self, site: Any, query: str) -> None:
+        job = site.submit()
+        site.http.post(f"/jobs/{job['id']}/cancel")
+        response = site.http.delete(f"/jobs?{query}")
+        assert response.status_code == 422, response.text
+        assert site.job(job["id"])["state"] == "cancelled"
+
+
+def longest_write_s(site: Any, work: Any) -> float:
+    """The longest time in which a small write of somebody else was done while `work` ran."""
+    waits: list[float] = []
+    over = threading.Event()
+
+    def write() -> None:
+        while not over.is_set():
+            began = time.monotonic()
+            with site.services.database.write():
+                pass
+            waits.append(time.monotonic() - began)
+            time.sleep(0.001)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        work()
+    finally:
+        over.set()
+        thread.join()
+    return max(waits)
+
+
+def bulk_s(site: Any) -> tuple[float, float]:
+    """How long it takes to cancel and delete many jobs, and how long others wait for their turn meanwhile."""
+    sweep(site, 600)
+    chosen = JobFilter(kind="benchmark")
+
+    def work() -> None:
+        assert site.services.bulk.cancel(chosen).cancelled == 600
+        assert site.services.bulk.delete(chosen).deleted == 600
+
+    began = time.monotonic()
+    waited_s = longest_write_s(site, work)
+    return time.monotonic() - began, waited_s
+
+
+def test_many_jobs_keep_nobody_waiting(fresh_site: Any) -> None:
+    took_s, waited_s = bulk_s(fresh_site)
+    assert waited_s < took_s / 4
+    assert states(fresh_site) == {}
+
+
+def test_control_of_the_bulk_slices(fresh_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "CANCELLED_AT_ONCE", 10_000)
+    monkeypatch.setattr(slices, "SLICE_S", 3600.0)
+    took_s, waited_s = bulk_s(fresh_site)
+    assert waited_s > took_s / 4
+
+
+def test_jobs_submitted_meanwhile_stay(fresh_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "CANCELLED_AT_ONCE", 1)
+    first = sweep(fresh_site, 2)
+    original, late = fresh_site.services.queue.cancel_some, []
+
+    def cancel_and_submit(job_ids: Any) -> Any:
+        late.append(fresh_site.submit()["id"])
+        return original(job_ids)
+
+    monkeypatch.setattr(fresh_site.services.queue, "cancel_some", cancel_and_submit)
+    assert fresh_site.services.bulk.cancel(JobFilter(kind="benchmark")).cancelled == len(first)
+    assert [fresh_site.job(job_id)["state"] for job_id in late] == ["queued", "queued"]
+
+
+def test_the_server_prunes_by_itself(serve: Any, tmp_path: Any, until: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from app.api import services
+
+    monkeypatch.setattr(services, "FIRST_PRUNE_S", 0.0)
+    monkeypatch.setattr(services, "PRUNE_S", 0.05)
+    with serve(tmp_path, keep_jobs_days=1e-9) as site:
+        job = site.submit()
+        claim = site.worker.claim()
+        site.services.queue.finish(claim, Finish("succeeded"))
+        until(lambda: site.http.get(f"/jobs/{job['id']}").status_code == 404, "pruning")
+        waiting = site.submit()
+        assert site.job(waiting["id"])["state"] == "queued"

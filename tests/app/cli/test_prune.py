@@ -1,0 +1,104 @@
+"""`flopwatch prune`: on the database itself, with or without a server."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import text, update
+from typer.testing import CliRunner
+
+from app.cli.commands import cli
+from app.settings import Settings
+from app.specs.benchmark import BenchmarkSpec
+from app.store import tables
+from app.store.engine import Database, open_database
+from app.store.queue import Queue
+from app.store.reading import Reading
+from app.store.records import Finish, Idempotency, NewJob, Offer
+from app.store.tables import utc_now
+
+
+def prune(folder: Path, *options: str, **settings: str) -> Any:
+    return CliRunner().invoke(cli, ["prune", *options], env={"FLOPWATCH_DATA_DIR": str(folder), **settings})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A database with a finished job of last year, and its key."""
+    database = open_database(Settings(data_dir=tmp_path))
+    queue = Queue(database)
+    queue.submit(NewJob(BenchmarkSpec()), Idempotency("key", "POST /jobs", "digest"))
+    claim = queue.claim("worker", Offer(frozenset({"benchmark"}), frozenset(), 0, 0, idle=True))
+    assert claim is not None
+    queue.finish(claim, Finish("succeeded", log="x" * 1_000_000))
+    with database.write() as connection:
+        old = utc_now().replace(year=utc_now().year - 1, day=1)
+        connection.execute(update(tables.job).values(finished_at=old))
+        connection.execute(update(tables.idempotency_key).values(created_at=old))
+    database.close()
+    return tmp_path
+
+
+def jobs(folder: Path) -> int:
+    database = open_database(Settings(data_dir=folder))
+    try:
+        return sum(Reading(database).counts().values())
+    finally:
+        database.close()
+
+
+def test_it_says_what_would_go_and_then_lets_it_go(folder: Path) -> None:
+    planned = prune(folder, "--dry-run", FLOPWATCH_KEEP_JOBS_DAYS="30")
+    assert planned.exit_code == 0, planned.output
+    numbers = "1 jobs, 0 sweeps, 0 events of finished jobs, 1 idempotency keys, 0 workers, "
+    assert planned.stdout.startswith(f"would go: {numbers}")
+    assert jobs(folder) == 1
+    size = (folder / "flopwatch.sqlite3").stat().st_size
+    done = prune(folder, FLOPWATCH_KEEP_JOBS_DAYS="30")
+    assert done.stdout.startswith(f"gone: {numbers}")
+    assert jobs(folder) == 0
+    assert (folder / "flopwatch.sqlite3").stat().st_size < size - 900_000
+    assert re.search(r"flopwatch\.sqlite3: \d+ bytes\n$", done.stdout)
+    assert prune(folder).stdout.startswith(f"gone: {re.sub('1', '0', numbers)}")
+
+
+def test_jobs_stay_by_default(folder: Path) -> None:
+    assert prune(folder).stdout.startswith("gone: 0 jobs, ")
+    assert jobs(folder) == 1
+
+
+def test_an_older_database_is_told_to_be_vacuumed_once(folder: Path) -> None:
+    database = Database(Settings(data_dir=folder).resolved_database_url)
+    raw = database.backend.engine.raw_connection()
+    raw.execute("PRAGMA auto_vacuum = NONE")  # type: ignore[attr-defined]
+    raw.execute("VACUUM")  # type: ignore[attr-defined]
+    raw.close()
+    database.close()
+    assert "flopwatch prune --vacuum" in prune(folder).stderr
+    vacuumed = prune(folder, "--vacuum")
+    assert (vacuumed.exit_code, vacuumed.stderr) == (0, "")
+    assert prune(folder).stderr == ""
+
+
+def test_it_neither_makes_nor_migrates_a_database(folder: Path, tmp_path: Path) -> None:
+    missing = prune(tmp_path / "none")
+    assert missing.exit_code == 1
+    assert "There is no database" in missing.stderr
+    assert not (tmp_path / "none").exists()
+    database = Database(Settings(data_dir=folder).resolved_database_url)
+    with database.write() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '0001'"))
+    database.close()
+    older = prune(folder)
+    assert older.exit_code == 1
+    assert "start the server once" in older.stderr
+
+
+@pytest.mark.parametrize("days", ["0", "-1", "nan", "inf", "1e9", "for ever"])
+def test_ages_that_make_no_sense(tmp_path: Path, days: str) -> None:
+    refused = prune(tmp_path, FLOPWATCH_KEEP_JOBS_DAYS=days)
+    assert refused.exit_code == 1
+    assert "FLOPWATCH_KEEP_JOBS_DAYS" in refused.stderr
