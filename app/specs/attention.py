@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -138,8 +137,8 @@ class AttentionSpec(SpecBase):
         return list(self._cells())
 
     def number_of_cells(self) -> int:
-        sizes = math.prod(map(len, (self.dtypes, self.causal, self.head_dims, self.sequence_lengths)))
-        return sizes * sum(math.prod(map(len, self._block_sizes(name))) for name in self.implementations)
+        sizes = len(self.dtypes) * len(self.causal) * len(self.head_dims) * len(self.sequence_lengths)
+        return sizes * sum(len(br) * len(bc) for br, bc in map(self._block_sizes, self.implementations))
 
     def _cells(self) -> Iterator[AttentionCell]:
         sizes = itertools.product(self.dtypes, self.causal, self.head_dims, sorted(self.sequence_lengths))
@@ -147,10 +146,11 @@ class AttentionSpec(SpecBase):
             for br, bc in itertools.product(*self._block_sizes(name)):
                 yield AttentionCell(name, dtype, causal, head_dim, length, br, bc)
 
-    def _block_sizes(self, implementation: str) -> tuple[list[int | None], list[int | None]]:
+    def _block_sizes(self, implementation: str) -> tuple[Sequence[int | None], Sequence[int | None]]:
         """Return the values of `br` and of `bc` that the implementation is measured with."""
         own = BLOCK_SIZES.get(implementation, {})
-        br, bc = ((getattr(self, axis) or [own[axis]]) if axis in own else [None] for axis in ("br", "bc"))
+        br = [None] if "br" not in own else self.br or [own["br"]]
+        bc = [None] if "bc" not in own else self.bc or [own["bc"]]
         return br, bc
 
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
