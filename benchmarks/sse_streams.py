@@ -66,7 +66,9 @@ class Streams:
 
     def _open(self, job_id: int) -> socket.socket:
         connection = socket.create_connection((self._address.hostname, self._address.port), CONNECT_TIMEOUT_S)
-        head = f"GET /jobs/{job_id}/events HTTP/1.1\r\nHost: {self._address.netloc}\r\nAccept: text/event-stream\r\n\r\n"
+        head = (
+            f"GET /jobs/{job_id}/events HTTP/1.1\r\nHost: {self._address.netloc}\r\nAccept: text/event-stream\r\n\r\n"
+        )
         connection.sendall(head.encode())
         return connection
 

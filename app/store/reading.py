@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Row, RowMapping, Select, Text, cast, func, se
 
 from app.errors import FieldError, InvalidRequest, NotFound
 from app.layout import FACTS, STATISTICS
-from app.states import JOB_STATES
+from app.states import JOB_STATES, JobState
 from app.store import sweeps, tables
 from app.store.engine import Database
 from app.store.public import MAX_ID, artifact_dict, artifact_url, checked_id, finite, job_dict, rfc3339, sweep_dict
@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 MAX_PAGE = 1000
 MAX_MEASUREMENTS = 10_000
 """Most measurements on a page."""
+MAX_EVENT_BYTES = 1 << 20
+"""A page of events ends with the one that reaches this size, as JSON: hundreds of clients may hold a page each."""
 MAX_SAMPLES = 2_000_000
 """Most samples on a page of measurements. A measurement with more samples has a page of its own."""
 
@@ -75,13 +77,29 @@ class Reading:
         return [job_dict(row._mapping, waiting.get(row.id)) for row in rows], following
 
     def events(self, job_id: int, after: int = 0, limit: int = 500) -> list[dict[str, Any]]:
-        """Return the job's events with an id above `after`, in order."""
+        """Return the job's events with an id above `after`, in order; see `events_page`."""
+        return self.events_page(job_id, after, limit)[1]
+
+    def events_page(
+        self, job_id: int, after: int = 0, limit: int = 500
+    ) -> tuple[JobState, list[dict[str, Any]], int | None]:
+        """Return the job's state, its events with an id above `after`, in order, and the cursor of the next page.
+
+        A page has at most `limit` events, and ends after the one with which it has MAX_EVENT_BYTES.
+        """
         event = tables.event.c
+        size = func.length(cast(event.data, Text)).label("size")
+        query = select(tables.event, size).where(event.job_id == job_id, event.id > _in_range(after))
+        limit = min(limit, MAX_PAGE)
+        found, total = [], 0
         with self._database.read() as connection:
-            _job(connection, job_id)
-            query = select(tables.event).where(event.job_id == job_id, event.id > _in_range(after))
-            rows = connection.execute(query.order_by(event.id).limit(min(limit, MAX_PAGE))).all()
-        return [
+            state = _job(connection, job_id).state
+            for row in connection.execute(query.order_by(event.id).limit(limit)):
+                found.append(row)
+                total += row.size
+                if total >= MAX_EVENT_BYTES:
+                    break
+        events = [
             {
                 "id": row.id,
                 "job_id": row.job_id,
@@ -90,8 +108,22 @@ class Reading:
                 "data": row.data,
                 "created_at": rfc3339(row.created_at),
             }
-            for row in rows
+            for row in found
         ]
+        is_full = len(found) == limit or total >= MAX_EVENT_BYTES
+        return state, events, found[-1].id if found and is_full else None
+
+    def changed_jobs(self, after: int | None) -> tuple[set[int] | None, int]:
+        """Return the jobs that have events with an id above `after`, and the last event's id; None if `after` is None.
+
+        Writers take turns, so an event that is committed later has a greater id.
+        """
+        event = tables.event.c
+        with self._database.read() as connection:
+            if after is None:
+                return None, connection.execute(select(func.max(event.id))).scalar_one() or 0
+            rows = connection.execute(select(event.id, event.job_id).where(event.id > after).order_by(event.id)).all()
+        return {job_id for _, job_id in rows}, rows[-1].id if rows else after
 
     def attempts(self, job_id: int) -> list[dict[str, Any]]:
         """Return every attempt that the job had, in order, including lost ones and those given back."""
