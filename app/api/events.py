@@ -84,7 +84,8 @@ async def stream(services: Services, job_id: int, after: int) -> AsyncIterator[b
                 return
             for event_id, text in frames:
                 after = event_id
-                yield text
+                if text:
+                    yield text
             if following is not None:
                 continue
             if state in FINISHED_STATES or followed.stopping:
@@ -94,9 +95,14 @@ async def stream(services: Services, job_id: int, after: int) -> AsyncIterator[b
 
 
 def _look(services: Services, job_id: int, after: int) -> tuple[JobState, list[tuple[int, bytes]], int | None]:
-    """Return the job's state, the ids and frames of its next events, and the cursor of those after them."""
+    """Return the job's state, the ids and frames of its next events, and the cursor of those after them.
+
+    The frame of a `done` that other events follow is empty: the job ran again.
+    """
     state, found, following = services.reading.events_page(job_id, after, BATCH)
-    return state, [(event["id"], frame(event)) for event in found], following
+    last = found[-1]["id"] if found and following is None else None
+    frames = [(event["id"], b"" if event["type"] == "done" and event["id"] != last else frame(event)) for event in found]
+    return state, frames, following
 
 
 def frame(event: dict[str, Any]) -> bytes:

@@ -85,20 +85,21 @@ class Reading:
     ) -> tuple[JobState, list[dict[str, Any]], int | None]:
         """Return the job's state, its events with an id above `after`, in order, and the cursor of the next page.
 
-        A page has at most `limit` events, and ends after the one with which it has MAX_EVENT_BYTES.
+        A page has at most `limit` events, and ends with the one that reaches MAX_EVENT_BYTES.
         """
         event = tables.event.c
         size = func.length(cast(event.data, Text)).label("size")
         query = select(tables.event, size).where(event.job_id == job_id, event.id > _in_range(after))
         limit = min(limit, MAX_PAGE)
-        found, total = [], 0
+        found, total, following = [], 0, None
         with self._database.read() as connection:
             state = _job(connection, job_id).state
-            for row in connection.execute(query.order_by(event.id).limit(limit)):
+            for row in connection.execute(query.order_by(event.id).limit(limit + 1)):
+                if len(found) == limit or total >= MAX_EVENT_BYTES:
+                    following = found[-1].id
+                    break
                 found.append(row)
                 total += row.size
-                if total >= MAX_EVENT_BYTES:
-                    break
         events = [
             {
                 "id": row.id,
@@ -110,8 +111,7 @@ class Reading:
             }
             for row in found
         ]
-        is_full = len(found) == limit or total >= MAX_EVENT_BYTES
-        return state, events, found[-1].id if found and is_full else None
+        return state, events, following
 
     def changed_jobs(self, after: int | None) -> tuple[set[int] | None, int]:
         """Return the jobs that have events with an id above `after`, and the last event's id; None if `after` is None.
