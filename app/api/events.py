@@ -101,7 +101,9 @@ def _look(services: Services, job_id: int, after: int) -> tuple[JobState, list[t
     """
     state, found, following = services.reading.events_page(job_id, after, BATCH)
     last = found[-1]["id"] if found and following is None else None
-    frames = [(event["id"], b"" if event["type"] == "done" and event["id"] != last else frame(event)) for event in found]
+    frames = [
+        (event["id"], b"" if event["type"] == "done" and event["id"] != last else frame(event)) for event in found
+    ]
     return state, frames, following
 
 

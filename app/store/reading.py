@@ -91,7 +91,8 @@ class Reading:
         size = func.length(cast(event.data, Text)).label("size")
         query = select(tables.event, size).where(event.job_id == job_id, event.id > _in_range(after))
         limit = min(limit, MAX_PAGE)
-        found, total, following = [], 0, None
+        found: list[Row[Any]] = []
+        total, following = 0, None
         with self._database.read() as connection:
             state = _job(connection, job_id).state
             for row in connection.execute(query.order_by(event.id).limit(limit + 1)):
@@ -150,8 +151,9 @@ class Reading:
             attempts = _attempts(connection, job_id)
             if not attempts:
                 return ""
-            if attempts[-1].log is not None:
-                return str(attempts[-1].log)
+            recorded = select(tables.attempt.c.log).where(tables.attempt.c.id == attempts[-1].id)
+            if (whole := connection.execute(recorded).scalar_one()) is not None:
+                return str(whole)
             query = select(event.type, event.data).where(
                 event.job_id == job_id, event.attempt == attempts[-1].number, event.type.in_(("state", "log"))
             )
@@ -270,6 +272,22 @@ class Reading:
                 raise NotFound(f"There is no sweep {sweep_id}.")
             return sweep_dict(row, sweeps.counts(connection, [sweep_id]).get(sweep_id, {}))
 
+    def job_page_version(self, job_id: int) -> str:
+        """Return a text that changes with all that a job's page shows, but for the reason to wait."""
+        event = tables.event.c
+        with self._database.read() as connection:
+            version = _job(connection, job_id).version
+            last = connection.execute(select(func.max(event.id)).where(event.job_id == job_id)).scalar_one()
+        return f"{job_id}-{version}-{last}"
+
+    def sweep_page_version(self, sweep_id: int) -> str:
+        """Return a text that changes with the sweep's jobs: a job was added, was deleted or changed."""
+        job = tables.job.c
+        query = select(func.count(), func.max(job.id), func.sum(job.version)).where(job.sweep_id == sweep_id)
+        with self._database.read() as connection:
+            number, last, changes = connection.execute(query).one()
+        return f"{sweep_id}-{number}-{last}-{changes}"
+
     def sweeps(self, limit: int = 50, after: str | None = None) -> tuple[list[dict[str, Any]], str | None]:
         """Return sweeps, newest first, and the cursor of the next page."""
         with self._database.read() as connection:
@@ -310,8 +328,10 @@ def _job(connection: Connection, job_id: int) -> Row[Any]:
 
 
 def _attempts(connection: Connection, job_id: int) -> Sequence[Row[Any]]:
+    """Return all columns of the job's attempts but `log`, which may be large."""
     attempt = tables.attempt.c
-    return connection.execute(select(tables.attempt).where(attempt.job_id == job_id).order_by(attempt.id)).all()
+    columns = [column for column in attempt if column.name != "log"]
+    return connection.execute(select(*columns).where(attempt.job_id == job_id).order_by(attempt.id)).all()
 
 
 def _artifacts(job_id: int, attempt: int | None) -> Select[Any]:
