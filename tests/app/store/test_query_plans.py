@@ -76,19 +76,52 @@ READS: dict[str, Callable[[Database, int], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", READS)
-def test_what_a_job_or_a_sweep_shows_is_found_by_an_index(
-    name: str, database: Database, queue: Queue, shop: Any, record: Any
-) -> None:
+LISTED = {"(subquery", "job_label"}
+"""What may be scanned whole: a list of the statement's own making."""
+
+
+@pytest.fixture
+def sweep_job(queue: Queue, shop: Any, record: Any) -> int:
+    """The id of one of the two jobs of sweep 1, which have succeeded."""
     new = [NewJob(BenchmarkSpec(seed=seed), point={"seed": seed}) for seed in range(2)]
     queue.submit_sweep(None, {}, {}, {"seed": [0, 1]}, [], new)
-    claim = shop.claim()
-    queue.finish(claim, Finish("succeeded", measurements=[record()], log="done"))
-    steps = plans(database, lambda: READS[name](database, claim.job_id))
+    claims = []
+    for _ in new:
+        claims.append(shop.claim())
+        queue.finish(claims[-1], Finish("succeeded", measurements=[record()], log="done"))
+    return int(claims[0].job_id)
+
+
+def whole_tables(database: Database, job: int, name: str) -> list[str]:
+    """The steps of a reading that look at all rows of a table, whatever the job or the sweep."""
+    steps = plans(database, lambda: READS[name](database, job))
     assert steps
-    whole = [step for step in steps if step.startswith("SCAN") and "COVERING INDEX" not in step]
-    assert not [step for step in whole if step.split()[1] not in LISTED], steps
+    scans = [step for step in steps if step.startswith("SCAN") and "COVERING INDEX" not in step]
+    return [step for step in scans if step.split()[1] not in LISTED]
 
 
-LISTED = {"(subquery", "job_label"}
-"""What may be scanned: a list of its own making."""
+@pytest.mark.parametrize("name", READS)
+def test_what_a_job_or_a_sweep_shows_is_found_by_an_index(name: str, database: Database, sweep_job: int) -> None:
+    assert not whole_tables(database, sweep_job, name)
+
+
+@pytest.mark.parametrize("name", [name for name in READS if "table" in name or name in ("measurements", "events")])
+def test_measurements_and_events_need_no_sorting(name: str, database: Database, sweep_job: int) -> None:
+    """A page of a million would read all of them."""
+    steps = plans(database, lambda: READS[name](database, sweep_job))
+    orders = [number for number, step in enumerate(steps) if "ORDER BY" in step]
+    assert not [number for number in orders if {"measurement", "event"} & set(steps[number - 1].split())]
+
+
+@pytest.mark.parametrize(
+    ("index", "name"),
+    [
+        ("ix_measurement_job_id", "the beginning of a job's table"),
+        ("ix_job_sweep_id", "version of a sweep's page"),
+    ],
+)
+def test_control_of_the_plans(index: str, name: str, database: Database, sweep_job: int) -> None:
+    """Without its index it looks at every row."""
+    with database.write() as connection:
+        connection.exec_driver_sql(f"drop index {index}")
+    assert whole_tables(database, sweep_job, name)
