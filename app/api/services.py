@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 from fastapi import Depends, Request
 
@@ -26,6 +27,7 @@ from app.store.registration import Registration
 
 logger = logging.getLogger(__name__)
 
+TABLES_AT_ONCE = 2
 CHECKPOINT_S = 60.0
 MAX_LEASE_POLL_S = 5.0
 # A file this young may belong to a job that is about to be recorded.
@@ -45,6 +47,8 @@ class Services:
     files: ArtifactFiles
     changes: Changes
     writes: Writes
+    tables: CapacityLimiter
+    """Threads for tables, of which each may take seconds and hundreds of megabytes: other requests keep theirs."""
 
 
 @contextlib.asynccontextmanager
@@ -66,6 +70,7 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
         files=ArtifactFiles(settings.artifacts_dir),
         changes=Changes(database),
         writes=Writes(settings.busy_timeout_s),
+        tables=CapacityLimiter(TABLES_AT_ONCE),
     )
     watcher = Watcher(services.queue, services.registration, settings.lease_s)
     upkeep = [
