@@ -74,8 +74,8 @@ class FlopwatchError(Exception):
         return {}
 
     @property
-    def members(self) -> dict[str, Any]:
-        """What the problem object says beside the members that every problem has."""
+    def extensions(self) -> dict[str, Any]:
+        """Members of the problem beside the usual ones."""
         return {}
 
 
@@ -131,7 +131,7 @@ class KeyTaken(Conflict):
         return {"Location": f"/jobs/{self.job_id}"}
 
     @property
-    def members(self) -> dict[str, Any]:
+    def extensions(self) -> dict[str, Any]:
         return {"job_id": self.job_id}
 
 

@@ -56,7 +56,7 @@ def problem(error: FlopwatchError, instance: str) -> dict[str, Any]:
         "detail": error.detail,
         "instance": instance,
         "code": error.code,
-        **error.members,
+        **error.extensions,
     }
     if error.errors:
         body["errors"] = [{"pointer": field.pointer, "detail": field.detail} for field in error.errors]

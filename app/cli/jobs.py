@@ -220,33 +220,39 @@ def logs(
 @with_server
 def cancel(server: Client, job_ids: JobIds) -> None:
     """Cancel jobs, queued or running; one that cannot be cancelled does not keep the others from it."""
-    _ask_each(
-        server, job_ids, "cancel", lambda job: "cancelled" if job["state"] == "cancelled" else "is being cancelled"
-    )
+
+    def cancel_one(job_id: int) -> str:
+        job = server.send("POST", f"/jobs/{job_id}/cancel").json()
+        return "cancelled" if job["state"] == "cancelled" else "is being cancelled"
+
+    _each(job_ids, cancel_one)
 
 
 @with_server
 def retry(server: Client, job_ids: JobIds) -> None:
     """Run failed or cancelled jobs again; one that cannot be retried does not keep the others from it."""
-    _ask_each(server, job_ids, "retry", lambda job: f"queued for attempt {job['attempt'] + 1}")
+
+    def retry_one(job_id: int) -> str:
+        job = server.send("POST", f"/jobs/{job_id}/retry").json()
+        return f"queued for attempt {job['attempt'] + 1}"
+
+    _each(job_ids, retry_one)
 
 
 COMMANDS = (submit, sweep, jobs, show, logs, cancel, retry)
 
 
-def _ask_each(server: Client, job_ids: list[int], action: str, outcome: Callable[[dict[str, Any]], str]) -> None:
-    """Post to a route of each job and print what came of it; exit code 1 if the server refused any."""
+def _each(job_ids: list[int], act: Callable[[int], str]) -> None:
+    """Do it to every job, and say what became of it; exit with 1 at the end if the server refused one."""
     from app.cli.client import CliError
 
     refused = 0
     for job_id in job_ids:
         try:
-            job = server.send("POST", f"/jobs/{job_id}/{action}").json()
+            typer.echo(f"job {job_id} {act(job_id)}")
         except CliError as error:
             refused += 1
             typer.echo(f"error: job {job_id}: {error}", err=True)
-        else:
-            typer.echo(f"job {job_id} {outcome(job)}")
     if refused:
         raise typer.Exit(1)
 
