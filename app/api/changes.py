@@ -1,59 +1,114 @@
-"""Wakes the requests that wait for the database to change: event streams and `Prefer: wait`.
+"""Wakes the requests that follow a job: event streams and `Prefer: wait`.
 
-One thread polls for all of them, and none does while nobody waits. No transaction is open between polls.
+One thread polls for all of them, and none does while nobody follows a job. When something was committed, it asks once
+which jobs have new events, and only their followers wake: each change of a job has an event. No transaction is open
+between polls.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from anyio.to_thread import run_sync
 
 from app.errors import FlopwatchError
 from app.store.engine import ChangeWatch, Database
+from app.store.reading import Reading
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
 
+Found = TypeVar("Found")
 
-class Changes:
-    """Counts the changes of a database while somebody waits for one. Lives in one event loop.
+
+class Followed:
+    """A job that one request or more follow. Lives in one event loop.
 
     To miss nothing: note `generation`, read the database, then wait with `after(noted)`.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self) -> None:
         self.generation = 0
+        self.followers = 0
         self.stopping = False
-        self._database = database
-        self._watch: ChangeWatch | None = None
-        # A watch belongs to one thread.
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="changes")
         self._changed = asyncio.Event()
-        self._waiting = 0
-        self._poller: asyncio.Task[None] | None = None
+        self._readings: dict[tuple[int, int], asyncio.Task[Any]] = {}
 
     async def after(self, generation: int, timeout_s: float) -> bool:
-        """Wait until something was committed since `generation`; False when `timeout_s` passed first."""
-        self._waiting += 1
-        if self._poller is None:
-            self._poller = asyncio.create_task(self._poll_while_awaited())
+        """Wait until the job changed since `generation`; False when `timeout_s` passed first."""
         try:
             async with asyncio.timeout(timeout_s):
                 while self.generation == generation and not self.stopping:
                     await self._changed.wait()
         except TimeoutError:
             return False
-        finally:
-            self._waiting -= 1
         return True
 
+    async def read_once(self, position: int, read: Callable[[], Found]) -> Found:
+        """Call `read` in a thread and return what it returns.
+
+        Followers that ask for the same position before the next change share one call: hundreds of them wake together.
+        """
+        key = (self.generation, position)
+        if key not in self._readings:
+            self._readings[key] = asyncio.create_task(run_sync(read))
+            self._readings[key].add_done_callback(lambda _: self._readings.pop(key))
+        # One follower that goes must not take the answer from the others.
+        found: Found = await asyncio.shield(self._readings[key])
+        return found
+
+    def advance(self) -> None:
+        self.generation += 1
+        self.wake()
+
+    def wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class Changes:
+    """Tells of the changes of jobs that somebody follows. Lives in one event loop."""
+
+    def __init__(self, database: Database) -> None:
+        self.stopping = False
+        self._database = database
+        self._reading = Reading(database)
+        self._watch: ChangeWatch | None = None
+        self._last_event: int | None = None
+        """Id of the last event that the poller has seen; None while it has not looked yet."""
+        # A watch belongs to one thread.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="changes")
+        self._followed: dict[int, Followed] = {}
+        self._poller: asyncio.Task[None] | None = None
+
+    @contextlib.contextmanager
+    def following(self, job_id: int) -> Iterator[Followed]:
+        """Follow a job as long as the context lasts."""
+        job = self._followed.setdefault(job_id, Followed())
+        job.followers += 1
+        job.stopping = self.stopping
+        if self._poller is None:
+            self._poller = asyncio.create_task(self._poll_while_followed())
+        try:
+            yield job
+        finally:
+            job.followers -= 1
+            if not job.followers:
+                del self._followed[job_id]
+
     def stop(self) -> None:
-        """Wake all waiters and let nobody wait again: streams end, and their clients resume elsewhere or later."""
+        """Wake all followers and let nobody wait again: streams end, and their clients resume elsewhere or later."""
         self.stopping = True
-        self._wake()
+        for job in self._followed.values():
+            job.stopping = True
+            job.wake()
 
     async def close(self) -> None:
         self.stop()
@@ -61,34 +116,38 @@ class Changes:
             await self._poller
         self._thread.shutdown()
 
-    async def _poll_while_awaited(self) -> None:
+    async def _poll_while_followed(self) -> None:
         loop = asyncio.get_running_loop()
-        # Start again if a request began to wait just as the thread gave up.
-        while self._waiting and not self.stopping:
+        # Start again if a request began to follow just as the thread gave up.
+        while self._followed and not self.stopping:
             await loop.run_in_executor(self._thread, self._poll, loop)
         self._poller = None
 
     def _poll(self, loop: asyncio.AbstractEventLoop) -> None:
         # The thread polls, so that the loop sleeps until there is a change. Waking the loop for every look costs five
         # times as much.
-        while self._waiting and not self.stopping:
-            if self._look():
-                loop.call_soon_threadsafe(self._advance)
+        self._last_event = None
+        while self._followed and not self.stopping:
+            changed = self._look()
+            if changed is None or changed:
+                loop.call_soon_threadsafe(self._advance, changed)
             time.sleep(POLL_S)
 
-    def _advance(self) -> None:
-        self.generation += 1
-        self._wake()
+    def _advance(self, changed: Collection[int] | None) -> None:
+        for job_id in list(self._followed) if changed is None else changed:
+            if job_id in self._followed:
+                self._followed[job_id].advance()
 
-    def _look(self) -> bool:
+    def _look(self) -> Collection[int] | None:
+        """Return the jobs that changed since the last look; None if that could be any job."""
         try:
             if self._watch is None:
                 self._watch = self._database.watch()
-            return self._watch.changed()
+            if not self._watch.changed() and self._last_event is not None:
+                return ()
+            changed, self._last_event = self._reading.changed_jobs(self._last_event)
         except FlopwatchError:
-            logger.exception("cannot see whether the database changed; waking everybody to be safe")
-            return True
-
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+            logger.exception("cannot see which jobs changed; waking everybody to be safe")
+            self._last_event = None
+            return None
+        return changed

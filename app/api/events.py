@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import AsyncIterator
-from itertools import zip_longest
 from typing import Annotated, Any
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import Response, StreamingResponse
 from pydantic_core import to_json
+from starlette.types import Send
 
 from app.api.parameters import Cursor, JobId, Json, Limit, StrictQuery
 from app.api.schemas import Event, Page
 from app.api.services import CurrentServices, Services
 from app.errors import NotFound
-from app.states import FINISHED_STATES
+from app.states import FINISHED_STATES, JobState
 
 router = APIRouter(prefix="/jobs", tags=["jobs"])
 
@@ -45,50 +47,64 @@ async def events(
 ) -> Response:
     """With `Accept: text/event-stream` a stream of `state`, `progress`, `log` and, last, `done`; else a list.
 
-    The list has a `done` for each time that the job was done; a stream leaves out those that a retry followed. A stream
-    resumes after `Last-Event-ID`. After `done` there is nothing to resume: 204 tells browsers to stop.
+    A stream resumes after `Last-Event-ID`. After `done` there is nothing to resume: 204 tells browsers to stop.
     """
     after = int(last_event_id or query.after or 0)
     if EVENT_STREAM not in request.headers.get("accept", ""):
-        found = await run_sync(services.reading.events, job_id, after, query.limit)
-        following = str(found[-1]["id"]) if len(found) == query.limit else None
-        return Json({"data": found, "next": following})
-    finished, found = await run_sync(_look, services, job_id, after)
-    if finished and not found:
+        _state, found, following = await run_sync(services.reading.events_page, job_id, after, query.limit)
+        return Json({"data": found, "next": None if following is None else str(following)})
+    state, found, _ = await run_sync(services.reading.events_page, job_id, after, 1)
+    if state in FINISHED_STATES and not found:
         return Response(status_code=204)
-    return StreamingResponse(
+    return ClosingStream(
         stream(services, job_id, after),
         media_type=EVENT_STREAM,
         headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
     )
 
 
+class ClosingStream(StreamingResponse):
+    """Closes its generator also when the client goes before the end, so that nobody follows the job for it any more."""
+
+    async def stream_response(self, send: Send) -> None:
+        async with contextlib.aclosing(self.body_iterator):  # type: ignore[type-var]  # it is the generator given
+            await super().stream_response(send)
+
+
 async def stream(services: Services, job_id: int, after: int) -> AsyncIterator[bytes]:
     """Yield the job's events after `after` as they are committed, until it is done; no transaction stays open."""
-    changes = services.changes
-    while True:
-        generation = changes.generation
-        try:
-            finished, found = await run_sync(_look, services, job_id, after)
-        except NotFound:  # deleted meanwhile
-            return
-        for event, following in zip_longest(found[:BATCH], found[1:]):
-            after = event["id"]
-            if event["type"] != "done" or following is None:  # else the job was retried: it is not done
-                yield frame(event)
-        if len(found) > BATCH:
-            continue
-        if finished or changes.stopping:
-            return
-        if not await changes.after(generation, KEEP_ALIVE_S):
-            yield KEEP_ALIVE
+    with services.changes.following(job_id) as followed:
+        while True:
+            generation = followed.generation
+            try:
+                state, frames, following = await followed.read_once(
+                    after, functools.partial(_look, services, job_id, after)
+                )
+            except NotFound:  # deleted meanwhile
+                return
+            for event_id, text in frames:
+                after = event_id
+                if text:
+                    yield text
+            if following is not None:
+                continue
+            if state in FINISHED_STATES or followed.stopping:
+                return
+            if not await followed.after(generation, KEEP_ALIVE_S):
+                yield KEEP_ALIVE
 
 
-def _look(services: Services, job_id: int, after: int) -> tuple[bool, list[dict[str, Any]]]:
-    """Return whether the job is finished, and its next events: a batch, and the one that follows it."""
-    # The state first: once a job is finished, its events are complete.
-    job, _version = services.reading.job(job_id)
-    return job["state"] in FINISHED_STATES, services.reading.events(job_id, after, BATCH + 1)
+def _look(services: Services, job_id: int, after: int) -> tuple[JobState, list[tuple[int, bytes]], int | None]:
+    """Return the job's state, the ids and frames of its next events, and the cursor of those after them.
+
+    The frame of a `done` that other events follow is empty: the job ran again.
+    """
+    state, found, following = services.reading.events_page(job_id, after, BATCH)
+    last = found[-1]["id"] if found and following is None else None
+    frames = [
+        (event["id"], b"" if event["type"] == "done" and event["id"] != last else frame(event)) for event in found
+    ]
+    return state, frames, following
 
 
 def frame(event: dict[str, Any]) -> bytes:

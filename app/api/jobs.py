@@ -103,13 +103,14 @@ async def _first_awaited(services: Services, key: Idempotency, job: dict[str, An
 async def finished_job(services: Services, job_id: int, timeout_s: float) -> dict[str, Any]:
     """The job once it is finished, or as it is after `timeout_s`."""
     deadline = asyncio.get_running_loop().time() + timeout_s
-    while True:
-        generation = services.changes.generation
-        job, _version = await run_sync(services.reading.job, job_id)
-        left_s = deadline - asyncio.get_running_loop().time()
-        if job["state"] in FINISHED_STATES or left_s <= 0 or services.changes.stopping:
-            return job
-        await services.changes.after(generation, left_s)
+    with services.changes.following(job_id) as followed:
+        while True:
+            generation = followed.generation
+            job, _version = await run_sync(services.reading.job, job_id)
+            left_s = deadline - asyncio.get_running_loop().time()
+            if job["state"] in FINISHED_STATES or left_s <= 0 or followed.stopping:
+                return job
+            await followed.after(generation, left_s)
 
 
 @router.get("", responses={200: {"model": Page[Job]}}, summary="List jobs, newest first")

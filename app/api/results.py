@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
+from anyio.to_thread import run_sync
 from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import FileResponse, PlainTextResponse, Response
 from pydantic import Field
@@ -83,22 +84,26 @@ def tables(services: CurrentServices, job_id: JobId, query: Annotated[AttemptQue
 
 
 @router.get("/tables/{name:path}", responses={200: {"model": Measurements}}, summary="One of a job's own tables")
-def reported_table(
+async def reported_table(
     services: CurrentServices, job_id: JobId, name: str, query: Annotated[ReportedTableQuery, Query()]
 ) -> Response:
     """The rows of all units, with a column `unit_index`; only JSON has `next`."""
     limit = MAX_ROWS if query.limit is None and query.format == "json" else query.limit
-    sheet = results.result_table(
-        services.database,
-        job_id,
-        name,
-        unit=query.unit,
-        sort=query.sort,
-        limit=limit,
-        after=int(query.after or 0),
-        attempt=query.attempt,
-    )
-    return written(sheet, query.format)
+
+    def make() -> Response:
+        sheet = results.result_table(
+            services.database,
+            job_id,
+            name,
+            unit=query.unit,
+            sort=query.sort,
+            limit=limit,
+            after=int(query.after or 0),
+            attempt=query.attempt,
+        )
+        return written(sheet, query.format)
+
+    return await run_sync(make, limiter=services.tables)
 
 
 @router.get("/attempts", responses={200: {"model": Page[Attempt]}}, dependencies=[NO_QUERY], summary="A job's attempts")

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from anyio import CapacityLimiter
 from anyio.to_thread import run_sync
 from fastapi import Depends, Request
 
@@ -29,6 +30,7 @@ from app.store.slices import Slices
 
 logger = logging.getLogger(__name__)
 
+TABLES_AT_ONCE = 2
 CHECKPOINT_S = 60.0
 MAX_LEASE_POLL_S = 5.0
 PRUNE_S = 600.0
@@ -52,6 +54,8 @@ class Services:
     writes: Writes
     slices: Slices
     bulk: Bulk
+    tables: CapacityLimiter
+    """Threads for tables, of which each may take seconds and hundreds of megabytes: other requests keep theirs."""
 
 
 @contextlib.asynccontextmanager
@@ -76,6 +80,7 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
         writes=Writes(settings.busy_timeout_s),
         slices=slices,
         bulk=Bulk(slices, queue, files),
+        tables=CapacityLimiter(TABLES_AT_ONCE),
     )
     pruning = Pruning(slices, files, Retention.of(settings))
     watcher = Watcher(services.queue, services.registration, settings.lease_s)

@@ -82,10 +82,14 @@ async def submit(
 
 
 def valid_specs(services: Services, points: list[Point]) -> list[SpecBase]:
-    """Return every point's validated spec; raises InvalidRequest that points into base and grid."""
+    """Return every point's validated spec; raises InvalidRequest that points into base and grid.
+
+    It looks at no further point after MAX_ERRORS wrong ones, since most of a sweep's points are wrong in the same way.
+    """
     known = known_names(services)
     specs: list[SpecBase] = []
     errors: dict[tuple[str, str], FieldError] = {}
+    wrong = 0
     for point in points:
         try:
             spec = spec_adapter.validate_json(to_json(point.spec))
@@ -97,10 +101,11 @@ def valid_specs(services: Services, points: list[Point]) -> list[SpecBase]:
         for location, detail in found:
             field = FieldError(pointer(location), detail)
             errors[field.pointer, field.detail] = field
-        if len(errors) >= MAX_ERRORS:
+        wrong += bool(found)
+        if max(len(errors), wrong) >= MAX_ERRORS:
             break
     if errors:
-        fields = tuple(errors.values())
+        fields = tuple(errors.values())[:MAX_ERRORS]
         raise InvalidRequest(summary(fields), errors=fields)
     return specs
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
 from pydantic import Field
@@ -61,20 +62,24 @@ class TableQuery(StrictQuery):
 
 
 @router.get("", summary="A table of measurements")
-def table(services: CurrentServices, query: Annotated[TableQuery, Query()]) -> Response:
+async def table(services: CurrentServices, query: Annotated[TableQuery, Query()]) -> Response:
     """One row per case, one column per metric; in JSON `missing` tells why cells have no numbers."""
     labels: Any = query.label  # the validator has made pairs of them
-    sheet = results.table(
-        services.database,
-        kind=query.kind,
-        sweep=query.sweep,
-        jobs=query.job,
-        labels=labels,
-        rows=_split(query.rows),
-        columns=_split(query.columns),
-        statistic=query.statistic,
-    )
-    return written(sheet, query.format)
+
+    def make() -> Response:
+        sheet = results.table(
+            services.database,
+            kind=query.kind,
+            sweep=query.sweep,
+            jobs=query.job,
+            labels=labels,
+            rows=_split(query.rows),
+            columns=_split(query.columns),
+            statistic=query.statistic,
+        )
+        return written(sheet, query.format)
+
+    return await run_sync(make, limiter=services.tables)
 
 
 def written(sheet: results.Sheet, format_: Format) -> Response:

@@ -262,7 +262,8 @@ def retry(server: Client, job_ids: Annotated[list[int], typer.Argument(metavar="
     """Run failed or cancelled jobs again; one that cannot be retried does not keep the others from it."""
 
     def retry_one(job_id: int) -> str:
-        return f"queued for attempt {server.send('POST', f'/jobs/{job_id}/retry').json()['attempt'] + 1}"
+        job = server.send("POST", f"/jobs/{job_id}/retry").json()
+        return f"queued for attempt {job['attempt'] + 1}"
 
     _each(job_ids, retry_one)
 

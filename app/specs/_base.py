@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
@@ -94,6 +94,12 @@ class SpecBase(StrictModel):
         """Return the cells in the order they run. A kind without a grid has one cell, which has no coordinates."""
         return [None]
 
+    def number_of_cells(self) -> int:
+        """Return the length of `cells()`. A kind with a grid counts them without making any: a short spec may stand for
+        a hundred million.
+        """
+        return len(self.cells())
+
     def case(self, cell: Any = None) -> Case:
         """Return the case that a cell measures: every field that changes the work, flat, with the cell's axis values.
 
@@ -146,14 +152,20 @@ def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
 
 def names_in(model: BaseModel, at: Location = ()) -> Iterator[tuple[Location, str, str]]:
     """Yield (location, family, name) for each name in a spec that workers register."""
-    for field, info in type(model).model_fields.items():
-        value, family = getattr(model, field), _family(info)
+    for field, family in _families(type(model)).items():
+        value = getattr(model, field)
         if isinstance(value, BaseModel):
             yield from names_in(value, (*at, field))
         elif family is not None and isinstance(value, str):
             yield (*at, field), family, value
         elif family is not None and isinstance(value, list):
             yield from (((*at, field, index), family, name) for index, name in enumerate(value))
+
+
+@functools.cache
+def _families(model: type[BaseModel]) -> dict[str, str | None]:
+    """Return the family of names that each field takes, None if it takes none."""
+    return {field: _family(info) for field, info in model.model_fields.items()}
 
 
 def _family(info: FieldInfo) -> str | None:
@@ -180,20 +192,21 @@ def check_lists(spec: SpecBase) -> None:
         PydanticCustomError: an axis has a value twice; for a model validator to raise.
     """
     for field in spec.axes:
-        values = getattr(spec, field) or []
-        repeated = next((value for index, value in enumerate(values) if value in values[:index]), None)
-        if repeated is not None:
-            raise field_error(field, f"{repeated!r} is there twice")
+        seen: set[Scalar] = set()
+        for value in getattr(spec, field) or []:
+            if value in seen:
+                raise field_error(field, f"{value!r} is there twice")
+            seen.add(value)
 
 
-def check_number_of_cells(cells: Iterable[object], field: str) -> None:
-    """Check that there are at most MAX_CELLS cells. Stops counting soon after that.
+def check_number_of_cells(spec: SpecBase, field: str) -> None:
+    """Check that the job has at most MAX_CELLS cells.
 
     Raises:
         PydanticCustomError: there are more cells; blames `field`; for a model validator to raise.
     """
-    if sum(1 for _ in itertools.islice(cells, MAX_CELLS + 1)) > MAX_CELLS:
-        raise field_error(field, f"more than {MAX_CELLS} cells: make several jobs of it")
+    if (number := spec.number_of_cells()) > MAX_CELLS:
+        raise field_error(field, f"{number} cells; a job has at most {MAX_CELLS}: make several jobs of it")
 
 
 def field_error(field: str, message: str) -> PydanticCustomError:

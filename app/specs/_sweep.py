@@ -7,9 +7,11 @@ left out. The specs are not validated here; `Point.origin` tells where in the sw
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +20,10 @@ from app.errors import FieldError, InvalidRequest
 from app.specs._base import Location
 
 MAX_JOBS = 10_000
+MAX_BYTES = 64 << 20
+"""Most bytes of a sweep's bases together, as JSON: every job has one."""
+MAX_PROBLEMS = 50
+"""Most problems of one sweep that are told."""
 
 
 @dataclass(frozen=True)
@@ -40,21 +46,42 @@ def expand(
     base: Mapping[str, Any], grid: Mapping[str, Sequence[Any]], exclude: Sequence[Mapping[str, Any]]
 ) -> list[Point]:
     """Return every combination that is not excluded. Raises InvalidRequest, with pointers, for an invalid grid."""
-    errors = tuple(_problems(base, grid, exclude))
-    if errors:
-        raise InvalidRequest(f"{errors[0].pointer}: {errors[0].detail}", errors=errors)
-    left_out = [{path: _position(grid[path], value) for path, value in partial.items()} for partial in exclude]
-    points = []
-    for indices in itertools.product(*(range(len(values)) for values in grid.values())):
-        choice = dict(zip(grid, indices, strict=True))
-        if not any(partial.items() <= choice.items() for partial in left_out):
-            points.append(
-                Point(_with_values(base, {path: grid[path][index] for path, index in choice.items()}), choice)
-            )
+    positions = {path: _positions(values) for path, values in grid.items()}
+    # The size first, by counting: a few kilobytes may ask for more combinations than fit into memory.
+    for found in (_too_many(base, grid), _problems(base, grid, positions, exclude)):
+        errors = tuple(itertools.islice(found, MAX_PROBLEMS))
+        if errors:
+            raise InvalidRequest(f"{errors[0].pointer}: {errors[0].detail}", errors=errors)
+    points = [
+        Point(_with_values(base, {path: grid[path][index] for path, index in choice.items()}), choice)
+        for choice in _choices(grid, positions, exclude)
+    ]
     if not points:
         field = FieldError("/exclude", "Every combination is excluded: no job is left")
         raise InvalidRequest(f"{field.pointer}: {field.detail}", errors=(field,))
     return points
+
+
+def _choices(
+    grid: Mapping[str, Sequence[Any]], positions: Mapping[str, Mapping[str, int]], exclude: Sequence[Mapping[str, Any]]
+) -> Iterator[dict[str, int]]:
+    """Yield each combination that is not excluded, as the position of its value on each path.
+
+    Bit i of a value's mask says that partial point i has nothing against it: it names this value, or none of the path.
+    So a combination whose masks have a bit in common is excluded, and a thousand partial points cost one operation.
+    """
+    masks = {path: [0] * len(values) for path, values in grid.items()}
+    for bit, partial in enumerate(exclude):
+        for path, value in partial.items():
+            masks[path][positions[path][_canonical(value)]] |= 1 << bit
+    every = (1 << len(exclude)) - 1
+    for of_path in masks.values():
+        silent = every & ~functools.reduce(operator.or_, of_path)
+        of_path[:] = [mask | silent for mask in of_path]
+    for indices in itertools.product(*(range(len(values)) for values in grid.values())):
+        choice = dict(zip(grid, indices, strict=True))
+        if not functools.reduce(operator.and_, (masks[path][index] for path, index in choice.items())):
+            yield choice
 
 
 def _with_values(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,12 +97,23 @@ def _with_values(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str
     return spec
 
 
-def _problems(
-    base: Mapping[str, Any], grid: Mapping[str, Sequence[Any]], exclude: Sequence[Mapping[str, Any]]
-) -> Iterator[FieldError]:
+def _too_many(base: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> Iterator[FieldError]:
     count = math.prod(len(values) for values in grid.values())
     if count > MAX_JOBS:
         yield FieldError("/grid", f"{count} combinations; a sweep has at most {MAX_JOBS}: split it")
+        return
+    size = len(_canonical(base))
+    if count * size > MAX_BYTES:
+        detail = f"{count} jobs with {size} bytes of base each; a sweep has at most {MAX_BYTES} in all: split it"
+        yield FieldError("/base", detail)
+
+
+def _problems(
+    base: Mapping[str, Any],
+    grid: Mapping[str, Sequence[Any]],
+    positions: Mapping[str, Mapping[str, int]],
+    exclude: Sequence[Mapping[str, Any]],
+) -> Iterator[FieldError]:
     for path, values in grid.items():
         yield from _path_problems(base, grid, path)
         seen = set()
@@ -90,8 +128,8 @@ def _problems(
             at = f"/exclude/{index}/{path.replace('~', '~0').replace('/', '~1')}"
             if path not in grid:
                 yield FieldError(at, f"Not a path of the grid; its paths: {', '.join(grid)}")
-            elif _position(grid[path], value) is None:
-                yield FieldError(at, f"{_canonical(value)} is not in the grid's list, so this excludes nothing")
+            elif (text := _canonical(value)) not in positions[path]:
+                yield FieldError(at, f"{text} is not in the grid's list, so this excludes nothing")
 
 
 def _path_problems(base: Mapping[str, Any], grid: Mapping[str, Any], path: str) -> Iterator[FieldError]:
@@ -114,6 +152,5 @@ def _canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
-def _position(values: Sequence[Any], value: Any) -> int | None:
-    text = _canonical(value)
-    return next((index for index, candidate in enumerate(values) if _canonical(candidate) == text), None)
+def _positions(values: Sequence[Any]) -> dict[str, int]:
+    return {_canonical(value): index for index, value in enumerate(values)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -129,20 +129,29 @@ class AttentionSpec(SpecBase):
         check_lists(self)
         if self.device == "cpu" and "tf32" in self.dtypes:
             raise field_error("dtypes", "tf32 is a GPU format: leave it out, or choose device cuda")
-        check_number_of_cells(self._cells(), "implementations")
+        check_number_of_cells(self, "implementations")
         return self
 
     def cells(self) -> list[AttentionCell]:
         """Return the cells in the order they run: cells that share an oracle are neighbours, the longest come last."""
         return list(self._cells())
 
+    def number_of_cells(self) -> int:
+        sizes = len(self.dtypes) * len(self.causal) * len(self.head_dims) * len(self.sequence_lengths)
+        return sizes * sum(len(br) * len(bc) for br, bc in map(self._block_sizes, self.implementations))
+
     def _cells(self) -> Iterator[AttentionCell]:
         sizes = itertools.product(self.dtypes, self.causal, self.head_dims, sorted(self.sequence_lengths))
         for (dtype, causal, head_dim, length), name in itertools.product(sizes, self.implementations):
-            own = BLOCK_SIZES.get(name, {})
-            brs, bcs = ((getattr(self, axis) or [own[axis]]) if axis in own else [None] for axis in ("br", "bc"))
-            for br, bc in itertools.product(brs, bcs):
+            for br, bc in itertools.product(*self._block_sizes(name)):
                 yield AttentionCell(name, dtype, causal, head_dim, length, br, bc)
+
+    def _block_sizes(self, implementation: str) -> tuple[Sequence[int | None], Sequence[int | None]]:
+        """Return the values of `br` and of `bc` that the implementation is measured with."""
+        own = BLOCK_SIZES.get(implementation, {})
+        br = [None] if "br" not in own else self.br or [own["br"]]
+        bc = [None] if "bc" not in own else self.bc or [own["bc"]]
+        return br, bc
 
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Set `autotune` to null for implementations that have nothing to tune."""

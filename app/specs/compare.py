@@ -68,6 +68,9 @@ class CompareSpec(SpecBase):
         """Return the cells of both sides."""
         return [(spec, cell) for spec in self.sides().values() for cell in spec.cells()]
 
+    def number_of_cells(self) -> int:
+        return sum(spec.number_of_cells() for spec in self.sides().values())
+
     def case(self, cell: tuple[SpecBase, Any] | None = None) -> Case:
         """Return the case of one side's cell. A job of that side alone has the same case.
 

@@ -89,12 +89,15 @@ class KernelSpec(SpecBase):
     @model_validator(mode="after")
     def _lists_make_sense(self) -> Self:
         check_lists(self)
-        check_number_of_cells(self._cells(), "rows")
+        check_number_of_cells(self, "rows")
         return self
 
     def cells(self) -> list[KernelCell]:
         """Return the cells in the order they run: cells that share an oracle are neighbours."""
         return list(self._cells())
+
+    def number_of_cells(self) -> int:
+        return len(self.dtypes) * len(self.rows) * len(self.columns) * len(self.implementations)
 
     def _cells(self) -> Iterator[KernelCell]:
         grid = itertools.product(self.dtypes, sorted(self.rows), sorted(self.columns), self.implementations)

@@ -145,10 +145,12 @@ class Queue:
         """
         if not jobs:
             raise ValueError("a sweep has at least one job")
+        now = utc_now()
+        # Rows are made before the transaction, because that takes long for thousands of jobs.
+        rows = [submission.job_row(new, None, now) for new in jobs]
         with self._database.write() as connection:
 
             def answer() -> dict[str, Any]:
-                now = utc_now()
                 row = {
                     "name": name,
                     "labels": labels,
@@ -159,7 +161,7 @@ class Queue:
                     "created_at": now,
                 }
                 sweep_id = connection.execute(insert(tables.sweep).returning(_sweep.id), row).scalar_one()
-                submission.insert_jobs(connection, [submission.job_row(new, sweep_id, now) for new in jobs])
+                submission.insert_jobs(connection, [{**job, "sweep_id": sweep_id} for job in rows])
                 return sweep_dict({"id": sweep_id, **row}, {"queued": len(jobs)})
 
             return submission.answer_once(connection, idempotency, answer)

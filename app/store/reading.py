@@ -49,6 +49,8 @@ MAX_LISTED_TEXT = 8192
 """Most characters of each text of an error or a progress message in a list. A job by itself has all that is stored."""
 MAX_MEASUREMENTS = 10_000
 """Most measurements on a page."""
+MAX_EVENT_BYTES = 1 << 20
+"""A page of events ends with the one that reaches this size, as JSON: hundreds of clients may hold a page each."""
 MAX_SAMPLES = 2_000_000
 """Most samples on a page of measurements. A measurement with more samples has a page of its own."""
 
@@ -88,13 +90,31 @@ class Reading:
         return [job_dict(row, waiting.get(row["id"])) for row in rows], following
 
     def events(self, job_id: int, after: int = 0, limit: int = 500) -> list[dict[str, Any]]:
-        """Return the job's events with an id above `after`, in order."""
+        """Return the job's events with an id above `after`, in order; see `events_page`."""
+        return self.events_page(job_id, after, limit)[1]
+
+    def events_page(
+        self, job_id: int, after: int = 0, limit: int = 500
+    ) -> tuple[JobState, list[dict[str, Any]], int | None]:
+        """Return the job's state, its events with an id above `after`, in order, and the cursor of the next page.
+
+        A page has at most `limit` events, and ends with the one that reaches MAX_EVENT_BYTES.
+        """
         event = tables.event.c
+        size = func.length(cast(event.data, Text)).label("size")
+        query = select(tables.event, size).where(event.job_id == job_id, event.id > _in_range(after))
+        limit = min(limit, MAX_PAGE)
+        found: list[Row[Any]] = []
+        total, following = 0, None
         with self._database.read() as connection:
-            _job(connection, job_id)
-            query = select(tables.event).where(event.job_id == job_id, event.id > _in_range(after))
-            rows = connection.execute(query.order_by(event.id).limit(min(limit, MAX_PAGE))).all()
-        return [
+            state = _job(connection, job_id).state
+            for row in connection.execute(query.order_by(event.id).limit(limit + 1)):
+                if len(found) == limit or total >= MAX_EVENT_BYTES:
+                    following = found[-1].id
+                    break
+                found.append(row)
+                total += row.size
+        events = [
             {
                 "id": row.id,
                 "job_id": row.job_id,
@@ -103,8 +123,21 @@ class Reading:
                 "data": broken({"data": row.data}) or row.data,
                 "created_at": rfc3339(row.created_at),
             }
-            for row in rows
+            for row in found
         ]
+        return state, events, following
+
+    def changed_jobs(self, after: int | None) -> tuple[set[int] | None, int]:
+        """Return the jobs that have events with an id above `after`, and the last event's id; None if `after` is None.
+
+        Writers take turns, so an event that is committed later has a greater id.
+        """
+        event = tables.event.c
+        with self._database.read() as connection:
+            if after is None:
+                return None, connection.execute(select(func.max(event.id))).scalar_one() or 0
+            rows = connection.execute(select(event.id, event.job_id).where(event.id > after).order_by(event.id)).all()
+        return {job_id for _, job_id in rows}, rows[-1].id if rows else after
 
     def attempts(self, job_id: int) -> list[dict[str, Any]]:
         """Return every attempt that the job had, in order, including lost ones and those given back."""
@@ -135,8 +168,9 @@ class Reading:
                 attempts = [row for row in attempts if row.number == attempt]
             if not attempts:
                 return ""
-            if attempts[-1].log is not None:
-                return str(attempts[-1].log)
+            recorded = select(tables.attempt.c.log).where(tables.attempt.c.id == attempts[-1].id)
+            if (whole := connection.execute(recorded).scalar_one()) is not None:
+                return str(whole)
             query = select(event.type, event.data).where(
                 event.job_id == job_id, event.attempt == attempts[-1].number, event.type.in_(("state", "log"))
             )
@@ -277,6 +311,22 @@ class Reading:
                 raise NotFound(f"There is no sweep {sweep_id}.")
             return sweep_dict(row, sweeps.counts(connection, [sweep_id]).get(sweep_id, {}))
 
+    def job_page_version(self, job_id: int) -> str:
+        """Return a text that changes with all that a job's page shows, but for the reason to wait."""
+        event = tables.event.c
+        with self._database.read() as connection:
+            version = _job(connection, job_id).version
+            last = connection.execute(select(func.max(event.id)).where(event.job_id == job_id)).scalar_one()
+        return f"{job_id}-{version}-{last}"
+
+    def sweep_page_version(self, sweep_id: int) -> str:
+        """Return a text that changes with the sweep's jobs: a job was added, was deleted or changed."""
+        job = tables.job.c
+        query = select(func.count(), func.max(job.id), func.sum(job.version)).where(job.sweep_id == sweep_id)
+        with self._database.read() as connection:
+            number, last, changes = connection.execute(query).one()
+        return f"{sweep_id}-{number}-{last}-{changes}"
+
     def sweeps(self, limit: int = 50, after: str | None = None) -> tuple[list[dict[str, Any]], str | None]:
         """Return sweeps, newest first, and the cursor of the next page."""
         with self._database.read() as connection:
@@ -315,8 +365,10 @@ def _job(connection: Connection, job_id: int) -> Row[Any]:
 
 
 def _attempts(connection: Connection, job_id: int) -> Sequence[Row[Any]]:
+    """Return all columns of the job's attempts but `log`, which may be large."""
     attempt = tables.attempt.c
-    return connection.execute(select(tables.attempt).where(attempt.job_id == job_id).order_by(attempt.id)).all()
+    columns = [column for column in attempt if column.name != "log"]
+    return connection.execute(select(*columns).where(attempt.job_id == job_id).order_by(attempt.id)).all()
 
 
 def _workers(connection: Connection, rows: Sequence[Row[Any]]) -> list[dict[str, Any]]:

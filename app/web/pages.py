@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from importlib.metadata import version as package_version
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -10,7 +13,7 @@ from fastapi.responses import RedirectResponse, Response
 from markupsafe import Markup
 from pydantic import BeforeValidator
 
-from app.api.parameters import NO_QUERY, Cursor, Id, JobId, Label, StrictQuery, SweepId, Text
+from app.api.parameters import NO_QUERY, Cursor, ETag, Id, JobId, Label, StrictQuery, SweepId, Text
 from app.api.services import CurrentServices, Services
 from app.layout import case_text, varying_columns
 from app.specs import KINDS
@@ -28,6 +31,12 @@ SHOWN_LOG_CHARACTERS = 20_000
 SHOWN_CASES = 200
 SHOWN_MEASUREMENTS = 200
 SHOWN_ROWS = 20
+SHOWN_TABLES = 20
+SHOWN_UNITS = 100
+SHOWN_FILES = 200
+SHOWN_ATTEMPTS = 50
+
+REVALIDATED = {"Cache-Control": "private, no-cache"}
 
 # A form sends every field, the empty ones too.
 NONE_IF_EMPTY = BeforeValidator(lambda value: value or None)
@@ -72,30 +81,39 @@ def jobs(request: Request, services: CurrentServices, filters: Annotated[Filters
 
 @router.get("/jobs/{job_id}", dependencies=[NO_QUERY])
 def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
+    version = services.reading.job_page_version(job_id)
     found, _version = services.reading.job(job_id)
+    tag = page_tag(version, found["waiting"])
+    if tag.is_known_to(request):
+        return unchanged(tag)
     measurements = services.reading.measurements(job_id, limit=SHOWN_MEASUREMENTS)
-    sheet = results.table(services.database, jobs=[job_id]) if measurements["rows"] else None
+    sheet = results.table(services.database, jobs=[job_id], first=SHOWN_CASES) if measurements["rows"] else None
     units = services.reading.units(job_id)
+    tables = results.list_tables(services.database, job_id)
+    artifacts = services.reading.artifacts(job_id)
+    attempts = services.reading.attempts(job_id)
     log = services.reading.log(job_id)
-    return render(
+    return tagged(
+        tag,
         request,
         "job.html",
         job=found,
         finished=found["state"] in FINISHED_STATES,
         retried=found["state"] in RETRIED_STATES,
         table=table(sheet) if sheet is not None and found["state"] == "succeeded" else "",
-        cases=0 if sheet is None else len(sheet.rows),
-        shown_cases=SHOWN_CASES,
+        sheet=sheet,
         missing=[] if sheet is None else sheet.missing,
         measurements=measurements,
         columns=varying_columns(measurements),
-        units=units if len(units) > 1 else [],
-        tables=[
-            (own, first_rows(services, own["name"], job_id)) for own in results.list_tables(services.database, job_id)
-        ],
+        units=units[:SHOWN_UNITS] if len(units) > 1 else [],
+        all_units=len(units),
+        tables=[(own, first_rows(services, own["name"], job_id)) for own in tables[:SHOWN_TABLES]],
+        all_tables=len(tables),
         shown_rows=SHOWN_ROWS,
-        artifacts=services.reading.artifacts(job_id),
-        attempts=services.reading.attempts(job_id),
+        artifacts=artifacts[:SHOWN_FILES],
+        all_artifacts=len(artifacts),
+        attempts=attempts[-SHOWN_ATTEMPTS:],
+        all_attempts=len(attempts),
         log=log[-SHOWN_LOG_CHARACTERS:],
         log_is_cut=len(log) > SHOWN_LOG_CHARACTERS,
     )
@@ -121,22 +139,42 @@ async def retry(services: CurrentServices, job_id: JobId) -> Response:
 
 @router.get("/sweeps/{sweep_id}", dependencies=[NO_QUERY])
 def sweep(request: Request, services: CurrentServices, sweep_id: SweepId) -> Response:
+    tag = page_tag(services.reading.sweep_page_version(sweep_id))
+    if tag.is_known_to(request):
+        return unchanged(tag)
     found = services.reading.sweep(sweep_id)
-    sheet = results.table(services.database, sweep=sweep_id)
-    return render(
+    sheet = results.table(services.database, sweep=sweep_id, first=SHOWN_CASES)
+    return tagged(
+        tag,
         request,
         "sweep.html",
         sweep=found,
         finished=not found["counts"]["queued"] and not found["counts"]["running"],
         table=table(sheet),
-        cases=len(sheet.rows),
-        shown_cases=SHOWN_CASES,
+        sheet=sheet,
     )
 
 
+def page_tag(*parts: str | None) -> ETag:
+    """The ETag of a page that these texts and this version of Flopwatch make. A page asks for itself every 2 s."""
+    text = json.dumps([*parts, package_version("flopwatch")])
+    return ETag(hashlib.sha256(text.encode()).hexdigest()[:20], weak=True)
+
+
+def unchanged(tag: ETag) -> Response:
+    return Response(status_code=304, headers={"ETag": str(tag), **REVALIDATED})
+
+
+def tagged(tag: ETag, request: Request, template: str, **values: Any) -> Response:
+    """The page, for the browser to keep and to ask for again only if it has changed."""
+    response = render(request, template, **values)
+    response.headers.update({"ETag": str(tag), **REVALIDATED})
+    return response
+
+
 def table(sheet: results.Sheet) -> Markup:
-    """The first rows of a table of results; empty where there are none."""
-    text = results.render(sheet.head(SHOWN_CASES), "html") if sheet.rows else ""
+    """A table of results; empty where it has no rows."""
+    text = results.render(sheet, "html") if sheet.rows else ""
     return Markup(text)  # noqa: S704  # its cells are escaped
 
 

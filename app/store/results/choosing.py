@@ -15,19 +15,35 @@ from app.store import sweeps, tables
 from app.store.public import checked_id
 
 MAX_JOBS = 10_000
+MAX_MEASUREMENTS = 200_000
+"""Most measurements of one table: a table is made in memory, of which this many take some 250 MB."""
+MAX_BEGINNING = 10_000
+"""Most measurements that are read for the beginning of a table, as pages show it."""
 # SQLite binds at most 32 766 values in a statement.
 JOBS_PER_QUERY = 1000
 
+_measurement = tables.measurement.c
 Labels = Sequence[tuple[str, str]]
 
 
 def choose_jobs(
-    connection: Connection, *, kind: str | None, sweep: int | None, jobs: Collection[int], labels: Labels
+    connection: Connection,
+    *,
+    kind: str | None,
+    sweep: int | None,
+    jobs: Collection[int],
+    labels: Labels,
+    first: int | None = None,
 ) -> list[Row[Any]]:
     """Return the finished jobs that match all filters given, in order of submission: id, kind, state, spec, error.
 
     Only the latest job of each point of a sweep counts: if the sweep was resumed, an earlier job has failed or was
         cancelled.
+
+    Args:
+        connection: the database.
+        kind, sweep, jobs, labels: the filters.
+        first: return only so many; None: all.
 
     Raises:
         NotFound: the sweep, or one of `jobs`, does not exist.
@@ -47,7 +63,7 @@ def choose_jobs(
         _check_jobs(connection, jobs)
         query = query.where(job.id.in_(jobs))
     finished = query.where(job.state.in_(FINISHED_STATES))
-    found = list(connection.execute(finished.order_by(job.id).limit(MAX_JOBS + 1)))
+    found = list(connection.execute(finished.order_by(job.id).limit(MAX_JOBS + 1 if first is None else first)))
     if len(found) > MAX_JOBS:
         raise InvalidRequest(f"The table would have more than {MAX_JOBS} jobs: choose a sweep, or jobs.")
     return found
@@ -105,19 +121,62 @@ def measurements(connection: Connection, jobs: Iterable[Row[Any]], statistic: St
 
     Each row has `statistic` as `value`, and beside a mean the standard deviation as `std`; `case` is JSON text, the
     same for all metrics of a case, so that the caller can decode it once.
+
+    Raises:
+        InvalidRequest: there are more than MAX_MEASUREMENTS.
     """
-    measurement = tables.measurement.c
-    names = ("job_id", "attempt", "unit_index", "case_key", "device_key", "validity", "phase", "metric", "unit")
-    facts = [measurement[name] for name in (*names, "outcome", "reason", "n", "std")]
-    case, value = cast(measurement.case, Text).label("case"), measurement[statistic].label("value")
-    query: Select[Any] = select(*facts, case, value).order_by(measurement.id)
-    job_ids = [job.id for job in jobs]
+    query, job_ids = _of_jobs(statistic), [job.id for job in jobs]
     recorded = recorded_attempts(connection, job_ids)
     found: list[Row[Any]] = []
     for part in _parts(job_ids):
-        rows = connection.execute(query.where(measurement.job_id.in_(part)))
+        rows = connection.execute(query.where(_measurement.job_id.in_(part)).limit(MAX_MEASUREMENTS + 1 - len(found)))
         found += [row for row in rows if row.attempt == recorded.get(row.job_id)]
-    return sorted(found, key=lambda row: int(row.job_id))  # stable: within a job as measured
+        if len(found) > MAX_MEASUREMENTS:
+            raise InvalidRequest(
+                f"The table would have more than {MAX_MEASUREMENTS} measurements: choose fewer jobs, or read each "
+                "job's measurements page by page at /jobs/{id}/measurements."
+            )
+    return found
+
+
+def first_measurements(
+    connection: Connection, jobs: Sequence[Row[Any]], statistic: Statistic
+) -> tuple[list[Row[Any]], list[Row[Any]], bool]:
+    """Return the first jobs, with all their measurements as above, and if anything is left out.
+
+    At most MAX_BEGINNING measurements are read. Of a first job with more of them, only the cases are returned that were
+    read whole; none if the job has several units, since later ones may measure the same cases again.
+    """
+    job_ids = [job.id for job in jobs]
+    recorded = recorded_attempts(connection, job_ids)
+    query = _of_jobs(statistic).where(_measurement.job_id.in_(job_ids)).limit(MAX_BEGINNING + 1)
+    rows = connection.execute(query).all()
+    found = [row for row in rows if row.attempt == recorded.get(row.job_id)]
+    if len(rows) <= MAX_BEGINNING:
+        return list(jobs), found, False
+    last = rows[-1]
+    if last.job_id != job_ids[0]:
+        whole = [job for job in jobs if job.id < last.job_id]
+        return whole, [row for row in found if row.job_id < last.job_id], True
+    if not found or _number_of_units(connection, last.job_id, recorded[last.job_id]) > 1:
+        return [], [], True
+    cut = (last.case_key, last.device_key)
+    return list(jobs[:1]), [row for row in found if (row.case_key, row.device_key) != cut], True
+
+
+def _of_jobs(statistic: Statistic) -> Select[Any]:
+    """Build a query for measurements, job by job, in the order in which they were made."""
+    names = ("job_id", "attempt", "unit_index", "case_key", "device_key", "validity", "phase", "metric", "unit")
+    facts = [_measurement[name] for name in (*names, "outcome", "reason", "n", "std")]
+    case, value = cast(_measurement.case, Text).label("case"), _measurement[statistic].label("value")
+    return select(*facts, case, value).order_by(_measurement.job_id, _measurement.id)
+
+
+def _number_of_units(connection: Connection, job_id: int, attempt: int) -> int:
+    unit = tables.unit.c
+    query = select(func.count()).where(unit.job_id == job_id, unit.attempt == attempt)
+    number: int = connection.execute(query).scalar_one()
+    return number
 
 
 def sides(connection: Connection, jobs: Iterable[Row[Any]]) -> dict[tuple[int, int, int], str]:

@@ -17,7 +17,7 @@ import functools
 import json
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -102,6 +102,7 @@ def table(
     rows: Sequence[str] | None = None,
     columns: Sequence[str] | None = None,
     statistic: Statistic = "mean",
+    first: int | None = None,
 ) -> Sheet:
     """Return the results of finished jobs, in submission order. `kind`, `sweep`, `jobs` and `labels` narrow the choice.
 
@@ -115,20 +116,31 @@ def table(
         columns: metrics, named as their columns, in this order; "all" for every one. By default the kind's
             `table_columns` that somebody has measured.
         statistic: statistic of the samples, and of the processes if there are several.
+        first: only the beginning of the table: at most so many rows, and fewer if they have very many measurements;
+            `Sheet.is_cut` tells if there are more. None: the whole table.
 
     Raises:
         NotFound: there is no such job or sweep.
-        InvalidRequest: no row has this coordinate or metric, or the jobs are more than choosing.MAX_JOBS.
+        InvalidRequest: no row has this coordinate or metric, the jobs are more than choosing.MAX_JOBS, or their
+            measurements more than choosing.MAX_MEASUREMENTS.
     """
+    is_cut = False
     with database.read() as connection:
-        chosen = choosing.choose_jobs(connection, kind=kind, sweep=sweep, jobs=jobs, labels=labels)
-        measured = choosing.measurements(connection, chosen, statistic)
+        number = None if first is None else first + 1
+        chosen = choosing.choose_jobs(connection, kind=kind, sweep=sweep, jobs=jobs, labels=labels, first=number)
+        if first is None:
+            measured = choosing.measurements(connection, chosen, statistic)
+        else:
+            chosen, measured, is_cut = choosing.first_measurements(connection, chosen, statistic)
         sides = choosing.sides(connection, chosen)
 
     def side(row: _Row) -> str | None:
         return sides.get((row.job_id, row.attempt, row.unit_index))
 
-    return _sheet(*_cases(chosen, measured, side), rows, columns, statistic)
+    cases, units = _cases(chosen, measured, side)
+    if first is not None:
+        cases, is_cut = cases[:first], is_cut or len(cases) > first
+    return replace(_sheet(cases, units, rows, columns, statistic), is_cut=is_cut)
 
 
 def local_table(spec: SpecBase, measurements: Iterable[Mapping[str, Any]]) -> Sheet:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from app.layout import MAX_LISTED, case_text
 from app.specs import Scalar
 
+MAX_REASONS = 100
+
 
 @dataclass(frozen=True)
 class Gap:
@@ -20,7 +22,7 @@ class Gap:
 
 
 def reasons(cases: Sequence[Mapping[str, Scalar]], measured: Collection[int], gaps: Iterable[Gap]) -> list[str]:
-    """Return one line for each reason: its cases and their number, their outcome, the reason.
+    """Return one line for each reason, at most MAX_REASONS: its cases and their number, their outcome, the reason.
 
     A line names the coordinates that set its cases apart, and its metrics only if those cases have other numbers.
 
@@ -32,12 +34,17 @@ def reasons(cases: Sequence[Mapping[str, Scalar]], measured: Collection[int], ga
     groups: dict[tuple[bool, str, str], list[Gap]] = {}
     for gap in gaps:
         groups.setdefault((gap.case in measured, gap.outcome, gap.reason), []).append(gap)
+    # Counted once and not for each reason: a job may have thousands of cases, each with a reason of its own.
+    variety = {
+        has_numbers: _variety([case for number, case in enumerate(cases) if not has_numbers or number in measured])
+        for has_numbers in {has_numbers for has_numbers, _, _ in groups}
+    }
     lines = []
     # Cases without any number come first.
-    for (has_numbers, outcome, reason), group in sorted(groups.items(), key=lambda item: item[0][0]):
+    in_order = sorted(groups.items(), key=lambda item: item[0][0])
+    for (has_numbers, outcome, reason), group in in_order[:MAX_REASONS]:
         found = {gap.case for gap in group}
-        among = [case for number, case in enumerate(cases) if not has_numbers or number in measured]
-        words = [_particular(among, [cases[number] for number in sorted(found)])]
+        words = [_particular(variety[has_numbers], [cases[number] for number in sorted(found)])]
         if has_numbers:
             metrics = list(dict.fromkeys(gap.metric for gap in group))
             words.append(", ".join(metrics) if len(metrics) <= MAX_LISTED else f"{len(metrics)} metrics")
@@ -46,17 +53,25 @@ def reasons(cases: Sequence[Mapping[str, Scalar]], measured: Collection[int], ga
         if len(found) > 1:
             where = f"{where} ({count})" if where else count
         lines.append(": ".join(filter(None, (where, outcome, " ".join(reason.split())))))
+    if len(in_order) > MAX_REASONS:
+        lines.append(f"and {len(in_order) - MAX_REASONS} more reasons; each measurement has its own")
     return lines
 
 
-def _particular(among: Sequence[Mapping[str, Scalar]], group: Sequence[Mapping[str, Scalar]]) -> str:
-    """Return, in words, the coordinates that take fewer values in `group` than `among` all cases."""
+def _particular(variety: Mapping[str, int], group: Sequence[Mapping[str, Scalar]]) -> str:
+    """Return, in words, the coordinates that take fewer values in `group` than in all cases (`variety`)."""
     found: dict[str, Scalar] = {}
     for name in dict.fromkeys(name for case in group for name in case):
         values = _values(group, name)
-        if len(values) <= MAX_LISTED and len(values) < len(_values(among, name)):
+        if len(values) <= MAX_LISTED and len(values) < variety[name]:
             found[name] = values[0] if len(values) == 1 else "/".join(map(str, values))
     return case_text(found)
+
+
+def _variety(cases: Sequence[Mapping[str, Scalar]]) -> dict[str, int]:
+    """Return the number of values that each coordinate takes."""
+    names = dict.fromkeys(name for case in cases for name in case)
+    return {name: len(_values(cases, name)) for name in names}
 
 
 def _values(cases: Iterable[Mapping[str, Scalar]], name: str) -> list[Scalar]:

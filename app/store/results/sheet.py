@@ -55,6 +55,8 @@ class Sheet:
     """The reasons why cells have no numbers, each once; None for a table that a unit reported."""
     next: str | None = None
     """The cursor of the page after these rows."""
+    is_cut: bool = False
+    """True if these are only the first rows, and the rest was not read."""
     spreads: bool = True
     """True if metrics come with a standard deviation."""
 

@@ -1,46 +1,140 @@
-"""The one poller that wakes whoever waits for a change, where tests of the routes do not reach."""
+"""The one poller that wakes whoever follows a job, where tests of the routes do not reach."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from app.api.changes import Changes
 from app.settings import Settings
-from app.store.engine import open_database
-from app.store.registration import Registration
+from app.specs.benchmark import BenchmarkSpec
+from app.store.engine import Database, open_database
+from app.store.queue import Queue
+from app.store.reading import Reading
+from app.store.records import NewJob
+
+TIMEOUT_S = 10.0
 
 
-def test_who_comes_as_the_poller_gives_up_is_woken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    opened = open_database(Settings(data_dir=tmp_path))
+    yield opened
+    opened.close()
+
+
+def submit(database: Database) -> int:
+    return int(Queue(database).submit(NewJob(BenchmarkSpec.example())).response["id"])
+
+
+def run(database: Database, scenario: Callable[[Changes], Awaitable[None]]) -> None:
+    async def main() -> None:
+        changes = Changes(database)
+        try:
+            await scenario(changes)
+        finally:
+            await changes.close()
+
+    asyncio.run(main())
+
+
+async def wakes_of_others(changes: Changes, database: Database) -> int:
+    """How often the follower of one job was woken by jobs of others, a readiness check, and an event of another job."""
+    mine, other = submit(database), submit(database)
+    with changes.following(mine) as followed, changes.following(other) as last:
+        assert await followed.after(0, TIMEOUT_S), "the first look tells that anything may have changed"
+        before, seen = followed.generation, last.generation
+        for _ in range(3):
+            submit(database)
+            database.probe(1.0)
+            await asyncio.sleep(0.1)  # a look or two, each with a commit to see
+        Queue(database).cancel(other)
+        assert await last.after(seen, TIMEOUT_S), "its own event wakes"
+        return followed.generation - before
+
+
+def test_a_commit_wakes_the_followers_of_its_job_only(database: Database) -> None:
+    async def scenario(changes: Changes) -> None:
+        assert await wakes_of_others(changes, database) == 0
+
+    run(database, scenario)
+
+
+def test_control_of_the_wakes(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the poller does not ask which jobs changed, each commit wakes everybody."""
+    asked = Reading.changed_jobs
+    monkeypatch.setattr(Reading, "changed_jobs", lambda reading, after: (None, asked(reading, after)[1]))
+
+    async def scenario(changes: Changes) -> None:
+        assert await wakes_of_others(changes, database) >= 3
+
+    run(database, scenario)
+
+
+def test_followers_of_one_job_share_a_reading(database: Database) -> None:
+    job_id = submit(database)
+    calls: list[int] = []
+
+    def read() -> int:
+        calls.append(1)
+        time.sleep(0.05)
+        return len(calls)
+
+    async def scenario(changes: Changes) -> None:
+        with changes.following(job_id) as followed:
+            gone = asyncio.create_task(followed.read_once(0, read))
+            others = [asyncio.create_task(followed.read_once(0, read)) for _ in range(50)]
+            await asyncio.sleep(0)
+            gone.cancel()
+            assert set(await asyncio.gather(*others)) == {1}
+            assert await followed.read_once(0, read) == 2, "a later one reads again"
+            stale = asyncio.create_task(followed.read_once(0, read))
+            await asyncio.sleep(0)
+            followed.advance()
+            assert await followed.read_once(0, read) == 4, "nobody joins a reading that began before a change"
+            await stale
+
+    run(database, scenario)
+
+
+def test_who_comes_as_the_poller_gives_up_is_woken(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     gave_up, may_return = threading.Event(), threading.Event()
     poll = Changes._poll
 
     def slow_to_return(changes: Changes, loop: asyncio.AbstractEventLoop) -> None:
         poll(changes, loop)
         gave_up.set()
-        assert may_return.wait(10)
+        assert may_return.wait(TIMEOUT_S)
 
     monkeypatch.setattr(Changes, "_poll", slow_to_return)
-    database = open_database(Settings(data_dir=tmp_path))
+    job_id = submit(database)
 
-    async def scenario() -> bool:
-        changes = Changes(database)
-        while not await changes.after(changes.generation, 0.01):  # the first look always tells of a change
-            pass
-        assert await asyncio.to_thread(gave_up.wait, 10)
-        waiting = asyncio.create_task(changes.after(changes.generation, 10))
-        await asyncio.sleep(0)  # it waits now, and there is a poller still
-        may_return.set()
-        await asyncio.to_thread(Registration(database).register_worker, "worker", "host", 1, [], [], [], {})
-        try:
-            return await waiting
-        finally:
-            await changes.close()
+    async def scenario(changes: Changes) -> None:
+        with changes.following(job_id) as followed:
+            assert await followed.after(0, TIMEOUT_S)
+        assert await asyncio.to_thread(gave_up.wait, TIMEOUT_S)
+        with changes.following(job_id) as followed:  # there is a poller still
+            may_return.set()
+            assert await followed.after(0, TIMEOUT_S)
+            seen = followed.generation
+            await asyncio.to_thread(Queue(database).cancel, job_id)
+            assert await followed.after(seen, TIMEOUT_S)
 
-    try:
-        assert asyncio.run(scenario())
-    finally:
-        database.close()
+    run(database, scenario)
+
+
+def test_events_that_were_removed_hide_no_later_ones(database: Database) -> None:
+    reading, first = Reading(database), submit(database)
+    _, last = reading.changed_jobs(None)
+    Queue(database).cancel(first)
+    with database.write() as connection:
+        connection.exec_driver_sql("delete from event")
+    assert reading.changed_jobs(last) == (set(), last)
+    second = submit(database)
+    changed, _ = reading.changed_jobs(last)
+    assert changed == {second}

@@ -122,13 +122,13 @@ def test_two_hundred_events_in_order(site: Any) -> None:
 
 def test_head_of_a_stream_ends(site: Any, until: Any) -> None:
     changes = site.services.changes
-    until(lambda: changes._waiting == 0, "the streams of other tests")
+    until(lambda: not changes._followed, "the streams of other tests")
     job_id = site.submit()["id"]
     for _ in range(3):  # the connection is kept
         head = site.http.head(f"/jobs/{job_id}/events", headers=STREAM, timeout=5)
         assert (head.status_code, head.content) == (200, b"")
         assert head.headers["content-type"].startswith("text/event-stream")
-    until(lambda: changes._waiting == 0, "the end of the streams behind the answers")
+    until(lambda: not changes._followed, "the end of the streams behind the answers")
 
 
 def test_keep_alive(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,14 +166,14 @@ def test_deleted_job_ends_its_stream(site: Any) -> None:
 
 def test_nobody_polls_while_nobody_waits(site: Any, until: Any) -> None:
     changes = site.services.changes
-    until(lambda: changes._waiting == 0 and changes._poller is None, "the poller's end")
+    until(lambda: not changes._followed and changes._poller is None, "the poller's end")
     job_id = site.submit()["id"]
     with site.http.stream("GET", f"/jobs/{job_id}/events", headers=STREAM) as response:
         stream = parse(response.iter_lines())  # kept: the connection would end with it
         next(stream)
         until(lambda: changes._poller is not None, "the poller")
         del stream
-    until(lambda: changes._waiting == 0 and changes._poller is None, "the poller's end")
+    until(lambda: not changes._followed and changes._poller is None, "the poller's end")
 
 
 def test_stopping_ends_streams(serve: Any, tmp_path: Any) -> None:

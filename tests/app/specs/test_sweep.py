@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 from typing import Any
 
 import pytest
 
 from app.errors import InvalidRequest
-from app.specs._sweep import MAX_JOBS, Point, expand
+from app.specs._sweep import MAX_BYTES, MAX_JOBS, MAX_PROBLEMS, Point, expand
 
 
 def specs(base: dict[str, Any], grid: dict[str, Any], exclude: Any = ()) -> list[dict[str, Any]]:
@@ -77,6 +78,32 @@ def test_limit() -> None:
     grid["c"] = [1, 2]
     with pytest.raises(InvalidRequest, match="at most"):
         expand({}, grid, [])
+
+
+def test_a_few_kilobytes_that_ask_for_more_than_fits_into_memory_are_refused_by_counting() -> None:
+    grid = {f"p{number}": list(range(1000)) for number in range(32)}
+    with pytest.raises(InvalidRequest, match=f"^/grid: {1000**32} combinations; a sweep has at most"):
+        expand({}, grid, [{path: 0} for path in grid])
+
+
+def test_a_large_base_is_not_multiplied_without_bound() -> None:
+    base, grid = {"text": "x" * MAX_BYTES}, {"a": [1, 2]}
+    with pytest.raises(InvalidRequest, match=r"^/base: 2 jobs with \d+ bytes of base each"):
+        expand(base, grid, [])
+
+
+def test_a_thousand_partial_points_cost_no_thousand_times_the_work() -> None:
+    grid = {"a": list(range(1000)), "b": list(range(10))}
+    exclude = [{"a": number, "b": 3} for number in range(1000)]
+    start = time.thread_time()
+    assert len(expand({}, grid, exclude)) == 9000
+    assert time.thread_time() - start < 1.0  # comparing each with each takes 3 s
+
+
+def test_problems_are_told_up_to_a_number() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        expand({}, {"a": [1]}, [{"b": 1}] * 1000)
+    assert len(caught.value.errors) == MAX_PROBLEMS
 
 
 def test_every_problem_is_named() -> None:

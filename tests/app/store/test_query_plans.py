@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,16 +10,16 @@ from sqlalchemy import event as events
 from sqlalchemy import insert
 
 from app.specs.benchmark import BenchmarkSpec
-from app.store import tables
+from app.store import results, tables
 from app.store.engine import Database
 from app.store.queue import Queue
 from app.store.reading import Reading
-from app.store.records import NewJob
+from app.store.records import Finish, NewJob
 from app.store.tables import utc_now
 
 
-def plan(database: Database, filters: dict[str, Any]) -> list[str]:
-    """SQLite's plan of the one statement that lists jobs."""
+def plans(database: Database, read: Callable[[], Any]) -> list[str]:
+    """SQLite's plan of every statement that `read` runs."""
     executed: list[tuple[str, Any]] = []
 
     def note(_connection: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
@@ -26,11 +27,14 @@ def plan(database: Database, filters: dict[str, Any]) -> list[str]:
             executed.append((statement, parameters))
 
     events.listen(database.backend.engine, "before_cursor_execute", note)
-    Reading(database).jobs(**filters)
+    read()
     events.remove(database.backend.engine, "before_cursor_execute", note)
-    ((statement, parameters),) = executed
     with database.read() as connection:
-        return [row.detail for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)]
+        return [
+            row.detail
+            for statement, parameters in executed
+            for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}", parameters)
+        ]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +51,7 @@ def plan(database: Database, filters: dict[str, Any]) -> list[str]:
     ],
 )
 def test_jobs_are_listed_from_an_index(database: Database, filters: dict[str, Any], step: str) -> None:
-    steps = plan(database, filters)
+    steps = plans(database, lambda: Reading(database).jobs(**filters))
     assert step in steps
     assert not [other for other in steps if "TEMP B-TREE" in other or ("SCAN" in other and filters)]
 
@@ -97,3 +101,76 @@ def test_control_of_the_index_of_workers(database: Database, shop: Any) -> None:
     before = work_of_a_submission(database)
     add_workers_that_are_gone(database, 2000)
     assert work_of_a_submission(database) > before + 50
+
+
+READS: dict[str, Callable[[Database, int], Any]] = {
+    "job": lambda database, job: Reading(database).job(job),
+    "events": lambda database, job: Reading(database).events_page(job, after=1),
+    "changed jobs": lambda database, _: (Reading(database).changed_jobs(None), Reading(database).changed_jobs(1)),
+    "attempts": lambda database, job: Reading(database).attempts(job),
+    "log": lambda database, job: Reading(database).log(job),
+    "measurements": lambda database, job: Reading(database).measurements(job, after="1", samples=True),
+    "units": lambda database, job: Reading(database).units(job),
+    "artifacts": lambda database, job: Reading(database).artifacts(job),
+    "sweep": lambda database, _: Reading(database).sweep(1),
+    "sweeps": lambda database, _: Reading(database).sweeps(after="9"),
+    "version of a job's page": lambda database, job: Reading(database).job_page_version(job),
+    "version of a sweep's page": lambda database, _: Reading(database).sweep_page_version(1),
+    "counts": lambda database, _: Reading(database).counts(),
+    "a job's table": lambda database, job: results.table(database, jobs=[job]),
+    "the beginning of a job's table": lambda database, job: results.table(database, jobs=[job], first=9),
+    "a sweep's table": lambda database, _: results.table(database, sweep=1),
+    "the beginning of a sweep's table": lambda database, _: results.table(database, sweep=1, first=9),
+    "tables of a job": lambda database, job: results.list_tables(database, job),
+}
+
+
+LISTED = {"(subquery", "job_label"}
+"""What may be scanned whole: a list of the statement's own making."""
+
+
+@pytest.fixture
+def sweep_job(queue: Queue, shop: Any, record: Any) -> int:
+    """The id of one of the two jobs of sweep 1, which have succeeded."""
+    new = [NewJob(BenchmarkSpec(seed=seed), point={"seed": seed}) for seed in range(2)]
+    queue.submit_sweep(None, {}, {}, {"seed": [0, 1]}, [], new)
+    claims = []
+    for _ in new:
+        claims.append(shop.claim())
+        queue.finish(claims[-1], Finish("succeeded", measurements=[record()], log="done"))
+    return int(claims[0].job_id)
+
+
+def whole_tables(database: Database, job: int, name: str) -> list[str]:
+    """The steps of a reading that look at all rows of a table, whatever the job or the sweep."""
+    steps = plans(database, lambda: READS[name](database, job))
+    assert steps
+    scans = [step for step in steps if step.startswith("SCAN") and "COVERING INDEX" not in step]
+    return [step for step in scans if step.split()[1] not in LISTED]
+
+
+@pytest.mark.parametrize("name", READS)
+def test_what_a_job_or_a_sweep_shows_is_found_by_an_index(name: str, database: Database, sweep_job: int) -> None:
+    assert not whole_tables(database, sweep_job, name)
+
+
+@pytest.mark.parametrize("name", [name for name in READS if "table" in name or name in ("measurements", "events")])
+def test_measurements_and_events_need_no_sorting(name: str, database: Database, sweep_job: int) -> None:
+    """A page of a million would read all of them."""
+    steps = plans(database, lambda: READS[name](database, sweep_job))
+    orders = [number for number, step in enumerate(steps) if "ORDER BY" in step]
+    assert not [number for number in orders if {"measurement", "event"} & set(steps[number - 1].split())]
+
+
+@pytest.mark.parametrize(
+    ("index", "name"),
+    [
+        ("ix_measurement_job_id", "the beginning of a job's table"),
+        ("ix_job_sweep_id", "version of a sweep's page"),
+    ],
+)
+def test_control_of_the_plans(index: str, name: str, database: Database, sweep_job: int) -> None:
+    """Without its index it looks at every row."""
+    with database.write() as connection:
+        connection.exec_driver_sql(f"drop index {index}")
+    assert whole_tables(database, sweep_job, name)

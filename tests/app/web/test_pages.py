@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from app.layout import FORMATS
 from app.specs.attention import AttentionSpec
 from app.store.records import StoredArtifact, UnitRecord
+from app.store.results import choosing
 from tests.app.conftest import TINY
 
 CHECK = {"name": "drift", "ok": False, "detail": "9 %"}
@@ -195,10 +196,65 @@ def test_of_many_measurements_the_first_are_shown(site: Any, measured: Any) -> N
     job_id = finished(site, *(measured("forward_ms", 1.0, context_length=length) for length in range(1000, 1300)))
     found = page(site, f"/ui/jobs/{job_id}")
     assert "The first 200 measurements" in found.text
-    assert "The first 200 of 300 rows." in found.text
+    assert "The first 200 rows; all of them." in found.text
+    assert f"/tables?job={job_id}&format=html" in found.references
     assert "1199" in found.text
     assert "1200" not in found.text
     assert f"/jobs/{job_id}/measurements" in found.references
+
+
+def test_a_page_reads_a_bounded_number_of_measurements(
+    fresh_site: Any, measured: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choosing, "MAX_BEGINNING", 5)
+    sweep = fresh_site.http.post("/sweeps", json={"base": {"kind": "benchmark"}, "grid": {"seed": [1, 2, 3]}}).json()
+    for length in (1000, 2000, 3000):
+        cases = [measured(f"{phase}_ms", 1.0, context_length=length) for phase in ("forward", "backward")]
+        fresh_site.worker.finish(fresh_site.worker.claim(), measurements=cases)
+    found = page(fresh_site, f"/ui/sweeps/{sweep['id']}")
+    assert "The first 2 rows; all of them." in found.text
+    assert "2000" in found.text
+    assert "3000" not in found.text, "of whose measurements only one would have been read"
+    job_id = fresh_site.submit()["id"]
+    lengths = [measured(f"{phase}_ms", 1.0, context_length=length) for length in range(4) for phase in ("step", "x")]
+    fresh_site.worker.finish(fresh_site.worker.claim_job(job_id), measurements=lengths)
+    assert "The first 2 rows; all of them." in page(fresh_site, f"/ui/jobs/{job_id}").text
+    repeated = fresh_site.submit()["id"]
+    units = [UnitRecord(index, f"process {index}", "succeeded") for index in range(2)]
+    values = [measured("step_ms", 1.0, unit_index=index, context_length=length) for index in (0, 1) for length in "abc"]
+    claim = fresh_site.worker.claim_job(repeated)
+    fresh_site.worker.finish(claim, measurements=values, units=units)
+    assert "too many for a page" in page(fresh_site, f"/ui/jobs/{repeated}").text, "half of a mean would be shown"
+
+
+def test_a_page_that_has_not_changed_is_not_sent_again(site: Any, measured: Any) -> None:
+    sweep = site.http.post(
+        "/sweeps", json={"base": {"kind": "benchmark"}, "grid": {"seed": [5]}, "priority": 20}
+    ).json()
+    claim = site.worker.claim()
+    paths = [f"/ui/sweeps/{sweep['id']}", f"/ui/jobs/{claim.job_id}"]
+
+    def tags(known: dict[str, str]) -> dict[str, str]:
+        """The pages' tags; those that are known must be answered without the page."""
+        found = {}
+        for path in paths:
+            answer = site.http.get(path, headers={"If-None-Match": known[path]} if path in known else {})
+            assert answer.headers["cache-control"] == "private, no-cache"
+            assert answer.content == b"" if answer.status_code == 304 else answer.status_code == 200
+            found[path] = answer.headers["etag"]
+            assert (answer.status_code == 304) == (known.get(path) == found[path])
+        return found
+
+    before = tags({})
+    assert tags(before) == before
+    site.worker.report(claim, "log", text="a line\n")
+    after_log = tags(before)
+    assert after_log[paths[1]] != before[paths[1]]
+    site.worker.finish(claim, measurements=[measured("forward_ms", 1.0)])
+    after_end = tags(after_log)
+    assert all(after_end[path] != after_log[path] for path in paths)
+    assert site.http.delete(f"/jobs/{claim.job_id}").status_code == 204
+    assert site.http.get(paths[0], headers={"If-None-Match": after_end[paths[0]]}).status_code == 200
 
 
 def test_the_list_validates_no_spec(fresh_site: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,16 @@ def test_unknown_ones_are_not_found(database: Database, arguments: dict[str, Any
         table(database, **arguments)
 
 
+def test_more_measurements_than_a_table_holds_are_refused(
+    database: Database, measure: Measure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choosing, "MAX_MEASUREMENTS", 3)
+    jobs = [measure(("forward_ms", {}), ("backward_ms", {})) for _ in range(2)]
+    assert table(database, jobs=jobs[:1]).rows
+    with pytest.raises(InvalidRequest, match="more than 3 measurements: choose fewer jobs, or read each job's"):
+        table(database, jobs=jobs)
+
+
 def test_too_many_are_refused_and_not_cut(
     database: Database, measure: Measure, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import time
 from typing import Any
 
-from app.store.results.reasons import Gap, reasons
+from app.store.results.reasons import MAX_REASONS, Gap, reasons
 
 CASES: list[dict[str, Any]] = [
     {"implementation": implementation, "dtype": dtype}
@@ -39,3 +40,14 @@ def test_all_cells() -> None:
     gaps = [Gap(case, "a", "unsupported", "no GPU") for case in (0, 1)]
     assert reasons(CASES[:2], set(), gaps) == ["all 2 cells: unsupported: no GPU"]
     assert reasons(CASES[:1], set(), gaps[:1]) == ["unsupported: no GPU"], "of one cell only the reason is news"
+
+
+def test_thousands_of_reasons_are_counted_once_and_a_hundred_told() -> None:
+    cases: list[dict[str, Any]] = [{"length": number, "dtype": "fp32"} for number in range(5000)]
+    gaps = [Gap(case, "a", "oom", f"out of memory by {case} bytes") for case in range(5000)]
+    start = time.thread_time()
+    lines = reasons(cases, set(), gaps)
+    assert time.thread_time() - start < 1.0  # comparing each with all takes 10 s
+    assert lines[0] == "length=0: oom: out of memory by 0 bytes"
+    assert len(lines) == MAX_REASONS + 1
+    assert lines[-1] == "and 4900 more reasons; each measurement has its own"
