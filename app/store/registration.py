@@ -60,11 +60,6 @@ class Registration:
             if connection.execute(_BEAT, {"worker_id": worker_id, **row}).rowcount == 0:
                 connection.execute(insert(tables.worker), {"id": worker_id, "beat": 0, **row})
 
-    def beat_worker(self, worker_id: str, state: LivingState) -> None:
-        """Record a heartbeat and the worker's state; a worker that was marked lost becomes active or draining again."""
-        with self._database.write() as connection:
-            beat(connection, worker_id, state)
-
     def set_worker_state(self, worker_id: str, state: WorkerState) -> None:
         """Set a worker's state. active: it takes jobs; draining: no new ones; stopped: it ended in order; lost: it is
         silent.
@@ -85,7 +80,10 @@ class Registration:
 
 
 def beat(connection: Connection, worker_id: str, state: LivingState) -> None:
-    """Record a worker's heartbeat and its state in a transaction of the caller."""
+    """Record a worker's heartbeat and its state; a worker that was marked lost becomes active or draining again.
+
+    It happens in the caller's transaction, with the renewal of the worker's claims.
+    """
     connection.execute(_BEAT, {"worker_id": worker_id, "state": state, "last_seen_at": utc_now()})
 
 
