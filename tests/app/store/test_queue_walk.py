@@ -49,6 +49,7 @@ class Walk:
             self.report: 2,
             self.finish: 4,
             self.give_back: 2,
+            self.give_up: 1,
             self.cancel: 2,
             self.look: 2,
             self.recover: 3,
@@ -111,6 +112,13 @@ class Walk:
             else:
                 self.end(job, "queued", "given_back")
                 job.attempt -= 1
+
+    def give_up(self) -> None:
+        if done := self.fenced(lambda claim: self.queue.give_up(claim, "no threads")):
+            job, state = done
+            may_run_again = job.attempt < job.max_attempts
+            assert state == ("cancelled" if job.cancel_requested else "queued" if may_run_again else "failed")
+            self.end(job, state, "lost")
 
     def renew(self) -> None:
         claims = self.rng.sample(self.claims, min(len(self.claims), 4))
@@ -183,4 +191,4 @@ def test_every_step_does_what_the_model_says(rng: random.Random, shop: Any, read
             assert [attempt["state"] for attempt in reading.attempts(job["id"])] == expected.attempts
             done = [event for event in reading.events(job["id"]) if event["type"] == "done"]
             assert len(done) == (job["finished_at"] is not None)
-    assert len(walk.taken) == 10, f"the walk left steps out: {walk.taken}"
+    assert len(walk.taken) == 11, f"the walk left steps out: {walk.taken}"
