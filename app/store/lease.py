@@ -3,8 +3,8 @@
 A worker renews its claims by raising counters in the database; the watcher sees counters, never times. A counter that
 has stood still for a whole lease, while the watcher looked, belongs to a lost worker.
 
-A worker that cannot commit is not lost. So each look begins with a commit of the watcher's own: if that fails or has to
-wait, the time since the look before says nothing about the workers.
+A worker that cannot commit is not lost. So each look begins with a commit of the watcher's own. If that fails, the time
+since the look before says nothing about the workers; if it has to wait, as much less of that time counts.
 """
 
 from __future__ import annotations
@@ -25,11 +25,6 @@ logger = logging.getLogger(__name__)
 
 LONGEST_SPAN = 0.5
 """Fraction of a lease that a gap between two looks counts for at most; a watcher must look more than twice a lease.
-"""
-
-PROMPT, PROMPT_S = 0.05, 0.25
-"""Fraction of a lease, and seconds, that the watcher's own commit may take: if it takes longer than both, others may
-have waited as long.
 """
 
 Key = TypeVar("Key", bound=Hashable)
@@ -85,8 +80,8 @@ class Watcher:
         except STORE_UNAVAILABLE:
             self.skip()
             raise
-        if self._clock() - asked > max(self.lease_s * PROMPT, PROMPT_S):
-            span_s = 0.0
+        # Others may have waited as long as the watcher, and before it.
+        span_s = max(0.0, span_s - (self._clock() - asked))
         self.lease_s = self._queue.lease_s() or self.lease_s
         running = {attempt.attempt_id: attempt for attempt in self._queue.running()}
         beats = self._registration.worker_beats()

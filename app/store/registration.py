@@ -65,14 +65,6 @@ class Registration:
             if connection.execute(_SEE_HOST, {"host": host["key"], "last_seen_at": now}).rowcount == 0:
                 connection.execute(insert(tables.known_host), {**host, "last_seen_at": now})
 
-    def beat_worker(self, worker_id: str, state: LivingState) -> bool:
-        """Record a heartbeat and the worker's state; a worker that was marked lost becomes active or draining again.
-
-        Returns False if there is no such worker any more, since it was silent for so long: it must register again.
-        """
-        with self._database.write() as connection:
-            return beat(connection, worker_id, state)
-
     def set_worker_state(self, worker_id: str, state: WorkerState) -> None:
         """Set a worker's state. active: it takes jobs; draining: no new ones; stopped: it ended in order; lost: it is
         silent.
@@ -93,7 +85,11 @@ class Registration:
 
 
 def beat(connection: Connection, worker_id: str, state: LivingState) -> bool:
-    """Record a worker's heartbeat and its state in a transaction of the caller; False if there is no such worker."""
+    """Record a worker's heartbeat and its state; a worker that was marked lost becomes active or draining again.
+
+    It happens in the caller's transaction, with the renewal of the worker's claims. Returns False if there is no such
+    worker any more, since it was silent for so long: it must register again.
+    """
     seen = {"worker_id": worker_id, "state": state, "last_seen_at": utc_now()}
     return connection.execute(_BEAT, seen).rowcount == 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Final
 
@@ -33,7 +34,10 @@ def utc_now() -> datetime:
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """A column of UTC times with their time zone. It works on SQLite too, which stores no time zone."""
+    """A column of UTC times with their time zone. It works on SQLite too, which stores no time zone.
+
+    A stored text that is no time is read as None, so that it costs neither its row nor the others (see stored_json.py).
+    """
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -50,6 +54,18 @@ class UtcDateTime(TypeDecorator[datetime]):
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+    def result_processor(self, dialect: Dialect, coltype: Any) -> Callable[[Any], datetime | None]:
+        read = super().result_processor(dialect, coltype)
+        assert read is not None
+
+        def process(value: Any) -> datetime | None:
+            try:
+                return read(value)
+            except (ValueError, TypeError):
+                return None
+
+        return process
 
 
 def _json(shape: Shape = "object", *, nullable: bool = True) -> Any:

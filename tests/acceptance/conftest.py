@@ -88,7 +88,7 @@ def site(started_service: tuple[Service, subprocess.Popen[bytes]]) -> Iterator[S
 
 def end_all_jobs(client: httpx.Client) -> None:
     """Cancel what waits or runs, and wait for its end."""
-    for state in ("queued", "running"):
+    for state in ("running", "queued"):  # a running job whose worker was killed is queued again
         for job in client.get("/jobs", params={"state": state, "limit": 500}).raise_for_status().json()["data"]:
             client.post(f"/jobs/{job['id']}/cancel")
             wait_for_job(client, job["id"])

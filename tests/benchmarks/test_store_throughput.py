@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_benchmark_prints_its_table(tmp_path: Path) -> None:
-    sizes = "--submissions 20 --threads 2 --claims 20 --processes 1 2 --queued 50 --latencies 10"
+    sizes = "--submissions 20 --threads 2 --claims 20 --processes 1 2 --queued 50 --latencies 10 --measurements 1500"
     command = [sys.executable, "-m", "benchmarks.store_throughput", "--folder", str(tmp_path), *sizes.split(" ")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -24,7 +24,10 @@ def test_the_benchmark_prints_its_table(tmp_path: Path) -> None:
         "claim p50 / p99 / max, 2 processes",
         "claims and finishes/s, 2 processes",
         "claim p50 / p99 / max, 50 queued",
+        "finish with 1,500 measurements",
+        "submission p50 / p99 / max, beside a finish with 1,500 measurements",
+        "renewal p50 / p99 / max, beside a finish with 1,500 measurements",
     ]
     for _, value in rows[2:]:
-        assert re.fullmatch(r"[\d,]+|[\d.]+ / [\d.]+ / [\d.]+ ms", value), value
+        assert re.fullmatch(r"[\d,]+|[\d.]+ s|[\d.]+ / [\d.]+ / [\d.]+ ms", value), value
     assert list(tmp_path.iterdir()) == []

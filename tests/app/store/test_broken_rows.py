@@ -26,6 +26,7 @@ from app.store.records import Finish, Idempotency, MeasurementRecord, NewJob, Of
 from app.store.registration import Registration
 from app.store.results.reported import list_tables
 from app.store.stored_json import StoredJson
+from app.store.tables import UtcDateTime
 from tests.app.store.conftest import CAPABILITIES, KINDS, Shop
 
 COLUMNS = [
@@ -145,6 +146,15 @@ def test_no_broken_column_stops_the_queue(database: Database, name: str) -> None
         if table.name == name:
             break_column(database, table, column, BROKEN[number % len(BROKEN)])
     goes_on(database)
+
+
+def test_no_broken_time_stops_the_queue(database: Database) -> None:
+    for table in SQLModel.metadata.sorted_tables:
+        for column in table.columns:
+            if isinstance(column.type, UtcDateTime):
+                break_column(database, table, column, "yesterday")
+    goes_on(database)
+    assert Reading(database).job(2)[0]["created_at"] is None
 
 
 def test_what_cannot_be_done_with_a_broken_row_is_refused(database: Database) -> None:

@@ -132,7 +132,7 @@ def test_a_jump_of_the_wall_clock_expires_nothing(
         monkeypatch.setattr(module, "utc_now", lambda: datetime.now(UTC) + jump)
     assert pass_time(watcher, clock, LEASE_S - 7) == []
     queue.renew([claim])
-    registration.beat_worker("worker", "active")
+    shop.queue.renew([], ("worker", "active"))
     assert pass_time(watcher, clock, LEASE_S - 2) == []
     assert reading.workers()[0]["state"] == "active"
     assert queue.finish(claim, Finish("succeeded")) == "succeeded"
@@ -329,11 +329,11 @@ class TestWorkers:
     ) -> None:
         shop.register()
         registration.set_worker_state("worker", state)
-        pass_time(watcher, clock, LEASE_S, lambda: registration.beat_worker("worker", state))
+        pass_time(watcher, clock, LEASE_S, lambda: shop.queue.renew([], ("worker", state)))
         assert reading.workers()[0]["state"] == state
         pass_time(watcher, clock, LEASE_S + 2)
         assert reading.workers()[0]["state"] == "lost"
-        registration.beat_worker("worker", state)
+        shop.queue.renew([], ("worker", state))
         assert reading.workers()[0]["state"] == state
 
     def test_a_worker_that_stopped_in_order_is_not_lost(
@@ -347,7 +347,7 @@ class TestWorkers:
     def test_a_beat_since_it_was_seen_saves_the_worker(self, shop: Any, registration: Registration) -> None:
         shop.register()
         seen = registration.worker_beats()["worker"]
-        registration.beat_worker("worker", "active")
+        shop.queue.renew([], ("worker", "active"))
         assert not registration.lose_worker("worker", seen)
         assert registration.lose_worker("worker", seen + 1)
 

@@ -50,6 +50,7 @@ class Walk:
             self.report: 2,
             self.finish: 4,
             self.give_back: 2,
+            self.give_up: 1,
             self.cancel: 2,
             self.look: 2,
             self.recover: 3,
@@ -114,6 +115,13 @@ class Walk:
             else:
                 self.end(job, "queued", "given_back")
                 job.attempt -= 1
+
+    def give_up(self) -> None:
+        if done := self.fenced(lambda claim: self.queue.give_up(claim, "no threads")):
+            job, state = done
+            may_run_again = job.attempt < job.max_attempts
+            assert state == ("cancelled" if job.cancel_requested else "queued" if may_run_again else "failed")
+            self.end(job, state, "lost")
 
     def renew(self) -> None:
         claims = self.rng.sample(self.claims, min(len(self.claims), 4))

@@ -91,6 +91,13 @@ def test_nobody_sees_half_a_result_and_everybody_may_write_meanwhile(
     assert queue.sweep_staged() == 0
 
 
+def test_leftovers_are_found_by_an_index(database: Database) -> None:
+    with database.read() as connection:
+        statement = str(staging._LEFTOVER.compile(database.backend.engine, compile_kwargs={"literal_binds": True}))
+        (plan,) = connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {statement}").all()
+    assert plan.detail == "SCAN attempt USING INDEX ix_attempt_staged"
+
+
 def test_a_small_finish_is_one_transaction(shop: Any, queue: Queue, results: Finish, between: Between) -> None:
     between(lambda: pytest.fail("it was written in slices"))
     assert queue.finish(shop.running_job(), results) == "succeeded"
