@@ -57,6 +57,12 @@ def failure_code(error: BaseException) -> str:
     return "storage_full" if is_no_space(error) else "failed"
 
 
+def told(error: BaseException) -> str:
+    """Return an error that a runner raised in words. A unit that leaves by sys.exit has not done its work."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return f"{text} (the unit called sys.exit before its work was done)" if isinstance(error, SystemExit) else text
+
+
 @dataclass(frozen=True)
 class Succeeded:
     """Every unit ran to its end. Cells that ran out of memory are results, so they count as success."""
