@@ -38,6 +38,8 @@ MAX_MESSAGE_BYTES = 256 << 20
 READ_BYTES = 1 << 20
 WRAPPER_START_S = 300.0
 """Seconds within which a wrapper must start its unit, also on a slow disk with a cold cache."""
+KEEPER_S = 3.0
+"""Seconds that a keeper gets to obey a kill; then the agent ends it and its unit's processes itself."""
 LAST_WORDS_BYTES = 1000
 """Bytes of a failed wrapper's last output that go into the job's error."""
 
@@ -96,7 +98,7 @@ class UnitRun:
         self._told: Succeeded | Failed | None = None
         self._failure: Failed | None = None
         self._ending: Outcome | None = None
-        self._kill_at = float("inf")
+        self._kill_at = self._kill_keeper_at = float("inf")
 
     def run(self) -> Outcome:
         """Drain and watch the unit; returns when none of its processes is left.
@@ -114,7 +116,8 @@ class UnitRun:
             }.items():
                 selector.register(descriptor, selectors.EVENT_READ, take)
             while len(selector.get_map()) > 1:
-                until = min(next_flush, self._kill_at, self._deadline() if self._ending is None else next_flush)
+                ends = (self._kill_at, self._kill_keeper_at) if self._ending is not None else (self._deadline(),)
+                until = min(next_flush, *ends)
                 for key, _ in selector.select(max(0.0, until - time.monotonic())):
                     if not key.data():
                         selector.unregister(key.fd)
@@ -147,7 +150,10 @@ class UnitRun:
             self._kill_at = min(self._kill_at, now)
         if now >= self._kill_at:
             self._process.kill()
-            self._kill_at = float("inf")
+            self._kill_at, self._kill_keeper_at = float("inf"), now + KEEPER_S
+        if now >= self._kill_keeper_at:
+            self._process.kill_with_keeper()
+            self._kill_keeper_at = float("inf")
 
     def _deadline(self) -> float:
         return min(self._timeout.deadline, self._wrapper.start_by if self._wrapper else float("inf"))

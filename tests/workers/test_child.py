@@ -60,7 +60,7 @@ def outcome_of(error: BaseException, folder: Path, monkeypatch: pytest.MonkeyPat
     unit = {"title": "unit", "params": {}, "start": "fork", "environment": {}}
     code = child.run_request(Request("benchmark", {"kind": "benchmark"}, unit, str(folder)), writer)
     os.close(writer)
-    with open(reader, "rb") as messages:
+    with os.fdopen(reader, "rb") as messages:
         return code, json.loads(messages.read().splitlines()[-1])
 
 
