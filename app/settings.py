@@ -69,6 +69,10 @@ class Settings(BaseSettings):
     grace_s: float = Field(
         default=10.0, ge=0, le=3600, description="Seconds between terminate and kill, and for a worker to drain."
     )
+    max_artifacts: int = Field(default=10_000, ge=1, le=1_000_000, description="Most artifacts of one job.")
+    max_artifact_bytes: int = Field(
+        default=16 << 30, ge=1024, description="Most bytes of one job's artifacts together, and so of each."
+    )
 
     @classmethod
     def from_environment(cls) -> Self:

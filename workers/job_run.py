@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +25,7 @@ from workers.jobs import runner_for
 from workers.jobs._base import Collecting, Resumable, Runner, Unit, parse_spec
 from workers.keeper import Request
 from workers.launch import Launcher
+from workers.measure.table import TooLarge
 from workers.outcome import (
     Abandoned,
     Cancelled,
@@ -49,6 +51,8 @@ class _Taken:
 
     path: Path
     public_name: str
+    size: int
+    """Bytes that it had when it was handed over."""
     kind: str
     media_type: str
 
@@ -65,6 +69,14 @@ class _Process:
     task: Literal["run", "collect"] = "run"
     cursor: int | None = None
     """Step that the process works on, if it tells."""
+
+
+class _Interrupted(Exception):
+    """The job must end while its artifacts are being stored."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__("the job had to end before it was stored")
+        self.outcome = outcome
 
 
 class JobRun:
@@ -96,7 +108,11 @@ class JobRun:
         self._neighbours = neighbours
         self._on_end = on_end
         self._starts = 0
-        self._spool = Spool()
+        self._spool = Spool(settings.max_artifacts)
+        self._max_artifact_bytes = settings.max_artifact_bytes
+        self._artifact_bytes = 0
+        """Bytes of the artifacts that are stored, or were when they were handed over."""
+        self._storing_until = float("inf")
         self._events: list[NewEvent] = []
         self._taken: list[_Taken] = []
         self._held: list[str] = []
@@ -272,10 +288,21 @@ class JobRun:
             raise ValueError(f"{path} is no file in the unit's scratch folder")
         kind, media_type = checked.short(kind, "an artifact's kind"), checked.short(media_type, "its media type")
         public_name = self._spool.name_artifact(name)
+        size = file.stat().st_size
+        self._check_size(public_name, size)
+        self._artifact_bytes += size
         folder = self._scratch / "taken"
         folder.mkdir(exist_ok=True)
         moved = file.rename(folder / str(len(self._taken)))
-        self._taken.append(_Taken(moved, public_name, kind, media_type))
+        self._taken.append(_Taken(moved, public_name, size, kind, media_type))
+
+    def _check_size(self, public_name: str, size: int) -> None:
+        """Raise TooLarge if the job may not keep so many bytes more."""
+        if self._artifact_bytes + size > self._max_artifact_bytes:
+            raise TooLarge(
+                f"artifact {public_name!r} has {size} bytes or more, beside {self._artifact_bytes} of the job's other "
+                f"artifacts: the worker keeps {self._max_artifact_bytes} of a job (FLOPWATCH_MAX_ARTIFACT_BYTES)"
+            )
 
     def _store_taken(self, outcome: Outcome) -> Outcome:
         """Store the files of a unit that has ended. Returns its outcome, or another one if storing fails."""
@@ -284,15 +311,36 @@ class JobRun:
             return outcome
         try:
             for file in taken:
-                sha256, size = self._artifacts.take(file.path)
+                self._artifact_bytes -= file.size  # it may have grown since
+                sha256, size = self._artifacts.take(file.path, partial(self._go_on_storing, file.public_name))
+                self._artifact_bytes += size
                 self._held.append(sha256)
                 self._spool.add_artifact(file.public_name, file.kind, file.media_type, size, sha256)
-        except (DiskFull, OSError) as error:
+        except (DiskFull, OSError, TooLarge, _Interrupted) as error:
+            if isinstance(error, _Interrupted) and isinstance(error.outcome, GivenBack | Abandoned):
+                return error.outcome
             if isinstance(outcome, Succeeded):
-                code = "storage_full" if isinstance(error, DiskFull) else "failed"
-                return Failed(code, f"an artifact could not be stored: {error}")
+                return _not_stored(error)
             logger.warning("job %s: an artifact could not be stored: %s", self.claim.job_id, error)
         return outcome
+
+    def _go_on_storing(self, public_name: str, size: int) -> None:
+        """Called for each chunk of an artifact that is being stored, with the bytes so far.
+
+        A job that is cancelled or has timed out gets its grace for what it has measured; a shutdown has waited already.
+
+        Raises:
+            _Interrupted: the job must end now.
+            TooLarge: the job's artifacts exceed the limit of bytes.
+        """
+        reason, now = self.stop.reason, time.monotonic()
+        if isinstance(reason, GivenBack | Abandoned):
+            raise _Interrupted(reason)
+        if reason is not None or now >= self._timeout.deadline:
+            self._storing_until = min(self._storing_until, now + self._grace_s)
+            if now >= self._storing_until:
+                raise _Interrupted(reason or Failed("timeout", f"{self._timeout.detail}: it was storing {public_name}"))
+        self._check_size(public_name, size)
 
     def _progress(self, done: int, total: int, message: str) -> None:
         # Only the newest progress counts: followers want to know where the job is, not where it was.
@@ -362,6 +410,16 @@ class JobRun:
             validity=spool.validity,
             log=spool.log.text(),
         )
+
+
+def _not_stored(error: Exception) -> Outcome:
+    """Return the outcome of a unit that succeeded and whose artifacts could not be stored."""
+    if isinstance(error, _Interrupted):
+        return error.outcome
+    if isinstance(error, TooLarge):
+        return Failed("too_large", str(error))
+    code = "storage_full" if isinstance(error, DiskFull) else "failed"
+    return Failed(code, f"an artifact could not be stored: {error}")
 
 
 def scratch_root(settings: Settings) -> Path:

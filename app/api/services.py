@@ -29,6 +29,7 @@ CHECKPOINT_S = 60.0
 MAX_LEASE_POLL_S = 5.0
 # A file this young may belong to a job that is about to be recorded.
 ORPHAN_AGE_S = 3600.0
+ORPHAN_SWEEP_S = 900.0
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
     upkeep = [
         asyncio.create_task(_every(min(settings.lease_s / 4, MAX_LEASE_POLL_S), watcher.poll)),
         asyncio.create_task(_every(CHECKPOINT_S, database.checkpoint, first_after_s=CHECKPOINT_S)),
-        asyncio.create_task(_once(lambda: services.files.sweep_orphans(database, ORPHAN_AGE_S))),
+        asyncio.create_task(_every(ORPHAN_SWEEP_S, lambda: services.files.sweep_orphans(database, ORPHAN_AGE_S))),
     ]
     try:
         yield services

@@ -35,6 +35,7 @@ from workers.jobs._base import Unit as Planned
 from workers.keeper import KILL, TERMINATE, Request
 from workers.launch import Process
 from workers.measure.measurement import pack
+from workers.outcome import Cancelled, GivenBack
 
 MEASUREMENT = {
     "case": {"context_length": 1},
@@ -536,9 +537,9 @@ class TestUnits:
         order = []
         take = ArtifactFiles.take
 
-        def told(files: ArtifactFiles, path: Path) -> tuple[str, int]:
+        def told(files: ArtifactFiles, path: Path, *check: Any) -> tuple[str, int]:
             order.append("stored")
-            return take(files, path)
+            return take(files, path, *check)
 
         monkeypatch.setattr(ArtifactFiles, "take", told)
 
@@ -713,3 +714,65 @@ class TestWrapped:
     def test_a_wrap_that_cannot_work_is_refused_when_it_is_planned(self, unit: dict[str, Any], error: str) -> None:
         with pytest.raises((TypeError, ValueError), match=error):
             Planned("unit", **unit)
+
+
+class TestHugeArtifacts:
+    """A file takes as long to read as it is long, holes count, and nothing may wait for that."""
+
+    @pytest.mark.parametrize("sizes", [(1 << 40,), (600, 600)], ids=["one", "together"])
+    def test_too_many_bytes_are_refused_unread(self, site: Site, sizes: tuple[int, ...]) -> None:
+        site.settings = site.settings.model_copy(update={"max_artifact_bytes": 1024})
+
+        def play(unit: Unit) -> None:
+            for number, size in enumerate(sizes):
+                file = unit.scratch / f"trace-{number}"
+                file.touch()
+                os.truncate(file, size)
+                message = {"path": str(file), "kind": "trace", "media_type": "text/plain"}
+                unit.say({"type": "artifact", "name": file.name, **message})
+            unit.close_pipes()
+            unit.control.recv(1)  # it is told to end
+            unit.report(exit_code=None, signal=15)
+
+        error = site.run(play)["error"]
+        assert error["code"] == "too_large"
+        assert f"artifact 'trace-{len(sizes) - 1}' has {sizes[-1]} bytes" in error["detail"]
+        assert "keeps 1024 of a job (FLOPWATCH_MAX_ARTIFACT_BYTES)" in error["detail"]
+
+    def store_slowly(self, site: Site, monkeypatch: pytest.MonkeyPatch, size: int, **options: Any) -> dict[str, Any]:
+        """Run a job with an artifact of so many bytes, of which a second stores less than a million."""
+        monkeypatch.setattr("app.store.artifacts.CHUNK_BYTES", 1)
+
+        def play(unit: Unit) -> None:
+            unit.give("trace", "x" * size)
+            unit.say(SUCCESS)
+            unit.end()
+
+        return site.run(play, **options)
+
+    def test_storing_ends_with_the_timeout(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        job = self.store_slowly(site, monkeypatch, 50_000_000, timeout_s=0.2)
+        assert job["error"]["code"] == "timeout"
+        assert "it was storing trace" in job["error"]["detail"]
+        assert [path for path in site.settings.artifacts_dir.rglob("*") if path.is_file()] == []
+        assert list((site.settings.data_dir / "scratch").iterdir()) == []
+
+    @pytest.mark.parametrize(("reason", "state"), [(Cancelled(), "cancelled"), (GivenBack(), "queued")])
+    def test_storing_ends_with_a_stop(
+        self, site: Site, monkeypatch: pytest.MonkeyPatch, reason: Cancelled | GivenBack, state: str
+    ) -> None:
+        take = ArtifactFiles.take
+
+        def stop_while_it_is_taken(files: ArtifactFiles, path: Path, check: Any) -> Any:
+            check.func.__self__.stop.set(reason)
+            return take(files, path, check)
+
+        monkeypatch.setattr(ArtifactFiles, "take", stop_while_it_is_taken)
+        assert self.store_slowly(site, monkeypatch, 50_000_000)["state"] == state
+
+    def test_control_of_the_looks_while_storing(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(JobRun, "_go_on_storing", lambda *_: None)
+        began = time.monotonic()
+        job = self.store_slowly(site, monkeypatch, 600_000, timeout_s=0.01)
+        assert time.monotonic() - began > 0.01 + site.settings.grace_s
+        assert job["state"] == "succeeded"
