@@ -86,6 +86,7 @@ class Agent:
         signal.set_wakeup_fd(self._wake_in, warn_on_full_buffer=False)
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, self._on_signal)
+        self._launcher.end_leftovers()
         self._launcher.start_warm()
         self._remove_stale_scratch()
         # Without this, the first job would spend its timeout on importing torch, while another worker could run it.

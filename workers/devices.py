@@ -207,6 +207,11 @@ class Lease:
         self.descriptors.clear()
 
 
+def lock_folder() -> Path:
+    """Return the folder of this user's device locks."""
+    return Path(tempfile.gettempdir()) / f"flopwatch-locks-{os.getuid()}"
+
+
 class DeviceLocks:
     """The host's locks. It never waits for a lock: a locked device is not free now.
 
@@ -218,7 +223,7 @@ class DeviceLocks:
 
     def __init__(self, host: Host, folder: Path | None = None) -> None:
         self._host = host
-        self._folder = folder or Path(tempfile.gettempdir()) / f"flopwatch-locks-{os.getuid()}"
+        self._folder = folder or lock_folder()
 
     def take_free(self) -> Lease:
         """Lock everything that is free: every free GPU, and the host, exclusively if nobody else holds it, else shared.

@@ -25,6 +25,7 @@ from workers.jobs import runner_for
 from workers.jobs._base import Collecting, Resumable, Runner, Unit, parse_spec
 from workers.keeper import Request
 from workers.launch import Launcher
+from workers.limits import Limits
 from workers.measure.table import TooLarge
 from workers.outcome import (
     Abandoned,
@@ -42,6 +43,9 @@ from workers.unit_run import Listener, StopSignal, Timeout, UnitRun, Wrapper
 logger = logging.getLogger(__name__)
 
 RETRY_S = 0.5
+LEFTOVERS_S = 60.0
+"""Seconds that killed processes may take to end; their driver gives a GPU's memory back meanwhile."""
+LEFTOVERS_LOOK_S = 0.05
 EXCERPT_BYTES = 4096
 
 
@@ -105,6 +109,7 @@ class JobRun:
         self._launcher = launcher
         self._grace_s = settings.grace_s
         self._ceilings = settings.ceilings_dir
+        self._limits = Limits(settings.job_core_bytes, settings.job_open_files)
         self._neighbours = neighbours
         self._on_end = on_end
         self._starts = 0
@@ -159,6 +164,8 @@ class JobRun:
         except Exception as error:
             logger.exception("job %s could not be planned", self.claim.job_id)
             return Failed("failed", f"{type(error).__name__}: {error}")
+        if (not_clear := self._clear_devices()) is not None:
+            return not_clear
         for index, unit in enumerate(units):
             if self.stop.reason is not None:
                 return self.stop.reason
@@ -168,6 +175,22 @@ class JobRun:
             if not isinstance(outcome, Succeeded):
                 return outcome
         return Succeeded()
+
+    def _clear_devices(self) -> Outcome | None:
+        """End what the jobs of killed agents have left behind; return the job's outcome if that is impossible."""
+        give_up_at = time.monotonic() + LEFTOVERS_S
+        while pids := self._launcher.end_leftovers():
+            if self.stop.reason is not None:
+                return self.stop.reason
+            if time.monotonic() >= give_up_at:
+                listed = ", ".join(map(str, pids))
+                return Failed(
+                    "invalid_environment",
+                    f"processes that a killed worker's job has left behind may use the devices, and cannot be ended: "
+                    f"{listed} (pids)",
+                )
+            time.sleep(LEFTOVERS_LOOK_S)
+        return None
 
     def _run_unit(self, process: _Process, runner: Runner, spec: SpecBase) -> Outcome:
         """Run a unit to its end, in more than one process if it goes on after a crash or leaves files to collect."""
@@ -242,6 +265,7 @@ class JobRun:
             environment={"CUDA_VISIBLE_DEVICES": visible, **process.unit.environment},
             ceilings=str(self._ceilings),
             task=process.task,
+            limits=asdict(self._limits),
             wrap=[word.replace("{scratch}", str(process.scratch)) for word in wrap],
         )
 

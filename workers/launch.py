@@ -17,6 +17,8 @@ from typing import Literal
 import psutil
 
 from workers import keeper, warm
+from workers.devices import lock_folder
+from workers.leftovers import VARIABLE, Group, end_leftovers, own_mark
 from workers.outcome import InvalidEnvironment
 from workers.processes import adopt_orphans, end_tree, kill_all, reap
 
@@ -115,6 +117,8 @@ class Launcher:
         self._ready = False
         self._keepers: set[int] = set()
         self._forked: set[int] = set()
+        self._mark = own_mark(lock_folder())
+        self._group = Group(self._mark)
 
     def start_warm(self) -> None:
         """Start the warm parent without waiting for its imports."""
@@ -184,6 +188,10 @@ class Launcher:
             finally:
                 self._lock.release()
 
+    def end_leftovers(self) -> list[int]:
+        """Kill what killed agents have left on this agent's devices; returns the pids of what was still there."""
+        return end_leftovers(self._mark)
+
     def close(self) -> None:
         """End the warm parent and every process below this one."""
         with self._lock:
@@ -194,6 +202,7 @@ class Launcher:
             if self._warm is not None:
                 self._warm.wait()
             self._warm = None
+            self._group.close()
 
     def _fork(self, descriptors: list[int]) -> int | None:
         """Let the warm parent fork a keeper; return its pid, or None, with its pipes closed, if it could not fork."""
@@ -221,10 +230,11 @@ class Launcher:
         process = subprocess.Popen(
             [sys.executable, "-m", "workers", "keeper", str(control), str(messages), str(log)],
             stdin=subprocess.DEVNULL,
-            env=units_environment(),
+            env=units_environment(self._mark),
             pass_fds=descriptors,
             start_new_session=True,
         )
+        self._group.add(process.pid)  # it starts no process before it has its request
         self._keepers.add(process.pid)
         process.returncode = 0  # reaped by _end_orphans, not by Popen's destructor
         return process.pid
@@ -251,10 +261,11 @@ class Launcher:
             self._warm = subprocess.Popen(
                 [sys.executable, "-m", "workers", "warm", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
-                env=units_environment(),
+                env=units_environment(self._mark),
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
+        self._group.add(self._warm.pid)
         self._socket = ours
         self._ready = False
 
@@ -285,13 +296,14 @@ class Launcher:
         return self._socket
 
 
-def units_environment() -> dict[str, str]:
-    """This process's variables less the service's settings: a unit runs a user's code and needs none of them.
+def units_environment(mark: str) -> dict[str, str]:
+    """This process's variables less the service's settings, which a unit does not need, and with the agent's mark.
 
-    They are left out where a new interpreter starts, not in the unit: a process's first variables can be read below
-    /proc as long as it and its forks live.
+    They are set where a new interpreter starts, not in the unit: a process's first variables can be read below /proc as
+    long as it and its forks live.
     """
-    return {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS_PREFIX)}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS_PREFIX)}
+    return {**kept, VARIABLE: mark}
 
 
 def _process(pid: int | None) -> psutil.Process | None:

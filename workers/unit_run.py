@@ -16,6 +16,7 @@ from pydantic_core import from_json
 
 from workers.checked import cut
 from workers.launch import Process, Report
+from workers.limits import oom_kills
 from workers.measure.table import TooLarge
 from workers.outcome import (
     EXIT_CODES,
@@ -94,6 +95,7 @@ class UnitRun:
         self._timeout = timeout
         self._grace_s = grace_s
         self._wrapper = wrapper
+        self._oom_kills = oom_kills()
         self._pending = bytearray()
         self._told: Succeeded | Failed | None = None
         self._failure: Failed | None = None
@@ -203,7 +205,7 @@ class UnitRun:
             return self._ending or self._wrapper.failure(report, unit_succeeded=self._told is not None) or Succeeded()
         if isinstance(self._told, Succeeded):
             return self._told  # even if the timeout came while it ended
-        return self._ending or self._told or _crash(report)
+        return self._ending or self._told or _crash(report, self._oom_kills)
 
 
 class Wrapper:
@@ -275,12 +277,23 @@ def _told(code: Any, detail: Any) -> Succeeded | Failed:
     return Failed(code, cut(detail))
 
 
-def _crash(report: Report) -> Failed:
+def _crash(report: Report, oom_kills_before: int | None) -> Failed:
     if report.signal is not None:
         name = signal.Signals(report.signal).name
-        hint = " (often by the kernel, out of memory)" if report.signal == signal.SIGKILL else ""
+        hint = _who_killed(oom_kills_before) if report.signal == signal.SIGKILL else ""
         return Failed("crashed", f"the job's process was killed by {name}{hint}", {"signal": name, "exit_code": None})
     if report.exit_code is not None:
         detail = f"the job's process ended with exit code {report.exit_code} before its work was done"
         return Failed("crashed", detail, {"signal": None, "exit_code": report.exit_code})
     return Failed("crashed", "the job's process and its keeper were killed", {"signal": "SIGKILL", "exit_code": None})
+
+
+def _who_killed(oom_kills_before: int | None) -> str:
+    """Say who may have sent a SIGKILL that was not ours."""
+    now = oom_kills()
+    if now is None or oom_kills_before is None:
+        return " (often by the kernel, out of memory)"
+    if now > oom_kills_before:
+        ended = f"its OOM killer ended {now - oom_kills_before} process(es) of this host while the unit ran"
+        return f", probably by the kernel, out of memory: {ended}"
+    return ", not by this worker, and not for want of memory: the kernel's OOM killer ended nothing while the unit ran"

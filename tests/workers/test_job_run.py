@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +108,12 @@ class Launcher:
     def __init__(self, play: Callable[[Unit], None]) -> None:
         self.play = play
 
+        self.leftovers: list[list[int]] = []
+        """What the next looks for leftovers find."""
+
+    def end_leftovers(self) -> list[int]:
+        return self.leftovers.pop(0) if self.leftovers else []
+
     def start(self, request: Request, start: str, _locks: Any) -> Process:
         ours, theirs = socket.socketpair()
         messages, messages_in = os.pipe()
@@ -125,6 +131,8 @@ class Site:
     settings: Settings
     folder: Path
 
+    leftovers: list[list[int]] = field(default_factory=list)
+
     def run(self, play: Callable[[Unit], None], spec: dict[str, Any] = BENCHMARK, **options: Any) -> dict[str, Any]:
         """Run a job whose units do this; the job afterwards."""
         queue = Queue(self.database)
@@ -132,12 +140,14 @@ class Site:
         offer = Offer(frozenset({spec["kind"]}), frozenset(), total_gpus=0, free_gpus=0, idle=True)
         claim = queue.claim("worker", offer)
         assert claim is not None
+        launcher = Launcher(play)
+        launcher.leftovers = self.leftovers
         run = JobRun(
             claim,
             Lease(),
             queue=queue,
             artifacts=ArtifactFiles(self.settings.artifacts_dir),
-            launcher=Launcher(play),  # type: ignore[arg-type]
+            launcher=launcher,  # type: ignore[arg-type]
             settings=self.settings,
             neighbours=[],
             on_end=lambda: None,
@@ -714,6 +724,33 @@ class TestWrapped:
     def test_a_wrap_that_cannot_work_is_refused_when_it_is_planned(self, unit: dict[str, Any], error: str) -> None:
         with pytest.raises((TypeError, ValueError), match=error):
             Planned("unit", **unit)
+
+
+class TestLeftovers:
+    """Processes of a killed agent's job, which may use the devices."""
+
+    def test_no_unit_starts_before_they_have_ended(self, site: Site) -> None:
+        site.leftovers = [[17, 18], [18]]
+        looks = []
+
+        def play(unit: Unit) -> None:
+            looks.append(list(site.leftovers))
+            unit.say(SUCCESS)
+            unit.end()
+
+        assert site.run(play)["state"] == "succeeded"
+        assert looks == [[]]
+
+    def test_those_that_do_not_end_are_named(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("workers.job_run.LEFTOVERS_S", 0.1)
+        site.leftovers = [[17, 18]] * 100
+
+        def play(_unit: Unit) -> None:
+            raise AssertionError("no unit may start")
+
+        error = site.run(play)["error"]
+        assert error["code"] == "invalid_environment"
+        assert "cannot be ended: 17, 18 (pids)" in error["detail"]
 
 
 class TestHugeArtifacts:

@@ -390,7 +390,7 @@ def test_a_unit_has_every_variable_but_the_services_settings(tmp_path: Path, sta
 
 @starts
 def test_control_of_the_units_variables(tmp_path: Path, start: str) -> None:
-    inherit = "import workers.launch; workers.launch.units_environment = lambda: None"
+    inherit = "import workers.launch; workers.launch.units_environment = lambda _mark: None"
     assert "FLOPWATCH_API_TOKEN=hunter2" in variables_of_a_unit(tmp_path, start, inherit)
 
 
