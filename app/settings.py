@@ -93,6 +93,12 @@ class Settings(BaseSettings):
     keep_jobs_days: Days | None = Field(
         default=None, description="Days after which finished jobs go with their results; unset: never."
     )
+    max_artifacts: int = Field(default=10_000, ge=1, le=1_000_000, description="Most artifacts of one job.")
+    max_artifact_bytes: int = Field(
+        default=16 << 30, ge=1024, description="Most bytes of one job's artifacts together, and so of each."
+    )
+    job_core_bytes: int = Field(default=0, ge=0, description="Largest core dump of a job's process, bytes.")
+    job_open_files: int = Field(default=65_536, ge=256, description="Most open files of a job's process.")
 
     @classmethod
     def from_environment(cls) -> Self:

@@ -92,6 +92,7 @@ class Agent:
         signal.set_wakeup_fd(self._wake_in, warn_on_full_buffer=False)
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, self._on_signal)
+        self._launcher.end_leftovers()
         self._launcher.start_warm()
         self._remove_stale_scratch()
         # Without this, the first job would spend its timeout on importing torch, while another worker could run it.
@@ -294,7 +295,7 @@ class Agent:
     def _remove_stale_scratch(self) -> None:
         """Remove the files that killed agents left behind."""
         root = scratch_root(self._settings)
-        root.mkdir(parents=True, exist_ok=True)
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in root.iterdir():
             pid = folder.name.partition("-")[0]
             if pid.isdigit() and not psutil.pid_exists(int(pid)):

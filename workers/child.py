@@ -30,7 +30,7 @@ from workers.jobs import runner_for
 from workers.jobs._base import Collecting, Unit, parse_spec
 from workers.keeper import Request
 from workers.measure.table import Column, Scalar, Table
-from workers.outcome import EXIT_CODES, RunnerError, failure_code
+from workers.outcome import EXIT_CODES, RunnerError, failure_code, in_words
 
 if TYPE_CHECKING:
     from workers.measure.measurement import Measurement
@@ -111,8 +111,8 @@ def run_request(request: Request, messages: int) -> int:
     except RunnerError as error:
         code, detail = error.code, str(error)
         sys.stderr.write(f"{code}: {detail}\n")
-    except Exception as error:  # noqa: BLE001 - a runner and the user's model in it may raise anything
-        code, detail = failure_code(error), f"{type(error).__name__}: {error}"
+    except BaseException as error:  # noqa: BLE001 - a runner and the user's model in it may raise anything
+        code, detail = failure_code(error), in_words(error)
         traceback.print_exc()
     else:
         reporter.send("outcome", code=None, detail="")

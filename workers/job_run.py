@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +26,8 @@ from workers.jobs import runner_for
 from workers.jobs._base import Collecting, Resumable, Runner, Unit, parse_spec
 from workers.keeper import Request
 from workers.launch import Launcher
+from workers.limits import Limits
+from workers.measure.table import TooLarge
 from workers.outcome import (
     Abandoned,
     Cancelled,
@@ -42,6 +45,9 @@ from workers.unit_run import Listener, StopSignal, Timeout, UnitRun, Wrapper
 logger = logging.getLogger(__name__)
 
 RETRY_S = 0.5
+LEFTOVERS_S = 60.0
+"""Seconds that killed processes may take to end; their driver gives a GPU's memory back meanwhile."""
+LEFTOVERS_LOOK_S = 0.05
 EXCERPT_BYTES = 4096
 
 
@@ -51,6 +57,8 @@ class _Taken:
 
     path: Path
     public_name: str
+    size: int
+    """Bytes that it had when it was handed over."""
     kind: str
     media_type: str
 
@@ -67,6 +75,14 @@ class _Process:
     task: Literal["run", "collect"] = "run"
     cursor: int | None = None
     """Step that the process works on, if it tells."""
+
+
+class _Interrupted(Exception):
+    """The job must end while its artifacts are being stored."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__("the job had to end before it was stored")
+        self.outcome = outcome
 
 
 class JobRun:
@@ -95,10 +111,15 @@ class JobRun:
         self._launcher = launcher
         self._grace_s = settings.grace_s
         self._ceilings = settings.ceilings_dir
+        self._limits = Limits(settings.job_core_bytes, settings.job_open_files)
         self._neighbours = neighbours
         self._on_end = on_end
         self._starts = 0
-        self._spool = Spool()
+        self._spool = Spool(settings.max_artifacts)
+        self._max_artifact_bytes = settings.max_artifact_bytes
+        self._artifact_bytes = 0
+        """Bytes of the artifacts that are stored, or were when they were handed over."""
+        self._storing_until = float("inf")
         self._events: list[NewEvent] = []
         self._taken: list[_Taken] = []
         self._held: list[str] = []
@@ -149,6 +170,8 @@ class JobRun:
         except BaseException as error:  # a SystemExit of somebody's code, too
             logger.exception("job %s could not be planned", self.claim.job_id)
             return Failed("failed", in_words(error))
+        if (not_clear := self._clear_devices()) is not None:
+            return not_clear
         for index, unit in enumerate(units):
             if self.stop.reason is not None:
                 return self.stop.reason
@@ -158,6 +181,22 @@ class JobRun:
             if not isinstance(outcome, Succeeded):
                 return outcome
         return Succeeded()
+
+    def _clear_devices(self) -> Outcome | None:
+        """End what the jobs of killed agents have left behind; return the job's outcome if that is impossible."""
+        give_up_at = time.monotonic() + LEFTOVERS_S
+        while pids := self._launcher.end_leftovers():
+            if self.stop.reason is not None:
+                return self.stop.reason
+            if time.monotonic() >= give_up_at:
+                listed = ", ".join(map(str, pids))
+                return Failed(
+                    "invalid_environment",
+                    f"processes that a killed worker's job has left behind may use the devices, and cannot be ended: "
+                    f"{listed} (pids)",
+                )
+            time.sleep(LEFTOVERS_LOOK_S)
+        return None
 
     def _run_unit(self, process: _Process, runner: Runner, spec: SpecBase) -> Outcome:
         """Run a unit to its end, in more than one process if it goes on after a crash or leaves files to collect."""
@@ -232,6 +271,7 @@ class JobRun:
             environment={"CUDA_VISIBLE_DEVICES": visible, **process.unit.environment},
             ceilings=str(self._ceilings),
             task=process.task,
+            limits=asdict(self._limits),
             wrap=[word.replace("{scratch}", str(process.scratch)) for word in wrap],
         )
 
@@ -278,10 +318,21 @@ class JobRun:
             raise ValueError(f"{path} is no file in the unit's scratch folder")
         kind, media_type = checked.short(kind, "an artifact's kind"), checked.short(media_type, "its media type")
         public_name = self._spool.name_artifact(name)
+        size = file.stat().st_size
+        self._check_size(public_name, size)
+        self._artifact_bytes += size
         folder = self._scratch / "taken"
         folder.mkdir(exist_ok=True)
         moved = file.rename(folder / str(len(self._taken)))
-        self._taken.append(_Taken(moved, public_name, kind, media_type))
+        self._taken.append(_Taken(moved, public_name, size, kind, media_type))
+
+    def _check_size(self, public_name: str, size: int) -> None:
+        """Raise TooLarge if the job may not keep so many bytes more."""
+        if self._artifact_bytes + size > self._max_artifact_bytes:
+            raise TooLarge(
+                f"artifact {public_name!r} has {size} bytes or more, beside {self._artifact_bytes} of the job's other "
+                f"artifacts: the worker keeps {self._max_artifact_bytes} of a job (FLOPWATCH_MAX_ARTIFACT_BYTES)"
+            )
 
     def _store_taken(self, outcome: Outcome) -> Outcome:
         """Store the files of a unit that has ended. Returns its outcome, or another one if storing fails."""
@@ -290,15 +341,36 @@ class JobRun:
             return outcome
         try:
             for file in taken:
-                sha256, size = self._artifacts.take(file.path)
+                self._artifact_bytes -= file.size  # it may have grown since
+                sha256, size = self._artifacts.take(file.path, partial(self._go_on_storing, file.public_name))
+                self._artifact_bytes += size
                 self._held.append(sha256)
                 self._spool.add_artifact(file.public_name, file.kind, file.media_type, size, sha256)
-        except (DiskFull, OSError) as error:
+        except (DiskFull, OSError, TooLarge, _Interrupted) as error:
+            if isinstance(error, _Interrupted) and isinstance(error.outcome, GivenBack | Abandoned):
+                return error.outcome
             if isinstance(outcome, Succeeded):
-                code = "storage_full" if isinstance(error, DiskFull) else "failed"
-                return Failed(code, f"an artifact could not be stored: {error}")
+                return _not_stored(error)
             logger.warning("job %s: an artifact could not be stored: %s", self.claim.job_id, error)
         return outcome
+
+    def _go_on_storing(self, public_name: str, size: int) -> None:
+        """Called for each chunk of an artifact that is being stored, with the bytes so far.
+
+        A job that is cancelled or has timed out gets its grace for what it has measured; a shutdown has waited already.
+
+        Raises:
+            _Interrupted: the job must end now.
+            TooLarge: the job's artifacts exceed the limit of bytes.
+        """
+        reason, now = self.stop.reason, time.monotonic()
+        if isinstance(reason, GivenBack | Abandoned):
+            raise _Interrupted(reason)
+        if reason is not None or now >= self._timeout.deadline:
+            self._storing_until = min(self._storing_until, now + self._grace_s)
+            if now >= self._storing_until:
+                raise _Interrupted(reason or Failed("timeout", f"{self._timeout.detail}: it was storing {public_name}"))
+        self._check_size(public_name, size)
 
     def _progress(self, done: int, total: int, message: str) -> None:
         # Only the newest progress counts: followers want to know where the job is, not where it was.
@@ -371,6 +443,16 @@ class JobRun:
             validity=spool.validity,
             log=spool.log.text(),
         )
+
+
+def _not_stored(error: Exception) -> Outcome:
+    """Return the outcome of a unit that succeeded and whose artifacts could not be stored."""
+    if isinstance(error, _Interrupted):
+        return error.outcome
+    if isinstance(error, TooLarge):
+        return Failed("too_large", str(error))
+    code = "storage_full" if isinstance(error, DiskFull) else "failed"
+    return Failed(code, f"an artifact could not be stored: {error}")
 
 
 def scratch_root(settings: Settings) -> Path:

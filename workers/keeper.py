@@ -31,6 +31,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from workers.limits import Limits
 from workers.processes import adopt_orphans, die_with_parent, kill_all, reap, signal_all
 
 TERMINATE = b"T"
@@ -55,6 +56,8 @@ class Request:
     """The task: run the unit, or read the files that its wrapper has written."""
     wrap: list[str] = field(default_factory=list)
     """The command that the unit runs under."""
+    limits: dict[str, int] = field(default_factory=dict)
+    """Fields of the unit's Limits."""
 
     @property
     def file(self) -> Path:
@@ -152,6 +155,7 @@ def fork_child(run: Callable[[Request], int], close: Sequence[int]) -> Callable[
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.setpgid(0, 0)
+            Limits(**request.limits).apply()
             for descriptor in close:
                 os.close(descriptor)
             os.environ.update(request.environment)
@@ -170,6 +174,11 @@ def exec_child(messages: int, log: int) -> Callable[[Request], int | None]:
 
     def start(request: Request) -> int | None:
         keeper = os.getpid()
+
+        def prepare() -> None:
+            die_with_parent(keeper)
+            Limits(**request.limits).apply()
+
         try:
             with tempfile.TemporaryFile() as stdin:
                 if not request.wrap:
@@ -183,7 +192,7 @@ def exec_child(messages: int, log: int) -> Callable[[Request], int | None]:
                     env={**os.environ, **request.environment},
                     pass_fds=() if request.wrap else [messages],
                     process_group=0,
-                    preexec_fn=lambda: die_with_parent(keeper),
+                    preexec_fn=prepare,
                 )
         except OSError as error:
             os.write(log, f"the unit's process cannot be started: {error}\n".encode(errors="replace"))

@@ -14,13 +14,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import psutil
+
 from workers import keeper, warm
+from workers.devices import lock_folder
+from workers.leftovers import VARIABLE, Group, end_leftovers, own_mark
 from workers.outcome import InvalidEnvironment
-from workers.processes import adopt_orphans, kill_all, reap
+from workers.processes import adopt_orphans, end_tree, kill_all, reap
 
 SETTINGS_PREFIX = "FLOPWATCH_"
 WARM_TIMEOUT_S = 300.0
 """Seconds that the warm parent's imports may take, also on a slow disk with a cold cache."""
+
+FORK_TIMEOUT_S = 30.0
+"""Seconds in which the warm parent, which forks in milliseconds, must answer."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +45,19 @@ class Process:
     read all three, since a unit may close its pipes and go on.
     """
 
-    def __init__(self, control: socket.socket, messages: int, log: int, *, on_close: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        control: socket.socket,
+        messages: int,
+        log: int,
+        *,
+        on_close: Callable[[], None],
+        kept_by: psutil.Process | None = None,
+    ) -> None:
         self.control = control
         self.messages = messages
         self.log = log
+        self._kept_by = kept_by
         self._on_close = on_close
         self._received = bytearray()
 
@@ -52,6 +68,11 @@ class Process:
     def kill(self) -> None:
         """Kill the unit's process and all its descendants."""
         self._order(keeper.KILL)
+
+    def kill_with_keeper(self) -> None:
+        """Kill all processes of the unit and its keeper, which does not obey: somebody may have stopped it."""
+        if self._kept_by is not None:
+            end_tree(self._kept_by)
 
     def report(self) -> Report:
         """Wait for the keeper's report; when it comes, no process of the unit is left."""
@@ -96,6 +117,8 @@ class Launcher:
         self._ready = False
         self._keepers: set[int] = set()
         self._forked: set[int] = set()
+        self._mark = own_mark(lock_folder())
+        self._group = Group(self._mark)
 
     def start_warm(self) -> None:
         """Start the warm parent without waiting for its imports."""
@@ -138,9 +161,8 @@ class Launcher:
         try:
             with self._lock:
                 self._end_orphans()
-                forked = self._fork(descriptors) if start == "fork" else None
-                if start == "exec":
-                    self._exec(descriptors)
+                pid = self._fork(descriptors) if start == "fork" else self._exec(descriptors)
+                kept_by = _process(pid)
         except BaseException:
             ours.close()
             os.close(messages)
@@ -150,7 +172,7 @@ class Launcher:
             theirs.close()
             os.close(messages_in)
             os.close(log_in)
-        process = Process(ours, messages, log, on_close=lambda: self._forked.discard(forked or 0))
+        process = Process(ours, messages, log, on_close=lambda: self._forked.discard(pid or 0), kept_by=kept_by)
         # The keeper died at once; the agent sees that its report is missing.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             ours.sendall(request.to_line())
@@ -166,6 +188,10 @@ class Launcher:
             finally:
                 self._lock.release()
 
+    def end_leftovers(self) -> list[int]:
+        """Kill what killed agents have left on this agent's devices; returns the pids of what was still there."""
+        return end_leftovers(self._mark)
+
     def close(self) -> None:
         """End the warm parent and every process below this one."""
         with self._lock:
@@ -176,6 +202,7 @@ class Launcher:
             if self._warm is not None:
                 self._warm.wait()
             self._warm = None
+            self._group.close()
 
     def _fork(self, descriptors: list[int]) -> int | None:
         """Let the warm parent fork a keeper; return its pid, or None, with its pipes closed, if it could not fork."""
@@ -184,6 +211,10 @@ class Launcher:
             socket.send_fds(warm_parent, [warm.FORK], descriptors)
             answer = warm_parent.recv(warm.PID.size, socket.MSG_WAITALL)
         except (BrokenPipeError, ConnectionResetError):
+            answer = b""
+        except TimeoutError:  # somebody has stopped it; a new one takes its place, and its keepers go on
+            assert self._warm is not None
+            self._warm.kill()
             answer = b""
         if len(answer) < warm.PID.size:
             self._drop_warm()
@@ -194,17 +225,19 @@ class Launcher:
         self._forked.add(pid)
         return int(pid)
 
-    def _exec(self, descriptors: list[int]) -> None:
+    def _exec(self, descriptors: list[int]) -> int:
         control, messages, log, *_locks = descriptors
         process = subprocess.Popen(
             [sys.executable, "-m", "workers", "keeper", str(control), str(messages), str(log)],
             stdin=subprocess.DEVNULL,
-            env=units_environment(),
+            env=units_environment(self._mark),
             pass_fds=descriptors,
             start_new_session=True,
         )
+        self._group.add(process.pid)  # it starts no process before it has its request
         self._keepers.add(process.pid)
         process.returncode = 0  # reaped by _end_orphans, not by Popen's destructor
+        return process.pid
 
     def _end_orphans(self) -> None:
         """Reap keepers that ended, and end the processes that this one adopted from killed keepers and warm parents."""
@@ -228,10 +261,11 @@ class Launcher:
             self._warm = subprocess.Popen(
                 [sys.executable, "-m", "workers", "warm", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
-                env=units_environment(),
+                env=units_environment(self._mark),
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,
             )
+        self._group.add(self._warm.pid)
         self._socket = ours
         self._ready = False
 
@@ -257,17 +291,27 @@ class Launcher:
             if answer != warm.READY:
                 self._drop_warm()
                 raise InvalidEnvironment("the warm parent could not start; the worker's log has its error")
+            self._socket.settimeout(FORK_TIMEOUT_S)
             self._ready = True
         return self._socket
 
 
-def units_environment() -> dict[str, str]:
-    """This process's variables less the service's settings: a unit runs a user's code and needs none of them.
+def units_environment(mark: str) -> dict[str, str]:
+    """This process's variables less the service's settings, which a unit does not need, and with the agent's mark.
 
-    They are left out where a new interpreter starts, not in the unit: a process's first variables can be read below
-    /proc as long as it and its forks live.
+    They are set where a new interpreter starts, not in the unit: a process's first variables can be read below /proc as
+    long as it and its forks live.
     """
-    return {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS_PREFIX)}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS_PREFIX)}
+    return {**kept, VARIABLE: mark}
+
+
+def _process(pid: int | None) -> psutil.Process | None:
+    """Return the process of this pid. It stays the same process, whoever gets the pid later."""
+    try:
+        return None if pid is None else psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        return None
 
 
 def _check_wrapper(request: keeper.Request) -> None:

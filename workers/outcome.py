@@ -58,8 +58,9 @@ def failure_code(error: BaseException) -> str:
 
 
 def in_words(error: BaseException) -> str:
-    """Return an error's type, and its text if it has one."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    """Return an error's type, and its text if it has one. A unit that leaves by sys.exit has not done its work."""
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return f"{text} (sys.exit was called before the work was done)" if isinstance(error, SystemExit) else text
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -76,6 +77,29 @@ def kill_all(spare: Container[int] = ()) -> None:
                 continue
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, 0.05)
+
+
+def end_tree(root: psutil.Process) -> None:
+    """Kill every descendant of `root`, a child subreaper, and then `root`, also if it is stopped.
+
+    A stopped subreaper still adopts, so none of its descendants can leave the tree before it is killed itself.
+    """
+    pause_s = 0.001
+    with contextlib.suppress(psutil.NoSuchProcess):
+        while live := [process for process in root.children(recursive=True) if _lives(process)]:
+            for process in live:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, 0.05)
+        root.kill()
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def reap() -> dict[int, int]:

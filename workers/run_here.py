@@ -118,7 +118,7 @@ def run_here(arguments: list[str]) -> int:
         except RunnerError as error:
             sys.stderr.write(f"flopwatch run: {error.code}: {error}\n")
             return EXIT_CODES[error.code]
-        except Exception as error:  # noqa: BLE001 - a runner and the user's model in it may raise anything
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - a runner and the user's model in it may raise anything
             traceback.print_exc()
             return EXIT_CODES[failure_code(error)]
     _show(spec, reporter.result(), as_json=options.json)

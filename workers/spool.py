@@ -58,8 +58,9 @@ class _Unit:
 class Spool:
     """Measurements, tables, artifacts, units and log of one attempt. Results belong to the unit that began last."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_artifacts: int = checked.MAX_ARTIFACTS) -> None:
         self.log = CappedLog()
+        self._max_artifacts = max_artifacts
         self._tables: list[TableRecord] = []
         """Tables that units reported."""
         self.artifacts: list[StoredArtifact] = []
@@ -171,8 +172,11 @@ class Spool:
         if not ARTIFACT_NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no artifact's name: letters, digits, '.', '_', '-'; at most 200")
         unit = self._unit
-        if len(self._names) >= checked.MAX_ARTIFACTS:
-            raise TooLarge(f"this job has more than {checked.MAX_ARTIFACTS} artifacts, which are kept")
+        if len(self._names) >= self._max_artifacts:
+            raise TooLarge(
+                f"artifact {name!r} of unit {unit.index} ({unit.title}) is one too many: the worker keeps "
+                f"{self._max_artifacts} of a job (FLOPWATCH_MAX_ARTIFACTS)"
+            )
         public = public_name(name, unit.index)
         if public in self._names:
             index, other = self._names[public]

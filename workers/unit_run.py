@@ -16,6 +16,7 @@ from pydantic_core import from_json
 
 from workers.checked import cut
 from workers.launch import Process, Report
+from workers.limits import oom_kills
 from workers.measure.table import TooLarge
 from workers.outcome import (
     EXIT_CODES,
@@ -38,6 +39,8 @@ MAX_MESSAGE_BYTES = 256 << 20
 READ_BYTES = 1 << 20
 WRAPPER_START_S = 300.0
 """Seconds within which a wrapper must start its unit, also on a slow disk with a cold cache."""
+KEEPER_S = 3.0
+"""Seconds that a keeper gets to obey a kill; then the agent ends it and its unit's processes itself."""
 LAST_WORDS_BYTES = 1000
 """Bytes of a failed wrapper's last output that go into the job's error."""
 
@@ -92,11 +95,12 @@ class UnitRun:
         self._timeout = timeout
         self._grace_s = grace_s
         self._wrapper = wrapper
+        self._oom_kills = oom_kills()
         self._pending = bytearray()
         self._told: Succeeded | Failed | None = None
         self._failure: Failed | None = None
         self._ending: Outcome | None = None
-        self._kill_at = float("inf")
+        self._kill_at = self._kill_keeper_at = float("inf")
 
     def run(self) -> Outcome:
         """Drain and watch the unit; returns when none of its processes is left.
@@ -114,7 +118,8 @@ class UnitRun:
             }.items():
                 selector.register(descriptor, selectors.EVENT_READ, take)
             while len(selector.get_map()) > 1:
-                until = min(next_flush, self._kill_at, self._deadline() if self._ending is None else next_flush)
+                ends = (self._kill_at, self._kill_keeper_at) if self._ending is not None else (self._deadline(),)
+                until = min(next_flush, *ends)
                 for key, _ in selector.select(max(0.0, until - time.monotonic())):
                     if not key.data():
                         selector.unregister(key.fd)
@@ -147,7 +152,10 @@ class UnitRun:
             self._kill_at = min(self._kill_at, now)
         if now >= self._kill_at:
             self._process.kill()
-            self._kill_at = float("inf")
+            self._kill_at, self._kill_keeper_at = float("inf"), now + KEEPER_S
+        if now >= self._kill_keeper_at:
+            self._process.kill_with_keeper()
+            self._kill_keeper_at = float("inf")
 
     def _deadline(self) -> float:
         return min(self._timeout.deadline, self._wrapper.start_by if self._wrapper else float("inf"))
@@ -197,7 +205,7 @@ class UnitRun:
             return self._ending or self._wrapper.failure(report, unit_succeeded=self._told is not None) or Succeeded()
         if isinstance(self._told, Succeeded):
             return self._told  # even if the timeout came while it ended
-        return self._ending or self._told or _crash(report)
+        return self._ending or self._told or _crash(report, self._oom_kills)
 
 
 class Wrapper:
@@ -269,12 +277,23 @@ def _told(code: Any, detail: Any) -> Succeeded | Failed:
     return Failed(code, cut(detail))
 
 
-def _crash(report: Report) -> Failed:
+def _crash(report: Report, oom_kills_before: int | None) -> Failed:
     if report.signal is not None:
         name = signal.Signals(report.signal).name
-        hint = " (often by the kernel, out of memory)" if report.signal == signal.SIGKILL else ""
+        hint = _who_killed(oom_kills_before) if report.signal == signal.SIGKILL else ""
         return Failed("crashed", f"the job's process was killed by {name}{hint}", {"signal": name, "exit_code": None})
     if report.exit_code is not None:
         detail = f"the job's process ended with exit code {report.exit_code} before its work was done"
         return Failed("crashed", detail, {"signal": None, "exit_code": report.exit_code})
     return Failed("crashed", "the job's process and its keeper were killed", {"signal": "SIGKILL", "exit_code": None})
+
+
+def _who_killed(oom_kills_before: int | None) -> str:
+    """Say who may have sent a SIGKILL that was not ours."""
+    now = oom_kills()
+    if now is None or oom_kills_before is None:
+        return " (often by the kernel, out of memory)"
+    if now > oom_kills_before:
+        ended = f"its OOM killer ended {now - oom_kills_before} process(es) of this host while the unit ran"
+        return f", probably by the kernel, out of memory: {ended}"
+    return ", not by this worker, and not for want of memory: the kernel's OOM killer ended nothing while the unit ran"

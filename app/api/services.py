@@ -37,6 +37,7 @@ PRUNE_S = 600.0
 FIRST_PRUNE_S = 60.0
 # A file this young may belong to a job that is about to be recorded.
 ORPHAN_AGE_S = 3600.0
+ORPHAN_SWEEP_S = 900.0
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
         asyncio.create_task(_every(lambda: min(watcher.lease_s / 4, MAX_LEASE_POLL_S), watcher.poll)),
         asyncio.create_task(_every(lambda: CHECKPOINT_S, database.checkpoint, first_after_s=CHECKPOINT_S)),
         asyncio.create_task(_every(lambda: PRUNE_S, pruning.run, first_after_s=FIRST_PRUNE_S)),
-        asyncio.create_task(_once(lambda: services.files.sweep_orphans(database, ORPHAN_AGE_S))),
+        asyncio.create_task(_every(lambda: ORPHAN_SWEEP_S, lambda: files.sweep_orphans(database, ORPHAN_AGE_S))),
     ]
     try:
         yield services

@@ -2,16 +2,16 @@
 
 A content is written to a temporary file, or is a file on the same disk that nobody writes to any more. It is synced,
 linked to its name, and the folder is synced; only then may a row of the table `artifact` refer to it. Between the two,
-the content is *held*: put() or take() keeps a shared lock on the file until release(), or until the process ends in
-any way. Nobody removes a content that is referred to or held: removal looks for references inside the database's write
-lock, so that none can appear meanwhile, and it finds holds by trying for the exclusive lock. If a hold kept a content
-from removal and no row refers to it in the end, the content is an orphan, which sweep_orphans removes later.
+the content is *held*: put() or take() keeps a shared lock on a byte of its own, in one lock file for all contents,
+until release(), or until the process ends in any way. So a process holds any number of contents with one descriptor.
+Nobody removes a content that is referred to or held: removal looks for references inside the database's write lock, so
+that none can appear meanwhile, and it finds holds by trying for the exclusive lock. If a hold kept a content from
+removal and no row refers to it in the end, the content is an orphan, which sweep_orphans removes later.
 """
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import re
@@ -19,20 +19,31 @@ import stat
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from sqlalchemy import Connection, select
 
 from app.errors import DiskFull, NotFound, is_no_space
-from app.store import tables
+from app.store import byte_locks, tables
 from app.store.engine import Database
 
 CHUNK_BYTES = 1 << 20
+SYNC_BYTES = 64 << 20
+"""A copy is synced each time that it has grown by so many bytes: one sync of gigabytes could not be interrupted."""
 BATCH = 500
 """Number of contents that one transaction looks at."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+
+Check = Callable[[int], None]
+"""Gets the size of a file in bytes, before it is read and once per chunk, and raises an error to have it left out."""
+
+
+def _accept(_size: int) -> None:
+    """Accept every size."""
 
 
 class ArtifactFiles:
@@ -41,51 +52,54 @@ class ArtifactFiles:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._incoming = folder / "incoming"
+        self._locks = folder.with_name(f"{folder.name}.lock")
         self._guard = threading.Lock()
-        self._held: dict[str, list[int]] = {}
+        self._held: Counter[str] = Counter()
+        self._descriptor: int | None = None
 
-    def put(self, path: Path) -> tuple[str, int]:
+    def put(self, path: Path, check: Check = _accept) -> tuple[str, int]:
         """Store a copy of the file `path` and hold it; returns its SHA-256 and its size in bytes.
 
-        Raises DiskFull, and then leaves nothing behind.
+        Raises DiskFull, or what `check` raises, and then leaves nothing behind.
         """
         temporary = self._incoming / uuid.uuid4().hex
-        with self._space_errors():
-            self._incoming.mkdir(parents=True, exist_ok=True)
+        with self._space_errors(), _opened(path) as file:
+            check(os.fstat(file.fileno()).st_size)
+            self._make_folder(self._incoming)
             try:
-                sha256, size = _copy(path, temporary)
+                sha256, size = _copy(file, temporary, check)
                 self._link(temporary, sha256)
             finally:
                 temporary.unlink(missing_ok=True)
         return sha256, size
 
-    def take(self, path: Path) -> tuple[str, int]:
+    def take(self, path: Path, check: Check = _accept) -> tuple[str, int]:
         """Store the file `path` itself and hold it, so that `path` no longer exists; returns what put() does.
 
         The caller sees to it that nobody writes to the file any more. The file is copied only if it lies on another
         disk, belongs to another user, or has a second name by which somebody might change the stored content. It gets
-        the same permissions as a file that put() stores: its maker may have set stricter ones, as `tempfile.mkstemp`
-        does, and the server may run as another user than the worker.
+        the same permissions as a file that put() stores.
 
-        Raises DiskFull; then the file stays where it is.
+        Raises DiskFull, or what `check` raises; then the file stays where it is.
         """
         with self._space_errors():
-            stored = self._linked(path) if path.lstat().st_nlink == 1 else None
+            stored = self._linked(path, check) if path.lstat().st_nlink == 1 else None
         if stored is None:
-            stored = self.put(path)
+            stored = self.put(path, check)
         path.unlink()
         return stored
 
-    def _linked(self, path: Path) -> tuple[str, int] | None:
+    def _linked(self, path: Path, check: Check) -> tuple[str, int] | None:
         """Link the file to its content's name; return None if it lies on another disk or belongs to another user."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        if path.stat().st_dev != self._folder.stat().st_dev:
-            return None
+        self._make_folder(self._folder)
         try:
-            with path.open("rb") as file:
-                os.fchmod(file.fileno(), self._new_files_mode())
-                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-                size = os.fstat(file.fileno()).st_size
+            with _opened(path) as file:
+                found = os.fstat(file.fileno())
+                if found.st_dev != self._folder.stat().st_dev:
+                    return None
+                check(found.st_size)
+                os.fchmod(file.fileno(), 0o600)
+                sha256, size = _digest(file, check)
                 os.fsync(file.fileno())
             self._link(path, sha256)
         except OSError as error:
@@ -95,53 +109,46 @@ class ArtifactFiles:
             raise
         return sha256, size
 
-    def _new_files_mode(self) -> int:
-        """Return the permissions that put() gives. Asking for the umask would change it for the whole process."""
-        self._incoming.mkdir(exist_ok=True)
-        sample = self._incoming / uuid.uuid4().hex
-        with sample.open("xb") as file:
-            sample.unlink()
-            return stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-
     def _link(self, temporary: Path, sha256: str) -> None:
         target = self._path(sha256)
         if not target.parent.is_dir():
-            target.parent.mkdir(exist_ok=True)
+            self._make_folder(target.parent)
             _sync_folder(self._folder)
-        while not self._hold(sha256, target):  # if the same content came from elsewhere, hold that file
-            lock = _locked(temporary)
-            assert lock is not None
-            try:
-                # A rename would replace a file that others hold.
+        self._hold(sha256)
+        try:
+            # If the same content came from elsewhere, that file stays: a rename would replace it.
+            with suppress(FileExistsError):
                 target.hardlink_to(temporary)
-            except OSError as error:
-                os.close(lock)
-                if isinstance(error, FileExistsError):
-                    continue
-                raise
-            self._remember(sha256, lock)
-            break
-        _sync_folder(target.parent)
+            _sync_folder(target.parent)
+        except BaseException:
+            self.release([sha256])
+            raise
 
-    def _hold(self, sha256: str, path: Path) -> bool:
-        lock = _locked(path)
-        if lock is None:
-            return False
-        self._remember(sha256, lock)
-        return True
-
-    def _remember(self, sha256: str, lock: int) -> None:
+    def _hold(self, sha256: str) -> None:
+        """Hold a content, which need not be there yet; wait while somebody removes it."""
         with self._guard:
-            self._held.setdefault(sha256, []).append(lock)
+            if self._descriptor is None:
+                self._descriptor = self._open_locks()
+            if not self._held[sha256]:
+                byte_locks.share(self._descriptor, byte_locks.byte_of(sha256))
+            self._held[sha256] += 1
 
     def release(self, sha256s: Iterable[str]) -> None:
         """End the hold of one put() or take() of each content: its row is committed, or will never be."""
         with self._guard:
             for sha256 in sha256s:
-                locks = self._held[sha256]
-                os.close(locks.pop())
-                if not locks:
+                self._held[sha256] -= 1
+                if not self._held[sha256]:
                     del self._held[sha256]
+                    assert self._descriptor is not None
+                    byte_locks.unlock(self._descriptor, byte_locks.byte_of(sha256))
+
+    def _open_locks(self) -> int:
+        return os.open(self._locks, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+
+    def _make_folder(self, folder: Path) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
 
     def open_path(self, sha256: str) -> Path:
         """Return the file of a content; raises NotFound when there is none."""
@@ -152,12 +159,31 @@ class ArtifactFiles:
 
     def remove(self, sha256s: Iterable[str], database: Database) -> list[str]:
         """Remove the contents that no artifact refers to and nobody holds; returns the removed ones."""
+        candidates = sorted({sha256 for sha256 in sha256s if self._path(sha256).exists()})
+        if not candidates:
+            return []
         removed: list[str] = []
-        for batch in _batches(sorted(set(sha256s))):
-            with database.write() as connection:
-                referred = _referred(connection, batch)
-                removed += [sha256 for sha256 in batch if sha256 not in referred and _remove(self._path(sha256))]
+        locks = self._open_locks()  # of its own: holds of this very process count as well
+        try:
+            for batch in _batches(candidates):
+                with database.write() as connection:
+                    referred = _referred(connection, batch)
+                    removed += [sha256 for sha256 in batch if sha256 not in referred and self._remove(sha256, locks)]
+        finally:
+            os.close(locks)
         return removed
+
+    def _remove(self, sha256: str, locks: int) -> bool:
+        byte = byte_locks.byte_of(sha256)
+        if not byte_locks.try_exclusive(locks, byte):
+            return False
+        try:
+            self._path(sha256).unlink()
+        except FileNotFoundError:
+            return False
+        finally:
+            byte_locks.unlock(locks, byte)
+        return True
 
     def sweep_orphans(self, database: Database, older_than_s: float) -> list[str]:
         """Remove and return contents older than `older_than_s` seconds that nothing refers to or holds."""
@@ -188,41 +214,43 @@ class ArtifactFiles:
             raise DiskFull(f"The artifact does not fit on the disk of {self._folder}: {error.strerror}.") from error
 
 
-def _copy(source: Path, target: Path) -> tuple[str, int]:
+def _opened(path: Path) -> BinaryIO:
+    """Open a regular file. Its maker may have put a link or a pipe in its place: OSError, and no waiting."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def _digest(reader: BinaryIO, check: Check, write: Callable[[bytes], object] = len) -> tuple[str, int]:
+    """Read the file to its end; returns its SHA-256 and its size in bytes."""
     digest, size = hashlib.sha256(), 0
-    with source.open("rb") as reader, target.open("xb") as writer:
-        while chunk := reader.read(CHUNK_BYTES):
-            digest.update(chunk)
-            size += len(chunk)
-            writer.write(chunk)
-        writer.flush()
-        os.fsync(writer.fileno())
+    while chunk := reader.read(CHUNK_BYTES):
+        size += len(chunk)
+        check(size)
+        digest.update(chunk)
+        write(chunk)
     return digest.hexdigest(), size
 
 
-def _locked(path: Path, mode: int = fcntl.LOCK_SH) -> int | None:
-    """Lock the file and return its descriptor; None without a file, or if `mode` does not wait and others hold it."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(descriptor, mode)
-        if os.fstat(descriptor).st_nlink:
-            return descriptor
-    except BlockingIOError:
-        pass
-    os.close(descriptor)  # held by others, or removed while this was waiting
-    return None
+def _copy(reader: BinaryIO, target: Path, check: Check) -> tuple[str, int]:
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as writer:
+        unsynced = 0
 
+        def write(chunk: bytes) -> None:
+            nonlocal unsynced
+            writer.write(chunk)
+            unsynced += len(chunk)
+            if unsynced >= SYNC_BYTES:
+                os.fdatasync(descriptor)
+                unsynced = 0
 
-def _remove(path: Path) -> bool:
-    lock = _locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    if lock is None:
-        return False
-    path.unlink()
-    os.close(lock)
-    return True
+        stored = _digest(reader, check, write)
+        writer.flush()
+        os.fsync(descriptor)
+    return stored
 
 
 def _sync_folder(folder: Path) -> None:

@@ -184,7 +184,7 @@ class WriteLock:
     def prepare(self) -> None:
         """Open the file and start the helper now, so that no writer needs a thread later."""
         if self._helper is None:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 self._helper = _Helper(descriptor)
             except RuntimeError as error:

@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
+import pytest
+
+from workers import child
 from workers.keeper import Request
+from workers.outcome import EXIT_CODES
 
 LEAVES_A_THREAD = """
 import atexit, sys, threading, time
@@ -34,3 +41,51 @@ def test_a_unit_in_a_new_interpreter_ends_although_it_leaves_a_thread_running() 
     os.close(messages)
     assert done.returncode == 69, done.stderr
     assert done.stdout == b"said goodbye\n"
+
+
+class Leaving:
+    """A runner whose unit raises what no `except Exception` catches."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def run(self, _spec: Any, _unit: Any, _reporter: Any) -> None:
+        raise self.error
+
+
+def outcome_of(error: BaseException, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[int, dict[str, Any]]:
+    """Run a unit that raises the error; its exit code and its last message."""
+    monkeypatch.setattr(child, "runner_for", lambda _kind: Leaving(error))
+    reader, writer = os.pipe()
+    unit = {"title": "unit", "params": {}, "start": "fork", "environment": {}}
+    code = child.run_request(Request("benchmark", {"kind": "benchmark"}, unit, str(folder)), writer)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as messages:
+        return code, json.loads(messages.read().splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("error", "detail"),
+    [
+        (SystemExit("no such data set"), "SystemExit: no such data set (the unit called sys.exit before its work"),
+        (SystemExit(3), "SystemExit: 3 (the unit called sys.exit"),
+        (SystemExit(0), "SystemExit: 0 (the unit called sys.exit"),
+        (SystemExit(), "SystemExit (the unit called sys.exit"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (GeneratorExit("of its own"), "GeneratorExit: of its own"),
+    ],
+    ids=repr,
+)
+def test_a_unit_that_leaves_says_why(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    error: BaseException,
+    detail: str,
+) -> None:
+    code, message = outcome_of(error, tmp_path, monkeypatch)
+    assert code == EXIT_CODES["failed"]
+    assert message["type"] == "outcome"
+    assert message["code"] == "failed"
+    assert message["detail"].startswith(detail)
+    assert f"raise self.error\n{type(error).__name__}" in capfd.readouterr().err, "the log has the traceback"

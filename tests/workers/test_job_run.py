@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from workers.jobs._base import Unit as Planned
 from workers.keeper import KILL, TERMINATE, Request
 from workers.launch import Process
 from workers.measure.measurement import pack
+from workers.outcome import Cancelled, GivenBack
 
 MEASUREMENT = {
     "case": {"context_length": 1},
@@ -112,6 +113,12 @@ class Launcher:
     def __init__(self, play: Callable[[Unit], None]) -> None:
         self.play = play
 
+        self.leftovers: list[list[int]] = []
+        """What the next looks for leftovers find."""
+
+    def end_leftovers(self) -> list[int]:
+        return self.leftovers.pop(0) if self.leftovers else []
+
     def start(self, request: Request, start: str, _locks: Any) -> Process:
         ours, theirs = socket.socketpair()
         messages, messages_in = os.pipe()
@@ -129,6 +136,8 @@ class Site:
     settings: Settings
     folder: Path
 
+    leftovers: list[list[int]] = field(default_factory=list)
+
     def run(self, play: Callable[[Unit], None], spec: dict[str, Any] = BENCHMARK, **options: Any) -> dict[str, Any]:
         """Run a job whose units do this; the job afterwards."""
         queue = Queue(self.database)
@@ -136,12 +145,14 @@ class Site:
         offer = Offer(frozenset({spec["kind"]}), frozenset(), total_gpus=0, free_gpus=0, idle=True)
         claim = queue.claim("worker", offer)
         assert claim is not None
+        launcher = Launcher(play)
+        launcher.leftovers = self.leftovers
         run = JobRun(
             claim,
             Lease(),
             queue=queue,
             artifacts=ArtifactFiles(self.settings.artifacts_dir),
-            launcher=Launcher(play),  # type: ignore[arg-type]
+            launcher=launcher,  # type: ignore[arg-type]
             settings=self.settings,
             neighbours=[],
             on_end=lambda: None,
@@ -596,9 +607,9 @@ class TestUnits:
         order = []
         take = ArtifactFiles.take
 
-        def told(files: ArtifactFiles, path: Path) -> tuple[str, int]:
+        def told(files: ArtifactFiles, path: Path, *check: Any) -> tuple[str, int]:
             order.append("stored")
-            return take(files, path)
+            return take(files, path, *check)
 
         monkeypatch.setattr(ArtifactFiles, "take", told)
 
@@ -773,3 +784,92 @@ class TestWrapped:
     def test_a_wrap_that_cannot_work_is_refused_when_it_is_planned(self, unit: dict[str, Any], error: str) -> None:
         with pytest.raises((TypeError, ValueError), match=error):
             Planned("unit", **unit)
+
+
+class TestLeftovers:
+    """Processes of a killed agent's job, which may use the devices."""
+
+    def test_no_unit_starts_before_they_have_ended(self, site: Site) -> None:
+        site.leftovers = [[17, 18], [18]]
+        looks = []
+
+        def play(unit: Unit) -> None:
+            looks.append(list(site.leftovers))
+            unit.say(SUCCESS)
+            unit.end()
+
+        assert site.run(play)["state"] == "succeeded"
+        assert looks == [[]]
+
+    def test_those_that_do_not_end_are_named(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("workers.job_run.LEFTOVERS_S", 0.1)
+        site.leftovers = [[17, 18]] * 100
+
+        def play(_unit: Unit) -> None:
+            raise AssertionError("no unit may start")
+
+        error = site.run(play)["error"]
+        assert error["code"] == "invalid_environment"
+        assert "cannot be ended: 17, 18 (pids)" in error["detail"]
+
+
+class TestHugeArtifacts:
+    """A file takes as long to read as it is long, holes count, and nothing may wait for that."""
+
+    @pytest.mark.parametrize("sizes", [(1 << 40,), (600, 600)], ids=["one", "together"])
+    def test_too_many_bytes_are_refused_unread(self, site: Site, sizes: tuple[int, ...]) -> None:
+        site.settings = site.settings.model_copy(update={"max_artifact_bytes": 1024})
+
+        def play(unit: Unit) -> None:
+            for number, size in enumerate(sizes):
+                file = unit.scratch / f"trace-{number}"
+                file.touch()
+                os.truncate(file, size)
+                message = {"path": str(file), "kind": "trace", "media_type": "text/plain"}
+                unit.say({"type": "artifact", "name": file.name, **message})
+            unit.close_pipes()
+            unit.control.recv(1)  # it is told to end
+            unit.report(exit_code=None, signal=15)
+
+        error = site.run(play)["error"]
+        assert error["code"] == "too_large"
+        assert f"artifact 'trace-{len(sizes) - 1}' has {sizes[-1]} bytes" in error["detail"]
+        assert "keeps 1024 of a job (FLOPWATCH_MAX_ARTIFACT_BYTES)" in error["detail"]
+
+    def store_slowly(self, site: Site, monkeypatch: pytest.MonkeyPatch, size: int, **options: Any) -> dict[str, Any]:
+        """Run a job with an artifact of so many bytes, of which a second stores less than a million."""
+        monkeypatch.setattr("app.store.artifacts.CHUNK_BYTES", 1)
+
+        def play(unit: Unit) -> None:
+            unit.give("trace", "x" * size)
+            unit.say(SUCCESS)
+            unit.end()
+
+        return site.run(play, **options)
+
+    def test_storing_ends_with_the_timeout(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        job = self.store_slowly(site, monkeypatch, 50_000_000, timeout_s=0.2)
+        assert job["error"]["code"] == "timeout"
+        assert "it was storing trace" in job["error"]["detail"]
+        assert [path for path in site.settings.artifacts_dir.rglob("*") if path.is_file()] == []
+        assert list((site.settings.data_dir / "scratch").iterdir()) == []
+
+    @pytest.mark.parametrize(("reason", "state"), [(Cancelled(), "cancelled"), (GivenBack(), "queued")])
+    def test_storing_ends_with_a_stop(
+        self, site: Site, monkeypatch: pytest.MonkeyPatch, reason: Cancelled | GivenBack, state: str
+    ) -> None:
+        take = ArtifactFiles.take
+
+        def stop_while_it_is_taken(files: ArtifactFiles, path: Path, check: Any) -> Any:
+            check.func.__self__.stop.set(reason)
+            return take(files, path, check)
+
+        monkeypatch.setattr(ArtifactFiles, "take", stop_while_it_is_taken)
+        assert self.store_slowly(site, monkeypatch, 50_000_000)["state"] == state
+
+    def test_control_of_the_looks_while_storing(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(JobRun, "_go_on_storing", lambda *_: None)
+        began = time.monotonic()
+        job = self.store_slowly(site, monkeypatch, 600_000, timeout_s=0.01)
+        assert time.monotonic() - began > 0.01 + site.settings.grace_s
+        assert job["state"] == "succeeded"

@@ -390,5 +390,49 @@ def test_a_unit_has_every_variable_but_the_services_settings(tmp_path: Path, sta
 
 @starts
 def test_control_of_the_units_variables(tmp_path: Path, start: str) -> None:
-    inherit = "import workers.launch; workers.launch.units_environment = lambda: None"
+    inherit = "import workers.launch; workers.launch.units_environment = lambda _mark: None"
     assert "FLOPWATCH_API_TOKEN=hunter2" in variables_of_a_unit(tmp_path, start, inherit)
+
+
+def ends_with_a_stopped_keeper(folder: Path, start: str, stopped: str, sabotage: str = "") -> Any:
+    """Stop a unit's keeper, or its warm parent too, and let the unit time out; the outcome and who lives on."""
+    return run_script(
+        folder,
+        start,
+        f"""
+        import threading
+        from workers import unit_run
+        from workers.launch import Process
+        from workers.unit_run import Listener, StopSignal, Timeout, UnitRun
+
+        unit_run.KEEPER_S = 0.2
+        {sabotage}
+        # A shell in the unit's place costs no import of torch. It must not end, or its daemon would be the keeper's.
+        shell = f"trap '' TERM; setsid sleep 3600 & echo $$ $! > {{FOLDER}}/started; while :; do sleep 3600; done"
+        stubborn = request("stubborn") if START == "fork" else request("none", ["sh", "-c", shell])
+        process = launcher.start(stubborn, START, [])
+        pids = [int(pid) for pid in wait_for(FOLDER / "started")]
+        parents = [one.pid for one in psutil.Process(pids[0]).parents()]
+        keepers = parents[:parents.index(os.getpid())]  # the keeper, and below a forked one the warm parent
+        for pid in keepers if {stopped!r} == "all" else keepers[:1]:
+            os.kill(pid, signal.SIGSTOP)
+        listener = Listener(message=lambda _: None, output=lambda _: None, flush=lambda: None)
+        outcome = []
+        run = UnitRun(process, listener, StopSignal(), timeout=Timeout.after(0.05), grace_s=0.05)
+        thread = threading.Thread(target=lambda: outcome.append(run.run().code), daemon=True)
+        thread.start()
+        thread.join(2 if {bool(sabotage)} else 60)
+        print(json.dumps([outcome, [alive(pid) for pid in [*pids, keepers[0]]]]))
+        """,
+    )
+
+
+@pytest.mark.parametrize(("start", "stopped"), [("fork", "all"), ("exec", "keeper")])
+def test_a_stopped_keeper_keeps_nothing_alive(tmp_path: Path, start: str, stopped: str) -> None:
+    assert ends_with_a_stopped_keeper(tmp_path, start, stopped) == [["timeout"], [False] * 3]
+
+
+def test_control_of_the_stopped_keeper(tmp_path: Path) -> None:
+    """Without the agent's own kill, the unit lives on."""
+    leave = "Process.kill_with_keeper = lambda _self: None"
+    assert ends_with_a_stopped_keeper(tmp_path, "exec", "keeper", leave) == [[], [True] * 3]

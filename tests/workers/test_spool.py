@@ -198,11 +198,11 @@ def test_verdicts_have_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
         spool.add_validity(verdict("valid", "clocks"), "3", "title")
 
 
-def test_a_job_has_so_many_artifacts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checked, "MAX_ARTIFACTS", 1)
-    spool = begun()
+def test_a_job_has_so_many_artifacts() -> None:
+    spool = Spool(max_artifacts=1)
+    spool.begin_unit(0, "unit")
     spool.name_artifact("first")
-    with pytest.raises(TooLarge, match="more than 1 artifacts"):
+    with pytest.raises(TooLarge, match=r"'second' of unit 0 \(unit\).*keeps 1 of a job \(FLOPWATCH_MAX_ARTIFACTS\)"):
         spool.name_artifact("second")
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from pydantic import TypeAdapter
 from app.api import schemas
 from app.main import create_app
 from app.settings import Settings
+from tools.service import wait_until
 
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
 
@@ -31,6 +34,19 @@ def test_not_ready_without_a_database(serve: Any, tmp_path: Any, monkeypatch: py
         monkeypatch.setattr(type(site.services.reading), "counts", busy)
         assert site.http.get("/readyz").status_code == 503
         assert site.http.get("/healthz").status_code == 200
+
+
+def test_orphans_are_swept_again_and_again(serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.api.services.ORPHAN_SWEEP_S", 0.01)
+    orphan = tmp_path / "orphan"
+    with serve(tmp_path) as site:
+        for content in ("first", "second"):
+            orphan.write_text(content)
+            sha256, _ = site.services.files.put(orphan)
+            stored = site.services.files.open_path(sha256)
+            os.utime(stored, (0, 0))
+            site.services.files.release([sha256])
+            wait_until(lambda stored=stored: not stored.exists(), timeout_s=20, what=f"the sweep of the {content}")
 
 
 def test_metrics(fresh_site: Any) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from sqlalchemy import text
 
 from app.errors import NotFound
-from app.store import artifacts
+from app.store import artifacts, byte_locks
 from app.store.artifacts import ArtifactFiles
 from app.store.engine import Database
 from app.store.queue import Queue
@@ -137,23 +138,24 @@ class TestTake:
             assert (sha256, size) == (hashlib.sha256(content).hexdigest(), len(content))
             assert files.open_path(sha256).read_bytes() == content
 
-    @pytest.mark.parametrize("umask", [0o022, 0o027])
     @pytest.mark.parametrize("mode", [0o600, 0o400, 0o4777])
-    def test_who_may_read_what_was_put_may_read_what_was_taken(
-        self, files: ArtifactFiles, trace: Path, tmp_path: Path, umask: int, mode: int
+    def test_nobody_else_may_read_it(
+        self, files: ArtifactFiles, folder: Path, trace: Path, tmp_path: Path, mode: int
     ) -> None:
-        former = os.umask(umask)
+        former = os.umask(0)
         try:
             other = tmp_path / "other"
             other.write_bytes(b"another content")
-            sha256, _ = files.put(other)
+            put, _ = files.put(other)
             trace.chmod(mode)
             inode = trace.stat().st_ino
             files.take(trace)
         finally:
             os.umask(former)
-        taken = files.open_path(SHA256).stat()
-        assert (taken.st_ino, oct(taken.st_mode)) == (inode, oct(files.open_path(sha256).stat().st_mode))
+        assert files.open_path(SHA256).stat().st_ino == inode
+        assert {path.stat().st_mode & 0o7777 for path in stored(folder)} == {0o600}
+        folders = [folder, files.open_path(put).parent, files.open_path(SHA256).parent, folder / "incoming"]
+        assert {path.stat().st_mode & 0o7777 for path in folders} == {0o700}
 
     def test_a_content_that_is_there_already_stays(self, files: ArtifactFiles, folder: Path, trace: Path) -> None:
         files.put(trace)
@@ -202,6 +204,72 @@ class TestTake:
         assert ArtifactFiles(folder).remove([SHA256], database) == []
         files.release([SHA256])
         assert ArtifactFiles(folder).remove([SHA256], database) == [SHA256]
+
+
+def stopping_after(size: int) -> Callable[[int], None]:
+    def check(read: int) -> None:
+        if read > size:
+            raise InterruptedError(f"{read} bytes are too many")
+
+    return check
+
+
+@pytest.mark.parametrize("store", [ArtifactFiles.put, ArtifactFiles.take])
+class TestCheck:
+    """A caller can stop a file of any size before it is read, and at each chunk."""
+
+    def test_a_huge_file_is_refused_unread(
+        self, files: ArtifactFiles, folder: Path, trace: Path, store: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        os.truncate(trace, 100 << 30)  # sparse
+        monkeypatch.setattr(artifacts, "_digest", None)
+        with pytest.raises(InterruptedError, match=f"{100 << 30} bytes"):
+            store(files, trace, stopping_after(1 << 30))
+        assert trace.exists()
+        assert stored(folder) == []
+
+    def test_one_that_grows_is_left_at_a_chunk(
+        self, files: ArtifactFiles, folder: Path, trace: Path, store: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(artifacts, "CHUNK_BYTES", 1)
+        sizes = []
+
+        def check(size: int) -> None:
+            sizes.append(size)
+            if len(sizes) == 2:
+                os.truncate(trace, 100 << 30)  # by a process that nobody knows of
+            stopping_after(50)(size)
+
+        with pytest.raises(InterruptedError):
+            store(files, trace, check)
+        assert sizes == [5, *range(1, 52)]
+        assert trace.exists()
+        assert stored(folder) == []
+
+    @pytest.mark.parametrize("kind", ["link", "pipe"])
+    def test_what_is_no_file_is_refused(
+        self, files: ArtifactFiles, folder: Path, trace: Path, store: Any, kind: str
+    ) -> None:
+        other = trace.with_name("other")
+        if kind == "link":
+            other.symlink_to(trace)
+        else:
+            os.mkfifo(other)
+        with pytest.raises(OSError, match="symbolic links" if kind == "link" else "not a regular file"):
+            store(files, other)
+        assert stored(folder) == []
+
+
+def test_many_held_files_take_one_descriptor(files: ArtifactFiles, tmp_path: Path, database: Database) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    contents = []
+    for number in range(30):
+        path = tmp_path / "file"
+        path.write_text(str(number))
+        contents.append(files.take(path)[0])
+    assert len(list(Path("/proc/self/fd").iterdir())) == before + 1
+    files.release(contents[:10])
+    assert sorted(files.remove(contents, database)) == sorted(contents[:10])
 
 
 class TestRemove:
@@ -284,13 +352,7 @@ class TestRemove:
         database: Database,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        def careless(path: Path) -> bool:
-            if not path.exists():
-                return False
-            path.unlink()
-            return True
-
-        monkeypatch.setattr(artifacts, "_remove", careless)
+        monkeypatch.setattr(byte_locks, "try_exclusive", lambda *_: True)
         assert not self.removals_take_nothing_that_is_used(files, trace, queue, shop, database)
 
 

@@ -1,0 +1,69 @@
+"""Limits of a unit's process and its descendants, so that what goes wrong there ends the job and not the agent."""
+
+from __future__ import annotations
+
+import resource
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+OOM_SCORE_ADJ = 1000
+"""The highest: the kernel ends a job's process before any other when memory runs out."""
+RESERVED_PROCESSES = 512
+"""Processes and threads of the user that jobs leave for the agent."""
+THREADS_MAX = Path("/proc/sys/kernel/threads-max")
+VMSTAT = Path("/proc/vmstat")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one process of a unit may use. A limit that is lower already stays."""
+
+    core_bytes: int = 0
+    """Largest core dump. One of a measuring process has gigabytes."""
+    open_files: int = 65_536
+    """Most open files."""
+
+    def apply(self) -> None:
+        """Limit this process. Raises nothing: a unit that cannot be limited runs as the agent does."""
+        with suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text(str(OOM_SCORE_ADJ))
+        _lower(resource.RLIMIT_CORE, self.core_bytes)
+        _lower(resource.RLIMIT_NOFILE, self.open_files)
+        _lower(resource.RLIMIT_NPROC, _processes_of_jobs())
+
+
+def _processes_of_jobs() -> int:
+    """Return the number of the user's processes and threads at which a unit can start no more.
+
+    The kernel compares all that the user has with the limit of the process that starts one. The agent's limit is
+    higher, so it still starts threads. The kernel limits no process of root.
+    """
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+    limits = [hard] if hard != resource.RLIM_INFINITY else []
+    with suppress(OSError, ValueError):
+        limits.append(int(THREADS_MAX.read_text()))
+    if not limits:
+        return resource.RLIM_INFINITY
+    return min(limits) - min(RESERVED_PROCESSES, min(limits) // 4)
+
+
+def _lower(name: int, limit: int) -> None:
+    if limit == resource.RLIM_INFINITY:
+        return
+    soft, hard = (limit if old == resource.RLIM_INFINITY else min(old, limit) for old in resource.getrlimit(name))
+    with suppress(OSError, ValueError):
+        resource.setrlimit(name, (soft, hard))
+
+
+def oom_kills() -> int | None:
+    """Return the number of processes that the kernel has ended for want of memory, on this host and since its boot.
+
+    None if the kernel does not tell.
+    """
+    with suppress(OSError, ValueError):
+        for line in VMSTAT.read_text().splitlines():
+            name, _, count = line.partition(" ")
+            if name == "oom_kill":
+                return int(count)
+    return None
