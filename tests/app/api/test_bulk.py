@@ -153,6 +153,18 @@ def test_jobs_submitted_meanwhile_stay(fresh_site: Any, monkeypatch: pytest.Monk
     assert [fresh_site.job(job_id)["state"] for job_id in late] == ["queued", "queued"]
 
 
+def test_a_server_that_stops_says_that_it_is_not_done(serve: Any, tmp_path: Any) -> None:
+    with serve(tmp_path) as site:
+        sweep(site, 3)
+        site.services.slices.stop()
+        for response in (
+            site.http.post("/jobs/cancel", params={"kind": "benchmark"}),
+            site.http.delete("/jobs", params={"kind": "benchmark"}),
+        ):
+            assert (response.status_code, response.json()["code"]) == (503, "database_busy")
+            assert "repeat the request" in response.json()["detail"]
+
+
 def test_the_server_prunes_by_itself(serve: Any, tmp_path: Any, until: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from app.api import services
 
