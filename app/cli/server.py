@@ -48,6 +48,7 @@ class Server(uvicorn.Server):
         services = getattr(self.config.app.state, "services", None)  # type: ignore[union-attr]
         if services is not None:
             self._loop.call_soon_threadsafe(services.changes.stop)
+            self._loop.call_soon_threadsafe(services.slices.stop)
         super().handle_exit(sig, frame)
 
 

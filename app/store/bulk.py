@@ -16,6 +16,7 @@ from app.store.queue import Queue
 from app.store.slices import Slices
 
 CANCELLED_AT_ONCE = 200
+"""Number of jobs that one transaction cancels: a hundredth of a second."""
 
 _job = tables.job.c
 
@@ -50,20 +51,15 @@ class Bulk:
         Raises DatabaseBusy if the server stops meanwhile.
         """
         unfinished = (_job.state == "queued") | ((_job.state == "running") & _job.cancel_requested_at.is_(None))
-        cancelled = requested = 0
+        query = select(_job.id).where(*chosen.conditions, unfinished).order_by(_job.id)
         with self._slices.database.read() as connection:
-            last = connection.execute(select(func.max(_job.id))).scalar_one() or 0
-        after = 0
-        while True:
-            query = select(_job.id).where(*chosen.conditions, unfinished, _job.id > after, _job.id <= last)
-            with self._slices.database.read() as connection:
-                ids = list(connection.execute(query.order_by(_job.id).limit(CANCELLED_AT_ONCE)).scalars())
-            if not ids:
-                return BulkCancelled(cancelled, requested)
-            after = ids[-1]
-            counts = self._queue.cancel_some(ids)
-            cancelled, requested = cancelled + counts[0], requested + counts[1]
+            found = list(connection.execute(query).scalars())
+        cancelled = requested = 0
+        for start in range(0, len(found), CANCELLED_AT_ONCE):
             self._check_stopped()
+            counts = self._queue.cancel_some(found[start : start + CANCELLED_AT_ONCE])
+            cancelled, requested = cancelled + counts[0], requested + counts[1]
+        return BulkCancelled(cancelled, requested)
 
     def delete(self, chosen: JobFilter) -> BulkDeleted:
         """Delete the finished jobs that the filter chooses, with their results and files.

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Connection, delete, func, select
+from sqlalchemy import ColumnElement, Connection, delete, select
 
 from app.states import FINISHED_STATES
 from app.store import tables
 from app.store.artifacts import ArtifactFiles
 from app.store.slices import Slices
 
-JOBS_AT_ONCE = 20
+JOBS_AT_ONCE = 50
 ROWS_AT_ONCE = 500
 CONTENTS_AT_ONCE = 20
 
@@ -40,25 +40,24 @@ class Deleted:
 
 def delete_jobs(slices: Slices, which: Sequence[ColumnElement[bool]]) -> Deleted:
     """Delete the jobs that match all of `which`, may be deleted and exist by now, oldest first."""
-    with slices.database.read() as connection:
-        last = connection.execute(select(func.max(_job.id))).scalar_one() or 0
+    wanted = [*which, DELETABLE]
+    with slices.database.read() as connection:  # looking for them may take long, and needs no lock
+        found = list(connection.execute(select(_job.id).where(*wanted).order_by(_job.id)).scalars())
     contents: set[str] = set()
-    number = first = 0
+    number = 0
+    for start in range(0, len(found), JOBS_AT_ONCE):
+        some = _job.id.in_(found[start : start + JOBS_AT_ONCE])
 
-    def step(connection: Connection) -> int:
-        nonlocal number, first
-        chosen = select(_job.id).where(*which, DELETABLE, _job.id >= first, _job.id <= last)
-        ids = list(connection.execute(chosen.order_by(_job.id).limit(JOBS_AT_ONCE)).scalars())
-        if not ids:
-            return 0
-        first = ids[0]
-        if rows := _delete_rows(connection, ids, contents):
-            return rows
-        connection.execute(delete(tables.job).where(_job.id.in_(ids)))
-        number += len(ids)
-        return len(ids)
+        def step(connection: Connection, some: ColumnElement[bool] = some) -> int:
+            nonlocal number
+            ids = list(connection.execute(select(_job.id).where(some, *wanted)).scalars())
+            if rows := _delete_rows(connection, ids, contents):
+                return rows
+            gone = connection.execute(delete(tables.job).where(_job.id.in_(ids))).rowcount
+            number += gone
+            return gone
 
-    slices.run(step)
+        slices.run(step)
     return Deleted(number, _unreferred(slices, sorted(contents)))
 
 

@@ -396,7 +396,7 @@ class IdempotencyKey(SQLModel, table=True):
     resource_id: int = Field(sa_column=Column(_ID, nullable=False))
     """The id of the job or sweep that the request made."""
     response: dict[str, Any] = Field(sa_column=_json(nullable=False))
-    awaited: bool = Field(default=False, sa_column_kwargs={"server_default": text("0")})
+    awaited: bool = Field(default=False, sa_column_kwargs={"server_default": false()})
     """The request waits for the job's end, and has not been answered yet; `response` is the queued job until then."""
     created_at: datetime = Field(sa_column=_time(nullable=False))
 

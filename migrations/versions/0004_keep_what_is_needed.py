@@ -37,7 +37,7 @@ def upgrade() -> None:
     op.create_index("ix_worker_registered_at", "worker", ["registered_at", "id"])
     op.create_index("ix_job_finished_at", "job", ["finished_at"])
     op.create_index("ix_idempotency_key_created_at", "idempotency_key", ["created_at"])
-    op.execute("ALTER TABLE idempotency_key ADD COLUMN awaited BOOLEAN DEFAULT 0 NOT NULL")
+    op.add_column("idempotency_key", sa.Column("awaited", sa.Boolean(), server_default=sa.false(), nullable=False))
 
 
 def downgrade() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import delete, insert, select, update
+from sqlalchemy import event as events
 
 from app.errors import NotFound
 from app.settings import Settings
@@ -198,47 +198,73 @@ def many_measurements(database: Database, job_id: int, number: int) -> None:
         connection.execute(insert(tables.measurement), [row] * number)
 
 
-def longest_wait_s(database: Database, work: Callable[[], Any]) -> float:
-    """The longest that another writer waits for its turn while `work` runs."""
-    waits: list[float] = []
-    over = threading.Event()
+def changes_at_once(database: Database, work: Callable[[], Any]) -> list[int]:
+    """How many rows each transaction of `work` changed."""
+    totals: list[int] = []
+    changes: list[int] = []
 
-    def write() -> None:
-        while not over.is_set():
-            began = time.monotonic()
-            with database.write():
-                waits.append(time.monotonic() - began)
-            time.sleep(0.001)
+    def total(connection: Any) -> int:
+        return int(connection.connection.driver_connection.total_changes)
 
-    thread = threading.Thread(target=write)
-    thread.start()
+    def commit(connection: Any) -> None:
+        changes.append(total(connection) - totals[-1])
+
+    def began(connection: Any) -> None:
+        totals.append(total(connection))
+
+    events.listen(database.backend.engine, "begin", began)
+    events.listen(database.backend.engine, "commit", commit)
     try:
         work()
     finally:
-        over.set()
-        thread.join()
-    return max(waits)
+        events.remove(database.backend.engine, "begin", began)
+        events.remove(database.backend.engine, "commit", commit)
+    return changes
 
 
-def deletion_s(database: Database, queue: Queue, shop: Any) -> tuple[float, float]:
-    """How long it takes to delete a large job, and how long others wait meanwhile."""
+@pytest.fixture
+def large_job(database: Database, queue: Queue, shop: Any) -> int:
     job_id = finished(shop, queue)
-    many_measurements(database, job_id, 15_000)
-    began = time.monotonic()
-    waited_s = longest_wait_s(database, lambda: queue.delete(job_id))
+    many_measurements(database, job_id, 3000)
+    return job_id
+
+
+def test_a_large_job_is_deleted_in_slices(
+    database: Database, queue: Queue, large_job: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)  # a slow disk
+    changes = changes_at_once(database, lambda: queue.delete(large_job))
     assert rows(database) == {}
-    return time.monotonic() - began, waited_s
+    assert max(changes) <= deleting.ROWS_AT_ONCE + deleting.JOBS_AT_ONCE
 
 
-def test_a_large_job_is_deleted_in_slices(database: Database, queue: Queue, shop: Any) -> None:
-    took_s, waited_s = deletion_s(database, queue, shop)
-    assert waited_s < took_s / 2
-
-
-def test_control_of_the_slices(database: Database, queue: Queue, shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_of_the_slices(
+    database: Database, queue: Queue, large_job: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(slices, "SLICE_S", 3600.0)
-    took_s, waited_s = deletion_s(database, queue, shop)
-    assert waited_s > took_s / 2
+    assert max(changes_at_once(database, lambda: queue.delete(large_job))) > 3000
+
+
+def test_others_write_between_slices(database: Database) -> None:
+    """Each slice is followed by a pause as long as itself, in which the lock is free."""
+    paused: list[float] = []
+    change = Slices(database)
+
+    def wait(seconds: float) -> None:
+        with database.write():  # nobody holds it
+            paused.append(seconds)
+
+    change._stopped.wait = wait  # type: ignore[assignment,method-assign]
+    began = time.monotonic()
+    steps = iter((1, 1, 1, 0))
+
+    def step(_connection: Any) -> int:
+        time.sleep(slices.SLICE_S)
+        return next(steps)
+
+    assert change.run(step) == 3
+    assert len(paused) == 3
+    assert 3 * slices.SLICE_S <= sum(paused) <= time.monotonic() - began
 
 
 def test_nobody_reads_a_part_of_the_results(
