@@ -66,6 +66,7 @@ def run(
             site.undo_all()
             tell("the attack is over")
             site.wait_until_up()
+            tell("server and workers are up")
             clients.settle()
             tell("clients have all their answers")
             wrong = come_to_rest(site)

@@ -164,7 +164,7 @@ class Site:
         try:
             self._ready(member, member.start())
         except (RuntimeError, TimeoutError) as error:  # on a full disk nothing starts; or it was killed meanwhile
-            print(f"{member.name} did not start: {str(error).splitlines()[0]}", flush=True)
+            print(f"{member.name} did not start: {str(error).splitlines()[-1]}", flush=True)
             self._not_before[member.name] = time.monotonic() + 0.2
 
     def _judge_end(self, member: Member, process: subprocess.Popen[bytes]) -> None:
