@@ -181,7 +181,11 @@ class Site:
     # Faults
 
     def strike(self, fault: Fault) -> None:
-        """Let the fault happen. What it is to hit may not be there just now."""
+        """Let the fault happen. What it is to hit may not be there just now, or end meanwhile."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._strike(fault)
+
+    def _strike(self, fault: Fault) -> None:
         what, _, at = fault.kind.partition("_")
         match fault.kind:
             case "disk_full":
@@ -206,16 +210,17 @@ class Site:
         if what == "stop":
             self._stop(fault, member.process.pid)
             return
-        below_it = psutil.Process(member.process.pid).children(recursive=True) if below else []
+        # A job's daemon, which is a `sleep`, stays.
+        everybody = psutil.Process(member.process.pid).children(recursive=True) if below else []
+        below_it = [process.pid for process in everybody if process.name() != "sleep"]
         # While it is being judged, the keeper must not take it for one that has ended by itself.
         pid = member.expect_end()
         self._not_before[member.name] = time.monotonic() + fault.lasts_s
         send(pid, signal.SIGTERM if what == "end" else signal.SIGKILL)
         if what == "end":
             send(pid, signal.SIGCONT)
-        for process in below_it:
-            if process.name() != "sleep":  # a job's daemon stays
-                send(process.pid, signal.SIGKILL)
+        for pid in below_it:
+            send(pid, signal.SIGKILL)
 
     def _signal_below(self, fault: Fault, what: str, whom: str) -> None:
         found = sorted(self._below()[whom])
