@@ -15,10 +15,12 @@ import argparse
 import json
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 
 from tools.chaos.plan import LASTS_S, faults
 from tools.chaos.run import run
@@ -36,6 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--only", nargs="+", choices=sorted(LASTS_S), default=tuple(LASTS_S), help="kinds of faults")
     parser.add_argument("--keep", action="store_true", help="keep the folders of rounds that fail")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, _end)
     first = secrets.randbelow(2**32) if options.seed is None else options.seed
     rounds = max(1, round(60 * options.minutes / options.round_seconds))
     failed = [
@@ -45,6 +48,10 @@ def main(arguments: Sequence[str]) -> int:
     ]
     print(f"{rounds - len(failed)} of {rounds} rounds were clean" + (f"; failed: seeds {failed}" if failed else ""))
     return 1 if failed else 0
+
+
+def _end(_signum: int, _frame: FrameType | None) -> None:
+    sys.exit(143)  # with everything that a context has to clean up
 
 
 def one_round(seed: int, seconds: float, kinds: Sequence[str], *, keep: bool) -> bool:
