@@ -24,8 +24,6 @@ from tools.service import Service, wait_until
 PROJECT = Path(__file__).resolve().parents[2]
 PLUGINS = PROJECT / "tests" / "plugins"
 DISK_MIB = 512
-LARGEST_FILE_BYTES = 4096
-"""Where no small disk can be mounted, a full one is one on which no file grows beyond this."""
 GONE_S = 20.0
 """How long the processes of a service that was stopped may take to be gone, at most. Seconds."""
 START_S = 60.0
@@ -97,6 +95,14 @@ class Site:
 
     def __enter__(self) -> Site:
         self.mounted = self._disk.enter_context(small_disk(self.service.data_dir))
+        try:
+            self._start_all()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def _start_all(self) -> None:
         self._keep_up.set()
         self._ready(self.server, self.server.start())
         with ThreadPoolExecutor() as threads:
@@ -104,7 +110,6 @@ class Site:
                 self._ready(worker, process)
         for keeper in self._keepers:
             keeper.start()
-        return self
 
     def __exit__(self, *_exception: object) -> None:
         self.undo_all()
@@ -176,7 +181,8 @@ class Site:
     def _stop_keeping(self) -> None:
         self._keep_up.clear()
         for keeper in self._keepers:
-            keeper.join()
+            if keeper.is_alive():
+                keeper.join()
 
     # Faults
 
@@ -345,12 +351,13 @@ def small_disk(folder: Path) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def fill(folder: Path, members: list[Member], *, mounted: bool) -> Iterator[None]:
-    """Let nobody write to the disk of `folder`; if it is no disk of its own, let the members' files not grow."""
+    """Let nobody write to the disk of `folder`; if it is not a disk of its own, let no file outgrow its largest."""
     if not mounted:
+        largest = max(path.stat().st_size for path in folder.glob("flopwatch.sqlite3*"))
         pids = [member.process.pid for member in members if member.alive and member.process is not None]
         with contextlib.ExitStack() as stack:
             for pid in pids:
-                stack.enter_context(file_size_limit(pid))
+                stack.enter_context(file_size_limit(pid, largest))
             yield
         return
     filler = folder / f"filler-{random.getrandbits(32):08x}"
@@ -369,11 +376,11 @@ def fill(folder: Path, members: list[Member], *, mounted: bool) -> Iterator[None
 
 
 @contextlib.contextmanager
-def file_size_limit(pid: int) -> Iterator[None]:
-    """Let no file of the process grow."""
+def file_size_limit(pid: int, limit: int) -> Iterator[None]:
+    """Let no file of the process grow beyond `limit` bytes."""
     try:
         before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, (LARGEST_FILE_BYTES, before[1]))
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (limit, before[1]))
     except ProcessLookupError:
         yield
         return
