@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 import sqlite3
 import threading
@@ -216,6 +217,11 @@ def memory_is_bounded(site: Site) -> list[str]:
     ]
 
 
+def errors_in(log: str) -> list[str]:
+    """The last lines of the tracebacks in a log."""
+    return re.findall(r"^Traceback \(most recent call last\):\n(?: .*\n)*(\S.*)", log, flags=re.MULTILINE)
+
+
 def cpu_s(whose: int) -> int:
     """Processor time of this process, or of those below it that have ended. Seconds."""
     usage = resource.getrusage(whose)
@@ -239,7 +245,7 @@ def summary(site: Site, ledger: Ledger) -> dict[str, Any]:
         "peak_mib": {member.name: member.peak_bytes >> 20 for member in site.members},
         "starts": len(site.service.processes),
         "cpu_s": {"harness": cpu_s(resource.RUSAGE_SELF), "service": cpu_s(resource.RUSAGE_CHILDREN)},
-        "tracebacks of workers": sum(
-            text.count("Traceback (most") for text in logs_of(site.service.folder, "worker").values()
+        "errors in workers' logs": sorted(
+            {error[:200] for text in logs_of(site.service.folder, "worker").values() for error in errors_in(text)}
         ),
     }
