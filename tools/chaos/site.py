@@ -26,7 +26,7 @@ PLUGINS = PROJECT / "tests" / "plugins"
 DISK_MIB = 512
 GONE_S = 20.0
 """How long the processes of a service that was stopped may take to be gone, at most. Seconds."""
-START_S = 60.0
+START_S = 150.0
 HOUR_S = 3600.0
 
 
