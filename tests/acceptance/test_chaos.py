@@ -13,7 +13,7 @@ from tools.chaos.run import run
 
 pytestmark = pytest.mark.acceptance
 
-SECONDS = 12.0
+SECONDS = 12.5
 """Of attack: every kind of fault happens once."""
 SHORT_LEASE_S = 1.0
 

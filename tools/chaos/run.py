@@ -33,7 +33,7 @@ MEMORY_BYTES = 400 << 20
 """Most that the server or an agent may take."""
 SLACK_FILES = 40
 """Descriptors that a member may have open at the end beyond those at its start: connections to the database, kept."""
-TIDY_S = 10.0
+TIDY_S = 5.0
 POLL_S = 0.02
 
 

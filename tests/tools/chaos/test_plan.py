@@ -16,7 +16,7 @@ def test_a_seed_gives_the_same_faults_again() -> None:
     assert faults(5, 60.0) == faults(5, 60.0) != faults(6, 60.0)
 
 
-@pytest.mark.parametrize("seconds", [12.0, 60.0])
+@pytest.mark.parametrize("seconds", [12.5, 60.0])
 def test_every_kind_of_fault_happens(seconds: float) -> None:
     plan = faults(3, seconds)
     assert {fault.kind for fault in plan} == set(LASTS_S)
