@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import signal
@@ -56,7 +57,7 @@ class Service:
         self.server: subprocess.Popen[bytes] | None = None
         self.url = ""
         self._clients = ExitStack()
-        self._count = 0
+        self._numbers = itertools.count(1)
         folder.mkdir(parents=True, exist_ok=True)
 
     def __enter__(self) -> Self:
@@ -75,8 +76,7 @@ class Service:
         self, name: str, arguments: list[str], **environment: str
     ) -> tuple[subprocess.Popen[bytes], Path]:
         """Start `python -m ARGUMENTS`; its output goes to a file, whose path is returned too."""
-        self._count += 1
-        log = self.folder / f"{self._count:02d}-{name}.log"
+        log = self.folder / f"{next(self._numbers):02d}-{name}.log"
         with log.open("wb") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", *arguments],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,3 +90,34 @@ def test_routes_and_their_page_agree(tmp_path: Path) -> None:
 
 def any_name(path: str) -> str:
     return re.sub(r"\{\w+\}", "{}", path)
+
+
+RELIABILITY = ROOT / "docs" / "reliability.md"
+
+
+def promises(text: str) -> list[list[str]]:
+    """The cells of the table's rows: promise, test, control."""
+    rows = [re.split(r" \| ", line.strip("| ")) for line in text.splitlines() if line.startswith("| ")]
+    return [row for row in rows if row != ["promise", "test", "control"]]
+
+
+def test_every_promise_has_a_test_that_exists() -> None:
+    defined = {
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"^\s*(?:async )?def (test_\w+)", path.read_text(), flags=re.MULTILINE)
+    }
+    rows = promises(RELIABILITY.read_text())
+    assert len(rows) > 50
+    for row in rows:
+        promise, tests, control = row
+        named = re.findall(r"`(test_[\w*]+)`", f"{tests} {control}")
+        assert named or "`test_" in tests, promise
+        assert [name for name in named if not fnmatch.filter(defined, name)] == [], promise
+        assert re.findall(r"`test_\w+`", control) or control.startswith("none"), promise
+
+
+def test_linked_tests_are_in_the_files_that_are_linked() -> None:
+    linked = re.findall(r"\[`(test_\w+)`\]\(\.\./(tests/[\w/]+\.py)\)", RELIABILITY.read_text())
+    assert len(linked) > 50
+    assert [name for name, path in linked if f"def {name}(" not in (ROOT / path).read_text()] == []

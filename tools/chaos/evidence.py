@@ -1,0 +1,102 @@
+"""What a chaos run knows: what was answered to its clients, what jobs wrote down, what lies in the store."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Mark = Mapping[str, Any]
+
+
+@dataclass
+class Ledger:
+    """What the server promised to the clients. Several threads write; each field by its methods."""
+
+    accepted: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    """Job ids answered with 201, by the job's name. Every name is submitted once, if maybe by many requests."""
+    unanswered: set[str] = field(default_factory=set)
+    """Names of jobs whose submission was never answered: they may be there, once."""
+    sweeps: dict[int, int] = field(default_factory=dict)
+    """Numbers of jobs of the sweeps answered with 201, by sweep id."""
+    finals: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Jobs as they were first seen in a final state, by id."""
+    deleted: set[int] = field(default_factory=set)
+    """Ids of jobs that are gone, or may be: a DELETE was answered 204, or not at all."""
+    troubles: list[str] = field(default_factory=list)
+    """Answers that nobody may get, and other things that were seen to be wrong meanwhile."""
+    answers: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    """Numbers of answers by status; 0 stands for requests without an answer."""
+    guard: threading.Lock = field(default_factory=threading.Lock)
+
+    def answered(self, status: int) -> None:
+        """Count an answer."""
+        with self.guard:
+            self.answers[status] += 1
+
+    def accept(self, name: str, job_id: int) -> None:
+        """A submission was answered 201."""
+        with self.guard:
+            self.accepted[name].add(job_id)
+
+    def trouble(self, what: str) -> None:
+        """Something was seen that must not be."""
+        with self.guard:
+            self.troubles.append(what)
+
+    def saw_final(self, job: dict[str, Any]) -> None:
+        """A finished job was seen: it must look the same for ever."""
+        with self.guard:
+            first = self.finals.setdefault(job["id"], job)
+            if first != job:
+                changed = {name: (first.get(name), job[name]) for name in job if first.get(name) != job[name]}
+                self.troubles.append(f"job {job['id']} changed after its end: {changed}")
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file below artifacts/, named by a content's SHA-256."""
+
+    sha256: str
+    """Of what is in it."""
+    size: int
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is there when everything has ended."""
+
+    ask: Callable[[str], list[Any]]
+    """Answers SQL with rows."""
+    ledger: Ledger
+    marks: Sequence[Mark]
+    files: Mapping[str, StoredFile]
+    """By the name's SHA-256."""
+    leftovers: Sequence[str]
+    """Files in folders that must be empty."""
+
+
+def read_marks(path: Path) -> list[Mark]:
+    """What jobs wrote down."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def stored_files(data_dir: Path) -> dict[str, StoredFile]:
+    """The contents in the store, read whole."""
+    found = {}
+    for path in (data_dir / "artifacts").glob("[0-9a-f][0-9a-f]/*"):
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        found[path.parent.name + path.name] = StoredFile(content, path.stat().st_size)
+    return found
+
+
+def leftovers(data_dir: Path) -> list[str]:
+    """What lies in the folders of unfinished work."""
+    folders = (data_dir / "scratch", data_dir / "artifacts" / "incoming")
+    return [path.relative_to(data_dir).as_posix() for folder in folders for path in folder.glob("*")]

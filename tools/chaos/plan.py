@@ -1,0 +1,141 @@
+"""The plan of a chaos run: which faults happen when, and what clients submit. All of it follows from the seed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+LEASE_S = 3.0
+"""Of the service under chaos, seconds."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault. What it hits is chosen, when it happens, as number `target` modulo how many there are."""
+
+    at_s: float
+    kind: str
+    target: int
+    lasts_s: float
+    """Until it is undone: a stopped process goes on, a killed server or worker is started again. Seconds."""
+    amount: float = 0.0
+    """Of `clock`: by how many hours the clock is off from now on."""
+
+    def __str__(self) -> str:
+        amount = f", {self.amount:+.1f} h" if self.kind == "clock" else ""
+        return f"{self.at_s:6.2f} s  {self.kind} {self.target}, for {self.lasts_s:.2f} s{amount}"
+
+
+LASTS_S: dict[str, tuple[float, float]] = {
+    "kill_worker": (0.0, 1.0),
+    "kill_worker_and_all_below": (0.0, 1.0),
+    "end_worker": (0.0, 1.0),
+    "stop_worker": (0.2, 2.0 * LEASE_S),
+    "kill_warm_parent": (0.0, 0.0),
+    "stop_warm_parent": (0.2, 2.0),
+    "kill_keeper": (0.0, 0.0),
+    "stop_keeper": (0.2, 3.0),
+    "kill_job": (0.0, 0.0),
+    "stop_job": (0.2, 3.0),
+    "kill_server": (0.0, 1.0),
+    "stop_server": (0.2, 3.0),
+    "disk_full": (0.5, 3.0),
+    "held_lock": (0.2, 1.5 * LEASE_S),
+    "clock": (0.0, 0.0),
+}
+"""Every kind of fault, with the least and the most that it lasts, in seconds."""
+
+SELDOM = frozenset(
+    {"kill_worker", "kill_worker_and_all_below", "end_worker", "kill_server", "stop_server", "held_lock"}
+)
+"""Faults that come a third as often as others: while they last, little else happens that others could disturb."""
+
+
+def faults(seed: int, seconds: float, kinds: Sequence[str] = tuple(LASTS_S), *, per_s: float = 1.2) -> list[Fault]:
+    """The faults of a run of so many seconds, by time: each kind at least once, if there is time, and then any."""
+    rng = random.Random(f"faults {seed}")
+    count = max(1, round(seconds * per_s))
+    chosen = rng.sample(kinds, min(count, len(kinds)))
+    weights = [1 if kind in SELDOM else 3 for kind in kinds]
+    chosen += rng.choices(kinds, weights, k=count - len(chosen))
+    rng.shuffle(chosen)
+    times = sorted(rng.uniform(0.0, seconds) for _ in chosen)
+    return [
+        Fault(
+            at_s=at_s,
+            kind=kind,
+            target=rng.randrange(1000),
+            lasts_s=rng.uniform(*LASTS_S[kind]),
+            amount=rng.uniform(-3.0, 3.0),
+        )
+        for at_s, kind in zip(times, chosen, strict=True)
+    ]
+
+
+BEHAVIOURS: dict[str, tuple[int, dict[str, Any]]] = {
+    "stops_keeper": (2, {}),
+    "daemon": (4, {}),
+    "garbage": (6, {}),
+    "ignores_sigterm": (3, {}),
+    "sparse_artifact": (3, {"amount": 64}),
+    "kills_keeper": (2, {}),
+    "many_measurements": (3, {"amount": 2000}),
+    "huge_error": (2, {"amount": 30}),
+    "fork_bomb": (3, {"amount": 6}),
+    "changing_artifact": (3, {"amount": 2}),
+    "kills_agent": (1, {}),
+    "output": (2, {"amount": 100}),
+    "closes_pipes": (2, {}),
+    "many_artifacts": (3, {"amount": 150}),
+    "exits": (3, {}),
+    "huge_progress": (2, {"amount": 30}),
+    "stolen_artifact": (2, {}),
+    "hungry": (2, {"amount": 200}),
+    "interrupts": (2, {}),
+    "raises": (3, {}),
+    "segfault": (2, {}),
+    "good": (40, {}),
+}
+"""What hostile jobs do (tests/plugins/hostile_kind): how often, and how much of it. The first ones come in any run."""
+
+NEVER_SUCCEED = frozenset(BEHAVIOURS) - {
+    "good",
+    "many_measurements",
+    "many_artifacts",
+    "sparse_artifact",
+    "changing_artifact",
+    "output",
+    "huge_progress",
+    "daemon",
+    "fork_bomb",
+}
+ENDLESS = frozenset({"ignores_sigterm", "stolen_artifact", "garbage", "kills_keeper", "stops_keeper", "kills_agent"})
+"""They may not end by themselves, so they get a timeout."""
+
+
+def job_body(rng: random.Random, number: int) -> dict[str, Any]:
+    """The body of job `number`; its name and its labels say so. Every other number takes the next behaviour in turn."""
+    names, weights = list(BEHAVIOURS), [weight for weight, _ in BEHAVIOURS.values()]
+    behaviour = names[number // 2 % len(names)] if number % 2 else rng.choices(names, weights)[0]
+    spec = {
+        "kind": "hostile",
+        "behaviour": behaviour,
+        "number": number,
+        "seconds": round(rng.choice([0.0, 0.0, 0.2, 1.0]) * rng.random(), 3),
+        "units": rng.choice([1, 1, 1, 2, 3]) if behaviour == "good" else 1,
+        "start": rng.choice(["fork", "fork", "fork", "exec"]),
+        "device": rng.choice(["none", "none", "cpu"]),
+        **BEHAVIOURS[behaviour][1],
+    }
+    body = {
+        "spec": spec,
+        "name": f"job {number}",
+        "labels": {"number": str(number), "behaviour": behaviour},
+        "priority": rng.randint(-2, 2),
+        "max_attempts": 1 if behaviour == "kills_agent" else rng.randint(1, 3),
+    }
+    if behaviour in ENDLESS or rng.random() < 0.1:
+        body["timeout_s"] = round(rng.uniform(0.5, 3.0), 3)
+    return body
