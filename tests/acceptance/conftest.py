@@ -27,6 +27,7 @@ def environment(folder: Path) -> dict[str, str]:
         "FLOPWATCH_GRACE_S": "1",
         "FLOPWATCH_LEASE_S": "3",
         "OMP_NUM_THREADS": "1",
+        "TRITON_INTERPRET": "0",  # the kernels' tests interpret; users' workers do not
         "TMPDIR": str(folder),  # where workers of one host keep their locks: services do not wait for each other
     }
 
