@@ -437,6 +437,6 @@ def test_a_unit_has_every_variable_but_the_services_settings(
 
 @starts
 def test_control_of_the_units_variables(tmp_path: Path, start: str) -> None:
-    inherit = "import workers.launch; workers.launch.units_environment = lambda: None"
+    inherit = "import workers.launch; workers.launch.units_environment = lambda *_: None"
     run = functools.partial(run_script, tmp_path, start)
     assert "FLOPWATCH_API_TOKEN=hunter2" in variables_of_a_unit(tmp_path, run, inherit)
