@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import gc
 import importlib.metadata
 import importlib.util
 import os
 import random
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -58,11 +61,36 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = chosen
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Collect without the garbage collector: it visits all modules again and again while they are imported."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Keep the garbage collector, which measurements call often, from visiting thousands of tests and their modules."""
+    with contextlib.suppress(ImportError):
+        import hypothesis  # noqa: F401 - when imported, it looks for references that the collector no longer tells
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_report_header(config: pytest.Config) -> list[str]:
     return [
         f"random seed: {config.stash[SEED]} (repeat with --random-seed={config.stash[SEED]})",
         f"torch: {importlib.metadata.version('torch')}",
     ]
+
+
+class NothingAlone(pytest.Collector):
+    """In the place of a file of which no test is marked alone: importing them all would take as long as those tests."""
+
+    def collect(self) -> list[pytest.Item]:
+        return []
 
 
 class NeedsTheService(pytest.Collector):
@@ -85,6 +113,8 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    if parent.config.getoption("--share") == "alone" and b"pytest.mark.alone" not in module_path.read_bytes():
+        return NothingAlone.from_parent(parent, name=module_path.name)
     return NeedsTheService.from_parent(parent, name=module_path.name) if _needs_the_service(module_path) else None
 
 

@@ -1,9 +1,9 @@
 """Runs the tests: `make test` runs all of them on all cores, `make gpu-test` those that need a GPU.
 
 Tests run at the same time as others, except those marked `alone`, which judge times or fill a device: they run
-afterwards, one by one. Every test is in exactly one of the two parts: all runs collect the same tests, and `--share`
-and `--slice` (tests/conftest.py) choose among them. Further arguments go to every run: `make test ARGS="tests/app -k
-claim"`. The GPU's tests need only pytest, all tests pytest-xdist too.
+afterwards, one by one. Every test is in exactly one of the two parts: all runs are given the same files, and `--share`
+and `--slice` (tests/conftest.py) choose among their tests. Further arguments go to every run: `make test
+ARGS="tests/app -k claim"`. The GPU's tests need only pytest, all tests pytest-xdist too.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ def command(arguments: Sequence[str]) -> list[str]:
 
 
 def environment(defaults: Mapping[str, str]) -> dict[str, str]:
-    """Return the user's environment over the defaults."""
-    return {**defaults, **os.environ}
+    """Return the user's environment over the defaults. The tests' compiled files are kept for the next run."""
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**defaults, **own}
 
 
 def worst(*codes: int) -> int:

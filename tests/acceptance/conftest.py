@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ def environment(folder: Path) -> dict[str, str]:
         "FLOPWATCH_GRACE_S": "1",
         "FLOPWATCH_LEASE_S": "3",
         "OMP_NUM_THREADS": "1",
+        "TRITON_INTERPRET": "0",  # the kernels' tests interpret; users' workers do not
         "TMPDIR": str(folder),  # where workers of one host keep their locks: services do not wait for each other
     }
 
@@ -84,6 +85,32 @@ def site(started_service: tuple[Service, subprocess.Popen[bytes]]) -> Iterator[S
     print(running.logs()[-20_000:])
     assert worker.poll() is None, "the worker that the module shares has ended"
     end_all_jobs(client)
+
+
+@pytest.fixture(scope="module")
+def server_without_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A server for the controls of a module that take something out of a worker only."""
+    folder = tmp_path_factory.mktemp("controls")
+    with Service(folder / "service", environment(folder)) as running:
+        running.start_server()
+        yield running
+
+
+@pytest.fixture
+def start_beside(
+    server_without_workers: Service, tmp_path: Path, misbehave_folder: Path
+) -> Iterator[Callable[..., Site]]:
+    """Start a worker of the test's own beside the module's server; the arguments are environment of the worker."""
+    running = server_without_workers
+    running.environment.update(environment(tmp_path))
+
+    def start(**sabotage: str) -> Site:
+        return Site(running.client(), misbehave_folder, running.start_worker(**sabotage))
+
+    yield start
+    print(running.logs()[-20_000:])
+    running.stop_processes(*(one for one in running.processes if one is not running.server))
+    end_all_jobs(running.client())
 
 
 def end_all_jobs(client: httpx.Client) -> None:

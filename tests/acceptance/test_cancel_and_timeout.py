@@ -6,13 +6,14 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.acceptance.conftest import Site, short_job, start
+from tests.acceptance.conftest import Site, short_job
 from tests.acceptance.sabotage import (
     alive,
     attempt_states,
@@ -93,9 +94,11 @@ def test_a_running_job_that_is_cancelled_ends_quickly(site: Site) -> None:
     cancels_a_running_job(site)
 
 
-def test_control_a_worker_that_does_not_hear_of_cancels(service: Service, misbehave_folder: Path) -> None:
+def test_control_a_worker_that_does_not_hear_of_cancels(
+    start_beside: Callable[..., Site], misbehave_folder: Path
+) -> None:
     with cleaned_up(misbehave_folder), pytest.raises(TimeoutError, match="to be gone"):
-        cancels_a_running_job(start(service, misbehave_folder, **sabotaged("notice_of_cancels")))
+        cancels_a_running_job(start_beside(**sabotaged("notice_of_cancels")))
 
 
 def cancels_against_the_finish(site: Site, rng: random.Random, *, rounds: int) -> None:
@@ -127,8 +130,8 @@ def test_a_cancel_that_was_answered_is_never_overwritten(site: Site, rng: random
     cancels_against_the_finish(site, rng, rounds=20)
 
 
-def test_control_a_finish_that_overwrites_cancels(service: Service, misbehave_folder: Path, rng: random.Random) -> None:
-    site = start(service, misbehave_folder, **sabotaged("cancel_wins", "notice_of_cancels"))
+def test_control_a_finish_that_overwrites_cancels(start_beside: Callable[..., Site], rng: random.Random) -> None:
+    site = start_beside(**sabotaged("cancel_wins", "notice_of_cancels"))
     with pytest.raises(AssertionError, match=r"\(202, 'succeeded'\)"):
         cancels_against_the_finish(site, rng, rounds=40)
 
@@ -155,6 +158,6 @@ def test_a_timeout_ends_every_descendant(site: Site) -> None:
 
 
 @pytest.mark.parametrize("mechanism", ["subreaper", "kill_after_terminate"])
-def test_control_of_the_timeout(service: Service, misbehave_folder: Path, mechanism: str) -> None:
+def test_control_of_the_timeout(start_beside: Callable[..., Site], misbehave_folder: Path, mechanism: str) -> None:
     with cleaned_up(misbehave_folder), pytest.raises(TimeoutError, match="to be gone"):
-        times_out(start(service, misbehave_folder, **sabotaged(mechanism)), patience_s=CONTROL_S)
+        times_out(start_beside(**sabotaged(mechanism)), patience_s=CONTROL_S)

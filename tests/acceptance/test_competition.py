@@ -18,8 +18,8 @@ from tools.service import Service, submit, wait_until
 pytestmark = pytest.mark.acceptance
 
 JOBS = 100
-CONTROL_JOBS = 40
-ALONE_JOBS = 15
+CONTROL_JOBS = 12
+ALONE_JOBS = 8
 PATIENCE_S = 300.0
 
 

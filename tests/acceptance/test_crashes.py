@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.acceptance.conftest import Site, short_job, start
+from tests.acceptance.conftest import Site, short_job
 from tests.acceptance.sabotage import (
     attempt_states,
     cleaned_up,
@@ -22,7 +23,7 @@ from tests.acceptance.sabotage import (
     wait_for_start,
     wait_until_gone,
 )
-from tools.service import Service, submit, wait_for_job
+from tools.service import submit, wait_for_job
 
 pytestmark = pytest.mark.acceptance
 
@@ -73,10 +74,10 @@ def test_how_a_job_died_is_told(site: Site, rng: random.Random) -> None:
 
 
 def test_control_a_process_that_says_nothing_has_succeeded(
-    service: Service, misbehave_folder: Path, rng: random.Random
+    start_beside: Callable[..., Site], rng: random.Random
 ) -> None:
     with pytest.raises(AssertionError, match="'succeeded' == 'failed'"):
-        tells_how_jobs_died(start(service, misbehave_folder, **sabotaged("crashes")), rng)
+        tells_how_jobs_died(start_beside(**sabotaged("crashes")), rng)
 
 
 def survives_a_killed_keeper(site: Site, replicates: int, *, gone_s: float = GONE_S) -> None:
@@ -98,7 +99,9 @@ def test_nothing_is_left_of_a_killed_keepers_job(site: Site, replicates: int) ->
 
 
 @UNITS
-def test_control_orphans_of_keepers_are_left_alone(service: Service, misbehave_folder: Path, replicates: int) -> None:
-    site = start(service, misbehave_folder, **sabotaged("orphans_of_keepers"))
+def test_control_orphans_of_keepers_are_left_alone(
+    start_beside: Callable[..., Site], misbehave_folder: Path, replicates: int
+) -> None:
+    site = start_beside(**sabotaged("orphans_of_keepers"))
     with cleaned_up(misbehave_folder), pytest.raises(TimeoutError, match="to be gone"):
         survives_a_killed_keeper(site, replicates, gone_s=CONTROL_S)

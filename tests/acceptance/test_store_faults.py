@@ -11,7 +11,7 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -202,29 +202,30 @@ import resource, sys
 from pathlib import Path
 from app.errors import DiskFull
 from app.store.artifacts import ArtifactFiles
-_, folder, source, limit = sys.argv
+_, folder, limit, *sources = sys.argv
 if limit:
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), resource.RLIM_INFINITY))
-try:
-    ArtifactFiles(Path(folder)).put(Path(source))
-except DiskFull as error:
-    print("DiskFull", error.status)
-else:
-    print("stored")
+for source in sources:
+    try:
+        ArtifactFiles(Path(folder)).put(Path(source))
+    except DiskFull as error:
+        print("DiskFull", error.status)
+    else:
+        print("stored")
 """
 
 
-def put(folder: Path, source: Path, limit: int | None, **environment: str) -> str:
-    """Store a file in a process of its own, which may write files of at most `limit` bytes; how that ended."""
+def put(folder: Path, sources: Sequence[Path], limit: int | None, **environment: str) -> list[str]:
+    """Store files in a process of its own, which may write at most `limit` bytes into each; how each ended."""
     done = subprocess.run(
-        [sys.executable, "-c", PUT, str(folder), str(source), str(limit or "")],
+        [sys.executable, "-c", PUT, str(folder), str(limit or ""), *map(str, sources)],
         cwd=PROJECT,
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
         check=True,
     )
-    return done.stdout.strip()
+    return done.stdout.splitlines()
 
 
 def store_without_room(folder: Path, tmp_path: Path, rng: random.Random, how: str, **environment: str) -> list[str]:
@@ -236,7 +237,7 @@ def store_without_room(folder: Path, tmp_path: Path, rng: random.Random, how: st
     with ExitStack() as stack:
         if how == "disk":
             stack.enter_context(small_disk(folder, mebibytes=2))
-        endings = [put(folder, source, limit, **environment) for source in (large, small, large)]
+        endings = put(folder, [large, small, large], limit, **environment)
         files = [path.read_bytes() for path in folder.rglob("*") if path.is_file()]
     found = [] if endings == ["DiskFull 507", "stored", "DiskFull 507"] else [f"endings: {endings}"]
     if files != [small.read_bytes()]:

@@ -72,7 +72,6 @@ def test_job_overhead(tmp_path: Path) -> None:
     assert all(median <= p95 <= most for median, p95, most in numbers(rows))
 
 
-@pytest.mark.alone
 def test_idle_cpu(tmp_path: Path) -> None:
     headings, rows = table(tmp_path, "idle_cpu", "--seconds", "0.5", "--queued", "20")
     per_process = [f"{name}, {unit}" for name in ("server", "worker") for unit in ("CPU s per minute", "% of a core")]

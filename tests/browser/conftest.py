@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
 
-from tests.acceptance.conftest import misbehave_folder, service
+from tests.acceptance.conftest import site, started_service
 
-__all__ = ["browser", "misbehave_folder", "service"]
+__all__ = ["browser", "site", "started_service"]
 
 FLAGS = (
     "--headless",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -13,22 +12,21 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.acceptance.conftest import short_job
-from tools.service import Service, submit, wait_for_job, wait_until
+from tests.acceptance.conftest import Site, short_job
+from tools.service import submit, wait_for_job, wait_until
 
 pytestmark = pytest.mark.acceptance
 
 PATIENCE_S = 30.0
 
 
-def test_jobs_are_listed_followed_and_cancelled(service: Service, misbehave_folder: Path, browser: Chrome) -> None:
-    client = service.start_server()
-    service.start_worker()
+def test_jobs_are_listed_followed_and_cancelled(site: Site, browser: Chrome) -> None:
+    client, url = site.client, str(site.client.base_url).rstrip("/")
     running = client.post("/jobs", json=short_job("gated", name="followed", labels={"team": "a"})).json()["id"]
-    wait_until((misbehave_folder / "started").exists, timeout_s=PATIENCE_S, what="the job to run")
+    wait_until((site.folder / "started").exists, timeout_s=PATIENCE_S, what="the job to run")
     queued = client.post("/jobs", json=short_job("gated", name="cancelled")).json()["id"]
 
-    browser.get(service.url)
+    browser.get(url)
     assert urlsplit(browser.current_url).path == "/ui"
     assert "followed" in row(browser, running).text
     assert row(browser, running).find_element(By.CLASS_NAME, "state").text == "running"
@@ -39,31 +37,36 @@ def test_jobs_are_listed_followed_and_cancelled(service: Service, misbehave_fold
     assert wait_for_job(client, queued)["state"] == "cancelled"
     assert not browser.find_elements(By.XPATH, "//button[.='Cancel job']")
 
-    browser.get(f"{service.url}/ui/jobs/{running}")
+    browser.get(f"{url}/ui/jobs/{running}")
     wait_for_state(browser, "running")
     browser.execute_script("window.loadedOnce = true")
-    (misbehave_folder / "open").touch()
+    (site.folder / "open").touch()
     wait_for_state(browser, "succeeded")
     assert browser.execute_script("return window.loadedOnce === true")
     main = browser.find_element(By.TAG_NAME, "main").text
     assert "forward_ms" in main
     assert "samples.csv.gz" in main
 
-    browser.get(f"{service.url}/ui?state=succeeded&label=team:a")
+    browser.get(f"{url}/ui?state=succeeded&label=team:a")
     assert [link.text for link in browser.find_elements(By.CSS_SELECTOR, "tbody td:first-child a")] == [str(running)]
-    browser.get(f"{service.url}/ui/workers")
+    browser.get(f"{url}/ui/workers")
     assert "active" in browser.find_element(By.TAG_NAME, "main").text
     assert complaints(browser) == []
-    assert hosts(browser) == {urlsplit(service.url).netloc}
+    assert hosts(browser) == {urlsplit(url).netloc}
 
 
-def test_a_job_of_many_cells_is_readable(service: Service, misbehave_folder: Path, browser: Chrome) -> None:
-    client = service.start_server()
-    service.start_worker()
-    spec = {"kind": "attention", "implementations": ["eager", "cpu_naive", "cpu_flash", "triton", "tiled", "flex"]}
-    spec |= {"sequence_lengths": [16, 32], "dtypes": ["fp32"], "device": "cpu", "warmup_steps": 0, "measure_steps": 2}
+def test_a_job_of_many_cells_is_readable(site: Site, browser: Chrome) -> None:
+    client, url = site.client, str(site.client.base_url).rstrip("/")
+    spec = {"kind": "attention", "implementations": ["eager", "tiled", "triton", "flex"]}
+    spec |= {
+        "sequence_lengths": [8, 16, 32],
+        "dtypes": ["fp32"],
+        "device": "cpu",
+        "warmup_steps": 0,
+        "measure_steps": 2,
+    }
     job_id = submit(client, {"spec": spec})
-    browser.get(f"{service.url}/ui/jobs/{job_id}")
+    browser.get(f"{url}/ui/jobs/{job_id}")
     # The page follows the job by itself, and the table appears.
     own_table = '[aria-label="Table of results"] tbody tr'
     wait(browser, lambda: browser.find_elements(By.CSS_SELECTOR, own_table))
@@ -78,12 +81,12 @@ def test_a_job_of_many_cells_is_readable(service: Service, misbehave_folder: Pat
         assert browser.execute_script("return arguments[0].getBoundingClientRect().right", reason) <= right
     assert fits(browser)
 
-    browser.get(f"{service.url}/ui")
+    browser.get(f"{url}/ui")
     assert fits(browser)
     heads = browser.find_elements(By.TAG_NAME, "th")
     assert heads[-1].text == "Finished"
     assert browser.execute_script("return arguments[0].getBoundingClientRect().right", heads[-1]) <= 1200
-    browser.get(f"{service.url}/tables?job={job_id}&format=html")
+    browser.get(f"{url}/tables?job={job_id}&format=html")
     assert browser.execute_script("return document.compatMode") == "CSS1Compat"
     assert complaints(browser) == []
 
@@ -93,14 +96,14 @@ def fits(browser: Chrome) -> bool:
     return bool(browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth"))
 
 
-def test_docs_need_no_other_host(service: Service, browser: Chrome) -> None:
-    service.start_server()
-    browser.get(f"{service.url}/docs")
+def test_docs_need_no_other_host(site: Site, browser: Chrome) -> None:
+    url = str(site.client.base_url).rstrip("/")
+    browser.get(f"{url}/docs")
     wait(browser, lambda: browser.find_elements(By.CSS_SELECTOR, ".opblock"))
     operations = [element.text for element in browser.find_elements(By.CSS_SELECTOR, ".opblock-summary-path")]
     assert "/jobs/{job_id}/cancel" in [operation.replace("\u200b", "") for operation in operations]
     assert complaints(browser) == []
-    assert hosts(browser) == {urlsplit(service.url).netloc}
+    assert hosts(browser) == {urlsplit(url).netloc}
 
 
 def wait(browser: Chrome, condition: Callable[[], object]) -> None:

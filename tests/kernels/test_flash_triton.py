@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 import random
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -21,10 +22,10 @@ from tests.kernels.flash import DEVICES, DTYPES, Shape, assert_right, check, dra
 pytestmark = pytest.mark.usefixtures("_small_tiles_in_the_interpreter")
 
 SHORT = [
-    Shape(1, 2, 2, 40, 40, 16),
-    Shape(1, 2, 1, 33, 70, 32),
-    Shape(1, 1, 1, 70, 33, 64),
-    Shape(2, 1, 1, 50, 50, 80),
+    Shape(1, 2, 2, 33, 33, 16),
+    Shape(1, 2, 1, 17, 40, 32),
+    Shape(1, 1, 1, 40, 17, 64),
+    Shape(2, 1, 1, 20, 20, 80),
     Shape(1, 1, 1, 1, 1, 128),
     Shape(1, 1, 1, 1, 37, 16),
     Shape(1, 1, 1, 20, 35, 256),
@@ -51,13 +52,18 @@ CASES = [
 ]
 
 
+def chosen(device: str, shape: Shape, is_causal: bool, dtypes: Sequence[torch.dtype]) -> Sequence[torch.dtype]:
+    """All on a GPU. The slow interpreter gets one: each dtype meets both masks, each shape two dtypes."""
+    return dtypes if device == "cuda" else [dtypes[(SHORT.index(shape) + is_causal) % len(dtypes)]]
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(("device", "shape"), CASES)
 def test_output_and_gradients_agree_with_the_oracle(
     device: str, shape: Shape, is_causal: bool, rng: random.Random
 ) -> None:
     # Padding does not know of the mask, and float32 takes the compiler longest: there once is enough.
-    for dtype in DTYPES[1:] if shape in PADDED and not is_causal else DTYPES:
+    for dtype in DTYPES[1:] if shape in PADDED and not is_causal else chosen(device, shape, is_causal, DTYPES):
         check(*draw_inputs(shape, rng, dtype, device), is_causal, rng)
 
 
@@ -65,7 +71,7 @@ def test_output_and_gradients_agree_with_the_oracle(
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(("device", "shape"), CASES)
 def test_one_pass_agrees_with_the_oracle(device: str, shape: Shape, is_causal: bool, rng: random.Random) -> None:
-    for dtype in DTYPES[1:]:
+    for dtype in chosen(device, shape, is_causal, DTYPES[1:]):
         check(*draw_inputs(shape, rng, dtype, device), is_causal, rng)
 
 
@@ -73,12 +79,12 @@ def test_one_pass_agrees_with_the_oracle(device: str, shape: Shape, is_causal: b
 @pytest.mark.parametrize("device", DEVICES)
 def test_one_pass_in_single_precision(device: str, rng: random.Random) -> None:
     for head_dim in (64, 80):
-        check(*draw_inputs(Shape(1, 2, 1, 70, 85, head_dim), rng, torch.float32, device), True, rng)
+        check(*draw_inputs(Shape(1, 2, 1, 33, 40, head_dim), rng, torch.float32, device), True, rng)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_logsumexp_is_differentiable_too(device: str, rng: random.Random) -> None:
-    shape = Shape(1, 2, 2, 37, 45, 32)
+    shape = Shape(1, 2, 2, 17, 33, 32)
     q, k, v = (tensor.requires_grad_() for tensor in draw_inputs(shape, rng, torch.float32, device))
     out, logsumexp = _forward_operation(q, k, v, True, False)
     gradients = [draw(*tensor.shape, rng=rng, device=device) for tensor in (out, logsumexp)]
@@ -99,11 +105,11 @@ def test_any_strides(device: str, rng: random.Random) -> None:
     for dtype in DTYPES[-2:]:
         drawn = functools.partial(draw, rng=rng, dtype=dtype, device=device)
         tensors = [
-            drawn(1, 40, 3, 16).transpose(1, 2),
-            drawn(1, 3, 40, 21)[..., :16],
-            drawn(3 * 40 * 16 + 1)[1:].view(1, 3, 40, 16),
-            drawn(1, 1, 40, 16).expand(1, 3, 40, 16),
-            drawn(1, 3, 16, 40).transpose(-2, -1),
+            drawn(1, 20, 2, 16).transpose(1, 2),
+            drawn(1, 2, 20, 21)[..., :16],
+            drawn(2 * 20 * 16 + 1)[1:].view(1, 2, 20, 16),
+            drawn(1, 1, 20, 16).expand(1, 2, 20, 16),
+            drawn(1, 2, 16, 20).transpose(-2, -1),
         ]
         for first in range(0, len(tensors), 1 if device == "cuda" else 2):
             q, k, v = (tensors[(first + index) % len(tensors)].detach() for index in range(3))

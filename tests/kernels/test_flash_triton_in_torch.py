@@ -37,7 +37,7 @@ def deterministic() -> Iterator[None]:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_output_and_gradients_keep_the_order_of_axes(device: str, rng: random.Random) -> None:
-    q = draw(2, 40, 3, 16, rng=rng, device=device).transpose(1, 2).requires_grad_()
+    q = draw(1, 20, 2, 16, rng=rng, device=device).transpose(1, 2).requires_grad_()
     out = flash_attention(q, q, q)
     (gradient,) = torch.autograd.grad(out, q, torch.ones_like(out))
     assert out.stride() == q.stride()
@@ -49,7 +49,7 @@ def test_output_and_gradients_keep_the_order_of_axes(device: str, rng: random.Ra
 def test_the_autograd_function_takes_three_and_four_axes_and_saves_one_logsumexp(
     device: str, is_causal: bool, rng: random.Random
 ) -> None:
-    for shape in ((2, 33, 16), (2, 3, 33, 16)):
+    for shape in ((2, 17, 16), (1, 2, 17, 16)):
         q, k, v = (draw(*shape, rng=rng, device=device).requires_grad_() for _ in range(3))
         out = TritonFlashAttention2.apply(q, k, v, is_causal)
         gradient = draw(*shape, rng=rng, device=device)
@@ -64,7 +64,7 @@ def test_the_autograd_function_takes_three_and_four_axes_and_saves_one_logsumexp
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_operations_pass_opcheck(device: str, rng: random.Random) -> None:
-    inputs = [tensor.requires_grad_() for tensor in draw_inputs(Shape(1, 2, 1, 20, 24, 16), rng, device=device)]
+    inputs = [tensor.requires_grad_() for tensor in draw_inputs(Shape(1, 2, 1, 5, 7, 16), rng, device=device)]
     # Rows and heads of other steps than the fake results would have are opcheck's business too.
     turned = [tensor.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for tensor in inputs]
     for case in (inputs, turned):
@@ -91,7 +91,7 @@ def test_a_compiled_model_has_no_graph_break(device: str, form: str, rng: random
         return TritonFlashAttention2.apply(2 * q, k, v, True) * 3
 
     backend = "inductor" if device == "cuda" else "aot_eager"
-    inputs = [tensor.requires_grad_() for tensor in draw_inputs(Shape(1, 2, 2, 40, 40, 16), rng, device=device)]
+    inputs = [tensor.requires_grad_() for tensor in draw_inputs(Shape(1, 1, 1, 20, 20, 16), rng, device=device)]
     compiled = torch.compile(model, fullgraph=True, backend=backend)(*inputs)
     expected = model(*inputs)
     torch.testing.assert_close(compiled, expected)
@@ -123,11 +123,8 @@ def test_who_asks_for_an_operation_sees_one(device: str, rng: random.Random) -> 
 @pytest.mark.usefixtures("deterministic", "one_pass")
 @pytest.mark.parametrize("device", DEVICES)
 def test_results_are_the_same_bit_for_bit_when_determinism_is_asked_for(device: str, rng: random.Random) -> None:
-    length = 2000 if device == "cuda" else 40
-    inputs = [
-        tensor.requires_grad_()
-        for tensor in draw_inputs(Shape(2, 4, 2, length, length, 64), rng, torch.float16, device)
-    ]
+    shape = Shape(2, 4, 2, 2000, 2000, 64) if device == "cuda" else Shape(1, 2, 1, 33, 33, 16)
+    inputs = [tensor.requires_grad_() for tensor in draw_inputs(shape, rng, torch.float16, device)]
     gradient = torch.ones_like(inputs[0])
     runs = []
     for _ in range(5 if device == "cuda" else 2):
@@ -269,7 +266,7 @@ def test_only_gradients_that_are_needed_are_computed(
         monkeypatch.setattr(
             triton_launch, name, lambda *args, real=real, name=name: launched.append(name) or real(*args)
         )
-    inputs = draw_inputs(Shape(1, 2, 1, 33, 40, 16), rng, device=device)
+    inputs = draw_inputs(Shape(1, 2, 1, 17, 20, 16), rng, device=device)
     for index in wanted:
         inputs[index].requires_grad_()
     out = flash_attention(*inputs, True)

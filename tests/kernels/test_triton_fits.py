@@ -18,16 +18,20 @@ TENSOR_COLUMNS = 512
 """Tensor memory of a Blackwell multiprocessor."""
 
 
-@pytest.mark.parametrize("capability", [89, 100])
-def test_the_tables_fit(capability: int) -> None:
+def test_the_tables_fit(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    capabilities = (89, 100)
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("compile_for.py")), str(capability)],
-        env={name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"},
+        [sys.executable, str(Path(__file__).with_name("compile_for.py")), *map(str, capabilities)],
+        env={**environment, "TRITON_CACHE_DIR": str(tmp_path)},
         stdout=subprocess.PIPE,
         check=True,
     )
     found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(found) == 2 * 2 * 3, "two widths, two dtypes, three kernels"
-    for kernel in found:
-        assert 0 < kernel["shared"] <= SHARED_BYTES[capability], kernel
-        assert kernel["tensor"] <= TENSOR_COLUMNS, kernel
+    for capability in capabilities:
+        kernels = [kernel for kernel in found if kernel["capability"] == capability]
+        assert len(kernels) == 2 * 2 * 3, "two widths, two dtypes, three kernels"
+        assert len({kernel["kernel"] for kernel in kernels}) == 3
+        for kernel in kernels:
+            assert 0 < kernel["shared"] <= SHARED_BYTES[capability], kernel
+            assert kernel["tensor"] <= TENSOR_COLUMNS, kernel

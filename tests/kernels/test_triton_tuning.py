@@ -333,9 +333,9 @@ def test_slow_candidates_get_one_sample(inputs: list[Tensor], monkeypatch: pytes
 @on_a_small_table
 def test_three_axes_and_grouped_heads(rng) -> None:
     generator = torch.Generator().manual_seed(rng.randrange(2**32))
-    q = torch.randn(2, 20, 16, generator=generator)
+    q = torch.randn(2, 10, 16, generator=generator)
     assert tune(q, q, q, timer=Clock(one_pass={SMALL: 1.0}), among=[SMALL]).chosen.one_pass == SMALL
-    q, k = (torch.randn(1, heads, length, 16, generator=generator) for heads, length in ((4, 20), (2, 33)))
+    q, k = (torch.randn(1, heads, length, 16, generator=generator) for heads, length in ((2, 10), (1, 17)))
     assert tune(q, k, k, timer=Clock(keys={SMALL: 1.0}), among=[SMALL]).chosen.keys == SMALL
 
 

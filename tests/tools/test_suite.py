@@ -25,6 +25,8 @@ def test_together(number):
 def test_alone(number):
     assert number != FAILS
 """
+PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
+"""The others that are installed take half of the start of each pytest."""
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ def run(folder: Path, module: str, *arguments: str, **environment: str) -> subpr
     return subprocess.run(
         [sys.executable, "-m", module, *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **PLUGINS, **environment},
         capture_output=True,
         text=True,
         timeout=120,

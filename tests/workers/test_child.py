@@ -67,10 +67,10 @@ def outcome_of(error: BaseException, folder: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("error", "detail"),
     [
-        (SystemExit("no such data set"), "SystemExit: no such data set (the unit called sys.exit before its work"),
-        (SystemExit(3), "SystemExit: 3 (the unit called sys.exit"),
-        (SystemExit(0), "SystemExit: 0 (the unit called sys.exit"),
-        (SystemExit(), "SystemExit (the unit called sys.exit"),
+        (SystemExit("no such data set"), "SystemExit: no such data set (sys.exit was called before the work"),
+        (SystemExit(3), "SystemExit: 3 (sys.exit was called"),
+        (SystemExit(0), "SystemExit: 0 (sys.exit was called"),
+        (SystemExit(), "SystemExit (sys.exit was called"),
         (KeyboardInterrupt(), "KeyboardInterrupt"),
         (GeneratorExit("of its own"), "GeneratorExit: of its own"),
     ],

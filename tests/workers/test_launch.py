@@ -1,12 +1,17 @@
-"""The launcher with its warm parent, keepers and children. It reaps every child of its process, so it gets its own."""
+"""The launcher with its warm parent, keepers and children. It reaps every child of its process, so it gets its own.
+
+Units that are forked share one launcher and its warm parent: importing torch takes longer than all that they do.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +28,7 @@ from pathlib import Path
 from workers.keeper import Request
 from workers.launch import Launcher
 
-FOLDER = Path(os.environ["MISBEHAVE_FOLDER"])
-
+os.environ |= SETTINGS
 WRAPPER = [sys.executable, PLUGINS + "/wrapper.py"]
 
 def request(model, wrap=(), **environment):
@@ -32,6 +36,7 @@ def request(model, wrap=(), **environment):
     spec = {"kind": "benchmark", "model": {"name": model, **shape}, "batch_size": 1, "context_length": 1,
             "mode": "forward", "warmup_steps": 0, "measure_steps": 1, "device": "cpu"}
     unit = {"title": "unit", "params": {"replicate": 0}, "start": START, "environment": {}}
+    environment = {"MISBEHAVE_FOLDER": str(FOLDER), **environment}
     return Request("benchmark", spec, unit, str(FOLDER), environment, wrap=list(wrap))
 
 def read(descriptor):
@@ -59,46 +64,100 @@ launcher = Launcher()
 """
 
 
-def run_script(folder: Path, start: str, body: str, *, plugins: bool = True) -> Any:
-    """Run `body` after PRELUDE in a process of its own, with tests/plugins; returns what it prints as JSON."""
+SERVE = """
+for line in sys.stdin:
+    folder, body = json.loads(line)
+    FOLDER = Path(folder)
+    exec(body, globals())
+    print(flush=True)
+launcher.close()
+"""
+SETTINGS = {"FLOPWATCH_API_TOKEN": "hunter2", "NCCL_DEBUG": "WARN", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+"""Variables of every launcher, with a token among them."""
+
+Run = Callable[[str], Any]
+
+
+def start_script(folder: Path, start: str, body: str, *, plugins: bool = True) -> subprocess.Popen[str]:
+    """Start a process that runs `body` after PRELUDE, with tests/plugins; its errors go to a file in `folder`."""
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join([str(TESTS.parent), *([str(TESTS / "plugins")] if plugins else [])]),
-        "MISBEHAVE_FOLDER": str(folder),
         "TMPDIR": str(folder),
     }
-    script = (
-        f"START, PLUGINS = {start!r}, {str(TESTS / 'plugins')!r}\n"
-        + PRELUDE
-        + textwrap.dedent(body)
-        + "\nlauncher.close()\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    print(done.stderr)
-    return json.loads(done.stdout)
+    constants = f"START, PLUGINS, SETTINGS = {start!r}, {str(TESTS / 'plugins')!r}, {SETTINGS!r}\n"
+    script = constants + PRELUDE + textwrap.dedent(body)
+    with (folder / "errors").open("wb") as errors:
+        return subprocess.Popen(
+            [sys.executable, "-c", script],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        )
+
+
+def run_script(folder: Path, start: str, body: str, *, plugins: bool = True) -> Any:
+    """Run `body` in a process of its own; returns what it prints as JSON."""
+    whole = f"FOLDER = Path({str(folder)!r})\n{textwrap.dedent(body)}\nlauncher.close()\n"
+    process = start_script(folder, start, whole, plugins=plugins)
+    output, _ = process.communicate(timeout=120)
+    errors = (folder / "errors").read_text()
+    assert process.returncode == 0, errors
+    print(errors)
+    return json.loads(output)
+
+
+@pytest.fixture(scope="module")
+def launchers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[tuple[subprocess.Popen[str], Path]]]:
+    """Processes that have served tests: the last one, if it still runs, serves on."""
+    started: list[tuple[subprocess.Popen[str], Path]] = []
+    yield started
+    for process, _ in started:
+        process.communicate(timeout=60)
+
+
+@pytest.fixture
+def run_forked(
+    launchers: list[tuple[subprocess.Popen[str], Path]], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Run:
+    """Runs a body whose units are forked in the process that the module shares; returns what it prints as JSON."""
+
+    def run(body: str) -> Any:
+        if not launchers or launchers[-1][0].poll() is not None:
+            folder = tmp_path_factory.mktemp("launcher")
+            launchers.append((start_script(folder, "fork", SERVE), folder))
+        process, folder = launchers[-1]
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps([str(tmp_path), textwrap.dedent(body)]) + "\n")
+        process.stdin.flush()
+        printed = process.stdout.readline()
+        print(errors := (folder / "errors").read_text())
+        assert printed, f"the body has failed: {errors}"
+        assert process.stdout.readline() == "\n"
+        return json.loads(printed)
+
+    return run
 
 
 starts = pytest.mark.parametrize("start", ["fork", "exec"])
 
 
-@starts
-def test_a_unit_reports_its_output_is_captured_and_its_end_is_told(tmp_path: Path, start: str) -> None:
-    told = run_script(
-        tmp_path,
-        start,
-        """
-        ends = {}
-        for model in ("counted", "segfault", "exits", "raises"):
-            process = launcher.start(request(model), START, [])
-            messages, log = read(process.messages), read(process.log)
-            ends[model] = [messages.splitlines(), log, vars(process.report())]
-            process.close()
-        print(json.dumps(ends))
-        """,
-    )
+ENDS = """
+ends = {}
+for model in MODELS:
+    process = launcher.start(request(model), START, [])
+    messages, log = read(process.messages), read(process.log)
+    ends[model] = [messages.splitlines(), log, vars(process.report())]
+    process.close()
+print(json.dumps(ends))
+"""
+
+
+def test_a_unit_reports_its_output_is_captured_and_its_end_is_told(run_forked: Run, tmp_path: Path) -> None:
+    told = run_forked(ENDS.replace("MODELS", '("counted", "segfault", "exits", "raises")'))
     messages = [json.loads(line) for line in told["counted"][0]]
     assert messages[0] == {"type": "started"}
     assert messages[-1] == {"type": "outcome", "code": None, "detail": ""}
@@ -114,11 +173,17 @@ def test_a_unit_reports_its_output_is_captured_and_its_end_is_told(tmp_path: Pat
     assert "the loss is a pineapple" in told["raises"][1]
 
 
-@starts
-def test_kill_ends_a_descendant_in_a_session_of_its_own(tmp_path: Path, start: str) -> None:
-    told = run_script(
-        tmp_path,
-        start,
+def test_so_does_a_unit_in_an_interpreter_of_its_own(tmp_path: Path) -> None:
+    told = run_script(tmp_path, "exec", ENDS.replace("MODELS", '("counted", "segfault")'))
+    messages = [json.loads(line) for line in told["counted"][0]]
+    assert messages[-1] == {"type": "outcome", "code": None, "detail": ""}
+    assert told["counted"][2] == {"exit_code": 0, "signal": None}
+    assert told["segfault"][2] == {"exit_code": None, "signal": 11}
+    assert "about to fall over" in told["segfault"][1]
+
+
+def test_kill_ends_a_descendant_in_a_session_of_its_own(run_forked: Run) -> None:
+    told = run_forked(
         """
         process = launcher.start(request("stubborn"), START, [])
         pids = wait_for(FOLDER / "started")
@@ -129,17 +194,18 @@ def test_kill_ends_a_descendant_in_a_session_of_its_own(tmp_path: Path, start: s
         process.kill()
         report = process.report()
         print(json.dumps([before, ignored, [alive(pid) for pid in pids], vars(report)]))
-        """,
+        """
     )
     assert told == [[True, True], [True, True], [False, False], {"exit_code": None, "signal": 9}]
 
 
 @starts
 @pytest.mark.parametrize("victim", ["agent's end", "keeper", "child"])
-def test_nothing_survives_and_locks_are_held_until_then(tmp_path: Path, start: str, victim: str) -> None:
-    told = run_script(
-        tmp_path,
-        start,
+def test_nothing_survives_and_locks_are_held_until_then(
+    run_forked: Run, tmp_path: Path, start: str, victim: str
+) -> None:
+    run = run_forked if start == "fork" else functools.partial(run_script, tmp_path, start)
+    told = run(
         f"""
         lock = os.open(FOLDER / "lock", os.O_RDWR | os.O_CREAT)
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -170,7 +236,7 @@ def test_nothing_survives_and_locks_are_held_until_then(tmp_path: Path, start: s
         while any(alive(pid) for pid in (child, grandchild)) and time.monotonic() < deadline:
             time.sleep(0.01)
         print(json.dumps([held, gone[0], [alive(pid) for pid in (child, grandchild)], time.monotonic() - died]))
-        """,
+        """
     )
     held, child_alive_when_unlocked, still_alive, seconds = told
     assert held
@@ -179,26 +245,7 @@ def test_nothing_survives_and_locks_are_held_until_then(tmp_path: Path, start: s
     assert seconds < LET_GO_S
 
 
-def test_a_killed_warm_parent_is_replaced(tmp_path: Path) -> None:
-    told = run_script(
-        tmp_path,
-        "fork",
-        """
-        launcher.wait_until_warm()
-        first = psutil.Process().children()[0]
-        first.kill()
-        deadline = time.monotonic() + 10
-        while first.is_running() and first.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
-            time.sleep(0.01)
-        process = launcher.start(request("counted"), START, [])
-        messages = read(process.messages)
-        print(json.dumps([json.loads(messages.splitlines()[-1]), vars(process.report())]))
-        """,
-    )
-    assert told == [{"type": "outcome", "code": None, "detail": ""}, {"exit_code": 0, "signal": None}]
-
-
-def test_what_runs_outlives_its_warm_parent(tmp_path: Path) -> None:
+def test_what_runs_outlives_its_warm_parent_which_is_replaced(tmp_path: Path) -> None:
     told = run_script(
         tmp_path,
         "fork",
@@ -207,14 +254,14 @@ def test_what_runs_outlives_its_warm_parent(tmp_path: Path) -> None:
         wait_for(FOLDER / "started")
         psutil.Process().children()[0].kill()
         other = launcher.start(request("counted"), START, [])  # needs a new warm parent; the orphans are looked at
-        read(other.messages)
+        others = read(other.messages)
         (FOLDER / "open").touch()
-        messages = read(process.messages)
-        print(json.dumps([json.loads(messages.splitlines()[-1]), vars(process.report()), vars(other.report())]))
+        outcomes = [json.loads(messages.splitlines()[-1]) for messages in (read(process.messages), others)]
+        print(json.dumps([outcomes, vars(process.report()), vars(other.report())]))
         """,
     )
     well = {"exit_code": 0, "signal": None}
-    assert told == [{"type": "outcome", "code": None, "detail": ""}, well, well]
+    assert told == [[{"type": "outcome", "code": None, "detail": ""}] * 2, well, well]
 
 
 def test_the_warm_parent_touches_no_gpu_and_has_one_thread(tmp_path: Path) -> None:
@@ -364,34 +411,35 @@ class TestWrapped:
         assert report == {"exit_code": 127, "signal": None}
 
 
-def variables_of_a_unit(folder: Path, start: str, body: str = "", wrap: str = "()") -> set[str]:
+VARIABLES = """
+process = launcher.start(request("curious", WRAP, CUDA_VISIBLE_DEVICES=""), START, [])
+read(process.messages)
+sys.stderr.write(read(process.log))
+print(json.dumps(vars(process.report())))
+"""
+
+
+def variables_of_a_unit(folder: Path, run: Run, body: str = "", wrap: str = "()") -> set[str]:
     """What a unit finds, whose launcher has a token among its variables."""
-    run_script(
-        folder,
-        start,
-        f"""
-        os.environ |= {{"FLOPWATCH_API_TOKEN": "hunter2", "NCCL_DEBUG": "WARN", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}}
-        {body}
-        process = launcher.start(request("curious", {wrap}, CUDA_VISIBLE_DEVICES=""), START, [])
-        read(process.messages)
-        sys.stderr.write(read(process.log))
-        print(json.dumps(vars(process.report())))
-        """,
-    )
+    run(body + VARIABLES.replace("WRAP", wrap))
     return set(json.loads((folder / "variables").read_text()))
 
 
 @pytest.mark.parametrize(("start", "wrap"), [("fork", "()"), ("exec", "()"), ("exec", "[*WRAPPER, '--']")])
-def test_a_unit_has_every_variable_but_the_services_settings(tmp_path: Path, start: str, wrap: str) -> None:
-    found = variables_of_a_unit(tmp_path, start, wrap=wrap)
+def test_a_unit_has_every_variable_but_the_services_settings(
+    run_forked: Run, tmp_path: Path, start: str, wrap: str
+) -> None:
+    run = run_forked if start == "fork" else functools.partial(run_script, tmp_path, start)
+    found = variables_of_a_unit(tmp_path, run, wrap=wrap)
     assert {"NCCL_DEBUG=WARN", "CUDA_DEVICE_ORDER=PCI_BUS_ID", "CUDA_VISIBLE_DEVICES="} <= found
     assert not [text for text in found if "FLOPWATCH_" in text or "hunter2" in text]
 
 
 @starts
 def test_control_of_the_units_variables(tmp_path: Path, start: str) -> None:
-    inherit = "import workers.launch; workers.launch.units_environment = lambda _mark: None"
-    assert "FLOPWATCH_API_TOKEN=hunter2" in variables_of_a_unit(tmp_path, start, inherit)
+    inherit = "import workers.launch; workers.launch.units_environment = lambda *_: None"
+    run = functools.partial(run_script, tmp_path, start)
+    assert "FLOPWATCH_API_TOKEN=hunter2" in variables_of_a_unit(tmp_path, run, inherit)
 
 
 def ends_with_a_stopped_keeper(folder: Path, start: str, stopped: str, sabotage: str = "") -> Any:

@@ -26,7 +26,7 @@ def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def model(num_layers: int = 6, **options: bool) -> TransformerLM:
+def model(num_layers: int = 3, **options: bool) -> TransformerLM:
     torch.manual_seed(0)
     return TransformerLM(61, 24, d_model=16, num_layers=num_layers, num_heads=2, d_ff=24, **options)
 
@@ -63,8 +63,8 @@ def test_the_model_as_a_whole_is_one_graph(fresh_compiler: None) -> None:
 
 def test_compiled_blocks_generate_what_eager_ones_do(fresh_compiler: None) -> None:
     """One graph for the prompt, and one or two for single tokens, whatever the number of layers."""
-    expected = model(num_layers=12).generate(ids(), 8, temperature=0)
-    blocks = compile_blocks(model(num_layers=12))
+    expected = model(num_layers=5).generate(ids(), 8, temperature=0)
+    blocks = compile_blocks(model(num_layers=5))
     assert isinstance(blocks, TransformerLM)
     assert torch.equal(blocks.generate(ids(), 8, temperature=0), expected)
     assert compilation().graphs <= 3
