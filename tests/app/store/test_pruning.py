@@ -109,10 +109,10 @@ class TestWorkers:
 
     def test_a_worker_that_was_forgotten_is_told_to_register_again(self, shop: Any, prune: Any) -> None:
         shop.register()
-        assert shop.registration.beat_worker("worker", "active")
+        assert shop.queue.renew([], ("worker", "active")).knows_worker
         shop.registration.set_worker_state("worker", "lost")
         prune(in_days=31)
-        assert not shop.registration.beat_worker("worker", "active")
+        assert not shop.queue.renew([], ("worker", "active")).knows_worker
 
 
 class TestEvents:
