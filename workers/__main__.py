@@ -43,8 +43,10 @@ def main(arguments: list[str]) -> int:
         case ["agent"]:
             check_dependencies()
             from app.settings import Settings
+            from app.store.private import UMASK
             from workers.agent import serve
 
+            os.umask(UMASK)
             logging.basicConfig(
                 level=os.environ.get("FLOPWATCH_LOG_LEVEL", "INFO"), format="%(asctime)s %(levelname)s %(message)s"
             )

@@ -265,7 +265,7 @@ class Agent:
     def _remove_stale_scratch(self) -> None:
         """Remove the files that killed agents left behind."""
         root = scratch_root(self._settings)
-        root.mkdir(parents=True, exist_ok=True)
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in root.iterdir():
             pid = folder.name.partition("-")[0]
             if pid.isdigit() and not psutil.pid_exists(int(pid)):

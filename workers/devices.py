@@ -1,7 +1,9 @@
 """Finds this host's devices, and locks those that a job gets.
 
 Each device is locked by flock on a file of its own, so that two agents on one host never measure on one GPU at a time,
-and a CPU measurement runs alone. A job's keeper inherits the locks: they are free only when no process of it is left.
+and a CPU measurement runs alone. Agents of other users cannot open these files; they read what is announced
+(announcements.py). A job's keeper inherits the locks and the announcement: a device is free only when no process of the
+job is left.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import psutil
 import pynvml
 
 from app.errors import InvalidEnvironment
+from workers.announcements import PREFIX, Others, announce, own_folder, withdraw
 
 logger = logging.getLogger(__name__)
 
@@ -209,7 +212,7 @@ class Lease:
 
 def lock_folder() -> Path:
     """Return the folder of this user's device locks."""
-    return Path(tempfile.gettempdir()) / f"flopwatch-locks-{os.getuid()}"
+    return Path(tempfile.gettempdir()) / f"{PREFIX}{os.geteuid()}"
 
 
 class DeviceLocks:
@@ -219,11 +222,16 @@ class DeviceLocks:
     claim which of the two a job needs, and flock cannot convert a lock in one step: it releases the lock first, and
     then another process may take it for hours. So an agent holds the lock `choosing` from its look at the locks until
     it has reduced them to what the job needs.
+
+    Locks exclude agents of one user. Agents of other users exclude each other by announcements: an agent announces that
+    it is choosing before it looks whether others are, so of two that begin at once at most one goes on.
     """
 
     def __init__(self, host: Host, folder: Path | None = None) -> None:
         self._host = host
         self._folder = folder or lock_folder()
+        with own_folder(self._folder):  # raises now if it cannot be used, and not only with each look
+            pass
 
     def take_free(self) -> Lease:
         """Lock everything that is free: every free GPU, and the host, exclusively if nobody else holds it, else shared.
@@ -232,26 +240,48 @@ class DeviceLocks:
         """
         lease = Lease()
         # This happens at every call, because hosts clean their temporary folders.
-        self._folder.mkdir(mode=0o700, exist_ok=True)
-        choosing = self._lock("choosing", fcntl.LOCK_EX)
+        with own_folder(self._folder) as folder:
+            self._lock_for_own_user(folder, lease)
+            if lease.descriptors:
+                self._agree_with_others(folder, lease)
+        return lease
+
+    def _lock_for_own_user(self, folder: int, lease: Lease) -> None:
+        choosing = _lock(folder, "choosing", fcntl.LOCK_EX)
         if choosing is None:
-            return lease
-        alone = self._lock("host", fcntl.LOCK_EX)
-        host = alone if alone is not None else self._lock("host", fcntl.LOCK_SH)
+            return
+        alone = _lock(folder, "host", fcntl.LOCK_EX)
+        host = alone if alone is not None else _lock(folder, "host", fcntl.LOCK_SH)
         if host is None:
             os.close(choosing)
-            return lease
+            return
         lease.descriptors += [choosing, host]
         lease.alone = alone is not None
         free = []
         for gpu in self._host.gpus:
             # UUIDs of MIG instances in the old format contain slashes.
-            descriptor = self._lock(gpu.uuid.replace("/", "_"), fcntl.LOCK_EX)
+            descriptor = _lock(folder, gpu.uuid.replace("/", "_"), fcntl.LOCK_EX)
             if descriptor is not None:
                 free.append(gpu)
                 lease.descriptors.append(descriptor)
         lease.gpus = tuple(free)
-        return lease
+
+    def _agree_with_others(self, folder: int, lease: Lease) -> None:
+        """Announce what the lease has, and take out of it what agents of other users have."""
+        announcement = announce(folder, ["choosing", "host", "alone", *(gpu.uuid for gpu in lease.gpus)])
+        lease.descriptors.append(announcement)
+        others = Others(self._folder.parent)
+        try:
+            if others.have("choosing") or others.have("alone"):
+                lease.release()
+                lease.gpus, lease.alone = (), False
+                return
+            lease.alone = lease.alone and not others.have("host")
+            taken = [gpu for gpu in lease.gpus if others.have(gpu.uuid)]
+        finally:
+            others.close()
+        withdraw(announcement, [gpu.uuid for gpu in taken] + ([] if lease.alone else ["alone"]))
+        _without(lease, taken)
 
     def keep_only(self, lease: Lease, *, gpus: int, alone: bool) -> Lease:
         """Give back all but the first `gpus` GPUs, and share the host unless `alone`; then others may choose.
@@ -259,22 +289,40 @@ class DeviceLocks:
         Raises:
             BlockingIOError: a process that does not use `choosing` has taken the host. The lease gives back all locks.
         """
-        choosing, host, *locks = lease.descriptors
+        choosing, host, *locks, announcement = lease.descriptors
         if not alone:
             try:
                 fcntl.flock(host, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 lease.release()
                 raise
-        for descriptor in (choosing, *locks[gpus:]):
+        for descriptor in locks[gpus:]:
             os.close(descriptor)
-        return Lease(lease.gpus[:gpus], alone, [host, *locks[:gpus]])
+        given_back = [gpu.uuid for gpu in lease.gpus[gpus:]]
+        withdraw(announcement, [*given_back, *([] if alone else ["alone"]), "choosing"])
+        os.close(choosing)
+        return Lease(lease.gpus[:gpus], alone, [host, *locks[:gpus], announcement])
 
-    def _lock(self, name: str, operation: int) -> int | None:
-        descriptor = os.open(self._folder / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
-        except BlockingIOError:
+
+def _without(lease: Lease, taken: Sequence[Gpu]) -> None:
+    """Give back the locks of these GPUs."""
+    choosing, host, *locks, announcement = lease.descriptors
+    kept = []
+    for gpu, descriptor in zip(lease.gpus, locks, strict=True):
+        if gpu in taken:
             os.close(descriptor)
-            return None
-        return descriptor
+        else:
+            kept.append(descriptor)
+    lease.gpus = tuple(gpu for gpu in lease.gpus if gpu not in taken)
+    lease.descriptors = [choosing, host, *kept, announcement]
+
+
+def _lock(folder: int, name: str, operation: int) -> int | None:
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = os.open(f"{name}.lock", flags, 0o600, dir_fd=folder)
+    try:
+        fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor

@@ -124,7 +124,9 @@ def _server_settings(host: str | None, port: int | None, *, insecure: bool) -> S
     from app.cli.server import refuse_open_access
     from app.errors import FlopwatchError
     from app.store.engine import open_database
+    from app.store.private import UMASK
 
+    os.umask(UMASK)
     settings = _settings(FLOPWATCH_HOST=host, FLOPWATCH_PORT=port, FLOPWATCH_INSECURE=insecure or None)
     try:
         refuse_open_access(settings)

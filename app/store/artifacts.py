@@ -19,7 +19,6 @@ import stat
 import threading
 import time
 import uuid
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -130,7 +129,6 @@ class ArtifactFiles:
         with self._guard:
             if self._descriptor is None:
                 self._descriptor = self._open_locks()
-                weakref.finalize(self, os.close, self._descriptor)
             if not self._held[sha256]:
                 byte_locks.share(self._descriptor, byte_locks.byte_of(sha256))
             self._held[sha256] += 1

@@ -19,6 +19,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from app.errors import DatabaseFailed, InvalidEnvironment
 from app.settings import Settings
 from app.store import migrating
+from app.store.private import prepare_data_folder
 from app.store.sqlite import DataVersion, SQLite
 
 BACKENDS = {"sqlite": SQLite}
@@ -152,6 +153,7 @@ def open_database(settings: Settings) -> Database:
 
     Raises NetworkFileSystem, DatabaseNewer or another InvalidEnvironment when it cannot be used.
     """
+    prepare_data_folder(settings.data_dir)
     database = Database(settings.resolved_database_url, busy_timeout_s=settings.busy_timeout_s)
     try:
         database.backend.prepare()

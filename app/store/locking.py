@@ -167,7 +167,7 @@ class WriteLock:
 
     def _open(self) -> int:
         if self._descriptor is None:
-            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         return self._descriptor
 
     def _lock(self, descriptor: int, deadline: float) -> bool:

@@ -34,6 +34,7 @@ from app.errors import (
 )
 from app.store.file_systems import refuse_network_file_system
 from app.store.locking import WriteLock, hold_patiently
+from app.store.private import create_private
 
 logger = logging.getLogger(__name__)
 
@@ -119,9 +120,13 @@ class SQLite:
             self._identity = _identity(self.path)
 
     def prepare(self) -> None:
-        """Make the folder; refuse a network file system."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        """Make the folder and the file, which nobody else may open; refuse a network file system."""
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         refuse_network_file_system(self.path)
+        try:
+            create_private(self.path)  # SQLite gives its other files the same permissions
+        except OSError as error:
+            raise self._storage_error(error, is_full=is_no_space(error)) from error
 
     def _check_file(self) -> None:
         """Raise DatabaseGone when the path no longer leads to the file that this process has open.
@@ -214,7 +219,7 @@ class SQLite:
         """Copy the database as of one moment into the new file `target`. If the copy fails, no file stays."""
         if not self.path.exists():
             raise InvalidEnvironment(f"There is no database {self.path}.")
-        target.open("xb").close()
+        os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         source = self.engine.raw_connection()
         try:
             copy = driver().connect(str(target))

@@ -45,8 +45,10 @@ def test_an_idle_host_is_taken_whole(folder: Path, leases: list[Lease]) -> None:
     leases.append(lease)
     assert lease.alone
     assert lease.gpus == GPUS
-    assert len(lease.descriptors) == 2 + len(GPUS), "the host's, that of choosing, and one for each GPU"
-    assert folder.stat().st_mode & 0o777 == 0o700
+    assert len(lease.descriptors) == 3 + len(GPUS), "the host's, that of choosing, the announcement, one for each GPU"
+    modes = {path.name: path.stat().st_mode & 0o777 for path in [folder, *folder.iterdir()]}
+    assert (modes.pop(folder.name), modes.pop("announced")) == (0o755, 0o644)
+    assert set(modes.values()) == {0o600}, "nobody else can lock it"
 
 
 @pytest.mark.parametrize("host", [CPU_HOST, GPU_HOST])

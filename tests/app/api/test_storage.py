@@ -122,7 +122,10 @@ def test_control_of_the_readiness_write(serve: Any, ext4: Path, monkeypatch: pyt
 
 
 def test_a_full_disk(serve: Any, tmp_path: Path) -> None:
-    with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=4m", "flopwatch-test") as disk, serve(disk) as site:
+    with (
+        mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=4m,mode=0700", "flopwatch-test") as disk,
+        serve(disk) as site,
+    ):
         site.submit()
         assert site.http.get("/readyz").status_code == 200
         filler = disk / "filler"

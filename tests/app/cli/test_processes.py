@@ -245,6 +245,10 @@ def test_a_job_under_up_never_sees_the_token(start: Any, tmp_path: Path, until: 
     # Its parents up to the worker are among those that it looked at.
     assert f"FLOPWATCH_DATA_DIR={tmp_path / 'data'}" in found
     assert not [text for text in found if "hunter2" in text]
+    # And nobody else reads what server, worker and job have written.
+    files = [tmp_path / "data", *(tmp_path / "data").rglob("*")]
+    assert len(files) > 5
+    assert not [path for path in files if path.exists() and path.stat().st_mode & 0o077]
 
 
 def test_up_ends_when_a_child_does(start: Any, tmp_path: Path, until: Any) -> None:

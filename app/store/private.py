@@ -1,0 +1,88 @@
+"""The data folder is its owner's alone: results, logs and code of all jobs are in it, and whoever may write to it can
+make server and worker do anything.
+
+What Flopwatch makes is private from the start. What an older version or an administrator has made is mended where that
+can harm nobody, and refused elsewhere; PostgreSQL does the same with its folder.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from app.errors import InvalidEnvironment
+
+FOLDERS = ("artifacts", "scratch", "ceilings")
+DATABASE = "flopwatch.sqlite3"
+FILES = (DATABASE, f"{DATABASE}-wal", f"{DATABASE}-shm", f"{DATABASE}.lock", "artifacts.lock")
+UMASK = 0o077
+"""The umask of server and worker, and so of jobs."""
+
+
+def prepare_data_folder(path: Path) -> None:
+    """Make the data folder, or check the one that is there and make it and what is ours in it private.
+
+    Raises:
+        InvalidEnvironment: it is no folder, belongs to another user, or others may write to it and it has files of
+            theirs. The message names the cure.
+    """
+    try:
+        _make(path)
+        found = path.stat()
+        if not stat.S_ISDIR(found.st_mode):
+            raise InvalidEnvironment(f"{path} is no folder: set FLOPWATCH_DATA_DIR to another.")
+        if found.st_uid != os.geteuid():
+            raise InvalidEnvironment(
+                f"{path} belongs to the user {found.st_uid}, and this process runs as {os.geteuid()}: run server and "
+                "workers as one user who owns it, or set FLOPWATCH_DATA_DIR to another folder, maybe a new one in it."
+            )
+        _close_to_others(path, stat.S_IMODE(found.st_mode))
+        for names, mode in ((FOLDERS, 0o700), (FILES, 0o600)):
+            for name in names:
+                _mend(path / name, mode)
+    except OSError as error:
+        raise InvalidEnvironment(f"FLOPWATCH_DATA_DIR, {path}, cannot be used: {error.strerror}.") from error
+
+
+def _make(path: Path) -> None:
+    if not path.parent.exists():
+        _make(path.parent)
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+
+
+def _close_to_others(path: Path, mode: int) -> None:
+    """Let only the owner into the folder, unless it has files of others, who may need it as it is."""
+    if not mode & 0o077:
+        return
+    names = {entry.name for entry in os.scandir(path)}
+    if not mode & stat.S_ISVTX and (DATABASE in names or names <= {*FOLDERS, *FILES}):
+        path.chmod(0o700)
+    elif mode & 0o022:
+        raise InvalidEnvironment(
+            f"Others may write to {path}, which is shared, or has files that are not Flopwatch's: set "
+            "FLOPWATCH_DATA_DIR to a folder of its own, or take the others' right (chmod go-w)."
+        )
+
+
+def _mend(path: Path, mode: int) -> None:
+    # Not by a descriptor: closing one of the database's file would drop the locks that SQLite has in this process.
+    # Nobody else can put a link in its place meanwhile: only the owner may write to the folder.
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    if stat.S_ISLNK(found.st_mode):
+        if path.suffix == ".lock":
+            raise InvalidEnvironment(f"{path} is a symbolic link, which locks are not read through: remove it.")
+        return  # to another disk, maybe
+    if found.st_uid == os.geteuid() and found.st_mode & 0o077:
+        path.chmod(mode)
+
+
+def create_private(path: Path) -> None:
+    """Create an empty file that only its owner may open, if there is none."""
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))

@@ -1,0 +1,116 @@
+"""Tells the workers of other users of the host which devices are in use, and reads what they tell.
+
+Each user has a folder for locks. What excludes the user's own workers from each other lies there in files that nobody
+else can open. Beside them is one file for everybody to read, always empty: a lease takes shared locks on bytes of it,
+one for each device, by the device's name (see app/store/byte_locks.py). Others open it for reading and ask the kernel
+if a byte is locked.
+
+A user can keep others from a device by announcing it, as by using it, but cannot keep anybody from announcing: a file
+that is open for reading only takes shared locks, and these do not exclude each other. Nothing is believed that a folder
+says which another user could have made: its name must be that of its owner, and nobody else may write to it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from app.errors import InvalidEnvironment
+from app.store import byte_locks
+
+FILE = "announced"
+PREFIX = "flopwatch-locks-"
+_FOLDER = re.compile(rf"{PREFIX}(\d+)")
+_OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+@contextmanager
+def own_folder(path: Path) -> Iterator[int]:
+    """Give a descriptor of this user's folder for locks, which is made if it is not there.
+
+    Raises:
+        InvalidEnvironment: it is a link, or another user made it.
+    """
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o755)
+    try:
+        descriptor = os.open(path, _OPEN | os.O_DIRECTORY)
+    except OSError as error:
+        told = f"{path}, the folder for device locks, cannot be used: {error.strerror}. {_CURE}"
+        raise InvalidEnvironment(told) from error
+    try:
+        found = os.fstat(descriptor)
+        if found.st_uid != os.geteuid():
+            raise InvalidEnvironment(
+                f"{path}, the folder for device locks, belongs to the user {found.st_uid}, and this worker runs as "
+                f"{os.geteuid()}. {_CURE}"
+            )
+        if stat.S_IMODE(found.st_mode) != 0o755:
+            os.fchmod(descriptor, 0o755)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+_CURE = "Somebody else may have made it: remove it, or name another folder for all workers of this host by TMPDIR."
+
+
+def announce(folder: int, names: Sequence[str]) -> int:
+    """Announce the names; returns the descriptor that holds the announcement."""
+    descriptor = os.open(FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644, dir_fd=folder)
+    os.fchmod(descriptor, 0o644)  # whatever the umask is
+    for name in names:
+        byte_locks.share(descriptor, byte_locks.byte_of(name))
+    return descriptor
+
+
+def withdraw(announcement: int, names: Sequence[str]) -> None:
+    """Announce these names no longer."""
+    for name in names:
+        byte_locks.unlock(announcement, byte_locks.byte_of(name))
+
+
+class Others:
+    """What other users' workers announce now. Close it after use."""
+
+    def __init__(self, parent: Path) -> None:
+        self._files = []
+        for entry in os.scandir(parent):
+            match = _FOLDER.fullmatch(entry.name)
+            if match and int(match[1]) != os.geteuid():
+                with suppress(OSError):  # it is none, or it is private, as those of former versions are
+                    self._files.append(_announcements_of(entry.path, int(match[1])))
+
+    def have(self, name: str) -> bool:
+        """Return True if somebody announces the name."""
+        byte = byte_locks.byte_of(name)
+        return any(byte_locks.is_locked(file, byte) for file in self._files)
+
+    def close(self) -> None:
+        for file in self._files:
+            os.close(file)
+
+
+def _announcements_of(path: str, uid: int) -> int:
+    folder = os.open(path, _OPEN | os.O_DIRECTORY)
+    try:
+        _check_owner(folder, uid)
+        file = os.open(FILE, _OPEN, dir_fd=folder)
+    finally:
+        os.close(folder)
+    try:
+        _check_owner(file, uid)
+    except OSError:
+        os.close(file)
+        raise
+    return file
+
+
+def _check_owner(descriptor: int, uid: int) -> None:
+    found = os.fstat(descriptor)
+    if found.st_uid != uid or found.st_mode & 0o022:
+        raise PermissionError(f"not the user {uid}'s alone")
