@@ -78,11 +78,11 @@ def _is_left(pid: int, mark: str) -> bool:
     return any(_is_of_dead_agent(other, mark) for other in marks)
 
 
-def _is_of_dead_agent(other: str, mark: str) -> bool:
+def _is_of_dead_agent(other: str, mark: str, *, of_any_folder: bool = False) -> bool:
     namespace, _pid, _start, folder = mark.split("-")
     match other.split("-"):
-        case [other_namespace, pid, start, other_folder] if pid.isdigit():
-            return (other_namespace, other_folder) == (namespace, folder) and _start_of(int(pid)) != start
+        case [other_namespace, pid, start, other_folder] if pid.isdigit() and (of_any_folder or other_folder == folder):
+            return other_namespace == namespace and _start_of(int(pid)) != start
     return False
 
 
@@ -148,14 +148,16 @@ def _own_group() -> Path | None:
 
 
 def _kill_groups(mark: str) -> list[int]:
-    """Kill the cgroups of dead agents; returns the pids that were in them."""
+    """Kill the cgroups of dead agents; returns the pids that were in them. Empty ones of other folders go as well."""
     own = _own_group()
     found: list[int] = []
     for group in own.glob(f"{PREFIX}*") if own is not None else ():
-        if _is_of_dead_agent(group.name.removeprefix(PREFIX), mark):
+        its_mark = group.name.removeprefix(PREFIX)
+        if _is_of_dead_agent(its_mark, mark):
             with suppress(OSError):
                 found += map(int, (group / "cgroup.procs").read_text().split())
                 (group / "cgroup.kill").write_text("1")
-            with suppress(OSError):  # a killed process may still be there
+        if _is_of_dead_agent(its_mark, mark, of_any_folder=True):
+            with suppress(OSError):  # a process may still be there
                 group.rmdir()
     return found

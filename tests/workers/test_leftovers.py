@@ -126,3 +126,14 @@ def test_a_pid_that_another_process_has_now_tells_of_no_life(tmp_path: Path) -> 
         with subprocess.Popen(["sleep", "3600"], env={VARIABLE: f"{namespace}-{pid}-{started}-{folder}"}) as process:
             assert end_leftovers(mark_of(tmp_path)) == ([process.pid] if ended else [])
             process.kill()
+
+
+def test_empty_groups_of_dead_agents_go(tmp_path: Path) -> None:
+    needs_cgroups()
+    namespace, pid, start, _folder = mark_of(tmp_path).split("-")
+    dead, alive = Group(f"{namespace}-{pid}-1-elsewhere"), Group(f"{namespace}-{pid}-{start}-elsewhere")
+    assert dead.path is not None
+    assert alive.path is not None
+    end_leftovers(mark_of(tmp_path))
+    assert (dead.path.exists(), alive.path.exists()) == (False, True)
+    alive.close()

@@ -158,6 +158,7 @@ def kill_after_terminate() -> None:
     from workers.launch import Process
 
     replace(Process, "kill", lambda _self: None)
+    replace(Process, "kill_with_keeper", lambda _self: None)
 
 
 def watched_pipe() -> None:
