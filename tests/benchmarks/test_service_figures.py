@@ -63,6 +63,31 @@ def test_http_latency(tmp_path: Path) -> None:
     assert all(0 < p50 <= p99 for p50, p99, _ in numbers(rows))
 
 
+def test_latencies(tmp_path: Path) -> None:
+    """It fails where a route has no request."""
+    size = ("--finished", "30", "--queued", "5", "--measurements", "200", "--large", "50", "--side", "3")
+    headings, rows = table(tmp_path, "latencies", *size, "--rounds", "2")
+    assert headings[:3] == ["request", "p50, ms", "p99, ms"]
+    assert {"`GET /jobs`", "`GET /ui/sweeps/{sweep_id}`, unchanged", "`DELETE /jobs/{job_id}`"} < {
+        row[0] for row in rows
+    }
+    statuses = {row[0]: row[headings.index("status")] for row in rows}
+    assert all((status == "304") == ("unchanged" in name) for name, status in statuses.items()), statuses
+    assert all(0 < p50 <= p99 for p50, p99, *_ in numbers(rows))
+
+
+def test_sse_streams(tmp_path: Path) -> None:
+    headings, rows = table(tmp_path, "sse_streams", "--streams", "5", "--rounds", "3")
+    assert headings[:3] == ["streams", "`POST /jobs` p50, ms", "p99, ms"]
+    assert [row[0] for row in rows] == ["none", "5, of as many jobs", "5, of one job"]
+    assert all(0 < p50 <= p99 for p50, p99, *_ in numbers(rows))
+
+
+def test_finish_memory(tmp_path: Path) -> None:
+    _, rows = table(tmp_path, "finish_memory", "--measurements", "50")
+    assert all(0 < start <= spooled <= peak for start, spooled, peak, *_ in numbers(rows))
+
+
 def test_job_overhead(tmp_path: Path) -> None:
     headings, rows = table(tmp_path, "job_overhead", "--jobs", "2", "--device", "cpu")
     assert headings == ["from → to", "median, ms", "p95, ms", "most, ms"]
