@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.finish_memory import finish
+
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 120.0
 NUMBER = re.compile(r"\d+(\.\d+)?( \(\d+(\.\d+)? … \d+(\.\d+)?\))?")
@@ -84,8 +86,8 @@ def test_sse_streams(tmp_path: Path) -> None:
 
 
 def test_finish_memory(tmp_path: Path) -> None:
-    _, rows = table(tmp_path, "finish_memory", "--measurements", "50")
-    assert all(0 < start <= spooled <= peak for start, spooled, peak, *_ in numbers(rows))
+    found = finish(tmp_path, 50)
+    assert 0 < found["start"] <= found["spooled"] <= found["peak"]
 
 
 def test_job_overhead(tmp_path: Path) -> None:
