@@ -345,7 +345,7 @@ def run(folder: Path, size: Size, rounds: int, budget_s: float) -> tuple[list[di
         peak = next(line for line in Path(f"/proc/{server.pid}/status").read_text().splitlines() if "VmHWM" in line)
     return (
         table,
-        f"The server's peak: {int(peak.split()[1]) / 1024:.0f} MiB; the database was built in {built_s:.0f} s.",
+        f"The server's peak: {int(peak.split()[1]) / 1024:.0f} MiB; the database was built in {built_s:.0f} s",
     )
 
 
