@@ -181,53 +181,25 @@ def _copy_rows(connection: Connection, of: tuple[Table, ...], job_id: int, which
         connection.execute(copied)
 
 
-def requests(filled: Filled, fresh: Callable[[str, Any], int]) -> list[Request]:
-    """Return the requests, by route. `fresh` submits a job or a sweep and returns its id."""
-    done, large, queued, sweep = filled.done, filled.large, filled.queued, filled.sweep
+def at(path: str) -> Callable[[], str]:
+    """Return what asks for the same path in every round."""
+    return lambda: path
 
-    def new_job() -> int:
-        return fresh("/jobs", BODY)
 
-    def ended_sweep() -> int:
-        return fresh("/sweeps", SWEEP)
+PLAIN = ("/healthz", "/readyz", "/metrics", "/specs", "/workers", "/docs", "/openapi.json", "/queue/paused")
+LISTS = ("/", "/ui", "/ui/workers", "/jobs", "/sweeps")
+PARTS = ("", "/events", "/logs", "/units", "/tables", "/attempts", "/artifacts", "/measurements")
 
-    def at(path: str) -> Callable[[], str]:
-        return lambda: path
 
-    reads = {
-        "/jobs/{job_id}": "",
-        "/jobs/{job_id}/events": "",
-        "/jobs/{job_id}/logs": "",
-        "/jobs/{job_id}/units": "",
-        "/jobs/{job_id}/tables": "",
-        "/jobs/{job_id}/attempts": "",
-        "/jobs/{job_id}/artifacts": "",
-        "/jobs/{job_id}/measurements": "",
-        "/ui/jobs/{job_id}": "",
-    }
-    found = [Request(f"GET {route}", at(route.format(job_id=done))) for route in reads]
-    found += [
-        Request(f"GET {route}", at(route), title=title)
-        for route, title in (
-            ("/", "redirect"),
-            ("/healthz", ""),
-            ("/readyz", ""),
-            ("/metrics", ""),
-            ("/specs", ""),
-            ("/workers", ""),
-            ("/docs", ""),
-            ("/openapi.json", ""),
-            ("/queue/paused", ""),
-            ("/ui", ""),
-            ("/ui/workers", ""),
-            ("/jobs", ""),
-            ("/sweeps", ""),
-        )
-    ]
+def reads(filled: Filled) -> list[Request]:
+    """Return the requests that read, by route."""
+    done, large, sweep = filled.done, filled.large, filled.sweep
+    of_job = [*(f"/jobs/{{job_id}}{part}" for part in PARTS), "/ui/jobs/{job_id}"]
     return [
-        *found,
+        *(Request(f"GET {route}", at(route.format(job_id=done))) for route in of_job),
+        *(Request(f"GET {route}", at(route)) for route in (*PLAIN, *LISTS)),
         Request("GET /specs/{kind}", at("/specs/benchmark")),
-        Request("GET /jobs", at(f"/jobs?after={(done + queued) * 5}"), title="in the middle"),
+        Request("GET /jobs", at(f"/jobs?after={(done + filled.queued) * 5}"), title="in the middle"),
         Request("GET /jobs", at("/jobs?state=queued"), title="queued"),
         Request("GET /jobs", at(f"/jobs?sweep={sweep}"), title="of the sweep"),
         Request("GET /jobs", at("/jobs?label=suite:nightly"), title="by a label that all have"),
@@ -246,13 +218,20 @@ def requests(filled: Filled, fresh: Callable[[str, Any], int]) -> list[Request]:
         Request("GET /tables", at(f"/tables?sweep={sweep}"), title="of the sweep"),
         Request("GET /tables", at(f"/tables?job={large}"), title="of the large job"),
         Request("GET /tables", at("/tables?kind=benchmark"), title="of all jobs: refused"),
+    ]
+
+
+def writes(filled: Filled, fresh: Callable[[str, Any], int]) -> list[Request]:
+    """Return the requests that write, by route. `fresh` submits a job or a sweep and returns its id."""
+    done, sweep = filled.done, filled.sweep
+    return [
         Request("POST /jobs", at("/jobs"), body=BODY),
         Request("POST /sweeps", at("/sweeps"), body=SWEEP, title="4 jobs"),
-        Request("POST /jobs/{job_id}/cancel", lambda: f"/jobs/{new_job()}/cancel"),
-        Request("POST /ui/jobs/{job_id}/cancel", lambda: f"/ui/jobs/{new_job()}/cancel", headers=FORM),
+        Request("POST /jobs/{job_id}/cancel", lambda: f"/jobs/{fresh('/jobs', BODY)}/cancel"),
+        Request("POST /ui/jobs/{job_id}/cancel", lambda: f"/ui/jobs/{fresh('/jobs', BODY)}/cancel", headers=FORM),
         Request("POST /jobs/{job_id}/retry", at(f"/jobs/{done}/retry"), title="of a succeeded job: 409"),
         Request("POST /ui/jobs/{job_id}/retry", at(f"/ui/jobs/{done}/retry"), title="409", headers=FORM),
-        Request("POST /sweeps/{sweep_id}/cancel", lambda: f"/sweeps/{ended_sweep()}/cancel"),
+        Request("POST /sweeps/{sweep_id}/cancel", lambda: f"/sweeps/{fresh('/sweeps', SWEEP)}/cancel"),
         Request("POST /sweeps/{sweep_id}/resume", at(f"/sweeps/{sweep}/resume"), title="nothing to resume: 409"),
         Request("DELETE /jobs/{job_id}", lambda: f"/jobs/{next(filled.deletable)}"),
         Request("PUT /queue/paused", at("/queue/paused"), body={"kinds": []}),
@@ -334,7 +313,7 @@ def run(folder: Path, size: Size, rounds: int, budget_s: float) -> tuple[list[di
         def fresh(path: str, body: Any) -> int:
             return int(http_client.post(path, json=body).raise_for_status().json()["id"])
 
-        asked = requests(filled, fresh)
+        asked = [*reads(filled), *writes(filled, fresh)]
         forgotten = known - {request.route for request in asked}
         if forgotten:
             raise RuntimeError(f"no request for {', '.join(sorted(forgotten))}: add one to benchmarks/latencies.py")
