@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from workers.log import CappedLog
 from workers.measure.check import Check
 from workers.measure.table import MAX_BYTES, MAX_ROWS, Column, Table, TooLarge
 from workers.outcome import Cancelled, Failed, Outcome, UnfitResult
+from workers.packed import Changed, PackedMeasurements
 from workers.verdicts import TABLE, CaseVerdict, checks_table, summed_up
 
 MAX_TABLES = 2000
@@ -51,6 +52,8 @@ class _Unit:
     """Verdicts by case key; the key None has the verdict on the unit's other cases."""
     stands: set[tuple[str, str | None, str]] = field(default_factory=set)
     """(case key, phase, metric) of the measurements from processes that crashed."""
+    measured: set[str] = field(default_factory=set)
+    """Keys of the cases that have measurements."""
     judged: set[str] = field(default_factory=set)
     """Keys of the cases on which those processes gave a verdict."""
 
@@ -64,7 +67,7 @@ class Spool:
         self._tables: list[TableRecord] = []
         """Tables that units reported."""
         self.artifacts: list[StoredArtifact] = []
-        self._measurements: list[MeasurementRecord] = []
+        self._measurements = PackedMeasurements()
         self._units: list[_Unit] = []
         self._columns: dict[str, tuple[str, list[Column]]] = {}
         """Columns of the tables so far, by table name, after the title of the first unit that reported one."""
@@ -116,6 +119,7 @@ class Spool:
         record = self._checked.checked(wire, self._unit.index)
         if (record.case_key, record.phase, record.metric) not in self._unit.stands:
             self._measurements.append(record)
+            self._unit.measured.add(record.case_key)
 
     def add_table(self, wire: Mapping[str, Any]) -> None:
         """Take a table as `Table.to_wire` made it.
@@ -234,10 +238,15 @@ class Spool:
         unit.verdicts[told.case_key] = told if former is None else former.joined(told)
 
     @property
-    def measurements(self) -> list[MeasurementRecord]:
-        """Return the measurements, each with the verdict on its case in its unit: the case's own, else the unit's."""
+    def measurements(self) -> Collection[MeasurementRecord]:
+        """Return the measurements, each with the verdict on its case in its unit: the case's own, else the unit's.
+
+        They are unpacked as they are read; reading them again unpacks them again.
+        """
         verdicts = {unit.index: unit.verdicts for unit in self._units}
-        return [replace(record, validity=_of(verdicts[record.unit_index], record)) for record in self._measurements]
+        return Changed(
+            self._measurements, lambda record: replace(record, validity=_of(verdicts[record.unit_index], record))
+        )
 
     @property
     def tables(self) -> list[TableRecord]:
@@ -279,8 +288,7 @@ class Spool:
         """Return the unit's verdicts, each with the number of cases that it covers. The verdict on the other cases
         covers the measured cases that have no verdict of their own.
         """
-        measured = {record.case_key for record in self._measurements if record.unit_index == unit.index}
-        others = len(measured - unit.verdicts.keys())
+        others = len(unit.measured - unit.verdicts.keys())
         alone = len(unit.verdicts) == 1
         return [
             verdict if key is not None else replace(verdict, cases=max(others, 1) if alone else others)
@@ -289,7 +297,7 @@ class Spool:
 
     def forget_results(self) -> None:
         """Forget everything but the log."""
-        self._tables, self.artifacts, self._measurements, self._units = [], [], [], []
+        self._tables, self.artifacts, self._measurements, self._units = [], [], PackedMeasurements(), []
 
 
 def public_name(name: str, unit_index: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from fastapi import APIRouter
@@ -28,12 +29,18 @@ def describe(kind: str, spec: type[SpecBase], known: Known) -> dict[str, Any]:
     return {
         "kind": kind,
         "description": (spec.__doc__ or "").strip(),
-        "schema": with_names(spec.model_json_schema(), known),
+        "schema": with_names(_schema(spec), known),
         "presets": spec.presets,
         "example": spec.example().model_dump(mode="json"),
         "table": {"rows": list(spec.table_rows), "columns": list(spec.table_columns)},
         "available": not known or kind in known.kinds,
     }
+
+
+@functools.cache
+def _schema(spec: type[SpecBase]) -> dict[str, Any]:
+    """The schema of a kind, which takes milliseconds to make. Nobody may change it."""
+    return spec.model_json_schema()
 
 
 def with_names(schema: Any, known: Known) -> Any:

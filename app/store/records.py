@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -169,7 +169,7 @@ class Finish:
 
     state: Literal["succeeded", "failed", "cancelled"]
     error: dict[str, Any] | None = None
-    measurements: Sequence[MeasurementRecord] = ()
+    measurements: Collection[MeasurementRecord] = ()
     tables: Sequence[TableRecord] = ()
     units: Sequence[UnitRecord] = ()
     artifacts: Sequence[StoredArtifact] = ()

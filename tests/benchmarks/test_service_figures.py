@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.finish_memory import finish
+
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 120.0
 NUMBER = re.compile(r"\d+(\.\d+)?( \(\d+(\.\d+)? … \d+(\.\d+)?\))?")
@@ -61,6 +63,31 @@ def test_http_latency(tmp_path: Path) -> None:
     assert headings == ["request", "p50, ms", "p99, ms", "answer, KiB"]
     assert {"`POST /jobs`", "`GET /jobs`", "`GET /jobs/{id}`"} < {row[0] for row in rows}
     assert all(0 < p50 <= p99 for p50, p99, _ in numbers(rows))
+
+
+def test_latencies(tmp_path: Path) -> None:
+    """It fails where a route has no request."""
+    size = ("--finished", "30", "--queued", "5", "--measurements", "200", "--large", "50", "--side", "3")
+    headings, rows = table(tmp_path, "latencies", *size, "--rounds", "2")
+    assert headings[:3] == ["request", "p50, ms", "p99, ms"]
+    assert {"`GET /jobs`", "`GET /ui/sweeps/{sweep_id}`, unchanged", "`DELETE /jobs/{job_id}`"} < {
+        row[0] for row in rows
+    }
+    statuses = {row[0]: row[headings.index("status")] for row in rows}
+    assert all((status == "304") == ("unchanged" in name) for name, status in statuses.items()), statuses
+    assert all(0 < p50 <= p99 for p50, p99, *_ in numbers(rows))
+
+
+def test_sse_streams(tmp_path: Path) -> None:
+    headings, rows = table(tmp_path, "sse_streams", "--streams", "5", "--rounds", "3")
+    assert headings[:3] == ["streams", "`POST /jobs` p50, ms", "p99, ms"]
+    assert [row[0] for row in rows] == ["none", "5, of as many jobs", "5, of one job"]
+    assert all(0 < p50 <= p99 for p50, p99, *_ in numbers(rows))
+
+
+def test_finish_memory(tmp_path: Path) -> None:
+    found = finish(tmp_path, 50)
+    assert 0 < found["start"] <= found["spooled"] <= found["peak"]
 
 
 def test_job_overhead(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from app.store.records import MeasurementRecord
 from workers import checked
+from workers import packed as packing
 from workers import spool as spooling
 from workers.measure.measurement import Measurement, pack, unpack
 from workers.measure.table import Column, Table, TooLarge
@@ -561,7 +562,7 @@ def test_results_can_be_forgotten_and_the_log_kept() -> None:
     spool.add_environment({}, neighbours=[])
     spool.add_validity(verdict("valid"), None, "")
     spool.forget_results()
-    assert (spool.measurements, spool.tables, spool.artifacts, spool.units) == ([], [], [], [])
+    assert (list(spool.measurements), spool.tables, spool.artifacts, spool.units) == ([], [], [], [])
     assert (spool.environment, spool.validity) == (None, None)
     assert spool.log.text() == "hello\n"
 
@@ -569,3 +570,43 @@ def test_results_can_be_forgotten_and_the_log_kept() -> None:
 def test_the_agent_checks_tables_without_torch() -> None:
     script = "import sys, workers.agent; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+class TestManyMeasurements:
+    COUNT = 2500
+
+    def filled(self) -> tuple[Spool, float]:
+        """A spool of many measurements, and how many bytes each takes."""
+        spool = begun()
+        tracemalloc.start()
+        try:
+            before, _ = tracemalloc.get_traced_memory()
+            for number in range(self.COUNT):
+                wire = measured(samples=[float(number)]) | {"case": {**CASE, "sequence_length": number}}
+                spool.add_measurement(json.loads(json.dumps(wire)))
+            after, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        return spool, (after - before) / self.COUNT
+
+    def test_they_take_little_memory_and_are_read_again_and_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(packing, "PART_RECORDS", 100)
+        spool, bytes_each = self.filled()
+        assert bytes_each < 400
+        for _ in range(2):
+            assert [record.median for record in spool.measurements] == list(map(float, range(self.COUNT)))
+        assert len(spool.measurements) == self.COUNT
+
+    def test_control_of_the_packing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As objects they take several times as much."""
+        monkeypatch.setattr(packing, "PART_RECORDS", self.COUNT + 1)
+        _, bytes_each = self.filled()
+        assert bytes_each > 1200
+
+    def test_large_samples_make_short_parts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(packing, "PART_BYTES", 10)
+        spool = begun()
+        for number in range(3):
+            spool.add_measurement(measured(samples=[float(number)]))
+        assert spool._measurements._last == []
+        assert [record.median for record in spool.measurements] == [0.0, 1.0, 2.0]

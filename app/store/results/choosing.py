@@ -17,7 +17,7 @@ from app.store.public import checked_id
 MAX_JOBS = 10_000
 MAX_MEASUREMENTS = 200_000
 """Most measurements of one table: a table is made in memory, of which this many take some 250 MB."""
-MAX_BEGINNING = 10_000
+MAX_BEGINNING = 5_000
 """Most measurements that are read for the beginning of a table, as pages show it."""
 # SQLite binds at most 32 766 values in a statement.
 JOBS_PER_QUERY = 1000

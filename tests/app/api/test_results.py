@@ -8,15 +8,20 @@ import io
 import json
 import random
 import struct
+import threading
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import anyio
+import httpx
 import pytest
 from fastapi.responses import FileResponse
 
+from app.api.services import TABLES_AT_ONCE
+from app.store import results
 from app.store.records import StoredArtifact, UnitRecord
 
 
@@ -364,3 +369,26 @@ def test_tables_of_unknown_things(site: Any, measured: Any) -> None:
     response = site.http.get("/tables", params={"job": ids, "columns": "colour"})
     assert response.status_code == 422
     assert "colour" in response.json()["detail"]
+
+
+def test_tables_leave_threads_to_others(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each may take seconds and hundreds of megabytes: a few are made at once, and reads do not wait for them."""
+    making, go_on, most = [0], threading.Event(), [0]
+
+    def slow(*_: Any, **__: Any) -> results.Sheet:
+        making[0] += 1
+        most[0] = max(most[0], making[0])
+        assert go_on.wait(10)
+        making[0] -= 1
+        return results.Sheet(columns=[], rows=[])
+
+    monkeypatch.setattr(results, "table", slow)
+    with ThreadPoolExecutor(6) as clients, httpx.Client(base_url=site.url, timeout=30) as http:
+        answers = [clients.submit(http.get, "/tables") for _ in range(6)]
+        try:
+            for _ in range(5):
+                assert site.http.get("/jobs", timeout=5).status_code == 200
+        finally:
+            go_on.set()
+        assert {answer.result().status_code for answer in answers} == {200}
+    assert most[0] <= TABLES_AT_ONCE

@@ -31,7 +31,7 @@ def test_not_ready_without_a_database(serve: Any, tmp_path: Any, monkeypatch: py
         raise DatabaseBusy("locked")
 
     with serve(tmp_path) as site:
-        monkeypatch.setattr(type(site.services.reading), "counts", busy)
+        monkeypatch.setattr(type(site.services.reading), "check", busy)
         assert site.http.get("/readyz").status_code == 503
         assert site.http.get("/healthz").status_code == 200
 

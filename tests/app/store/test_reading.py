@@ -406,3 +406,21 @@ def test_a_reader_never_sees_half_a_change(
         stop.set()
         reader.join()
     assert broken == []
+
+
+def test_a_page_of_events_ends_by_number_or_by_bytes(
+    queue: Queue, reading: Reading, shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.store.reading.MAX_EVENT_BYTES", 100)
+    claim = shop.running_job()
+    for text in ("x" * 120, "y", "z"):
+        queue.report(claim, [NewEvent("log", {"text": text})])
+    pages: list[list[str]] = []
+    after: int | None = 0
+    while after is not None:
+        state, found, after = reading.events_page(claim.job_id, after, 3)
+        pages.append([event["data"].get("text", "")[:1] for event in found])
+    assert state == "running"
+    assert pages == [["", "", "x"], ["y", "z"]]
+    last = reading.events(claim.job_id, after=reading.events_page(claim.job_id, 0, 3)[2] or 0)[-1]["id"]
+    assert reading.events_page(claim.job_id, last - 1, 1)[2] is None, "nothing follows a page that is just full"

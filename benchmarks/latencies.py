@@ -1,0 +1,350 @@
+"""Latency of every route and page, with a full database: `python -m benchmarks.latencies`.
+
+The database has 100 000 finished and 5 000 queued jobs, with a million measurements: a sweep of 10 000 jobs, a job of
+150 000 measurements, and jobs with a few each. Then one client with one connection sends requests to the server,
+without a worker. A route that has no request here ends the script with an error, so that none is forgotten.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import itertools
+import json
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import psutil
+from fastapi import FastAPI
+from sqlalchemy import Connection, Integer, Table, insert, literal, select, update
+
+from app.main import ROUTERS, create_app
+from app.settings import Settings
+from app.store import tables
+from app.store.engine import Database, open_database
+from benchmarks._shared import percentiles, print_report
+from tools.service import Service, submit
+
+TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
+BODY: dict[str, Any] = {"spec": TINY, "name": "latency", "labels": {"suite": "nightly"}}
+METRICS = ("forward_ms", "backward_ms", "optimizer_ms", "step_ms", "tokens_per_s", "tflops", "peak_memory_mib")
+SWEEP = {"base": TINY, "grid": {"seed": list(range(2)), "context_length": [64, 128]}}
+SIDE = 100
+"""Values on each of the two axes of the large sweep."""
+CELL_METRICS = 10
+BATCH = 10_000
+TIMEOUT_S = 600.0
+STREAM = {"Accept": "text/event-stream"}
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much the database has."""
+
+    finished: int
+    queued: int
+    measurements: int
+    side: int
+    large: int
+    """Measurements of the large job."""
+
+
+@dataclass
+class Filled:
+    """Ids of what the requests ask for."""
+
+    done: int
+    large: int
+    queued: int
+    sweep: int
+    deletable: Iterator[int]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request to time. `path` is asked for each round; `prepare` makes what it needs, untimed."""
+
+    route: str
+    path: Callable[[], str]
+    title: str = ""
+    body: Any = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    revalidates: bool = False
+    """True to send the ETag of the round before."""
+
+
+def fill(database: Database, client: httpx.Client, size: Size) -> Filled:
+    """Write the jobs. Events, attempts and measurements are copied by SQL from those of a few jobs."""
+    done, large, queued = (submit(client, BODY) for _ in range(3))
+    axis = list(range(size.side))
+    grid = {"seed": axis, "context_length": [8 * (value + 1) for value in axis]}
+    answer = client.post("/sweeps", json={"base": TINY, "grid": grid}, timeout=TIMEOUT_S).raise_for_status().json()
+    of_sweep = size.side**2
+    with database.write() as connection:
+        _finish(connection, tables.job.c.id != queued)
+        others = max(0, size.measurements - size.large)
+        copies = max(1, size.finished - of_sweep - 2)
+        each = max(1, others // (copies + of_sweep + 1))
+        connection.execute(insert(tables.measurement), [_measurement(done, number) for number in range(each)])
+        connection.execute(insert(tables.attempt), _attempt(done))
+        _copy_rows(connection, (tables.attempt, tables.measurement), done, tables.job.c.sweep_id.is_not(None))
+        connection.execute(insert(tables.attempt), _attempt(large))
+    for start in range(0, size.large, BATCH):
+        rows = [_cell(large, number) for number in range(start, min(start + BATCH, size.large))]
+        with database.write() as connection:
+            connection.execute(insert(tables.measurement), rows)
+    finished = _copy_jobs(database, done, copies)
+    _copy_jobs(database, queued, size.queued - 1)
+    database.checkpoint()
+    return Filled(done, large, queued, answer["id"], itertools.chain(reversed(finished)))
+
+
+def _finish(connection: Connection, which: Any) -> None:
+    now = tables.utc_now()
+    values = {"state": "succeeded", "attempt": 1, "started_at": now, "finished_at": now}
+    connection.execute(update(tables.job).where(which).values(**values))
+
+
+def _attempt(job_id: int) -> dict[str, Any]:
+    now, log = tables.utc_now(), "step\n" * 200
+    values = {"job_id": job_id, "number": 1, "token": "0", "worker_id": "worker", "state": "succeeded", "beat": 3}
+    return {**values, "log": log, "started_at": now, "finished_at": now}
+
+
+def _measurement(job_id: int, number: int, **changes: Any) -> dict[str, Any]:
+    statistics = dict.fromkeys(("mean", "std", "median", "min", "max", "p05", "p25", "p75", "p95"), 1.5)
+    return {
+        "job_id": job_id,
+        "attempt": 1,
+        "unit_index": 0,
+        "case": {"model": "tiny", "d_model": 128, "num_layers": 2, "context_length": 128, "precision": "fp32"},
+        "case_key": "0123456789abcdef0123",
+        "device_key": "1x CPU",
+        "validity": "valid",
+        "metric": METRICS[number % len(METRICS)] + ("" if number < len(METRICS) else f"_{number}"),
+        "unit": "ms",
+        "outcome": "ok",
+        "partial": False,
+        "n": 10,
+        "samples": bytes(60),
+        **statistics,
+        **changes,
+    }
+
+
+def _cell(job_id: int, number: int) -> dict[str, Any]:
+    """One metric of one cell of a large grid."""
+    cell = number // CELL_METRICS
+    case = {"implementation": "eager", "dtype": "bf16", "causal": True, "head_dim": 64, "sequence_length": cell}
+    return _measurement(job_id, number, case=case, case_key=f"{cell:020d}", metric=f"metric_{number % CELL_METRICS}")
+
+
+def _copy_jobs(database: Database, job_id: int, copies: int) -> range:
+    """Copy a job with all that belongs to it; returns the ids of the copies."""
+    with database.read() as connection:
+        last = connection.execute(select(tables.job.c.id).order_by(tables.job.c.id.desc()).limit(1)).scalar_one()
+    ids = range(last + 1, last + 1 + copies)
+    for start in range(0, copies, BATCH):
+        batch = ids[start : start + BATCH]
+        if not batch:
+            break
+        number = select(literal(batch[0], Integer).label("id")).cte("number", recursive=True)
+        number = number.union_all(select(number.c.id + 1).where(number.c.id < batch[-1]))
+        kept = [column for column in tables.job.c if column.name != "id"]
+        rows = select(number.c.id, *kept).select_from(tables.job.join(number, literal(value=True)))
+        copied = insert(tables.job).from_select(
+            ["id", *(column.name for column in kept)], rows.where(tables.job.c.id == job_id)
+        )
+        with database.write() as connection:
+            connection.execute(copied)
+            belongings = (tables.job_label, tables.attempt, tables.event, tables.measurement)
+            _copy_rows(connection, belongings, job_id, tables.job.c.id.between(batch[0], batch[-1]))
+    return ids
+
+
+def _copy_rows(connection: Connection, of: tuple[Table, ...], job_id: int, which: Any) -> None:
+    """Copy these tables' rows of a job for each job of the selection."""
+    for table in of:
+        kept = [column for column in table.c if column.name not in ("id", "job_id")]
+        rows = select(tables.job.c.id, *kept).select_from(table.join(tables.job, literal(value=True)))
+        names = ["job_id", *(column.name for column in kept)]
+        copied = insert(table).from_select(names, rows.where(table.c.job_id == job_id, which))
+        connection.execute(copied)
+
+
+def at(path: str) -> Callable[[], str]:
+    """Return what asks for the same path in every round."""
+    return lambda: path
+
+
+PLAIN = ("/healthz", "/readyz", "/metrics", "/specs", "/workers", "/docs", "/openapi.json", "/queue/paused")
+LISTS = ("/", "/ui", "/ui/workers", "/jobs", "/sweeps")
+PARTS = ("", "/events", "/logs", "/units", "/tables", "/attempts", "/artifacts", "/measurements")
+
+
+def reads(filled: Filled) -> list[Request]:
+    """Return the requests that read, by route."""
+    done, large, sweep = filled.done, filled.large, filled.sweep
+    of_job = [*(f"/jobs/{{job_id}}{part}" for part in PARTS), "/ui/jobs/{job_id}"]
+    return [
+        *(Request(f"GET {route}", at(route.format(job_id=done))) for route in of_job),
+        *(Request(f"GET {route}", at(route)) for route in (*PLAIN, *LISTS)),
+        Request("GET /specs/{kind}", at("/specs/benchmark")),
+        Request("GET /jobs", at(f"/jobs?after={(done + filled.queued) * 5}"), title="in the middle"),
+        Request("GET /jobs", at("/jobs?state=queued"), title="queued"),
+        Request("GET /jobs", at(f"/jobs?sweep={sweep}"), title="of the sweep"),
+        Request("GET /jobs", at("/jobs?label=suite:nightly"), title="by a label that all have"),
+        Request("GET /jobs", at("/jobs?limit=500"), title="500"),
+        Request("GET /jobs/{job_id}/measurements", at(f"/jobs/{large}/measurements"), title="first page of the large"),
+        Request("GET /jobs/{job_id}/measurements", at(f"/jobs/{large}/measurements?limit=200"), title="200 of large"),
+        Request("GET /jobs/{job_id}/tables/{name}", at(f"/jobs/{done}/tables/none"), title="none: 404"),
+        Request("GET /jobs/{job_id}/artifacts/{name}", at(f"/jobs/{done}/artifacts/none"), title="none: 404"),
+        Request("GET /ui/jobs/{job_id}", at(f"/ui/jobs/{large}"), title="large"),
+        Request("GET /ui/jobs/{job_id}", at(f"/ui/jobs/{large}"), title="large, unchanged", revalidates=True),
+        Request("GET /ui", at(f"/ui?sweep={sweep}"), title="of the sweep"),
+        Request("GET /sweeps/{sweep_id}", at(f"/sweeps/{sweep}")),
+        Request("GET /ui/sweeps/{sweep_id}", at(f"/ui/sweeps/{sweep}")),
+        Request("GET /ui/sweeps/{sweep_id}", at(f"/ui/sweeps/{sweep}"), title="unchanged", revalidates=True),
+        Request("GET /tables", at(f"/tables?job={done}"), title="of a job"),
+        Request("GET /tables", at(f"/tables?sweep={sweep}"), title="of the sweep"),
+        Request("GET /tables", at(f"/tables?job={large}"), title="of the large job"),
+        Request("GET /tables", at("/tables?kind=benchmark"), title="of all jobs: refused"),
+    ]
+
+
+def writes(filled: Filled, fresh: Callable[[str, Any], int]) -> list[Request]:
+    """Return the requests that write, by route. `fresh` submits a job or a sweep and returns its id."""
+    done, sweep = filled.done, filled.sweep
+    return [
+        Request("POST /jobs", at("/jobs"), body=BODY),
+        Request("POST /sweeps", at("/sweeps"), body=SWEEP, title="4 jobs"),
+        Request("POST /jobs/{job_id}/cancel", lambda: f"/jobs/{fresh('/jobs', BODY)}/cancel"),
+        Request("POST /ui/jobs/{job_id}/cancel", lambda: f"/ui/jobs/{fresh('/jobs', BODY)}/cancel", headers=FORM),
+        Request("POST /jobs/{job_id}/retry", at(f"/jobs/{done}/retry"), title="of a succeeded job: 409"),
+        Request("POST /ui/jobs/{job_id}/retry", at(f"/ui/jobs/{done}/retry"), title="409", headers=FORM),
+        Request("POST /sweeps/{sweep_id}/cancel", lambda: f"/sweeps/{fresh('/sweeps', SWEEP)}/cancel"),
+        Request("POST /sweeps/{sweep_id}/resume", at(f"/sweeps/{sweep}/resume"), title="nothing to resume: 409"),
+        Request("DELETE /jobs/{job_id}", lambda: f"/jobs/{next(filled.deletable)}"),
+        Request("PUT /queue/paused", at("/queue/paused"), body={"kinds": []}),
+        Request("POST /jobs/cancel", at("/jobs/cancel?label=suite:none"), title="none matches"),
+        Request("DELETE /jobs", at("/jobs?label=suite:none"), title="none matches"),
+    ]
+
+
+def routes_of(app: FastAPI) -> set[str]:
+    """Return every route as "METHOD /path", but HEAD, which follows from GET."""
+    found: set[str] = set()
+    for route in [*app.routes, *(route for module in ROUTERS for route in module.router.routes)]:
+        path, methods = getattr(route, "path", None), getattr(route, "methods", None) or ()
+        plain = re.sub(r":\w+}", "}", str(path))  # {name:path}
+        found |= {f"{method} {plain}" for method in methods if method not in ("HEAD", "OPTIONS")}
+    return found
+
+
+class Client:
+    """One kept connection, which costs little itself."""
+
+    def __init__(self, url: str) -> None:
+        address = urlsplit(url)
+        self._connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=TIMEOUT_S)
+        self._connection.connect()
+
+    def send(self, method: str, path: str, body: Any, headers: Mapping[str, str]) -> tuple[int, bytes, str | None]:
+        """Return status, body and ETag of the answer. Raises RuntimeError for a fault of the server."""
+        encoded = None if body is None else json.dumps(body).encode()
+        kind = {} if body is None else {"Content-Type": "application/json"}
+        self._connection.request(method, path, encoded, {**kind, **headers})
+        with self._connection.getresponse() as response:
+            content = response.read()
+            if response.status >= http.client.INTERNAL_SERVER_ERROR:
+                raise RuntimeError(f"{method} {path}: {response.status}: {content.decode(errors='replace')[:500]}")
+            return response.status, content, response.getheader("ETag")
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def measure(client: Client, server: psutil.Process, request: Request, rounds: int, budget_s: float) -> dict[str, str]:
+    """Send the request `rounds` times, or as often as the budget allows, at least twice; returns a row of the table."""
+    method, _, route = request.route.partition(" ")
+    samples: list[float] = []
+    tag: str | None = None
+    begin = time.perf_counter()
+    for number in range(rounds + 1):
+        path = request.path()
+        headers = {**request.headers, **({"If-None-Match": tag} if request.revalidates and tag else {})}
+        start = time.perf_counter()
+        status, content, tag = client.send(method, path, request.body, headers)
+        if number:  # the first one warms up
+            samples.append(1000 * (time.perf_counter() - start))
+        if len(samples) >= 2 and time.perf_counter() - begin > budget_s:
+            break
+    p50, p99 = percentiles(samples, 50, 99)
+    return {
+        "request": f"`{method} {route}`" + (f", {request.title}" if request.title else ""),
+        "p50, ms": p50,
+        "p99, ms": p99,
+        "times": str(len(samples)),
+        "status": str(status),
+        "answer, KiB": f"{len(content) / 1024:.1f}",
+        "server, MiB": f"{server.memory_info().rss / 2**20:.0f}",
+    }
+
+
+def run(folder: Path, size: Size, rounds: int, budget_s: float) -> tuple[list[dict[str, str]], str]:
+    """Fill a database, time every request; returns the table and a line on the server."""
+    with Service(folder) as service:
+        http_client = service.start_server()
+        begin = time.perf_counter()
+        with contextlib.closing(open_database(service.settings())) as database:
+            filled = fill(database, http_client, size)
+        built_s = time.perf_counter() - begin
+        known = routes_of(create_app(Settings(data_dir=folder / "unused")))
+
+        def fresh(path: str, body: Any) -> int:
+            return int(http_client.post(path, json=body).raise_for_status().json()["id"])
+
+        asked = [*reads(filled), *writes(filled, fresh)]
+        forgotten = known - {request.route for request in asked}
+        if forgotten:
+            raise RuntimeError(f"no request for {', '.join(sorted(forgotten))}: add one to benchmarks/latencies.py")
+        assert service.server is not None
+        server = psutil.Process(service.server.pid)
+        with contextlib.closing(Client(service.url)) as client:
+            table = [measure(client, server, request, rounds, budget_s) for request in asked if request.route in known]
+        peak = next(line for line in Path(f"/proc/{server.pid}/status").read_text().splitlines() if "VmHWM" in line)
+    return (
+        table,
+        f"The server's peak: {int(peak.split()[1]) / 1024:.0f} MiB; the database was built in {built_s:.0f} s",
+    )
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--finished", type=int, default=100_000, help="finished jobs in the database")
+    parser.add_argument("--queued", type=int, default=5_000, help="queued jobs")
+    parser.add_argument("--measurements", type=int, default=1_000_000, help="measurements of all jobs")
+    parser.add_argument("--large", type=int, default=150_000, help="measurements of the large job")
+    parser.add_argument("--side", type=int, default=SIDE, help="the sweep has as many jobs as this number squared")
+    parser.add_argument("--rounds", type=int, default=100, help="times that each request is sent")
+    parser.add_argument("--budget", type=float, default=10.0, help="seconds after which a request is sent no more")
+    arguments = parser.parse_args()
+    size = Size(arguments.finished, arguments.queued, arguments.measurements, arguments.side, arguments.large)
+    with tempfile.TemporaryDirectory(prefix="flopwatch-") as folder:
+        table, line = run(Path(folder), size, arguments.rounds, arguments.budget)
+    jobs = f"{size.finished} finished and {size.queued} queued jobs, {size.measurements} measurements"
+    print_report(f"With {jobs}. {line}", table)
+
+
+if __name__ == "__main__":
+    main()
