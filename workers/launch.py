@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -25,6 +26,11 @@ from workers.processes import adopt_orphans, end_tree, kill_all, reap
 SETTINGS_PREFIX = "FLOPWATCH_"
 WARM_TIMEOUT_S = 300.0
 """Seconds that the warm parent's imports may take, also on a slow disk with a cold cache."""
+WARM_END_S = 5.0
+"""Seconds in which a process is gone whose socket has ended."""
+WARM_TRIES = 5
+"""How often a warm parent is started anew if each is killed, for example by a kernel that lacks memory."""
+KILLED_TOO_OFTEN = f"the warm parent was killed {WARM_TRIES} times in a row"
 
 FORK_TIMEOUT_S = 30.0
 """Seconds in which the warm parent, which forks in milliseconds, must answer."""
@@ -103,7 +109,7 @@ class Process:
 
 
 class _WarmParentDied(Exception):
-    """The warm parent died before it answered."""
+    """The warm parent was killed before it answered."""
 
 
 class Launcher:
@@ -131,8 +137,11 @@ class Launcher:
         Raises:
             InvalidEnvironment: the warm parent died; its standard error tells why.
         """
-        with self._lock:
-            self._warm_socket()
+        for _ in range(WARM_TRIES):
+            with self._lock, contextlib.suppress(_WarmParentDied):
+                self._warm_socket()
+                return
+        raise InvalidEnvironment(KILLED_TOO_OFTEN)
 
     def start(self, request: keeper.Request, start: Literal["fork", "exec"], locks: Sequence[int]) -> Process:
         """Start one unit.
@@ -146,12 +155,12 @@ class Launcher:
             InvalidEnvironment: the warm parent cannot start, or this host lacks the command that the unit runs under.
         """
         _check_wrapper(request)
-        try:
-            return self._start(request, start, locks)
-        except _WarmParentDied:
-            # The warm parent was killed. The first try may have left a keeper, which ends at once, since nobody is at
-            # the other end of its socket. The second try has pipes of its own.
-            return self._start(request, start, locks)
+        for _ in range(WARM_TRIES):
+            # If the warm parent is killed, a try may leave a keeper, which ends at once, since nobody is at the other
+            # end of its socket. The next try has pipes of its own.
+            with contextlib.suppress(_WarmParentDied):
+                return self._start(request, start, locks)
+        raise InvalidEnvironment(KILLED_TOO_OFTEN)
 
     def _start(self, request: keeper.Request, start: Literal["fork", "exec"], locks: Sequence[int]) -> Process:
         ours, theirs = socket.socketpair()
@@ -282,18 +291,30 @@ class Launcher:
         assert self._socket is not None
         if not self._ready:
             self._socket.settimeout(WARM_TIMEOUT_S)
+            timed_out = False
             try:
                 answer = self._socket.recv(1)
             except TimeoutError:
                 assert self._warm is not None
                 self._warm.kill()
-                answer = b""
+                answer, timed_out = b"", True
             if answer != warm.READY:
+                if not timed_out and self._warm_was_killed():
+                    self._drop_warm()
+                    raise _WarmParentDied
                 self._drop_warm()
                 raise InvalidEnvironment("the warm parent could not start; the worker's log has its error")
             self._socket.settimeout(FORK_TIMEOUT_S)
             self._ready = True
         return self._socket
+
+    def _warm_was_killed(self) -> bool:
+        """Return True if somebody killed the warm parent, whose socket has ended; False if it ended by itself."""
+        assert self._warm is not None
+        try:
+            return self._warm.wait(timeout=WARM_END_S) == -signal.SIGKILL
+        except subprocess.TimeoutExpired:
+            return False
 
 
 def units_environment(mark: str) -> dict[str, str]:

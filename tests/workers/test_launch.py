@@ -245,6 +245,30 @@ def test_nothing_survives_and_locks_are_held_until_then(
     assert seconds < LET_GO_S
 
 
+def test_a_warm_parent_that_is_killed_while_it_starts_is_replaced(tmp_path: Path) -> None:
+    told = run_script(
+        tmp_path,
+        "fork",
+        """
+        from threading import Thread
+
+        def kill_first():
+            while not (children := psutil.Process().children()):
+                time.sleep(0.001)
+            children[0].kill()
+
+        killer = Thread(target=kill_first)
+        killer.start()
+        launcher.wait_until_warm()
+        killer.join()
+        process = launcher.start(request("counted"), START, [])
+        messages = read(process.messages)
+        print(json.dumps([json.loads(messages.splitlines()[-1]), vars(process.report())]))
+        """,
+    )
+    assert told == [{"type": "outcome", "code": None, "detail": ""}, {"exit_code": 0, "signal": None}]
+
+
 def test_what_runs_outlives_its_warm_parent_which_is_replaced(tmp_path: Path) -> None:
     told = run_script(
         tmp_path,

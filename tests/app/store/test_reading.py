@@ -413,8 +413,8 @@ def test_a_page_of_events_ends_by_number_or_by_bytes(
 ) -> None:
     monkeypatch.setattr("app.store.reading.MAX_EVENT_BYTES", 100)
     claim = shop.running_job()
-    for text in ("x" * 120, "y", "z"):
-        queue.report(claim, [NewEvent("log", {"text": text})])
+    for piece in ("x" * 120, "y", "z"):
+        queue.report(claim, [NewEvent("log", {"text": piece})])
     pages: list[list[str]] = []
     after: int | None = 0
     while after is not None:
