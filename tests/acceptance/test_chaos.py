@@ -16,6 +16,7 @@ pytestmark = pytest.mark.acceptance
 SECONDS = 12.5
 """Of attack: every kind of fault happens once."""
 SHORT_LEASE_S = 1.0
+TRIES = 3
 
 
 def test_whatever_happens_every_promise_is_kept(tmp_path: Path, rng: random.Random) -> None:
@@ -28,8 +29,15 @@ def test_whatever_happens_every_promise_is_kept(tmp_path: Path, rng: random.Rand
 
 
 def test_control_without_the_fence_it_finds_results_of_lost_workers(tmp_path: Path, rng: random.Random) -> None:
-    plan = [Fault(at_s, "stop_worker", at, 2.5 * SHORT_LEASE_S) for at, at_s in enumerate([1.0, 1.2, 4.5, 4.7])]
-    result = run(tmp_path, rng.getrandbits(32), 8.0, plan, workers=2, lease_s=SHORT_LEASE_S, SABOTAGE="fence")
-    print(result.summary)
-    found = {one.partition(":")[0] for one in result.wrong}
-    assert found & {"events_tell_what_happened", "jobs_end_as_their_last_attempts", "results_are_of_the_last_attempt"}
+    plan = [Fault(at_s, "stop_worker", at, 2.5 * SHORT_LEASE_S) for at, at_s in enumerate([2.0, 2.2])]
+    telling = {"events_tell_what_happened", "jobs_end_as_their_last_attempts", "results_are_of_the_last_attempt"}
+    found: set[str] = set()
+    for number in range(TRIES):  # nothing may run just when the workers are stopped
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        result = run(folder, rng.getrandbits(32), 5.0, plan, workers=2, lease_s=SHORT_LEASE_S, SABOTAGE="fence")
+        print(result.summary)
+        found |= {one.partition(":")[0] for one in result.wrong} & telling
+        if found:
+            return
+    pytest.fail("a run without the fence looks sound")
