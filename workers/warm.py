@@ -37,13 +37,16 @@ PRELOADED = ("torch", "torch._dynamo", "app.specs", "workers.jobs", "workers.mod
 def preload() -> None:
     """Import the modules that every unit needs, so that forks have them.
 
-    NumPy's OpenBLAS would start a thread per core when it is loaded; torch, which brings its own BLAS, does not.
+    NumPy's OpenBLAS would start a thread per core when it is loaded; torch, which brings its own BLAS, does not. The
+    garbage collector would look through all that was imported again and again, and find nothing.
     """
     set_by_user = os.environ.get("OPENBLAS_NUM_THREADS")
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    gc.disable()
     try:
         _import_all()
     finally:
+        gc.enable()
         del os.environ["OPENBLAS_NUM_THREADS"]
         if set_by_user is not None:
             os.environ["OPENBLAS_NUM_THREADS"] = set_by_user

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli.jobs import AsJson, with_server
+from app.cli.terminal import echo
 
 if TYPE_CHECKING:
     from app.cli.client import Client
@@ -52,4 +53,4 @@ def _set(server: Client, kinds: list[str] | str, *, as_json: bool) -> None:
         return
     paused = answer["kinds"]
     named = "all kinds" if paused == ALL else ", ".join(paused)
-    typer.echo(f"paused: {named}" if paused else "nothing is paused")
+    echo(f"paused: {named}" if paused else "nothing is paused")

@@ -209,4 +209,4 @@ def test_every_step_does_what_the_model_says(rng: random.Random, shop: Any, read
             done = [event for event in reading.events(job["id"]) if event["type"] == "done"]
             assert len(done) == expected.times_done
             assert job["max_attempts"] == expected.max_attempts
-    assert len(walk.taken) == 11, f"the walk left steps out: {walk.taken}"
+    assert len(walk.taken) == 12, f"the walk left steps out: {walk.taken}"
