@@ -433,7 +433,7 @@ def _page(
             room -= row["page_bytes"]
             if len(rows) == limit or (rows and room < 0):
                 return rows, str(rows[-1]["id"])
-            rows.append({name: _shortened(value) if name in _SHORTENED else value for name, value in row.items()})
+            rows.append({**row, **{name: _shortened(row[name]) for name in _SHORTENED if name in row}})
     return rows, None
 
 

@@ -29,6 +29,8 @@ class _UnreadableArray(list[Any], _Unreadable):
     pass
 
 
+_STAND_INS = frozenset({_UnreadableObject, _UnreadableArray})
+
 _FITS: dict[Shape, Callable[[Any], bool]] = {
     "object": lambda value: isinstance(value, dict),
     "array": lambda value: isinstance(value, list),
@@ -71,8 +73,8 @@ def is_unreadable(value: object) -> bool:
 
 def broken(row: Mapping[Any, Any]) -> dict[str, Any] | None:
     """Return a problem that names the columns of a row whose values cannot be read; None when all can."""
-    columns = [str(name) for name, value in row.items() if is_unreadable(value)]
-    if not columns:
+    if _STAND_INS.isdisjoint(map(type, row.values())):  # nearly always; this is the quickest way to see it
         return None
+    columns = [str(name) for name, value in row.items() if is_unreadable(value)]
     detail = f"What is stored as {', '.join(columns)} cannot be read: it is no JSON, or has another shape."
     return job_problem("unreadable", detail)
