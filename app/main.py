@@ -22,7 +22,7 @@ from app.api.sweeps import SweepBody
 from app.settings import Settings
 from app.web import docs, pages
 
-ROUTERS = (bulk, jobs, events, results, sweeps, queue, tables, specs, workers, health, pages, docs)
+ROUTERS = (jobs, bulk, events, results, sweeps, queue, tables, specs, workers, health, pages, docs)
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:

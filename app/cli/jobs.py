@@ -247,7 +247,7 @@ def cancel(
     chosen = _chosen(job_ids, state, kind, label, sweep_id)
     if chosen is not None:
         done = server.send("POST", "/jobs/cancel", params=chosen, timeout_s=BULK_TIMEOUT_S).json()
-        echo(f"{done['cancelled']} jobs cancelled, {done['requested']} are being cancelled")
+        echo(f"jobs cancelled: {done['cancelled']}; being cancelled: {done['requested']}")
         return
 
     def cancel_one(job_id: int) -> str:
@@ -285,8 +285,8 @@ def delete(
     chosen = _chosen(job_ids, state, kind, label, sweep_id)
     if chosen is not None:
         done = server.send("DELETE", "/jobs", params=chosen, timeout_s=BULK_TIMEOUT_S).json()
-        left = f"; {done['unfinished']} more are queued or running and stay" if done["unfinished"] else ""
-        echo(f"{done['deleted']} jobs deleted{left}")
+        left = f"; queued or running, so not deleted: {done['unfinished']}" if done["unfinished"] else ""
+        echo(f"jobs deleted: {done['deleted']}{left}")
         return
 
     def delete_one(job_id: int) -> str:

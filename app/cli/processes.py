@@ -107,13 +107,13 @@ def lease(
     from contextlib import closing
 
     from app.errors import FlopwatchError
-    from app.store.engine import open_database
+    from app.store.engine import open_existing
     from app.store.lease import change
     from app.store.queue import Queue
 
     settings = _settings()
     try:
-        with closing(open_database(settings)) as database:
+        with closing(open_existing(settings)) as database:
             if seconds is not None:
                 change(database, seconds)
             found = Queue(database).lease_s()

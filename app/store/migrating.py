@@ -6,12 +6,15 @@ without importing Alembic (half a second).
 
 from __future__ import annotations
 
+import logging
 from importlib.util import find_spec
 from pathlib import Path
 
 from sqlalchemy import Connection, column, inspect, select, table
 
 from app.errors import DatabaseNewer, InvalidEnvironment
+
+logger = logging.getLogger(__name__)
 
 
 def migrations_folder() -> Path:
@@ -43,6 +46,10 @@ def upgrade(connection: Connection) -> None:
     config = Config()
     config.set_main_option("script_location", str(migrations_folder()).replace("%", "%%"))
     config.attributes["connection"] = connection
+    known = revisions()
+    before = _revision(connection, known)
+    if before is not None:
+        logger.warning("migrating the database from revision %s to %s: there is no way back", before, known[-1])
     command.upgrade(config, "head")
 
 

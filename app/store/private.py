@@ -58,7 +58,7 @@ def _close_to_others(path: Path, mode: int) -> None:
     if not mode & 0o077:
         return
     names = {entry.name for entry in os.scandir(path)}
-    if not mode & stat.S_ISVTX and (DATABASE in names or names <= {*FOLDERS, *FILES}):
+    if not mode & stat.S_ISVTX and names <= {*FOLDERS, *FILES}:
         path.chmod(0o700)
     elif mode & 0o022:
         raise InvalidEnvironment(

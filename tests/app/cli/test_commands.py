@@ -326,12 +326,12 @@ def test_cancel_and_delete_by_filter(site: Any, flopwatch: Any) -> None:
     done, *others = (submitted(flopwatch, "--priority", "50", "--label", "bulk=x") for _ in range(3))
     site.worker.finish(site.worker.claim_job(done))
     assert ended(flopwatch("cancel", "--label", "bulk=x", "--state", "queued")) == (
-        "2 jobs cancelled, 0 are being cancelled\n"
+        "jobs cancelled: 2; being cancelled: 0\n"
     )
     assert [site.job(job_id)["state"] for job_id in (done, *others)] == ["succeeded", "cancelled", "cancelled"]
     last = submitted(flopwatch, "--label", "bulk=x")
     assert ended(flopwatch("delete", "--label", "bulk=x", "--kind", "benchmark")) == (
-        "3 jobs deleted; 1 more are queued or running and stay\n"
+        "jobs deleted: 3; queued or running, so not deleted: 1\n"
     )
     refused = flopwatch("delete", str(last), "99999")
     assert refused.returncode == 1

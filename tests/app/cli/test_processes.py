@@ -157,6 +157,9 @@ def test_a_process_with_another_lease_does_not_start(start: Any, tmp_path: Path)
         result = CliRunner().invoke(cli, ["lease", *arguments], env=data)
         return f"{result.exit_code} {result.output.strip()}"
 
+    assert "There is no database" in lease()
+    assert not (tmp_path / "data").exists()
+    open_database(Settings(data_dir=tmp_path / "data")).close()
     assert lease().startswith("0 none yet")
     assert lease("30") == lease() == "0 30 seconds"
     for command in ("serve", "up"):
