@@ -11,8 +11,15 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.acceptance.conftest import short_job
-from tests.acceptance.sabotage import attempt_states, get, other_host, sabotaged, wait_for_state, worker_id
+from tests.acceptance.sabotage import (
+    attempt_states,
+    get,
+    other_host,
+    plain_job,
+    plain_kind,
+    wait_for_state,
+    worker_id,
+)
 from tools.service import Service, submit, wait_until
 
 pytestmark = pytest.mark.acceptance
@@ -36,19 +43,19 @@ def every_job(client: httpx.Client) -> list[dict[str, Any]]:
 
 
 def run_all_once(service: Service, folder: Path, rng: random.Random, jobs: int, *mechanisms: str) -> None:
-    """Let two workers run short jobs of random priorities, each told by its vocabulary's size."""
-    client = service.start_server()
-    numbers = range(2, jobs + 2)
+    """Let two workers run numbered short jobs of random priorities."""
+    client = service.start_server(**plain_kind())
+    numbers = range(jobs)
     # On two hosts, as far as the workers know: those of one host take turns, since a CPU measurement runs alone.
     workers = service.start_workers(
-        *({**sabotaged(*mechanisms), **other_host(service.folder / name)} for name in ("first", "second"))
+        *({**plain_kind(*mechanisms), **other_host(service.folder / name)} for name in ("first", "second"))
     )
-    ids = [submit(client, short_job("counted", vocab_size=number, priority=rng.randint(-2, 2))) for number in numbers]
+    ids = [submit(client, plain_job("counted", number=number, priority=rng.randint(-2, 2))) for number in numbers]
     wait_until(
         lambda: get(client, "/jobs?state=queued&limit=1") + get(client, "/jobs?state=running&limit=1") == [],
         timeout_s=PATIENCE_S,
         what="all jobs to end",
-        poll_s=0.2,
+        poll_s=0.1,
     )
     runs = Counter(map(int, (folder / "runs").read_text().split()))
     assert {number: count for number, count in runs.items() if count > 1} == {}, "run twice"
@@ -73,9 +80,9 @@ def test_control_a_claim_in_two_steps(service: Service, misbehave_folder: Path, 
 
 def measures_alone(service: Service, folder: Path, jobs: int, *hosts: str) -> None:
     """Let two workers run jobs on the CPU; they are on the same host if their hosts' names are equal."""
-    client = service.start_server()
-    workers = service.start_workers(*(other_host(service.folder / host) for host in hosts))
-    ids = [submit(client, short_job("alone")) for _ in range(jobs)]
+    client = service.start_server(**plain_kind())
+    workers = service.start_workers(*({**plain_kind(), **other_host(service.folder / host)} for host in hosts))
+    ids = [submit(client, plain_job("alone")) for _ in range(jobs)]
     ended = []
     for job_id in ids:
         ended.append(wait_for_state(client, job_id, "succeeded"))
