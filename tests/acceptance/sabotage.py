@@ -15,6 +15,9 @@ import psutil
 from tests.acceptance.conftest import PLUGINS, PROJECT
 from tools.service import FINAL_STATES, wait_until
 
+POLL_S = 0.05
+"""Between two questions to a server, which take it and the test some milliseconds of processor time each."""
+
 
 def sabotaged(*mechanisms: str, **environment: str) -> dict[str, str]:
     """Environment of a process that lacks these mechanisms (see tests/plugins/worker_sabotage)."""
@@ -119,7 +122,8 @@ def wait_for_state(client: httpx.Client, job_id: int, *states: str, timeout_s: f
         assert job["state"] in states or job["state"] not in FINAL_STATES, f"job {job_id}: {job}"
         return job if job["state"] in states else None
 
-    return wait_until(there, timeout_s=timeout_s, what=f"job {job_id} to be {' or '.join(states)}")
+    what = f"job {job_id} to be {' or '.join(states)}"
+    return wait_until(there, timeout_s=timeout_s, what=what, poll_s=POLL_S)
 
 
 def worker_id(client: httpx.Client, pid: int) -> str:

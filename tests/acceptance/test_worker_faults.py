@@ -15,6 +15,7 @@ import pytest
 
 from tests.acceptance.conftest import end_all_jobs, environment
 from tests.acceptance.sabotage import (
+    POLL_S,
     attempt_states,
     cleaned_up,
     get,
@@ -85,7 +86,10 @@ def survives_a_killed_worker(
     first.kill()
     second = service.start_worker(**other_host(folder.parent / "second"), **sabotage)
     wait_until(
-        lambda: get(client, f"/jobs/{job_id}")["attempt"] == 2, timeout_s=recovery_s, what="the job's second attempt"
+        lambda: get(client, f"/jobs/{job_id}")["attempt"] == 2,
+        timeout_s=recovery_s,
+        what="the job's second attempt",
+        poll_s=POLL_S,
     )
     open_gate(folder)
     job = wait_for_state(client, job_id, "succeeded")
@@ -96,7 +100,12 @@ def survives_a_killed_worker(
     states = [event["data"]["state"] for event in get(client, f"/jobs/{job_id}/events") if event["type"] == "state"]
     assert states == ["queued", "running", "queued", "running", "succeeded"]
     first_id = worker_id(client, first.pid)
-    wait_until(lambda: worker_states(client)[first_id] == "lost", timeout_s=RECOVERY_S, what="the worker to be lost")
+    wait_until(
+        lambda: worker_states(client)[first_id] == "lost",
+        timeout_s=RECOVERY_S,
+        what="the worker to be lost",
+        poll_s=POLL_S,
+    )
 
 
 def test_the_job_of_a_killed_worker_runs_again(service: Service, misbehave_folder: Path, rng: random.Random) -> None:
