@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import random
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
+from app.errors import DatabaseBusy
+from app.store.engine import Database
 from tests.acceptance.conftest import end_all_jobs, environment
 from tests.acceptance.sabotage import (
     POLL_S,
@@ -178,13 +182,25 @@ def test_control_a_keeper_that_does_not_watch_its_pipe(
         ends_with_its_agent(service, misbehave_folder, rng, **plain_kind("watched_pipe"))
 
 
+def stop_between_writes(service: Service, worker: subprocess.Popen[bytes]) -> None:
+    """Stop a worker, but not while it holds the write lock: nobody else could write then."""
+    with closing(Database(service.settings().resolved_database_url, busy_timeout_s=LEASE_S / 4)) as database:
+        while True:
+            worker.send_signal(signal.SIGSTOP)
+            try:
+                with database.write():
+                    return
+            except DatabaseBusy:
+                worker.send_signal(signal.SIGCONT)
+
+
 def stale_worker_records_nothing(service: Service, folder: Path, *, winner_ends_first: bool, **sabotage: str) -> None:
     """Stop a worker past its lease; another runs the job. Then the first goes on, with a finished job in its hands."""
     client = service.client()
     stale = service.start_worker(**sabotage)
     job_id = submit(client, plain_job("gated"))
     (stale_child,) = wait_for_start(folder)
-    stale.send_signal(signal.SIGSTOP)
+    stop_between_writes(service, stale)
     winner = service.start_worker(**other_host(folder.parent / "second"))
     (child,) = wait_for_start(folder, 2)
     winner_id = worker_id(client, winner.pid)
