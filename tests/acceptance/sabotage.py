@@ -15,11 +15,29 @@ import psutil
 from tests.acceptance.conftest import PLUGINS, PROJECT
 from tools.service import FINAL_STATES, wait_until
 
+POLL_S = 0.05
+"""Between two questions to a server, which take it and the test some milliseconds of processor time each."""
+
 
 def sabotaged(*mechanisms: str, **environment: str) -> dict[str, str]:
     """Environment of a process that lacks these mechanisms (see tests/plugins/worker_sabotage)."""
     folders = [PLUGINS / "worker_sabotage", PROJECT, PLUGINS]
-    return {"SABOTAGE": ",".join(mechanisms), "PYTHONPATH": os.pathsep.join(map(str, folders)), **environment}
+    path = os.pathsep.join(map(str, folders))
+    return {"SABOTAGE": ",".join(mechanisms), "PYTHONPATH": path, **environment}
+
+
+def plain_kind(*mechanisms: str, **environment: str) -> dict[str, str]:
+    """Environment of a process that lacks these mechanisms and knows the kind of tests/plugins/plain_kind.
+
+    Workers that are killed and started again are ready sooner where nothing imports torch.
+    """
+    folders = [PLUGINS / "plain_kind", PROJECT, PLUGINS]
+    return sabotaged(*mechanisms, PYTHONPATH=os.pathsep.join(map(str, folders)), **environment)
+
+
+def plain_job(behaviour: str, *, number: int = 0, start: str = "fork", **fields: Any) -> dict[str, Any]:
+    """The body of a job of that kind."""
+    return {"spec": {"kind": "plain", "behaviour": behaviour, "number": number, "start": start}, **fields}
 
 
 def other_host(folder: Path) -> dict[str, str]:
@@ -61,7 +79,7 @@ def cleaned_up(folder: Path) -> Iterator[None]:
 
 
 def started(folder: Path) -> list[list[int]]:
-    """The pids that gated and stubborn models wrote down, one list per start."""
+    """The pids that gated and stubborn models and jobs wrote down, one list per start."""
     path = folder / "started"
     lines = path.read_text().splitlines() if path.exists() else []
     return [[int(pid) for pid in line.split()] for line in lines]
@@ -104,7 +122,8 @@ def wait_for_state(client: httpx.Client, job_id: int, *states: str, timeout_s: f
         assert job["state"] in states or job["state"] not in FINAL_STATES, f"job {job_id}: {job}"
         return job if job["state"] in states else None
 
-    return wait_until(there, timeout_s=timeout_s, what=f"job {job_id} to be {' or '.join(states)}")
+    what = f"job {job_id} to be {' or '.join(states)}"
+    return wait_until(there, timeout_s=timeout_s, what=what, poll_s=POLL_S)
 
 
 def worker_id(client: httpx.Client, pid: int) -> str:

@@ -16,13 +16,14 @@ from sqlalchemy import select
 
 from app.store import tables
 from app.store.engine import Database
-from tests.acceptance.conftest import end_all_jobs, short_job
+from tests.acceptance.conftest import end_all_jobs
 from tests.acceptance.sabotage import (
     attempt_states,
     get,
     open_gate,
     other_host,
-    sabotaged,
+    plain_job,
+    plain_kind,
     wait_for_start,
     wait_for_state,
     worker_id,
@@ -74,7 +75,7 @@ class Moved:
 def start(service: Service, *mechanisms: str) -> Moved:
     """Start a server and two workers that lack these mechanisms."""
     clock = service.folder / "clock"
-    moved = sabotaged(*mechanisms, MOVED_CLOCK=str(clock), FLOPWATCH_LEASE_S=str(LEASE_S))
+    moved = plain_kind(*mechanisms, MOVED_CLOCK=str(clock), FLOPWATCH_LEASE_S=str(LEASE_S))
     client = service.start_server(**moved)
     workers = service.start_workers(*({**moved, **other_host(service.folder / name)} for name in ("first", "second")))
     return Moved(service, client, workers, clock)
@@ -89,7 +90,7 @@ def keeps_its_lease(
     """
     print(f"the clock is off by {hours} hours")
     client = moved.client
-    job_id = submit(client, short_job("gated"))
+    job_id = submit(client, plain_job("gated"))
     wait_for_start(folder)
     first_id = get(client, f"/jobs/{job_id}")["worker_id"]
     for hour in hours[:-1]:

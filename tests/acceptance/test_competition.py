@@ -5,55 +5,84 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.acceptance.conftest import short_job
-from tests.acceptance.sabotage import attempt_states, get, other_host, sabotaged, wait_for_state, worker_id
+from tests.acceptance.conftest import end_all_jobs, environment
+from tests.acceptance.sabotage import (
+    attempt_states,
+    get,
+    other_host,
+    plain_job,
+    plain_kind,
+    wait_for_state,
+    worker_id,
+)
 from tools.service import Service, submit, wait_until
 
 pytestmark = pytest.mark.acceptance
 
-JOBS = 100
+JOBS = 50
 CONTROL_JOBS = 12
 ALONE_JOBS = 8
 PATIENCE_S = 300.0
 
 
-def every_job(client: httpx.Client) -> list[dict[str, Any]]:
-    """All jobs, newest first."""
+@pytest.fixture(scope="module")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A server of the module's."""
+    folder = tmp_path_factory.mktemp("shared")
+    with Service(folder / "service", {**environment(folder), **plain_kind()}) as running:
+        running.start_server()
+        yield running
+
+
+@pytest.fixture
+def service(shared_server: Service, tmp_path: Path, misbehave_folder: Path) -> Iterator[Service]:
+    """The module's server, with workers of the test's own."""
+    assert misbehave_folder.parent == tmp_path
+    shared_server.environment.update(environment(tmp_path), **plain_kind())
+    yield shared_server
+    print(shared_server.logs()[-20_000:])
+    shared_server.stop_processes(*(one for one in shared_server.processes if one is not shared_server.server))
+    end_all_jobs(shared_server.client())
+
+
+def every_job(client: httpx.Client, first: int) -> list[dict[str, Any]]:
+    """All jobs from id `first` on, newest first."""
     jobs: list[dict[str, Any]] = []
     after: dict[str, str] = {}
     while True:
         page = client.get("/jobs", params={"limit": 200, **after}).raise_for_status().json()
         jobs += page["data"]
         if page["next"] is None:
-            return jobs
+            return [job for job in jobs if job["id"] >= first]
         after = {"after": page["next"]}
 
 
 def run_all_once(service: Service, folder: Path, rng: random.Random, jobs: int, *mechanisms: str) -> None:
-    """Let two workers run short jobs of random priorities, each told by its vocabulary's size."""
-    client = service.start_server()
-    numbers = range(2, jobs + 2)
+    """Let two workers run numbered short jobs of random priorities."""
+    client = service.client()
+    numbers = range(jobs)
     # On two hosts, as far as the workers know: those of one host take turns, since a CPU measurement runs alone.
     workers = service.start_workers(
-        *({**sabotaged(*mechanisms), **other_host(service.folder / name)} for name in ("first", "second"))
+        *({**plain_kind(*mechanisms), **other_host(folder / name)} for name in ("first", "second"))
     )
-    ids = [submit(client, short_job("counted", vocab_size=number, priority=rng.randint(-2, 2))) for number in numbers]
+    ids = [submit(client, plain_job("counted", number=number, priority=rng.randint(-2, 2))) for number in numbers]
     wait_until(
         lambda: get(client, "/jobs?state=queued&limit=1") + get(client, "/jobs?state=running&limit=1") == [],
         timeout_s=PATIENCE_S,
         what="all jobs to end",
-        poll_s=0.2,
+        poll_s=0.1,
     )
     runs = Counter(map(int, (folder / "runs").read_text().split()))
     assert {number: count for number, count in runs.items() if count > 1} == {}, "run twice"
     assert set(numbers) - runs.keys() == set(), "lost"
-    ended = every_job(client)
+    ended = every_job(client, ids[0])
     assert sorted(job["id"] for job in ended) == ids
     assert {(job["state"], job["attempt"]) for job in ended} == {("succeeded", 1)}
     assert all(attempt_states(client, job_id) == ["succeeded"] for job_id in ids)
@@ -62,7 +91,7 @@ def run_all_once(service: Service, folder: Path, rng: random.Random, jobs: int, 
     assert shares.keys() == {worker_id(client, worker.pid) for worker in workers}
 
 
-def test_two_workers_run_100_jobs_once_each(service: Service, misbehave_folder: Path, rng: random.Random) -> None:
+def test_two_workers_run_every_job_once(service: Service, misbehave_folder: Path, rng: random.Random) -> None:
     run_all_once(service, misbehave_folder, rng, JOBS)
 
 
@@ -73,9 +102,9 @@ def test_control_a_claim_in_two_steps(service: Service, misbehave_folder: Path, 
 
 def measures_alone(service: Service, folder: Path, jobs: int, *hosts: str) -> None:
     """Let two workers run jobs on the CPU; they are on the same host if their hosts' names are equal."""
-    client = service.start_server()
-    workers = service.start_workers(*(other_host(service.folder / host) for host in hosts))
-    ids = [submit(client, short_job("alone")) for _ in range(jobs)]
+    client = service.client()
+    workers = service.start_workers(*(other_host(folder / host) for host in hosts))
+    ids = [submit(client, plain_job("alone")) for _ in range(jobs)]
     ended = []
     for job_id in ids:
         ended.append(wait_for_state(client, job_id, "succeeded"))
@@ -89,4 +118,4 @@ def test_cpu_jobs_of_one_host_run_one_at_a_time(service: Service, misbehave_fold
 
 def test_control_cpu_jobs_of_two_hosts_overlap(service: Service, misbehave_folder: Path) -> None:
     with pytest.raises(AssertionError, match="at the same time"):
-        measures_alone(service, misbehave_folder, 10 * ALONE_JOBS, "first", "second")
+        measures_alone(service, misbehave_folder, 5 * ALONE_JOBS, "first", "second")

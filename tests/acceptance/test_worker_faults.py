@@ -3,27 +3,30 @@ taken out: it must fail then, else it would prove nothing."""
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
 import random
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import httpx
 import psutil
 import pytest
 
-from tests.acceptance.conftest import end_all_jobs, environment, short_job
+from app.errors import DatabaseBusy
+from app.store.engine import Database
+from tests.acceptance.conftest import end_all_jobs, environment
 from tests.acceptance.sabotage import (
+    POLL_S,
     attempt_states,
     cleaned_up,
     get,
     open_gate,
     other_host,
-    sabotaged,
+    plain_job,
+    plain_kind,
     started,
     wait_for_start,
     wait_for_state,
@@ -43,11 +46,16 @@ CONTROL_S = 2.5 * LEASE_S
 """How long a control waits for what must not happen."""
 
 
+def settings(folder: Path) -> dict[str, str]:
+    """Environment of a service in `folder`."""
+    return {**environment(folder), **plain_kind(), "FLOPWATCH_LEASE_S": str(LEASE_S)}
+
+
 @pytest.fixture(scope="module")
 def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A server of the module's."""
     folder = tmp_path_factory.mktemp("shared")
-    with Service(folder / "service", {**environment(folder), "FLOPWATCH_LEASE_S": str(LEASE_S)}) as running:
+    with Service(folder / "service", settings(folder)) as running:
         running.start_server()
         yield running
 
@@ -56,7 +64,7 @@ def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]
 def service(shared_server: Service, tmp_path: Path, misbehave_folder: Path) -> Iterator[Service]:
     """The module's server, with workers of the test's own."""
     assert misbehave_folder.parent == tmp_path
-    shared_server.environment.update(environment(tmp_path), FLOPWATCH_LEASE_S=str(LEASE_S))
+    shared_server.environment.update(settings(tmp_path))
     yield shared_server
     print(shared_server.logs()[-20_000:])
     shared_server.stop_processes(*(one for one in shared_server.processes if one is not shared_server.server))
@@ -66,8 +74,7 @@ def service(shared_server: Service, tmp_path: Path, misbehave_folder: Path) -> I
 @pytest.fixture
 def own_service(tmp_path: Path, misbehave_folder: Path) -> Iterator[Service]:
     """For controls that take something out of the server, too."""
-    settings = {**environment(tmp_path), "FLOPWATCH_LEASE_S": str(LEASE_S)}
-    with Service(tmp_path / "service", settings) as running:
+    with Service(tmp_path / "service", settings(tmp_path)) as running:
         yield running
         print(running.logs()[-20_000:])
 
@@ -77,13 +84,16 @@ def survives_a_killed_worker(
 ) -> None:
     client = service.client()
     first = service.start_worker(**sabotage)
-    job_id = submit(client, short_job("gated"))
+    job_id = submit(client, plain_job("gated"))
     wait_for_state(client, job_id, "running")
     time.sleep(rng.uniform(0.0, 0.5))  # before its process has started, or after
     first.kill()
     second = service.start_worker(**other_host(folder.parent / "second"), **sabotage)
     wait_until(
-        lambda: get(client, f"/jobs/{job_id}")["attempt"] == 2, timeout_s=recovery_s, what="the job's second attempt"
+        lambda: get(client, f"/jobs/{job_id}")["attempt"] == 2,
+        timeout_s=recovery_s,
+        what="the job's second attempt",
+        poll_s=POLL_S,
     )
     open_gate(folder)
     job = wait_for_state(client, job_id, "succeeded")
@@ -94,7 +104,12 @@ def survives_a_killed_worker(
     states = [event["data"]["state"] for event in get(client, f"/jobs/{job_id}/events") if event["type"] == "state"]
     assert states == ["queued", "running", "queued", "running", "succeeded"]
     first_id = worker_id(client, first.pid)
-    wait_until(lambda: worker_states(client)[first_id] == "lost", timeout_s=RECOVERY_S, what="the worker to be lost")
+    wait_until(
+        lambda: worker_states(client)[first_id] == "lost",
+        timeout_s=RECOVERY_S,
+        what="the worker to be lost",
+        poll_s=POLL_S,
+    )
 
 
 def test_the_job_of_a_killed_worker_runs_again(service: Service, misbehave_folder: Path, rng: random.Random) -> None:
@@ -104,7 +119,7 @@ def test_the_job_of_a_killed_worker_runs_again(service: Service, misbehave_folde
 def test_control_without_the_watcher_it_never_does(
     own_service: Service, misbehave_folder: Path, rng: random.Random
 ) -> None:
-    without_it = sabotaged("watcher")
+    without_it = plain_kind("watcher")
     own_service.start_server(**without_it)
     with pytest.raises(TimeoutError, match="second attempt"):
         survives_a_killed_worker(own_service, misbehave_folder, rng, recovery_s=CONTROL_S, **without_it)
@@ -115,7 +130,7 @@ def fails_after_its_last_attempt(
 ) -> None:
     client = service.client()
     max_attempts = rng.randint(1, 2)
-    job_id = submit(client, short_job("gated", max_attempts=max_attempts))
+    job_id = submit(client, plain_job("gated", max_attempts=max_attempts))
     for number in range(1, max_attempts + 1):
         worker = service.start_worker(**other_host(folder.parent / f"host-{number}"))
         wait_for_start(folder, number)
@@ -132,7 +147,7 @@ def test_a_job_that_loses_every_worker_fails(service: Service, misbehave_folder:
 
 
 def test_control_a_job_can_be_tried_for_ever(own_service: Service, misbehave_folder: Path, rng: random.Random) -> None:
-    own_service.start_server(**sabotaged("last_attempt"))
+    own_service.start_server(**plain_kind("last_attempt"))
     with pytest.raises(TimeoutError, match="to be failed"):
         fails_after_its_last_attempt(own_service, misbehave_folder, rng, recovery_s=CONTROL_S)
 
@@ -141,7 +156,7 @@ def ends_with_its_agent(service: Service, folder: Path, rng: random.Random, **sa
     """Kill an agent; how long its job's processes lived on, in seconds."""
     client = service.client()
     worker = service.start_worker(**sabotage)
-    submit(client, short_job("stubborn", replicates=rng.choice([1, 2])))
+    submit(client, plain_job("stubborn", start=rng.choice(["fork", "exec"])))
     child, daemon = wait_for_start(folder)
     warm_and_keepers = [process.pid for process in psutil.Process(worker.pid).children(recursive=True)]
     time.sleep(rng.uniform(0.0, 0.2))
@@ -164,16 +179,28 @@ def test_control_a_keeper_that_does_not_watch_its_pipe(
     service: Service, misbehave_folder: Path, rng: random.Random
 ) -> None:
     with cleaned_up(misbehave_folder), pytest.raises(TimeoutError, match="to be gone"):
-        ends_with_its_agent(service, misbehave_folder, rng, **sabotaged("watched_pipe"))
+        ends_with_its_agent(service, misbehave_folder, rng, **plain_kind("watched_pipe"))
+
+
+def stop_between_writes(service: Service, worker: subprocess.Popen[bytes]) -> None:
+    """Stop a worker, but not while it holds the write lock: nobody else could write then."""
+    with closing(Database(service.settings().resolved_database_url, busy_timeout_s=LEASE_S / 4)) as database:
+        while True:
+            worker.send_signal(signal.SIGSTOP)
+            try:
+                with database.write():
+                    return
+            except DatabaseBusy:
+                worker.send_signal(signal.SIGCONT)
 
 
 def stale_worker_records_nothing(service: Service, folder: Path, *, winner_ends_first: bool, **sabotage: str) -> None:
     """Stop a worker past its lease; another runs the job. Then the first goes on, with a finished job in its hands."""
     client = service.client()
     stale = service.start_worker(**sabotage)
-    job_id = submit(client, short_job("gated"))
+    job_id = submit(client, plain_job("gated"))
     (stale_child,) = wait_for_start(folder)
-    stale.send_signal(signal.SIGSTOP)
+    stop_between_writes(service, stale)
     winner = service.start_worker(**other_host(folder.parent / "second"))
     (child,) = wait_for_start(folder, 2)
     winner_id = worker_id(client, winner.pid)
@@ -185,7 +212,7 @@ def stale_worker_records_nothing(service: Service, folder: Path, *, winner_ends_
     wait_until_gone(stale_child, timeout_s=RECOVERY_S)  # its results lie in the pipe to the stopped worker
     stale.send_signal(signal.SIGCONT)
     # When the stale worker, the only free one, has run another job it must be done with the first.
-    next_id = submit(client, short_job("counted"))
+    next_id = submit(client, plain_job("counted"))
     assert wait_for_state(client, next_id, "succeeded")["worker_id"] == worker_id(client, stale.pid)
     if not winner_ends_first:
         assert get(client, f"/jobs/{job_id}")["state"] == "running"
@@ -201,13 +228,7 @@ def stale_worker_records_nothing(service: Service, folder: Path, *, winner_ends_
     assert numbers == sorted(numbers), "the first attempt was heard of after the second had begun"
     assert events[-1]["type"] == "done"
     (artifact,) = get(client, f"/jobs/{job_id}/artifacts")
-    assert saved_step_ms(client.get(artifact["url"]).content) == measured_step_ms(client, job_id)
-
-
-def saved_step_ms(samples: bytes) -> list[float]:
-    """The step times in a samples-0.csv.gz."""
-    with gzip.open(io.BytesIO(samples), "rt", newline="") as file:
-        return [float(row["step_ms"]) for row in csv.DictReader(file)]
+    assert client.get(artifact["url"]).json() == measured_step_ms(client, job_id)
 
 
 def measured_step_ms(client: httpx.Client, job_id: int) -> list[float]:
@@ -228,7 +249,7 @@ def test_what_a_stopped_worker_finishes_after_its_lease_counts_for_nothing(
 
 def test_control_without_the_fence_it_counts(service: Service, misbehave_folder: Path) -> None:
     with pytest.raises(AssertionError, match="'succeeded' == 'running'"):
-        stale_worker_records_nothing(service, misbehave_folder, winner_ends_first=False, **sabotaged("fence"))
+        stale_worker_records_nothing(service, misbehave_folder, winner_ends_first=False, **plain_kind("fence"))
 
 
 def drains(service: Service, folder: Path, *, in_time: bool, **sabotage: str) -> None:
@@ -236,7 +257,7 @@ def drains(service: Service, folder: Path, *, in_time: bool, **sabotage: str) ->
     client = service.client()
     first = service.start_worker(FLOPWATCH_GRACE_S=str(RECOVERY_S if in_time else 0.5), **sabotage)
     first_id = worker_id(client, first.pid)
-    running, queued = submit(client, short_job("gated")), submit(client, short_job("counted"))
+    running, queued = submit(client, plain_job("gated")), submit(client, plain_job("counted"))
     (child,) = wait_for_start(folder)
     first.terminate()
     wait_until(
@@ -274,4 +295,4 @@ def test_sigterm_drains_a_worker(service: Service, misbehave_folder: Path, in_ti
 
 def test_control_sigterm_ends_a_worker_at_once(service: Service, misbehave_folder: Path) -> None:
     with pytest.raises(AssertionError, match="-15 == 0"):
-        drains(service, misbehave_folder, in_time=False, **sabotaged("draining"))
+        drains(service, misbehave_folder, in_time=False, **plain_kind("draining"))

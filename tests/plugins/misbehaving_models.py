@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
+import misbehaviour
 import psutil
 from torch import Tensor, nn
 
@@ -37,56 +36,26 @@ class Plain(nn.Module):
     def misbehave(self) -> None:
         """What a subclass does wrong."""
 
-    def append(self, name: str, line: str) -> None:
-        """Add a line to a file of the folder, whole, whoever else writes."""
-        descriptor = os.open(self.folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            os.write(descriptor, f"{line}\n".encode())
-        finally:
-            os.close(descriptor)
-
 
 class Counted(Plain):
     """Writes down that it ran; its vocabulary's size says which job it is."""
 
     def misbehave(self) -> None:
-        self.append("runs", str(self.vocab_size))
-
-
-class Alone(Plain):
-    """Writes down when another one runs at the same time."""
-
-    def misbehave(self) -> None:
-        mark = self.folder / "busy"
-        try:
-            mark.touch(exist_ok=False)
-        except FileExistsError:
-            self.append("overlaps", str(os.getpid()))
-            return
-        time.sleep(0.1)
-        mark.unlink()
+        misbehaviour.count(self.folder, self.vocab_size)
 
 
 class Gated(Plain):
     """Waits in its forward pass until the file `open`, or `open-PID`, is there; its pid tells that it has started."""
 
     def misbehave(self) -> None:
-        self.append("started", str(os.getpid()))
-        gates = [self.folder / "open", self.folder / f"open-{os.getpid()}"]
-        while not any(gate.exists() for gate in gates):
-            time.sleep(0.01)
+        misbehaviour.wait_at_gate(self.folder)
 
 
 class Stubborn(Plain):
     """Ignores SIGTERM, as does a daemon that it starts: in a session of its own, orphaned. Neither ends by itself."""
 
     def misbehave(self) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        start_daemon = ["sh", "-c", "setsid sleep 3600 > /dev/null & echo $!"]
-        daemon = subprocess.run(start_daemon, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
-        self.append("started", f"{os.getpid()} {daemon}")
-        while True:
-            time.sleep(0.1)
+        misbehaviour.never_end(self.folder)
 
 
 class Segfault(Plain):
@@ -132,4 +101,4 @@ class Curious(Plain):
             if not any("workers" in word for word in one.cmdline()):
                 break  # whoever started the worker
             found |= {f"{name}={value}" for name, value in one.environ().items()}
-        self.append("variables", json.dumps(sorted(found)))
+        misbehaviour.append(self.folder / "variables", json.dumps(sorted(found)))

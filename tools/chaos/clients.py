@@ -23,9 +23,9 @@ from tools.service import FINAL_STATES
 
 UNAVAILABLE = (503, 507)
 TIMEOUT_S = 8.0
-PAUSE_S = 0.05
+PAUSE_S = 0.1
 GONE_PAUSE_S = 0.2
-MOST_WAITING = 12
+MOST_WAITING = 8
 """Submitters pause while so many jobs wait, so that the run ends soon after its faults."""
 SOCKETS = 30
 """Connections that one slow client keeps open."""

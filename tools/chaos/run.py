@@ -23,7 +23,7 @@ from app.store.sqlite import driver
 from tools.chaos import invariants
 from tools.chaos.clients import Clients
 from tools.chaos.evidence import Evidence, Ledger, leftovers, read_marks, stored_files
-from tools.chaos.plan import LEASE_S, Fault
+from tools.chaos.plan import Fault
 from tools.chaos.site import Site, logs_of
 from tools.service import FINAL_STATES, wait_until
 
@@ -52,17 +52,15 @@ def run(
     plan: Sequence[Fault],
     *,
     workers: int = 3,
-    lease_s: float = LEASE_S,
     say: Callable[[str], None] = print,
-    **sabotage: str,
 ) -> Result:
-    """Attack a service in `folder` for so many seconds; `sabotage` is environment of all its processes."""
+    """Attack a service in `folder` for so many seconds."""
     ledger, began = Ledger(), time.monotonic()
 
     def tell(what: str) -> None:
         say(f"after {time.monotonic() - began:.1f} s: {what}")
 
-    with Site(folder, workers, lease_s=lease_s, **sabotage) as site:
+    with Site(folder, workers) as site:
         with Clients(site.service.url, seed, ledger) as clients, watch(site, ledger):
             tell("it runs, and is attacked")
             attack(site, seconds, plan, say)

@@ -30,13 +30,13 @@ START_S = 150.0
 HOUR_S = 3600.0
 
 
-def environment(folder: Path, lease_s: float) -> dict[str, str]:
+def environment(folder: Path) -> dict[str, str]:
     """Of a service in `folder` whose workers know the kind `hostile`."""
     paths = [PLUGINS / "hostile_kind", PROJECT, PLUGINS, os.environ.get("PYTHONPATH", "")]
     return {
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
         "CHAOS_FOLDER": str(folder),
-        "FLOPWATCH_LEASE_S": str(lease_s),
+        "FLOPWATCH_LEASE_S": str(LEASE_S),
         "FLOPWATCH_GRACE_S": "1",
         "FLOPWATCH_BUSY_TIMEOUT_S": "2",
     }
@@ -76,9 +76,9 @@ class Member:
 class Site:
     """A service under a small disk of its own; use it as a context."""
 
-    def __init__(self, folder: Path, workers: int, *, lease_s: float = LEASE_S, **sabotage: str) -> None:
+    def __init__(self, folder: Path, workers: int) -> None:
         self.folder = folder
-        self.service = Service(folder / "service", {**environment(folder, lease_s), **sabotage})
+        self.service = Service(folder / "service", environment(folder))
         self.server = Member("server", self._start_server)
         self.workers = [Member(f"worker {index}", self._starter(index)) for index in range(workers)]
         self.unexpected: list[str] = []

@@ -16,9 +16,9 @@ def test_a_seed_gives_the_same_faults_again() -> None:
     assert faults(5, 60.0) == faults(5, 60.0) != faults(6, 60.0)
 
 
-@pytest.mark.parametrize("seconds", [12.5, 60.0])
-def test_every_kind_of_fault_happens(seconds: float) -> None:
-    plan = faults(3, seconds)
+@pytest.mark.parametrize(("seconds", "per_s"), [(7.5, 2.0), (60.0, 1.2)])
+def test_every_kind_of_fault_happens(seconds: float, per_s: float) -> None:
+    plan = faults(3, seconds, per_s=per_s)
     assert {fault.kind for fault in plan} == set(LASTS_S)
     assert [fault.at_s for fault in plan] == sorted(fault.at_s for fault in plan)
     assert all(0 <= fault.at_s <= seconds for fault in plan)

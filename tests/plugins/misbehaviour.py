@@ -1,0 +1,53 @@
+"""What models and jobs of tests do, without torch. Files in a folder tell the test what happened and hold jobs back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+
+def append(path: Path, line: str) -> None:
+    """Add a line to a file, whole, whoever else writes."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        os.write(descriptor, f"{line}\n".encode())
+    finally:
+        os.close(descriptor)
+
+
+def count(folder: Path, number: int) -> None:
+    """Write down that it ran, and which job it is."""
+    append(folder / "runs", str(number))
+
+
+def mark_overlaps(folder: Path) -> None:
+    """Write down when another one runs at the same time."""
+    mark = folder / "busy"
+    try:
+        mark.touch(exist_ok=False)
+    except FileExistsError:
+        append(folder / "overlaps", str(os.getpid()))
+        return
+    time.sleep(0.1)
+    mark.unlink()
+
+
+def wait_at_gate(folder: Path) -> None:
+    """Wait until the file `open`, or `open-PID`, is there; the pid tells that it has started."""
+    append(folder / "started", str(os.getpid()))
+    gates = [folder / "open", folder / f"open-{os.getpid()}"]
+    while not any(gate.exists() for gate in gates):
+        time.sleep(0.01)
+
+
+def never_end(folder: Path) -> None:
+    """Ignore SIGTERM, as does a daemon that it starts: in a session of its own, orphaned. Neither ends by itself."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    start_daemon = ["sh", "-c", "setsid sleep 3600 > /dev/null & echo $!"]
+    daemon = subprocess.run(start_daemon, stdout=subprocess.PIPE, text=True, check=True).stdout.strip()
+    append(folder / "started", f"{os.getpid()} {daemon}")
+    while True:
+        time.sleep(0.1)

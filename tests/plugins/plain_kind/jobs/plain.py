@@ -1,0 +1,46 @@
+"""Runs `plain`: files below $MISBEHAVE_FOLDER tell the test what happened and hold jobs back."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import misbehaviour
+
+from workers.jobs._base import Reporter, Unit
+
+
+class PlainRunner:
+    """The runner of kind `plain`."""
+
+    kind = "plain"
+
+    def plan(self, spec: Any) -> list[Unit]:
+        """One unit."""
+        return [Unit(spec.behaviour, start=spec.start)]
+
+    def run(self, spec: Any, unit: Unit, report: Reporter) -> None:
+        """Behave, and report samples that no other attempt has, as a measurement and as a file."""
+        from workers.measure.measurement import Measurement
+
+        folder = Path(os.environ["MISBEHAVE_FOLDER"])
+        match spec.behaviour:
+            case "counted":
+                misbehaviour.count(folder, spec.number)
+            case "alone":
+                misbehaviour.mark_overlaps(folder)
+            case "gated":
+                misbehaviour.wait_at_gate(folder)
+            case "stubborn":
+                misbehaviour.never_end(folder)
+        case, samples = spec.case(), [random.random() for _ in range(3)]
+        report.measure(Measurement(case.coordinates, case.key, "1x nothing", None, "step_ms", "ms", samples=samples))
+        path = report.scratch / "samples.json"
+        path.write_text(json.dumps(samples))
+        report.artifact(path, name=path.name, kind="samples", media_type="application/json")
+
+
+RUNNER = PlainRunner()

@@ -1,0 +1,23 @@
+"""Gives every process that has this folder on its path one more job kind, `plain`: Python imports it at start.
+
+Such processes can be sabotaged, and their clocks moved, as those of tests/plugins/worker_sabotage. Their warm parents
+preload nothing: plain jobs need no torch, and tests of workers start many.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+import second_folder
+
+FOLDER = Path(__file__).resolve().parent
+
+second_folder.add(FOLDER)
+runpy.run_path(str(FOLDER.parent / "worker_sabotage" / "sitecustomize.py"))
+
+if "warm" in sys.orig_argv:
+    from workers import warm
+
+    warm.PRELOADED = ("app.specs", "workers.jobs")
