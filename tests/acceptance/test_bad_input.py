@@ -123,7 +123,7 @@ PLACES = [
     Bad("unknown sweep", "GET", f"/sweeps/{2**70}", status=404, code="not_found", detail="There is no sweep"),
     Bad("unknown artifact", "GET", "/jobs/1/artifacts/..%2f..%2fx", status=404, code="not_found"),
     Bad("unknown route", "GET", "/job", status=404, code="not_found", detail="/docs lists the routes"),
-    Bad("wrong method", "PUT", body={}, status=405, code="method_not_allowed", detail="it takes GET, POST"),
+    Bad("wrong method", "PUT", body={}, status=405, code="method_not_allowed", detail="it takes DELETE, GET, POST"),
     Bad("wrong method", "GET", "/jobs/1/cancel", status=405, code="method_not_allowed", detail="it takes POST"),
     Bad("unfinished", "DELETE", "/jobs/1", status=409, code="conflict", detail="cancel it first"),
 ]  # fmt: skip
