@@ -7,7 +7,9 @@ import importlib.metadata
 import os
 import platform
 import statistics
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,6 +21,7 @@ from tabulate import tabulate
 from app.store import tables
 from app.store.engine import Database
 from app.store.sqlite import driver
+from tools.service import Service
 
 JSON = {"Content-Type": "application/json"}
 TIMEOUT_S = 60.0
@@ -28,6 +31,14 @@ BELONGINGS = (tables.attempt, tables.event, tables.measurement)
 PACKAGES = ("fastapi", "torch")
 
 Change = Callable[[int], dict[str, Any]]
+
+
+@contextmanager
+def started_service() -> Iterator[Service]:
+    """A service in a temporary folder whose server runs. At the end its processes and the folder are gone."""
+    with tempfile.TemporaryDirectory(prefix="flopwatch-") as folder, Service(Path(folder)) as service:
+        service.start_server()
+        yield service
 
 
 class Loopback:

@@ -9,15 +9,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import tempfile
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from app.errors import job_problem
 from app.store.engine import open_database
-from benchmarks._shared import Loopback, copy_job, percentiles, print_report
+from benchmarks._shared import Loopback, copy_job, percentiles, print_report, started_service
 from tools.service import Service, submit, wait_for_job
 
 TINY = {
@@ -34,8 +32,8 @@ WARMUP = 5
 
 
 def fill(service: Service, finished: int, queued: int) -> range:
-    """Start the server, run a job, stop the worker and copy the job; returns the ids of the finished copies."""
-    client = service.start_server()
+    """Run a job, stop the worker and copy the job; returns the ids of the finished copies."""
+    client = service.client()
     worker = service.start_worker()
     done = wait_for_job(client, submit(client, BODY))
     if done["state"] != "succeeded":
@@ -102,14 +100,14 @@ def time_requests(client: Loopback, ids: range, rounds: int) -> list[dict[str, s
     return table
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--finished", type=int, default=100_000, help="finished jobs in the database")
     parser.add_argument("--queued", type=int, default=10_000, help="queued jobs in the database")
     parser.add_argument("--rounds", type=int, default=300, help="times that each request is sent")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="flopwatch-") as folder, Service(Path(folder)) as service:
+    arguments = parser.parse_args(given)
+    with started_service() as service:
         ids = fill(service, arguments.finished, arguments.queued)
         with Loopback(service.url) as client:
             table = time_requests(client, ids, arguments.rounds)

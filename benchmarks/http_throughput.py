@@ -10,15 +10,14 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import tempfile
 import time
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
-from pathlib import Path
 
 import psutil
 
-from benchmarks._shared import Loopback, print_report, spread
+from benchmarks._shared import Loopback, print_report, spread, started_service
 from tools.service import Service
 
 BODY = {
@@ -67,17 +66,16 @@ def measure(service: Service, clients: int, seconds: float, most: int) -> tuple[
     return sum(jobs) / (max(lasts) - min(firsts)), 1000 * server_s / sum(jobs), 1000 * sum(cpu_s) / sum(jobs)
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16], help="numbers of concurrent clients")
     parser.add_argument("--seconds", type=float, default=10.0, help="length of a round")
     parser.add_argument("--rounds", type=int, default=3, help="rounds for each number of clients")
     parser.add_argument("--most", type=int, default=20_000, help="jobs that one client submits in a round at the most")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     table = []
-    with tempfile.TemporaryDirectory(prefix="flopwatch-") as folder, Service(Path(folder)) as service:
-        service.start_server()
+    with started_service() as service:
         measure(service, 1, min(1.0, arguments.seconds), arguments.most)  # the first requests compile and fill caches
         for clients in arguments.clients:
             rounds = [measure(service, clients, arguments.seconds, arguments.most) for _ in range(arguments.rounds)]

@@ -10,16 +10,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import subprocess
-import tempfile
 import time
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import psutil
 
 from app.store.engine import open_database
-from benchmarks._shared import copy_job, print_report
-from tools.service import Service, submit, wait_for_job
+from benchmarks._shared import copy_job, print_report, started_service
+from tools.service import submit, wait_for_job
 
 SETTLE_S = 2.0
 
@@ -53,14 +52,14 @@ def measure(situation: str, processes: dict[str, subprocess.Popen[bytes]], secon
     return row
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0, help="how long each situation is measured")
     parser.add_argument("--queued", type=int, default=10_000, help="queued jobs that the worker cannot run")
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="flopwatch-") as folder, Service(Path(folder)) as service:
-        client = service.start_server()
+    arguments = parser.parse_args(given)
+    with started_service() as service:
+        client = service.client()
         worker = service.start_worker(CUDA_VISIBLE_DEVICES="")
         assert service.server is not None
         processes = {"server": service.server, "worker": worker}
@@ -75,6 +74,7 @@ def main() -> None:
         with client.stream("GET", events, headers={"Accept": "text/event-stream"}) as response:
             response.raise_for_status()
             table.append(measure("and a client that follows one", processes, arguments.seconds))
+        service.stop_processes(worker)
     print_report(f"Idle, {arguments.seconds:g} s each", table)
 
 

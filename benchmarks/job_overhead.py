@@ -11,17 +11,15 @@ from __future__ import annotations
 import argparse
 import random
 import re
-import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 import httpx
 
-from benchmarks._shared import percentiles, print_report
-from tools.service import Service, submit
+from benchmarks._shared import percentiles, print_report, started_service
+from tools.service import submit
 
 WARMUP = 3
 MESSAGE = re.compile(r"^(\S+ \S+) DEBUG job-(\d+): (started|outcome)$", re.MULTILINE)
@@ -91,21 +89,22 @@ def logged(text: str) -> Iterator[tuple[int, str, float]]:
         yield int(job_id), names[message], at.timestamp()
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=30, help="jobs that are measured")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     jobs: dict[int, dict[str, float]] = {}
-    with tempfile.TemporaryDirectory(prefix="flopwatch-") as folder, Service(Path(folder)) as service:
-        client = service.start_server()
-        service.start_worker(FLOPWATCH_LOG_LEVEL="DEBUG")
+    with started_service() as service:
+        client = service.client()
+        worker = service.start_worker(FLOPWATCH_LOG_LEVEL="DEBUG")
         for number in range(WARMUP + arguments.jobs):
             time.sleep(random.uniform(0, PAUSE_S))
             job_id, times = run_job(client, arguments.device)
             if number >= WARMUP:
                 jobs[job_id] = times
+        service.stop_processes(worker)
         for job_id, name, at in logged(service.logs()):
             if job_id in jobs:
                 jobs[job_id][name] = at

@@ -13,9 +13,8 @@ import http.client
 import itertools
 import json
 import re
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,8 +29,8 @@ from app.main import ROUTERS, create_app
 from app.settings import Settings
 from app.store import tables
 from app.store.engine import Database, open_database
-from benchmarks._shared import percentiles, print_report
-from tools.service import Service, submit
+from benchmarks._shared import percentiles, print_report, started_service
+from tools.service import submit
 
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
 BODY: dict[str, Any] = {"spec": TINY, "name": "latency", "labels": {"suite": "nightly"}}
@@ -300,15 +299,15 @@ def measure(client: Client, server: psutil.Process, request: Request, rounds: in
     }
 
 
-def run(folder: Path, size: Size, rounds: int, budget_s: float) -> tuple[list[dict[str, str]], str]:
+def run(size: Size, rounds: int, budget_s: float) -> tuple[list[dict[str, str]], str]:
     """Fill a database, time every request; returns the table and a line on the server."""
-    with Service(folder) as service:
-        http_client = service.start_server()
+    with started_service() as service:
+        http_client = service.client()
         begin = time.perf_counter()
         with contextlib.closing(open_database(service.settings())) as database:
             filled = fill(database, http_client, size)
         built_s = time.perf_counter() - begin
-        known = routes_of(create_app(Settings(data_dir=folder / "unused")))
+        known = routes_of(create_app(Settings(data_dir=service.folder / "unused")))
 
         def fresh(path: str, body: Any) -> int:
             return int(http_client.post(path, json=body).raise_for_status().json()["id"])
@@ -328,7 +327,7 @@ def run(folder: Path, size: Size, rounds: int, budget_s: float) -> tuple[list[di
     )
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--finished", type=int, default=100_000, help="finished jobs in the database")
@@ -338,10 +337,9 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=SIDE, help="the sweep has as many jobs as this number squared")
     parser.add_argument("--rounds", type=int, default=100, help="times that each request is sent")
     parser.add_argument("--budget", type=float, default=10.0, help="seconds after which a request is sent no more")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     size = Size(arguments.finished, arguments.queued, arguments.measurements, arguments.side, arguments.large)
-    with tempfile.TemporaryDirectory(prefix="flopwatch-") as folder:
-        table, line = run(Path(folder), size, arguments.rounds, arguments.budget)
+    table, line = run(size, arguments.rounds, arguments.budget)
     jobs = f"{size.finished} finished and {size.queued} queued jobs, {size.measurements} measurements"
     print_report(f"With {jobs}. {line}", table)
 

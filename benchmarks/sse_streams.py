@@ -12,17 +12,16 @@ import json
 import resource
 import selectors
 import socket
-import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
 import psutil
 
-from benchmarks._shared import Loopback, percentiles, print_report
+from benchmarks._shared import Loopback, percentiles, print_report, started_service
 from tools.service import Service, submit
 
 BODY: dict[str, Any] = {"spec": {"kind": "benchmark", "model": {"size": "tiny"}}}
@@ -118,17 +117,17 @@ def measure(service: Service, title: str, job_ids: list[int], rounds: int) -> di
     }
 
 
-def main() -> None:
+def main(given: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=500, help="streams open at once")
     parser.add_argument("--rounds", type=int, default=300, help="jobs submitted in each situation")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     count = arguments.streams
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 2 * count + SPARE_FILES), most))
-    with tempfile.TemporaryDirectory(prefix="flopwatch-") as folder, Service(Path(folder)) as service:
-        client = service.start_server()
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(allowed, min(most, 2 * count + SPARE_FILES)), most))
+    with started_service() as service:
+        client = service.client()
         ids = [submit(client, BODY) for _ in range(count)]
         table = [
             measure(service, "none", [], arguments.rounds),

@@ -190,7 +190,7 @@ def _server_settings(host: str | None, port: int | None, *, insecure: bool) -> S
     """Return a server's settings; refuse access that is open by oversight, and make or migrate the database."""
     from contextlib import closing
 
-    from app.cli.server import refuse_open_access
+    from app.cli.access import refuse_open_access
     from app.errors import FlopwatchError
     from app.store.engine import open_database
     from app.store.lease import agreed

@@ -10,9 +10,7 @@ from types import FrameType
 
 import uvicorn
 
-from app.api.hosts import is_loopback
 from app.cli import connections, logs
-from app.errors import InvalidEnvironment
 from app.main import create_app
 from app.settings import Settings
 
@@ -20,15 +18,6 @@ from app.settings import Settings
 SHUTDOWN_S = 10
 # Number of clients that may wait in the kernel to be accepted.
 BACKLOG = 2048
-
-
-def refuse_open_access(settings: Settings) -> None:
-    """Raise InvalidEnvironment for a server that other hosts could use without a token."""
-    if settings.api_token is None and not settings.insecure and not is_loopback(settings.host):
-        raise InvalidEnvironment(
-            f"Without a token, whoever reaches {settings.host or 'any address of this host'} could run jobs here: set "
-            "FLOPWATCH_API_TOKEN, listen on 127.0.0.1, or say --insecure (FLOPWATCH_INSECURE=true) if that is meant."
-        )
 
 
 class Server(uvicorn.Server):

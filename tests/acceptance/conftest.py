@@ -1,4 +1,4 @@
-"""Every test here runs against the real server and real workers: its own, or those that its module shares."""
+"""Every test here runs against the real server and real workers: its own, or those that tests share."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ class Site:
     worker: subprocess.Popen[bytes]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def started_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Service, subprocess.Popen[bytes]]]:
-    """A service with one worker that the tests of a module share."""
+    """A service with one worker that tests share, of all modules: to start one takes seconds of a core."""
     folder = tmp_path_factory.mktemp("site")
     (folder / "misbehave").mkdir()
     with Service(folder / "service", environment(folder)) as running:
@@ -72,7 +72,7 @@ def started_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[
 
 @pytest.fixture
 def site(started_service: tuple[Service, subprocess.Popen[bytes]]) -> Iterator[Site]:
-    """The module's service as if it were new: nothing is queued, nothing runs, the models have told nothing.
+    """The shared service as if it were new: nothing is queued, nothing runs, the models have told nothing.
 
     For tests that leave server and worker alive. What else they need is their own: `service`, and `start`.
     """
@@ -83,13 +83,13 @@ def site(started_service: tuple[Service, subprocess.Popen[bytes]]) -> Iterator[S
     client = running.client()
     yield Site(client, folder, worker)
     print(running.logs()[-20_000:])
-    assert worker.poll() is None, "the worker that the module shares has ended"
+    assert worker.poll() is None, "the worker that the tests share has ended"
     end_all_jobs(client)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server_without_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A server for the controls of a module that take something out of a worker only."""
+    """A server for the controls that take something out of a worker only."""
     folder = tmp_path_factory.mktemp("controls")
     with Service(folder / "service", environment(folder)) as running:
         running.start_server()
@@ -100,7 +100,7 @@ def server_without_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def start_beside(
     server_without_workers: Service, tmp_path: Path, misbehave_folder: Path
 ) -> Iterator[Callable[..., Site]]:
-    """Start a worker of the test's own beside the module's server; the arguments are environment of the worker."""
+    """Start a worker of the test's own beside the shared server; the arguments are environment of the worker."""
     running = server_without_workers
     running.environment.update(environment(tmp_path))
 

@@ -22,7 +22,7 @@ from tools.service import Service
 pytestmark = pytest.mark.acceptance
 
 LIMIT_BYTES = 64 << 10
-FUZZED = 500
+FUZZED = 250
 KNOWN_KINDS = f"known kinds: {', '.join(sorted(KINDS))}"
 CUSTOM = {"d_model": 96, "d_ff": 64, "num_layers": 1, "num_heads": 5}
 SWEEP: dict[str, Any] = {"base": TINY, "grid": {"context_length": [8, 16]}}

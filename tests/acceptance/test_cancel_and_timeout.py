@@ -127,7 +127,7 @@ def cancels_against_the_finish(site: Site, rng: random.Random, *, rounds: int) -
 
 
 def test_a_cancel_that_was_answered_is_never_overwritten(site: Site, rng: random.Random) -> None:
-    cancels_against_the_finish(site, rng, rounds=20)
+    cancels_against_the_finish(site, rng, rounds=10)
 
 
 def test_control_a_finish_that_overwrites_cancels(start_beside: Callable[..., Site], rng: random.Random) -> None:

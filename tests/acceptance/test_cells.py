@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests.acceptance.conftest import Site, start
+from tests.acceptance.conftest import Site
 from tests.acceptance.sabotage import get, sabotaged
-from tools.service import Service, submit, wait_for_job
+from tools.service import submit, wait_for_job
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
 
@@ -69,9 +69,9 @@ def test_an_installed_implementation_appears_beside_ours(site: Site) -> None:
     assert "own" in error["detail"]
 
 
-def test_percentages_are_of_the_ceiling_that_the_host_has_measured(service: Service, misbehave_folder: Path) -> None:
+def test_percentages_are_of_the_ceiling_that_the_host_has_measured(start_beside: Callable[..., Site]) -> None:
     # What other tests disturb would be no ceiling.
-    client = start(service, misbehave_folder, **sabotaged("doubts_of_ceilings")).client
+    client = start_beside(**sabotaged("doubts_of_ceilings")).client
     ceiling = {"kind": "ceiling", "dtypes": ["fp32"], "matrix_size": 64, "copy_mib": 1, "measure_steps": 2}
     attention = {**SPEC, "implementations": ["eager"], "sequence_lengths": [16], "causal": [True], "mode": "forward"}
     jobs = [submit(client, {"spec": spec}) for spec in (attention, ceiling, attention)]

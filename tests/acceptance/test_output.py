@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import threading
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import psutil
 import pytest
 
-from tests.acceptance.conftest import Site, short_job, start
+from tests.acceptance.conftest import Site, short_job
 from tests.acceptance.sabotage import get, open_gate, sabotaged, wait_for_start, wait_for_state
-from tools.service import Service, submit
+from tools.service import submit
 
 pytestmark = pytest.mark.acceptance
 
@@ -70,9 +70,9 @@ def test_a_job_that_prints_100_mb(site: Site) -> None:
     takes_100_megabytes(site)
 
 
-def test_control_all_output_is_kept(service: Service, misbehave_folder: Path) -> None:
+def test_control_all_output_is_kept(start_beside: Callable[..., Site]) -> None:
     with pytest.raises(AssertionError, match="keeps the output"):
-        takes_100_megabytes(start(service, misbehave_folder, **sabotaged("capped_log")))
+        takes_100_megabytes(start_beside(**sabotaged("capped_log")))
 
 
 def followed(client: httpx.Client, job_id: int, until: str) -> list[tuple[str, dict[str, Any]]]:

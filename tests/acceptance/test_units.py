@@ -6,15 +6,15 @@ import csv
 import io
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from typer.testing import CliRunner
 
+from app.cli.commands import cli
 from tests.acceptance.conftest import PLUGINS, environment
 from tests.acceptance.sabotage import get
 from tools.service import Service, submit, wait_for_job
@@ -73,15 +73,8 @@ def read(client: httpx.Client, url: str) -> str:
 
 
 def command(staged: Service, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "app.cli", *arguments],
-        env={**staged.environment, "FLOPWATCH_URL": staged.url, "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode in (0, 1), done.stderr
+    done = CliRunner().invoke(cli, arguments, env={"FLOPWATCH_URL": staged.url, "COLUMNS": "200"})
+    assert done.exit_code in (0, 1), done.stderr
     return done.stdout
 
 

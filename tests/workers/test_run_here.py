@@ -8,12 +8,16 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from workers.run_here import run_here
+
 PROJECT = Path(__file__).resolve().parents[2]
+Run = Callable[..., tuple[int, str, str]]
 SPEC = {
     "kind": "benchmark",
     "model": {"size": "tiny"},
@@ -26,11 +30,17 @@ SPEC = {
 }
 
 
-def run(folder: Path, spec: Any, *options: str) -> subprocess.CompletedProcess[str]:
+def written(folder: Path, spec: Any) -> Path:
+    """The spec in a file."""
     path = folder / "spec.json"
     path.write_text(spec if isinstance(spec, str) else json.dumps(spec))
+    return path
+
+
+def command(folder: Path, spec: Any, *options: str) -> subprocess.CompletedProcess[str]:
+    """What a user's command says and returns."""
     return subprocess.run(
-        [sys.executable, "-m", "app.cli", "run", str(path), "--output", str(folder), *options],
+        [sys.executable, "-m", "app.cli", "run", str(written(folder, spec)), "--output", str(folder), *options],
         cwd=PROJECT,
         capture_output=True,
         text=True,
@@ -39,34 +49,45 @@ def run(folder: Path, spec: Any, *options: str) -> subprocess.CompletedProcess[s
     )
 
 
-def test_measurements_are_printed_and_files_written(tmp_path: Path) -> None:
-    done = run(tmp_path, SPEC)
-    assert done.returncode == 0, done.stderr
-    head, _, *rows = [re.split(r" *\| *", line) for line in done.stdout.splitlines() if line.startswith("|")]
+@pytest.fixture
+def run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Run:
+    """The same in this process, which has torch already: its exit code, standard output and standard error."""
+
+    def here(spec: Any, *options: str) -> tuple[int, str, str]:
+        code = run_here([str(written(tmp_path, spec)), "--output", str(tmp_path), *options])
+        return (code, *capfd.readouterr())
+
+    return here
+
+
+def test_measurements_are_printed_and_files_written(tmp_path: Path, run: Run) -> None:
+    code, out, err = run(SPEC)
+    assert code == 0, err
+    head, _, *rows = [re.split(r" *\| *", line) for line in out.splitlines() if line.startswith("|")]
     assert head[1:5] == ["model", "context_length", "forward_ms", "step_ms"]
     assert [row[1:3] for row in rows] == [["tiny", "8"]]
-    assert re.search(r"^mfu: unknown: .+$", done.stdout, re.MULTILINE)
-    assert done.stdout.splitlines()[-1].startswith("validity: ")
-    assert "3/3 measuring" in done.stderr
+    assert re.search(r"^mfu: unknown: .+$", out, re.MULTILINE)
+    assert out.splitlines()[-1].startswith("validity: ")
+    assert "3/3 measuring" in err
     with gzip.open(tmp_path / "samples.csv.gz", "rt") as file:
         lines = file.read().splitlines()
     assert lines[0].split(",")[:3] == ["step", "forward_ms", "step_ms"]
     assert len(lines) == 1 + 3
 
 
-def test_cells_are_told_apart(tmp_path: Path) -> None:
+def test_cells_are_told_apart(run: Run) -> None:
     cells = {"implementations": ["eager"], "sequence_lengths": [8, 16], "dtypes": ["fp32"], "mode": "forward"}
-    done = run(tmp_path, {"kind": "attention", **cells, "warmup_steps": 0, "measure_steps": 1, "device": "cpu"})
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    code, out, err = run({"kind": "attention", **cells, "warmup_steps": 0, "measure_steps": 1, "device": "cpu"})
+    assert code == 0, err
+    lines = out.splitlines()
     assert [line.split()[9] for line in lines if line.startswith("| eager")] == ["8", "16"]
     assert sum(line.startswith("peak_memory_mib (all 2 cells): unknown") for line in lines) == 1, "a reason, once"
 
 
-def test_json_has_everything(tmp_path: Path) -> None:
-    done = run(tmp_path, {**SPEC, "replicates": 2}, "--json")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+def test_json_has_everything(run: Run) -> None:
+    code, out, err = run({**SPEC, "replicates": 2}, "--json")
+    assert code == 0, err
+    result = json.loads(out)
     assert {row["unit_index"] for row in result["measurements"]} == {0, 1}
     assert {row["metric"] for row in result["measurements"]} >= {"forward_ms", "step_ms", "tokens_per_s"}
     assert result["environment"]["software"]["python"]
@@ -84,14 +105,14 @@ def test_tables_are_shown_and_a_wrapped_unit_runs_without_its_wrapper(
     plugins = PROJECT / "tests" / "plugins"
     path = os.pathsep.join(map(str, [plugins / "staged_kind", PROJECT, plugins]))
     monkeypatch.setenv("PYTHONPATH", path)
-    done = run(tmp_path, {"kind": "staged"})
+    done = command(tmp_path, {"kind": "staged"})
     assert done.returncode == 0, done.stderr
     assert "first stage: runs without" in done.stderr
     parts = done.stdout.split("\noperations:\n")
     rows = [line.split() for line in parts[1].splitlines() if re.match(r"\| +\d", line)]
     assert [row[3] for row in rows[:4]] == ["add", "copy"] * 2
     assert {path.name for path in tmp_path.glob("trace*")} == {"trace.json", "trace-unit-1.json"}
-    result = json.loads(run(tmp_path, {"kind": "staged"}, "--json").stdout)
+    result = json.loads(command(tmp_path, {"kind": "staged"}, "--json").stdout)
     shown = [(table["unit_index"], table["name"], table["row_count"]) for table in result["tables"]]
     assert shown == [
         (0, "operations", 2),
@@ -116,10 +137,16 @@ def test_tables_are_shown_and_a_wrapped_unit_runs_without_its_wrapper(
         ({**SPEC, "attention": "no_such"}, 69, "unsupported: unknown attention implementation 'no_such'"),
     ],
 )
-def test_failures_have_their_exit_code_and_say_why(tmp_path: Path, spec: Any, code: int, message: str) -> None:
-    done = run(tmp_path, spec)
-    assert done.returncode == code
-    assert message in done.stderr
+def test_failures_have_their_exit_code_and_say_why(run: Run, spec: Any, code: int, message: str) -> None:
+    found, out, err = run(spec)
+    assert (found, out) == (code, "")
+    assert message in err
+
+
+def test_the_command_passes_the_exit_code_on(tmp_path: Path) -> None:
+    done = command(tmp_path, "{")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Expecting" in done.stderr
 
 
 def test_the_job_runs_in_the_process_that_was_started(tmp_path: Path) -> None:

@@ -20,12 +20,15 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
+from app.cli.access import refuse_open_access
 from app.cli.commands import cli
 from app.settings import Settings
 from app.store.engine import open_database
 from app.store.reading import Reading
 from app.store.registration import Registration
 
+PROJECT = Path(__file__).resolve().parents[3]
+PLUGINS = PROJECT / "tests" / "plugins"
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
 
 
@@ -37,22 +40,32 @@ def listening_url(process: subprocess.Popen[str]) -> str:
     raise AssertionError("the server did not start: " + process.communicate()[1])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-def test_serve(start: Any, tmp_path: Path, number: signal.Signals) -> None:
+def stopped_while_followed(server: subprocess.Popen[str], number: signal.Signals, events: str) -> None:
+    """Let the server end by a signal while a client follows a job: the stream ends by itself, the server quietly."""
+    stream = {"Accept": "text/event-stream"}
+    with httpx.stream("GET", events, headers=stream, trust_env=False) as response:
+        lines = response.iter_lines()
+        next(lines)
+        server.send_signal(number)
+        list(lines)
+    assert server.wait(15) in (-number, 130)
+    assert "Traceback" not in server.communicate()[1]
+
+
+def test_serve(start: Any, tmp_path: Path) -> None:
+    """Two servers after each other, on one database."""
     server = start("serve", "--port", "0", FLOPWATCH_DATA_DIR=tmp_path)
     url = listening_url(server)
     assert httpx.get(url + "/readyz", trust_env=False).status_code == 200
     job = httpx.post(url + "/jobs", json={"spec": TINY}, trust_env=False).json()
-    stream = {"Accept": "text/event-stream"}
-    with httpx.stream("GET", f"{url}/jobs/{job['id']}/events", headers=stream, trust_env=False) as response:
-        lines = response.iter_lines()
-        next(lines)
-        server.send_signal(number)
-        list(lines)  # the stream ends by itself
-    assert server.wait(15) in (-number, 130)
-    assert "Traceback" not in server.communicate()[1]
+    stopped_while_followed(server, signal.SIGTERM, f"{url}/jobs/{job['id']}/events")
     again = start("serve", "--port", "0", FLOPWATCH_DATA_DIR=tmp_path)
-    assert httpx.get(f"{listening_url(again)}/jobs/{job['id']}", trust_env=False).json() == job
+    url = listening_url(again)
+    assert httpx.get(f"{url}/jobs/{job['id']}", trust_env=False).json() == job
+    stopped_while_followed(again, signal.SIGINT, f"{url}/jobs/{job['id']}/events")
+    with closing(open_database(Settings(data_dir=tmp_path))) as database:
+        found, _version = Reading(database).job(job["id"])
+    assert (found["id"], found["state"]) == (job["id"], "queued")
 
 
 def test_a_stopping_server_loses_no_submission(start: Any, tmp_path: Path) -> None:
@@ -89,16 +102,14 @@ def test_a_stopping_server_loses_no_submission(start: Any, tmp_path: Path) -> No
 
 
 def test_serve_says_why_it_cannot(start: Any, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
     for settings, hint in [
         ({"FLOPWATCH_PORT": "many"}, "FLOPWATCH_PORT"),
         ({"FLOPWATCH_DATABASE_URL": "nonsense"}, "FLOPWATCH_DATABASE_URL"),
     ]:
-        process = start("serve", FLOPWATCH_DATA_DIR=tmp_path, **settings)
-        out, err = process.communicate(timeout=30)
-        assert process.returncode == 1
-        assert hint in err
-        assert "Traceback" not in out + err
+        result = CliRunner().invoke(cli, ["serve"], env={"FLOPWATCH_DATA_DIR": str(tmp_path), **settings})
+        assert result.exit_code == 1
+        assert hint in result.stderr
+        assert len(result.stderr.splitlines()) == 1
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         process = start("serve", "--port", str(port), FLOPWATCH_DATA_DIR=tmp_path / "data")
@@ -112,37 +123,42 @@ def test_backup_while_running(start: Any, tmp_path: Path) -> None:
     url = listening_url(server)
     jobs = [httpx.post(url + "/jobs", json={"spec": TINY}, trust_env=False).json()["id"] for _ in range(20)]
     copy = tmp_path / "copy.sqlite3"
-    backup = start("backup", str(copy), FLOPWATCH_DATA_DIR=tmp_path / "data")
-    out, err = backup.communicate(timeout=30)
-    assert backup.returncode == 0, err
-    assert "artifacts" in out
+    environment = {"FLOPWATCH_DATA_DIR": str(tmp_path / "data")}
+    backup = CliRunner().invoke(cli, ["backup", str(copy)], env=environment)
+    assert backup.exit_code == 0, backup.stderr
+    assert "artifacts" in backup.stdout
     database = sqlite3.connect(copy)
     assert [row[0] for row in database.execute("select id from job order by id")] == jobs
     assert database.execute("pragma integrity_check").fetchone() == ("ok",)
     database.close()
-    again = start("backup", str(copy), FLOPWATCH_DATA_DIR=tmp_path / "data")
-    assert "never overwritten" in again.communicate(timeout=30)[1]
-    assert again.returncode == 2
+    again = CliRunner().invoke(cli, ["backup", str(copy)], env=environment)
+    assert "never overwritten" in again.stderr
+    assert again.exit_code == 2
 
 
 @pytest.mark.parametrize("wrong", ["source", "target"])
-def test_backup_says_why_it_cannot_and_leaves_nothing(start: Any, tmp_path: Path, wrong: str) -> None:
+def test_backup_says_why_it_cannot_and_leaves_nothing(tmp_path: Path, wrong: str) -> None:
     data_dir = tmp_path / "data"
     if wrong == "target":
         open_database(Settings(data_dir=data_dir)).close()
     copy = tmp_path / ("none" if wrong == "target" else "") / "copy.sqlite3"
-    backup = start("backup", str(copy), FLOPWATCH_DATA_DIR=data_dir)
-    _, err = backup.communicate(timeout=30)
-    assert backup.returncode == 1
-    assert err.startswith("error: ")
-    assert len(err.splitlines()) == 1
+    backup = CliRunner().invoke(cli, ["backup", str(copy)], env={"FLOPWATCH_DATA_DIR": str(data_dir)})
+    assert backup.exit_code == 1
+    assert backup.stderr.startswith("error: ")
+    assert len(backup.stderr.splitlines()) == 1
     assert not copy.exists()
     assert data_dir.exists() == (wrong == "target")
 
 
-@pytest.mark.parametrize("command", ["up", "serve", "worker", "jobs"])
-def test_a_setting_that_makes_no_sense_is_named(start: Any, tmp_path: Path, command: str) -> None:
-    process = start(command, FLOPWATCH_DATA_DIR=tmp_path, FLOPWATCH_LEASE_S="-1", FLOPWATCH_API_TOKEN="secret")
+@pytest.mark.parametrize("command", ["up", "serve", "jobs"])
+def test_a_setting_that_makes_no_sense_is_named(tmp_path: Path, command: str) -> None:
+    said = refusal(tmp_path, command, FLOPWATCH_LEASE_S="-1", FLOPWATCH_API_TOKEN="secret")
+    assert "FLOPWATCH_LEASE_S: Input should be greater than 0" in said
+    assert "secret" not in said
+
+
+def test_a_worker_names_the_setting_that_makes_no_sense(start: Any, tmp_path: Path) -> None:
+    process = start("worker", FLOPWATCH_DATA_DIR=tmp_path, FLOPWATCH_LEASE_S="-1", FLOPWATCH_API_TOKEN="secret")
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "FLOPWATCH_LEASE_S: Input should be greater than 0" in err
@@ -205,25 +221,22 @@ def test_nobody_is_let_in_by_oversight(tmp_path: Path, command: str, host: str) 
     assert "--insecure" in said
 
 
-@pytest.mark.parametrize(
-    ("arguments", "settings"),
-    [(["--insecure"], {}), ([], {"FLOPWATCH_INSECURE": "true"}), ([], {"FLOPWATCH_API_TOKEN": "secret"})],
-    ids=["option", "setting", "token"],
-)
-def test_open_access_when_that_is_meant(
-    start: Any, tmp_path: Path, arguments: list[str], settings: dict[str, str]
-) -> None:
-    server = start("serve", "--host", "0.0.0.0", "--port", "0", *arguments, FLOPWATCH_DATA_DIR=tmp_path, **settings)
+def test_open_access_when_that_is_meant(start: Any, tmp_path: Path) -> None:
+    server = start("serve", "--host", "0.0.0.0", "--port", "0", "--insecure", FLOPWATCH_DATA_DIR=tmp_path)
     port = listening_url(server).rpartition(":")[2]
-    expected = 401 if "FLOPWATCH_API_TOKEN" in settings else 200
-    assert httpx.get(f"http://127.0.0.1:{port}/jobs", trust_env=False).status_code == expected
+    assert httpx.get(f"http://127.0.0.1:{port}/jobs", trust_env=False).status_code == 200
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGKILL, -signal.SIGKILL)])
-def test_up_starts_and_stops_server_and_worker(start: Any, tmp_path: Path, until: Any, number: int, code: int) -> None:
-    up = start("up", "--port", "0", FLOPWATCH_DATA_DIR=tmp_path, FLOPWATCH_GRACE_S="2")
-    url = listening_url(up)
-    until(lambda: httpx.get(url + "/workers", trust_env=False).json()["data"], "the worker", 60)
+@pytest.mark.parametrize(("name", "value"), [("insecure", True), ("api_token", "secret")])
+def test_a_setting_opens_the_access(serve: Any, tmp_path: Path, name: str, value: Any) -> None:
+    settings = {"host": "0.0.0.0", name: value}
+    refuse_open_access(Settings(data_dir=tmp_path, **settings))
+    with serve(tmp_path, **settings) as site:
+        assert httpx.get(f"{site.url}/jobs", trust_env=False).status_code == (200 if name == "insecure" else 401)
+
+
+def ends(up: subprocess.Popen[str], url: str, number: int, code: int) -> None:
+    """Send `up` a signal; nothing of it may be left."""
     processes = [psutil.Process(up.pid), *psutil.Process(up.pid).children(recursive=True)]
     assert len(processes) >= 3
     up.send_signal(number)
@@ -234,36 +247,35 @@ def test_up_starts_and_stops_server_and_worker(start: Any, tmp_path: Path, until
         httpx.get(url + "/healthz", trust_env=False)
 
 
+def test_nothing_outlives_an_up_that_is_killed(start: Any, tmp_path: Path, until: Any) -> None:
+    up = start("up", "--port", "0", FLOPWATCH_DATA_DIR=tmp_path, FLOPWATCH_GRACE_S="2", WARM_PARENT="empty")
+    url = listening_url(up)
+    until(lambda: httpx.get(url + "/workers", trust_env=False).json()["data"], "the worker", 60)
+    ends(up, url, signal.SIGKILL, -signal.SIGKILL)
+
+
 def test_a_second_signal_hurries_up(start: Any, tmp_path: Path, until: Any) -> None:
-    project = Path(__file__).resolve().parents[3]
     environment = {
-        "PYTHONPATH": os.pathsep.join([str(project), str(project / "tests" / "plugins")]),
-        "MISBEHAVE_FOLDER": tmp_path,
+        "PYTHONPATH": os.pathsep.join([str(PLUGINS / "hostile_kind"), str(PROJECT), str(PLUGINS)]),
+        "CHAOS_FOLDER": tmp_path,
         "TMPDIR": tmp_path,
     }
     up = start("up", "--port", "0", FLOPWATCH_DATA_DIR=tmp_path / "data", FLOPWATCH_GRACE_S="300", **environment)
     url = listening_url(up)
-    shape = {"d_model": 8, "d_ff": 8, "num_layers": 1, "num_heads": 1, "vocab_size": 16}
-    spec = {"kind": "benchmark", "model": {"name": "gated", **shape}, "batch_size": 1, "context_length": 1}
-    job = httpx.post(url + "/jobs", json={"spec": {**spec, "mode": "forward"}}, trust_env=False).json()
-    until((tmp_path / "started").exists, "the job's start", 60)
+    spec = {"kind": "hostile", "seconds": 3600}
+    job = httpx.post(url + "/jobs", json={"spec": spec}, trust_env=False).raise_for_status().json()
+    until((tmp_path / "marks").exists, "the job's start", 60)
     up.send_signal(signal.SIGINT)
     until(lambda: httpx.get(url + "/workers", trust_env=False).json()["data"][0]["state"] == "draining", "draining", 30)
     up.send_signal(signal.SIGINT)
     assert up.wait(60) == 0
-    database = open_database(Settings(data_dir=tmp_path / "data"))
-    found, _version = Reading(database).job(job["id"])
-    database.close()
+    with closing(open_database(Settings(data_dir=tmp_path / "data"))) as database:
+        found, _version = Reading(database).job(job["id"])
     assert (found["state"], found["attempt"]) == ("queued", 0)
 
 
 def test_a_job_under_up_never_sees_the_token(start: Any, tmp_path: Path, until: Any) -> None:
-    project = Path(__file__).resolve().parents[3]
-    environment = {
-        "PYTHONPATH": os.pathsep.join([str(project), str(project / "tests" / "plugins")]),
-        "MISBEHAVE_FOLDER": tmp_path,
-        "TMPDIR": tmp_path,
-    }
+    environment = {"MISBEHAVE_FOLDER": tmp_path, "TMPDIR": tmp_path}
     settings = {"FLOPWATCH_DATA_DIR": tmp_path / "data", "FLOPWATCH_GRACE_S": "2", "FLOPWATCH_API_TOKEN": "hunter2"}
     up = start("up", "--port", "0", **settings, **environment)
     url = listening_url(up)
@@ -282,10 +294,11 @@ def test_a_job_under_up_never_sees_the_token(start: Any, tmp_path: Path, until: 
     files = [tmp_path / "data", *(tmp_path / "data").rglob("*")]
     assert len(files) > 5
     assert not [path for path in files if path.exists() and path.stat().st_mode & 0o077]
+    ends(up, url, signal.SIGTERM, 0)
 
 
 def test_up_ends_when_a_child_does(start: Any, tmp_path: Path, until: Any) -> None:
-    up = start("up", "--port", "0", FLOPWATCH_DATA_DIR=tmp_path, FLOPWATCH_GRACE_S="2")
+    up = start("up", "--port", "0", FLOPWATCH_DATA_DIR=tmp_path, FLOPWATCH_GRACE_S="2", WARM_PARENT="empty")
     url = listening_url(up)
     assert httpx.get(url + "/healthz", trust_env=False).status_code == 200
 
