@@ -134,6 +134,19 @@ class TestEvents:
         assert prune(in_days=8) == replace(NOTHING, events=3)
         assert reading.log(job_id) == "a line\n"
 
+    def test_the_log_of_a_lost_attempt_stays_though_the_next_one_has_recorded_its_own(
+        self, shop: Any, queue: Queue, reading: Reading, prune: Any
+    ) -> None:
+        lost = shop.running_job()
+        queue.report(lost, [NewEvent("log", {"text": "last words\n"})])
+        queue.recover(queue.running()[0])
+        again = shop.claim()
+        queue.report(again, [NewEvent("log", {"text": "a line\n"})])
+        queue.finish(again, Finish("succeeded", log="a line\n"))
+        assert prune(in_days=8) == replace(NOTHING, events=1)
+        assert reading.log(lost.job_id, 1) == "last words\n"
+        assert reading.log(lost.job_id, 2) == "a line\n"
+
     def test_jobs_that_ended_since_are_looked_at_next_time(
         self, shop: Any, queue: Queue, reading: Reading, database: Database, files: ArtifactFiles
     ) -> None:
