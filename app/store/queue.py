@@ -111,7 +111,11 @@ CANCELLED_AND_LOST = "The job was cancelled while it ran; its worker was lost."
 
 
 class Queue:
-    """The queue of one database. Every method but `finish` and `delete` is one transaction: those go in slices."""
+    """The queue of one database. What moves a job is one transaction, with all that others see of the move.
+
+    `finish` and `give_back` write or delete staged results in further transactions before it (see staging.py). `claim`
+    and `resume_sweep` read before it, in a transaction of their own. `delete` and `sweep_staged` go in slices.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database

@@ -12,6 +12,7 @@ from app.layout import Statistic
 from app.specs import KINDS
 from app.states import FINISHED_STATES
 from app.store import sweeps, tables
+from app.store.filters import JobFilter
 from app.store.public import checked_id
 
 MAX_JOBS = 10_000
@@ -51,11 +52,7 @@ def choose_jobs(
     """
     job = tables.job.c
     query: Select[Any] = select(job.id, job.kind, job.state, job.spec, job.error)
-    if kind is not None:
-        query = query.where(job.kind == kind)
-    for key, value in labels:
-        label = tables.job_label.c
-        query = query.where(job.id.in_(select(label.job_id).where(label.key == key, label.value == value)))
+    query = query.where(*JobFilter(kind=kind, labels=labels).conditions)
     if sweep is not None:
         _check_sweep(connection, sweep)
         query = query.where(job.id.in_(sweeps.latest_jobs([sweep])))
