@@ -1,8 +1,9 @@
 """Deletes jobs with all that belongs to them: one, those that a filter chooses, and those that retention lets go.
 
 A job may have millions of rows, and a filter may choose thousands of jobs, so this goes in slices. A job loses its
-attempts first: readers show the results of recorded attempts only, so nobody ever reads a part of them. If the process
-ends in between, the job is left without results, and can be deleted again.
+attempts first: readers show the results of recorded attempts only, so nobody ever reads a part of them, and `retry`
+refuses a job without the attempts that it counts. If the process ends in between, the job is left without results, and
+can be deleted again.
 """
 
 from __future__ import annotations

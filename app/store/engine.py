@@ -178,20 +178,26 @@ def open_database(settings: Settings) -> Database:
 def open_existing(settings: Settings) -> Database:
     """Open the database of `settings`, which must be there and have this version's schema.
 
-    Raises InvalidEnvironment when it is not; it is neither made nor migrated.
+    Raises InvalidEnvironment when it is not, or when the data folder is another user's, whose server could not open
+    the files that this process would make; the database is neither made nor migrated.
     """
     database = Database(settings.resolved_database_url, busy_timeout_s=settings.busy_timeout_s)
     try:
-        _refuse_missing_or_older(database)
+        _refuse_missing(database)
+        prepare_data_folder(settings.data_dir)
+        _refuse_older(database)
     except BaseException:
         database.close()
         raise
     return database
 
 
-def _refuse_missing_or_older(database: Database) -> None:
+def _refuse_missing(database: Database) -> None:
     if not database.backend.path.exists():
         raise InvalidEnvironment(f"There is no database {database.backend.path}.")
+
+
+def _refuse_older(database: Database) -> None:
     with database.read() as connection:
         if not migrating.is_current(connection):
             raise InvalidEnvironment("An older version wrote the database: start the server once to migrate it.")

@@ -134,7 +134,7 @@ class Pruning:
                     .scalars()
                     .all()
                 )
-                events += count(_passing(connection, sorted(set(job_ids) - set(spared))))
+                events += count(_passing(sorted(set(job_ids) - set(spared))))
             return Pruned(
                 workers=count(_old_workers(now - keep.workers)),
                 events=events,
@@ -156,7 +156,7 @@ class Pruning:
         while not self._slices.stopped:
             with self._slices.database.read() as connection:
                 job_ids, last = next(_ended(connection, before, self._looked_at), ([], None))
-                which = _passing(connection, job_ids).limit(ROWS_AT_ONCE)
+                which = _passing(job_ids).limit(ROWS_AT_ONCE)
                 has_some = connection.execute(which.limit(1)).first() is not None
             if last is None:
                 break
@@ -222,13 +222,14 @@ def _ended(
         yield [row.id for row in rows], after
 
 
-def _passing(connection: Connection, job_ids: list[int]) -> Select[Any]:
+def _passing(job_ids: list[int]) -> Select[Any]:
     """Select the events of these finished jobs that nobody needs any more: progress, and logs that are kept elsewhere.
 
-    If the last attempt ended without recording its log, as that of a lost worker, its events are all there is.
+    If an attempt ended without recording its log, as that of a lost worker, its events are all there is. Attempts that
+    were given back have the number of the next one, whose log is then the one that counts.
     """
-    last = select(func.max(_attempt.id)).where(_attempt.job_id.in_(job_ids)).group_by(_attempt.job_id)
-    recorded = select(_attempt.job_id).where(_attempt.id.in_(last), _attempt.log.is_not(None))
-    with_log = list(connection.execute(recorded).scalars())
-    kept_elsewhere = (_event.type == "log") & _event.job_id.in_(with_log)
+    of_jobs = _attempt.job_id.in_(job_ids)
+    last = select(func.max(_attempt.id)).where(of_jobs).group_by(_attempt.job_id, _attempt.number)
+    with_log = select(_attempt.job_id, _attempt.number).where(_attempt.id.in_(last), _attempt.log.is_not(None))
+    kept_elsewhere = (_event.type == "log") & tuple_(_event.job_id, _event.attempt).in_(with_log)
     return select(_event.id).where(_event.job_id.in_(job_ids), (_event.type == "progress") | kept_elsewhere)

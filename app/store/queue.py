@@ -86,6 +86,7 @@ _FENCE = (
 _END_ATTEMPT = update(tables.attempt).where(_attempt.id == bindparam("attempt_id"))
 _CHANGE_JOB = update(tables.job).where(_job.id == bindparam("job_id")).values(version=_job.version + 1)
 _JOB = select(tables.job).where(_job.id == bindparam("job_id"))
+_ATTEMPT = select(_attempt.id).where(_attempt.job_id == bindparam("of_job"), _attempt.number == bindparam("of_number"))
 _SWEEP = select(tables.sweep).where(_sweep.id == bindparam("sweep_id"))
 _EVENT = insert(tables.event)
 _LOSE_ATTEMPT = (
@@ -110,7 +111,11 @@ CANCELLED_AND_LOST = "The job was cancelled while it ran; its worker was lost."
 
 
 class Queue:
-    """The queue of one database. Every method but `finish` and `delete` is one transaction: those go in slices."""
+    """The queue of one database. What moves a job is one transaction, with all that others see of the move.
+
+    `finish` and `give_back` write or delete staged results in further transactions before it (see staging.py). `claim`
+    and `resume_sweep` read before it, in a transaction of their own. `delete` and `sweep_staged` go in slices.
+    """
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -418,14 +423,16 @@ class Queue:
         """Queue a job that failed or was cancelled once more; returns the public job.
 
         Its next attempt is allowed even if it has used up all. What former attempts left stays theirs. Raises NotFound;
-        Conflict when the job is in another state, or when its sweep was resumed and has a newer job instead of it;
-        KeyTaken when another job with its unique key is queued or running.
+        Conflict when the job is in another state, when somebody is deleting it, or when its sweep was resumed and has a
+        newer job instead of it; KeyTaken when another job with its unique key is queued or running.
         """
         with self._database.write() as connection:
             job = _find(connection, job_id)
             if job.state not in RETRIED_STATES:
                 how = "has succeeded" if job.state == "succeeded" else f"is {job.state}"
                 raise Conflict(f"Job {job_id} {how}: only a job that failed or was cancelled can be retried.")
+            if _has_lost_its_attempts(connection, job):
+                raise Conflict(f"Job {job_id} is being deleted, and its attempts are gone: submit it as a new job.")
             later = sweeps.later_job(connection, job_id, job.sweep_id)
             if later is not None:
                 raise Conflict(
@@ -520,6 +527,12 @@ def _find(connection: Connection, job_id: int) -> Any:
     if row is None:
         raise NotFound(f"There is no job {job_id}.")
     return row
+
+
+def _has_lost_its_attempts(connection: Connection, job: Any) -> bool:
+    """Return True if the job's deletion has begun, which takes all attempts first (see deleting.py)."""
+    last = connection.execute(_ATTEMPT, {"of_job": job.id, "of_number": job.attempt}).first()
+    return job.attempt > 0 and last is None
 
 
 def _find_sweep(connection: Connection, sweep_id: int) -> dict[str, Any]:

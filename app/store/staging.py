@@ -2,7 +2,8 @@
 
 Readers look only at attempts that have ended with results (`recorded_attempts`). So rows of an attempt that still runs
 are invisible, and the short transaction that ends the attempt shows all of them at once. Until then the attempt is
-marked `staged`. If it never ends with them, as when its worker is lost, they are leftovers, and `sweep` deletes them.
+marked `staged`. If it never ends with them, as when its worker is lost, they are leftovers, which `Queue.sweep_staged`
+deletes.
 
 Every slice passes the fence, which is also a beat: a worker that writes for minutes keeps its lease.
 """

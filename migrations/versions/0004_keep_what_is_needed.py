@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from datetime import datetime
 from typing import Any
 
@@ -17,6 +18,8 @@ revision = "0004"
 down_revision = "0003"
 branch_labels = None
 depends_on = None
+
+logger = logging.getLogger(__name__)
 
 
 def upgrade() -> None:
@@ -45,20 +48,35 @@ def downgrade() -> None:
 
 
 def _known_hosts(connection: sa.Connection) -> list[dict[str, Any]]:
-    """Return a row for each different host that workers registered, as app.store.hosts writes them."""
+    """Return a row for each different host that workers registered, as app.store.hosts writes them.
+
+    Rows of workers that cannot be read are left out: what they had is unknown anyway.
+    """
     workers = connection.execute(
         sa.text(
             "SELECT kinds, capabilities, devices, max(last_seen_at) FROM worker GROUP BY kinds, capabilities, devices"
         )
     )
     found: dict[str, dict[str, Any]] = {}
-    for kinds, capabilities, devices, seen in workers:
-        has = {"kinds": json.loads(kinds), "capabilities": json.loads(capabilities), "gpus": _gpus(json.loads(devices))}
+    for *lists, seen in workers:
+        try:
+            kinds, capabilities, devices = map(_items, lists)
+            last_seen_at = datetime.fromisoformat(seen)
+        except (ValueError, TypeError, RecursionError) as error:
+            logger.warning("what a worker had is unknown, for its row cannot be read: %s", error)
+            continue
+        has = {"kinds": kinds, "capabilities": capabilities, "gpus": _gpus(devices)}
         key = hashlib.sha256(json.dumps(has, sort_keys=True).encode()).hexdigest()
-        row = {"key": key, **has, "last_seen_at": datetime.fromisoformat(seen)}
-        if key not in found or found[key]["last_seen_at"] < row["last_seen_at"]:
-            found[key] = row
+        if key not in found or found[key]["last_seen_at"] < last_seen_at:
+            found[key] = {"key": key, **has, "last_seen_at": last_seen_at}
     return list(found.values())
+
+
+def _items(stored: str) -> list[Any]:
+    items = json.loads(stored)
+    if not isinstance(items, list):
+        raise TypeError(f"{stored[:40]} is no list")
+    return items
 
 
 def _gpus(devices: list[Any]) -> int:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, Text, cast, func, select
+from sqlalchemy import Connection, Row, Select, Text, cast, func, select, tuple_
 
 from app.errors import InvalidRequest, NotFound
 from app.layout import Statistic
 from app.specs import KINDS
 from app.states import FINISHED_STATES
 from app.store import sweeps, tables
+from app.store.filters import JobFilter
 from app.store.public import checked_id
 
 MAX_JOBS = 10_000
@@ -51,11 +52,7 @@ def choose_jobs(
     """
     job = tables.job.c
     query: Select[Any] = select(job.id, job.kind, job.state, job.spec, job.error)
-    if kind is not None:
-        query = query.where(job.kind == kind)
-    for key, value in labels:
-        label = tables.job_label.c
-        query = query.where(job.id.in_(select(label.job_id).where(label.key == key, label.value == value)))
+    query = query.where(*JobFilter(kind=kind, labels=labels).conditions)
     if sweep is not None:
         _check_sweep(connection, sweep)
         query = query.where(job.id.in_(sweeps.latest_jobs([sweep])))
@@ -125,12 +122,11 @@ def measurements(connection: Connection, jobs: Iterable[Row[Any]], statistic: St
     Raises:
         InvalidRequest: there are more than MAX_MEASUREMENTS.
     """
-    query, job_ids = _of_jobs(statistic), [job.id for job in jobs]
-    recorded = recorded_attempts(connection, job_ids)
+    recorded = recorded_attempts(connection, [job.id for job in jobs])
     found: list[Row[Any]] = []
-    for part in _parts(job_ids):
-        rows = connection.execute(query.where(_measurement.job_id.in_(part)).limit(MAX_MEASUREMENTS + 1 - len(found)))
-        found += [row for row in rows if row.attempt == recorded.get(row.job_id)]
+    for part in _parts(sorted(recorded)):
+        query = _of_attempts(statistic, {job_id: recorded[job_id] for job_id in part})
+        found += connection.execute(query.limit(MAX_MEASUREMENTS + 1 - len(found)))
         if len(found) > MAX_MEASUREMENTS:
             raise InvalidRequest(
                 f"The table would have more than {MAX_MEASUREMENTS} measurements: choose fewer jobs, or read each "
@@ -149,27 +145,31 @@ def first_measurements(
     """
     job_ids = [job.id for job in jobs]
     recorded = recorded_attempts(connection, job_ids)
-    query = _of_jobs(statistic).where(_measurement.job_id.in_(job_ids)).limit(MAX_BEGINNING + 1)
-    rows = connection.execute(query).all()
-    found = [row for row in rows if row.attempt == recorded.get(row.job_id)]
-    if len(rows) <= MAX_BEGINNING:
+    found = list(connection.execute(_of_attempts(statistic, recorded).limit(MAX_BEGINNING + 1)))
+    if len(found) <= MAX_BEGINNING:
         return list(jobs), found, False
-    last = rows[-1]
+    last = found[-1]
     if last.job_id != job_ids[0]:
         whole = [job for job in jobs if job.id < last.job_id]
         return whole, [row for row in found if row.job_id < last.job_id], True
-    if not found or _number_of_units(connection, last.job_id, recorded[last.job_id]) > 1:
+    if _number_of_units(connection, last.job_id, recorded[last.job_id]) > 1:
         return [], [], True
     cut = (last.case_key, last.device_key)
     return list(jobs[:1]), [row for row in found if (row.case_key, row.device_key) != cut], True
 
 
-def _of_jobs(statistic: Statistic) -> Select[Any]:
-    """Build a query for measurements, job by job, in the order in which they were made."""
+def _of_attempts(statistic: Statistic, attempts: Mapping[int, int]) -> Select[Any]:
+    """Build a query for the measurements of these attempts, given by job id: job by job, in the order they were made.
+
+    Rows of other attempts of the jobs must not count towards a limit, so the statement itself leaves them out.
+    """
     names = ("job_id", "attempt", "unit_index", "case_key", "device_key", "validity", "phase", "metric", "unit")
     facts = [_measurement[name] for name in (*names, "outcome", "reason", "n", "std")]
     case, value = cast(_measurement.case, Text).label("case"), _measurement[statistic].label("value")
-    return select(*facts, case, value).order_by(_measurement.job_id, _measurement.id)
+    # The first condition finds the rows by the index on job_id, in order; the second one looks at each.
+    of_jobs = _measurement.job_id.in_(sorted(attempts))
+    of_attempts = tuple_(_measurement.job_id, _measurement.attempt).in_(sorted(attempts.items()))
+    return select(*facts, case, value).where(of_jobs, of_attempts).order_by(_measurement.job_id, _measurement.id)
 
 
 def _number_of_units(connection: Connection, job_id: int, attempt: int) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
@@ -156,6 +157,36 @@ def test_a_migration_that_fails_leaves_the_database_as_it_was(settings: Settings
         assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar_one() != "9000"
         assert connection.execute(text("SELECT count(*) FROM event")).scalar_one() == 0
     before.close()
+
+
+def test_workers_whose_rows_are_broken_do_not_keep_a_database_from_its_upgrade(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path)
+    former = Database(settings.resolved_database_url)
+    config = Config()
+    config.set_main_option("script_location", str(migrating.migrations_folder()))
+    with former.migration() as connection:
+        config.attributes["connection"] = connection
+        command.upgrade(config, "0003")
+        rows = {
+            "well": ('["benchmark"]', "2026-01-01"),
+            "cut": ('["bench', "2026-01-01"),
+            "null": ("null", "2026-01-01"),
+        }
+        for name, (kinds, seen) in {**rows, "timeless": ("[]", "long ago")}.items():
+            connection.execute(
+                text(
+                    "INSERT INTO worker (id, hostname, pid, state, kinds, capabilities, devices, versions, beat,"
+                    " registered_at, last_seen_at)"
+                    " VALUES (:id, 'h', 1, 'stopped', :kinds, '[]', '[]', '{}', 0, :at, :at)"
+                ),
+                {"id": name, "kinds": kinds, "at": seen},
+            )
+    former.close()
+    database = open_database(settings)
+    with database.read() as connection:
+        assert connection.execute(text("SELECT kinds, gpus FROM known_host")).all() == [('["benchmark"]', 0)]
+        assert connection.execute(text("SELECT count(*) FROM worker")).scalar_one() == 4
+    database.close()
 
 
 def test_processes_that_start_together_migrate_once(tmp_path: Path) -> None:

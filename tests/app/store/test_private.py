@@ -12,7 +12,7 @@ import pytest
 from app.errors import InvalidEnvironment
 from app.settings import Settings
 from app.store.artifacts import ArtifactFiles
-from app.store.engine import Database, open_database
+from app.store.engine import Database, open_database, open_existing
 
 
 @pytest.fixture(autouse=True)
@@ -107,6 +107,17 @@ def test_another_users_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidEnvironment, match=r"belongs to the user 64999, .* runs as 0"):
         open_database(Settings(data_dir=folder))
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a folder of another user's")
+def test_an_existing_database_of_another_user_is_refused_and_left_alone(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path / "data")
+    open_database(settings).close()
+    before = {path: path.stat() for path in settings.data_dir.iterdir()}
+    os.chown(settings.data_dir, 64_999, 64_999)
+    with pytest.raises(InvalidEnvironment, match=r"belongs to the user 64999, .* runs as 0"):
+        open_existing(settings)
+    assert {path: path.stat() for path in settings.data_dir.iterdir()} == before
 
 
 def test_a_link_in_the_place_of_the_lock_is_not_followed(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import delete, insert, select, update
 from sqlalchemy import event as events
 
-from app.errors import NotFound
+from app.errors import FlopwatchError, NotFound, job_problem
 from app.settings import Settings
 from app.specs.benchmark import BenchmarkSpec
 from app.store import deleting, pruning, slices, tables
@@ -133,6 +133,19 @@ class TestEvents:
         job_id = finished(shop, queue, log=None)
         assert prune(in_days=8) == replace(NOTHING, events=3)
         assert reading.log(job_id) == "a line\n"
+
+    def test_the_log_of_a_lost_attempt_stays_though_the_next_one_has_recorded_its_own(
+        self, shop: Any, queue: Queue, reading: Reading, prune: Any
+    ) -> None:
+        lost = shop.running_job()
+        queue.report(lost, [NewEvent("log", {"text": "last words\n"})])
+        queue.recover(queue.running()[0])
+        again = shop.claim()
+        queue.report(again, [NewEvent("log", {"text": "a line\n"})])
+        queue.finish(again, Finish("succeeded", log="a line\n"))
+        assert prune(in_days=8) == replace(NOTHING, events=1)
+        assert reading.log(lost.job_id, 1) == "last words\n"
+        assert reading.log(lost.job_id, 2) == "a line\n"
 
     def test_jobs_that_ended_since_are_looked_at_next_time(
         self, shop: Any, queue: Queue, reading: Reading, database: Database, files: ArtifactFiles
@@ -281,6 +294,28 @@ def test_nobody_reads_a_part_of_the_results(
     assert rows(database)["measurement"] == 15
     assert reading.measurements(job_id)["rows"] == []
     queue.delete(job_id)
+    assert rows(database) == {}
+
+
+def test_a_job_that_is_being_deleted_cannot_be_retried(
+    database: Database, queue: Queue, shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slices, "SLICE_S", 0.0)
+    monkeypatch.setattr(deleting, "ROWS_AT_ONCE", 5)
+    claim = shop.running_job()
+    queue.finish(claim, Finish("failed", error=job_problem("failed", "it broke")))
+    many_measurements(database, claim.job_id, 8)
+    change, answers = Slices(database), []
+
+    def retry(_seconds: float) -> None:
+        with pytest.raises(FlopwatchError) as refused:
+            queue.retry(claim.job_id)
+        answers.append(refused.value.code)
+
+    monkeypatch.setattr(change._stopped, "wait", retry)
+    assert deleting.delete_jobs(change, [tables.job.c.id == claim.job_id]).jobs == 1
+    assert answers[0] == "conflict"
+    assert set(answers) <= {"conflict", "not_found"}
     assert rows(database) == {}
 
 

@@ -125,8 +125,8 @@ READS: dict[str, Callable[[Database, int], Any]] = {
 }
 
 
-LISTED = {"(subquery", "job_label"}
-"""What may be scanned whole: a list of the statement's own making."""
+LISTED = {"(subquery", "job_label", "CONSTANT", "2-ROW"}
+"""What may be scanned whole: a list of the statement's own making, as its VALUES of one row or two."""
 
 
 @pytest.fixture

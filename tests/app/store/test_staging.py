@@ -159,6 +159,25 @@ def test_a_finish_that_broke_off_begins_anew(
     assert stored(database) == seen(database, claim.job_id) == ROWS + 3
 
 
+def test_nobody_sweeps_what_an_attempt_has_staged_that_still_runs(
+    shop: Any, queue: Queue, database: Database, large: Finish, between: Between
+) -> None:
+    claim = shop.running_job()
+
+    def break_off() -> None:
+        raise DatabaseBusy("somebody writes for long")
+
+    between(break_off)
+    with pytest.raises(DatabaseBusy):
+        queue.finish(claim, large)
+    between(lambda: None)
+    assert queue.sweep_staged() == 0
+    assert stored(database) == 8
+    queue.recover(queue.running()[0])
+    assert queue.sweep_staged() > 0
+    assert stored(database) == 0
+
+
 @pytest.mark.parametrize("cancelled", [False, True])
 def test_a_job_given_back_amid_its_finish_keeps_nothing_of_it(
     shop: Any, queue: Queue, database: Database, large: Finish, between: Between, cancelled: bool

@@ -126,3 +126,36 @@ def test_only_the_last_recorded_attempt_counts(
     assert table(database).rows == [], "the job is running"
     queue.finish(again, Finish("succeeded", measurements=[record(mean=2.0)]))
     assert [cell.value for cell in table(database).column("step_ms")] == [2.0]
+
+
+@pytest.fixture
+def retried(queue: Queue, shop: Any, record: Callable[..., MeasurementRecord]) -> int:
+    """A job with three measurements of its first attempt, which failed, and three of its second one."""
+
+    def measured(mean: float) -> list[MeasurementRecord]:
+        return [record(mean=mean, case={"context_length": n}, case_key=str(n)) for n in (1, 2, 3)]
+
+    claim = shop.running_job()
+    queue.finish(claim, Finish("failed", error=BROKEN.error, measurements=measured(1.0)))
+    queue.retry(claim.job_id)
+    queue.finish(shop.claim(), Finish("succeeded", measurements=measured(2.0)))
+    return int(claim.job_id)
+
+
+def test_former_attempts_do_not_count_towards_the_limit_of_a_table(
+    database: Database, retried: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choosing, "MAX_MEASUREMENTS", 3)
+    assert [cell.value for cell in table(database, jobs=[retried]).column("step_ms")] == [2.0] * 3
+    monkeypatch.setattr(choosing, "MAX_MEASUREMENTS", 2)
+    with pytest.raises(InvalidRequest, match="more than 2 measurements"):
+        table(database, jobs=[retried])
+
+
+def test_former_attempts_do_not_count_towards_the_beginning_of_a_table(
+    database: Database, retried: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choosing, "MAX_BEGINNING", 3)
+    sheet = table(database, jobs=[retried], first=9)
+    assert [cell.value for cell in sheet.column("step_ms")] == [2.0] * 3
+    assert not sheet.is_cut
