@@ -189,18 +189,16 @@ class Agent:
         """
         while True:
             free = self._locks.take_free()
-            offer = self._offer(free)
-            if offer == self._refused_with or not (free.descriptors or offer.deviceless):
-                free.release()
-                return
             claim = None
             try:
-                claim = self._queue.claim(self.id, offer)
+                offer = self._offer(free)
+                if offer != self._refused_with and (free.descriptors or offer.deviceless):
+                    claim = self._queue.claim(self.id, offer)
+                    self._refused_with = offer if claim is None else self._refused_with
             finally:
                 if claim is None:
                     free.release()
             if claim is None:
-                self._refused_with = offer
                 return
             self._start(claim, free)
             if time.monotonic() < self._claim_after:

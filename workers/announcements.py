@@ -62,9 +62,13 @@ _CURE = "Somebody else may have made it: remove it, or name another folder for a
 def announce(folder: int, names: Sequence[str]) -> int:
     """Announce the names; returns the descriptor that holds the announcement."""
     descriptor = os.open(FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644, dir_fd=folder)
-    os.fchmod(descriptor, 0o644)  # whatever the umask is
-    for name in names:
-        byte_locks.share(descriptor, byte_locks.byte_of(name))
+    try:
+        os.fchmod(descriptor, 0o644)  # whatever the umask is
+        for name in names:
+            byte_locks.share(descriptor, byte_locks.byte_of(name))
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor
 
 

@@ -205,9 +205,8 @@ class Lease:
 
     def release(self) -> None:
         """Close our copies of the locks. A keeper may still hold its own."""
-        for descriptor in self.descriptors:
-            os.close(descriptor)
-        self.descriptors.clear()
+        while self.descriptors:
+            os.close(self.descriptors.pop())
 
 
 def lock_folder() -> Path:
@@ -237,25 +236,35 @@ class DeviceLocks:
         """Lock everything that is free: every free GPU, and the host, exclusively if nobody else holds it, else shared.
 
         A lease without descriptors means that another job has the host alone, or that another agent is choosing.
+
+        Raises:
+            InvalidEnvironment: the folder for locks cannot be used.
+            OSError: no descriptor is left, or the disk is full. No lock is held then.
         """
         lease = Lease()
-        # This happens at every call, because hosts clean their temporary folders.
-        with own_folder(self._folder) as folder:
-            self._lock_for_own_user(folder, lease)
-            if lease.descriptors:
-                self._agree_with_others(folder, lease)
+        try:
+            # This happens at every call, because hosts clean their temporary folders.
+            with own_folder(self._folder) as folder:
+                self._lock_for_own_user(folder, lease)
+                if lease.descriptors:
+                    self._agree_with_others(folder, lease)
+        except BaseException:
+            # A lock that nobody releases any more would stop every agent of this host.
+            lease.release()
+            raise
         return lease
 
     def _lock_for_own_user(self, folder: int, lease: Lease) -> None:
         choosing = _lock(folder, "choosing", fcntl.LOCK_EX)
         if choosing is None:
             return
+        lease.descriptors.append(choosing)
         alone = _lock(folder, "host", fcntl.LOCK_EX)
         host = alone if alone is not None else _lock(folder, "host", fcntl.LOCK_SH)
         if host is None:
-            os.close(choosing)
+            lease.release()
             return
-        lease.descriptors += [choosing, host]
+        lease.descriptors.append(host)
         lease.alone = alone is not None
         free = []
         for gpu in self._host.gpus:
@@ -297,6 +306,7 @@ class DeviceLocks:
                 lease.release()
                 raise
         for descriptor in locks[gpus:]:
+            lease.descriptors.remove(descriptor)
             os.close(descriptor)
         given_back = [gpu.uuid for gpu in lease.gpus[gpus:]]
         withdraw(announcement, [*given_back, *([] if alone else ["alone"]), "choosing"])
@@ -325,4 +335,7 @@ def _lock(folder: int, name: str, operation: int) -> int | None:
     except BlockingIOError:
         os.close(descriptor)
         return None
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor
