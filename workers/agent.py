@@ -42,8 +42,8 @@ MAX_ON_PAPER = 4
 TICK_S = 0.05
 """Seconds between two looks of an idle agent for new work. One look costs microseconds."""
 MIN_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0
-"""Seconds that an agent claims nothing after it could not start a job: doubled each time, so that an agent without
-threads or descriptors does not use up the attempts of the whole queue.
+"""Seconds that an agent claims nothing after it could not start a job: doubled each time until a job has run, so that
+an agent without threads or descriptors does not use up the attempts of the whole queue.
 """
 
 
@@ -181,6 +181,15 @@ class Agent:
             if run.ended:
                 run.join()
                 del self._runs[job_id]
+                if run.host_unfit:
+                    logger.warning("job %s cannot run here now; the next claim waits %g s", job_id, self._backoff_s)
+                    self._pause_claims()
+                else:
+                    self._backoff_s = MIN_BACKOFF_S
+
+    def _pause_claims(self) -> None:
+        self._claim_after = time.monotonic() + self._backoff_s
+        self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
 
     def _claim_what_fits(self) -> None:
         """Claim until nothing more fits. Tries only if the queue, or the offer, has changed since the last refusal.
@@ -233,8 +242,7 @@ class Agent:
             run.start()
         except Exception as error:
             logger.exception("job %s cannot be started; the next claim waits %g s", claim.job_id, self._backoff_s)
-            self._claim_after = time.monotonic() + self._backoff_s
-            self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
+            self._pause_claims()
             (free if lease is None else lease).release()
             if isinstance(error, BlockingIOError):  # another process was faster to take the host: nobody's error
                 self._queue.give_back(claim)
@@ -243,7 +251,6 @@ class Agent:
         else:
             logger.info("job %s: attempt %s of %s", claim.job_id, claim.attempt, claim.kind)
             self._runs[claim.job_id] = run
-            self._backoff_s = MIN_BACKOFF_S
 
     def _lease_for(self, claim: Claim, free: Lease) -> Lease:
         """Return the job's share of the free devices, and give back the others."""
