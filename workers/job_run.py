@@ -108,8 +108,7 @@ class JobRun:
         self.claim = claim
         self.stop = StopSignal()
         self.host_unfit = False
-        """True if the job has gone back to the queue because the host could not run it: the next one may not run either.
-        """
+        """True if the job went back to the queue because the host could not run it. The next one may fare no better."""
         self._lease = lease
         self._queue = queue
         self._artifacts = artifacts
