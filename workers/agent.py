@@ -196,12 +196,12 @@ class Agent:
 
         Without a free device the agent still makes an offer to jobs that only compute on paper.
         """
-        while True:
+        while self._has_something_new():
             free = self._locks.take_free()
             claim = None
             try:
                 offer = self._offer(free)
-                if offer != self._refused_with and (free.descriptors or offer.deviceless):
+                if self._is_new(offer, free):
                     claim = self._queue.claim(self.id, offer)
                     self._refused_with = offer if claim is None else self._refused_with
             finally:
@@ -212,6 +212,19 @@ class Agent:
             self._start(claim, free)
             if time.monotonic() < self._claim_after:
                 return
+
+    def _has_something_new(self) -> bool:
+        """Return True if a claim may find something. It is asked at every turn, so it looks only at known users."""
+        if self._refused_with is None:
+            return True
+        free = self._locks.take_free(afresh=False)
+        try:
+            return self._is_new(self._offer(free), free)
+        finally:
+            free.release()
+
+    def _is_new(self, offer: Offer, free: Lease) -> bool:
+        return offer != self._refused_with and bool(free.descriptors or offer.deviceless)
 
     def _offer(self, free: Lease) -> Offer:
         on_paper = sum(run.claim.device_type == "none" for run in self._runs.values())

@@ -229,13 +229,18 @@ class DeviceLocks:
     def __init__(self, host: Host, folder: Path | None = None) -> None:
         self._host = host
         self._folder = folder or lock_folder()
+        self._others = Others(self._folder.parent)
         with own_folder(self._folder):  # raises now if it cannot be used, and not only with each look
             pass
 
-    def take_free(self) -> Lease:
+    def take_free(self, *, afresh: bool = True) -> Lease:
         """Lock everything that is free: every free GPU, and the host, exclusively if nobody else holds it, else shared.
 
         A lease without descriptors means that another job has the host alone, or that another agent is choosing.
+
+        Args:
+            afresh: look which other users have workers now, and not only at those known. Without it a lease tells what
+                is free, mostly, for less work, and no job may have it.
 
         Raises:
             InvalidEnvironment: the folder for locks cannot be used.
@@ -247,7 +252,7 @@ class DeviceLocks:
             with own_folder(self._folder) as folder:
                 self._lock_for_own_user(folder, lease)
                 if lease.descriptors:
-                    self._agree_with_others(folder, lease)
+                    self._agree_with_others(folder, lease, afresh)
         except BaseException:
             # A lock that nobody releases any more would stop every agent of this host.
             lease.release()
@@ -275,20 +280,19 @@ class DeviceLocks:
                 lease.descriptors.append(descriptor)
         lease.gpus = tuple(free)
 
-    def _agree_with_others(self, folder: int, lease: Lease) -> None:
+    def _agree_with_others(self, folder: int, lease: Lease, afresh: bool) -> None:
         """Announce what the lease has, and take out of it what agents of other users have."""
         announcement = announce(folder, ["choosing", "host", "alone", *(gpu.uuid for gpu in lease.gpus)])
         lease.descriptors.append(announcement)
-        others = Others(self._folder.parent)
-        try:
-            if others.have("choosing") or others.have("alone"):
-                lease.release()
-                lease.gpus, lease.alone = (), False
-                return
-            lease.alone = lease.alone and not others.have("host")
-            taken = [gpu for gpu in lease.gpus if others.have(gpu.uuid)]
-        finally:
-            others.close()
+        if afresh:
+            self._others.list_afresh()  # after our announcement: who comes later sees that
+        theirs = self._others.have(["choosing", "host", "alone", *(gpu.uuid for gpu in lease.gpus)])
+        if theirs & {"choosing", "alone"}:
+            lease.release()
+            lease.gpus, lease.alone = (), False
+            return
+        lease.alone = lease.alone and "host" not in theirs
+        taken = [gpu for gpu in lease.gpus if gpu.uuid in theirs]
         withdraw(announcement, [gpu.uuid for gpu in taken] + ([] if lease.alone else ["alone"]))
         _without(lease, taken)
 
