@@ -42,8 +42,8 @@ MAX_ON_PAPER = 4
 TICK_S = 0.05
 """Seconds between two looks of an idle agent for new work. One look costs microseconds."""
 MIN_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0
-"""Seconds that an agent claims nothing after it could not start a job: doubled each time, so that an agent without
-threads or descriptors does not use up the attempts of the whole queue.
+"""Seconds that an agent claims nothing after it could not start a job: doubled each time until a job has run, so that
+an agent without threads or descriptors does not use up the attempts of the whole queue.
 """
 
 
@@ -181,30 +181,50 @@ class Agent:
             if run.ended:
                 run.join()
                 del self._runs[job_id]
+                if run.host_unfit:
+                    logger.warning("job %s cannot run here now; the next claim waits %g s", job_id, self._backoff_s)
+                    self._pause_claims()
+                else:
+                    self._backoff_s = MIN_BACKOFF_S
+
+    def _pause_claims(self) -> None:
+        self._claim_after = time.monotonic() + self._backoff_s
+        self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
 
     def _claim_what_fits(self) -> None:
         """Claim until nothing more fits. Tries only if the queue, or the offer, has changed since the last refusal.
 
         Without a free device the agent still makes an offer to jobs that only compute on paper.
         """
-        while True:
+        while self._has_something_new():
             free = self._locks.take_free()
-            offer = self._offer(free)
-            if offer == self._refused_with or not (free.descriptors or offer.deviceless):
-                free.release()
-                return
             claim = None
             try:
-                claim = self._queue.claim(self.id, offer)
+                offer = self._offer(free)
+                if self._is_new(offer, free):
+                    claim = self._queue.claim(self.id, offer)
+                    self._refused_with = offer if claim is None else self._refused_with
             finally:
                 if claim is None:
                     free.release()
             if claim is None:
-                self._refused_with = offer
                 return
             self._start(claim, free)
             if time.monotonic() < self._claim_after:
                 return
+
+    def _has_something_new(self) -> bool:
+        """Return True if a claim may find something. It is asked at every turn, so it looks only at known users."""
+        if self._refused_with is None:
+            return True
+        free = self._locks.take_free(afresh=False)
+        try:
+            return self._is_new(self._offer(free), free)
+        finally:
+            free.release()
+
+    def _is_new(self, offer: Offer, free: Lease) -> bool:
+        return offer != self._refused_with and bool(free.descriptors or offer.deviceless)
 
     def _offer(self, free: Lease) -> Offer:
         on_paper = sum(run.claim.device_type == "none" for run in self._runs.values())
@@ -235,8 +255,7 @@ class Agent:
             run.start()
         except Exception as error:
             logger.exception("job %s cannot be started; the next claim waits %g s", claim.job_id, self._backoff_s)
-            self._claim_after = time.monotonic() + self._backoff_s
-            self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
+            self._pause_claims()
             (free if lease is None else lease).release()
             if isinstance(error, BlockingIOError):  # another process was faster to take the host: nobody's error
                 self._queue.give_back(claim)
@@ -245,7 +264,6 @@ class Agent:
         else:
             logger.info("job %s: attempt %s of %s", claim.job_id, claim.attempt, claim.kind)
             self._runs[claim.job_id] = run
-            self._backoff_s = MIN_BACKOFF_S
 
     def _lease_for(self, claim: Claim, free: Lease) -> Lease:
         """Return the job's share of the free devices, and give back the others."""

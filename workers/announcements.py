@@ -12,6 +12,7 @@ says which another user could have made: its name must be that of its owner, and
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -62,9 +63,13 @@ _CURE = "Somebody else may have made it: remove it, or name another folder for a
 def announce(folder: int, names: Sequence[str]) -> int:
     """Announce the names; returns the descriptor that holds the announcement."""
     descriptor = os.open(FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644, dir_fd=folder)
-    os.fchmod(descriptor, 0o644)  # whatever the umask is
-    for name in names:
-        byte_locks.share(descriptor, byte_locks.byte_of(name))
+    try:
+        os.fchmod(descriptor, 0o644)  # whatever the umask is
+        for name in names:
+            byte_locks.share(descriptor, byte_locks.byte_of(name))
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor
 
 
@@ -75,27 +80,62 @@ def withdraw(announcement: int, names: Sequence[str]) -> None:
 
 
 class Others:
-    """What other users' workers announce now. Close it after use."""
+    """What other users' workers announce.
+
+    Their folders are listed only when told to: a temporary folder may hold many thousand files of others. Each look
+    opens one file at a time, and reads the locks themselves.
+    """
 
     def __init__(self, parent: Path) -> None:
-        self._files = []
-        for entry in os.scandir(parent):
-            match = _FOLDER.fullmatch(entry.name)
-            if match and int(match[1]) != os.geteuid():
-                with suppress(OSError):  # it is none, or it is private, as those of former versions are
-                    self._files.append(_announcements_of(entry.path, int(match[1])))
+        self._parent = parent
+        self._uids: list[int] | None = None
 
-    def have(self, name: str) -> bool:
-        """Return True if somebody announces the name."""
-        byte = byte_locks.byte_of(name)
-        return any(byte_locks.is_locked(file, byte) for file in self._files)
+    def list_afresh(self) -> None:
+        """List the folders that there are now. Who has no folder yet announces nothing."""
+        with os.scandir(self._parent) as entries:
+            users = [_user_of(entry) for entry in entries]
+        self._uids = [uid for uid in users if uid is not None and uid != os.geteuid()]
 
-    def close(self) -> None:
-        for file in self._files:
-            os.close(file)
+    def have(self, names: Sequence[str]) -> set[str]:
+        """Return those of the names that somebody announces, as far as folders are listed.
+
+        Raises:
+            OSError: it cannot be told, for want of a descriptor.
+        """
+        if self._uids is None:
+            self.list_afresh()
+        found: set[str] = set()
+        for uid in self._uids or ():
+            try:
+                file = _announcements_of(self._parent / f"{PREFIX}{uid}", uid)
+            except OSError as error:
+                if error.errno in _NO_ANNOUNCEMENTS:
+                    continue
+                raise
+            try:
+                found |= {name for name in names if byte_locks.is_locked(file, byte_locks.byte_of(name))}
+            finally:
+                os.close(file)
+        return found
 
 
-def _announcements_of(path: str, uid: int) -> int:
+_NO_ANNOUNCEMENTS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EACCES, errno.EPERM)
+"""What lies there is gone, or is no folder with a file in it, or is private, as those of former versions are."""
+
+
+def _user_of(entry: os.DirEntry[str]) -> int | None:
+    """Return the user whose folder this is; None if it is none. A user has at most one, named without leading zeros."""
+    match = _FOLDER.fullmatch(entry.name)
+    if match is None or entry.name != f"{PREFIX}{int(match[1])}":
+        return None
+    try:
+        owner = entry.stat(follow_symlinks=False).st_uid
+    except FileNotFoundError:
+        return None
+    return owner if owner == int(match[1]) else None
+
+
+def _announcements_of(path: Path, uid: int) -> int:
     folder = os.open(path, _OPEN | os.O_DIRECTORY)
     try:
         _check_owner(folder, uid)
@@ -113,4 +153,4 @@ def _announcements_of(path: str, uid: int) -> int:
 def _check_owner(descriptor: int, uid: int) -> None:
     found = os.fstat(descriptor)
     if found.st_uid != uid or found.st_mode & 0o022:
-        raise PermissionError(f"not the user {uid}'s alone")
+        raise PermissionError(errno.EPERM, f"not the user {uid}'s alone")

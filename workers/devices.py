@@ -205,9 +205,8 @@ class Lease:
 
     def release(self) -> None:
         """Close our copies of the locks. A keeper may still hold its own."""
-        for descriptor in self.descriptors:
-            os.close(descriptor)
-        self.descriptors.clear()
+        while self.descriptors:
+            os.close(self.descriptors.pop())
 
 
 def lock_folder() -> Path:
@@ -230,32 +229,47 @@ class DeviceLocks:
     def __init__(self, host: Host, folder: Path | None = None) -> None:
         self._host = host
         self._folder = folder or lock_folder()
+        self._others = Others(self._folder.parent)
         with own_folder(self._folder):  # raises now if it cannot be used, and not only with each look
             pass
 
-    def take_free(self) -> Lease:
+    def take_free(self, *, afresh: bool = True) -> Lease:
         """Lock everything that is free: every free GPU, and the host, exclusively if nobody else holds it, else shared.
 
         A lease without descriptors means that another job has the host alone, or that another agent is choosing.
+
+        Args:
+            afresh: look which other users have workers now, and not only at those known. Without it a lease tells what
+                is free, mostly, for less work, and no job may have it.
+
+        Raises:
+            InvalidEnvironment: the folder for locks cannot be used.
+            OSError: no descriptor is left, or the disk is full. No lock is held then.
         """
         lease = Lease()
-        # This happens at every call, because hosts clean their temporary folders.
-        with own_folder(self._folder) as folder:
-            self._lock_for_own_user(folder, lease)
-            if lease.descriptors:
-                self._agree_with_others(folder, lease)
+        try:
+            # This happens at every call, because hosts clean their temporary folders.
+            with own_folder(self._folder) as folder:
+                self._lock_for_own_user(folder, lease)
+                if lease.descriptors:
+                    self._agree_with_others(folder, lease, afresh)
+        except BaseException:
+            # A lock that nobody releases any more would stop every agent of this host.
+            lease.release()
+            raise
         return lease
 
     def _lock_for_own_user(self, folder: int, lease: Lease) -> None:
         choosing = _lock(folder, "choosing", fcntl.LOCK_EX)
         if choosing is None:
             return
+        lease.descriptors.append(choosing)
         alone = _lock(folder, "host", fcntl.LOCK_EX)
         host = alone if alone is not None else _lock(folder, "host", fcntl.LOCK_SH)
         if host is None:
-            os.close(choosing)
+            lease.release()
             return
-        lease.descriptors += [choosing, host]
+        lease.descriptors.append(host)
         lease.alone = alone is not None
         free = []
         for gpu in self._host.gpus:
@@ -266,20 +280,19 @@ class DeviceLocks:
                 lease.descriptors.append(descriptor)
         lease.gpus = tuple(free)
 
-    def _agree_with_others(self, folder: int, lease: Lease) -> None:
+    def _agree_with_others(self, folder: int, lease: Lease, afresh: bool) -> None:
         """Announce what the lease has, and take out of it what agents of other users have."""
         announcement = announce(folder, ["choosing", "host", "alone", *(gpu.uuid for gpu in lease.gpus)])
         lease.descriptors.append(announcement)
-        others = Others(self._folder.parent)
-        try:
-            if others.have("choosing") or others.have("alone"):
-                lease.release()
-                lease.gpus, lease.alone = (), False
-                return
-            lease.alone = lease.alone and not others.have("host")
-            taken = [gpu for gpu in lease.gpus if others.have(gpu.uuid)]
-        finally:
-            others.close()
+        if afresh:
+            self._others.list_afresh()  # after our announcement: who comes later sees that
+        theirs = self._others.have(["choosing", "host", "alone", *(gpu.uuid for gpu in lease.gpus)])
+        if theirs & {"choosing", "alone"}:
+            lease.release()
+            lease.gpus, lease.alone = (), False
+            return
+        lease.alone = lease.alone and "host" not in theirs
+        taken = [gpu for gpu in lease.gpus if gpu.uuid in theirs]
         withdraw(announcement, [gpu.uuid for gpu in taken] + ([] if lease.alone else ["alone"]))
         _without(lease, taken)
 
@@ -297,6 +310,7 @@ class DeviceLocks:
                 lease.release()
                 raise
         for descriptor in locks[gpus:]:
+            lease.descriptors.remove(descriptor)
             os.close(descriptor)
         given_back = [gpu.uuid for gpu in lease.gpus[gpus:]]
         withdraw(announcement, [*given_back, *([] if alone else ["alone"]), "choosing"])
@@ -325,4 +339,7 @@ def _lock(folder: int, name: str, operation: int) -> int | None:
     except BlockingIOError:
         os.close(descriptor)
         return None
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor

@@ -33,11 +33,13 @@ from workers.outcome import (
     Cancelled,
     Failed,
     GivenBack,
+    HostExhausted,
     Outcome,
     RunnerError,
     Succeeded,
     failure_code,
     in_words,
+    is_exhausted,
 )
 from workers.spool import Spool
 from workers.unit_run import Listener, StopSignal, Timeout, UnitRun, Wrapper
@@ -105,6 +107,8 @@ class JobRun:
     ) -> None:
         self.claim = claim
         self.stop = StopSignal()
+        self.host_unfit = False
+        """True if the job went back to the queue because the host could not run it. The next one may fare no better."""
         self._lease = lease
         self._queue = queue
         self._artifacts = artifacts
@@ -159,7 +163,7 @@ class JobRun:
                 logger.warning("job %s: the lease was lost; nothing more was recorded", self.claim.job_id)
             except BaseException as error:  # a SystemExit of somebody's code, too
                 logger.exception("job %s: the worker cannot go on with it", self.claim.job_id)
-                self._record_failure(error)
+                self._record_error(error)
 
     def _run_units(self) -> Outcome:
         try:
@@ -168,6 +172,8 @@ class JobRun:
         except RunnerError as error:
             return Failed(error.code, str(error))
         except BaseException as error:  # a SystemExit of somebody's code, too
+            if is_exhausted(error):
+                raise
             logger.exception("job %s could not be planned", self.claim.job_id)
             return Failed("failed", in_words(error))
         if (not_clear := self._clear_devices()) is not None:
@@ -183,18 +189,26 @@ class JobRun:
         return Succeeded()
 
     def _clear_devices(self) -> Outcome | None:
-        """End what the jobs of killed agents have left behind; return the job's outcome if that is impossible."""
+        """End what the jobs of killed agents have left behind; return the job's outcome if that is impossible.
+
+        Then the job goes back to the queue and the attempt does not count: another host may run it, and so may this one
+        when the driver, for which such processes mostly wait, goes on.
+        """
+        if not self._lease.descriptors:  # it uses no device
+            return None
         give_up_at = time.monotonic() + LEFTOVERS_S
         while pids := self._launcher.end_leftovers():
             if self.stop.reason is not None:
                 return self.stop.reason
             if time.monotonic() >= give_up_at:
-                listed = ", ".join(map(str, pids))
-                return Failed(
-                    "invalid_environment",
-                    f"processes that a killed worker's job has left behind may use the devices, and cannot be ended: "
-                    f"{listed} (pids)",
+                logger.warning(
+                    "job %s goes back to the queue: processes that a killed worker's job has left behind may use the"
+                    " devices, and cannot be ended: %s (pids)",
+                    self.claim.job_id,
+                    ", ".join(map(str, pids)),
                 )
+                self.host_unfit = True
+                return GivenBack()
             time.sleep(LEFTOVERS_LOOK_S)
         return None
 
@@ -241,7 +255,9 @@ class JobRun:
             )
         except RunnerError as error:
             return Failed(error.code, str(error))
-        except OSError as error:
+        except (OSError, HostExhausted) as error:
+            if is_exhausted(error):
+                raise
             return Failed(failure_code(error), f"the unit's process cannot be started: {error}")
         listener = Listener(
             message=lambda message: self._take(message, process),
@@ -409,15 +425,23 @@ class JobRun:
             else:
                 return
 
-    def _record_failure(self, error: BaseException) -> None:
-        """Fail the job for an error of ours, without results, since the store may have refused these.
+    def _record_error(self, error: BaseException) -> None:
+        """End the attempt for an error of ours, without results, since the store may have refused these.
+
+        The job fails, since an error of our code would come again after hours of measuring. Only when the host is out
+        of something it goes back to the queue, and the attempt counts.
 
         If even that is impossible, the lease runs out and the watcher records the worker as lost.
         """
         self._events.clear()
         self._spool.forget_results()
+        self.host_unfit = is_exhausted(error)
+        told = in_words(error)
+        outcome = (
+            GivenBack(told) if self.host_unfit else Failed("failed", f"the worker could not go on with the job: {told}")
+        )
         try:
-            self._record(Failed("failed", f"the worker could not go on with the job: {in_words(error)}"))
+            self._record(outcome)
         except LeaseLost:
             logger.warning("job %s: the lease was lost; nothing more was recorded", self.claim.job_id)
         except Exception:

@@ -20,7 +20,7 @@ import psutil
 from workers import keeper, warm
 from workers.devices import lock_folder
 from workers.leftovers import VARIABLE, Group, end_leftovers, own_mark
-from workers.outcome import InvalidEnvironment
+from workers.outcome import HostExhausted, InvalidEnvironment
 from workers.processes import adopt_orphans, end_tree, kill_all, reap
 
 SETTINGS_PREFIX = "FLOPWATCH_"
@@ -31,6 +31,8 @@ WARM_END_S = 5.0
 WARM_TRIES = 5
 """How often a warm parent is started anew if each is killed, for example by a kernel that lacks memory."""
 KILLED_TOO_OFTEN = f"the warm parent was killed {WARM_TRIES} times in a row"
+
+NOT_FORKED = "the host has no processes left: the warm parent could not fork (see `ulimit -u`, --pids-limit, TasksMax)"
 
 FORK_TIMEOUT_S = 30.0
 """Seconds in which the warm parent, which forks in milliseconds, must answer."""
@@ -153,6 +155,8 @@ class Launcher:
 
         Raises:
             InvalidEnvironment: the warm parent cannot start, or this host lacks the command that the unit runs under.
+            HostExhausted: the warm parent could not fork.
+            OSError: this process could not; `is_exhausted` tells whether the host is out of something.
         """
         _check_wrapper(request)
         for _ in range(WARM_TRIES):
@@ -164,8 +168,13 @@ class Launcher:
 
     def _start(self, request: keeper.Request, start: Literal["fork", "exec"], locks: Sequence[int]) -> Process:
         ours, theirs = socket.socketpair()
-        messages, messages_in = _fifo(request) if request.wrap else os.pipe2(os.O_CLOEXEC)
         log, log_in = os.pipe2(os.O_CLOEXEC)
+        try:
+            messages, messages_in = _fifo(request) if request.wrap else os.pipe2(os.O_CLOEXEC)
+        except BaseException:
+            os.close(log)
+            os.close(log_in)
+            raise
         descriptors = [theirs.fileno(), messages_in, log_in, *locks]
         try:
             with self._lock:
@@ -181,7 +190,7 @@ class Launcher:
             theirs.close()
             os.close(messages_in)
             os.close(log_in)
-        process = Process(ours, messages, log, on_close=lambda: self._forked.discard(pid or 0), kept_by=kept_by)
+        process = Process(ours, messages, log, on_close=lambda: self._forked.discard(pid), kept_by=kept_by)
         # The keeper died at once; the agent sees that its report is missing.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             ours.sendall(request.to_line())
@@ -213,8 +222,8 @@ class Launcher:
             self._warm = None
             self._group.close()
 
-    def _fork(self, descriptors: list[int]) -> int | None:
-        """Let the warm parent fork a keeper; return its pid, or None, with its pipes closed, if it could not fork."""
+    def _fork(self, descriptors: list[int]) -> int:
+        """Let the warm parent fork a keeper; return its pid. Raises HostExhausted if it could not fork."""
         warm_parent = self._warm_socket()
         try:
             socket.send_fds(warm_parent, [warm.FORK], descriptors)
@@ -230,7 +239,7 @@ class Launcher:
             raise _WarmParentDied
         (pid,) = warm.PID.unpack(answer)
         if pid == warm.NOT_FORKED:
-            return None
+            raise HostExhausted(NOT_FORKED)
         self._forked.add(pid)
         return int(pid)
 
@@ -327,10 +336,10 @@ def units_environment(mark: str) -> dict[str, str]:
     return {**kept, VARIABLE: mark}
 
 
-def _process(pid: int | None) -> psutil.Process | None:
+def _process(pid: int) -> psutil.Process | None:
     """Return the process of this pid. It stays the same process, whoever gets the pid later."""
     try:
-        return None if pid is None else psutil.Process(pid)
+        return psutil.Process(pid)
     except psutil.NoSuchProcess:
         return None
 
@@ -347,6 +356,10 @@ def _fifo(request: keeper.Request) -> tuple[int, int]:
     """Open both ends of a FIFO in the unit's scratch folder; the unit opens it by its name (see keeper.py)."""
     os.mkfifo(request.fifo, 0o600)
     reader = os.open(request.fifo, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # else it waits for a writer
-    writer = os.open(request.fifo, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        writer = os.open(request.fifo, os.O_WRONLY | os.O_CLOEXEC)
+    except BaseException:
+        os.close(reader)
+        raise
     os.set_blocking(reader, True)
     return reader, writer

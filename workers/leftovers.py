@@ -82,15 +82,22 @@ def _is_of_dead_agent(other: str, mark: str, *, of_any_folder: bool = False) -> 
     namespace, _pid, _start, folder = mark.split("-")
     match other.split("-"):
         case [other_namespace, pid, start, other_folder] if pid.isdigit() and (of_any_folder or other_folder == folder):
-            return other_namespace == namespace and _start_of(int(pid)) != start
+            try:
+                return other_namespace == namespace and _start_of(int(pid)) != start
+            except OSError:
+                return False
     return False
 
 
 def _start_of(pid: int) -> str | None:
-    """Return the time at which the process started, in ticks since the boot; None if it is dead."""
+    """Return the time at which the process started, in ticks since the boot; None if it is dead.
+
+    Raises:
+        OSError: it cannot be told, for want of a descriptor. To take that for death would kill a live agent's jobs.
+    """
     try:
         state, *fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
         return None
     return None if state in _DEAD else fields[18]
 

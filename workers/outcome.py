@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +49,20 @@ class UnfitResult(RunnerError):
     """A unit's report cannot be stored beside an earlier one of the same job."""
 
 
+class HostExhausted(Exception):
+    """The host has no processes or descriptors left. The job is not to blame, and may run when there are some again."""
+
+
+_EXHAUSTED = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+def is_exhausted(error: BaseException) -> bool:
+    """Return True if an error of the agent's own says that processes, descriptors or memory are used up."""
+    if isinstance(error, OSError):
+        return error.errno in _EXHAUSTED
+    return isinstance(error, HostExhausted | MemoryError)
+
+
 def failure_code(error: BaseException) -> str:
     """Return the failure code of an error that a runner raised; a key of EXIT_CODES."""
     if isinstance(error, RunnerError):
@@ -84,8 +99,8 @@ class Cancelled:
 
 @dataclass(frozen=True)
 class GivenBack:
-    """The worker is ending; the job goes back to the queue. The attempt counts only if an `error` of the worker's own
-    ends it, since the job may be the cause.
+    """The worker is ending, or its host cannot run the job now; the job goes back to the queue. The attempt counts only
+    if an `error` of the worker's own ends it, since the job may be the cause.
     """
 
     error: str | None = None

@@ -107,7 +107,7 @@ def _fork_keeper(descriptors: list[int], close: list[int]) -> int:
     try:
         pid = os.fork()
     except OSError as error:
-        # The agent sees by its closed pipes that the unit crashed; this process and the other units go on.
+        # The agent hears of it; this process and the other units go on.
         sys.stderr.write(f"flopwatch: cannot start a process: {error}\n")
         pid = NOT_FORKED
     if pid:

@@ -367,8 +367,8 @@ class Queue:
     def give_back(self, claim: Claim) -> None:
         """Put a running job back into the queue without counting the attempt. A requested cancel wins.
 
-        Only a worker that shuts down may do so: see `give_up`. The next attempt has the same number, so what this one
-        has staged is deleted first.
+        Only a worker that shuts down, or whose host is not ready for any job, may do so: see `give_up`. The next
+        attempt has the same number, so what this one has staged is deleted first.
         """
         self._clear(claim)
         with self._database.write() as connection:

@@ -22,11 +22,12 @@ from app.store.queue import Queue
 from app.store.reading import Reading
 from app.store.records import NewJob
 from workers import agent as agent_module
+from workers import launch
 from workers.agent import Agent
 from workers.devices import DeviceLocks, Host
 from workers.job_run import JobRun
 from workers.jobs import RUNNERS
-from workers.outcome import GivenBack
+from workers.outcome import GivenBack, HostExhausted
 from workers.spool import Spool
 
 HOST = Host(gpus=(), cpu_count=2, memory_mib=1)
@@ -144,28 +145,90 @@ def test_an_agent_out_of_threads_does_not_use_up_the_queue(
     assert agent._backoff_s == 2 * agent_module.MIN_BACKOFF_S
 
 
-@pytest.mark.parametrize("fault", [no_memory, leave], ids=["out of memory", "it leaves"])
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (no_memory, "MemoryError"),
+        (no_descriptor, "OSError: [Errno 24] Too many open files"),
+        (leave, "SystemExit: reason"),
+    ],
+    ids=["out of memory", "out of descriptors", "it leaves"],
+)
 @pytest.mark.parametrize("where", [(Spool, "begin_unit"), (type(RUNNERS["benchmark"]), "plan")], ids=["spool", "plan"])
-def test_an_error_while_a_job_runs_ends_the_job_with_a_code(
-    agent: Agent, database: Database, monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str], fault: Any
+def test_an_error_while_a_job_runs_ends_the_attempt_with_a_code(
+    agent: Agent, database: Database, monkeypatch: pytest.MonkeyPatch, where: tuple[Any, str], fault: Any, says: str
 ) -> None:
-    job_id = submit(database)
+    """The job is tried again only when the host was out of something."""
+    job_id = submit(database, max_attempts=2)
     monkeypatch.setattr(*where, fault)
-    turn(agent)
+    states = []
+    for _ in range(2):
+        agent._claim_after = 0.0
+        turn(agent)
+        states.append(job_after(database, job_id)["state"])
     job = job_after(database, job_id)
-    assert (job["state"], job["error"]["code"]) == ("failed", "failed")
-    assert ("MemoryError" in job["error"]["detail"]) or ("SystemExit: reason" in job["error"]["detail"])
+    exhausted = fault is not leave
+    assert states == (["queued", "failed"] if exhausted else ["failed", "failed"])
+    assert job["error"]["code"] == ("worker_lost" if exhausted else "failed")
+    assert says in job["error"]["detail"]
+    assert (agent._claim_after > 0) == exhausted, "the agent waits before its next claim"
     assert agent._runs == {}
     free = agent._locks.take_free()
     assert free.alone
     free.release()
 
 
+UNSTARTED = {
+    "no process": HostExhausted(launch.NOT_FORKED),
+    "no thread": OSError(errno.EAGAIN, "Resource temporarily unavailable"),
+    "no descriptor": OSError(errno.EMFILE, "Too many open files"),
+    "no descriptor of the host": OSError(errno.ENFILE, "Too many open files in system"),
+    "no memory": OSError(errno.ENOMEM, "Cannot allocate memory"),
+}
+
+
+@pytest.mark.parametrize("error", UNSTARTED.values(), ids=UNSTARTED.keys())
+def test_a_job_whose_unit_finds_the_host_exhausted_is_tried_again(
+    agent: Agent, database: Database, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def start(*_: object) -> None:
+        raise error
+
+    jobs = [submit(database, max_attempts=2) for _ in range(2)]
+    monkeypatch.setattr(agent._launcher, "start", start)
+    agent._backoff_s = 30.0
+    for _ in range(3):
+        turn(agent)
+    found = [job_after(database, job_id) for job_id in jobs]
+    assert [(job["state"], job["attempt"]) for job in found] == [("queued", 1), ("queued", 0)], "the agent pauses"
+    [attempt] = Reading(database).attempts(jobs[0])
+    assert (attempt["state"], attempt["error"]["code"]) == ("lost", "worker_lost")
+    assert str(error) in attempt["error"]["detail"]
+
+
+def test_leftovers_that_cannot_be_ended_fail_no_job(
+    agent: Agent, database: Database, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("workers.job_run.LEFTOVERS_S", 0.0)
+    monkeypatch.setattr(agent._launcher, "end_leftovers", lambda: [17, 18])
+    job_id = submit(database, max_attempts=1)
+    agent._backoff_s = 10.0
+    for claims, backoff_s in ((1, 20.0), (2, 40.0)):
+        agent._claim_after = 0.0
+        for _ in range(2):
+            turn(agent)
+        job = job_after(database, job_id)
+        assert (job["state"], job["attempt"]) == ("queued", 0)
+        assert len(Reading(database).attempts(job_id)) == claims, "it claims nothing for a while"
+        assert agent._backoff_s == backoff_s
+    assert "cannot be ended: 17, 18 (pids)" in caplog.text
+
+
 def test_devices_are_given_back_whatever_fails_at_the_end(
     agent: Agent, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = submit(database)
-    monkeypatch.setattr(Spool, "begin_unit", no_memory)
+    monkeypatch.setattr(Spool, "begin_unit", leave)
     monkeypatch.setattr(agent._artifacts, "release", no_memory)
     monkeypatch.setattr(threading, "excepthook", lambda _args: None)
     turn(agent)

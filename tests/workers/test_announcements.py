@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -144,7 +145,7 @@ def test_nothing_is_free_beside_another_users_job_that_is_alone(shared: Path, us
 @several_users
 def test_control_of_the_announcements(shared: Path, user: Callable[..., User], monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless they read what others announce, two users get one device."""
-    monkeypatch.setattr(Others, "have", lambda *_: False)
+    monkeypatch.setattr(Others, "have", lambda *_: set())
     anns, bobs = Worker(shared, ANN), Worker(shared, BOB)
     ann, bob = user(ANN, anns.take, anns.keep_one), user(BOB, bobs.take)
     ann.next()
@@ -235,3 +236,110 @@ def test_nothing_is_believed_that_another_could_have_said(shared: Path, user: Ca
     anns = Worker(shared, ANN)
     user(BOB, lie).next()
     assert user(ANN, anns.take).next() == [True, ALL]
+
+
+def make_folders(parent: Path, owners: dict[str, int]) -> None:
+    for suffix, uid in owners.items():
+        folder = parent / f"{announcements.PREFIX}{suffix}"
+        folder.mkdir(mode=0o755)
+        (folder / announcements.FILE).touch(0o644)
+        for path in (folder / announcements.FILE, folder):
+            os.chown(path, uid, uid)
+
+
+@several_users
+def test_a_user_has_one_folder_and_costs_one_descriptor_at_a_time(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [str(ANN), f"0{ANN}", f"00{ANN}", "٣", "5"]
+    make_folders(shared, {**dict.fromkeys(names, ANN), str(BOB): BOB})
+    opened: list[str] = []
+    most_open = 0
+    real = announcements._announcements_of
+
+    def look(path: Path, uid: int) -> int:
+        nonlocal most_open
+        file = real(path, uid)
+        opened.append(path.name)
+        most_open = max(most_open, len(os.listdir("/proc/self/fd")))  # noqa: PTH208
+        return file
+
+    monkeypatch.setattr(announcements, "_announcements_of", look)
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    assert Others(shared).have(["alone"]) == set()
+    assert sorted(opened) == [f"{announcements.PREFIX}{uid}" for uid in (ANN, BOB)]
+    assert most_open == before + 1
+
+
+@several_users
+@pytest.mark.parametrize(("error", "told"), [("ENOENT", True), ("EACCES", True), ("EMFILE", False), ("ENFILE", False)])
+def test_who_cannot_look_takes_nothing(shared: Path, monkeypatch: pytest.MonkeyPatch, error: str, told: bool) -> None:
+    make_folders(shared, {str(ANN): ANN})
+    locks = DeviceLocks(HOST, shared / f"{announcements.PREFIX}{os.geteuid()}")
+    code = getattr(errno, error)
+
+    def fail(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(announcements, "_announcements_of", fail)
+        if told:
+            locks.take_free().release()
+        else:
+            with pytest.raises(OSError, match=os.strerror(code)):
+                locks.take_free()
+    lease = locks.take_free()
+    assert lease.alone, "the failed look holds no lock"
+    lease.release()
+
+
+def test_only_a_look_for_a_claim_lists_the_temporary_folder(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    locks = DeviceLocks(HOST, shared / f"{announcements.PREFIX}{os.geteuid()}")
+    listed: list[Path] = []
+    real = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: (listed.append(path), real(path))[1])
+    for afresh in (True, False, False, True):
+        locks.take_free(afresh=afresh).release()
+    assert listed == [shared, shared]
+
+
+@several_users
+def test_a_user_who_came_later_is_seen_by_a_claim(shared: Path, user: Callable[..., User]) -> None:
+    anns, bobs = Worker(shared, ANN), Worker(shared, BOB)
+
+    def wait_for_work() -> bool:
+        anns._locks = DeviceLocks(HOST, shared / f"{announcements.PREFIX}{ANN}")
+        anns._locks.take_free().release()
+        return True
+
+    def look(afresh: bool) -> bool:
+        lease = anns._locks.take_free(afresh=afresh)
+        try:
+            return lease.alone
+        finally:
+            lease.release()
+
+    ann = user(ANN, wait_for_work, lambda: look(False), lambda: look(True), lambda: look(False))
+    bob = user(BOB, bobs.take, bobs.keep_host)
+    ann.next()
+    bob.next()
+    bob.next()
+    assert ann.next(), "control: she does not know him yet"
+    assert not ann.next()
+    assert not ann.next(), "now she does"
+
+
+@several_users
+def test_who_sees_another_choose_takes_nothing(shared: Path, user: Callable[..., User]) -> None:
+    """Also when the other has announced nothing else so far."""
+    anns = Worker(shared, ANN)
+
+    def begin() -> None:
+        folder = shared / f"{announcements.PREFIX}{BOB}"
+        folder.mkdir(mode=0o755)
+        folder.chmod(0o755)
+        with announcements.own_folder(folder) as descriptor:
+            announcements.announce(descriptor, ["choosing"])
+
+    user(BOB, begin).next()
+    assert user(ANN, anns.take).next() == [False, []]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -100,6 +102,47 @@ def test_a_cleaned_temporary_folder_stops_nobody(folder: Path, leases: list[Leas
 def test_locks_are_not_inherited_by_accident(folder: Path, leases: list[Lease]) -> None:
     leases.append(DeviceLocks(GPU_HOST, folder).take_free())
     assert not any(os.get_inheritable(descriptor) for descriptor in leases[0].descriptors)
+
+
+def open_descriptors() -> list[str]:
+    return os.listdir("/proc/self/fd")  # noqa: PTH208
+
+
+class Failing:
+    """Counts the calls of a function of the operating system, and lets one of them fail."""
+
+    def __init__(self, module: Any, name: str, fails_at: int) -> None:
+        self.function = getattr(module, name)
+        self.left = fails_at
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        self.left -= 1
+        if self.left == 0:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return self.function(*args, **options)
+
+
+@pytest.mark.parametrize("name", ["open", "scandir", "fchmod", "flock", "fcntl"])
+def test_an_error_while_locking_holds_no_lock(
+    folder: Path, leases: list[Lease], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    locks = DeviceLocks(GPU_HOST, folder)
+    locks.take_free().release()
+    before = open_descriptors()
+    module = fcntl if name in ("flock", "fcntl") else os
+    for fails_at in range(1, 50):
+        failing = Failing(module, name, fails_at)
+        with monkeypatch.context() as patched:
+            patched.setattr(module, name, failing)
+            with suppress(OSError, InvalidEnvironment):
+                locks.take_free().release()
+            assert len(open_descriptors()) == len(before), f"call {fails_at} of {name} failed"
+        if failing.left > 0:
+            break
+    assert failing.left > 0, "each of its calls has failed once"
+    assert fails_at > 1
+    leases.append(locks.take_free())
+    assert (leases[0].alone, leases[0].gpus) == (True, GPUS)
 
 
 class Interrupted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -126,6 +128,26 @@ def test_a_pid_that_another_process_has_now_tells_of_no_life(tmp_path: Path) -> 
         with subprocess.Popen(["sleep", "3600"], env={VARIABLE: f"{namespace}-{pid}-{started}-{folder}"}) as process:
             assert end_leftovers(mark_of(tmp_path)) == ([process.pid] if ended else [])
             process.kill()
+
+
+@pytest.mark.parametrize(
+    ("error", "ended"), [(errno.EMFILE, False), (errno.ENOENT, True), (errno.ESRCH, True)], ids=errno.errorcode.get
+)
+def test_an_agent_that_cannot_be_looked_at_is_not_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, ended: bool
+) -> None:
+    """The agent lives; its status cannot be read, or is gone."""
+    mark, read_text = mark_of(tmp_path), Path.read_text
+
+    def read(path: Path, *args: Any, **options: Any) -> str:
+        if path == Path(f"/proc/{os.getpid()}/stat"):
+            raise OSError(error, os.strerror(error))
+        return read_text(path, *args, **options)
+
+    monkeypatch.setattr(Path, "read_text", read)
+    with subprocess.Popen(["sleep", "3600"], env={VARIABLE: mark}) as process:
+        assert end_leftovers(mark) == ([process.pid] if ended else [])
+        process.kill()
 
 
 def test_empty_groups_of_dead_agents_go(tmp_path: Path) -> None:

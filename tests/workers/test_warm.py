@@ -2,10 +2,15 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
+from pathlib import Path
 
 import pytest
 
 from workers import warm
+from workers.keeper import Request
+from workers.launch import Launcher
+from workers.outcome import HostExhausted
 
 
 def test_a_fork_that_fails_is_only_its_own_unit_s_end(
@@ -20,3 +25,17 @@ def test_a_fork_that_fails_is_only_its_own_unit_s_end(
     assert os.read(reader, 1) == b""  # what the agent takes for the unit's end
     os.close(reader)
     assert "cannot start a process" in capsys.readouterr().err
+
+
+def test_the_agent_hears_that_the_host_has_no_processes_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = Launcher()
+    ours, theirs = socket.socketpair()
+    monkeypatch.setattr(launcher, "_warm_socket", lambda: ours)
+    theirs.sendall(warm.PID.pack(warm.NOT_FORKED))
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(HostExhausted, match="no processes left"):
+        launcher.start(Request("benchmark", {}, {}, str(tmp_path)), "fork", [])
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    ours.close()
+    theirs.close()
+    launcher.close()
