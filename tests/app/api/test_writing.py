@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,10 @@ import pytest
 from anyio.to_thread import run_sync
 
 from app.api.writing import THREADS, Writes
+from app.errors import DatabaseBusy
+from app.main import create_app
+from app.settings import Settings
+from benchmarks import latencies
 
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
 WRITERS = 60
@@ -72,6 +77,34 @@ def test_control_of_the_writers_threads(serve: Any, tmp_path: Path, monkeypatch:
     found = write_while_locked(serve, tmp_path)
     assert any(line.startswith("GET ") for line in found)
     assert any("refused after" in line for line in found)
+
+
+class TestEveryRoute:
+    """Every route that may write does so in the writers' threads."""
+
+    def requests(self, site: Any) -> list[latencies.Request]:
+        """A valid request for each route that may write."""
+        job, made = site.submit()["id"], site.http.post("/sweeps", json=latencies.SWEEP).json()["id"]
+        ids = {"/jobs": job, "/sweeps": made}
+        filled = latencies.Filled(job, job, job, made, itertools.repeat(job))
+        return latencies.writes(filled, lambda path, _body: ids[path])
+
+    def test_all_are_asked(self, site: Any, tmp_path: Path) -> None:
+        routes = latencies.routes_of(create_app(Settings(data_dir=tmp_path)))
+        asked = {request.route for request in self.requests(site)}
+        assert asked == {route for route in routes if not route.startswith("GET ")}
+
+    def test_it_writes_in_the_writers_threads(self, site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        requests = self.requests(site)
+
+        async def refuse(_self: Writes, _work: Any) -> None:
+            raise DatabaseBusy("It came to the writers.")
+
+        monkeypatch.setattr(Writes, "run", refuse)
+        for request in requests:
+            method = request.route.partition(" ")[0]
+            answer = site.http.request(method, request.path(), json=request.body, headers=dict(request.headers))
+            assert "It came to the writers." in answer.text, (request.route, answer.status_code, answer.text)
 
 
 def test_work_of_several_writes_is_not_cut_short(site: Any) -> None:
