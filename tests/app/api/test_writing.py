@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,13 @@ import httpx
 import pytest
 from anyio.to_thread import run_sync
 
-from app.api.writing import THREADS, Writes
+from app.api.sweeps import SHORT_POINTS
+from app.api.writing import LONG_THREADS, THREADS, Writes
 from app.errors import DatabaseBusy
 from app.main import create_app
 from app.settings import Settings
+from app.store.bulk import Bulk, BulkDeleted
+from app.store.queue import Queue
 from benchmarks import latencies
 
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
@@ -101,10 +104,57 @@ class TestEveryRoute:
             raise DatabaseBusy("It came to the writers.")
 
         monkeypatch.setattr(Writes, "run", refuse)
+        monkeypatch.setattr(Writes, "run_long", refuse)
         for request in requests:
             method = request.route.partition(" ")[0]
             answer = site.http.request(method, request.path(), json=request.body, headers=dict(request.headers))
             assert "It came to the writers." in answer.text, (request.route, answer.status_code, answer.text)
+
+
+def submit_while_others_delete(serve: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, threads: int) -> Any:
+    """The answer to a job submitted while more clients delete in bulk, without end, than these threads can serve."""
+    ended = threading.Event()
+
+    def delete(_self: Bulk, _chosen: Any) -> BulkDeleted:
+        assert ended.wait(60)
+        return BulkDeleted(0, 0)
+
+    monkeypatch.setattr(Bulk, "delete", delete)
+    with serve(folder, busy_timeout_s=0.5) as site, ThreadPoolExecutor(threads + 2) as clients:
+        url = f"{site.url}/jobs?state=failed"
+        try:
+            answers = [clients.submit(httpx.delete, url, timeout=60, trust_env=False) for _ in range(threads + 2)]
+            for refused in itertools.islice(as_completed(answers, timeout=30), 2):
+                assert refused.result().status_code == 503
+                assert refused.result().headers["retry-after"].isdigit()
+            answer = site.http.post("/jobs", json={"spec": TINY})
+        finally:
+            ended.set()
+        assert sorted(answer.result().status_code for answer in answers) == [200] * threads + [503] * 2
+    return answer
+
+
+def test_long_requests_keep_no_short_one_from_writing(
+    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert submit_while_others_delete(serve, tmp_path, monkeypatch, LONG_THREADS).status_code == 201
+
+
+def test_control_of_the_long_requests_threads(serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Writes, "run_long", Writes.run)
+    answer = submit_while_others_delete(serve, tmp_path, monkeypatch, THREADS)
+    assert (answer.status_code, answer.json()["code"]) == (503, "database_busy")
+
+
+@pytest.mark.parametrize(("points", "taken"), [(SHORT_POINTS, "run"), (SHORT_POINTS + 1, "run_long")])
+def test_a_large_sweep_is_long(site: Any, monkeypatch: pytest.MonkeyPatch, points: int, taken: str) -> None:
+    async def refuse(_self: Writes, _work: Any) -> None:
+        raise DatabaseBusy("It came to the writers.")
+
+    monkeypatch.setattr(Writes, taken, refuse)
+    monkeypatch.setattr(Queue, "submit_sweep", lambda *_: pytest.fail("It is in other threads."))
+    answer = site.http.post("/sweeps", json={"base": TINY, "grid": {"seed": list(range(points))}})
+    assert "It came to the writers." in answer.text
 
 
 def test_work_of_several_writes_is_not_cut_short(site: Any) -> None:
