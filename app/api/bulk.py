@@ -45,7 +45,7 @@ async def cancel(services: CurrentServices, query: Annotated[CancelQuery, Query(
     does no harm.
     """
     chosen = _filter(query, query.state, "cancel")
-    return Json(asdict(await services.writes.run(lambda: services.bulk.cancel(chosen))), status_code=202)
+    return Json(asdict(await services.writes.run_long(lambda: services.bulk.cancel(chosen))), status_code=202)
 
 
 @router.delete("", responses={200: {"model": BulkDeleted}}, summary="Delete many finished jobs")
@@ -55,7 +55,7 @@ async def delete(services: CurrentServices, query: Annotated[DeleteQuery, Query(
     `unfinished` is the number of jobs that match too, and stay because they are queued or running.
     """
     chosen = _filter(query, query.state, "delete")
-    return Json(asdict(await services.writes.run(lambda: services.bulk.delete(chosen))))
+    return Json(asdict(await services.writes.run_long(lambda: services.bulk.delete(chosen))))
 
 
 def _filter(query: _Chosen, state: JobState | None, verb: str) -> JobFilter:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping
 
 from fastapi import APIRouter
@@ -16,6 +15,8 @@ from app.states import JOB_STATES
 router = APIRouter(tags=["health"])
 
 PROBE_WAIT_S = 0.2
+LAST_WAIT_S = 1.0
+"""How long the check waits when writes have been refused for long, so that it does not fail by bad luck alone."""
 
 
 @router.get("/healthz", dependencies=[NO_QUERY], summary="Is the process alive?")
@@ -28,11 +29,16 @@ async def healthz() -> Response:
 def readyz(services: CurrentServices) -> Response:
     """Reads the database and writes to it; answers 503 or 507 with the reason when that fails.
 
-    While other processes hold the write lock, it answers ready without having written: a busy database is no fault.
+    While others hold the write lock, it answers ready without having written: a busy database is no fault. It is one
+    when no write has begun for longer than FLOPWATCH_BUSY_TIMEOUT_S: who holds the lock has been stopped, perhaps.
     """
     services.reading.check()
-    with contextlib.suppress(DatabaseBusy):
-        services.database.probe(PROBE_WAIT_S)
+    patience_s = services.settings.busy_timeout_s
+    try:
+        services.database.probe(PROBE_WAIT_S if services.database.busy_s() <= patience_s else LAST_WAIT_S)
+    except DatabaseBusy as error:
+        if (busy_s := services.database.busy_s()) > patience_s:
+            raise DatabaseBusy(f"Writes have been refused for {busy_s:.0f} s. {error.detail}") from error
     return Json({"status": "ready"})
 
 

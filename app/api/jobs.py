@@ -164,5 +164,6 @@ async def retry(services: CurrentServices, job_id: JobId) -> Response:
 @router.delete("/{job_id}", status_code=204, dependencies=[NO_QUERY], summary="Delete a finished job")
 async def delete(services: CurrentServices, job_id: JobId) -> Response:
     """Its results and files go with it."""
-    await services.writes.run(lambda: services.files.remove(services.queue.delete(job_id), services.database))
+    # It may have a million rows, which go in slices.
+    await services.writes.run_long(lambda: services.files.remove(services.queue.delete(job_id), services.database))
     return Response(status_code=204)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -41,6 +42,9 @@ class SweepBody(JobOptions):
 
 read_sweep_body = json_body(SweepBody)
 
+SHORT_POINTS = 500
+"""Points that are validated within some hundredths of a second; a sweep with more is long work."""
+
 
 class SweepsQuery(StrictQuery):
     limit: Limit = 50
@@ -74,7 +78,9 @@ async def submit(
             options.name, options.labels, options.base, options.grid, options.exclude, jobs, key
         )
 
-    submitted = await services.writes.run(store)
+    count = math.prod(map(len, options.grid.values()))
+    run = services.writes.run if count <= SHORT_POINTS else services.writes.run_long
+    submitted = await run(store)
     headers = {"Location": f"/sweeps/{submitted.response['id']}"}
     if submitted.replayed:
         headers["Idempotency-Replayed"] = "true"
@@ -154,4 +160,4 @@ async def resume(services: CurrentServices, sweep_id: SweepId) -> Response:
 
     `counts` and tables take the latest job of each point.
     """
-    return Json(await services.writes.run(lambda: services.queue.resume_sweep(sweep_id)), status_code=202)
+    return Json(await services.writes.run_long(lambda: services.queue.resume_sweep(sweep_id)), status_code=202)

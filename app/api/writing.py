@@ -2,6 +2,9 @@
 
 A write waits for its turn at the database. If writes ran in the threads of all requests, a few dozen of them would take
 every thread, and reads and health checks would wait behind them for a lock that they do not need.
+
+Some requests work for long: they delete thousands of jobs in slices, or validate thousands of specs before they write.
+A few threads of their own keep them from taking those of all others.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from app.store.locking import patience
 
 THREADS = 8
 """Only one writes at a time: more would not be faster."""
+LONG_THREADS = 2
+"""The second one lets a long request begin while one runs that takes minutes."""
 
 Result = TypeVar("Result")
 
@@ -27,20 +32,28 @@ class Writes:
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._threads = CapacityLimiter(THREADS)
+        self._long_threads = CapacityLimiter(LONG_THREADS)
 
     async def run(self, work: Callable[[], Result]) -> Result:
         """Call `work` in a thread, and return what it returns.
 
         Raises DatabaseBusy if the write could not begin within `timeout_s` seconds of now, however many others wait.
         """
+        return await self._run(work, self._threads, "requests have been waiting to write")
+
+    async def run_long(self, work: Callable[[], Result]) -> Result:
+        """Like `run`, for work that may take seconds or minutes: it never takes a thread of `run`."""
+        return await self._run(work, self._long_threads, "requests that change many jobs have been at work")
+
+    async def _run(self, work: Callable[[], Result], threads: CapacityLimiter, who: str) -> Result:
         borrower = object()
         with patience(self._timeout_s):
             with move_on_after(self._timeout_s) as wait:
-                await self._threads.acquire_on_behalf_of(borrower)
+                await threads.acquire_on_behalf_of(borrower)
             if wait.cancelled_caught:
-                raise DatabaseBusy(f"{THREADS} other requests have been waiting to write for {self._timeout_s:g} s.")
+                raise DatabaseBusy(f"{threads.total_tokens:g} other {who} for {self._timeout_s:g} s.")
             try:
                 # This request has its thread by now, so it need not wait for the limit that reads share.
                 return await run_sync(work, limiter=CapacityLimiter(1))
             finally:
-                self._threads.release_on_behalf_of(borrower)
+                threads.release_on_behalf_of(borrower)

@@ -7,6 +7,7 @@ is another entry of BACKENDS.
 from __future__ import annotations
 
 import os
+import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from sqlalchemy import URL, Connection
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from app.errors import DatabaseFailed, InvalidEnvironment
+from app.errors import DatabaseBusy, DatabaseFailed, InvalidEnvironment
 from app.settings import Settings
 from app.store import migrating
 from app.store.private import prepare_data_folder
@@ -46,6 +47,8 @@ class Database:
         self._reader = self.backend.engine
         self._writer = self.backend.engine.execution_options(begin="IMMEDIATE")
         self._watches: weakref.WeakSet[ChangeWatch] = weakref.WeakSet()
+        self._busy_since: float | None = None
+        """When the first write was refused as busy (time.monotonic); None once one has begun since."""
         _open_databases.add(self)
 
     @contextmanager
@@ -60,8 +63,9 @@ class Database:
 
         Raises DatabaseBusy when other writers took too long, DiskFull when the disk is full; reads go on.
         """
-        with self._translated(), self.backend.write_lock():
+        with self._noting_busy(), self._translated(), self.backend.write_lock():
             with self._writer.begin() as connection:
+                self._busy_since = None
                 yield connection
             self.backend.after_write()
 
@@ -104,8 +108,23 @@ class Database:
         Raises the same errors as a write; DatabaseBusy when other writers kept it waiting for `timeout_s` seconds, by
         default as long as any write waits.
         """
-        with self._translated():
+        with self._noting_busy(), self._translated():
             self.backend.probe(timeout_s)
+            self._busy_since = None
+
+    def busy_s(self) -> float:
+        """Return for how many seconds writes of this process have been refused as busy, without one that began."""
+        since = self._busy_since
+        return 0.0 if since is None else time.monotonic() - since
+
+    @contextmanager
+    def _noting_busy(self) -> Iterator[None]:
+        try:
+            yield
+        except DatabaseBusy:
+            if self._busy_since is None:
+                self._busy_since = time.monotonic()
+            raise
 
     def can_shrink(self) -> bool:
         """Return True if the file gives free space back; else `vacuum` makes it so."""

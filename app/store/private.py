@@ -82,6 +82,19 @@ def _mend(path: Path, mode: int) -> None:
         path.chmod(mode)
 
 
+def make_files_private(database: Path) -> None:
+    """Take others' rights to a database's file and to those beside it, wherever they are, if they are this user's.
+
+    Raises OSError where that is not possible.
+    """
+    for suffix in ("", "-wal", "-shm", ".lock"):
+        path = database.with_name(database.name + suffix)
+        with suppress(FileNotFoundError):
+            found = path.lstat()
+            if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and found.st_mode & 0o077:
+                path.chmod(0o600)
+
+
 def create_private(path: Path) -> None:
     """Create an empty file that only its owner may open, if there is none."""
     with suppress(FileExistsError):

@@ -34,7 +34,7 @@ from app.errors import (
 )
 from app.store.file_systems import refuse_network_file_system
 from app.store.locking import WriteLock, hold_patiently
-from app.store.private import create_private
+from app.store.private import create_private, make_files_private
 
 logger = logging.getLogger(__name__)
 
@@ -132,6 +132,7 @@ class SQLite:
         refuse_network_file_system(self.path)
         try:
             create_private(self.path)  # SQLite gives its other files the same permissions
+            make_files_private(self.path)
         except OSError as error:
             raise self._storage_error(error, is_full=is_no_space(error)) from error
         with suppress(OSError, DatabaseBusy):  # whoever only reads does not need the lock; a writer meets the error

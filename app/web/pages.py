@@ -126,8 +126,8 @@ def first_rows(services: Services, name: str, job_id: int) -> Markup:
 
 
 @router.post("/jobs/{job_id}/cancel", dependencies=[NO_QUERY])
-def cancel(services: CurrentServices, job_id: JobId) -> Response:
-    services.queue.cancel(job_id)
+async def cancel(services: CurrentServices, job_id: JobId) -> Response:
+    await services.writes.run(lambda: services.queue.cancel(job_id))
     return RedirectResponse(f"/ui/jobs/{job_id}", status_code=303)
 
 

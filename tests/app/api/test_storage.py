@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from app.errors import DatabaseBusy
 from app.store.engine import Database
 from app.store.sqlite import SQLite, driver
 
@@ -147,6 +148,37 @@ def test_a_readiness_check_changes_nothing_and_waits_for_nobody(fresh_site: Any)
         assert fresh_site.http.get("/readyz", timeout=2).status_code == 200, "a program that is not ours, too"
     assert fresh_site.http.get("/readyz").status_code == 200
     assert fresh_site.rows() == before
+
+
+@pytest.mark.parametrize("holder", ["ours", "another program's"])
+def test_a_lock_that_is_held_for_good_makes_the_server_not_ready(
+    serve: Any, tmp_path: Path, until: Any, holder: str
+) -> None:
+    with serve(tmp_path, busy_timeout_s=0.5) as site, contextlib.ExitStack() as held:
+        path = site.services.database.backend.path
+        if holder == "ours":
+            file = held.enter_context(open(f"{path}.lock", "r+"))  # noqa: PTH123
+            fcntl.flock(file, fcntl.LOCK_EX)
+        else:
+            foreign = held.enter_context(contextlib.closing(driver().connect(str(path))))
+            foreign.execute("BEGIN IMMEDIATE")
+        assert site.http.get("/readyz").status_code == 200, "it may be for a moment"
+        assert site.http.post("/jobs", json={"spec": TINY}).status_code == 503
+        answer = until(lambda: (found := site.http.get("/readyz")).status_code != 200 and found, "not ready")
+        assert (answer.status_code, answer.json()["code"]) == (503, "database_busy")
+        assert "Writes have been refused for " in answer.json()["detail"]
+        held.close()
+        assert site.http.get("/readyz").status_code == 200
+        site.submit()
+
+
+def test_a_write_that_begins_shows_that_the_database_is_not_stuck(fresh_site: Any) -> None:
+    database = fresh_site.services.database
+    with database.write(), pytest.raises(DatabaseBusy):
+        database.probe(0.0)
+    assert database.busy_s() > 0
+    fresh_site.submit()
+    assert database.busy_s() == 0
 
 
 def test_a_readiness_check_writes(fresh_site: Any) -> None:

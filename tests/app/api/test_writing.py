@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,14 @@ import httpx
 import pytest
 from anyio.to_thread import run_sync
 
-from app.api.writing import THREADS, Writes
+from app.api.sweeps import SHORT_POINTS
+from app.api.writing import LONG_THREADS, THREADS, Writes
+from app.errors import DatabaseBusy
+from app.main import create_app
+from app.settings import Settings
+from app.store.bulk import Bulk, BulkDeleted
+from app.store.queue import Queue
+from benchmarks import latencies
 
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
 WRITERS = 60
@@ -72,6 +80,81 @@ def test_control_of_the_writers_threads(serve: Any, tmp_path: Path, monkeypatch:
     found = write_while_locked(serve, tmp_path)
     assert any(line.startswith("GET ") for line in found)
     assert any("refused after" in line for line in found)
+
+
+class TestEveryRoute:
+    """Every route that may write does so in the writers' threads."""
+
+    def requests(self, site: Any) -> list[latencies.Request]:
+        """A valid request for each route that may write."""
+        job, made = site.submit()["id"], site.http.post("/sweeps", json=latencies.SWEEP).json()["id"]
+        ids = {"/jobs": job, "/sweeps": made}
+        filled = latencies.Filled(job, job, job, made, itertools.repeat(job))
+        return latencies.writes(filled, lambda path, _body: ids[path])
+
+    def test_all_are_asked(self, site: Any, tmp_path: Path) -> None:
+        routes = latencies.routes_of(create_app(Settings(data_dir=tmp_path)))
+        asked = {request.route for request in self.requests(site)}
+        assert asked == {route for route in routes if not route.startswith("GET ")}
+
+    def test_it_writes_in_the_writers_threads(self, site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        requests = self.requests(site)
+
+        async def refuse(_self: Writes, _work: Any) -> None:
+            raise DatabaseBusy("It came to the writers.")
+
+        monkeypatch.setattr(Writes, "run", refuse)
+        monkeypatch.setattr(Writes, "run_long", refuse)
+        for request in requests:
+            method = request.route.partition(" ")[0]
+            answer = site.http.request(method, request.path(), json=request.body, headers=dict(request.headers))
+            assert "It came to the writers." in answer.text, (request.route, answer.status_code, answer.text)
+
+
+def submit_while_others_delete(serve: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, threads: int) -> Any:
+    """The answer to a job submitted while more clients delete in bulk, without end, than these threads can serve."""
+    ended = threading.Event()
+
+    def delete(_self: Bulk, _chosen: Any) -> BulkDeleted:
+        assert ended.wait(60)
+        return BulkDeleted(0, 0)
+
+    monkeypatch.setattr(Bulk, "delete", delete)
+    with serve(folder, busy_timeout_s=0.5) as site, ThreadPoolExecutor(threads + 2) as clients:
+        url = f"{site.url}/jobs?state=failed"
+        try:
+            answers = [clients.submit(httpx.delete, url, timeout=60, trust_env=False) for _ in range(threads + 2)]
+            for refused in itertools.islice(as_completed(answers, timeout=30), 2):
+                assert refused.result().status_code == 503
+                assert refused.result().headers["retry-after"].isdigit()
+            answer = site.http.post("/jobs", json={"spec": TINY})
+        finally:
+            ended.set()
+        assert sorted(answer.result().status_code for answer in answers) == [200] * threads + [503] * 2
+    return answer
+
+
+def test_long_requests_keep_no_short_one_from_writing(
+    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert submit_while_others_delete(serve, tmp_path, monkeypatch, LONG_THREADS).status_code == 201
+
+
+def test_control_of_the_long_requests_threads(serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Writes, "run_long", Writes.run)
+    answer = submit_while_others_delete(serve, tmp_path, monkeypatch, THREADS)
+    assert (answer.status_code, answer.json()["code"]) == (503, "database_busy")
+
+
+@pytest.mark.parametrize(("points", "taken"), [(SHORT_POINTS, "run"), (SHORT_POINTS + 1, "run_long")])
+def test_a_large_sweep_is_long(site: Any, monkeypatch: pytest.MonkeyPatch, points: int, taken: str) -> None:
+    async def refuse(_self: Writes, _work: Any) -> None:
+        raise DatabaseBusy("It came to the writers.")
+
+    monkeypatch.setattr(Writes, taken, refuse)
+    monkeypatch.setattr(Queue, "submit_sweep", lambda *_: pytest.fail("It is in other threads."))
+    answer = site.http.post("/sweeps", json={"base": TINY, "grid": {"seed": list(range(points))}})
+    assert "It came to the writers." in answer.text
 
 
 def test_work_of_several_writes_is_not_cut_short(site: Any) -> None:

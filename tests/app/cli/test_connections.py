@@ -35,6 +35,10 @@ PAUSE_S = 0.5
 
 SERVE = "import sys; {sabotage}; sys.argv = ['flopwatch', 'serve', '--port', '0']; from app.cli import main; main()"
 NO_CAP = "from app.cli.connections import Incoming; Incoming.make_room = lambda self: None"
+NO_LOOK_AT_READERS = (
+    "from app.cli.connections import Connection, Incoming; Connection._look_at_reader = lambda self: None; "
+    "Incoming._end_unread = lambda self: False"
+)
 NO_RATE_LIMIT = "from app.cli.logs import RateLimit; RateLimit.filter = lambda self, record: True"
 
 BEGINNINGS = (
@@ -245,6 +249,90 @@ def test_requests_in_a_row_on_one_connection(run: Any) -> None:
 )
 def test_connections_leave_files_to_the_others(files: int, wanted: int, expected: int) -> None:
     assert connections_within(files, wanted) == expected
+
+
+def ask_and_never_read(server: Server, until: Any, hoped: list[str], within_s: float) -> list[str]:
+    """Fill the server with clients that send requests and read no answer; what others suffer, a stream among them.
+
+    "full": nobody else is answered. "kept": the server has connections that nobody reads. It looks until that is as
+    hoped, or for `within_s`.
+    """
+    found: list[str] = []
+    requests = 100 * b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    done = threading.Event()
+
+    def pipelining(received_bytes: int) -> socket.socket:
+        connection = stack.enter_context(socket.socket())
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, received_bytes)
+        connection.settimeout(10)
+        connection.connect(server.address)
+        connection.sendall(requests)
+        return connection
+
+    def read_slowly() -> None:
+        while not done.wait(0.05):
+            if not slow_reader.recv(1 << 15):
+                found.append("a slow reader was ended")
+                return
+
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(httpx.Client(base_url=server.url, timeout=20, trust_env=False))
+        job_id = client.post("/jobs", json={"spec": TINY}).json()["id"]
+        headers = {"Accept": "text/event-stream"}
+        stream = stack.enter_context(client.stream("GET", f"/jobs/{job_id}/events", headers=headers))
+        lines = stream.iter_lines()
+        next(lines)
+        slow_reader = pipelining(1 << 18)
+        reading = threading.Thread(target=read_slowly)
+        reading.start()
+        few = sockets_of(server)
+        others = [pipelining(4096) for _ in range(MIN_CONNECTIONS - 2)]
+        try:
+            for connection in others:
+                assert connection.recv(1, socket.MSG_PEEK), "it is being answered"
+            deadline = time.monotonic() + within_s
+            while (state := suffered(server, few)) != hoped and time.monotonic() < deadline:
+                time.sleep(0.2)
+            found += state
+        finally:
+            done.set()
+            reading.join()
+        for connection in others:
+            connection.close()
+        until(lambda: not slow(server, f"/jobs/{job_id}"), "room", 30)
+        httpx.post(f"{server.url}/jobs/{job_id}/cancel", trust_env=False)
+        if not any("cancelled" in line for line in lines):
+            found.append("the stream ended")
+    return found
+
+
+def suffered(server: Server, few: int) -> list[str]:
+    full = ["full"] if slow(server, "/healthz") else []
+    return full + ["kept"] * (sockets_of(server) > few + 1)  # the health check's may still be among them
+
+
+def sockets_of(server: Server) -> int:
+    """Return how many sockets the server has open."""
+    found = 0
+    for entry in Path(f"/proc/{server.process.pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            found += str(entry.readlink()).startswith("socket:")
+    return found
+
+
+def test_who_never_reads_is_ended(run: Any, until: Any) -> None:
+    server = run(FLOPWATCH_MAX_CONNECTIONS=str(MIN_CONNECTIONS), FLOPWATCH_REQUEST_TIMEOUT_S="1")
+    assert ask_and_never_read(server, until, [], 15) == []
+
+
+def test_who_never_reads_goes_first_when_there_are_too_many(run: Any, until: Any) -> None:
+    server = run(FLOPWATCH_MAX_CONNECTIONS=str(MIN_CONNECTIONS), FLOPWATCH_REQUEST_TIMEOUT_S="60")
+    assert ask_and_never_read(server, until, ["kept"], 15) == ["kept"]
+
+
+def test_control_of_the_readers(run: Any, until: Any) -> None:
+    limits = {"FLOPWATCH_MAX_CONNECTIONS": str(MIN_CONNECTIONS), "FLOPWATCH_REQUEST_TIMEOUT_S": "1"}
+    assert ask_and_never_read(run(NO_LOOK_AT_READERS, **limits), until, [], 3) == ["full", "kept"]
 
 
 def record(message: str = "%d bad requests", line: int = 1, error: Any = None) -> logging.LogRecord:

@@ -64,6 +64,34 @@ def test_what_a_former_version_made_is_mended(tmp_path: Path) -> None:
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 
+def test_a_database_elsewhere_is_mended(tmp_path: Path) -> None:
+    shared, data = tmp_path / "shared", tmp_path / "data"
+    shared.mkdir(mode=0o755)
+    path = shared / "jobs.sqlite3"
+    settings = Settings(data_dir=data, database_url=f"sqlite:///{path}")
+    first = open_database(settings)
+    with first.write() as connection:
+        connection.exec_driver_sql("PRAGMA user_version = 1")
+    files = sorted(shared.iterdir())
+    assert [file.name for file in files] == [f"jobs.sqlite3{suffix}" for suffix in ("", "-shm", "-wal", ".lock")]
+    (shared / "homework").touch()
+    for file in files:
+        file.chmod(0o644)
+    open_database(settings).close()
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+    assert stat.S_IMODE((shared / "homework").stat().st_mode) == 0o666
+    first.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of another user's")
+def test_another_users_database_elsewhere_is_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.sqlite3"
+    path.touch(mode=0o644)
+    os.chown(path, 64_999, 64_999)
+    open_database(Settings(data_dir=tmp_path / "data", database_url=f"sqlite:///{path}")).close()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
 def test_an_empty_folder_is_mended(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir(mode=0o777)
     use(tmp_path / "data")
