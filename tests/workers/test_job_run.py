@@ -40,7 +40,7 @@ from workers.jobs._base import Unit as Planned
 from workers.keeper import KILL, TERMINATE, Request
 from workers.launch import Process
 from workers.measure.measurement import pack
-from workers.outcome import Cancelled, GivenBack
+from workers.outcome import Abandoned, Cancelled, GivenBack
 
 MEASUREMENT = {
     "case": {"context_length": 1},
@@ -855,10 +855,20 @@ class TestHugeArtifacts:
         assert [path for path in site.settings.artifacts_dir.rglob("*") if path.is_file()] == []
         assert list((site.settings.data_dir / "scratch").iterdir()) == []
 
-    @pytest.mark.parametrize(("reason", "state"), [(Cancelled(), "cancelled"), (GivenBack(), "queued")])
+    @pytest.mark.parametrize(
+        ("reason", "state", "grace_s"),
+        [(Cancelled(), "cancelled", 0.2), (GivenBack(), "queued", 60), (Abandoned(), "running", 60)],
+    )
     def test_storing_ends_with_a_stop(
-        self, site: Site, monkeypatch: pytest.MonkeyPatch, reason: Cancelled | GivenBack, state: str
+        self,
+        site: Site,
+        monkeypatch: pytest.MonkeyPatch,
+        reason: Cancelled | GivenBack | Abandoned,
+        state: str,
+        grace_s: float,
     ) -> None:
+        """At once, without a grace, when the result is not wanted."""
+        site.settings = site.settings.model_copy(update={"grace_s": grace_s})
         take = ArtifactFiles.take
 
         def stop_while_it_is_taken(files: ArtifactFiles, path: Path, check: Any) -> Any:

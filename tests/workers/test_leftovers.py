@@ -122,6 +122,17 @@ def test_foreign_processes_are_left_alone(tmp_path: Path, mark: str) -> None:
         process.kill()
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
+def test_another_users_process_is_left_alone(tmp_path: Path) -> None:
+    """Root too, who could kill it, believes only what its own processes say."""
+    namespace, pid, start, folder = mark_of(tmp_path).split("-")
+    dead = f"{namespace}-{pid}-{int(start) - 1}-{folder}"
+    with subprocess.Popen(["sleep", "3600"], env={VARIABLE: dead}, user=64_998) as process:
+        assert end_leftovers(mark_of(tmp_path)) == []
+        assert process.poll() is None
+        process.kill()
+
+
 def test_a_pid_that_another_process_has_now_tells_of_no_life(tmp_path: Path) -> None:
     namespace, pid, start, folder = mark_of(tmp_path).split("-")
     for started, ended in ((start, False), (str(int(start) - 1), True)):
