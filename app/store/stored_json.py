@@ -17,16 +17,12 @@ from app.errors import job_problem
 Shape = Literal["object", "array", "texts", "any"]
 
 
-class _Unreadable:
-    """Marks a stand-in."""
+class _UnreadableObject(dict[str, Any]):
+    """Stands in for an object."""
 
 
-class _UnreadableObject(dict[str, Any], _Unreadable):
-    pass
-
-
-class _UnreadableArray(list[Any], _Unreadable):
-    pass
+class _UnreadableArray(list[Any]):
+    """Stands in for an array."""
 
 
 _STAND_INS = frozenset({_UnreadableObject, _UnreadableArray})
@@ -68,7 +64,7 @@ class StoredJson(TypeDecorator[Any]):
 
 def is_unreadable(value: object) -> bool:
     """Return True for a stand-in."""
-    return isinstance(value, _Unreadable)
+    return type(value) in _STAND_INS
 
 
 def broken(row: Mapping[Any, Any]) -> dict[str, Any] | None:

@@ -123,6 +123,18 @@ def lose_after(number: int, queue: Queue, between: Between, claim: Claim) -> Non
     between(lose)
 
 
+def break_off_finish(queue: Queue, between: Between, claim: Claim, large: Finish) -> None:
+    """Let a finish fail after its first slice, and later ones go on."""
+
+    def break_off() -> None:
+        raise DatabaseBusy("somebody writes for long")
+
+    between(break_off)
+    with pytest.raises(DatabaseBusy):
+        queue.finish(claim, large)
+    between(lambda: None)
+
+
 def test_what_a_lost_attempt_has_written_is_never_seen_and_is_swept(
     shop: Any, queue: Queue, database: Database, large: Finish, between: Between
 ) -> None:
@@ -146,15 +158,8 @@ def test_a_finish_that_broke_off_begins_anew(
     shop: Any, queue: Queue, database: Database, large: Finish, between: Between
 ) -> None:
     claim = shop.running_job()
-
-    def break_off() -> None:
-        raise DatabaseBusy("somebody writes for long")
-
-    between(break_off)
-    with pytest.raises(DatabaseBusy):
-        queue.finish(claim, large)
+    break_off_finish(queue, between, claim, large)
     assert stored(database) == 8
-    between(lambda: None)
     assert queue.finish(claim, large) == "succeeded"
     assert stored(database) == seen(database, claim.job_id) == ROWS + 3
 
@@ -163,14 +168,7 @@ def test_nobody_sweeps_what_an_attempt_has_staged_that_still_runs(
     shop: Any, queue: Queue, database: Database, large: Finish, between: Between
 ) -> None:
     claim = shop.running_job()
-
-    def break_off() -> None:
-        raise DatabaseBusy("somebody writes for long")
-
-    between(break_off)
-    with pytest.raises(DatabaseBusy):
-        queue.finish(claim, large)
-    between(lambda: None)
+    break_off_finish(queue, between, claim, large)
     assert queue.sweep_staged() == 0
     assert stored(database) == 8
     queue.recover(queue.running()[0])
@@ -183,14 +181,7 @@ def test_a_job_given_back_amid_its_finish_keeps_nothing_of_it(
     shop: Any, queue: Queue, database: Database, large: Finish, between: Between, cancelled: bool
 ) -> None:
     claim = shop.running_job()
-
-    def break_off() -> None:
-        raise DatabaseBusy("somebody writes for long")
-
-    between(break_off)
-    with pytest.raises(DatabaseBusy):
-        queue.finish(claim, large)
-    between(lambda: None)
+    break_off_finish(queue, between, claim, large)
     if cancelled:
         queue.cancel(claim.job_id)
     queue.give_back(claim)
