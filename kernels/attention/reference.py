@@ -7,10 +7,11 @@ forward and backward by autograd. For an oracle, pass float64 inputs.
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
+
+from kernels.ranges import named
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, first_query: int = 0) -> Tensor:
@@ -26,11 +27,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, first
     Returns:
         (…, queries, head_dim).
     """
-    with _range("scores", q):
+    with named("scores"):
         scores = _scores(q, k, is_causal, first_query)
-    with _range("softmax", q):
+    with named("softmax"):
         weights = torch.softmax(scores, dim=-1)
-    with _range("values", q):
+    with named("values"):
         return weights @ v
 
 
@@ -46,10 +47,3 @@ def _scores(q: Tensor, k: Tensor, is_causal: bool, first_query: int = 0) -> Tens
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1 + first_query)
         scores = scores.masked_fill(hidden, -math.inf)
     return scores
-
-
-def _range(name: str, tensor: Tensor) -> AbstractContextManager[None]:
-    # A compiler would break the graph at an NVTX call, and fuses the three anyway.
-    if torch.compiler.is_compiling() or not tensor.is_cuda:
-        return nullcontext()
-    return torch.cuda.nvtx.range(name)

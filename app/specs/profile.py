@@ -1,0 +1,43 @@
+"""`profile`: where the time of a step goes, by kernel, operator, class of kernel and part of the attention."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from app.specs._base import SpecBase, StrictModel
+from app.specs._training import TrainingSpec
+
+
+class NcuSpec(StrictModel):
+    """What Nsight Compute measures: hardware counters of a few launches of some kernels."""
+
+    kernels: str | None = Field(default=None, min_length=1, max_length=500)
+    """Regular expression of the kernels' names; null: all kernels."""
+    set: Literal["basic", "detailed", "full", "roofline"] = "basic"
+    """Set of sections, as ncu names it: the larger, the more often each kernel is run again."""
+    launches: int = Field(default=5, ge=1, le=1000)
+    """Launches measured."""
+
+
+class ProfileSpec(TrainingSpec):
+    """Profile the steps of one model at one batch size and context length."""
+
+    kind: Literal["profile"] = "profile"
+    profile_steps: int = Field(default=3, ge=1, le=20)
+    """Steps under torch's profiler, after the warm-up."""
+    phases: list[Literal["forward", "backward", "optimizer", "prefill", "decode"]] | None = None
+    """Phases that get tables; null: all of the mode."""
+    stacks: bool = True
+    """Record Python stacks, in a step of their own, and draw a flame graph of them."""
+    trace_max_mib: int = Field(default=50, ge=1, le=1024)
+    """Largest compressed Chrome trace that is kept, in MiB; a larger one is cut to fewer steps."""
+    nsys: bool = False
+    """Run the job once more under Nsight Systems, and keep its report."""
+    ncu: NcuSpec | None = None
+    """Run the job once more under Nsight Compute, and keep its report."""
+
+    unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {
+        *("profile_steps", "phases", "stacks", "trace_max_mib", "nsys", "ncu")
+    }
