@@ -169,8 +169,8 @@ FSDP_TOKENS = Formula(
     "fully sharded alone: tokens per device", "g * C / (k * W * Mx)", "tokens", "Scaling book, part 5, FSDP"
 )
 """Least tokens per device at which computing a block, t · k / C seconds for t tokens, takes as long as gathering its
-weights, g / (W · Mx). For two matrices of D × F, g = 4·D·F and k = 4·D·F: t = C / (W · Mx), as in the scaling book. Data
-parallelism alone has the same: its all-reduce moves twice the bytes during a backward pass of twice the FLOPs."""
+weights, g / (W · Mx). For two matrices of D × F in 16 bits, g = k = 4·D·F: t = C / (W · Mx), as in the scaling book.
+Data parallelism alone has the same: its all-reduce moves twice the bytes, and a backward pass has twice the FLOPs."""
 
 MOST_TENSOR = Formula(
     "tensor alone: most devices", "k * W * My / (C * m)", "devices", "Scaling book, part 5, tensor parallelism"
@@ -185,10 +185,10 @@ SUMMED_TOKENS = Formula(
     "tokens",
     "Scaling book, part 5, first edition",
 )
-"""Least tokens per device t at which t · k / C = g / (Y · W · Mx) + t · Y · m / (W · My): a block's computation takes as
-long as its gathered weights and its exchanged activations together. The batch of the whole mesh is t · X · Y tokens; a
+"""Least tokens per device t at which t · k / C = g / (Y · W · Mx) + t · Y · m / (W · My): computing a block takes as long
+as gathering its weights and exchanging its activations together. The batch of the whole mesh is t · X · Y tokens; a
 tensor-parallel group exchanges t · Y of them. The first edition of the scaling book (February 2025) adds the two times:
-T_FSDP + T_MP = T_math."""
+T_FSDP + T_MP = T_math. With one device along the tensor axis nothing is exchanged, and `FSDP_TOKENS` holds."""
 
 OVERLAPPED_TOKENS = Formula(
     "mesh, at the same time: tokens per device",
@@ -224,19 +224,9 @@ def why_not_hidden(symbols: Mapping[str, float]) -> str | None:
     """Say why no batch hides the mesh's communication, or why every batch does; None if there is a least batch."""
     if symbols["Y"] > 1 and symbols["Y"] >= (most := MOST_TENSOR.value(symbols)):
         return (
-            f"tensor parallelism over {symbols['Y']} devices exchanges activations as long as it computes, whatever the "
-            f"batch: take fewer than {float(most):.4g}"
+            f"at any batch, tensor parallelism over {symbols['Y']} devices exchanges activations for as long as it "
+            f"computes: take a mesh.tensor below {float(most):.4g}"
         )
     if symbols["X"] == 1:
         return "one device along the fsdp axis gathers no weights: every batch hides communication"
     return None
-
-
-def mesh_tokens(symbols: Mapping[str, float]) -> dict[str, Fraction]:
-    """Return the least tokens per device, "summed" and "overlapped", for a mesh that `why_not_hidden` has nothing against.
-
-    One device along the tensor axis exchanges nothing, so both are then `FSDP_TOKENS`.
-    """
-    if symbols["Y"] == 1:
-        return dict.fromkeys(("summed", "overlapped"), FSDP_TOKENS.value(symbols))
-    return {"summed": SUMMED_TOKENS.value(symbols), "overlapped": OVERLAPPED_TOKENS.value(symbols)}
