@@ -185,9 +185,9 @@ SUMMED_TOKENS = Formula(
     "tokens",
     "Scaling book, part 5, first edition",
 )
-"""Least tokens per device t at which t · k / C = g / (Y · W · Mx) + t · Y · m / (W · My): computing a block takes as long
-as gathering its weights and exchanging its activations together. The batch of the whole mesh is t · X · Y tokens; a
-tensor-parallel group exchanges t · Y of them. The first edition of the scaling book (February 2025) adds the two times:
+"""Least tokens per device t at which t · k / C = g / (Y · W · Mx) + t · Y · m / (W · My): computing a block takes as
+long as gathering its weights and exchanging its activations together. The batch of the whole mesh is t · X · Y tokens,
+of which a tensor-parallel group exchanges t · Y. The first edition of the scaling book (February 2025) adds the two times:
 T_FSDP + T_MP = T_math. With one device along the tensor axis nothing is exchanged, and `FSDP_TOKENS` holds."""
 
 OVERLAPPED_TOKENS = Formula(
