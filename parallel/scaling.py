@@ -187,8 +187,8 @@ SUMMED_TOKENS = Formula(
 )
 """Least tokens per device t at which t · k / C = g / (Y · W · Mx) + t · Y · m / (W · My): computing a block takes as
 long as gathering its weights and exchanging its activations together. The batch of the whole mesh is t · X · Y tokens,
-of which a tensor-parallel group exchanges t · Y. The first edition of the scaling book (February 2025) adds the two times:
-T_FSDP + T_MP = T_math. With one device along the tensor axis nothing is exchanged, and `FSDP_TOKENS` holds."""
+of which a tensor-parallel group exchanges t · Y. The first edition of the scaling book (February 2025) adds the two
+times: T_FSDP + T_MP = T_math. With one device along the tensor axis nothing is exchanged, and `FSDP_TOKENS` holds."""
 
 OVERLAPPED_TOKENS = Formula(
     "mesh, at the same time: tokens per device",
