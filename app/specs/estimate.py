@@ -89,11 +89,10 @@ class EstimateSpec(SpecBase):
     table_rows: ClassVar[tuple[str, ...]] = ("model", "batch_size", "context_length")
     table_columns: ClassVar[tuple[str, ...]] = (
         "total_gib",
-        "activations_gib",
         "replica_devices",
-        "mesh_per_device_gib",
+        "mesh_device_gib",
         "fewest_shards",
-        "summed_tokens_per_device",
+        "summed_device_tokens",
     )
 
     @model_validator(mode="after")

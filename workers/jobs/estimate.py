@@ -50,8 +50,8 @@ def metrics() -> list[Metric]:
         Metric("saved_by_sharding_gib", None, "GiB"),
         Metric("replica_devices", None, "devices"),
         Metric("fewest_shards", None, "devices"),
-        *(Metric("per_device_gib", strategy, "GiB") for strategy in STRATEGIES),
-        *(Metric("tokens_per_device", how, "tokens") for how in ("summed", "overlapped")),
+        *(Metric("device_gib", strategy, "GiB") for strategy in STRATEGIES),
+        *(Metric("device_tokens", how, "tokens") for how in ("summed", "overlapped")),
         *(Metric("global_tokens", how, "tokens") for how in ("summed", "overlapped")),
     ]
 
@@ -198,7 +198,7 @@ def add_devices(values: Values, sheet: Sheet, spec: EstimateSpec, report: Report
     for strategy, formula in STRATEGIES.items():
         reason = why_not_split(spec) if strategy in SPLIT_BY_TENSOR else None
         found = sheet.add(formula, unless=reason)
-        values.set("per_device_gib", strategy, samples(found, GIB), reason or "")
+        values.set("device_gib", strategy, samples(found, GIB), reason or "")
         parts = [None] * len(PARTS) if found is None else parts_of(formula, sheet.symbols)
         share = None if found is None else float(100 * found / Fraction(sheet.symbols["R"]))
         fits = None if found is None else found <= sheet.symbols["R"]
@@ -273,7 +273,7 @@ def add_batch(
         rows.append([way, fsdp * sharing, number(found), number(everywhere), number(sequences), hidden, shown, why_not])
         how = way.removeprefix("mesh, ")
         if how != way:
-            values.set("tokens_per_device", how, samples(found), why_not or "")
+            values.set("device_tokens", how, samples(found), why_not or "")
             values.set("global_tokens", how, samples(everywhere), why_not or "")
     best = number(sheet.add(scaling.BEST_TOKENS))
     rows.append(["best mesh, overlapped", None, best, None, None, None, scaling.pretty(scaling.BEST_TOKENS.text), None])
@@ -289,7 +289,7 @@ def _report_batch(rows: list[list[Scalar]], report: Reporter) -> None:
         [
             Column("way", "string"),
             Column("devices", "integer"),
-            Column("tokens_per_device", "number", "tokens"),
+            Column("device_tokens", "number", "tokens"),
             Column("global_tokens", "number", "tokens"),
             Column("global_sequences", "number", "sequences"),
             Column("this_batch_hides", "boolean"),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from workers.jobs import estimate
 from workers.jobs.estimate import RUNNER
 from workers.model import accounting
 from workers.outcome import Unsupported
+from workers.run_here import run_here
 
 GIB = 2**30
 STACK = {"architecture": "feed_forward_stack", "batch_size": 1, "context_length": 1024}
@@ -67,8 +66,9 @@ def medians(report: Report) -> dict[str, float | None]:
 
 
 def test_the_assignments_answers(run) -> None:
-    """Worked by hand: 16 bytes for each of 126 · 2 · 16 384 · 53 248 parameters; for each of 1024 tokens, 126 · (16 384 +
-    53 248) numbers of two bytes."""
+    """Worked by hand: 16 bytes for each of 126 · 2 · 16 384 · 53 248 parameters, and two bytes for each of 126 ·
+    (16 384 + 53 248) numbers of each of 1024 tokens.
+    """
     report = run(**STACK)
     found = medians(report)
     state, saved = 16 * 219_848_638_464, 1024 * 126 * 69_632 * 2
@@ -82,11 +82,11 @@ def test_the_assignments_answers(run) -> None:
     assert found["saved_by_16_bits_gib"] == pytest.approx(saved / GIB), "bf16 halves the activations"
     assert found["saved_by_sharding_gib"] == pytest.approx(saved / 2 * 15 / 16 / GIB)
     assert found["fewest_shards"] == 41
-    assert found["summed_tokens_per_device"] == pytest.approx(395.34, abs=0.005)
+    assert found["summed_device_tokens"] == pytest.approx(395.34, abs=0.005)
     assert found["summed_global_tokens"] == pytest.approx(25_302, abs=0.5)
-    assert found["overlapped_tokens_per_device"] == pytest.approx(319.44, abs=0.005)
+    assert found["overlapped_device_tokens"] == pytest.approx(319.44, abs=0.005)
     assert found["overlapped_global_tokens"] == pytest.approx(20_444, abs=0.5)
-    assert found["sharded_activations_per_device_gib"] == pytest.approx((state / 16 + saved / 2 + saved / 32) / GIB)
+    assert found["sharded_activations_device_gib"] == pytest.approx((state / 16 + saved / 2 + saved / 32) / GIB)
     assert {row["outcome"] for row in report.rows} == {"ok"}
 
 
@@ -138,7 +138,7 @@ def test_tables_and_metrics_agree(run, fields: dict[str, Any]) -> None:
     of_activations = [row["bytes"] for row in memory if row["category"] == "of the activations"]
     assert sum(of_activations) == by_category["activations"]["bytes"]
     for row in table(report, "per-device"):
-        assert row["total_gib"] == pytest.approx(found[f"{row['strategy']}_per_device_gib"])
+        assert row["total_gib"] == pytest.approx(found[f"{row['strategy']}_device_gib"])
         if row["total_gib"] is None:
             assert row["note"]
             continue
@@ -148,7 +148,7 @@ def test_tables_and_metrics_agree(run, fields: dict[str, Any]) -> None:
     for row in table(report, "batch"):
         if row["way"].startswith("mesh"):
             how = row["way"].removeprefix("mesh, ")
-            assert row["tokens_per_device"] == pytest.approx(found[f"{how}_tokens_per_device"])
+            assert row["device_tokens"] == pytest.approx(found[f"{how}_device_tokens"])
             assert row["global_tokens"] == pytest.approx(found[f"{how}_global_tokens"])
 
 
@@ -186,7 +186,7 @@ def test_what_has_no_value_is_null_with_a_reason(run, fields: dict[str, Any], un
 
 def test_one_device_along_the_tensor_axis_exchanges_nothing(run) -> None:
     rows = table(run(**STACK, mesh={"tensor": 1}), "batch")
-    assert len({row["tokens_per_device"] for row in rows[:3]}) == 1
+    assert len({row["device_tokens"] for row in rows[:3]}) == 1
     assert len({row["formula"] for row in rows[:3]}) == 1
 
 
@@ -223,16 +223,19 @@ def test_results_name_no_device_and_tell_the_software(run) -> None:
     assert report.steps[-1] == (1, 1, "done")
 
 
-def test_flopwatch_run_shows_it(tmp_path: Path) -> None:
+def test_flopwatch_run_shows_it(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "spec.json"
     path.write_text(json.dumps({"kind": "estimate", **STACK}))
-    done = subprocess.run(
-        [sys.executable, "-m", "workers", "run", str(path)], capture_output=True, text=True, timeout=120, check=False
+    assert run_here([str(path)]) == 0
+    lines = capfd.readouterr().out.splitlines()
+    head, _, row = ([cell.strip() for cell in line.strip("| ").split("|")] for line in lines[:3])
+    shown = dict(zip(head, row, strict=True))
+    assert (shown["model"], shown["batch_size"], shown["context_length"]) == ("stack-d16384-f53248-b126", "1", "1024")
+    assert (shown["replica_devices"], shown["fewest_shards"], shown["summed_device_tokens"]) == (
+        "44.19",
+        "41.00",
+        "395.3",
     )
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    row = next(line for line in lines if line.startswith("| stack-d16384"))
-    assert [word.strip() for word in row.split("|")[2:-1]] == ["1", "1024", *row.split()[7::2]]
-    assert "395.3" in row
-    assert [line for line in lines if line.endswith(":")][:2] == ["batch:", "per-device:"]
-    assert max(map(len, lines[:3])) <= 160
+    assert len(lines[0]) <= 150
+    titles = [line.partition(",")[0].rstrip(":") for line in lines if line.endswith(":")]
+    assert titles == ["batch", "per-device", "memory", "formulas", "symbols"]
