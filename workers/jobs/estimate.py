@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from workers.model.accounting import FeedForwardStack, Shape, StepMemory
 
 OUR_MODEL = "transformer_lm"
+OUR_STEP = "workers/model/steps.py"
 DEVICE_KEY = "on paper"
 """Stands where measurements name the device: results on paper are the same everywhere."""
 GIB = 2**30
@@ -46,6 +47,7 @@ def metrics() -> list[Metric]:
         Metric("total_gib", None, "GiB"),
         Metric("parameters", None, "parameters"),
         *(Metric(name, None, "GiB") for name in PARTS),
+        Metric("step_peak_gib", None, "GiB"),
         Metric("saved_by_16_bits_gib", None, "GiB"),
         Metric("saved_by_sharding_gib", None, "GiB"),
         Metric("replica_devices", None, "devices"),
@@ -170,6 +172,8 @@ def add_memory(values: Values, sheet: Sheet, shape: Shape | FeedForwardStack, st
     sheet.add(Formula("16-bit copies of weights", copies, "bytes", of_model), "K")
     sheet.add(Formula("saved for the backward pass", saved, "bytes", of_model), "A")
     sheet.add(Formula("saved for the backward pass, all in fp32", wide, "bytes", of_model), "A32")
+    # In the backward pass gradients take the place of what was saved; a step drops them in its end.
+    peak = sheet.add(Formula("peak of a step that keeps no gradients", "P + O + max(G, K + A)", "bytes", OUR_STEP))
     narrow = sheet.add(
         Formula(
             "bytes saved by 16 bits", f"{2 + accounting.MOMENTS} * 4 * n + A32 - (P + G + O + K + A)", "bytes", of_model
@@ -180,6 +184,7 @@ def add_memory(values: Values, sheet: Sheet, shape: Shape | FeedForwardStack, st
     for name, (symbol, _) in PARTS.items():
         values.set(name, None, [sheet.symbols[symbol] / GIB])
     values.set("total_gib", None, [sum(sheet.symbols[symbol] for symbol, _ in PARTS.values()) / GIB])
+    values.set("step_peak_gib", None, samples(peak, GIB))
     values.set("saved_by_16_bits_gib", None, samples(narrow, GIB))
     values.set("saved_by_sharding_gib", None, samples(sharded, GIB))
 

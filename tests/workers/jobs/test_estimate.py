@@ -108,7 +108,7 @@ def test_each_shown_formula_has_the_shown_value(run, fields: dict[str, Any]) -> 
         assert eval(plain, {}, names) == pytest.approx(row["value"], rel=1e-12), row
         if is_named:
             names[symbol] = row["value"]
-    assert len(rows) == 25
+    assert len(rows) == 26
     assert set(names) >= {"n", "P", "G", "O", "K", "A", "k", "g", "m"}
 
 
@@ -124,6 +124,24 @@ def test_shown_formulas_are_those_of_accounting(run, fields: dict[str, Any]) -> 
     assert found["k"] == accounting.block_flops_per_token(shape, spec.context_length)
     each = 4 if spec.communication_dtype == "fp32" else 2
     assert found["g"] == each * accounting.block_weights(shape)
+
+
+MEASURED_MIB = {
+    ("small", 256, "fp32"): 2818,
+    ("medium", 256, "fp32"): 7966,
+    ("large", 256, "fp32"): 17_130,
+    ("xl", 512, "bf16"): 44_720,
+}
+"""Peaks of eager training steps on an H200, by size, context length and precision: docs/measurements.md, "The main job"
+and "The fastest step"."""
+
+
+@pytest.mark.parametrize("case", MEASURED_MIB, ids=str)
+def test_the_peak_is_what_was_measured(run, case: tuple[str, int, str]) -> None:
+    """Less what no formula counts, temporaries and libraries' workspaces, which weigh most with the smallest model."""
+    size, context_length, precision = case
+    found = medians(run(model={"size": size}, context_length=context_length, precision=precision))
+    assert 0.92 < 1024 * (found["step_peak_gib"] or 0) / MEASURED_MIB[case] < 1
 
 
 @pytest.mark.parametrize("fields", SPECS, ids=str)

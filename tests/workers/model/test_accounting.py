@@ -277,3 +277,37 @@ def test_activations_are_what_autograd_saves_on_a_gpu(precision: Any, parameter_
     step = StepMemory(2, 128, precision, parameter_dtype, kind)
     expected = accounting.activations(shape, step) + accounting.weight_copies(shape, step)
     assert saved_in_forward(shape, step, attention, "cuda") == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "precision"), [("small", "fp32"), ("small", "bf16"), ("xl", "bf16")])
+def test_memory_of_presets_on_a_gpu(name: str, precision: Any) -> None:
+    """What torch's allocator holds after each phase of a step, within 5 %."""
+    shape, step = PRESETS[name], StepMemory(4, 256, precision)
+    device = torch.device("cuda")
+    torch.zeros(16, 16, device=device) @ torch.zeros(16, 16, device=device)  # the library takes its workspace
+
+    def allocated() -> int:
+        torch.cuda.synchronize()
+        return torch.cuda.memory_allocated()
+
+    before = allocated()
+    with device:
+        model = build(shape, step.context_length)
+    parameters = allocated() - before
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    tokens = torch.zeros(step.batch_size, step.context_length, dtype=torch.long, device=device)
+    before = allocated()
+    with PRECISIONS[precision].autocast("cuda"):
+        loss = cross_entropy(model(tokens), tokens)
+    saved = allocated() - before
+    loss.backward()
+    del loss
+    gradients = allocated() - before
+    before = allocated()
+    optimizer.step()
+    state = allocated() - before
+    expected = 4 * accounting.parameters(shape)
+    assert [parameters, gradients, state] == [pytest.approx(times * expected, rel=0.05) for times in (1, 1, 2)]
+    in_formulas = accounting.activations(shape, step) + accounting.weight_copies(shape, step)
+    assert saved == pytest.approx(in_formulas, rel=0.05)
