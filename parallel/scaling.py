@@ -112,8 +112,8 @@ SHARDED_OPTIMIZER = Formula(
 FULLY_SHARDED = Formula(
     "fully sharded data parallelism: bytes per device", "(P + G + O) / X + A", "bytes", "ZeRO, section 5.3"
 )
-"""Parameters, gradients and optimizer state are sharded (ZeRO stage 3, section 5.3, P_os+g+p). The weights of the block
-at work, which are gathered for it, come on top."""
+"""Parameters, gradients and optimizer state are sharded (ZeRO stage 3, section 5.3, P_os+g+p). Weights are sent in 16
+bits, so that autocast keeps no copies. Those of the block at work, which are gathered for it, come on top."""
 
 SHARDED_ACTIVATIONS = Formula(
     "fully sharded, and f of the activations: bytes per device",

@@ -13,11 +13,16 @@ from tools.service import submit, wait_for_job
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
 
 
+def on_the_processor(model: str) -> dict[str, Any]:
+    job = short_job(model)
+    return {**job, "spec": {**job["spec"], "device": "cpu"}}
+
+
 def test_an_estimate_runs_while_another_job_has_the_host_to_itself(site: Site) -> None:
     client = site.client
-    busy = submit(client, short_job("gated"))
+    busy = submit(client, on_the_processor("gated"))
     wait_for_start(site.folder)
-    waiting = submit(client, short_job("counted"))
+    waiting = submit(client, on_the_processor("counted"))
     spec: dict[str, Any] = {"kind": "estimate", "architecture": "feed_forward_stack", "context_length": 1024}
     job = wait_for_job(client, submit(client, {"spec": {**spec, "batch_size": 1}}))
     assert job["state"] == "succeeded", job["error"]
