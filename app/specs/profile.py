@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from app.specs._base import SpecBase, StrictModel, field_error
+from app.specs._base import Needs, Resources, SpecBase, StrictModel, field_error
 from app.specs._training import PHASES, TrainingSpec
 
 
@@ -35,10 +35,10 @@ class ProfileSpec(TrainingSpec):
     """Record Python stacks, in a step of their own, and draw a flame graph of them."""
     trace_max_mib: int = Field(default=50, ge=1, le=1024)
     """Largest compressed Chrome trace that is kept, in MiB; a larger one is cut to fewer steps."""
-    nsys: bool = False
-    """Run the job once more under Nsight Systems, and keep its report."""
-    ncu: NcuSpec | None = None
-    """Run the job once more under Nsight Compute, and keep its report."""
+    nsys: Annotated[bool, Needs("tool", "nsys")] = False
+    """Run the job once more under Nsight Systems, and keep its report. Needs a GPU."""
+    ncu: Annotated[NcuSpec | None, Needs("tool", "ncu")] = None
+    """Run the job once more under Nsight Compute, and keep its report. Needs a GPU."""
 
     unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {
         *("profile_steps", "phases", "stacks", "trace_max_mib", "nsys", "ncu")
@@ -68,3 +68,14 @@ class ProfileSpec(TrainingSpec):
         if len(set(self.phases)) < len(self.phases):
             raise field_error("phases", "a phase is there twice")
         return self
+
+    @model_validator(mode="after")
+    def _tools_need_a_gpu(self) -> Self:
+        for tool in ("nsys", "ncu"):
+            if getattr(self, tool) and self.device == "cpu":
+                raise field_error(tool, f"{tool} profiles the kernels of a GPU: leave it out, or choose device cuda")
+        return self
+
+    def resources(self) -> Resources:
+        own = super().resources()
+        return own.model_copy(update={"device_type": "cuda"}) if self.nsys or self.ncu else own

@@ -88,6 +88,12 @@ class ProfileRunner:
         """Report what an outside profiler has written."""
         _outside_profilers.collect(spec, unit, scratch, report)
 
+    def wrapper_error(
+        self, spec: ProfileSpec, unit: Unit, scratch: Path, output: str, *, succeeded: bool
+    ) -> str | None:
+        """Return the error that an outside profiler told, in its own words."""
+        return _outside_profilers.error_of(spec, unit, scratch, output, succeeded=succeeded)
+
 
 RUNNER = ProfileRunner()
 
