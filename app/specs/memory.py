@@ -14,8 +14,8 @@ DEFAULT_WARMUP_STEPS = 2
 
 
 class MemorySpec(TrainingSpec):
-    """Record the allocations of one model's step. `mode` says of what: `forward` is inference, which keeps nothing for a
-    backward pass; `forward_backward` adds gradients; `train_step` is the full step.
+    """Record the allocations of one model's step. Mode `forward` is inference, which keeps nothing for a backward pass;
+    `forward_backward` adds gradients; `train_step` is the full step.
     """
 
     kind: Literal["memory"] = "memory"

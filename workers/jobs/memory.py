@@ -430,7 +430,9 @@ def report_categories(name: str, recorded: Recorded, report: Reporter) -> None:
             Column(f"{moment}_percent", "number", "%"),
             Column(f"{moment}_bytes", "integer", "bytes"),
         ]
-    rows = [[category, *share(peak, index), *share(end, index)] for index, category in enumerate(CATEGORIES)]
+    rows: list[list[Any]] = [
+        [category, *share(peak, index), *share(end, index)] for index, category in enumerate(CATEGORIES)
+    ]
     report.table(f"categories-{name}", columns, rows)
 
 
@@ -456,7 +458,7 @@ def report_allocations(session: Session, recorded: dict[str, Recorded], report: 
         Column("site", "string"),
         Column("stack", "string"),
     ]
-    rows = [
+    rows: list[list[Any]] = [
         [name, *row]
         for name, one in recorded.items()
         if peak_seen(one)
@@ -510,7 +512,7 @@ def report_snapshots(session: Session, recorded: dict[str, Recorded], report: Re
         Column("size_mib", "number", "MiB"),
     ]
     of = WORK[session.spec.mode]
-    rows = [
+    rows: list[list[Any]] = [
         [f"snapshot-{name}.pickle", one.stretch.phase, of, one.history, not one.history_lost, session.files[name] / MIB]
         for name, one in recorded.items()
         if name in session.files

@@ -49,7 +49,8 @@ class CpuRecording:
 
     def end(self) -> list[Recorded]:
         self._profile.stop()
-        events = self._profile.profiler.kineto_results.experimental_event_tree()
+        results: Any = self._profile.profiler
+        events = results.kineto_results.experimental_event_tree()
         ledger = Ledger(self._before, MOST_POINTS)
         recorded = stretches(history(events), self._marks, ledger, self.most_entries)
         self._alive = ledger.alive

@@ -120,7 +120,7 @@ def _attach(recording: CudaRecording) -> None:
     global _attached
     _listening[:] = [recording]
     if not _attached:
-        torch._C._cuda_attach_out_of_memory_observer(_ran_out)
+        torch._C._cuda_attach_out_of_memory_observer(_ran_out)  # type: ignore[attr-defined]
         _attached = True
 
 

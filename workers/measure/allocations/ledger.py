@@ -3,8 +3,8 @@
 It reads history entries as torch's snapshots have them: dictionaries with `action` ("alloc", "free_requested",
 "free_completed", "segment_alloc", …), `addr`, `size` and `frames`. It needs no device.
 
-Sizes are the bytes that were asked for. Allocators give a little more: torch's rounds up to 512 bytes, and leaves a rest
-of up to 1 MiB unused at the end of a large block.
+Sizes are the bytes that were asked for. Allocators give a little more: torch's rounds up to 512 bytes, and leaves a
+rest of up to 1 MiB unused at the end of a large block.
 """
 
 from __future__ import annotations

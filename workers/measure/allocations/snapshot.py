@@ -1,9 +1,9 @@
 """Snapshots in torch's format (torch.cuda.memory._snapshot), with a category on each allocation, as files.
 
-pytorch.org/memory_viz colours by the `category` of history entries. It has three demands that torch does not write down:
-pickle protocol 4 at most, and of that only plain data; the category "unknown" on at least one entry, if any has a
-category, or it fails; and an entry for every allocation to be coloured, also for those that are older than the history.
-So what was alive before the history stands at its head as allocations.
+pytorch.org/memory_viz colours by the `category` of history entries (torch/utils/viz/MemoryViz.js). It has three demands
+that torch does not write down: pickle protocol 4 at most, and of that only plain data; the category "unknown" on at
+least one entry, if any has a category, or it fails; and an entry for every allocation to be coloured, also for those
+that are older than the history. So what was alive before the history stands at its head as allocations.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def annotated(
         about: What else stands in the snapshot, under the key `flopwatch`.
     """
     trace: list[Entry] = snapshot["device_traces"][device_index]
-    kinds, stages = (list(one[len(one) - len(trace) :]) for one in (categories, phases))
+    kinds, stages = categories[len(categories) - len(trace) :], phases[len(phases) - len(trace) :]
     head = _head(rewind(blocks_of(snapshot, device_index), trace), trace, kinds, alive)
     entries = [
         {**entry, "category": CATEGORIES[kind], "user_metadata": stage}
