@@ -85,7 +85,7 @@ class MixedPrecisionSpec(SpecBase):
             *OF_ACCUMULATIONS,
             *OF_AUDITS,
             *OF_THE_TRANSFORMER,
-            *(f"model.{name}" for name in ModelSpec.model_fields),
+            *(f"model.{name}" for name in ModelSpec.model_fields if name != "size"),
         )
     }
     table_rows: ClassVar[tuple[str, ...]] = ("subject", "accumulation", "autocast")
