@@ -5,6 +5,7 @@ What this reports does not depend on time, so its verdicts do not judge how busy
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -16,7 +17,7 @@ from workers.jobs import _training
 from workers.jobs._base import Reporter
 from workers.jobs._grid import Context, GridRunner, Trial
 from workers.jobs._values import Metric
-from workers.measure.table import Column, Scalar
+from workers.measure.table import MAX_ROWS, Column, Scalar
 from workers.torch_host import translated
 
 if TYPE_CHECKING:
@@ -106,11 +107,18 @@ class MixedPrecisionRunner(GridRunner[MixedPrecisionContext]):
         if context.accumulations:
             context.report.table("accumulations", ACCUMULATION_COLUMNS, context.accumulations)
         if context.dtypes:
-            context.report.table("dtypes", DTYPE_COLUMNS, context.dtypes)
+            context.report.table("dtypes", DTYPE_COLUMNS, as_many_as_are_kept("dtypes", context.dtypes))
             context.report.table("kept-in-float32", KEPT_COLUMNS, context.kept)
 
 
 RUNNER = MixedPrecisionRunner()
+
+
+def as_many_as_are_kept(name: str, rows: Sequence[Sequence[Scalar]]) -> Sequence[Sequence[Scalar]]:
+    """Return the first MAX_ROWS rows of a table, and log how many there were: a thousand layers have more."""
+    if len(rows) > MAX_ROWS:
+        sys.stderr.write(f"table {name}: the first {MAX_ROWS} of {len(rows)} rows are kept\n")
+    return rows[:MAX_ROWS]
 
 
 def add_up(spec: MixedPrecisionSpec, name: str, context: MixedPrecisionContext, trial: Trial) -> None:
@@ -220,10 +228,11 @@ def add_rows(tensors: Sequence[TypedTensor], cell: MixedPrecisionCell, context: 
 
     where = (cell.audit, cell.autocast, context.device.type)
     kept = kept_in_float32(tensors)
+    among_kept = set(kept)
     for tensor in tensors:
         dtype = None if tensor.dtype is None else dtype_name(tensor.dtype)
         judged = tensor.leaf and tensor.dtype is not None and cell.autocast != "none"
-        is_kept = tensor in kept if judged else None
+        is_kept = tensor in among_kept if judged else None
         context.dtypes.append(
             (*where, tensor.role, tensor.name, tensor.module_class, dtype, is_kept, tensor.reason),
         )

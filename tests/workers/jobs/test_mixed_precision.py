@@ -218,3 +218,12 @@ def test_after_a_crash_the_other_cells_are_measured(run) -> None:
     assert {row["outcome"] for row in report.cell(autocast="bf16").values()} == {"crashed"}
     assert report.cell(autocast="none")["modules", None]["outcome"] == "ok"
     assert {row["autocast"] for row in rows(report, "dtypes")} == {"none"}
+
+
+def test_a_table_with_too_many_rows_is_cut_and_says_so(
+    run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(mixed_precision, "MAX_ROWS", 20)
+    report = run(accumulations=[], audits=["toy"], autocasts=["none", "bf16"])
+    assert len(rows(report, "dtypes")) == 20
+    assert "table dtypes: the first 20 of 28 rows are kept" in capsys.readouterr().err
