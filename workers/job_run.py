@@ -475,7 +475,7 @@ class JobRun:
             excerpts = {"log_head": spool.log.head(EXCERPT_BYTES), "log_tail": spool.log.tail(EXCERPT_BYTES)}
             state, error = "failed", job_problem(outcome.code, outcome.detail, **outcome.extensions, **excerpts)
         elif isinstance(outcome, Cancelled):
-            state, error = "cancelled", job_problem("cancelled", "The job was cancelled while it ran.")
+            state = "cancelled"  # the queue words the error
         return Finish(
             state=state,
             error=error,
