@@ -1,15 +1,28 @@
-"""Counts parameters and floating-point operations of TransformerLM, and lists vendors' peak rates. Needs no torch.
+"""Counts parameters, floating-point operations and bytes of models, and lists vendors' peak rates. Needs no torch.
 
 A multiply-add counts as two operations. Only matrix products count: norms, softmax, embeddings look-ups and the
 optimizer are left out, as in PaLM's model FLOPs (Chowdhery et al., 2022, appendix B). The causal half of the attention
 scores counts, not the masked half, whatever the implementation computes; recomputation by activation checkpointing does
 not count. So `mfu` compares implementations by useful work.
+
+Of memory, parameters, gradients, optimizer state, and what autograd saves for the backward pass count. Temporaries of
+single operations, the gradients of activations and the allocator's rounding do not. Formulas are also given as text,
+for people and for `parallel.scaling.evaluate`, in these symbols: B sequences of T tokens; V vocab_size, D d_model,
+L num_layers (of a stack, num_blocks), H num_heads, F d_ff.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+ITEM_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
+"""Bytes of a number in each precision; tf32 is float32 in memory."""
+MOMENTS = 2
+"""Tensors of a parameter's shape that AdamW keeps: first and second moment (Loshchilov & Hutter, 2019, algorithm 2)."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +40,68 @@ class Shape:
         """Width of one attention head."""
         return self.d_model // self.num_heads
 
+    @property
+    def symbols(self) -> dict[str, int]:
+        """The values of the symbols that formulas use."""
+        return {
+            "V": self.vocab_size,
+            "D": self.d_model,
+            "L": self.num_layers,
+            "H": self.num_heads,
+            "F": self.d_ff,
+        }
 
-def parameters(shape: Shape) -> int:
-    """Number of parameters: two embeddings; per block four projections, SwiGLU's three, two norms; one final norm."""
+    parameters_formula = "2 * V * D + L * (4 * D**2 + 3 * D * F + 2 * D) + D"
+    """`parameters` as text."""
+    products_formula = "L * (4 * D**2 + 3 * D * F) + V * D"
+    """`product_weights` as text."""
+    block_formula = "4 * D**2 + 3 * D * F"
+    """`block_weights` as text."""
+    block_flops_formula = "2 * (4 * D**2 + 3 * D * F) + 2 * T * D"
+    """`block_flops_per_token` as text."""
+    exchanged = 4
+    """Tensors (tokens, d_model) that tensor parallelism moves in a block's forward pass: attention and feed-forward
+    layer each gather their input and scatter their output (Korthikanti et al., 2022, figure 5)."""
+
+
+@dataclass(frozen=True)
+class FeedForwardStack:
+    """Blocks of two linear layers, d_model to d_ff and back, without biases and with nothing between them.
+
+    Stanford CS336, assignment 2, problem communication_accounting, and "How to Scale Your Model" (Austin et al., 2025),
+    part 5, take such a stack for a large transformer, whose FLOPs are nearly all in these layers.
+    """
+
+    d_model: int
+    d_ff: int
+    num_blocks: int
+
+    @property
+    def symbols(self) -> dict[str, int]:
+        """The values of the symbols that formulas use."""
+        return {"D": self.d_model, "F": self.d_ff, "L": self.num_blocks}
+
+    parameters_formula = "L * 2 * D * F"
+    """`parameters` as text."""
+    block_formula = "2 * D * F"
+    """`block_weights` as text."""
+    block_flops_formula = "4 * D * F"
+    """`block_flops_per_token` as text."""
+    exchanged = 2
+    """Tensors (tokens, d_model) that tensor parallelism moves in a block's forward pass: it gathers its input and
+    scatters its output (Austin et al., 2025, part 5)."""
+
+
+def parameters(shape: Shape | FeedForwardStack) -> int:
+    """Number of parameters: two embeddings; per block four projections, SwiGLU's three, two norms; one final norm.
+
+    Of a stack: two matrices per block.
+    """
+    if isinstance(shape, FeedForwardStack):
+        return shape.num_blocks * block_weights(shape)
     return (
         2 * shape.vocab_size * shape.d_model
-        + shape.num_layers * (_block_weights(shape) + 2 * shape.d_model)
+        + shape.num_layers * (block_weights(shape) + 2 * shape.d_model)
         + (shape.d_model)
     )
 
@@ -45,7 +114,7 @@ def forward_flops(shape: Shape, batch_size: int, context_length: int, logit_posi
     """
     if logit_positions is None:
         logit_positions = context_length
-    weights = context_length * shape.num_layers * _block_weights(shape)
+    weights = context_length * shape.num_layers * block_weights(shape)
     head = logit_positions * shape.vocab_size * shape.d_model
     # Scores and values: each context² · d_model multiply-adds, half of them causal.
     attention = shape.num_layers * context_length**2 * shape.d_model
@@ -63,15 +132,216 @@ def generate_flops(shape: Shape, batch_size: int, prompt_length: int, new_tokens
     The prefill yields the first new token; the last one is never fed back.
     """
     total = forward_flops(shape, batch_size, prompt_length, logit_positions=1)
-    per_token = shape.num_layers * _block_weights(shape) + shape.vocab_size * shape.d_model
+    per_token = shape.num_layers * block_weights(shape) + shape.vocab_size * shape.d_model
     steps = new_tokens - 1
     # The i-th decoding step sees prompt_length + i keys.
     keys_seen = steps * prompt_length + steps * (steps + 1) // 2
     return total + 2 * batch_size * (steps * per_token + 2 * keys_seen * shape.d_model * shape.num_layers)
 
 
-def _block_weights(shape: Shape) -> int:
+def block_weights(shape: Shape | FeedForwardStack) -> int:
+    """Number of weights in the matrices of one block."""
+    if isinstance(shape, FeedForwardStack):
+        return 2 * shape.d_model * shape.d_ff
     return 4 * shape.d_model**2 + 3 * shape.d_model * shape.d_ff
+
+
+def product_weights(shape: Shape) -> int:
+    """Number of weights in all matrices that inputs are multiplied by: those of the blocks and the output layer."""
+    return shape.num_layers * block_weights(shape) + shape.vocab_size * shape.d_model
+
+
+def block_flops_per_token(shape: Shape | FeedForwardStack, context_length: int) -> int:
+    """FLOPs of the forward pass of one block for each token, causal attention included."""
+    attention = 0 if isinstance(shape, FeedForwardStack) else 2 * context_length * shape.d_model
+    return 2 * block_weights(shape) + attention
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """The choices of a training step that change what autograd saves."""
+
+    batch_size: int
+    context_length: int
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "fp32"
+    parameter_dtype: Literal["fp32", "bf16"] = "fp32"
+    attention: Literal["eager", "fused"] = "eager"
+    activation_checkpointing: bool = False
+    on_gpu: bool = True
+    """On a GPU autocast computes the softmax in float32; on a CPU it leaves it in 16 bits."""
+
+    @property
+    def compute_bytes(self) -> int:
+        """Bytes of a number that a matrix product takes or yields."""
+        return ITEM_BYTES[self.precision]
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of a number in parameters, gradients, optimizer state, and the residual stream."""
+        return ITEM_BYTES[self.parameter_dtype]
+
+    @property
+    def casts_weights(self) -> bool:
+        """True if autocast makes 16-bit copies of the weights and of the inputs of matrix products."""
+        return self.compute_bytes != self.parameter_bytes
+
+    @property
+    def symbols(self) -> dict[str, int]:
+        """The values of the symbols that formulas use."""
+        return {"B": self.batch_size, "T": self.context_length}
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A tensor, or several of one size, that autograd saves for the backward pass."""
+
+    what: str
+    item_bytes: int
+    axes: tuple[str, ...]
+    """The symbols whose product is the number of elements."""
+
+    @property
+    def formula(self) -> str:
+        """Bytes, as text."""
+        counts = Counter(self.axes)
+        powers = [axis if count == 1 else f"{axis}**{count}" for axis, count in counts.items()]
+        return " * ".join([str(self.item_bytes), *powers] if self.item_bytes > 1 else powers)
+
+    def size(self, symbols: Mapping[str, int]) -> int:
+        """Bytes."""
+        found = self.item_bytes
+        for axis in self.axes:
+            found *= symbols[axis]
+        return found
+
+
+BTD, BTF, BHT, BHTT = (tuple(axes) for axes in ("BTD", "BTF", "BHT", "BHTT"))
+
+
+def saved_by_block(shape: Shape | FeedForwardStack, step: StepMemory) -> list[Saved]:
+    """What one block saves for the backward pass, in the order of the forward pass.
+
+    Derived from `workers.model.transformer` and the derivatives of torch's operations: a matrix product saves its
+    inputs, a product of tensors both factors, softmax its output, silu its input. Tensors that several operations save
+    count once. Compare Korthikanti et al., 2022, section 4.1, whose block differs in norms, activation and dropout.
+
+    A stack's linear layers save their inputs, (tokens, d_model) and (tokens, d_ff), and nothing else is there.
+    """
+    number = step.compute_bytes
+    if isinstance(shape, FeedForwardStack):
+        return [Saved("inputs of the first layer", number, BTD), Saved("inputs of the second layer", number, BTF)]
+    # Autocast caches the copies of weights, but not those of inputs: each projection has one of its own.
+    attention_inputs, feed_forward_inputs = (3, 2) if step.casts_weights else (1, 1)
+    return [
+        *_saved_by_norm("attention"),
+        Saved("inputs of q, k, v projections", attention_inputs * number, BTD),
+        Saved("queries, keys, values", 3 * number, BTD),
+        *_saved_by_attention(step),
+        Saved("input of output projection", number, BTD),
+        *_saved_by_norm("feed-forward"),
+        Saved("inputs of w1, w3", feed_forward_inputs * number, BTD),
+        Saved("w1 x, silu(w1 x), w3 x, their product", 4 * number, BTF),
+    ]
+
+
+def _saved_by_norm(of: str) -> list[Saved]:
+    """RMSNorm saves its input and the normalised input, and 1 / rms of each token, in float32."""
+    return [Saved(f"{of} norm: input and normalised", 2 * 4, BTD), Saved(f"{of} norm: 1 / rms", 4, ("B", "T"))]
+
+
+def _saved_by_attention(step: StepMemory) -> list[Saved]:
+    """What attention saves beside queries, keys and values.
+
+    Fused attention saves its output, and the log-sum-exp in float32 (Dao, 2023, section 3.1). The output counts beside
+    the output projection's input, which is a copy in another layout. A single head, and torch's own kernels on a GPU,
+    need no copy, and so save less.
+    """
+    number = step.compute_bytes
+    if step.attention == "fused":
+        return [Saved("attention: output", number, BTD), Saved("attention: log-sum-exp", 4, BHT)]
+    # Under autocast the values are multiplied by a 16-bit copy of the float32 softmax.
+    softmax = number + 4 if number < 4 and step.on_gpu else number
+    return [Saved("attention: softmax", softmax, BHTT), Saved("attention: causal mask", 1, ("T", "T"))]
+
+
+def saved_by_ends(shape: Shape | FeedForwardStack, step: StepMemory) -> list[Saved]:
+    """What a transformer saves outside of its blocks: embedding, final norm, output layer, loss. A stack saves nothing.
+
+    `workers.model.loss` computes in float32, and saves the logits and their log-sum-exp.
+    """
+    if isinstance(shape, FeedForwardStack):
+        return []
+    return [
+        Saved("token ids and targets", 2 * 8, ("B", "T")),
+        *_saved_by_norm("final"),
+        Saved("input of output layer", step.compute_bytes, BTD),
+        Saved("logits", 4, ("B", "T", "V")),
+        Saved("log-sum-exp of logits", 4, ("B", "T")),
+    ]
+
+
+def saved_for_backward(shape: Shape | FeedForwardStack, step: StepMemory) -> list[tuple[str, str, int]]:
+    """What is saved for the backward pass: (what, formula, bytes). The bytes add up to `activations`.
+
+    With checkpointing, each block keeps its input in the type of the residual stream (Chen et al., 2016, with blocks as
+    segments). When the backward pass reaches the last block, what the ends saved is free again, and that block is
+    recomputed: the larger of the two counts. The block's input counts with both.
+    """
+    symbols = {**shape.symbols, **step.symbols}
+    blocks, ends = saved_by_block(shape, step), saved_by_ends(shape, step)
+    if not step.activation_checkpointing:
+        per_block = [Saved(saved.what, saved.item_bytes, ("L", *saved.axes)) for saved in blocks]
+        return [(saved.what, saved.formula, saved.size(symbols)) for saved in [*per_block, *ends]]
+    of_residual = step.compute_bytes if isinstance(shape, FeedForwardStack) else step.parameter_bytes
+    inputs = Saved("inputs of the blocks", of_residual, ("L", *BTD))
+    block_bytes, ends_bytes = (sum(saved.size(symbols) for saved in part) for part in (blocks, ends))
+    block_text, ends_text = saved_formula(blocks), saved_formula(ends)
+    return [
+        (inputs.what, inputs.formula, inputs.size(symbols)),
+        (
+            "one block, recomputed" if block_bytes >= ends_bytes else "embedding, final norm, output layer, loss",
+            f"max({block_text}, {ends_text})",
+            max(block_bytes, ends_bytes),
+        ),
+    ]
+
+
+def saved_formula(saved: Sequence[Saved]) -> str:
+    """The sum of the bytes as text, with the terms of equal axes added up: "28 * B * T * D + 16 * B * T * F"."""
+    terms: dict[tuple[str, ...], int] = {}
+    for tensor in saved:
+        terms[tensor.axes] = terms.get(tensor.axes, 0) + tensor.item_bytes
+    return " + ".join(Saved("", number, axes).formula for axes, number in terms.items()) or "0"
+
+
+def activations(shape: Shape | FeedForwardStack, step: StepMemory) -> int:
+    """Bytes saved for the backward pass."""
+    return sum(size for _, _, size in saved_for_backward(shape, step))
+
+
+def activations_formula(shape: Shape | FeedForwardStack, step: StepMemory) -> str:
+    """`activations` as text."""
+    blocks, ends = saved_by_block(shape, step), saved_by_ends(shape, step)
+    if step.activation_checkpointing:
+        return " + ".join(text for _, text, _ in saved_for_backward(shape, step))
+    return f"L * ({saved_formula(blocks)})" + (f" + {saved_formula(ends)}" if ends else "")
+
+
+def weight_copies(shape: Shape | FeedForwardStack, step: StepMemory) -> int:
+    """Bytes of the 16-bit copies of the weights that autocast caches until the forward pass ends, and autograd saves.
+
+    None of a stack: it has its master weights only, as CS336 counts.
+    """
+    if isinstance(shape, FeedForwardStack) or not step.casts_weights:
+        return 0
+    return step.compute_bytes * product_weights(shape)
+
+
+def weight_copies_formula(shape: Shape | FeedForwardStack, step: StepMemory) -> str:
+    """`weight_copies` as text."""
+    if isinstance(shape, FeedForwardStack) or not step.casts_weights:
+        return "0"
+    return f"{step.compute_bytes} * ({shape.products_formula})"
 
 
 def attention_flops(shape: tuple[int, int, int, int], *, causal: bool) -> int:

@@ -16,6 +16,7 @@ from app.specs.attention import BLOCK_SIZES, NOT_TUNED, AttentionSpec
 from app.specs.benchmark import BenchmarkSpec
 from app.specs.ceiling import CeilingSpec
 from app.specs.compare import CompareSpec
+from app.specs.estimate import EstimateSpec
 from app.specs.kernel import KernelSpec
 from app.specs.mixed_precision import MixedPrecisionSpec
 
@@ -33,6 +34,12 @@ CONTEXTS: dict[str, list[dict[str, Any]]] = {
     "kernel": [{}],
     "ceiling": [{}],
     "mixed_precision": [{}, {"model": {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}}],
+    "estimate": [
+        {},
+        {"architecture": "feed_forward_stack"},
+        {"precision": "bf16"},
+        {"model": {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}},
+    ],
 }
 """Specs in which, between them, every field of a kind has an effect."""
 
@@ -40,7 +47,8 @@ OTHER_VALUES = {
     "model.name": ["other_model"],
     "model.size": ["xl"],
     "model.d_model": [256],
-    "attention": ["flex"],
+    "attention": ["flex", "fused"],
+    "sharded_activation_fraction": [0.25],
     "implementations": [["tiled"], ["torch"]],
     "device": ["cpu", "cuda"],
     "br": [[16]],
@@ -358,6 +366,7 @@ GOLDEN: dict[type[SpecBase], list[str]] = {
         "7e76ddb9a136107f3369",
         "4fe294b08bed8e455bf4",
     ],
+    EstimateSpec: ["7480f0412c5a5b580b65"],
     CompareSpec: ["7aed28438ce5401227c7", "f41fdd49b0573e31c571"],
 }
 

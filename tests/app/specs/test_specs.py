@@ -19,7 +19,8 @@ def test_every_kind_keeps_its_promises(kind: str) -> None:
     coordinates = {name for case in example.cases() for name in case.coordinates}
     assert set(spec.table_rows) <= coordinates | ({"side"} if spec.holds_specs else set())
     assert spec.table_columns or spec.holds_specs, "which columns there are follows from the specs inside"
-    assert example.resources().devices >= 1
+    resources = example.resources()
+    assert (resources.devices >= 1) == (resources.device_type != "none")
     assert all(":" in name for name in example.requirements())
     assert example.summary()
     json.dumps(example.summary())

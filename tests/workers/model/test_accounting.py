@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from kernels.registry import ATTENTION
 from workers.model import TransformerLM, accounting
-from workers.model.accounting import peak_tflops
+from workers.model.accounting import FeedForwardStack, StepMemory, peak_tflops
 from workers.model.batches import RandomBatches
-from workers.model.precision import PRECISIONS
+from workers.model.loss import cross_entropy
+from workers.model.precision import PRECISIONS, set_parameter_dtype
 from workers.model.steps import GenerateStep
 
 SHAPES = [
@@ -103,3 +107,173 @@ def test_attention_alone_counts_as_attention_in_the_model(causal: bool) -> None:
     alone = accounting.attention_flops((3, 4, 64, 16), causal=causal)
     assert alone == in_model * 2 * (1 if causal else 2)
     assert accounting.attention_backward_flops(alone) == 2 * alone
+
+
+PRESETS = {
+    "small": accounting.Shape(10_000, 768, 12, 12, 3072),
+    "medium": accounting.Shape(10_000, 1024, 24, 16, 4096),
+    "large": accounting.Shape(10_000, 1280, 36, 20, 5120),
+    "xl": accounting.Shape(10_000, 1600, 48, 25, 6400),
+    "2.7b": accounting.Shape(10_000, 2560, 32, 32, 10_240),
+    "8b": accounting.Shape(151_936, 4096, 34, 32, 11_008),
+}
+STACK = FeedForwardStack(d_model=16_384, d_ff=53_248, num_blocks=126)
+
+
+def bytes_of(tensors: Any) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def bytes_of_state(optimizer: torch.optim.Optimizer) -> int:
+    return bytes_of(tensor for state in optimizer.state.values() for tensor in state.values())
+
+
+@pytest.mark.parametrize(("name", "parameter_dtype"), [*((name, "fp32") for name in PRESETS), ("small", "bf16")])
+def test_parameters_gradients_and_optimizer_state_of_presets(name: str, parameter_dtype: Any) -> None:
+    """The real model and the real optimizer on the meta device. Exact but for AdamW's step counters."""
+    shape, step = PRESETS[name], StepMemory(1, 1, "bf16", parameter_dtype)
+    with torch.device("meta"):
+        model = build(shape, 8)
+    set_parameter_dtype(model, parameter_dtype)
+    count, each = accounting.parameters(shape), step.parameter_bytes
+    assert bytes_of(model.parameters()) == count * each
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    for parameter in model.parameters():
+        parameter.grad = torch.empty_like(parameter)
+    optimizer.step()
+    assert bytes_of(parameter.grad for parameter in model.parameters() if parameter.grad is not None) == count * each
+    counters = 4 * len(list(model.parameters()))
+    assert bytes_of_state(optimizer) == accounting.MOMENTS * count * each + counters
+    assert counters < 1e-5 * count, "which the estimate leaves out"
+
+
+def test_optimizer_state_of_a_real_step() -> None:
+    shape = accounting.Shape(10_000, 128, 2, 4, 512)
+    model = build(shape, 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.zeros(1, 8, dtype=torch.long)).sum().backward()
+    optimizer.step()
+    expected = accounting.MOMENTS * 4 * accounting.parameters(shape)
+    assert bytes_of_state(optimizer) == pytest.approx(expected, rel=1e-4)
+
+
+class SavedTensors:
+    """Collects the storages that autograd saves, each once, without those of `left_out`."""
+
+    def __init__(self, left_out: Any) -> None:
+        self._left_out = {tensor.untyped_storage().data_ptr() for tensor in left_out}
+        self._alive: list[torch.Tensor] = []
+        self.sizes: dict[int, int] = {}
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._left_out:
+            self.sizes[storage.data_ptr()] = storage.nbytes()
+        self._alive.append(tensor)  # so that no later tensor gets its address
+        return tensor
+
+    @property
+    def bytes(self) -> int:
+        return sum(self.sizes.values())
+
+
+def saved_in_forward(shape: accounting.Shape, step: StepMemory, attention: str, device: str = "cpu") -> int:
+    """Bytes that the real model and loss save; parameters and tables of angles are there anyhow."""
+    with torch.device(device):
+        model = build(
+            shape,
+            step.context_length,
+            attention=ATTENTION.load(attention).function,
+            activation_checkpointing=step.activation_checkpointing,
+        )
+    set_parameter_dtype(model, step.parameter_dtype)
+    tokens = torch.zeros(2, step.batch_size, step.context_length, dtype=torch.long, device=device)
+    inputs, targets = tokens[0].clone(), tokens[1].clone()
+    saved = SavedTensors([*model.parameters(), *model.buffers()])
+    with (
+        torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor),
+        PRECISIONS[step.precision].autocast(device),
+    ):
+        loss = cross_entropy(model(inputs), targets)
+    assert loss.requires_grad
+    return saved.bytes
+
+
+IN_BLOCKS = [(2, 24, SHAPES[0]), (1, 7, SHAPES[1]), (3, 16, SHAPES[0])]
+DTYPES = [("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16"), ("fp16", "fp32")]
+
+
+@pytest.mark.parametrize(("batch", "context", "shape"), IN_BLOCKS)
+@pytest.mark.parametrize(("precision", "parameter_dtype"), DTYPES)
+@pytest.mark.parametrize("attention", ["eager", "tiled"])
+def test_activations_are_what_autograd_saves(
+    batch: int, context: int, shape: accounting.Shape, precision: Any, parameter_dtype: Any, attention: str
+) -> None:
+    """Within 1 %: exact with torch 2.13, and another torch may save one tensor more or less."""
+    kind: Any = "eager" if attention == "eager" else "fused"
+    step = StepMemory(batch, context, precision, parameter_dtype, kind, on_gpu=False)
+    expected = accounting.activations(shape, step) + accounting.weight_copies(shape, step)
+    assert saved_in_forward(shape, step, attention) == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize(("precision", "parameter_dtype"), DTYPES)
+def test_checkpointing_saves_the_inputs_of_blocks(precision: Any, parameter_dtype: Any) -> None:
+    """Before the backward pass: its recomputed block is what a model without checkpointing saves for one more block."""
+    shape, step = SHAPES[0], StepMemory(2, 24, precision, parameter_dtype, on_gpu=False)
+    checkpointed = StepMemory(2, 24, precision, parameter_dtype, activation_checkpointing=True, on_gpu=False)
+    symbols = {**shape.symbols, **step.symbols}
+    (inputs, _, inputs_bytes), (_, _, larger) = accounting.saved_for_backward(shape, checkpointed)
+    assert inputs == "inputs of the blocks"
+    ends = sum(saved.size(symbols) for saved in accounting.saved_by_ends(shape, step))
+    head_copy = step.compute_bytes * shape.vocab_size * shape.d_model if step.casts_weights else 0
+    found = saved_in_forward(shape, checkpointed, "eager")
+    assert found == pytest.approx(inputs_bytes + ends + head_copy, rel=0.01)
+    one_more = accounting.Shape(shape.vocab_size, shape.d_model, shape.num_layers + 1, shape.num_heads, shape.d_ff)
+    copies = step.compute_bytes * accounting.block_weights(shape) if step.casts_weights else 0
+    block = saved_in_forward(one_more, step, "eager") - saved_in_forward(shape, step, "eager") - copies
+    assert larger == pytest.approx(max(block, ends), rel=0.01)
+
+
+def test_a_stacks_layers_save_their_inputs() -> None:
+    stack, step = FeedForwardStack(d_model=6, d_ff=10, num_blocks=3), StepMemory(2, 5)
+    sizes = [(stack.d_model, stack.d_ff), (stack.d_ff, stack.d_model)] * stack.num_blocks
+    model = nn.Sequential(*(nn.Linear(*size, bias=False) for size in sizes))
+    assert bytes_of(model.parameters()) == 4 * accounting.parameters(stack)
+    saved = SavedTensors(model.parameters())
+    with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor):
+        model(torch.zeros(2, 5, stack.d_model))
+    assert saved.bytes == accounting.activations(stack, step)
+
+
+def test_a_stack_by_hand() -> None:
+    """CS336's problem communication_accounting (a): 126 · 2 · 16 384 · 53 248 parameters; bf16 inputs of each layer."""
+    step = StepMemory(1, 1024, "bf16")
+    assert accounting.parameters(STACK) == 126 * 2 * 16_384 * 53_248 == 219_848_638_464
+    assert accounting.activations(STACK, step) == 1024 * 126 * (16_384 + 53_248) * 2
+    assert accounting.weight_copies(STACK, step) == 0
+    assert accounting.block_flops_per_token(STACK, 1024) == 4 * 16_384 * 53_248
+    only_inputs = StepMemory(1, 1024, "bf16", activation_checkpointing=True)
+    assert accounting.activations(STACK, only_inputs) == 1024 * 2 * (126 * 16_384 + 16_384 + 53_248)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_flops_of_blocks_are_those_of_the_model(shape: accounting.Shape) -> None:
+    in_blocks = accounting.forward_flops(shape, 3, 12, logit_positions=0)
+    assert accounting.block_flops_per_token(shape, 12) * 3 * 12 * shape.num_layers == in_blocks
+
+
+def test_a_gpus_autocast_keeps_the_softmax_twice() -> None:
+    shape, (cpu, gpu) = SHAPES[0], (StepMemory(2, 24, "bf16", on_gpu=on_gpu) for on_gpu in (False, True))
+    twice = 4 * shape.num_layers * 2 * shape.num_heads * 24**2
+    assert accounting.activations(shape, gpu) - accounting.activations(shape, cpu) == twice
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("precision", "parameter_dtype"), DTYPES)
+@pytest.mark.parametrize("attention", ["eager", "triton"])
+def test_activations_are_what_autograd_saves_on_a_gpu(precision: Any, parameter_dtype: Any, attention: str) -> None:
+    shape = accounting.Shape(vocab_size=500, d_model=128, num_layers=2, num_heads=4, d_ff=256)
+    kind: Any = "eager" if attention == "eager" else "fused"
+    step = StepMemory(2, 128, precision, parameter_dtype, kind)
+    expected = accounting.activations(shape, step) + accounting.weight_copies(shape, step)
+    assert saved_in_forward(shape, step, attention, "cuda") == pytest.approx(expected, rel=0.01)

@@ -1,0 +1,120 @@
+"""`estimate`: memory and communication of a training step on paper, for a model and a mesh of devices."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from app.presets import BATCH_SIZE, MODEL_SIZES
+from app.specs._base import Resources, SpecBase, StrictModel, field_error
+from app.specs._identity import Scalar
+from app.specs._training import HYPER_PARAMETERS, ModelSpec
+
+STACK_SIZES = ("d_model", "d_ff", "num_blocks")
+
+
+class StackSpec(StrictModel):
+    """A stack of feed-forward blocks: each has two linear layers, and nothing else."""
+
+    d_model: int = Field(default=16_384, ge=1, le=1_048_576)
+    """Width of a block's input and output."""
+    d_ff: int = Field(default=53_248, ge=1, le=4_194_304)
+    """Width between the two layers."""
+    num_blocks: int = Field(default=126, ge=1, le=65_536)
+    """Number of blocks."""
+
+    def label(self) -> str:
+        """Return the name that tables show."""
+        return f"stack-d{self.d_model}-f{self.d_ff}-b{self.num_blocks}"
+
+
+class MeshSpec(StrictModel):
+    """A mesh of fsdp × tensor devices and its links. The defaults are a TPU v5p's, as in "How to Scale Your Model"."""
+
+    fsdp: int = Field(default=16, ge=1, le=1_048_576)
+    """Devices along the data-parallel axis, which shards parameters, gradients and optimizer state (X)."""
+    tensor: int = Field(default=4, ge=1, le=65_536)
+    """Devices along the tensor-parallel axis, which splits each matrix product (Y); divides the model's heads and
+    d_ff."""
+    fsdp_axes: int = Field(default=2, ge=1, le=16)
+    """Links of a device that serve the data-parallel axis at the same time (Mx)."""
+    tensor_axes: int = Field(default=1, ge=1, le=16)
+    """Links of a device that serve the tensor-parallel axis at the same time (My)."""
+    link_bytes_per_s: float = Field(default=1.8e11, ge=1, le=1e18)
+    """Bandwidth of one link, both directions together, in bytes per second (W)."""
+    flops_per_s: float = Field(default=4.6e14, ge=1, le=1e24)
+    """Rate of one device's matrix products in FLOP per second (C)."""
+
+
+class EstimateSpec(SpecBase):
+    """Compute on paper what a training step needs: bytes on each device, and the batch that hides communication."""
+
+    kind: Literal["estimate"] = "estimate"
+    architecture: Literal["transformer", "feed_forward_stack"] = "transformer"
+    """`transformer` takes the sizes of `model`, `feed_forward_stack` those of `stack`."""
+    model: ModelSpec = ModelSpec(size="small")
+    stack: StackSpec = StackSpec()
+    batch_size: int = Field(default=BATCH_SIZE, ge=1, le=65_536)
+    """Sequences per step of one data-parallel rank; the devices of a tensor-parallel group share them."""
+    context_length: int = Field(default=256, ge=1, le=1_048_576)
+    """Tokens per sequence."""
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = "bf16"
+    """Data type of matrix products and of the activations between them; `bf16` and `fp16` by autocast."""
+    parameter_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Data type of parameters, accumulated gradients and optimizer state."""
+    communication_dtype: Literal["fp32", "bf16"] = "bf16"
+    """Data type of the weights and activations that devices send each other."""
+    attention: Literal["eager", "fused"] = "eager"
+    """`eager` saves whole matrices of attention weights for the backward pass; `fused` saves, like FlashAttention, its
+    output and the log-sum-exp of each query."""
+    activation_checkpointing: bool = False
+    """Save each block's input only, and recompute one block at a time in the backward pass."""
+    mesh: MeshSpec = MeshSpec()
+    sharded_activation_fraction: float = Field(default=0.5, ge=0, le=1)
+    """Share of the activations that is sharded over mesh.fsdp devices, too; the rest is whole on each."""
+    device_gb: float = Field(default=80.0, ge=0.001, le=1e6)
+    """Memory of the devices that one replica is counted in, in GB (10⁹ bytes)."""
+    shard_limit_gb: float = Field(default=95.0, ge=0.001, le=1e6)
+    """The smallest number of shards keeps each device under this, in GB (10⁹ bytes)."""
+
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        **{size: {"model": {"size": size}, "batch_size": BATCH_SIZE} for size in MODEL_SIZES},
+        # CS336's problem communication_accounting.
+        "communication_accounting": {"architecture": "feed_forward_stack", "batch_size": 1, "context_length": 1024},
+    }
+    labels: ClassVar[dict[str, tuple[str, ...]]] = {
+        "model": (*(f"model.{name}" for name in HYPER_PARAMETERS), *(f"stack.{name}" for name in STACK_SIZES))
+    }
+    table_rows: ClassVar[tuple[str, ...]] = ("model", "batch_size", "context_length")
+    table_columns: ClassVar[tuple[str, ...]] = (
+        "total_gib",
+        "activations_gib",
+        "replica_devices",
+        "mesh_per_device_gib",
+        "fewest_shards",
+        "summed_tokens_per_device",
+    )
+
+    @model_validator(mode="after")
+    def _fields_go_together(self) -> Self:
+        if self.parameter_dtype == "bf16" and self.precision != "bf16":
+            raise field_error("parameter_dtype", "parameters in bf16 need precision bf16: nothing would compute wider")
+        return self
+
+    def resources(self) -> Resources:
+        return Resources(device_type="none", devices=0)
+
+    def label(self) -> str:
+        """Return the model's name for people."""
+        return self.model.label() if self.architecture == "transformer" else self.stack.label()
+
+    def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
+        """Spell out the model's preset, and set the sizes of the other architecture to null."""
+        del identity["model.size"]
+        identity |= {f"model.{name}": size for name, size in self.model.shape().items()}
+        unused = "stack." if self.architecture == "transformer" else "model."
+        identity |= dict.fromkeys(name for name in identity if name.startswith(unused))
+        if self.architecture == "feed_forward_stack":
+            identity["attention"] = None
+        return identity, {"model": self.label()}

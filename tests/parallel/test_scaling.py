@@ -1,0 +1,190 @@
+"""The formulas of a mesh, against numbers worked by hand from their sources."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from fractions import Fraction
+from typing import Any
+
+import pytest
+
+from parallel import scaling
+from parallel.scaling import STRATEGIES, Formula, evaluate
+
+D, F, BLOCKS = 16_384, 53_248, 126
+XXL: dict[str, float] = {
+    "P": 4 * BLOCKS * 2 * D * F,
+    "G": 4 * BLOCKS * 2 * D * F,
+    "O": 8 * BLOCKS * 2 * D * F,
+    "K": 0,
+    "A": 2 * 1024 * BLOCKS * (D + F),
+    "f": 0.5,
+    "R": 80 * 10**9,
+    "M": 95 * 10**9,
+    "X": 16,
+    "Y": 4,
+    "Mx": 2,
+    "My": 1,
+    "W": 2 * 9e10,
+    "C": 4.6e14,
+    "k": 4 * D * F,
+    "g": 2 * 2 * D * F,
+    "m": 2 * 2 * D,
+}
+"""The model of CS336's problem communication_accounting with 1024 tokens, on the TPUs of the scaling book."""
+ALPHA = 4.6e14 / 1.8e11
+"""The scaling book's C / W, which it rounds to 2550."""
+
+
+def value(formula: Formula, **changed: float) -> float:
+    return float(formula.value({**XXL, **changed}))
+
+
+class TestText:
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("2 + 3 * a", 17),
+            ("(2 + 3) * a", 25),
+            ("a / b", Fraction(5, 3)),
+            ("a**2 - b", 22),
+            ("floor(a / b) + 1", 2),
+            ("max(a, 2 * b)", 6),
+            ("a * 0.1", Fraction(1, 2)),
+        ],
+    )
+    def test_its_value_is_exact(self, text: str, expected: Fraction) -> None:
+        assert evaluate(text, {"a": 5, "b": 3}) == expected
+
+    def test_a_float_is_the_decimal_that_people_wrote(self) -> None:
+        assert evaluate("f * 10", {"f": 0.1}) == 1
+        assert evaluate("W", {"W": 1.8e11}) == 180_000_000_000
+
+    @pytest.mark.parametrize(
+        "text", ["c", "a if b else 1", "__import__('os')", "a.real", "'a'", "a % b", "floor(x=a)", "[a]", "a == b"]
+    )
+    def test_nothing_but_arithmetic_is_computed(self, text: str) -> None:
+        with pytest.raises(ValueError, match="is no formula of a, b"):
+            evaluate(text, {"a": 1, "b": 2})
+
+    def test_people_see_signs_of_mathematics(self) -> None:
+        assert scaling.pretty("2 * V * D**2 / X") == "2·V·D² / X"
+
+
+class TestMemory:
+    def test_each_strategy_by_hand(self) -> None:
+        """16 bytes for each of 126 · 2 · 16 384 · 53 248 parameters; 126 · (16 384 + 53 248) · 2 bytes per token."""
+        state, saved = 3_517_578_215_424, 17_968_398_336
+        by_hand = {
+            "data": state + saved,
+            "sharded_optimizer": state / 2 + state / 2 / 16 + saved,
+            "fully_sharded": state / 16 + saved,
+            "sharded_activations": state / 16 + saved / 2 + saved / 32,
+            "tensor": (state + saved) / 4,
+            "mesh": (state / 16 + saved) / 4,
+        }
+        assert {name: value(formula) for name, formula in STRATEGIES.items()} == by_hand
+
+    def test_one_device_holds_a_replica_whatever_the_strategy(self) -> None:
+        alone = {value(formula, X=1, Y=1) for formula in STRATEGIES.values()}
+        assert alone == {3_517_578_215_424 + 17_968_398_336}
+
+    def test_sharding_half_of_the_activations_saves_what_the_strategies_differ_by(self) -> None:
+        saved = value(scaling.SAVED_BY_SHARDING)
+        assert saved == value(scaling.FULLY_SHARDED) - value(scaling.SHARDED_ACTIVATIONS)
+        assert saved == 17_968_398_336 / 2 * 15 / 16
+
+    def test_a_replica_in_devices(self) -> None:
+        assert value(scaling.REPLICA_DEVICES, A=0) == pytest.approx(43.97, abs=0.005)
+
+    @pytest.mark.parametrize(("tokens", "shards"), [(0, 38), (1024, 41), (4096, 61)])
+    def test_fewest_shards_by_hand(self, tokens: int, shards: int) -> None:
+        """In GB: 3517.58 / 95 = 37.03, (3517.58 + 8.984) / (95 - 8.984) = 40.999, 3553.52 / (95 - 35.94) = 60.16."""
+        assert value(scaling.FEWEST_SHARDS, A=2 * tokens * BLOCKS * (D + F)) == shards
+
+    def test_fewest_shards_are_under_the_limit_and_one_fewer_is_not(self, rng: random.Random) -> None:
+        for _ in range(100):
+            symbols: dict[str, Any] = {
+                **{name: rng.randint(1, 10**12) for name in ("P", "G", "O")},
+                "A": rng.randint(1, 10**11),
+                "f": rng.random(),
+                "M": rng.randint(10**11, 10**12),
+            }
+            shards = int(scaling.FEWEST_SHARDS.value(symbols))
+            assert scaling.SHARDED_ACTIVATIONS.value({**symbols, "X": shards}) < symbols["M"]
+            if shards > 1:
+                assert scaling.SHARDED_ACTIVATIONS.value({**symbols, "X": shards - 1}) >= symbols["M"]
+
+    def test_a_device_at_the_limit_is_not_under_it(self) -> None:
+        even = {"P": 40, "G": 40, "O": 80, "A": 0, "f": 0.5, "M": 16}
+        assert scaling.FEWEST_SHARDS.value(even) == 11
+
+    def test_activations_that_stay_whole_may_leave_no_number_of_shards(self) -> None:
+        assert scaling.why_no_shards(XXL) is None
+        reason = scaling.why_no_shards({**XXL, "A": 190 * 10**9})
+        assert reason is not None
+        assert "95 GB" in reason
+        assert scaling.why_no_shards({**XXL, "A": 190 * 10**9, "f": 1.0}) is None
+
+
+class TestBatch:
+    def test_fully_sharded_alone_as_in_the_book(self) -> None:
+        assert value(scaling.FSDP_TOKENS, Mx=1) == pytest.approx(ALPHA)
+        assert value(scaling.FSDP_TOKENS, Mx=3) == pytest.approx(850, rel=0.01)
+
+    def test_tensor_alone_as_in_the_book(self) -> None:
+        """Y < F / 2550: 29 000 gives 11, and Gemma's 50 000 stops between 16 and 19 or 20."""
+        assert value(scaling.MOST_TENSOR) == pytest.approx(F / ALPHA)
+        gemma = {"k": 4 * D * 50_000}
+        assert 16 < value(scaling.MOST_TENSOR, **gemma) < 20
+
+    def test_the_mesh_by_hand(self) -> None:
+        """B · (F / C - Y / (W · My)) = F · X / (W · Mx), from T_math = T_FSDP + T_MP with D and bytes cancelled."""
+        by_hand = F * 16 / (1.8e11 * 2) / (F / 4.6e14 - 4 / 1.8e11)
+        assert value(scaling.SUMMED_TOKENS) * 64 == pytest.approx(by_hand)
+        assert round(by_hand) == 25_302
+        assert value(scaling.SUMMED_TOKENS) == pytest.approx(395.3, abs=0.05)
+
+    def test_the_mesh_with_overlapping_axes_by_hand(self) -> None:
+        assert value(scaling.OVERLAPPED_TOKENS) == pytest.approx(ALPHA / 8)
+        assert value(scaling.OVERLAPPED_TOKENS) * 64 == pytest.approx(20_444, abs=1)
+
+    def test_at_that_batch_the_times_are_equal(self, rng: random.Random) -> None:
+        for _ in range(50):
+            x, y = rng.randint(2, 64), rng.randint(2, 16)
+            summed = value(scaling.SUMMED_TOKENS, X=x, Y=y)
+            overlapped = value(scaling.OVERLAPPED_TOKENS, X=x, Y=y)
+            for tokens, together in ((summed, sum), (overlapped, max)):
+                batch = tokens * x * y
+                math_s = 4 * batch * D * F / (x * y * 4.6e14)
+                fsdp_s, tensor_s = 4 * D * F / (y * 1.8e11 * 2), 4 * batch * D / (x * 1.8e11)
+                assert together([fsdp_s, tensor_s]) == pytest.approx(math_s)
+
+    def test_the_best_mesh_as_in_the_book(self) -> None:
+        """F = 32 768 and Mx · My = 2 give B / N > 99."""
+        book = {"k": 4 * D * 32_768, "g": 4 * D * 32_768}
+        assert value(scaling.BEST_TOKENS, **book) == pytest.approx(ALPHA**2 / (2 * 32_768))
+        assert value(scaling.BEST_TOKENS, **book) == pytest.approx(99, rel=0.01)
+        most = value(scaling.MOST_TENSOR, **book)
+        assert value(scaling.OVERLAPPED_TOKENS, **{**book, "Y": most}) == pytest.approx(
+            value(scaling.BEST_TOKENS, **book)
+        )
+
+    def test_too_wide_a_tensor_axis_hides_nothing(self) -> None:
+        assert scaling.why_not_hidden({**XXL, "Y": 20}) is None
+        reason = scaling.why_not_hidden({**XXL, "Y": 21})
+        assert reason is not None
+        assert "below 20.84" in reason
+
+    def test_without_gathered_weights_every_batch_hides(self) -> None:
+        reason = scaling.why_not_hidden({**XXL, "X": 1})
+        assert reason is not None
+        assert "every batch" in reason
+        assert scaling.why_not_hidden({**XXL, "X": 2, "Y": 1}) is None
+
+
+def test_scaling_needs_no_torch() -> None:
+    code = "import sys, parallel.scaling; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,238 @@
+"""The runner of `estimate` in this process."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pydantic", reason="the service's dependencies are not installed")
+
+from app.specs import spec_adapter
+from app.specs.estimate import EstimateSpec
+from tests.workers.reporting import Report
+from workers.jobs import estimate
+from workers.jobs.estimate import RUNNER
+from workers.model import accounting
+from workers.outcome import Unsupported
+
+GIB = 2**30
+STACK = {"architecture": "feed_forward_stack", "batch_size": 1, "context_length": 1024}
+"""CS336's problem communication_accounting with a batch of 1024 tokens."""
+OWN = {"model": {"d_model": 96, "d_ff": 64, "num_layers": 5, "num_heads": 6, "vocab_size": 77}}
+SPECS: list[dict[str, Any]] = [
+    {},
+    STACK,
+    {**STACK, "activation_checkpointing": True, "precision": "fp32"},
+    {"model": {"size": "xl"}, "context_length": 512, "attention": "fused"},
+    {"precision": "bf16", "parameter_dtype": "bf16", "communication_dtype": "fp32"},
+    {**OWN, "precision": "fp32", "mesh": {"tensor": 1}},
+    {**OWN, "precision": "fp16", "activation_checkpointing": True, "mesh": {"tensor": 2, "flops_per_s": 1e12}},
+]
+
+
+def parsed(**fields: Any) -> EstimateSpec:
+    spec = spec_adapter.validate_json(json.dumps({"kind": "estimate", **fields}))
+    assert isinstance(spec, EstimateSpec)
+    return spec
+
+
+@pytest.fixture
+def run(tmp_path: Path):
+    def run(**fields: Any) -> Report:
+        spec, report = parsed(**fields), Report(tmp_path)
+        (unit,) = RUNNER.plan(spec)
+        RUNNER.run(spec, unit, report)
+        return report
+
+    return run
+
+
+def table(report: Report, name: str) -> list[dict[str, Any]]:
+    columns = [column["name"] for column in report.tables[name]["columns"]]
+    return [dict(zip(columns, row, strict=True)) for row in report.tables[name]["rows"]]
+
+
+def medians(report: Report) -> dict[str, float | None]:
+    """Values by column: metric, or phase and metric."""
+    return {
+        row["metric"] if row["phase"] is None else f"{row['phase']}_{row['metric']}": row["median"]
+        for row in report.rows
+    }
+
+
+def test_the_assignments_answers(run) -> None:
+    """Worked by hand: 16 bytes for each of 126 · 2 · 16 384 · 53 248 parameters; for each of 1024 tokens, 126 · (16 384 +
+    53 248) numbers of two bytes."""
+    report = run(**STACK)
+    found = medians(report)
+    state, saved = 16 * 219_848_638_464, 1024 * 126 * 69_632 * 2
+    assert found["parameters"] == 219_848_638_464
+    assert [found[f"{part}_gib"] for part in ("parameters", "gradients", "optimizer_state")] == [
+        pytest.approx(state / share / GIB) for share in (4, 4, 2)
+    ]
+    assert found["activations_gib"] == pytest.approx(saved / GIB)
+    assert found["total_gib"] == pytest.approx((state + saved) / GIB)
+    assert found["replica_devices"] == pytest.approx((state + saved) / 80e9)
+    assert found["saved_by_16_bits_gib"] == pytest.approx(saved / GIB), "bf16 halves the activations"
+    assert found["saved_by_sharding_gib"] == pytest.approx(saved / 2 * 15 / 16 / GIB)
+    assert found["fewest_shards"] == 41
+    assert found["summed_tokens_per_device"] == pytest.approx(395.34, abs=0.005)
+    assert found["summed_global_tokens"] == pytest.approx(25_302, abs=0.5)
+    assert found["overlapped_tokens_per_device"] == pytest.approx(319.44, abs=0.005)
+    assert found["overlapped_global_tokens"] == pytest.approx(20_444, abs=0.5)
+    assert found["sharded_activations_per_device_gib"] == pytest.approx((state / 16 + saved / 2 + saved / 32) / GIB)
+    assert {row["outcome"] for row in report.rows} == {"ok"}
+
+
+@pytest.mark.parametrize("fields", SPECS, ids=str)
+def test_each_shown_formula_has_the_shown_value(run, fields: dict[str, Any]) -> None:
+    """Python computes what people read, from the values that the tables show."""
+    report = run(**fields)
+    names: dict[str, Any] = {row["symbol"]: row["value"] for row in table(report, "symbols")}
+    names |= {"max": max, "floor": lambda number: number // 1}
+    rows = table(report, "formulas")
+    for row in rows:
+        assert row["source"]
+        symbol, is_named, text = row["formula"].rpartition(" = ")
+        plain = text.replace("·", " * ").replace("²", "**2")
+        ast.parse(plain, mode="eval")
+        if row["value"] is None:
+            assert row["note"]
+            continue
+        assert eval(plain, {}, names) == pytest.approx(row["value"], rel=1e-12), row
+        if is_named:
+            names[symbol] = row["value"]
+    assert len(rows) == 25
+    assert set(names) >= {"n", "P", "G", "O", "K", "A", "k", "g", "m"}
+
+
+@pytest.mark.parametrize("fields", SPECS, ids=str)
+def test_shown_formulas_are_those_of_accounting(run, fields: dict[str, Any]) -> None:
+    spec, report = parsed(**fields), run(**fields)
+    shape, step = estimate.sizes(spec)
+    found = {row["formula"].partition(" = ")[0]: row["value"] for row in table(report, "formulas")}
+    assert found["n"] == accounting.parameters(shape)
+    assert found["P"] == found["G"] == found["O"] / 2 == step.parameter_bytes * accounting.parameters(shape)
+    assert found["A"] == accounting.activations(shape, step)
+    assert found["K"] == accounting.weight_copies(shape, step)
+    assert found["k"] == accounting.block_flops_per_token(shape, spec.context_length)
+    each = 4 if spec.communication_dtype == "fp32" else 2
+    assert found["g"] == each * accounting.block_weights(shape)
+
+
+@pytest.mark.parametrize("fields", SPECS, ids=str)
+def test_tables_and_metrics_agree(run, fields: dict[str, Any]) -> None:
+    report = run(**fields)
+    found = medians(report)
+    memory = table(report, "memory")
+    by_category = {row["category"]: row for row in memory if row["what"] is None}
+    assert by_category["total"]["gib"] == pytest.approx(found["total_gib"])
+    parts = [name for name in by_category if name != "total"]
+    assert sum(by_category[name]["bytes"] for name in parts) == by_category["total"]["bytes"]
+    of_activations = [row["bytes"] for row in memory if row["category"] == "of the activations"]
+    assert sum(of_activations) == by_category["activations"]["bytes"]
+    for row in table(report, "per-device"):
+        assert row["total_gib"] == pytest.approx(found[f"{row['strategy']}_per_device_gib"])
+        if row["total_gib"] is None:
+            assert row["note"]
+            continue
+        assert sum(row[name] for name in estimate.PARTS) == pytest.approx(row["total_gib"])
+        assert row["share_percent"] == pytest.approx(100 * row["total_gib"] * GIB / 80e9)
+        assert row["fits"] == (row["share_percent"] <= 100)
+    for row in table(report, "batch"):
+        if row["way"].startswith("mesh"):
+            how = row["way"].removeprefix("mesh, ")
+            assert row["tokens_per_device"] == pytest.approx(found[f"{how}_tokens_per_device"])
+            assert row["global_tokens"] == pytest.approx(found[f"{how}_global_tokens"])
+
+
+def test_a_batch_hides_communication_from_the_threshold_on(run) -> None:
+    """395.3 tokens per device of a tensor-parallel group of 4: 1581.4 tokens for each data-parallel rank."""
+    for tokens, hides in ((1581, False), (1582, True)):
+        rows = {row["way"]: row for row in table(run(**{**STACK, "context_length": tokens}), "batch")}
+        assert rows["mesh, summed"]["this_batch_hides"] is hides
+        assert rows["mesh, overlapped"]["this_batch_hides"] is True
+        assert rows["fully sharded alone"]["this_batch_hides"] is True
+        assert rows["mesh, summed"]["global_sequences"] == pytest.approx(25_302 / tokens, rel=1e-4)
+        assert (rows["mesh, summed"]["devices"], rows["fully sharded alone"]["devices"]) == (64, 16)
+
+
+@pytest.mark.parametrize(
+    ("fields", "unknown", "reason"),
+    [
+        ({"model": {"size": "xl"}}, {"tensor_", "mesh_", "summed_", "overlapped_"}, "model.num_heads (25) cannot be"),
+        ({"stack": {"d_ff": 6}, **STACK}, {"tensor_", "mesh_", "summed_", "overlapped_"}, "stack.d_ff (6) cannot be"),
+        ({**STACK, "mesh": {"tensor": 32}}, {"summed_", "overlapped_"}, "take a mesh.tensor below 20.84"),
+        ({**STACK, "mesh": {"fsdp": 1}}, {"summed_", "overlapped_"}, "every batch hides communication"),
+        ({**STACK, "context_length": 16_384}, {"fewest_"}, "reach the limit however many shards there are"),
+    ],
+    ids=str,
+)
+def test_what_has_no_value_is_null_with_a_reason(run, fields: dict[str, Any], unknown: set[str], reason: str) -> None:
+    report = run(**fields)
+    without = {name for name, value in medians(report).items() if value is None}
+    assert {f"{name.partition('_')[0]}_" for name in without} == unknown
+    reasons = {row["reason"] for row in report.rows if row["outcome"] != "ok"}
+    assert {row["outcome"] for row in report.rows} == {"ok", "unknown"}
+    assert len(reasons) == 1
+    assert reason in reasons.pop()
+
+
+def test_one_device_along_the_tensor_axis_exchanges_nothing(run) -> None:
+    rows = table(run(**STACK, mesh={"tensor": 1}), "batch")
+    assert len({row["tokens_per_device"] for row in rows[:3]}) == 1
+    assert len({row["formula"] for row in rows[:3]}) == 1
+
+
+def test_precision_changes_activations_and_parameter_dtype_the_rest(run) -> None:
+    wide, mixed, narrow = (
+        medians(run(precision=precision, parameter_dtype=dtype))
+        for precision, dtype in (("fp32", "fp32"), ("bf16", "fp32"), ("bf16", "bf16"))
+    )
+    assert wide["saved_by_16_bits_gib"] == 0
+    assert wide["weight_copies_gib"] == narrow["weight_copies_gib"] == 0 < (mixed["weight_copies_gib"] or 0)
+    assert narrow["parameters_gib"] == (mixed["parameters_gib"] or 0) / 2
+    for found in (mixed, narrow):
+        saved = (wide["total_gib"] or 0) - (found["total_gib"] or 0)
+        assert found["saved_by_16_bits_gib"] == pytest.approx(saved)
+
+
+def test_the_largest_sizes_are_numbers(run) -> None:
+    model = {"d_model": 65_536, "d_ff": 262_144, "num_layers": 1024, "num_heads": 1024, "vocab_size": 4_194_304}
+    mesh = {"fsdp": 1_048_576, "tensor": 1024, "link_bytes_per_s": 1e18, "flops_per_s": 1}
+    report = run(model=model, batch_size=65_536, context_length=1_048_576, mesh=mesh)
+    assert [row for row in report.rows if row["outcome"] != "ok" and row["metric"] != "fewest_shards"] == []
+
+
+def test_somebody_elses_model_has_no_formulas(run) -> None:
+    with pytest.raises(Unsupported, match=r"model.name: there are formulas for 'transformer_lm' only, not for 'own'"):
+        run(model={"size": "tiny", "name": "own"})
+    assert run(**STACK, model={"size": "tiny", "name": "own"}).rows, "a stack has no such model"
+
+
+def test_results_name_no_device_and_tell_the_software(run) -> None:
+    report = run()
+    assert {row["device_key"] for row in report.rows} == {"on paper"}
+    assert report.fingerprint["software"]["flopwatch"]
+    assert report.steps[-1] == (1, 1, "done")
+
+
+def test_flopwatch_run_shows_it(tmp_path: Path) -> None:
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps({"kind": "estimate", **STACK}))
+    done = subprocess.run(
+        [sys.executable, "-m", "workers", "run", str(path)], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    row = next(line for line in lines if line.startswith("| stack-d16384"))
+    assert [word.strip() for word in row.split("|")[2:-1]] == ["1", "1024", *row.split()[7::2]]
+    assert "395.3" in row
+    assert [line for line in lines if line.endswith(":")][:2] == ["batch:", "per-device:"]
+    assert max(map(len, lines[:3])) <= 160

@@ -1,0 +1,384 @@
+"""Runs `estimate`: evaluates the formulas of `workers.model.accounting` and `parallel.scaling`. It measures nothing.
+
+Each result stands in the table `formulas` with the formula that gives it, and where that comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from app.specs.estimate import EstimateSpec
+from workers.jobs._base import Reporter, Unit
+from workers.jobs._values import Metric, Values
+from workers.outcome import Unsupported
+
+if TYPE_CHECKING:
+    from parallel.scaling import Formula
+    from workers.measure.table import Scalar
+    from workers.model.accounting import FeedForwardStack, Shape, StepMemory
+
+OUR_MODEL = "transformer_lm"
+DEVICE_KEY = "on paper"
+"""Stands where measurements name the device: results on paper are the same everywhere."""
+GIB = 2**30
+EXACT = 2**53
+"""Up to this, readers of JSON keep whole numbers."""
+PARTS = {
+    "parameters_gib": ("P", "parameters"),
+    "gradients_gib": ("G", "gradients"),
+    "optimizer_state_gib": ("O", "optimizer state"),
+    "weight_copies_gib": ("K", "16-bit copies of weights"),
+    "activations_gib": ("A", "activations"),
+}
+"""The parts of a replica's memory: symbol and name, by metric."""
+SPLIT_BY_TENSOR = ("tensor", "mesh")
+"""Strategies that split the model's heads and d_ff."""
+
+
+def metrics() -> list[Metric]:
+    """Return the metrics in the order of the report."""
+    from parallel.scaling import STRATEGIES
+
+    return [
+        Metric("total_gib", None, "GiB"),
+        Metric("parameters", None, "parameters"),
+        *(Metric(name, None, "GiB") for name in PARTS),
+        Metric("saved_by_16_bits_gib", None, "GiB"),
+        Metric("saved_by_sharding_gib", None, "GiB"),
+        Metric("replica_devices", None, "devices"),
+        Metric("fewest_shards", None, "devices"),
+        *(Metric("per_device_gib", strategy, "GiB") for strategy in STRATEGIES),
+        *(Metric("tokens_per_device", how, "tokens") for how in ("summed", "overlapped")),
+        *(Metric("global_tokens", how, "tokens") for how in ("summed", "overlapped")),
+    ]
+
+
+@dataclass
+class Sheet:
+    """The formulas of a job with their values, each computed from the symbols that stand before it."""
+
+    symbols: dict[str, float]
+    rows: list[list[Scalar]] = field(default_factory=list)
+    """Of the table `formulas`."""
+
+    def add(self, formula: Formula, symbol: str = "", *, unless: str | None = None) -> Fraction | None:
+        """Evaluate a formula, list it, and let later ones use its value as `symbol`.
+
+        Args:
+            formula: The formula.
+            symbol: Its name in later formulas.
+            unless: The reason why it has no value; None: it has one.
+        """
+        from parallel.scaling import pretty
+
+        value = None if unless is not None else formula.value(self.symbols)
+        if value is not None and symbol:
+            self.symbols[symbol] = int(value) if value.denominator == 1 else float(value)
+        text = f"{symbol} = {pretty(formula.text)}" if symbol else pretty(formula.text)
+        self.rows.append([formula.quantity, text, number(value), formula.unit, formula.source, unless])
+        return value
+
+
+class EstimateRunner:
+    """The runner of kind `estimate`."""
+
+    kind = "estimate"
+
+    def plan(self, spec: EstimateSpec) -> list[Unit]:
+        """Plan one unit."""
+        return [Unit(title=f"{spec.label()}, on paper")]
+
+    def run(self, spec: EstimateSpec, unit: Unit, report: Reporter) -> None:
+        """Compute all results and report them.
+
+        Raises:
+            Unsupported: the model is not ours, so that its formulas are unknown.
+        """
+        from workers.measure import environment
+
+        if spec.architecture == "transformer" and spec.model.name != OUR_MODEL:
+            raise Unsupported(
+                f"model.name: there are formulas for {OUR_MODEL!r} only, not for {spec.model.name!r}: leave the name "
+                "out, or measure the model by a job of kind benchmark"
+            )
+        report.environment({"host": environment.host(), "software": environment.software()})
+        shape, step = sizes(spec)
+        values, sheet = Values(metrics()), Sheet(mesh_symbols(spec) | shape.symbols | step.symbols)
+        add_memory(values, sheet, shape, step)
+        add_batch(values, sheet, spec, shape, report)
+        add_devices(values, sheet, spec, report)
+        report_memory(sheet, shape, step, report)
+        report_formulas(sheet, report)
+        values.report(spec.case(), DEVICE_KEY, report)
+        report.progress(1, 1, "done")
+
+
+RUNNER = EstimateRunner()
+
+
+def sizes(spec: EstimateSpec) -> tuple[Shape | FeedForwardStack, StepMemory]:
+    """Return the model's sizes, and the choices of the step that change its memory."""
+    from workers.model.accounting import FeedForwardStack, Shape, StepMemory
+
+    step = StepMemory(
+        spec.batch_size,
+        spec.context_length,
+        spec.precision,
+        spec.parameter_dtype,
+        spec.attention,
+        spec.activation_checkpointing,
+    )
+    if spec.architecture == "feed_forward_stack":
+        return FeedForwardStack(spec.stack.d_model, spec.stack.d_ff, spec.stack.num_blocks), step
+    return Shape(vocab_size=spec.model.vocab_size, **spec.model.shape()), step
+
+
+def mesh_symbols(spec: EstimateSpec) -> dict[str, float]:
+    """Return the values of the symbols of `parallel.scaling` that the spec gives."""
+    mesh = spec.mesh
+    return {
+        "X": mesh.fsdp,
+        "Y": mesh.tensor,
+        "Mx": mesh.fsdp_axes,
+        "My": mesh.tensor_axes,
+        "W": mesh.link_bytes_per_s,
+        "C": mesh.flops_per_s,
+        "f": spec.sharded_activation_fraction,
+        "R": int(Fraction(repr(spec.device_gb)) * 10**9),
+        "M": int(Fraction(repr(spec.shard_limit_gb)) * 10**9),
+    }
+
+
+def add_memory(values: Values, sheet: Sheet, shape: Shape | FeedForwardStack, step: StepMemory) -> None:
+    """Set the bytes of one replica on one device, by what they hold."""
+    from parallel.scaling import SAVED_BY_SHARDING, Formula
+    from workers.model import accounting
+
+    of_model = "workers/model/accounting.py"
+    each = step.parameter_bytes
+    copies, saved = accounting.weight_copies_formula(shape, step), accounting.activations_formula(shape, step)
+    in_fp32 = replace(step, precision="fp32", parameter_dtype="fp32")
+    wide = accounting.activations_formula(shape, in_fp32)
+    adamw = "Loshchilov & Hutter, 2019, algorithm 2"
+    count = sheet.add(Formula("parameters", shape.parameters_formula, "parameters", of_model), "n")
+    sheet.add(Formula("parameters", f"{each} * n", "bytes", of_model), "P")
+    sheet.add(Formula("accumulated gradients", f"{each} * n", "bytes", of_model), "G")
+    sheet.add(Formula("AdamW's two moments", f"{accounting.MOMENTS} * {each} * n", "bytes", adamw), "O")
+    sheet.add(Formula("16-bit copies of weights", copies, "bytes", of_model), "K")
+    sheet.add(Formula("saved for the backward pass", saved, "bytes", of_model), "A")
+    sheet.add(Formula("saved for the backward pass, all in fp32", wide, "bytes", of_model), "A32")
+    narrow = sheet.add(
+        Formula(
+            "bytes saved by 16 bits", f"{2 + accounting.MOMENTS} * 4 * n + A32 - (P + G + O + K + A)", "bytes", of_model
+        )
+    )
+    sharded = sheet.add(SAVED_BY_SHARDING)
+    values.set("parameters", None, samples(count))
+    for name, (symbol, _) in PARTS.items():
+        values.set(name, None, [sheet.symbols[symbol] / GIB])
+    values.set("total_gib", None, [sum(sheet.symbols[symbol] for symbol, _ in PARTS.values()) / GIB])
+    values.set("saved_by_16_bits_gib", None, samples(narrow, GIB))
+    values.set("saved_by_sharding_gib", None, samples(sharded, GIB))
+
+
+def add_devices(values: Values, sheet: Sheet, spec: EstimateSpec, report: Reporter) -> None:
+    """Set the bytes on each device by strategy, and the numbers of devices; report them as the table `per-device`."""
+    from parallel.scaling import FEWEST_SHARDS, REPLICA_DEVICES, STRATEGIES, pretty, why_no_shards
+    from workers.measure.table import Column
+
+    values.set("replica_devices", None, samples(sheet.add(REPLICA_DEVICES)))
+    reason = why_no_shards(sheet.symbols)
+    values.set("fewest_shards", None, samples(sheet.add(FEWEST_SHARDS, unless=reason)), reason or "")
+    fsdp, tensor = spec.mesh.fsdp, spec.mesh.tensor
+    devices = {"tensor": tensor, "mesh": fsdp * tensor}
+    rows: list[list[Scalar]] = []
+    for strategy, formula in STRATEGIES.items():
+        reason = why_not_split(spec) if strategy in SPLIT_BY_TENSOR else None
+        found = sheet.add(formula, unless=reason)
+        values.set("per_device_gib", strategy, samples(found, GIB), reason or "")
+        parts = [None] * len(PARTS) if found is None else parts_of(formula, sheet.symbols)
+        share = None if found is None else float(100 * found / Fraction(sheet.symbols["R"]))
+        fits = None if found is None else found <= sheet.symbols["R"]
+        total = number(found, GIB)
+        rows.append([strategy, devices.get(strategy, fsdp), *parts, total, share, fits, pretty(formula.text), reason])
+    report.table(
+        "per-device",
+        [
+            Column("strategy", "string"),
+            Column("devices", "integer"),
+            *(Column(name, "number", "GiB") for name in PARTS),
+            Column("total_gib", "number", "GiB"),
+            Column("share_percent", "number", "%"),
+            Column("fits", "boolean"),
+            Column("formula", "string"),
+            Column("note", "string"),
+        ],
+        rows,
+    )
+
+
+def parts_of(formula: Formula, symbols: Mapping[str, float]) -> list[Scalar]:
+    """Return the GiB on each device that each part of a replica takes: the formula is linear in them."""
+    others: dict[str, float] = {symbol: 0 for symbol, _ in PARTS.values()}
+    return [number(formula.value({**symbols, **others, symbol: symbols[symbol]}), GIB) for symbol, _ in PARTS.values()]
+
+
+def why_not_split(spec: EstimateSpec) -> str | None:
+    """Say why mesh.tensor devices cannot share the model's heads and d_ff evenly; None if they can."""
+    tensor = spec.mesh.tensor
+    if spec.architecture == "transformer":
+        split = {f"model.{name}": spec.model.shape()[name] for name in ("num_heads", "d_ff")}
+    else:
+        split = {"stack.d_ff": spec.stack.d_ff}
+    for name, size in split.items():
+        if size % tensor:
+            return f"{name} ({size}) cannot be split evenly over {tensor} devices: take a mesh.tensor that divides it"
+    return None
+
+
+def add_batch(
+    values: Values, sheet: Sheet, spec: EstimateSpec, shape: Shape | FeedForwardStack, report: Reporter
+) -> None:
+    """Set the batch at which computation hides communication, and report the table `batch`."""
+    from parallel import scaling
+    from workers.model.accounting import ITEM_BYTES
+
+    book, of_model = "Scaling book, part 5", "workers/model/accounting.py"
+    each, heading = ITEM_BYTES[spec.communication_dtype], "a block's forward pass"
+    gathered = scaling.Formula("a block's weights, gathered", f"{each} * ({shape.block_formula})", "bytes", book)
+    moved = scaling.Formula(f"exchanged in {heading}", f"{each} * {shape.exchanged} * D", "bytes/token", book)
+    sheet.add(scaling.Formula(f"FLOPs of {heading}", shape.block_flops_formula, "FLOP/token", of_model), "k")
+    sheet.add(gathered, "g")
+    sheet.add(moved, "m")
+    fsdp, tensor = spec.mesh.fsdp, spec.mesh.tensor
+    alone = scaling.why_not_hidden({**sheet.symbols, "Y": 1})
+    both = why_not_split(spec) or scaling.why_not_hidden(sheet.symbols)
+    summed, overlapped = scaling.SUMMED_TOKENS, scaling.OVERLAPPED_TOKENS
+    if tensor == 1:
+        summed = overlapped = scaling.FSDP_TOKENS
+    rows: list[list[Scalar]] = []
+    for way, formula, sharing, why_not in (
+        ("fully sharded alone", scaling.FSDP_TOKENS, 1, alone),
+        ("mesh, summed", summed, tensor, both),
+        ("mesh, overlapped", overlapped, tensor, both),
+    ):
+        found = sheet.add(formula, unless=why_not)
+        everywhere = None if found is None else found * fsdp * sharing
+        sequences = None if everywhere is None else everywhere / spec.context_length
+        hidden = None if found is None else Fraction(spec.batch_size * spec.context_length, sharing) >= found
+        shown = scaling.pretty(formula.text)
+        rows.append([way, fsdp * sharing, number(found), number(everywhere), number(sequences), hidden, shown, why_not])
+        how = way.removeprefix("mesh, ")
+        if how != way:
+            values.set("tokens_per_device", how, samples(found), why_not or "")
+            values.set("global_tokens", how, samples(everywhere), why_not or "")
+    best = number(sheet.add(scaling.BEST_TOKENS))
+    rows.append(["best mesh, overlapped", None, best, None, None, None, scaling.pretty(scaling.BEST_TOKENS.text), None])
+    sheet.add(scaling.MOST_TENSOR)
+    _report_batch(rows, report)
+
+
+def _report_batch(rows: list[list[Scalar]], report: Reporter) -> None:
+    from workers.measure.table import Column
+
+    report.table(
+        "batch",
+        [
+            Column("way", "string"),
+            Column("devices", "integer"),
+            Column("tokens_per_device", "number", "tokens"),
+            Column("global_tokens", "number", "tokens"),
+            Column("global_sequences", "number", "sequences"),
+            Column("this_batch_hides", "boolean"),
+            Column("formula", "string"),
+            Column("note", "string"),
+        ],
+        rows,
+    )
+
+
+def report_memory(sheet: Sheet, shape: Shape | FeedForwardStack, step: StepMemory, report: Reporter) -> None:
+    """Report the table `memory`: the parts of one replica, and below them what makes the activations."""
+    from parallel.scaling import pretty
+    from workers.measure.table import Column
+    from workers.model.accounting import saved_for_backward
+
+    written = {str(row[1]).partition(" = ")[0]: str(row[1]).partition(" = ")[2] for row in sheet.rows}
+    rows: list[list[Scalar]] = []
+    for symbol, name in PARTS.values():
+        size = Fraction(sheet.symbols[symbol])
+        rows.append([name, None, written[symbol], number(size), number(size, GIB)])
+    total = sum((Fraction(sheet.symbols[symbol]) for symbol, _ in PARTS.values()), Fraction(0))
+    rows.append(["total", None, "P + G + O + K + A", number(total), number(total, GIB)])
+    for what, formula, saved in saved_for_backward(shape, step):
+        size = Fraction(saved)
+        rows.append(["of the activations", what, pretty(formula), number(size), number(size, GIB)])
+    columns = [
+        Column("category", "string"),
+        Column("what", "string"),
+        Column("formula", "string"),
+        Column("bytes", "number", "bytes"),
+        Column("gib", "number", "GiB"),
+    ]
+    report.table("memory", columns, rows)
+
+
+MEANINGS: Mapping[str, tuple[str, str | None]] = {
+    "B": ("sequences of one data-parallel rank", "sequences"),
+    "T": ("tokens per sequence", "tokens"),
+    "V": ("vocabulary", "tokens"),
+    "D": ("d_model", None),
+    "F": ("d_ff", None),
+    "H": ("heads", None),
+    "L": ("blocks", None),
+    "X": ("devices along the fsdp axis", "devices"),
+    "Y": ("devices along the tensor axis", "devices"),
+    "Mx": ("links that serve the fsdp axis", None),
+    "My": ("links that serve the tensor axis", None),
+    "W": ("bandwidth of a link", "bytes/s"),
+    "C": ("rate of a device", "FLOP/s"),
+    "f": ("share of the activations that is sharded", None),
+    "R": ("memory of a device that replicas are counted in", "bytes"),
+    "M": ("limit for the fewest shards", "bytes"),
+}
+"""What the symbols mean that the spec gives a value."""
+
+
+def report_formulas(sheet: Sheet, report: Reporter) -> None:
+    """Report the tables `formulas` and, with the values that the spec gives, `symbols`."""
+    from workers.measure.table import Column
+
+    columns = [
+        Column("quantity", "string"),
+        Column("formula", "string"),
+        Column("value", "number"),
+        Column("unit", "string"),
+        Column("source", "string"),
+        Column("note", "string"),
+    ]
+    report.table("formulas", columns, sheet.rows)
+    report.table(
+        "symbols",
+        [Column("symbol", "string"), Column("meaning", "string"), Column("value", "number"), Column("unit", "string")],
+        [
+            [symbol, meaning, number(Fraction(repr(sheet.symbols[symbol]))), unit]
+            for symbol, (meaning, unit) in MEANINGS.items()
+            if symbol in sheet.symbols
+        ],
+    )
+
+
+def number(value: Fraction | None, unit: int = 1) -> int | float | None:
+    """Return a value in units of `unit` for a table: whole where JSON keeps it, else as a float."""
+    if value is None:
+        return None
+    found = value / unit
+    return int(found) if found.denominator == 1 and abs(found) <= EXACT and unit == 1 else float(found)
+
+
+def samples(value: Fraction | None, unit: int = 1) -> list[float] | None:
+    """Return a value in units of `unit` as the samples of a metric."""
+    return None if value is None else [float(value / unit)]
