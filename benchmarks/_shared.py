@@ -8,14 +8,14 @@ import os
 import platform
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 from urllib.parse import urlsplit
 
-from sqlalchemy import Connection, Table, insert, select
+from sqlalchemy import ColumnElement, Connection, Integer, Table, insert, literal, select
 from tabulate import tabulate
 
 from app.store import tables
@@ -25,12 +25,10 @@ from tools.service import Service
 
 JSON = {"Content-Type": "application/json"}
 TIMEOUT_S = 60.0
-BATCH = 1000
-"""Copies in one transaction; a limit, so that other writers do not wait for long."""
-BELONGINGS = (tables.attempt, tables.event, tables.measurement)
+BATCH = 10_000
+"""Rows written in one transaction; a limit, so that the log of the database stays small."""
+BELONGINGS = (tables.job_label, tables.attempt, tables.event, tables.measurement)
 PACKAGES = ("fastapi", "torch")
-
-Change = Callable[[int], dict[str, Any]]
 
 
 @contextmanager
@@ -85,44 +83,34 @@ class Loopback:
         return answer
 
 
-def copy_job(database: Database, job_id: int, copies: int, change: Change, *, measured_every: int = 1) -> range:
-    """Copy a job with its labels, attempts and events, and its measurements for every `measured_every`th copy.
-
-    `change` returns the columns of the table `job` in which the copy with a given id differs; all other columns, times
-    included, are copied. Returns the ids of the copies.
-    """
+def copy_jobs(database: Database, job_id: int, copies: int) -> range:
+    """Copy a job with its labels, attempts, events and measurements; returns the ids of the copies."""
     with database.read() as connection:
-        row = connection.execute(select(tables.job).where(tables.job.c.id == job_id)).mappings().one()
-        belongings = {table: _belonging_to(connection, job_id, table) for table in BELONGINGS}
         last = connection.execute(select(tables.job.c.id).order_by(tables.job.c.id.desc()).limit(1)).scalar_one()
     ids = range(last + 1, last + 1 + copies)
+    kept = [column for column in tables.job.c if column.name != "id"]
     for start in range(0, copies, BATCH):
         batch = ids[start : start + BATCH]
+        number = select(literal(batch[0], Integer).label("id")).cte("number", recursive=True)
+        number = number.union_all(select(number.c.id + 1).where(number.c.id < batch[-1]))
+        rows = select(number.c.id, *kept).select_from(tables.job.join(number, literal(value=True)))
+        copied = insert(tables.job).from_select(
+            ["id", *(column.name for column in kept)], rows.where(tables.job.c.id == job_id)
+        )
         with database.write() as connection:
-            jobs = [{**row, "id": copy, **change(copy)} for copy in batch]
-            _insert(connection, tables.job, jobs)
-            _insert(connection, tables.job_label, list(_labels(jobs)))
-            for table, rows in belongings.items():
-                owners = batch[::measured_every] if table is tables.measurement else batch
-                _insert(connection, table, [{**one, "job_id": owner} for owner in owners for one in rows])
+            connection.execute(copied)
+            copy_rows(connection, BELONGINGS, job_id, tables.job.c.id.between(batch[0], batch[-1]))
     database.checkpoint()
     return ids
 
 
-def _belonging_to(connection: Connection, job_id: int, table: Table) -> list[dict[str, Any]]:
-    rows = connection.execute(select(table).where(table.c.job_id == job_id).order_by(table.c.id)).mappings()
-    return [{name: value for name, value in row.items() if name != "id"} for row in rows]
-
-
-def _labels(jobs: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    for job in jobs:
-        for key, value in job["labels"].items():
-            yield {"job_id": job["id"], "key": key, "value": value}
-
-
-def _insert(connection: Connection, table: Table, rows: list[dict[str, Any]]) -> None:
-    if rows:
-        connection.execute(insert(table), rows)
+def copy_rows(connection: Connection, of: Sequence[Table], job_id: int, which: ColumnElement[bool]) -> None:
+    """Copy these tables' rows of a job for each job of the selection."""
+    for table in of:
+        kept = [column for column in table.c if column.name not in ("id", "job_id")]
+        rows = select(tables.job.c.id, *kept).select_from(table.join(tables.job, literal(value=True)))
+        names = ["job_id", *(column.name for column in kept)]
+        connection.execute(insert(table).from_select(names, rows.where(table.c.job_id == job_id, which)))
 
 
 def print_report(title: str, table: Sequence[dict[str, str]]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from app.store.engine import open_database
-from benchmarks._shared import copy_job, print_report, started_service
+from benchmarks._shared import copy_jobs, print_report, started_service
 from tools.service import submit, wait_for_job
 
 SETTLE_S = 2.0
@@ -68,7 +68,7 @@ def main(given: Sequence[str] | None = None) -> None:
         table = [measure("empty queue", processes, arguments.seconds)]
         waiting = submit(client, body("cuda"))
         with contextlib.closing(open_database(service.settings())) as database:
-            copy_job(database, waiting, arguments.queued - 1, lambda _job_id: {})
+            copy_jobs(database, waiting, arguments.queued - 1)
         table.append(measure(f"{arguments.queued} jobs that it cannot run", processes, arguments.seconds))
         events = f"/jobs/{waiting}/events"
         with client.stream("GET", events, headers={"Accept": "text/event-stream"}) as response:

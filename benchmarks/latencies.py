@@ -1,8 +1,9 @@
 """Latency of every route and page, with a full database: `python -m benchmarks.latencies`.
 
 The database has 100 000 finished and 5 000 queued jobs, with a million measurements: a sweep of 10 000 jobs, a job of
-150 000 measurements, and jobs with a few each. Then one client with one connection sends requests to the server,
-without a worker. A route that has no request here ends the script with an error, so that none is forgotten.
+150 000 measurements, and jobs with a few each, of which 1 in 20 has failed and has a label of its own. Then one client
+with one connection sends requests to the server, without a worker. A route that has no request here ends the script
+with an error, so that none is forgotten.
 """
 
 from __future__ import annotations
@@ -23,23 +24,27 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 from fastapi import FastAPI
-from sqlalchemy import Connection, Integer, Table, insert, literal, select, update
+from sqlalchemy import Connection, insert, literal, select, update
 
+from app.errors import job_problem
 from app.main import ROUTERS, create_app
 from app.settings import Settings
 from app.store import tables
 from app.store.engine import Database, open_database
-from benchmarks._shared import percentiles, print_report, started_service
+from benchmarks._shared import BATCH, copy_jobs, copy_rows, percentiles, print_report, started_service
 from tools.service import submit
 
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
 BODY: dict[str, Any] = {"spec": TINY, "name": "latency", "labels": {"suite": "nightly"}}
+ALONE = {**BODY, "labels": {**BODY["labels"], "run": "alone"}}
+"""A job with a label that no other has."""
+SOME = 20
+"""1 job in so many has failed, and has the label "team:some"."""
 METRICS = ("forward_ms", "backward_ms", "optimizer_ms", "step_ms", "tokens_per_s", "tflops", "peak_memory_mib")
 SWEEP = {"base": TINY, "grid": {"seed": list(range(2)), "context_length": [64, 128]}}
 SIDE = 100
 """Values on each of the two axes of the large sweep."""
 CELL_METRICS = 10
-BATCH = 10_000
 TIMEOUT_S = 600.0
 STREAM = {"Accept": "text/event-stream"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
@@ -83,7 +88,7 @@ class Request:
 
 def fill(database: Database, client: httpx.Client, size: Size) -> Filled:
     """Write the jobs. Events, attempts and measurements are copied by SQL from those of a few jobs."""
-    done, large, queued = (submit(client, BODY) for _ in range(3))
+    done, large, queued = (submit(client, body) for body in (BODY, ALONE, BODY))
     axis = list(range(size.side))
     grid = {"seed": axis, "context_length": [8 * (value + 1) for value in axis]}
     answer = client.post("/sweeps", json={"base": TINY, "grid": grid}, timeout=TIMEOUT_S).raise_for_status().json()
@@ -95,15 +100,16 @@ def fill(database: Database, client: httpx.Client, size: Size) -> Filled:
         each = max(1, others // (copies + of_sweep + 1))
         connection.execute(insert(tables.measurement), [_measurement(done, number) for number in range(each)])
         connection.execute(insert(tables.attempt), _attempt(done))
-        _copy_rows(connection, (tables.attempt, tables.measurement), done, tables.job.c.sweep_id.is_not(None))
+        copy_rows(connection, (tables.attempt, tables.measurement), done, tables.job.c.sweep_id.is_not(None))
         connection.execute(insert(tables.attempt), _attempt(large))
     for start in range(0, size.large, BATCH):
         rows = [_cell(large, number) for number in range(start, min(start + BATCH, size.large))]
         with database.write() as connection:
             connection.execute(insert(tables.measurement), rows)
-    finished = _copy_jobs(database, done, copies)
-    _copy_jobs(database, queued, size.queued - 1)
-    database.checkpoint()
+    finished = copy_jobs(database, done, copies)
+    with database.write() as connection:
+        _let_some_fail(connection, finished)
+    copy_jobs(database, queued, size.queued - 1)
     return Filled(done, large, queued, answer["id"], itertools.chain(reversed(finished)))
 
 
@@ -111,6 +117,16 @@ def _finish(connection: Connection, which: Any) -> None:
     now = tables.utc_now()
     values = {"state": "succeeded", "attempt": 1, "started_at": now, "finished_at": now}
     connection.execute(update(tables.job).where(which).values(**values))
+
+
+def _let_some_fail(connection: Connection, ids: range) -> None:
+    job = tables.job
+    some = job.c.id.between(ids[0], ids[-1]) & ((job.c.id - ids[0]) % SOME == 0)
+    error = job_problem("timeout", "the job ran longer than its timeout_s, 60 s", log_head="", log_tail="")
+    values = {"state": "failed", "error": error, "labels": {**BODY["labels"], "team": "some"}}
+    connection.execute(update(job).where(some).values(**values))
+    label = select(job.c.id, literal("team"), literal("some")).where(some)
+    connection.execute(insert(tables.job_label).from_select(["job_id", "key", "value"], label))
 
 
 def _attempt(job_id: int) -> dict[str, Any]:
@@ -147,39 +163,6 @@ def _cell(job_id: int, number: int) -> dict[str, Any]:
     return _measurement(job_id, number, case=case, case_key=f"{cell:020d}", metric=f"metric_{number % CELL_METRICS}")
 
 
-def _copy_jobs(database: Database, job_id: int, copies: int) -> range:
-    """Copy a job with all that belongs to it; returns the ids of the copies."""
-    with database.read() as connection:
-        last = connection.execute(select(tables.job.c.id).order_by(tables.job.c.id.desc()).limit(1)).scalar_one()
-    ids = range(last + 1, last + 1 + copies)
-    for start in range(0, copies, BATCH):
-        batch = ids[start : start + BATCH]
-        if not batch:
-            break
-        number = select(literal(batch[0], Integer).label("id")).cte("number", recursive=True)
-        number = number.union_all(select(number.c.id + 1).where(number.c.id < batch[-1]))
-        kept = [column for column in tables.job.c if column.name != "id"]
-        rows = select(number.c.id, *kept).select_from(tables.job.join(number, literal(value=True)))
-        copied = insert(tables.job).from_select(
-            ["id", *(column.name for column in kept)], rows.where(tables.job.c.id == job_id)
-        )
-        with database.write() as connection:
-            connection.execute(copied)
-            belongings = (tables.job_label, tables.attempt, tables.event, tables.measurement)
-            _copy_rows(connection, belongings, job_id, tables.job.c.id.between(batch[0], batch[-1]))
-    return ids
-
-
-def _copy_rows(connection: Connection, of: tuple[Table, ...], job_id: int, which: Any) -> None:
-    """Copy these tables' rows of a job for each job of the selection."""
-    for table in of:
-        kept = [column for column in table.c if column.name not in ("id", "job_id")]
-        rows = select(tables.job.c.id, *kept).select_from(table.join(tables.job, literal(value=True)))
-        names = ["job_id", *(column.name for column in kept)]
-        copied = insert(table).from_select(names, rows.where(table.c.job_id == job_id, which))
-        connection.execute(copied)
-
-
 def at(path: str) -> Callable[[], str]:
     """Return what asks for the same path in every round."""
     return lambda: path
@@ -201,7 +184,12 @@ def reads(filled: Filled) -> list[Request]:
         Request("GET /jobs", at(f"/jobs?after={(done + filled.queued) * 5}"), title="in the middle"),
         Request("GET /jobs", at("/jobs?state=queued"), title="queued"),
         Request("GET /jobs", at(f"/jobs?sweep={sweep}"), title="of the sweep"),
+        Request("GET /jobs", at("/jobs?state=running"), title="running: none"),
+        Request("GET /jobs", at("/jobs?kind=benchmark&state=failed"), title="of a kind, failed"),
         Request("GET /jobs", at("/jobs?label=suite:nightly"), title="by a label that all have"),
+        Request("GET /jobs", at("/jobs?label=suite:nightly&state=failed"), title="by a label that all have, failed"),
+        Request("GET /jobs", at("/jobs?label=team:some"), title="by a label that 1 in 20 has"),
+        Request("GET /jobs", at("/jobs?label=run:alone"), title="by a label that one old job has"),
         Request("GET /jobs", at("/jobs?limit=500"), title="500"),
         Request("GET /jobs/{job_id}/measurements", at(f"/jobs/{large}/measurements"), title="first page of the large"),
         Request("GET /jobs/{job_id}/measurements", at(f"/jobs/{large}/measurements?limit=200"), title="200 of large"),

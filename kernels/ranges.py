@@ -15,7 +15,8 @@ import torch
 OUTSIDE = "NVTX_INJECTION64_PATH"
 """Environment variable that outside profilers (nsys, ncu) set for the programs that they start."""
 
-_listeners = 0
+_listeners = int(OUTSIDE in os.environ)
+"""Number of those who listen. An outside profiler does so from the start."""
 
 
 @contextmanager
@@ -31,22 +32,23 @@ def listening() -> Iterator[None]:
 
 def heard() -> bool:
     """True if somebody listens: a context of `listening`, or an outside profiler."""
-    return _listeners > 0 or OUTSIDE in os.environ
+    return _listeners > 0
 
 
 def named(name: str) -> AbstractContextManager[None]:
     """Return a context that names the work inside; one that does nothing if nobody listens, or inside a compiler.
 
-    A compiler would break its graph at a range, and fuses the parts anyway.
+    A compiler would break its graph at a range, and fuses the parts anyway. It is asked first: were it to see whether
+    somebody listens, it would compile anew for every listener.
     """
-    if torch.compiler.is_compiling() or not heard():
+    if torch.compiler.is_compiling() or _listeners == 0:
         return nullcontext()
     return _both(name)
 
 
 @contextmanager
 def _both(name: str) -> Iterator[None]:
-    on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+    on_gpu = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     if on_gpu:
         torch.cuda.nvtx.range_push(name)  # type: ignore[no-untyped-call]
     try:

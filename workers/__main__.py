@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from app.errors import FlopwatchError
+from app.importing import without_collector
 from workers.outcome import InvalidEnvironment
 
 
@@ -42,9 +43,10 @@ def main(arguments: list[str]) -> int:
     match arguments:
         case ["agent"]:
             check_dependencies()
-            from app.settings import Settings
-            from app.store.private import UMASK
-            from workers.agent import serve
+            with without_collector():
+                from app.settings import Settings
+                from app.store.private import UMASK
+                from workers.agent import serve
 
             os.umask(UMASK)
             logging.basicConfig(
@@ -55,7 +57,8 @@ def main(arguments: list[str]) -> int:
             return 0
         case ["run", *rest]:
             check_dependencies()
-            from workers.run_here import run_here
+            with without_collector():
+                from workers.run_here import run_here
 
             check_packages()
             return run_here(rest)
@@ -70,11 +73,13 @@ def main(arguments: list[str]) -> int:
             keeper.main(int(control), int(messages), int(log))
             return 0
         case ["child", messages]:
-            from workers import child
+            with without_collector():
+                from workers import child
 
             return child.main(int(messages))
         case ["wrapped", file]:
-            from workers import child
+            with without_collector():
+                from workers import child
 
             return child.main_wrapped(Path(file))
     print(__doc__, file=sys.stderr)

@@ -28,6 +28,7 @@ from app.store.queue import Queue
 from app.store.records import Claim, Offer
 from app.store.registration import Registration
 from kernels.registry import ATTENTION
+from workers import tools
 from workers.devices import DeviceLocks, Lease, discover
 from workers.job_run import RETRY_S, JobRun, scratch_root
 from workers.jobs import RUNNERS
@@ -49,7 +50,8 @@ an agent without threads or descriptors does not use up the attempts of the whol
 
 def capabilities() -> frozenset[str]:
     """Return this host's names, as "family:name". Registries list names without importing the code behind them."""
-    return frozenset({f"attention:{name}" for name in ATTENTION.names()} | {f"model:{name}" for name in MODELS.names()})
+    names = {"attention": ATTENTION.names(), "model": MODELS.names(), tools.FAMILY: tools.installed()}
+    return frozenset(f"{family}:{name}" for family, members in names.items() for name in members)
 
 
 def versions() -> dict[str, str]:

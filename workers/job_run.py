@@ -23,7 +23,7 @@ from app.store.records import Claim, Finish, NewEvent
 from workers import checked
 from workers.devices import Lease
 from workers.jobs import runner_for
-from workers.jobs._base import Collecting, Resumable, Runner, Unit, parse_spec
+from workers.jobs._base import Collecting, Resumable, Runner, Unit, Wrapping, parse_spec
 from workers.keeper import Request
 from workers.launch import Launcher
 from workers.limits import Limits
@@ -77,6 +77,10 @@ class _Process:
     task: Literal["run", "collect"] = "run"
     cursor: int | None = None
     """Step that the process works on, if it tells."""
+
+
+MAYBE_THE_WRAPPERS = {"failed", "crashed", "invalid_environment"}
+"""Codes of failures that a unit may have met only because of the command that it ran under."""
 
 
 class _Interrupted(Exception):
@@ -215,14 +219,14 @@ class JobRun:
     def _run_unit(self, process: _Process, runner: Runner, spec: SpecBase) -> Outcome:
         """Run a unit to its end, in more than one process if it goes on after a crash or leaves files to collect."""
         while True:
-            outcome = self._run_process(process)
+            outcome = self._run_process(process, runner, spec)
             rest = self._rest_of(process, outcome, runner, spec)
             if rest is None:
                 break
             shutil.rmtree(process.scratch, ignore_errors=True)
             process = replace(process, unit=rest, scratch=self._next_scratch(), cursor=None)
         if isinstance(outcome, Succeeded) and process.unit.wrap and isinstance(runner, Collecting):
-            outcome = self._run_process(replace(process, task="collect", cursor=None))
+            outcome = self._run_process(replace(process, task="collect", cursor=None), runner, spec)
         shutil.rmtree(process.scratch, ignore_errors=True)
         return outcome
 
@@ -242,7 +246,7 @@ class JobRun:
             self._spool.go_on(f"It went on in a fresh process after a crash in step {process.cursor}: {outcome.detail}")
         return rest
 
-    def _run_process(self, process: _Process) -> Outcome:
+    def _run_process(self, process: _Process, runner: Runner, spec: SpecBase) -> Outcome:
         """Run a unit, or collect its wrapper's files, in a fresh process; then store the files that it handed over."""
         wrap = list(process.unit.wrap) if process.task == "run" else []
         try:
@@ -271,7 +275,23 @@ class JobRun:
             ).run()
         finally:
             started.close()
+        if wrapper is not None and isinstance(runner, Wrapping):
+            outcome = self._blame(wrapper, outcome, partial(runner.wrapper_error, spec, process.unit, process.scratch))
         return self._store_taken(outcome)
+
+    def _blame(self, wrapper: Wrapper, outcome: Outcome, ask: Callable[..., str | None]) -> Outcome:
+        """Return the failure of a wrapper that told an error of its own, else the outcome as it is."""
+        failed = isinstance(outcome, Failed) and outcome.code in MAYBE_THE_WRAPPERS
+        if not (failed or isinstance(outcome, Succeeded)):
+            return outcome
+        try:
+            error = ask(wrapper.output, succeeded=isinstance(outcome, Succeeded))
+        except Exception as raised:
+            logger.exception("job %s: the words of its wrapper cannot be read", self.claim.job_id)
+            return Failed("failed", in_words(raised))
+        if error is None:
+            return outcome
+        return Failed("invalid_environment", checked.cut(error))
 
     def _next_scratch(self) -> Path:
         self._starts += 1
@@ -455,7 +475,7 @@ class JobRun:
             excerpts = {"log_head": spool.log.head(EXCERPT_BYTES), "log_tail": spool.log.tail(EXCERPT_BYTES)}
             state, error = "failed", job_problem(outcome.code, outcome.detail, **outcome.extensions, **excerpts)
         elif isinstance(outcome, Cancelled):
-            state, error = "cancelled", job_problem("cancelled", "The job was cancelled while it ran.")
+            state = "cancelled"  # the queue words the error
         return Finish(
             state=state,
             error=error,

@@ -17,6 +17,7 @@ from pydantic_core import from_json
 from workers.checked import cut
 from workers.launch import Process, Report
 from workers.limits import oom_kills
+from workers.log import CappedLog
 from workers.measure.table import TooLarge
 from workers.outcome import (
     EXIT_CODES,
@@ -43,6 +44,8 @@ KEEPER_S = 3.0
 """Seconds that a keeper gets to obey a kill; then the agent ends it and its unit's processes itself."""
 LAST_WORDS_BYTES = 1000
 """Bytes of a failed wrapper's last output that go into the job's error."""
+OUTPUT_BYTES = 64 << 10
+"""Bytes that are kept of the head, and as many of the tail, of what a wrapper and its unit print."""
 
 
 class StopSignal:
@@ -214,7 +217,7 @@ class Wrapper:
     def __init__(self, command: str) -> None:
         self._command = command
         self._start_by = time.monotonic() + WRAPPER_START_S
-        self._last_words = bytearray()
+        self._output = CappedLog(OUTPUT_BYTES, OUTPUT_BYTES, live_bytes=0)
         self.started = False
         """True once the unit has sent a message."""
 
@@ -230,8 +233,12 @@ class Wrapper:
 
     def hear(self, output: bytes) -> None:
         """Take the next bytes of output."""
-        self._last_words += output
-        del self._last_words[:-LAST_WORDS_BYTES]
+        self._output.write(output)
+
+    @property
+    def output(self) -> str:
+        """What the command and its unit have printed, without the middle if it is long."""
+        return self._output.text()
 
     def failure(self, report: Report, *, unit_succeeded: bool) -> Failed | None:
         """Return the failure of a command that ended by itself while its unit has not failed; None if there is none."""
@@ -249,7 +256,7 @@ class Wrapper:
         return Failed("crashed", detail, {"signal": None, "exit_code": report.exit_code})
 
     def _fail(self, what: str) -> Failed:
-        words = self._last_words.decode(errors="replace").replace("\0", "").strip()
+        words = self._output.tail(LAST_WORDS_BYTES).strip()
         said = f"; its last words: {words}" if words else ", and said nothing"
         return Failed("invalid_environment", f"{self._command!r}, under which the unit is to run, {what}{said}")
 

@@ -12,7 +12,7 @@ from app.api.names import Known, known_names
 from app.api.parameters import NO_QUERY, Json
 from app.api.services import CurrentServices
 from app.specs import KINDS, SpecBase
-from app.specs._base import NAMED
+from app.specs._base import NAMED, NEEDED
 
 router = APIRouter(prefix="/specs", tags=["specs"])
 
@@ -44,11 +44,16 @@ def _schema(spec: type[SpecBase]) -> dict[str, Any]:
 
 
 def with_names(schema: Any, known: Known) -> Any:
-    """A JSON Schema in which every field that takes workers' names lists those that registered workers have."""
+    """A JSON Schema in which every field that takes workers' names lists those that registered workers have.
+
+    A field that needs a name which none of them has can only be left at its default.
+    """
     if isinstance(schema, list):
         return [with_names(part, known) for part in schema]
     if not isinstance(schema, dict):
         return schema
     named = {key: with_names(part, known) for key, part in schema.items()}
     names = known.family(schema[NAMED]) if isinstance(schema.get(NAMED), str) else []
+    if known and isinstance(schema.get(NEEDED), str) and schema[NEEDED] not in known.capabilities:
+        names = [schema["default"]]
     return {**named, "enum": names} if names else named

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from app.cli.terminal import echo
+from app.importing import without_collector
 
 if TYPE_CHECKING:
     from app.settings import Settings
@@ -32,7 +33,8 @@ PR_SET_PDEATHSIG = 1
 
 def serve(host: Host = None, port: Port = None, *, insecure: Insecure = False) -> None:
     """Run the server."""
-    from app.cli.server import listen
+    with without_collector():
+        from app.cli.server import listen
 
     settings = _server_settings(host, port, insecure=insecure)
     raise typer.Exit(listen(settings))

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
-from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, PydanticCustomError
 
 from app.specs._identity import Case, Scalar
@@ -43,8 +42,25 @@ class Named:
         return {**handler(schema), NAMED: self.family}
 
 
+class Needs:
+    """Marks a field that, when set, needs a name which workers register: `Annotated[bool, Needs("tool", "nsys")]`.
+
+    A field is set if it is neither false nor null. Requirements, pointers to what no worker has and a note in JSON
+    Schema follow from this mark.
+    """
+
+    def __init__(self, family: str, name: str) -> None:
+        self.family = family
+        self.name = name
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(schema), NEEDED: f"{self.family}:{self.name}"}
+
+
 NAMED = "x-flopwatch-names"
 """Key in JSON Schema: the family of names that a field takes."""
+NEEDED = "x-flopwatch-needs"
+"""Key in JSON Schema: the name, as "family:name", that a worker must have if the field is set."""
 
 
 class Resources(StrictModel):
@@ -152,25 +168,32 @@ def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
 
 def names_in(model: BaseModel, at: Location = ()) -> Iterator[tuple[Location, str, str]]:
     """Yield (location, family, name) for each name in a spec that workers register."""
-    for field, family in _families(type(model)).items():
+    for field, marks in _marked(type(model)).items():
         value = getattr(model, field)
+        for mark in marks:
+            yield from (((*at, field, *where), mark.family, name) for where, name in _names(mark, value))
         if isinstance(value, BaseModel):
             yield from names_in(value, (*at, field))
-        elif family is not None and isinstance(value, str):
-            yield (*at, field), family, value
-        elif family is not None and isinstance(value, list):
-            yield from (((*at, field, index), family, name) for index, name in enumerate(value))
+
+
+def _names(mark: Named | Needs, value: Any) -> Iterator[tuple[Location, str]]:
+    """Yield (location below the field, name) for each name that a marked field's value stands for."""
+    if isinstance(mark, Needs):
+        if value is not None and value is not False:
+            yield (), mark.name
+    elif isinstance(value, str):
+        yield (), value
+    elif isinstance(value, list):
+        yield from (((index,), name) for index, name in enumerate(value))
 
 
 @functools.cache
-def _families(model: type[BaseModel]) -> dict[str, str | None]:
-    """Return the family of names that each field takes, None if it takes none."""
-    return {field: _family(info) for field, info in model.model_fields.items()}
-
-
-def _family(info: FieldInfo) -> str | None:
-    marks = [*info.metadata, *_marks(info.annotation)]
-    return next((mark.family for mark in marks if isinstance(mark, Named)), None)
+def _marked(model: type[BaseModel]) -> dict[str, list[Named | Needs]]:
+    """Return the marks of each field."""
+    return {
+        field: [mark for mark in (*info.metadata, *_marks(info.annotation)) if isinstance(mark, Named | Needs)]
+        for field, info in model.model_fields.items()
+    }
 
 
 def _marks(annotation: Any) -> Iterator[Any]:

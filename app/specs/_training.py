@@ -23,6 +23,13 @@ from app.specs._identity import Scalar
 ModelSize = Literal["tiny", "small", "medium", "large", "xl", "2.7b"]
 HYPER_PARAMETERS = ("d_model", "d_ff", "num_layers", "num_heads")
 WITH_BACKWARD = ("forward_backward", "train_step")
+PHASES = {
+    "forward": ("forward",),
+    "forward_backward": ("forward", "backward"),
+    "train_step": ("forward", "backward", "optimizer"),
+    "generate": ("prefill", "decode"),
+}
+"""The phases of each mode's step, in order."""
 
 
 class ModelSpec(StrictModel):

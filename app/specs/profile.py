@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from app.specs._base import SpecBase, StrictModel
-from app.specs._training import TrainingSpec
+from app.specs._base import Needs, Resources, SpecBase, StrictModel, field_error
+from app.specs._training import PHASES, TrainingSpec
 
 
 class NcuSpec(StrictModel):
@@ -27,17 +27,55 @@ class ProfileSpec(TrainingSpec):
     kind: Literal["profile"] = "profile"
     profile_steps: int = Field(default=3, ge=1, le=20)
     """Steps under torch's profiler, after the warm-up."""
-    phases: list[Literal["forward", "backward", "optimizer", "prefill", "decode"]] | None = None
-    """Phases that get tables; null: all of the mode."""
+    phases: list[Literal["forward", "backward", "optimizer", "prefill", "decode"]] | None = Field(
+        default=None, min_length=1, max_length=5
+    )
+    """Phases whose kernels and operators are listed; null: all of the mode. The shares cover all of them anyway."""
     stacks: bool = True
     """Record Python stacks, in a step of their own, and draw a flame graph of them."""
     trace_max_mib: int = Field(default=50, ge=1, le=1024)
     """Largest compressed Chrome trace that is kept, in MiB; a larger one is cut to fewer steps."""
-    nsys: bool = False
-    """Run the job once more under Nsight Systems, and keep its report."""
-    ncu: NcuSpec | None = None
-    """Run the job once more under Nsight Compute, and keep its report."""
+    nsys: Annotated[bool, Needs("tool", "nsys")] = False
+    """Run the job once more under Nsight Systems, and keep its report. Needs a GPU."""
+    ncu: Annotated[NcuSpec | None, Needs("tool", "ncu")] = None
+    """Run the job once more under Nsight Compute, and keep its report. Needs a GPU."""
 
     unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {
         *("profile_steps", "phases", "stacks", "trace_max_mib", "nsys", "ncu")
     }
+    table_columns: ClassVar[tuple[str, ...]] = (
+        "unprofiled_step_ms",
+        "profiler_overhead_percent",
+        "gpu_busy_percent",
+        "forward_matmul_share_percent",
+        "forward_backward_matmul_share_percent",
+        "step_matmul_share_percent",
+        "forward_scores_ms",
+        "forward_softmax_ms",
+        "forward_values_ms",
+    )
+
+    @model_validator(mode="after")
+    def _phases_are_of_the_mode(self) -> Self:
+        if self.phases is None:
+            return self
+        if self.cuda_graph:
+            raise field_error("phases", "a CUDA graph is one phase to a profiler: leave phases out, or cuda_graph")
+        for phase in self.phases:
+            if phase not in PHASES[self.mode]:
+                known = ", ".join(PHASES[self.mode])
+                raise field_error("phases", f"mode {self.mode} has no phase {phase!r}, only {known}")
+        if len(set(self.phases)) < len(self.phases):
+            raise field_error("phases", "a phase is there twice")
+        return self
+
+    @model_validator(mode="after")
+    def _tools_need_a_gpu(self) -> Self:
+        for tool in ("nsys", "ncu"):
+            if getattr(self, tool) and self.device == "cpu":
+                raise field_error(tool, f"{tool} profiles the kernels of a GPU: leave it out, or choose device cuda")
+        return self
+
+    def resources(self) -> Resources:
+        own = super().resources()
+        return own.model_copy(update={"device_type": "cuda"}) if self.nsys or self.ncu else own

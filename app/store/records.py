@@ -160,7 +160,8 @@ class StoredArtifact:
 
 @dataclass(frozen=True)
 class Finish:
-    """The end of an attempt: its state and all its results. A failed attempt has an `error` (app.errors.job_problem).
+    """The end of an attempt: its state and all its results. A failed attempt has an `error` (app.errors.job_problem);
+    the queue gives a cancelled one its own.
 
     Raises:
         ValueError: the ending is impossible, or the attempt has two units with one index, two tables of one name in a

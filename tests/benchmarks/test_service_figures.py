@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import http_latency, idle_cpu, job_overhead, latencies, sse_streams
+from benchmarks import idle_cpu, job_overhead, latencies, sse_streams
 from benchmarks.finish_memory import finish
 from tools.service import Service
 
@@ -98,13 +98,6 @@ def test_http_throughput(tmp_path: Path) -> None:
     assert all(rate > 0 for rate, _, _ in numbers(rows))
 
 
-def test_http_latency(table: Callable[..., Table]) -> None:
-    headings, rows = table(http_latency, "--finished", "60", "--queued", "10", "--rounds", "2")
-    assert headings == ["request", "p50, ms", "p99, ms", "answer, KiB"]
-    assert {"`POST /jobs`", "`GET /jobs`", "`GET /jobs/{id}`"} < {row[0] for row in rows}
-    assert all(0 < p50 <= p99 for p50, p99, _ in numbers(rows))
-
-
 def test_latencies(table: Callable[..., Table]) -> None:
     """It fails where a route has no request."""
     size = ("--finished", "30", "--queued", "5", "--measurements", "200", "--large", "50", "--side", "3")
@@ -116,6 +109,10 @@ def test_latencies(table: Callable[..., Table]) -> None:
     statuses = {row[0]: row[headings.index("status")] for row in rows}
     assert all((status == "304") == ("unchanged" in name) for name, status in statuses.items()), statuses
     assert all(0 < p50 <= p99 for p50, p99, *_ in numbers(rows))
+    kib = {row[0]: float(row[headings.index("answer, KiB")]) for row in rows}
+    empty = kib["`GET /jobs`, running: none"]
+    filtered = ("of a kind, failed", "by a label that all have, failed", "by a label that 1 in 20 has")
+    assert all(kib[f"`GET /jobs`, {title}"] > empty for title in (*filtered, "by a label that one old job has"))
 
 
 def test_sse_streams(table: Callable[..., Table]) -> None:

@@ -27,7 +27,7 @@ from app.settings import Settings
 from app.specs import spec_adapter
 from app.store.artifacts import ArtifactFiles
 from app.store.engine import Database, open_database
-from app.store.queue import Queue
+from app.store.queue import CANCELLED_WHILE, Queue
 from app.store.reading import Reading
 from app.store.records import NewJob, Offer
 from app.store.results import result_table
@@ -876,7 +876,10 @@ class TestHugeArtifacts:
             return take(files, path, check)
 
         monkeypatch.setattr(ArtifactFiles, "take", stop_while_it_is_taken)
-        assert self.store_slowly(site, monkeypatch, 50_000_000)["state"] == state
+        job = self.store_slowly(site, monkeypatch, 50_000_000)
+        assert job["state"] == state
+        told = None if job["error"] is None else (job["error"]["code"], job["error"]["detail"])
+        assert told == (("cancelled", CANCELLED_WHILE) if state == "cancelled" else None)
 
     def test_control_of_the_looks_while_storing(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(JobRun, "_go_on_storing", lambda *_: None)

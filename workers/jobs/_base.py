@@ -147,6 +147,25 @@ class Collecting(Protocol):
         """
 
 
+@runtime_checkable
+class Wrapping(Protocol):
+    """The further method of a Runner that knows the words in which the wrappers of its units tell their errors."""
+
+    def wrapper_error(self, spec: Any, unit: Unit, scratch: Path, output: str, *, succeeded: bool) -> str | None:
+        """Return the error of the command that `unit` ran under, in the command's own words; None if it told none.
+
+        The job then fails as `invalid_environment` with these words. The agent calls this when command and unit have
+        ended, and trusts neither the command's exit code nor an error that the unit met only because of the command.
+
+        Args:
+            spec: the job's spec.
+            unit: the unit that has ended.
+            scratch: its scratch folder, with the files that the command has written.
+            output: what command and unit have printed; the middle is cut when it is long.
+            succeeded: whether both have succeeded, as far as they know.
+        """
+
+
 def parse_spec(spec: Mapping[str, Any]) -> SpecBase:
     """Return the validated spec of a claimed job."""
     import json

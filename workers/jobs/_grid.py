@@ -16,7 +16,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from workers.jobs._base import Reporter, Unit
 from workers.jobs._values import FAULTS, Metric, Values
@@ -88,6 +88,8 @@ class GridRunner(abc.ABC, Generic[ContextT]):
     """The runner of a kind whose jobs are grids. A subclass says how one cell is measured."""
 
     kind: str
+    timed: ClassVar[bool] = True
+    """False if no value depends on how busy host and devices are: verdicts leave that out then."""
 
     @abc.abstractmethod
     def open(self, spec: Any, devices: Sequence[torch.device], report: Reporter) -> ContextT:
@@ -105,6 +107,9 @@ class GridRunner(abc.ABC, Generic[ContextT]):
             Exception: any error. Values that are not set yet get the error's outcome: "oom" for a lack of memory, the
                 code of a RunnerError, else "failed".
         """
+
+    def close(self, spec: Any, context: ContextT) -> None:
+        """Report what covers several cells. Called in each process after its last cell."""
 
     def devices(self, spec: Any) -> list[torch.device]:
         """Return the devices that the cells run on.
@@ -173,6 +178,7 @@ class GridRunner(abc.ABC, Generic[ContextT]):
                 if values.outcome != "unsupported":  # of no measurement there is nothing to trust or to doubt
                     report.validity(found, case_key=case.key, title=cell.title)
                 outcomes[values.outcome] += 1
+        self.close(spec, context)
         if crashed is None and not outcomes["ok"]:
             report.validity(verdict([nothing_measured(outcomes)]))
         report.progress(len(cells), len(cells), "done")
@@ -182,7 +188,7 @@ class GridRunner(abc.ABC, Generic[ContextT]):
     ) -> dict[str, Any]:
         """Measure one cell, turn any error into its outcome, and return its verdict."""
         from workers.measure.memory import OutOfMemory, gist, is_out_of_memory
-        from workers.measure.validity import Monitor
+        from workers.measure.validity import Monitor, verdict
 
         start_afresh(context.devices)
         trial = Trial(values, Monitor(context.devices), tell)
@@ -202,8 +208,11 @@ class GridRunner(abc.ABC, Generic[ContextT]):
                 traceback.print_exc()
                 values.rest("failed", f"{type(error).__name__}: {gist(error)}")
         self.see_that_devices_answer(context)
+        checks = [check_measured(values), *trial.checks]
+        if not self.timed:
+            return verdict(checks)
         trial.monitor.watch(last=True)
-        return trial.monitor.conclude([check_measured(values), *trial.checks])
+        return trial.monitor.conclude(checks)
 
     def _set_precision(self, cell: Cell, devices: Sequence[torch.device]) -> None:
         precision = self.precision_of(cell)

@@ -1,16 +1,157 @@
-"""Runs a training step under Nsight Systems or Nsight Compute, and reads their reports."""
+"""Runs training steps under Nsight Systems (nsys) or Nsight Compute (ncu), and reads their reports.
+
+CUPTI takes one subscriber, so each tool has a unit of its own, without torch's profiler. A tool slows the steps down
+and ncu runs each kernel many times: the times of such a unit are no measurements of speed, and none is reported.
+
+The unit warms up, then turns the tool on (cudaProfilerStart) for the profiled steps only. Parts of the work have NVTX
+ranges: `step_1`, `forward`, `layers.0`, `scores`, … The tool writes its report after the unit has ended; `collect`, in
+a further process, asks the tool for the report's figures as CSV.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
+import re
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from app.specs.profile import ProfileSpec
+from app.specs.profile import NcuSpec, ProfileSpec
+from workers import tools
+from workers.jobs import _training
 from workers.jobs._base import Reporter, Unit
+from workers.jobs._values import Metric, Values
+from workers.measure.check import Check
+from workers.measure.table import Column, Scalar
+from workers.outcome import InvalidEnvironment, Unsupported
+
+if TYPE_CHECKING:
+    import torch
+
+    from workers.jobs._training import Training
+
+NAMES = {"nsys": "Nsight Systems", "ncu": "Nsight Compute"}
+REPORTS = {"nsys": "report.nsys-rep", "ncu": "report.ncu-rep"}
+"""The file that each tool writes to its unit's scratch folder, which is also the artifact's name."""
+OUT_OF_MEMORY = "out-of-memory.txt"
+"""File in the scratch folder that says why a unit ran no steps."""
+WITH_SOURCE = ("detailed", "full")
+"""Sets of ncu whose report shows instructions. For the others, the kernels' code would be 99 % of the file."""
+ANSWER_S = 600.0
+"""Seconds in which a tool must tell the figures of its report. A report of many launches takes a minute."""
+LAST_WORDS = 1000
+"""Most characters of a tool's output in an error."""
+NCU_ERROR = re.compile(r"^==ERROR== (?!The application returned an error code)(.*\S)", re.MULTILINE)
+NOTHING_PROFILED = re.compile(
+    r"^==WARNING== (No kernels were profiled\..*(?:\n(?:Available Kernels:|\d+\. ).*)*)", re.MULTILINE
+)
+MAX_COUNTER_ROWS = 20_000
+"""Most rows of the table `ncu`; the report has what does not fit."""
+RANGES = ("forward", "backward", "optimizer", "prefill", "decode")
+NSYS_COLUMNS = {
+    "Time (%)": Column("share", "number", "%"),
+    "Total Time (ns)": Column("total", "number", "ms"),
+    "Instances": Column("calls", "integer"),
+    "Avg (ns)": Column("mean", "number", "ms"),
+    "Med (ns)": Column("median", "number", "ms"),
+    "Min (ns)": Column("min", "number", "ms"),
+    "Max (ns)": Column("max", "number", "ms"),
+    "StdDev (ns)": Column("std", "number", "ms"),
+    "Name": Column("kernel", "string"),
+}
+"""Columns of `nsys stats --report cuda_gpu_kern_sum`, and ours; "ns" become ms."""
+
+
+@dataclass(frozen=True)
+class Counter:
+    """A figure of ncu that becomes a measurement of each kernel."""
+
+    name: str
+    unit: str
+    source: str
+    """The metric's name in ncu."""
+    factor: float = 1.0
+    read: bool = True
+    """True if the GPU counts it; false if it follows from the launch alone."""
+
+
+COUNTERS = (
+    Counter("sm_throughput_percent", "%", "sm__throughput.avg.pct_of_peak_sustained_elapsed"),
+    Counter("memory_throughput_percent", "%", "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed"),
+    Counter("dram_throughput_percent", "%", "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed"),
+    Counter("l2_throughput_percent", "%", "lts__throughput.avg.pct_of_peak_sustained_elapsed"),
+    Counter("tensor_pipe_percent", "%", "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed"),
+    Counter("achieved_occupancy_percent", "%", "sm__warps_active.avg.pct_of_peak_sustained_active"),
+    Counter("theoretical_occupancy_percent", "%", "sm__maximum_warps_per_active_cycle_pct", read=False),
+    Counter("registers_per_thread", "registers", "launch__registers_per_thread", read=False),
+    Counter("shared_memory_kib", "KiB", "launch__shared_mem_per_block_allocated", 1 / 1024, read=False),
+    Counter("waves_per_sm", "waves", "launch__waves_per_multiprocessor", read=False),
+)
+"""Throughputs are shares of the peak that the unit of hardware can sustain. Times are left out: they are of kernels
+that ran alone, with cold caches.
+"""
+DURATION = Counter("duration", "µs", "gpu__time_duration.sum", 1e-3)
 
 
 def units(spec: ProfileSpec, title: str) -> list[Unit]:
-    """Return one unit for each outside profiler that the spec asks for."""
-    return []
+    """Return one unit for each outside profiler that the spec asks for.
+
+    Raises:
+        Unsupported: this host lacks the tool.
+    """
+    planned = []
+    if spec.nsys:
+        planned.append(_unit("nsys", title, nsys_options()))
+    if spec.ncu is not None:
+        planned.append(_unit("ncu", title, ncu_options(spec.ncu)))
+    return planned
+
+
+def _unit(name: str, title: str, options: Sequence[str]) -> Unit:
+    tool = tools.find(name)
+    if tool is None:
+        folders = ", ".join(tools.FOLDERS[name])
+        raise Unsupported(f"{name}: this worker has no {NAMES[name]} that runs, neither on PATH nor in {folders}")
+    params = {"tool": name, "path": tool.path, "version": tool.version}
+    return Unit(f"{title}, under {name}", params=params, start="exec", wrap=(tool.path, *options))
+
+
+def nsys_options() -> list[str]:
+    """Return the options of nsys, before the program's own command line."""
+    return [
+        "profile",
+        "--output={scratch}/report",
+        "--force-overwrite=true",
+        "--trace=cuda,nvtx",
+        "--pytorch=autograd-nvtx",
+        # Python's stack is taken where CUDA's is.
+        "--cudabacktrace=all",
+        "--python-backtrace=cuda",
+        "--cuda-graph-trace=node",
+        "--capture-range=cudaProfilerApi",
+        # Without this, nsys would end the unit with the range.
+        "--capture-range-end=stop",
+    ]
+
+
+def ncu_options(spec: NcuSpec) -> list[str]:
+    """Return the options of ncu, before the program's own command line."""
+    chosen = [] if spec.kernels is None else ["--kernel-name", f"regex:{spec.kernels}"]
+    return [
+        *("--export", "{scratch}/report", "--force-overwrite"),
+        *("--target-processes", "application-only"),
+        *("--profile-from-start", "off"),
+        # Locking clocks needs rights that a job has not, and changes the device for others.
+        *("--clock-control", "none"),
+        *("--set", spec.set),
+        *("--import-sass", "yes" if spec.set in WITH_SOURCE else "no"),
+        *("--launch-count", str(spec.launches)),
+        *chosen,
+    ]
 
 
 def tool_of(unit: Unit) -> str | None:
@@ -20,10 +161,301 @@ def tool_of(unit: Unit) -> str | None:
 
 
 def run(spec: ProfileSpec, unit: Unit, report: Reporter) -> None:
-    """Run the steps that the outside profiler watches. Their times are no measurements."""
-    raise NotImplementedError
+    """Run the steps that the outside profiler watches. Their times are no measurements.
+
+    Without memory for them the unit ends well and leaves a note: that is a result, which the job's first unit reports.
+    """
+    from workers.measure import environment
+    from workers.measure.memory import OutOfMemory
+
+    device, build_model = _training.prepare(spec)
+    facts = environment.fingerprint(device)
+    report.environment({**facts, "software": {**facts["software"], unit.params["tool"]: unit.params["version"]}})
+    with _training.known_errors():
+        try:
+            _run_steps(_training.build(spec, device, build_model), spec, report)
+        except OutOfMemory as error:
+            (report.scratch / OUT_OF_MEMORY).write_text(str(error))
+
+
+def _run_steps(training: Training, spec: ProfileSpec, report: Reporter) -> None:
+    """Run the warm-up, and then the profiled steps with the tool on."""
+    from kernels.ranges import listening
+    from workers.measure.ranges import Ranges, named_layers
+    from workers.measure.timing import Where, memory_needed_in, run_step
+    from workers.measure.warmup import LEAST_CALLS
+
+    # Under a tool no time is worth waiting for until it is steady.
+    warmup = LEAST_CALLS if spec.warmup_steps is None else spec.warmup_steps
+    total, where, ranges = warmup + spec.profile_steps, Where(), Ranges()
+
+    def step(number: int, what: str) -> None:
+        where.prepares()
+        training.step.prepare()
+        run_step(training.step.phases, [where, ranges])
+        report.progress(number, total, what)
+
+    # A compiler would break its graph at the hooks that name layers.
+    named = listening() if spec.compile else named_layers(training.model)
+    with memory_needed_in(where), named:
+        for number in range(1, warmup + 1):
+            step(number, "warming up")
+        ranges.counting = True
+        with tool_on(training.device):
+            for number in range(warmup + 1, total + 1):
+                step(number, "under the profiler")
+
+
+@contextmanager
+def tool_on(device: torch.device) -> Iterator[None]:
+    """Let an outside profiler watch the work of the context, and only that."""
+    import torch
+
+    if device.type != "cuda":  # without CUDA there is nothing to turn on
+        yield
+        return
+    torch.cuda.synchronize()
+    torch.cuda.profiler.start()  # type: ignore[no-untyped-call]
+    yield
+    torch.cuda.synchronize()
+    torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
+
+
+def error_of(spec: ProfileSpec, unit: Unit, scratch: Path, output: str, *, succeeded: bool) -> str | None:
+    """Return the error that a tool told, in its own words; None if it told none. See `Wrapping.wrapper_error`.
+
+    Tools often exit with 0 when they could read nothing, and the program under them goes on or fails by itself.
+    """
+    tool = tool_of(unit)
+    if tool is None or (scratch / OUT_OF_MEMORY).exists():
+        return None
+    if tool == "ncu" and (errors := list(dict.fromkeys(NCU_ERROR.findall(output)))):
+        return f"{NAMES[tool]} could not measure: {' '.join(errors)[:LAST_WORDS]}"
+    if not succeeded or (scratch / REPORTS[tool]).exists():
+        return None
+    if spec.ncu is not None and (nothing := NOTHING_PROFILED.search(output)):
+        return f"{_no_kernel(spec.ncu)}: {' '.join(nothing[1].split())[:LAST_WORDS]}"
+    words = output[-LAST_WORDS:].strip()
+    return f"{NAMES[tool]} wrote no report, and {f'its last words are: {words}' if words else 'said nothing'}"
+
+
+def _no_kernel(spec: NcuSpec) -> str:
+    why = "no kernel ran" if spec.kernels is None else f"no kernel's name matches {spec.kernels!r} (/spec/ncu/kernels)"
+    return f"{NAMES['ncu']} measured nothing: in the profiled steps {why}"
 
 
 def collect(spec: ProfileSpec, unit: Unit, scratch: Path, report: Reporter) -> None:
-    """Report the outside profiler's report as an artifact, and its figures as tables and measurements."""
-    raise NotImplementedError
+    """Report the outside profiler's report as an artifact, and its figures as tables and measurements.
+
+    Raises:
+        InvalidEnvironment: the report has no figures, or cannot be read.
+    """
+    tool = unit.params["tool"]
+    if (out_of_memory := scratch / OUT_OF_MEMORY).exists():
+        _note(report, Check("profiled", False, out_of_memory.read_text(), "note"))
+        return
+    if tool == "nsys":
+        _collect_nsys(spec, unit, scratch, report)
+    else:
+        _collect_ncu(spec, unit, scratch, report)
+    file = scratch / REPORTS[tool]
+    report.artifact(file, name=file.name, kind="report", media_type="application/octet-stream")
+
+
+def _note(report: Reporter, *checks: Check) -> None:
+    from workers.measure.validity import verdict
+
+    report.validity(verdict(checks))
+
+
+def _ask(command: Sequence[str]) -> str:
+    """Return what a tool prints.
+
+    Raises:
+        InvalidEnvironment: it failed; the message has its words.
+    """
+    try:
+        answer = subprocess.run(command, capture_output=True, timeout=ANSWER_S, check=False, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise InvalidEnvironment(f"the report cannot be read: {error}") from error
+    printed = answer.stdout.decode(errors="replace")
+    if answer.returncode != 0:
+        words = (printed + answer.stderr.decode(errors="replace"))[-LAST_WORDS:].strip()
+        raise InvalidEnvironment(f"{command[0]} cannot read its report (exit code {answer.returncode}): {words}")
+    return printed
+
+
+def _rows(printed: str, first: str) -> list[list[str]]:
+    """Return the rows of the CSV in a tool's output, the header first; `first` is the first column. Empty if none."""
+    lines = printed.splitlines()
+    begin = next((number for number, line in enumerate(lines) if line.startswith((first, f'"{first}"'))), len(lines))
+    rows = list(csv.reader(io.StringIO("\n".join(lines[begin:]))))
+    return [row for row in rows if len(row) == len(rows[0])]
+
+
+def number(text: str) -> float | None:
+    """Return a number as the tools write it ("17,472", "0.05"); None for what is no number ("n/a", "", "nan")."""
+    plain = text.replace(",", "")
+    return float(plain) if re.fullmatch(r"-?\d+(\.\d+)?([eE][+-]?\d+)?", plain) else None
+
+
+def _collect_nsys(spec: ProfileSpec, unit: Unit, scratch: Path, report: Reporter) -> None:
+    """Report the kernels of all profiled steps, and those of each phase of the first of them."""
+    whole = _nsys_kernels(unit, scratch, None)
+    if not whole:
+        raise InvalidEnvironment(f"{NAMES['nsys']} saw no kernel in the profiled steps: its report is empty")
+    columns = [Column("range", "string"), *NSYS_COLUMNS.values()]
+    rows: list[list[Scalar]] = [[None, *row] for row in whole]
+    for phase in RANGES:
+        if phase in _training.PHASES[spec.mode]:
+            rows += [[phase, *row] for row in _nsys_kernels(unit, scratch, phase)]
+    report.table("nsys-kernels", columns, rows)
+
+
+def _nsys_kernels(unit: Unit, scratch: Path, nvtx_range: str | None) -> list[list[Scalar]]:
+    """Return the rows of the summary of kernels, over everything or inside the first range of that name."""
+    command = [unit.params["path"], "stats", "--report", "cuda_gpu_kern_sum", "--format", "csv", "--output", "-"]
+    if nvtx_range is not None:
+        command += ["--filter-nvtx", nvtx_range]
+    rows = _rows(_ask([*command, str(scratch / REPORTS["nsys"])]), "Time (%)")
+    if not rows:
+        return []
+    header, found = rows[0], []
+    if missing := [name for name in ("Name", "Total Time (ns)", "Instances") if name not in header]:
+        raise InvalidEnvironment(f"{NAMES['nsys']} {unit.params['version']} tells no {', '.join(missing)} of kernels")
+    for row in rows[1:]:
+        told = dict(zip(header, row, strict=True))
+        found.append([_nsys_value(name, column, told.get(name, "")) for name, column in NSYS_COLUMNS.items()])
+    return found
+
+
+def _nsys_value(name: str, column: Column, text: str) -> Scalar:
+    if column.type == "string":
+        return text
+    value = number(text)
+    if value is None:
+        return None
+    if column.type == "integer":
+        return int(value)
+    return 1e-6 * value if name.endswith("(ns)") else value
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a kernel that ncu has measured."""
+
+    number: int
+    kernel: str
+    """The kernel's whole name."""
+    grid: str
+    block: str
+    metrics: Mapping[str, str]
+    """Values by metric, in base units, as ncu writes them."""
+
+    @property
+    def function(self) -> str:
+        """The kernel's name without namespace, template arguments and parameters."""
+        return function_of(self.kernel)
+
+    def value(self, counter: Counter) -> float | None:
+        """Return the counter's value in its unit; None if ncu does not tell it."""
+        found = number(self.metrics.get(counter.source, ""))
+        return None if found is None else counter.factor * found
+
+
+def function_of(kernel: str) -> str:
+    """Return a kernel's name without return type, namespace, template arguments and parameters."""
+    depth, plain = 0, []
+    for character in kernel.replace("(anonymous namespace)::", ""):
+        if character == "<":
+            depth += 1
+        elif character == ">":
+            depth -= 1
+        elif depth == 0:
+            if character == "(":
+                break
+            plain.append(character)
+    return "".join(plain).split(" ")[-1].rpartition("::")[2] or kernel
+
+
+def _collect_ncu(spec: ProfileSpec, unit: Unit, scratch: Path, report: Reporter) -> None:
+    from workers.measure import environment
+    from workers.torch_host import choose_device
+
+    assert spec.ncu is not None
+    command = [unit.params["path"], "--import", str(scratch / REPORTS["ncu"])]
+    printed = _ask([*command, "--csv", "--page", "raw", "--print-units", "base"])
+    launches, metric_units = ncu_launches(printed)
+    if not launches:
+        raise InvalidEnvironment(f"{_no_kernel(spec.ncu)}: its report is empty")
+    if not any(launch.value(counter) is not None for launch in launches for counter in COUNTERS if counter.read):
+        raise InvalidEnvironment(
+            f"{NAMES['ncu']} could read no counter of the {len(launches)} launches in its report, only their sizes"
+        )
+    checks = _report_ncu_tables(launches, metric_units, report)
+    device_key = environment.device_key(choose_device(spec.device, spec.precision))
+    of_kernel: dict[str, list[Launch]] = {}
+    for launch in launches:
+        of_kernel.setdefault(launch.kernel, []).append(launch)
+    case = spec.case()
+    for kernel, measured in of_kernel.items():
+        values = Values([Metric(counter.name, None, counter.unit) for counter in COUNTERS])
+        for counter in COUNTERS:
+            samples = [value for launch in measured if (value := launch.value(counter)) is not None]
+            why = f"the set {spec.ncu.set!r} of {NAMES['ncu']} does not hold {counter.source}"
+            values.set(counter.name, None, samples or None, why)
+        values.report(replace(case, identity={**case.identity, "kernel": kernel}), device_key, report)
+    _note(report, *checks)
+
+
+def ncu_launches(printed: str) -> tuple[list[Launch], dict[str, str]]:
+    """Return the launches of ncu's page `raw` as CSV, and the unit of each metric. The second row has the units."""
+    rows = _rows(printed, "ID")
+    if len(rows) < 2:
+        return [], {}
+    header, metric_units = rows[0], dict(zip(rows[0], rows[1], strict=True))
+    launches = []
+    for row in rows[2:]:
+        told = dict(zip(header, row, strict=True))
+        metrics = {name: value for name, value in told.items() if "__" in name}
+        where = told.get("Grid Size", ""), told.get("Block Size", "")
+        launches.append(Launch(int(told["ID"]), told["Kernel Name"], *where, metrics))
+    return launches, metric_units
+
+
+def _report_ncu_tables(launches: Sequence[Launch], metric_units: Mapping[str, str], report: Reporter) -> list[Check]:
+    """Report a table with a row per launch, and one with a row per launch and metric. Returns what to note."""
+    summary = [
+        Column("launch", "integer"),
+        Column("function", "string"),
+        Column("grid", "string"),
+        Column("block", "string"),
+        *(Column(counter.name, "number", counter.unit) for counter in (DURATION, *COUNTERS)),
+        Column("kernel", "string"),
+    ]
+    rows: list[list[Scalar]] = []
+    for launch in launches:
+        values = [launch.value(counter) for counter in (DURATION, *COUNTERS)]
+        rows.append([launch.number, launch.function, launch.grid, launch.block, *values, launch.kernel])
+    report.table("ncu-launches", summary, rows)
+    columns = [
+        Column("launch", "integer"),
+        Column("function", "string"),
+        Column("metric", "string"),
+        Column("unit", "string"),
+        Column("value", "number"),
+        Column("text", "string"),
+    ]
+    rows, checks = [], []
+    for told, launch in enumerate(launches):
+        # What the device is stands in the environment.
+        metrics = {name: text for name, text in launch.metrics.items() if not name.startswith("device__attribute_")}
+        if len(rows) + len(metrics) > MAX_COUNTER_ROWS:
+            detail = f"the table ncu has {told} of {len(launches)} launches; the report has all"
+            checks.append(Check("ncu_table", False, detail, "note"))
+            break
+        for name, text in metrics.items():
+            value, unit = number(text), metric_units[name] or None
+            rows.append([launch.number, launch.function, name, unit, value, text if value is None else None])
+    report.table("ncu", columns, rows)
+    return checks

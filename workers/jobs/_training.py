@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from app.specs._training import WITH_BACKWARD, TrainingSpec
+from app.specs._training import PHASES, WITH_BACKWARD, TrainingSpec
 from workers.jobs._base import Reporter
 from workers.jobs._values import Metric, Values
 from workers.outcome import Unsupported
@@ -30,13 +30,6 @@ if TYPE_CHECKING:
     from workers.model.graphed import GraphableStep, GraphedStep
     from workers.model.steps import Step
 
-PHASES = {
-    "forward": ("forward",),
-    "forward_backward": ("forward", "backward"),
-    "train_step": ("forward", "backward", "optimizer"),
-    "generate": ("prefill", "decode"),
-}
-"""The phases of each mode's step."""
 PHASE_METRICS = {
     "forward": "forward_ms",
     "backward": "backward_ms",

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from app.specs.compare import CompareSpec
-from workers.jobs._base import Collecting, Reporter, Resumable, Runner, Unit
+from workers.jobs._base import Collecting, Reporter, Resumable, Runner, Unit, Wrapping
 
 if TYPE_CHECKING:
     from app.specs import SpecBase
@@ -58,6 +58,15 @@ class CompareRunner:
         runner = _inner_runner(spec)
         if isinstance(runner, Collecting):
             runner.collect(_side(spec, unit), _inner(unit), scratch, report)
+
+    def wrapper_error(
+        self, spec: CompareSpec, unit: Unit, scratch: Path, output: str, *, succeeded: bool
+    ) -> str | None:
+        """Ask the runner of the compared specs' kind, if it knows the words of its wrappers."""
+        runner = _inner_runner(spec)
+        if not isinstance(runner, Wrapping):
+            return None
+        return runner.wrapper_error(_side(spec, unit), _inner(unit), scratch, output, succeeded=succeeded)
 
 
 RUNNER = CompareRunner()

@@ -1,12 +1,48 @@
-"""Runs `profile`: a few steps under torch's profiler, and again under the outside profilers that the spec asks for."""
+"""Runs `profile`: a few steps under torch's profiler, and again under the outside profilers that the spec asks for.
+
+The steps are timed without a profiler first, as `benchmark` times them, and reported at once. So the profiler's own
+cost is known, and if profiling fails, the times stay. Profiled times have metrics of their own names and never mix with
+benchmarks.
+"""
 
 from __future__ import annotations
 
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from app.specs._training import PHASES
 from app.specs.profile import ProfileSpec
-from workers.jobs import _outside_profilers
+from workers.jobs import _outside_profilers, _training
 from workers.jobs._base import Reporter, Unit
+from workers.jobs._values import Metric, Values
+from workers.outcome import InvalidEnvironment, RunnerError
+
+if TYPE_CHECKING:
+    import torch
+
+    from workers.measure.check import Check
+    from workers.measure.profiling.attention import Part, Roofline
+    from workers.measure.profiling.attribution import Attribution, Work
+    from workers.measure.profiling.recording import Profile
+    from workers.measure.table import Scalar
+    from workers.model.accounting import Cost
+
+GRAPH = "graph"
+"""The one phase of a step that is a CUDA graph."""
+NO_PHASES = "a CUDA graph replays all its kernels in one launch: to a profiler it is one phase"
+GPU_ONLY = "known on GPUs only"
+PARTS = ("scores", "softmax", "values")
+CLASSES = (
+    *("matmul", "attention", "softmax", "normalisation", "elementwise", "copy", "reduction", "communication"),
+    *("optimizer", "other"),
+)
+CEILING_STEPS = 5
+"""Samples of a ceiling that is measured for the roofline."""
+TRACE, STACKS, FLAME_GRAPH = "trace.json.gz", "stacks.txt", "flamegraph.svg"
 
 
 class ProfileRunner:
@@ -20,15 +56,498 @@ class ProfileRunner:
         return [Unit(title=title), *_outside_profilers.units(spec, title)]
 
     def run(self, spec: ProfileSpec, unit: Unit, report: Reporter) -> None:
-        """Profile one unit and report it."""
+        """Profile one unit and report it. Running out of memory is a result.
+
+        Raises:
+            InvalidEnvironment: another profiler holds CUPTI, so that torch's sees no kernels.
+        """
         if _outside_profilers.tool_of(unit) is not None:
             _outside_profilers.run(spec, unit, report)
             return
-        raise NotImplementedError
+        from workers.measure import environment
+        from workers.measure.memory import OutOfMemory
+
+        device, build_model = _training.prepare(spec)
+        report.environment(environment.fingerprint(device))
+        if has_roofline(spec):
+            measure_missing_ceilings(spec, device, report)
+        case, device_key = spec.case(), environment.device_key(device)
+        values = Values(profile_metrics(spec))
+        with _training.known_errors():
+            timed = time_unprofiled(spec, unit, device, build_model, report)
+            if isinstance(timed, Timed):
+                try:
+                    Profiling(timed, values, report).run()
+                except OutOfMemory as error:
+                    values.rest("oom", str(error))
+            else:
+                values.rest("oom", timed)
+        values.report(case, device_key, report)
 
     def collect(self, spec: ProfileSpec, unit: Unit, scratch: Path, report: Reporter) -> None:
         """Report what an outside profiler has written."""
         _outside_profilers.collect(spec, unit, scratch, report)
 
+    def wrapper_error(
+        self, spec: ProfileSpec, unit: Unit, scratch: Path, output: str, *, succeeded: bool
+    ) -> str | None:
+        """Return the error that an outside profiler told, in its own words."""
+        return _outside_profilers.error_of(spec, unit, scratch, output, succeeded=succeeded)
+
 
 RUNNER = ProfileRunner()
+
+
+def phases_of(spec: ProfileSpec) -> tuple[str, ...]:
+    """Return the phases that the profiler can tell apart."""
+    return (GRAPH,) if spec.cuda_graph else PHASES[spec.mode]
+
+
+def scopes_of(spec: ProfileSpec) -> dict[str, tuple[str, ...] | None]:
+    """Return the scopes that shares of classes are given of, each with its phases; None: it cannot be told."""
+    forward, backward, optimizer = ("forward",), ("forward", "backward"), ("forward", "backward", "optimizer")
+    scopes: dict[str, tuple[str, ...] | None]
+    match spec.mode:
+        case "forward":
+            scopes = {"forward": forward}
+        case "forward_backward":
+            scopes = {"forward": forward, "forward_backward": backward}
+        case "train_step":
+            scopes = {"forward": forward, "forward_backward": backward, "step": optimizer}
+        case "generate":
+            scopes = {"prefill": ("prefill",), "decode": ("decode",), "step": ("prefill", "decode")}
+    if spec.cuda_graph:
+        whole = list(scopes)[-1]
+        return {scope: (GRAPH,) if scope == whole else None for scope in scopes}
+    return scopes
+
+
+def timing_metrics() -> list[Metric]:
+    """Return the metrics that are measured before the profiler starts."""
+    return [Metric("unprofiled_step_ms", None, "ms"), Metric("host_bound", None, "boolean")]
+
+
+def profile_metrics(spec: ProfileSpec) -> list[Metric]:
+    """Return the metrics of the profiled steps, in the order of the report."""
+    found = [Metric("profiled_step_ms", None, "ms"), Metric("profiler_overhead_percent", None, "%")]
+    phases = list(dict.fromkeys([*PHASES[spec.mode], *phases_of(spec)]))
+    for phase in phases:
+        found += [Metric("profiled_ms", phase, "ms"), Metric("work_ms", phase, "ms")]
+    found += [
+        Metric("gpu_busy_percent", None, "%"),
+        Metric("profiled_idle_ms", None, "ms"),
+        Metric("largest_gap_ms", None, "ms"),
+        Metric("launches", None, "launches"),
+        Metric("top_kernel_calls", phases_of(spec)[0], "calls"),
+        *(Metric(f"{name}_share_percent", scope, "%") for scope in scopes_of(spec) for name in CLASSES),
+    ]
+    for phase in PHASES[spec.mode]:
+        if phase != "optimizer":
+            for part in PARTS:
+                found += [
+                    Metric(f"{part}_ms", phase, "ms"),
+                    Metric(f"{part}_tflops", phase, "TFLOP/s"),
+                    Metric(f"{part}_gb_per_s", phase, "GB/s"),
+                ]
+    if spec.compile:
+        found += [
+            Metric("graphs_compiled", None, "graphs"),
+            Metric("graph_breaks", None, "breaks"),
+            Metric("recompiles", None, "graphs"),
+        ]
+    return [*found, Metric("trace_steps", None, "steps")]
+
+
+def has_roofline(spec: ProfileSpec) -> bool:
+    """Return whether the parts of attention exist, so that they can be put beside the roofline."""
+    return not (spec.compile or spec.cuda_graph) and spec.attention == "eager"
+
+
+def measure_missing_ceilings(spec: ProfileSpec, device: torch.device, report: Reporter) -> None:
+    """Measure the ceilings that the roofline needs and this host's record lacks, and record them as `ceiling` does."""
+    from app.specs.ceiling import CeilingSpec
+    from workers.jobs._grid import Trial, start_afresh
+    from workers.jobs.ceiling import RUNNER as CEILING
+    from workers.measure.ceilings import Ceilings
+    from workers.measure.memory import OutOfMemory
+    from workers.measure.validity import Monitor
+
+    known = Ceilings(report.ceilings).read(device)
+    measured = CeilingSpec(dtypes=[spec.precision], measure_steps=CEILING_STEPS, seed=spec.seed)
+    for cell in measured.cells():
+        if known and (known.copy_gb_per_s is not None if cell.dtype is None else cell.dtype in known.tflops):
+            continue
+        report.progress(0, spec.measure_steps, f"measuring this device's ceiling: {cell.title}")
+        trial = Trial(Values(CEILING.metrics(measured, cell)), Monitor(device), tell=lambda _line: None)
+        try:
+            CEILING.measure(measured, cell, CEILING.open(measured, [device], report), trial)
+        except (OutOfMemory, RunnerError) as error:  # the profile goes on without a roofline
+            sys.stderr.write(f"ceiling, {cell.title}: {error}\n")
+        start_afresh([device])
+
+
+@dataclass
+class Timed:
+    """A model and its step, and what was measured of it before the profiler started."""
+
+    spec: ProfileSpec
+    training: _training.Training
+    step_ms: float
+    """Median wall time of a step."""
+    host_bound: Check
+
+
+def time_unprofiled(
+    spec: ProfileSpec, unit: Unit, device: torch.device, build_model: Callable[[], torch.nn.Module], report: Reporter
+) -> Timed | str:
+    """Build the model, time its steps without a profiler, and report their times and the verdict on them.
+
+    Returns:
+        What was timed, or the reason why the memory did not suffice.
+    """
+    from workers.measure.environment import device_key
+    from workers.measure.memory import OutOfMemory
+    from workers.measure.validity import Monitor
+
+    monitor = Monitor(device)
+    values, case = Values(timing_metrics()), spec.case()
+    report.progress(0, spec.measure_steps, "making the model")
+    found: Timed | str
+    try:
+        training = _training.build(spec, device, build_model)
+        times, checks = _training.measure(training, monitor, report)
+    except OutOfMemory as error:
+        monitor.watch(last=True)
+        found, checks = str(error), []
+        values.rest("oom", found)
+    else:
+        samples = times.samples("step_ms", "step") or ()
+        (host_bound,) = [check for check in checks if check.name == "host_bound"]
+        found = Timed(spec, training, statistics.median(samples), host_bound)
+        values.set("unprofiled_step_ms", None, samples)
+        on_gpu = device.type == "cuda"
+        values.set("host_bound", None, [float(not host_bound.ok)] if on_gpu else None, GPU_ONLY)
+    report.validity(monitor.conclude(checks), case.key, unit.title)
+    values.report(case, device_key(device), report)
+    return found
+
+
+@dataclass
+class Profiling:
+    """Profiles the steps that were timed, and reports all but the values, which it sets."""
+
+    timed: Timed
+    values: Values
+    report: Reporter
+    summary: list[list[Scalar]] = field(default_factory=list)
+    """Rows of the table `summary`."""
+
+    def run(self) -> None:
+        """Profile the steps, then once more with Python's stacks.
+
+        Raises:
+            InvalidEnvironment: the profiler sees no kernels.
+            OutOfMemory: the memory did not suffice.
+        """
+        from workers.measure.profiling.attribution import Attribution
+
+        profile = self._record()
+        found = Attribution(profile.recording, phases_of(self.spec), on_gpu=self.on_gpu)
+        if len(found.steps) != self.spec.profile_steps or not found.work:
+            seen, work = len(found.steps), len(found.work)
+            raise RuntimeError(
+                f"the profiler saw {seen} of {self.spec.profile_steps} steps, and {work} kernels in them"
+            )
+        self.report.progress(self.spec.profile_steps, self.spec.profile_steps, "summing up")
+        self._add_times(found)
+        self._add_kernels(found)
+        self._add_classes(found.work)
+        self._add_ranges(found)
+        self._add_attention(found)
+        self._add_trace(profile)
+        del profile, found
+        if self.spec.stacks:
+            self._add_stacks()
+        self._tell_limits()
+        from workers.measure.profiling import tables
+
+        self.report.table("summary", tables.SUMMARY, self.summary)
+
+    @property
+    def spec(self) -> ProfileSpec:
+        return self.timed.spec
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.timed.training.device.type == "cuda"
+
+    def _record(self) -> Profile:
+        """Run the steps under the profiler, after a warm-up step, and set their times."""
+        from workers.measure.busy import NOTHING_SEEN
+        from workers.measure.compilation import compilation
+
+        before = compilation()
+        profile, laps_ms, phases_ms = self._profiled(self.spec.profile_steps, python=False)
+        if self.on_gpu and not profile.recording.device:
+            raise InvalidEnvironment(NOTHING_SEEN)
+        after = compilation()
+        overhead = 100 * (statistics.median(laps_ms) / self.timed.step_ms - 1)
+        self.values.set("profiled_step_ms", None, laps_ms)
+        self.values.set("profiler_overhead_percent", None, [overhead])
+        for phase in {*PHASES[self.spec.mode], *phases_of(self.spec)}:
+            self.values.set("profiled_ms", phase, phases_ms.get(phase), NO_PHASES)
+        self.values.set("graphs_compiled", None, [after.graphs])
+        self.values.set("graph_breaks", None, [after.graph_breaks])
+        self.values.set("recompiles", None, [after.graphs - before.graphs])
+        self._tell("unprofiled step", self.timed.step_ms, "ms", "median")
+        self._tell("profiled step", statistics.median(laps_ms), "ms", "median")
+        self._tell("profiler's overhead", overhead, "%", "profiled times are for shares, not for speed")
+        return profile
+
+    def _profiled(self, steps: int, *, python: bool) -> tuple[Profile, list[float], dict[str, list[float]]]:
+        """Run a warm-up step and some more under the profiler. Returns the profile, and the times of steps and phases.
+
+        Raises:
+            OutOfMemory: the memory did not suffice.
+        """
+        from workers.measure.memory import memory_needed_for
+        from workers.measure.profiling.recording import record
+        from workers.measure.ranges import Ranges, named_layers
+        from workers.measure.timing import make_clock, run_step
+
+        step, spec = self.timed.training.step, self.spec
+        ranges, clock = Ranges(), make_clock(self.timed.training.device)
+        laps_ms: list[float] = []
+        phases_ms: dict[str, list[float]] = {}
+
+        def run() -> None:
+            for number in range(1 + steps):
+                ranges.counting = number > 0
+                step.prepare()
+                run_step(step.phases, [ranges, clock])
+                if ranges.counting:
+                    laps_ms.append(clock.last.wall_ms)
+                    for phase, time_ms in clock.last.phases_ms.items():
+                        phases_ms.setdefault(phase, []).append(time_ms)
+                message = "recording stacks" if python else "profiling"
+                self.report.progress(number, steps, message)
+
+        whole = spec.compile and spec.compile_scope == "model"
+        with memory_needed_for("the profiled steps"), named_layers(self.timed.training.model, compiled=whole):
+            return record(run, on_gpu=self.on_gpu, python=python), laps_ms, phases_ms
+
+    def _add_times(self, found: Attribution) -> None:
+        from workers.measure.busy import Busy
+        from workers.measure.profiling.timeline import step_uses
+
+        work, steps = found.work, len(found.steps)
+        for phase in {*PHASES[self.spec.mode], *phases_of(self.spec)}:
+            times = [1e-6 * sum(one.time_ns for one in work if one.phase == phase and one.step == step.step)
+                     for step in found.steps]  # fmt: skip
+            self.values.set("work_ms", phase, times if phase in phases_of(self.spec) else None, NO_PHASES)
+        uses = step_uses(work, found.steps) if self.on_gpu else []
+        self.values.set("profiled_idle_ms", None, [use.idle_ms for use in uses] or None, GPU_ONLY)
+        self.values.set("largest_gap_ms", None, [use.largest_gap_ms for use in uses] or None, GPU_ONLY)
+        self.values.set("launches", None, [use.launches for use in uses] or None, GPU_ONLY)
+        busy: Busy | str = GPU_ONLY
+        if uses:
+            busy = Busy(statistics.median(use.busy_ms for use in uses), uses[-1].launches)
+        _training.add_busy(self.values, self.timed.step_ms, busy)
+        self._tell("profiled steps", steps, "steps", None)
+
+    def _add_kernels(self, found: Attribution) -> None:
+        from workers.measure.profiling import classes, tables, usage
+
+        steps = len(found.steps)
+        for phase in self.spec.phases or phases_of(self.spec):
+            class_of = (lambda _name: classes.OPTIMIZER) if phase == classes.OPTIMIZER else classes.class_of_operator
+            kernels = usage.kernels(usage.in_phases(found.work, [phase]), steps)
+            calls = [call for call in found.calls if call.phase == phase]
+            operators = usage.operators(calls, steps, class_of, on_gpu=self.on_gpu)
+            self.report.table(f"kernels-{phase}", tables.KERNELS, tables.kernel_rows(kernels))
+            self.report.table(f"operators-{phase}", tables.OPERATORS, tables.operator_rows(operators))
+            for name, rows in ((f"kernels-{phase}", kernels), (f"operators-{phase}", operators)):
+                if len(rows) > tables.MAX_ROWS:
+                    self._tell(f"rows of {name}", tables.MAX_ROWS, "rows", f"the top ones of {len(rows)}")
+        if not self.on_gpu:
+            self._tell("kernels", None, None, "a CPU has none: operators play their part, each with its own time")
+        first = phases_of(self.spec)[0]
+        top = usage.top_calls(found.work, first, steps)
+        self.values.set("top_kernel_calls", first, None if top is None else [top[1]], "the phase has no work")
+        if top is not None:
+            self._tell(f"calls of the top kernel in {first}", top[1], "calls", tables.short(top[0]))
+
+    def _add_classes(self, work: Sequence[Work]) -> None:
+        from workers.measure.profiling import tables, usage
+
+        found = {}
+        for scope, phases in scopes_of(self.spec).items():
+            if phases is None:
+                for name in CLASSES:
+                    self.values.set(f"{name}_share_percent", scope, None, NO_PHASES)
+                continue
+            found[scope] = usage.classes(usage.in_phases(work, phases), self.spec.profile_steps)
+            for one in found[scope]:
+                share = None if one.share_percent is None else [one.share_percent]
+                self.values.set(f"{one.class_name}_share_percent", scope, share, "the phases have no work")
+        if self.spec.cuda_graph and self.spec.mode == "train_step":
+            self.values.set("optimizer_share_percent", "step", None, NO_PHASES)
+            self._tell("class optimizer", None, None, f"only by kernels' own names: {NO_PHASES}")
+        self.report.table("classes", tables.CLASS_SHARES, tables.class_rows(found))
+
+    def _add_ranges(self, found: Attribution) -> None:
+        from workers.measure.profiling import tables, usage
+
+        phases = phases_of(self.spec)
+        totals = {phase: 1e-6 * sum(one.time_ns for one in found.work if one.phase == phase) for phase in phases}
+        per_step = {phase: total / len(found.steps) for phase, total in totals.items()}
+        times = usage.by_range(found.work, phases, len(found.steps))
+        self.report.table("ranges", tables.RANGES, tables.range_rows(times, per_step))
+
+    def _add_attention(self, found: Attribution) -> None:
+        """Report the parts of attention beside the roofline, or the reason why there are none."""
+        from workers.measure.ceilings import Ceilings
+        from workers.measure.profiling import tables
+        from workers.measure.profiling.attention import Part, roofline
+        from workers.measure.profiling.usage import time_in
+
+        steps, counts = len(found.steps), found.count_ranges()
+        reason = why_no_parts(self.spec, {name for _, name in counts})
+        line = roofline(Ceilings(self.report.ceilings).read(self.timed.training.device), self.spec.precision)
+        rows: list[list[Scalar]] = []
+        for phase in PHASES[self.spec.mode]:
+            for name in PARTS if phase != "optimizer" else ():
+                if reason is not None:
+                    rows.append(tables.missing_row(name, phase, reason))
+                    for metric in ("ms", "tflops", "gb_per_s"):
+                        self.values.set(f"{name}_{metric}", phase, None, reason)
+                    continue
+                made = "forward" if phase == "backward" else phase
+                calls = counts[made, name] // steps
+                cost, note = cost_of(self.spec, name, phase, calls)
+                total = sum(one.time_ns for one in found.work if one.phase == phase)
+                part = Part(name, phase, 1e-6 * time_in(found.work, name, phase) / steps, cost)
+                rows.append(self._attention_row(part, 1e-6 * total / steps, line, note))
+        self.report.table("attention", tables.ATTENTION, rows)
+
+    def _attention_row(self, part: Part, phase_ms: float, line: Roofline | str, note: str) -> list[Scalar]:
+        from workers.measure.profiling import tables
+
+        name, phase = part.name, part.phase
+        why = note or "the phase has no such work"
+        self.values.set(f"{name}_ms", phase, [part.time_ms])
+        self.values.set(f"{name}_tflops", phase, None if part.tflops is None else [part.tflops], why)
+        self.values.set(f"{name}_gb_per_s", phase, None if part.gb_per_s is None else [part.gb_per_s], why)
+        useful = None
+        if part.cost is not None:
+            useful = useful_flops(self.spec, name, phase)
+        share = 100 * part.time_ms / phase_ms if phase_ms else None
+        return tables.attention_row(part, share, useful, line, note)
+
+    def _add_trace(self, profile: Profile) -> None:
+        """Save the Chrome trace, cut to the size that the spec allows."""
+        from workers.measure.profiling import trace
+
+        steps, limit = self.spec.profile_steps, self.spec.trace_max_mib
+        self.report.progress(steps, steps, "writing the trace")
+        raw, target = self.report.scratch / "trace.json", self.report.scratch / TRACE
+        profile.save(raw)
+        try:
+            kept = trace.write(raw, target, limit << 20, [f"step_{number + 1}" for number in range(steps)])
+        except trace.TooSmall as error:
+            self.values.set("trace_steps", None, None, f"trace_max_mib: {error}")
+            self._tell("trace", None, None, f"not kept: {error}")
+            return
+        finally:
+            raw.unlink(missing_ok=True)
+        self.values.set("trace_steps", None, [kept.steps])
+        note = None
+        if kept.percent < 100:
+            note = f"cut from {steps} steps, to {kept.percent:.3g} % of the events, to fit into {limit} MiB"
+        self._tell("steps in the trace", kept.steps, "steps", note)
+        self.report.artifact(target, name=TRACE, kind="trace", media_type="application/gzip")
+
+    def _add_stacks(self) -> None:
+        """Profile one step more, with Python's stacks, and save them folded and as a flame graph."""
+        from workers.measure.profiling import flame_graph, stacks
+
+        profile, laps_ms, _ = self._profiled(1, python=True)
+        self.report.progress(1, 1, "drawing the flame graph")
+        found = stacks.fold(profile.recording, phases_of(self.spec), on_gpu=self.on_gpu)
+        if not found:
+            self._tell("stacks", None, None, f"none: {NO_PHASES}" if self.spec.cuda_graph else "none were recorded")
+            return
+        what = "time of the GPU by the stack that launched its work" if self.on_gpu else "time of the host"
+        subtitle = f"{what}; one step, which took {laps_ms[0]:.4g} ms while stacks were recorded"
+        label = f"{self.spec.model.label()}, context {self.spec.context_length}, {self.spec.mode}"
+        files = {
+            STACKS: (stacks.folded(found), "text/plain"),
+            FLAME_GRAPH: (flame_graph.draw(found, label, subtitle), "image/svg+xml"),
+        }
+        for name, (text, media_type) in files.items():
+            path = self.report.scratch / name
+            path.write_text(text, encoding="utf-8", errors="replace")
+            self.report.artifact(path, name=name, kind=Path(name).stem, media_type=media_type)
+
+    def _tell_limits(self) -> None:
+        check = self.timed.host_bound
+        if self.on_gpu:
+            self._tell("host-bound", float(not check.ok), "boolean", check.detail)
+
+    def _tell(self, what: str, value: float | None, unit: str | None, note: str | None) -> None:
+        self.summary.append([what, value, unit, note])
+
+
+def why_no_parts(spec: ProfileSpec, names: set[str]) -> str | None:
+    """Return why attention has no parts to time; None if it has."""
+    if set(PARTS) <= names:
+        return None
+    if spec.cuda_graph:
+        return "a CUDA graph replays kernels without the names of their ranges"
+    if spec.compile:
+        return "the compiler fuses the parts of attention, and ignores their names"
+    return f"attention {spec.attention!r} does not name its parts: it computes them together"
+
+
+def cost_of(spec: ProfileSpec, part: str, phase: str, calls: int) -> tuple[Cost | None, str]:
+    """Return what a part of attention costs in a phase of one step, and what there is to say about it.
+
+    Args:
+        spec: The job's spec.
+        part: "scores", "softmax" or "values".
+        phase: A phase of the mode, not the optimizer.
+        calls: How often the model called the part: in the forward pass, for the backward phase.
+    """
+    from workers.model.accounting import Cost, attention_part
+    from workers.model.precision import PRECISIONS
+
+    layers, passes = spec.model.shape()["num_layers"], spec.new_tokens - 1 if phase == "decode" else 1
+    if calls != layers * passes:
+        return None, f"the model computes attention {calls} times in this phase, not once for each layer: cost unknown"
+    width = PRECISIONS[spec.precision].compute_dtype.itemsize
+    cost, note = Cost(0, 0), "FLOPs of the whole square of scores, which eager attention computes"
+    for shape in shapes_of(spec, phase):
+        cost += attention_part(part, shape, width, backward=phase == "backward") * layers
+        if phase == "backward" and spec.activation_checkpointing:
+            cost += attention_part(part, shape, width) * layers
+            note += "; the recomputed forward pass is part of it"
+    return cost, note if phase != "decode" else ""
+
+
+def useful_flops(spec: ProfileSpec, part: str, phase: str) -> int:
+    """Return the FLOPs of a part that a causal implementation computes, without recomputation: half of the square."""
+    from workers.model.accounting import attention_part
+
+    layers, backward = spec.model.shape()["num_layers"], phase == "backward"
+    whole = sum(attention_part(part, shape, 1, backward=backward).flops for shape in shapes_of(spec, phase)) * layers
+    return whole if phase == "decode" else whole // 2
+
+
+def shapes_of(spec: ProfileSpec, phase: str) -> list[tuple[int, int, int, int, int]]:
+    """Return (batch, heads, queries, keys, head_dim) of each pass through a layer's attention in a phase."""
+    shape: Mapping[str, int] = spec.model.shape()
+    heads, head_dim = shape["num_heads"], shape["d_model"] // shape["num_heads"]
+    if phase != "decode":
+        return [(spec.batch_size, heads, spec.context_length, spec.context_length, head_dim)]
+    # The prefill yields the first new token; the i-th step after it sees the prompt and i tokens more.
+    return [(spec.batch_size, heads, 1, spec.context_length + i, head_dim) for i in range(1, spec.new_tokens)]

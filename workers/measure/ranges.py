@@ -1,14 +1,17 @@
-"""Names steps, phases and layers for profilers: `step_1`, `forward`, `layers.0`. See `kernels.ranges`."""
+"""Names steps, phases, layers and norms for profilers: `step_1`, `forward`, `layers.0`, `norm` (see kernels.ranges)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import nn
 
 from kernels.ranges import listening, named
+
+NORM = "norm"
+"""Name of the work of a norm module, whose kernels look like any other elementwise ones."""
 
 
 class Ranges:
@@ -40,24 +43,67 @@ class Ranges:
 
 
 @contextmanager
-def named_layers(model: nn.Module, attribute: str = "layers") -> Iterator[None]:
-    """Name the work of the context, and in it that of each of the model's layers: `layers.0`, `layers.1`, …"""
+def named_layers(model: nn.Module, attribute: str = "layers", *, compiled: bool = False) -> Iterator[None]:
+    """Name the work of the context, and in it that of each of the model's layers (`layers.0`, …) and norms (`norm`).
+
+    A layer that is compiled by itself is named from outside, and its norms are not: a hook inside would make the
+    compiler compile it anew.
+
+    Args:
+        model: The model under test.
+        attribute: The list of its layers, if it has one.
+        compiled: The model is compiled as a whole, so that nothing inside is named.
+    """
+    with ExitStack() as undo:
+        undo.enter_context(listening())
+        layers = {} if compiled else dict(enumerate(getattr(model, attribute, ())))
+        inside_compiled: set[nn.Module] = set(model.modules()) if compiled else set()
+        for index, layer in layers.items():
+            if getattr(layer, "_compiled_call_impl", None) is not None:
+                undo.callback(_wrap_compiled(layer, f"{attribute}.{index}"))
+                inside_compiled |= set(layer.modules())
+            else:
+                undo.callback(_hook(layer, f"{attribute}.{index}"))
+        for module in model.modules():
+            if type(module).__name__.endswith("Norm") and module not in inside_compiled:
+                undo.callback(_hook(module, NORM))
+        yield
+
+
+def _hook(module: nn.Module, name: str) -> Callable[[], None]:
+    """Name the calls of a module by hooks. Returns what removes them."""
     open_ranges: list[ExitStack] = []
 
-    def begin(name: str) -> Any:
-        def hook(_module: nn.Module, _inputs: Any) -> None:
-            stack = ExitStack()
-            stack.enter_context(named(name))
-            open_ranges.append(stack)
-
-        return hook
+    def begin(_module: nn.Module, _inputs: Any) -> None:
+        stack = ExitStack()
+        stack.enter_context(named(name))
+        open_ranges.append(stack)
 
     def end(_module: nn.Module, _inputs: Any, _output: Any) -> None:
         open_ranges.pop().close()
 
-    with ExitStack() as hooks:
-        hooks.enter_context(listening())
-        for index, layer in enumerate(getattr(model, attribute, ())):
-            hooks.callback(layer.register_forward_pre_hook(begin(f"{attribute}.{index}")).remove)
-            hooks.callback(layer.register_forward_hook(end, always_call=True).remove)
-        yield
+    before = module.register_forward_pre_hook(begin)
+    after = module.register_forward_hook(end, always_call=True)
+
+    def remove() -> None:
+        before.remove()
+        after.remove()
+
+    return remove
+
+
+def _wrap_compiled(module: nn.Module, name: str) -> Callable[[], None]:
+    """Name the calls of a module that `Module.compile` compiled. Returns what undoes it."""
+    call = module._compiled_call_impl
+    assert call is not None
+
+    def named_call(*args: Any, **kwargs: Any) -> Any:
+        with named(name):
+            return call(*args, **kwargs)
+
+    module._compiled_call_impl = named_call
+
+    def undo() -> None:
+        module._compiled_call_impl = call
+
+    return undo

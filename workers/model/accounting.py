@@ -359,6 +359,66 @@ def attention_backward_flops(forward: int) -> int:
     return 2 * forward
 
 
+ATTENTION_PARTS = ("scores", "softmax", "values")
+"""The parts of attention that is written out."""
+SOFTMAX_FLOPS = 5
+"""Per score: compare with the greatest so far, subtract it, exponentiate, add up, divide."""
+SOFTMAX_BACKWARD_FLOPS = 4
+"""Per score, dS = P∘(dP − rowsum(P∘dP)): multiply, add up, subtract, multiply."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a part of the work computes, and the least that it has to read and write."""
+
+    flops: int
+    bytes: int
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.flops + other.flops, self.bytes + other.bytes)
+
+    def __mul__(self, times: int) -> Cost:
+        return Cost(self.flops * times, self.bytes * times)
+
+
+def attention_part(
+    part: str, shape: tuple[int, int, int, int, int], element_bytes: int, *, backward: bool = False
+) -> Cost:
+    """Cost of one part of written-out attention, of one layer: S = Q Kᵀ/√d, P = softmax(S), O = P V.
+
+    The whole square of scores counts, also if it is causal: attention that is written out computes the masked half,
+    too. (`attention_flops` counts useful work, so half of it.) The products' backward passes are two products each. The
+    bytes are those of inputs and outputs, each read or written once; scaling and masking the scores in passes of their
+    own moves more.
+
+    Args:
+        part: One of ATTENTION_PARTS.
+        shape: (batch, heads, queries, keys, head_dim).
+        element_bytes: Bytes of one number, in the precision of the products.
+        backward: Of the backward pass instead of the forward pass.
+    """
+    batch, heads, queries, keys, head_dim = shape
+    scores = batch * heads * queries * keys
+    q = o = batch * heads * queries * head_dim
+    k = v = batch * heads * keys * head_dim
+    product = 2 * scores * head_dim
+    forward = {
+        "scores": (product, q + k + scores),
+        "softmax": (SOFTMAX_FLOPS * scores, 2 * scores),
+        "values": (product, scores + v + o),
+    }
+    back = {
+        # Reads dS, Q and K, and writes dQ and dK.
+        "scores": (2 * product, scores + 2 * q + 2 * k),
+        # Reads P and dP, and writes dS.
+        "softmax": (SOFTMAX_BACKWARD_FLOPS * scores, 3 * scores),
+        # Reads dO, P and V, and writes dP and dV.
+        "values": (2 * product, 2 * scores + 2 * v + o),
+    }
+    flops, numbers = (back if backward else forward)[part]
+    return Cost(flops, element_bytes * numbers)
+
+
 @dataclass(frozen=True)
 class Peak:
     """A device's peak rates, dense (without structured sparsity), in TFLOP/s; None: no such unit."""

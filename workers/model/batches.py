@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
+
+
+class Batches(Protocol):
+    """An endless supply of batches on one device."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def next(self) -> tuple[Tensor, Tensor]:
+        """Return the next inputs and targets."""
+        ...
 
 
 class RandomBatches:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from workers.model.batches import RandomBatches
+from workers.model.batches import Batches
 from workers.model.generation import CachedModel, sample
 from workers.model.loss import cross_entropy
 from workers.model.optimizer import clip_gradients
@@ -37,7 +37,7 @@ class Step(Protocol):
 class ForwardStep:
     """Forward pass and loss, without gradients. Phase: forward."""
 
-    def __init__(self, model: Callable[[Tensor], Tensor], batches: RandomBatches, precision: Precision) -> None:
+    def __init__(self, model: Callable[[Tensor], Tensor], batches: Batches, precision: Precision) -> None:
         self.model = model
         self.batches = batches
         self.precision = precision
@@ -64,7 +64,7 @@ class BackwardStep(ForwardStep):
     """Forward pass, loss and gradients. Phases: forward, backward."""
 
     def __init__(
-        self, model: Callable[[Tensor], Tensor], batches: RandomBatches, precision: Precision, module: nn.Module
+        self, model: Callable[[Tensor], Tensor], batches: Batches, precision: Precision, module: nn.Module
     ) -> None:
         super().__init__(model, batches, precision)
         self.module = module
@@ -94,7 +94,7 @@ class TrainStep(BackwardStep):
     def __init__(
         self,
         model: Callable[[Tensor], Tensor],
-        batches: RandomBatches,
+        batches: Batches,
         precision: Precision,
         module: nn.Module,
         optimizer: Optimizer,
@@ -145,7 +145,7 @@ class GenerateStep:
     """Continue a random prompt by `new_tokens` tokens, greedily. Phases: prefill (first token), decode (the others)."""
 
     def __init__(
-        self, model: CachedModel, module: CachedModel, batches: RandomBatches, precision: Precision, new_tokens: int
+        self, model: CachedModel, module: CachedModel, batches: Batches, precision: Precision, new_tokens: int
     ) -> None:
         self.model = model
         self.module = module

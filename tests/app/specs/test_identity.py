@@ -18,6 +18,7 @@ from app.specs.ceiling import CeilingSpec
 from app.specs.compare import CompareSpec
 from app.specs.estimate import EstimateSpec
 from app.specs.kernel import KernelSpec
+from app.specs.mixed_precision import MixedPrecisionSpec
 
 PLAIN_KINDS = sorted(kind for kind, spec in KINDS.items() if not spec.holds_specs)
 
@@ -32,6 +33,7 @@ CONTEXTS: dict[str, list[dict[str, Any]]] = {
     "attention": [{}, {"implementations": ["cpu_flash"], "dtypes": ["fp32"]}, {"implementations": ["triton"]}],
     "kernel": [{}],
     "ceiling": [{}],
+    "mixed_precision": [{}, {"model": {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}}],
     "estimate": [
         {},
         {"architecture": "feed_forward_stack"},
@@ -215,6 +217,7 @@ class TestGrids:
             "attention": {"implementations": ["eager", "cpu_flash", "cpu_blocked"], "br": [16, 32], "bc": [8, 64]},
             "kernel": {"rows": [8, 16], "columns": [4, 32]},
             "ceiling": {"matrix_size": 64},
+            "mixed_precision": {"additions": 10},
         }[kind]
         spec = validated({"kind": kind, **lists})
         fields = spec.model_dump(mode="json")
@@ -350,6 +353,18 @@ GOLDEN: dict[type[SpecBase], list[str]] = {
         "a94da0d8e350ca4effa5",
         "092208d79a4f6a79fcc7",
         "11c7a1f0456cf39dda4e",
+    ],
+    MixedPrecisionSpec: [
+        "6c23e650de1d8591b598",
+        "b159ac8db7849e4ac985",
+        "4a0a98405d6f1a5bbda9",
+        "230a92b1f53d08eef6fa",
+        "884b5d6d660baf4a801c",
+        "746803d753eba3cb62a5",
+        "0f6e0b7cb2af00d8c322",
+        "5aecb925f032e2b3d470",
+        "7e76ddb9a136107f3369",
+        "4fe294b08bed8e455bf4",
     ],
     EstimateSpec: ["7480f0412c5a5b580b65"],
     CompareSpec: ["7aed28438ce5401227c7", "f41fdd49b0573e31c571"],

@@ -484,6 +484,12 @@ def test_a_missing_compiler_is_an_invalid_environment() -> None:
     assert translated(RuntimeError("x")) is None
 
 
+def test_an_operation_that_torch_lacks_for_a_type_is_unsupported() -> None:
+    with pytest.raises(NotImplementedError) as error:
+        torch.linalg.qr(torch.ones(2, 2, dtype=torch.float16))
+    assert isinstance(translated(error.value), Unsupported)
+
+
 def test_an_environment_that_forbids_tf32_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     with pytest.raises(InvalidEnvironment, match="NVIDIA_TF32_OVERRIDE"):

@@ -202,6 +202,31 @@ def test_each_cell_is_computed_in_its_precision(tmp_path: Path) -> None:
     assert {row["outcome"] for row in report.rows} == {"unsupported"}
 
 
+def test_a_kind_whose_values_do_not_depend_on_time_is_not_watched(tmp_path: Path) -> None:
+    class Timeless(TestRunner):
+        timed = False
+
+    def checks(runner: TestRunner) -> list[str]:
+        spec, report = Spec(("noisy",)), Report(tmp_path)
+        runner.run(spec, runner.plan(spec)[0], report)
+        return [check["name"] for check in report.verdict_on(event="noisy")["checks"]]
+
+    assert checks(RUNNER) == ["measured", "variation", "host_load"]
+    assert checks(Timeless()) == ["measured", "variation"]
+
+
+def test_the_context_is_closed_once_after_the_last_cell(tmp_path: Path) -> None:
+    closed = []
+
+    class Closing(TestRunner):
+        def close(self, spec: Any, context: Context) -> None:
+            closed.append(list(context.report.cursors))
+
+    spec = Spec(("fine", "failed"))
+    Closing().run(spec, Closing().plan(spec)[0], Report(tmp_path))
+    assert closed == [[0, 1]]
+
+
 def test_values_that_are_wrong_lose_what_was_found() -> None:
     values = Values([Metric("forward_ms", "forward", "ms"), Metric("output_error", None, "fraction"),
                      Metric("tflops", None, "TFLOP/s")])  # fmt: skip

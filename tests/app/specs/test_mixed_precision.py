@@ -1,0 +1,94 @@
+"""The spec of `mixed_precision`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from app.specs import spec_adapter
+from app.specs.mixed_precision import MixedPrecisionSpec
+
+SIZES = {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}
+
+
+def test_the_default_is_four_sums_and_two_audits_under_three_autocasts() -> None:
+    spec = MixedPrecisionSpec()
+    assert [cell.title for cell in spec.cells()][::5] == ["accumulation fp32", "audit of the toy, autocast fp16"]
+    assert spec.number_of_cells() == 10
+    assert len({case.key for case in spec.cases()}) == 10
+    assert spec.requirements() == {"model:transformer_lm", "attention:eager"}
+    assert spec.resources().devices == 1
+    assert spec.summary() == {
+        "subject": "1000 × 0.01/toy/tiny transformer",
+        "accumulation": "fp32/fp16/fp16_into_fp32/fp16_cast_to_fp32",
+        "autocast": "none/fp16/bf16",
+    }
+
+
+def test_a_job_may_do_one_of_both() -> None:
+    sums, audits = MixedPrecisionSpec(audits=[]), MixedPrecisionSpec(accumulations=[])
+    assert (len(sums.cells()), len(audits.cells())) == (4, 6)
+    assert sums.summary().keys() == {"subject", "accumulation"}
+    assert audits.summary() == {"subject": "toy/tiny transformer", "autocast": "none/fp16/bf16"}
+    assert {case.key for case in (*sums.cases(), *audits.cases())} == {
+        case.key for case in MixedPrecisionSpec().cases()
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "pointer", "message"),
+    [
+        ({"accumulations": [], "audits": []}, ("accumulations",), "give accumulations, audits or both"),
+        ({"accumulations": ["fp32", "fp32"]}, ("accumulations",), "'fp32' is there twice"),
+        ({"audits": ["toy", "toy"]}, ("audits",), "'toy' is there twice"),
+        ({"autocasts": []}, ("autocasts",), "at least 1 item"),
+        ({"autocasts": ["tf32"]}, ("autocasts", 0), "'none', 'fp16' or 'bf16'"),
+        ({"addend": 0}, ("addend",), "greater than 0"),
+        ({"addend": 1e6}, ("addend",), "less than or equal to 65504"),
+        ({"addend": float("nan")}, ("addend",), "finite"),
+        ({"additions": 0}, ("additions",), "greater than or equal to 1"),
+        ({"additions": 10_000_000}, ("additions",), "less than or equal to 1000000"),
+        ({"precision": "fp16"}, ("precision",), "Extra inputs"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(fields: dict[str, Any], pointer: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        spec_adapter.validate_python({"kind": "mixed_precision", **fields})
+    (error,) = refused.value.errors()
+    assert message in error["msg"]
+    assert (error.get("ctx", {}).get("field"),) == pointer or error["loc"][-len(pointer) :] == pointer
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "changed"),
+    [
+        ("addend", 0.1, {"sum"}),
+        ("additions", 10, {"sum"}),
+        ("batch_size", 2, {"toy", "transformer"}),
+        ("context_length", 32, {"transformer"}),
+        ("attention", "tiled", {"transformer"}),
+        ("model", {"size": "small"}, {"transformer"}),
+        ("model", {"size": "tiny", "vocab_size": 100}, {"transformer"}),
+        ("model", SIZES, set()),
+        ("device", "cpu", set()),
+        ("seed", 1, set()),
+    ],
+)
+def test_a_field_changes_the_cases_whose_work_it_changes(field: str, value: Any, changed: set[str]) -> None:
+    def keys(**fields: Any) -> dict[str, str]:
+        plain = {"accumulations": ["fp16"], "autocasts": ["bf16"], **fields}
+        cases = spec_adapter.validate_python({"kind": "mixed_precision", **plain}).cases()
+        return {str(case.coordinates["audit"] or "sum"): case.key for case in cases}
+
+    before, after = keys(), keys(**{field: value})
+    assert {name for name in before if before[name] != after[name]} == changed
+
+
+def test_coordinates_without_effect_are_null() -> None:
+    found = {case.coordinates["subject"]: case.coordinates for case in MixedPrecisionSpec(autocasts=["bf16"]).cases()}
+    total, toy, transformer = found["1000 × 0.01"], found["toy"], found["tiny transformer"]
+    assert (total["addend"], total["batch_size"], total["model.d_model"]) == (0.01, None, None)
+    assert (toy["addend"], toy["batch_size"], toy["model.name"], toy["context_length"]) == (None, 4, None, None)
+    assert None not in {transformer[name] for name in ("batch_size", "model.name", "context_length", "attention")}

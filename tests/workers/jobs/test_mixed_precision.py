@@ -1,0 +1,229 @@
+"""The runner of `mixed_precision` in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pydantic", reason="the service's dependencies are not installed")
+
+import torch
+from torch import Tensor, nn
+
+from app.specs._training import ModelSpec
+from app.specs.mixed_precision import MixedPrecisionSpec
+from tests.workers.reporting import Report
+from workers.jobs import mixed_precision
+from workers.jobs._base import Resumable, Unit
+from workers.jobs.mixed_precision import RUNNER
+from workers.outcome import Failed
+
+MODEL = ModelSpec(d_model=16, d_ff=32, num_layers=1, num_heads=2, vocab_size=50)
+NARROW = {"fp16": "float16", "bf16": "bfloat16"}
+
+
+@pytest.fixture
+def run(tmp_path: Path):
+    def run(unit: Unit | None = None, **fields: Any) -> Report:
+        spec = MixedPrecisionSpec(**{"model": MODEL, "batch_size": 2, "context_length": 8, "device": "cpu", **fields})
+        report = Report(tmp_path)
+        RUNNER.run(spec, unit or RUNNER.plan(spec)[0], report)
+        return report
+
+    precision = torch.get_float32_matmul_precision()
+    yield run
+    torch.set_float32_matmul_precision(precision)
+
+
+def rows(report: Report, name: str, **values: Any) -> list[dict[str, Any]]:
+    """The rows of a table that have these values."""
+    table = report.tables[name]
+    names = [column["name"] for column in table["columns"]]
+    found = [dict(zip(names, row, strict=True)) for row in table["rows"]]
+    return [row for row in found if values.items() <= row.items()]
+
+
+def dtypes(report: Report, **values: Any) -> dict[str, Any]:
+    """The data types of the rows that have these values, by name."""
+    return {row["name"]: row["dtype"] for row in rows(report, "dtypes", **values)}
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_thousand_hundredths(run, device: str) -> None:
+    report = run(audits=[], device=device)
+    expected = {
+        "fp32": ("10.0001", 35 / 2**18),
+        "fp16": ("9.9531", -3 / 64),
+        "fp16_into_fp32": ("10.0021", 35 / 2**14),
+        "fp16_cast_to_fp32": ("10.0021", 35 / 2**14),
+    }
+    for name, (shown, error) in expected.items():
+        cell = report.cell(accumulation=name)
+        assert list(cell) == [(metric, None) for metric in ("sum", "error", "rounding_error", "adding_error")]
+        assert f"{cell['sum', None]['median']:.4f}" == shown
+        assert cell["error", None]["median"] == error
+        assert {row["outcome"] for row in cell.values()} == {"ok"}
+        (row,) = rows(report, "accumulations", accumulation=name)
+        assert (row["sum"], row["error"]) == (cell["sum", None]["median"], error)
+        assert (row["right_sum"], row["additions"], row["device"]) == ("10", 1000, device)
+        assert report.check("repeated", accumulation=name)["ok"]
+    assert rows(report, "accumulations", accumulation="fp32")[0]["sum_digits"] == "10.000133514404296875"
+    (narrow,) = rows(report, "accumulations", accumulation="fp16_into_fp32")
+    assert (narrow["addend_dtype"], narrow["sum_dtype"]) == ("float16", "float32")
+    assert (narrow["error_digits"], narrow["adding_error"]) == ("0.00213623046875", 0)
+    assert set(report.tables) == {"accumulations"}
+
+
+def test_an_overflow_is_null_with_its_reason(run) -> None:
+    report = run(audits=[], accumulations=["fp16", "fp32"], addend=60_000.0, additions=2)
+    narrow = report.cell(accumulation="fp16")
+    assert {(row["outcome"], row["reason"]) for row in narrow.values()} == {
+        ("unknown", "the sum overflowed float16: inf")
+    }
+    assert report.cell(accumulation="fp32")["sum", None]["median"] == 120_000
+    (row,) = rows(report, "accumulations", accumulation="fp16")
+    assert (row["sum"], row["error_digits"], row["right_sum"]) == (None, None, "120000")
+
+
+def test_verdicts_leave_out_how_busy_the_host_was(run) -> None:
+    report = run(audits=["toy"], autocasts=["none"], accumulations=["fp32"])
+    assert {verdict["verdict"] for verdict in report.verdicts.values()} == {"valid"}
+    assert [check["name"] for check in report.verdict_on(audit="toy")["checks"]] == ["measured"]
+    assert [check["name"] for check in report.verdict_on(accumulation="fp32")["checks"]] == ["measured", "repeated"]
+
+
+def test_sums_that_differ_when_they_are_repeated_are_invalid(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from workers.measure import accumulation
+
+    real, addends = accumulation.accumulate, iter([0.01, 0.02])
+    monkeypatch.setattr(
+        accumulation, "accumulate", lambda how, _, additions, device: real(how, next(addends), additions, device)
+    )
+    assert run(audits=[], accumulations=["fp32"]).verdict_on(accumulation="fp32")["verdict"] == "invalid"
+
+
+@pytest.mark.parametrize("autocast", ["fp16", "bf16"])
+def test_the_toy_under_the_cpus_autocast(run, autocast: str) -> None:
+    """A CPU's autocast computes layer norm in the narrow type; CUDA's does not."""
+    report = run(accumulations=[], audits=["toy"], autocasts=["none", autocast])
+    narrow = NARROW[autocast]
+    where = {"model": "toy", "autocast": autocast, "device": "cpu"}
+    weights = ["fc1.weight", "ln.weight", "ln.bias", "fc2.weight"]
+    assert dtypes(report, **where, tensor="parameter") == dict.fromkeys(weights, "float32")
+    assert dtypes(report, **where, tensor="module_output") == dict.fromkeys(["fc1", "relu", "ln", "fc2"], narrow)
+    assert dtypes(report, **where, tensor="logits") == {"": narrow}
+    assert dtypes(report, **where, tensor="loss") == {"": "float32"}
+    assert dtypes(report, **where, tensor="scaled_loss") == ({"": "float32"} if autocast == "fp16" else {})
+    assert dtypes(report, **where, tensor="gradient") == dict.fromkeys(weights, "float32")
+    assert rows(report, "kept-in-float32") == []
+    without = rows(report, "dtypes", autocast="none")
+    assert {(row["dtype"], row["kept_in_float32"]) for row in without} == {("float32", None)}
+    found = {metric: row["median"] for (metric, _), row in report.cell(audit="toy", autocast=autocast).items()}
+    assert found == {"modules_in_float32": 0, "modules": 4, "parameters_in_float32": 4, "gradients_in_float32": 4}
+    assert report.cell(audit="toy", autocast="none")["modules_in_float32", None]["median"] == 4
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("autocast", ["fp16", "bf16"])
+def test_the_transformer_keeps_its_norms_and_its_embeddings_in_float32(run, autocast: str, device: str) -> None:
+    report = run(accumulations=[], audits=["transformer"], autocasts=[autocast], device=device)
+    where = {"model": "transformer", "autocast": autocast, "device": device}
+    assert [(row["name"], row["module_class"]) for row in rows(report, "kept-in-float32", **where)] == [
+        ("token_embeddings", "Embedding"),
+        ("layers.0.ln1", "RMSNorm"),
+        ("layers.0.ln2", "RMSNorm"),
+        ("ln_final", "RMSNorm"),
+    ]
+    outputs = dtypes(report, **where, tensor="module_output")
+    assert outputs["layers.0"] == "float32", "the residual stream"
+    assert outputs["layers.0.attn"] == outputs["layers.0.ffn"] == outputs["layers.0.ffn.w1"] == NARROW[autocast]
+    assert dtypes(report, **where, tensor="logits") == {"": NARROW[autocast]}
+    assert dtypes(report, **where, tensor="loss") == {"": "float32"}
+    for tensor in ("parameter", "gradient"):
+        found = dtypes(report, **where, tensor=tensor)
+        assert len(found) == 12
+        assert set(found.values()) == {"float32"}
+    assert report.cell(audit="transformer")["modules", None]["median"] == 12
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("autocast", ["fp16", "bf16"])
+def test_the_toy_under_cudas_autocast(run, autocast: str) -> None:
+    report = run(accumulations=[], audits=["toy"], autocasts=[autocast], device="cuda")
+    narrow = NARROW[autocast]
+    assert dtypes(report, device="cuda", tensor="module_output") == {
+        "fc1": narrow,
+        "relu": narrow,
+        "ln": "float32",
+        "fc2": narrow,
+    }
+    assert [row["name"] for row in rows(report, "kept-in-float32")] == ["ln"]
+    assert dtypes(report, tensor="logits") == {"": narrow}
+    assert dtypes(report, tensor="loss") == {"": "float32"}
+    assert dtypes(report, tensor="scaled_loss") == ({"": "float32"} if autocast == "fp16" else {})
+    assert set(dtypes(report, tensor="gradient").values()) == {"float32"}
+
+
+def test_what_torch_lacks_for_a_type_is_null_with_its_reason(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lacking(nn.Module):
+        """An operation that this device has not in float16, as torch would say it."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            if x.dtype == torch.float16:
+                raise NotImplementedError("\"fine_kernel\" not implemented for 'Half'")
+            return x
+
+    def build(spec: MixedPrecisionSpec, cell: Any, device: torch.device) -> Any:
+        model, step = real(spec, cell, device)
+        model.relu = Lacking()
+        return model, step
+
+    real = mixed_precision.build
+    monkeypatch.setattr(mixed_precision, "build", build)
+    report = run(accumulations=[], audits=["toy"], autocasts=["fp16", "bf16"])
+    found = report.cell(autocast="fp16")
+    assert {row["outcome"] for row in found.values()} == {"unsupported"}
+    reason = found["modules", None]["reason"]
+    assert "\"fine_kernel\" not implemented for 'Half'" in reason
+    assert dtypes(report, autocast="fp16", tensor="module_output") == {"fc1": "float16"}
+    missing = rows(report, "dtypes", autocast="fp16", dtype=None)
+    assert [row["tensor"] for row in missing] == ["logits", "loss", "scaled_loss", *["gradient"] * 4]
+    assert {row["reason"] for row in missing} == {reason}
+    assert report.cell(autocast="bf16")["modules", None]["outcome"] == "ok", "it costs no other cell"
+
+
+def test_running_out_of_memory_is_an_outcome(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    monkeypatch.setattr("workers.model.toy.ToyModel.forward", fail)
+    report = run(accumulations=[], audits=["toy"], autocasts=["none"])
+    assert {row["outcome"] for row in report.cell().values()} == {"oom"}
+    assert "out of memory in the step" in rows(report, "dtypes", tensor="loss")[0]["reason"]
+
+
+def test_an_attention_that_lacks_the_type_is_unsupported(run) -> None:
+    report = run(accumulations=[], audits=["transformer"], autocasts=["bf16"], attention="cpu_flash")
+    assert report.cell()["modules_in_float32", None]["outcome"] == "unsupported"
+
+
+def test_after_a_crash_the_other_cells_are_measured(run) -> None:
+    assert isinstance(RUNNER, Resumable)
+    fields: dict[str, Any] = {"audits": ["toy"], "autocasts": ["bf16", "none"], "accumulations": []}
+    spec = MixedPrecisionSpec(**fields)
+    rest = RUNNER.resume(spec, RUNNER.plan(spec)[0], 0, Failed("crashed", "killed by SIGILL"))
+    report = run(rest, **fields)
+    assert {row["outcome"] for row in report.cell(autocast="bf16").values()} == {"crashed"}
+    assert report.cell(autocast="none")["modules", None]["outcome"] == "ok"
+    assert {row["autocast"] for row in rows(report, "dtypes")} == {"none"}
+
+
+def test_a_table_with_too_many_rows_is_cut_and_says_so(
+    run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(mixed_precision, "MAX_ROWS", 20)
+    report = run(accumulations=[], audits=["toy"], autocasts=["none", "bf16"])
+    assert len(rows(report, "dtypes")) == 20
+    assert "table dtypes: the first 20 of 28 rows are kept" in capsys.readouterr().err

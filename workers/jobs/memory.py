@@ -1,0 +1,545 @@
+"""Runs `memory`: the allocations of a model's steps, by phase and category, and the allocator's snapshots."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from app.specs.memory import DEFAULT_WARMUP_STEPS, MemorySpec
+from workers.jobs import _training
+from workers.jobs._base import Reporter, Unit
+from workers.jobs._values import Metric, Values
+
+if TYPE_CHECKING:
+    import torch
+
+    from workers.jobs._training import Training
+    from workers.measure.allocations.categories import Owners
+    from workers.measure.allocations.ledger import Allocation, Point, Stretch
+    from workers.measure.allocations.recording import Recorded, Recording
+    from workers.measure.check import Check
+    from workers.measure.timing import Where
+
+INITIALISATION = "initialisation"
+"""The phase in which the model is made."""
+OOM = "oom"
+"""Name of the snapshot and of the tables of a case that ran out of memory."""
+MIB = 2**20
+BYTES = {"fp32": 4, "bf16": 2}
+"""Bytes of an element of the residual stream, by the dtype of the parameters: autocast does not narrow it."""
+CATEGORY_METRICS = {
+    "parameter": "parameter_mib",
+    "gradient": "gradient_mib",
+    "optimizer_state": "optimizer_state_mib",
+    "activation": "activation_mib",
+    "input": "input_mib",
+    "temporary": "temporary_mib",
+    "unknown": "unknown_mib",
+}
+WHOLE = (
+    ("peak_memory_mib", "MiB"),
+    ("memory_reserved_mib", "MiB"),
+    *((name, "MiB") for name in CATEGORY_METRICS.values()),
+    ("unknown_percent", "%"),
+    ("rounding_mib", "MiB"),
+    ("fragmentation_mib", "MiB"),
+    ("residual_stream_mib", "MiB"),
+    ("residual_stream_seen_mib", "MiB"),
+    ("residual_streams_seen", "tensors"),
+    ("history_entries", "entries"),
+    ("parameters", "parameters"),
+)
+"""Metrics without a phase, of the whole step, with their units."""
+EACH_PHASE = ("peak_memory_mib", "end_memory_mib", "memory_reserved_mib", "end_reserved_mib", "fragmentation_mib")
+WORK = {"forward": "inference", "forward_backward": "forward and backward pass", "train_step": "full step"}
+"""What a mode's snapshots are of."""
+MAX_UNKNOWN_PERCENT = 2.0
+MAX_DIFFERENCE = 1e-3
+"""Largest relative difference between the peak of the history and the allocator's own count of the same."""
+MOST_POINTS = 1000
+"""Most rows of the timeline."""
+NO_CACHE = "known on GPUs only: a CPU's allocator gives back what is released"
+PEAK_LOST = "the history's beginning is lost, and with it the peak: raise history_entries"
+
+
+class MemoryRunner:
+    """The runner of kind `memory`."""
+
+    kind = "memory"
+
+    def plan(self, spec: MemorySpec) -> list[Unit]:
+        """Plan the one unit."""
+        return [Unit(title=f"{spec.model.label()}, context {spec.context_length}, {spec.mode}")]
+
+    def run(self, spec: MemorySpec, unit: Unit, report: Reporter) -> None:
+        """Record the steps and report what they hold. Running out of memory is a result."""
+        from workers.measure import environment
+        from workers.measure.validity import verdict
+
+        device, build_model = _training.prepare(spec)
+        report.environment(environment.fingerprint(device))
+        with _training.known_errors():
+            session = record(spec, device, build_model, report)
+        values, checks = results(session)
+        case = spec.case()
+        report.validity(verdict(checks), case.key, unit.title)
+        values.report(case, environment.device_key(device), report)
+        report_tables(session, report)
+
+
+RUNNER = MemoryRunner()
+
+
+def metrics(mode: str) -> list[Metric]:
+    """Return the metrics of a mode in the order of the report."""
+    phases = (INITIALISATION, *_training.PHASES[mode])
+    return [
+        *(Metric(name, None, unit) for name, unit in WHOLE),
+        *(Metric(name, phase, "MiB") for phase in phases for name in EACH_PHASE),
+    ]
+
+
+@dataclass
+class Session:
+    """What was recorded of a case."""
+
+    spec: MemorySpec
+    initialisation: Recorded | None = None
+    steps: list[list[Recorded]] = field(default_factory=list)
+    """The stretches of each recorded step: its preparation and its phases."""
+    lacked: Recorded | None = None
+    """The stretch in which memory ran out."""
+    reason: str = ""
+    """Why there are no values: memory ran out."""
+    parameters: int | None = None
+    """Number of trainable parameters."""
+    streams: list[int] | None = None
+    """Bytes of each block's output, as seen among the allocations; None if nobody could look."""
+    files: dict[str, int] = field(default_factory=dict)
+    """Bytes of each snapshot, by its phase."""
+
+    def phases(self) -> list[Recorded]:
+        """Return the phases of the last step, without its preparation."""
+        known = _training.PHASES[self.spec.mode]
+        return [one for one in self.steps[-1] if one.stretch.phase in known] if self.steps else []
+
+
+def record(
+    spec: MemorySpec, device: torch.device, build_model: Callable[[], torch.nn.Module], report: Reporter
+) -> Session:
+    """Record initialisation and steps, and save the snapshots."""
+    from workers.measure.allocations.recording import make_recording
+    from workers.measure.memory import OutOfMemory
+    from workers.measure.timing import Where
+
+    session, recording, where = Session(spec), make_recording(device, spec.history_entries), Where()
+    where.phase = INITIALISATION
+    owners: Callable[[], Owners] = dict
+    recording.begin({})
+    report.progress(0, warmup_steps(spec) + spec.measure_steps, "making the model")
+    try:
+        training = _training.build(spec, device, build_model)
+        owners = owners_in(training)
+        recording.mark(INITIALISATION, owners(), keep=True)
+        (session.initialisation,) = recording.end()
+        save_snapshot(session, INITIALISATION, session.initialisation, report)
+        session.parameters = sum(one.numel() for one in training.model.parameters() if one.requires_grad)
+        record_steps(session, training, recording, owners, where, report)
+    except OutOfMemory as error:
+        session.reason = str(error)
+        # Whoever raised it holds the tensors of the step still: the snapshot shows them.
+        recording.mark(where.phase, owners(), keep=True, failed=True)
+        session.lacked = recording.end()[-1]
+        save_snapshot(session, OOM, session.lacked, report)
+    return session
+
+
+def warmup_steps(spec: MemorySpec) -> int:
+    """Return the number of steps before those that are recorded."""
+    return DEFAULT_WARMUP_STEPS if spec.warmup_steps is None else spec.warmup_steps
+
+
+def owners_in(training: Training) -> Callable[[], Owners]:
+    """Return a function that tells who owns what at the moment."""
+    from workers.measure.allocations.categories import owners_of
+
+    step: Any = training.step
+
+    def owners() -> Owners:
+        present = [getattr(step, name, None) for name in ("inputs", "targets", "loss")]
+        inputs, losses = present[:2], present[2:]
+        return owners_of(
+            training.device,
+            training.model,
+            getattr(step, "optimizer", None),
+            getattr(step, "scaler", None),
+            [one for one in inputs if one is not None],
+            [one for one in losses if one is not None],
+        )
+
+    return owners
+
+
+def record_steps(
+    session: Session,
+    training: Training,
+    recording: Recording,
+    owners: Callable[[], Owners],
+    where: Where,
+    report: Reporter,
+) -> None:
+    """Warm up, record the steps, and save the snapshots of the last one's phases.
+
+    Raises:
+        OutOfMemory: the memory did not suffice in some phase. The recording goes on.
+    """
+    from workers.measure.allocations.recording import PhaseMarks
+    from workers.measure.allocations.residual import ResidualStream
+    from workers.measure.timing import memory_needed_in, run_step
+
+    spec, step = session.spec, training.step
+    warmup, total = warmup_steps(spec), warmup_steps(spec) + spec.measure_steps
+    marks, stream = PhaseMarks(recording, owners), ResidualStream()
+    recording.begin(owners())
+    with memory_needed_in(where):
+        for number in range(total):
+            if number == warmup and warmup:
+                recording.end()
+                gc.collect()
+                recording.begin(owners())
+            marks.keep = number + 1 == total
+            where.prepares()
+            step.prepare()
+            # A hook on a compiled block would have it compiled again.
+            with nullcontext() if spec.compile else stream.of(training.model):
+                run_step(step.phases, [where, stream, marks])
+            report.progress(number + 1, total, "recording" if number >= warmup else "warming up")
+    recorded = recording.end()
+    each = len(recorded) // spec.measure_steps
+    session.steps = [recorded[start : start + each] for start in range(0, len(recorded), each)]
+    for one in session.phases():
+        save_snapshot(session, one.stretch.phase, one, report)
+        if one.stretch.phase == "forward" and not spec.compile and stream.storages:
+            session.streams = stream.seen_among(one.stretch.made)
+
+
+def save_snapshot(session: Session, name: str, recorded: Recorded, report: Reporter) -> None:
+    """Write a snapshot as an artifact."""
+    from workers.measure.allocations import snapshot
+
+    if recorded.snapshot is None:
+        return
+    file = f"snapshot-{name}.pickle"
+    spec, what = session.spec, recorded.snapshot
+    about = {
+        **what["flopwatch"],
+        "mode": spec.mode,
+        "of": WORK[spec.mode],
+        "model": spec.model.label(),
+        "precision": spec.precision,
+    }
+    session.files[name] = snapshot.write({**what, "flopwatch": about}, report.scratch / file)
+    report.artifact(report.scratch / file, name=file, kind="snapshot", media_type="application/octet-stream")
+
+
+def results(session: Session) -> tuple[Values, list[Check]]:
+    """Return the values of each metric, and the checks of the recording."""
+    values = Values(metrics(session.spec.mode))
+    if session.initialisation is not None:
+        add_phase(values, INITIALISATION, [session.initialisation])
+    if session.lacked is not None:
+        values.rest("oom", session.reason)
+        return values, [check_history([session.lacked])]
+    for index, one in enumerate(session.steps[-1]):
+        if one in session.phases():
+            add_phase(values, one.stretch.phase, [step[index] for step in session.steps])
+    add_whole(values, session)
+    add_residual_stream(values, session)
+    everything = [one for step in session.steps for one in step]
+    checks = [check_history(everything), *check_accounted(everything)]
+    percent = values.samples("unknown_percent", None)
+    if percent is not None:
+        detail = f"{percent[0]:.2f} % of the peak has no known use"
+        checks.append(note("unknown", percent[0] <= MAX_UNKNOWN_PERCENT, detail))
+    return values, checks
+
+
+def note(name: str, ok: bool, detail: str) -> Check:
+    """Return a check that leaves the verdict as it is."""
+    from workers.measure.check import Check
+
+    return Check(name, ok, detail, "note")
+
+
+def allocated_peak(recorded: Recorded) -> float | None:
+    """Return the peak of allocated memory in bytes; None if the history lost it."""
+    if recorded.counters is not None:
+        return recorded.counters.allocated_peak
+    return None if recorded.stretch.lost else recorded.stretch.peak.total
+
+
+def peak_seen(recorded: Recorded) -> bool:
+    """True if the history holds the peak: it is complete, or it reaches as high as the allocator has counted."""
+    counters, stretch = recorded.counters, recorded.stretch
+    return not stretch.lost or (counters is not None and stretch.peak.total >= counters.requested_peak)
+
+
+def add_phase(values: Values, phase: str, recorded: Sequence[Recorded]) -> None:
+    """Set the metrics of a phase, a sample for each step."""
+    counted = [one.counters for one in recorded if one.counters is not None]
+    if len(counted) < len(recorded):
+        peaks = [one.stretch.peak.total / MIB for one in recorded]
+        values.set("peak_memory_mib", phase, peaks)
+        values.set("end_memory_mib", phase, [one.stretch.end.total / MIB for one in recorded])
+        for name in ("memory_reserved_mib", "end_reserved_mib", "fragmentation_mib"):
+            values.set(name, phase, None, NO_CACHE)
+        return
+    values.set("peak_memory_mib", phase, [one.allocated_peak / MIB for one in counted])
+    values.set("end_memory_mib", phase, [one.allocated_end / MIB for one in counted])
+    values.set("memory_reserved_mib", phase, [one.reserved_peak / MIB for one in counted])
+    values.set("end_reserved_mib", phase, [one.reserved_end / MIB for one in counted])
+    values.set("fragmentation_mib", phase, *fragmentation_mib(recorded))
+
+
+def fragmentation_mib(recorded: Sequence[Recorded]) -> tuple[list[float] | None, str]:
+    """Return what the allocator held at each peak beyond what was allocated; or None and the reason."""
+    found = []
+    for one in recorded:
+        if one.counters is None or one.stretch.reserved_at_peak is None:
+            return None, NO_CACHE
+        if not peak_seen(one):
+            return None, PEAK_LOST
+        found.append(max(0, one.stretch.reserved_at_peak - one.counters.allocated_peak) / MIB)
+    return found, ""
+
+
+def add_whole(values: Values, session: Session) -> None:
+    """Set the metrics of the whole step, at the highest of its phases' peaks."""
+    phases = _training.PHASES[session.spec.mode]
+    steps = [[one for one in step if one.stretch.phase in phases] for step in session.steps]
+    each = [max(step, key=height) for step in steps]
+    values.set("peak_memory_mib", None, [height(one) / MIB for one in each])
+    reserved = [
+        max(one.counters.reserved_peak for one in step if one.counters) / MIB for step in steps if counted(step)
+    ]
+    values.set("memory_reserved_mib", None, reserved or None, NO_CACHE)
+    values.set("fragmentation_mib", None, *fragmentation_mib(each))
+    last = each[-1]
+    peak = last.stretch.peak if peak_seen(last) else None
+    for index, name in enumerate(CATEGORY_METRICS.values()):
+        values.set(name, None, None if peak is None else [peak.usage[index] / MIB], PEAK_LOST)
+    share = None if peak is None else [100 * unknown_of(peak) / max(1, peak.total)]
+    values.set("unknown_percent", None, share, PEAK_LOST)
+    if last.counters is None:
+        values.set("rounding_mib", None, None, "known on GPUs only: a CPU's allocator is asked for what it gives")
+    else:
+        rest = None if peak is None else [(last.counters.allocated_peak - peak.total) / MIB]
+        values.set("rounding_mib", None, rest, PEAK_LOST)
+    values.set("history_entries", None, [session.steps[-1][-1].history])
+    values.set("parameters", None, None if session.parameters is None else [session.parameters], "unknown")
+
+
+def height(recorded: Recorded) -> float:
+    """Return the peak in bytes as the allocator counts, or else as the history tells."""
+    return recorded.stretch.peak.total if recorded.counters is None else recorded.counters.allocated_peak
+
+
+def counted(step: Sequence[Recorded]) -> bool:
+    """True if the allocator counts."""
+    return all(one.counters is not None for one in step)
+
+
+def unknown_of(point: Point) -> int:
+    """Return the bytes of unknown use."""
+    from workers.measure.allocations.categories import UNKNOWN
+
+    return point.usage[UNKNOWN]
+
+
+def add_residual_stream(values: Values, session: Session) -> None:
+    """Set the size of the residual stream by formula, and as its tensors have it."""
+    spec = session.spec
+    formula = spec.batch_size * spec.context_length * spec.model.shape()["d_model"] * BYTES[spec.parameter_dtype]
+    values.set("residual_stream_mib", None, [formula / MIB])
+    if session.streams:
+        values.set("residual_stream_seen_mib", None, [size / MIB for size in session.streams])
+        values.set("residual_streams_seen", None, [len(session.streams)])
+        return
+    why = "a compiled block's output is not looked at" if spec.compile else "no block's output is among the allocations"
+    values.set("residual_stream_seen_mib", None, None, why)
+    values.set("residual_streams_seen", None, None, why)
+
+
+def check_history(recorded: Sequence[Recorded]) -> Check:
+    """Check that the history holds every entry since the warm-up."""
+    from workers.measure.check import Check
+
+    held, lost = recorded[-1].history, any(one.history_lost for one in recorded)
+    if not lost:
+        return Check("history", True, f"complete: {held} entries")
+    phases = list(dict.fromkeys(one.stretch.phase for one in recorded if one.stretch.lost))
+    missing = f"; of {', '.join(phases)} the beginning was not seen" if phases else ""
+    detail = f"truncated: snapshots hold the last {held} entries only{missing}: raise history_entries"
+    return Check("history", False, detail)
+
+
+def check_accounted(recorded: Sequence[Recorded]) -> list[Check]:
+    """Check that the history's peaks are those that the allocator counts itself."""
+    from workers.measure.check import Check
+
+    worst, where = 0.0, ""
+    known = [(one.counters, one.stretch) for one in recorded if one.counters is not None and not one.stretch.lost]
+    if not known:
+        return []
+    for counters, stretch in known:
+        difference = abs(stretch.peak.total - counters.requested_peak) / max(1, counters.requested_peak)
+        if difference >= worst:
+            worst, where = difference, stretch.phase
+    detail = f"the history's peak differs from the allocator's own by {worst:.3%} at most ({where})"
+    return [Check("accounted", worst <= MAX_DIFFERENCE, detail)]
+
+
+def report_tables(session: Session, report: Reporter) -> None:
+    """Report the tables: categories of each phase, the largest allocations, the timeline, and the snapshots."""
+    recorded = {one.stretch.phase: one for one in session.phases()}
+    if session.initialisation is not None:
+        recorded = {INITIALISATION: session.initialisation, **recorded}
+    if session.lacked is not None:
+        recorded[OOM] = session.lacked
+    for name, one in recorded.items():
+        report_categories(name, one, report)
+    report_allocations(session, recorded, report)
+    report_snapshots(session, recorded, report)
+    if session.steps:
+        report_timeline(session, report)
+
+
+def report_categories(name: str, recorded: Recorded, report: Reporter) -> None:
+    """Report the use of memory by category, at a phase's peak and at its end."""
+    from workers.measure.allocations.categories import CATEGORIES
+    from workers.measure.table import Column
+
+    peak, end = recorded.stretch.peak if peak_seen(recorded) else None, recorded.stretch.end
+    columns = [Column("category", "string")]
+    for moment in ("peak", "end"):
+        columns += [
+            Column(f"{moment}_mib", "number", "MiB"),
+            Column(f"{moment}_percent", "number", "%"),
+            Column(f"{moment}_bytes", "integer", "bytes"),
+        ]
+    rows: list[list[Any]] = [
+        [category, *share(peak, index), *share(end, index)] for index, category in enumerate(CATEGORIES)
+    ]
+    report.table(f"categories-{name}", columns, rows)
+
+
+def share(point: Point | None, index: int) -> list[float | int | None]:
+    """Return the MiB, the percentage and the bytes of a category at a moment; None if that moment is lost."""
+    if point is None:
+        return [None, None, None]
+    return [point.usage[index] / MIB, 100 * point.usage[index] / max(1, point.total), point.usage[index]]
+
+
+def report_allocations(session: Session, recorded: dict[str, Recorded], report: Reporter) -> None:
+    """Report the largest allocations alive at each phase's peak; equal ones are one row."""
+    from workers.measure.table import Column
+
+    columns = [
+        Column("at_peak_of", "string"),
+        Column("size_mib", "number", "MiB"),
+        Column("count", "integer", "allocations"),
+        Column("total_mib", "number", "MiB"),
+        Column("category", "string"),
+        Column("name", "string"),
+        Column("made_in", "string"),
+        Column("site", "string"),
+        Column("stack", "string"),
+    ]
+    rows: list[list[Any]] = [
+        [name, *row]
+        for name, one in recorded.items()
+        if peak_seen(one)
+        for row in largest(one.stretch, session.spec.largest_allocations)
+    ]
+    report.table("allocations", columns, rows)
+
+
+def largest(stretch: Stretch, most: int) -> list[list[Any]]:
+    """Return the largest groups of equal allocations at a peak, the largest allocation first."""
+    from workers.measure.allocations.categories import CATEGORIES
+    from workers.measure.allocations.stacks import short_stack, site
+
+    groups: dict[tuple[Any, ...], list[Allocation]] = {}
+    for one in stretch.at_peak:
+        key = one.size, one.category, pattern(one.name), one.made_in, short_stack(one.frames)
+        groups.setdefault(key, []).append(one)
+    ranked = sorted(groups.items(), key=lambda item: (-item[0][0], -len(item[1]), item[0][1]))
+    return [
+        [
+            size / MIB,
+            len(alike),
+            size * len(alike) / MIB,
+            CATEGORIES[category],
+            name,
+            made_in or "before the history",
+            site(alike[0].frames),
+            stack,
+        ]
+        for (size, category, name, made_in, stack), alike in ranked[:most]
+    ]
+
+
+def pattern(name: str | None) -> str | None:
+    """Return a tensor's name with a star for each number: tensors of all layers have the same."""
+    if name is None:
+        return None
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))
+
+
+def report_snapshots(session: Session, recorded: dict[str, Recorded], report: Reporter) -> None:
+    """Report what each snapshot holds."""
+    from workers.measure.table import Column
+
+    columns = [
+        Column("snapshot", "string"),
+        Column("phase", "string"),
+        Column("of", "string"),
+        Column("history_entries", "integer", "entries"),
+        Column("complete", "boolean"),
+        Column("size_mib", "number", "MiB"),
+    ]
+    of = WORK[session.spec.mode]
+    rows: list[list[Any]] = [
+        [f"snapshot-{name}.pickle", one.stretch.phase, of, one.history, not one.history_lost, session.files[name] / MIB]
+        for name, one in recorded.items()
+        if name in session.files
+    ]
+    report.table("snapshots", columns, rows)
+
+
+def report_timeline(session: Session, report: Reporter) -> None:
+    """Report the use of memory by category over the recorded steps, by the number of the history's entry."""
+    from workers.measure.allocations.categories import CATEGORIES
+    from workers.measure.allocations.ledger import thinned
+    from workers.measure.table import Column
+
+    columns = [
+        Column("entry", "integer", "entries"),
+        Column("step", "integer"),
+        Column("phase", "string"),
+        Column("total_mib", "number", "MiB"),
+        *(Column(f"{category}_mib", "number", "MiB") for category in CATEGORIES),
+    ]
+    count = sum(len(step) for step in session.steps)
+    rows: list[list[Any]] = []
+    before = 0
+    for number, step in enumerate(session.steps, start=1):
+        for one in step:
+            for point in thinned(one.stretch.points, MOST_POINTS // count):
+                usage = [size / MIB for size in point.usage]
+                rows.append([before + point.entry + 1, number, one.stretch.phase, point.total / MIB, *usage])
+            before += one.stretch.entries
+    report.table("timeline", columns, rows)

@@ -1,0 +1,260 @@
+"""Runs `mixed_precision`: sums in several data types, and the data types of a training step under autocast.
+
+What this reports does not depend on time, so its verdicts do not judge how busy the host was.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import TYPE_CHECKING, Literal, cast
+
+from app.specs._training import TrainingSpec
+from app.specs.mixed_precision import MixedPrecisionCell, MixedPrecisionSpec
+from workers.jobs import _training
+from workers.jobs._base import Reporter
+from workers.jobs._grid import Context, GridRunner, Trial
+from workers.jobs._values import Metric
+from workers.measure.table import MAX_ROWS, Column, Scalar
+from workers.torch_host import translated
+
+if TYPE_CHECKING:
+    import torch
+
+    from workers.measure.accumulation import Sum
+    from workers.measure.dtypes import TypedTensor
+    from workers.model.steps import BackwardStep
+
+PRECISIONS: dict[str | None, Literal["fp32", "fp16", "bf16"]] = {"none": "fp32", "fp16": "fp16", "bf16": "bf16"}
+"""The precision of training that each autocast stands for."""
+ACCUMULATION_COLUMNS = (
+    Column("accumulation", "string"),
+    Column("device", "string"),
+    Column("addend_dtype", "string"),
+    Column("sum_dtype", "string"),
+    Column("additions", "integer", "additions"),
+    Column("sum", "number"),
+    Column("error", "number"),
+    Column("rounding_error", "number"),
+    Column("adding_error", "number"),
+    Column("right_sum", "string"),
+    Column("sum_digits", "string"),
+    Column("error_digits", "string"),
+)
+AUDITED = (
+    Column("model", "string"),
+    Column("autocast", "string"),
+    Column("device", "string"),
+)
+DTYPE_COLUMNS = (
+    *AUDITED,
+    Column("tensor", "string"),
+    Column("name", "string"),
+    Column("module_class", "string"),
+    Column("dtype", "string"),
+    Column("kept_in_float32", "boolean"),
+    Column("reason", "string"),
+)
+KEPT_COLUMNS = (*AUDITED, Column("name", "string"), Column("module_class", "string"))
+
+
+@dataclass
+class MixedPrecisionContext(Context):
+    """The rows of the tables, which cover all cells."""
+
+    accumulations: list[Sequence[Scalar]] = field(default_factory=list)
+    dtypes: list[Sequence[Scalar]] = field(default_factory=list)
+    kept: list[Sequence[Scalar]] = field(default_factory=list)
+
+
+class MixedPrecisionRunner(GridRunner[MixedPrecisionContext]):
+    """The runner of kind `mixed_precision`."""
+
+    kind = "mixed_precision"
+    timed = False
+
+    def open(
+        self, spec: MixedPrecisionSpec, devices: Sequence[torch.device], report: Reporter
+    ) -> MixedPrecisionContext:
+        return MixedPrecisionContext(devices, report)
+
+    def precision_of(self, cell: MixedPrecisionCell) -> str | None:
+        """Return the precision of an audited step, or None for a sum."""
+        return None if cell.autocast is None else PRECISIONS[cell.autocast]
+
+    def metrics(self, spec: MixedPrecisionSpec, cell: MixedPrecisionCell) -> list[Metric]:
+        if cell.audit is None:
+            return [Metric(name, None, "1") for name in ("sum", "error", "rounding_error", "adding_error")]
+        return [
+            Metric("modules_in_float32", None, "modules"),
+            Metric("modules", None, "modules"),
+            Metric("parameters_in_float32", None, "tensors"),
+            Metric("gradients_in_float32", None, "tensors"),
+        ]
+
+    def measure(
+        self, spec: MixedPrecisionSpec, cell: MixedPrecisionCell, context: MixedPrecisionContext, trial: Trial
+    ) -> None:
+        if cell.accumulation is not None:
+            add_up(spec, cell.accumulation, context, trial)
+        else:
+            audit(spec, cell, context, trial)
+
+    def close(self, spec: MixedPrecisionSpec, context: MixedPrecisionContext) -> None:
+        """Report the tables."""
+        if context.accumulations:
+            context.report.table("accumulations", ACCUMULATION_COLUMNS, context.accumulations)
+        if context.dtypes:
+            context.report.table("dtypes", DTYPE_COLUMNS, as_many_as_are_kept("dtypes", context.dtypes))
+            context.report.table("kept-in-float32", KEPT_COLUMNS, context.kept)
+
+
+RUNNER = MixedPrecisionRunner()
+
+
+def as_many_as_are_kept(name: str, rows: Sequence[Sequence[Scalar]]) -> Sequence[Sequence[Scalar]]:
+    """Return the first MAX_ROWS rows of a table, and log how many there were: a thousand layers have more."""
+    if len(rows) > MAX_ROWS:
+        sys.stderr.write(f"table {name}: the first {MAX_ROWS} of {len(rows)} rows are kept\n")
+    return rows[:MAX_ROWS]
+
+
+def add_up(spec: MixedPrecisionSpec, name: str, context: MixedPrecisionContext, trial: Trial) -> None:
+    """Compute one sum twice, and set its values from the first."""
+    from workers.measure.accumulation import ACCUMULATIONS, accumulate
+    from workers.measure.check import Check
+
+    how = ACCUMULATIONS[name]
+    found, again = (accumulate(how, spec.addend, spec.additions, context.device) for _ in range(2))
+    trial.checks.append(
+        Check("repeated", found == again, f"two sums computed alike: {found.value!r}, {again.value!r}", "invalid")
+    )
+    dtypes = dtype_name(how.addend_dtype), dtype_name(how.sum_dtype)
+    errors = (found.error, found.rounding_error, found.adding_error)
+    values = [None if found.error is None else found.value, *map(as_float, errors)]
+    for metric, value in zip(trial.values.metrics, values, strict=True):
+        samples = None if value is None else [value]
+        trial.values.set(metric.name, metric.phase, samples, f"the sum overflowed {dtypes[1]}: {found.value}")
+    context.accumulations.append((name, context.device.type, *dtypes, spec.additions, *values, *digits_of(found)))
+
+
+def digits_of(found: Sum) -> tuple[str, str | None, str | None]:
+    """Return all decimal digits of the right sum, the computed sum and its error. Binary fractions have an end."""
+    right = plain(found.right)
+    return (right, None, None) if found.error is None else (right, plain(Decimal(found.value)), plain(found.error))
+
+
+def plain(number: Decimal) -> str:
+    """Write a decimal number with all of its digits, without an exponent and without zeros at its end."""
+    text = f"{number:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def as_float(number: Decimal | None) -> float | None:
+    """Return the nearest float."""
+    return None if number is None else float(number)
+
+
+def audit(spec: MixedPrecisionSpec, cell: MixedPrecisionCell, context: MixedPrecisionContext, trial: Trial) -> None:
+    """Run one step of the cell's model, and keep the data types of its tensors, also if the step fails."""
+    from workers.measure.dtypes import DtypeAudit
+    from workers.measure.memory import gist, memory_needed_for
+
+    model, step = build(spec, cell, context.device)
+    watched = DtypeAudit(model)
+
+    def forward() -> torch.Tensor:
+        step.prepare()
+        step.forward()
+        loss: torch.Tensor = step.loss
+        return loss
+
+    scaled = step.scaler is not None
+    try:
+        with memory_needed_for("the step"):
+            watched.run(forward, step.backward, None if step.scaler is None else step.scaler.scale)
+    except Exception as error:
+        why = str(translated(error) or f"{type(error).__name__}: {gist(error)}")
+        add_rows(watched.tensors(scaled=scaled, error=why), cell, context)
+        raise
+    tensors = watched.tensors(scaled=scaled)
+    add_rows(tensors, cell, context)
+    set_counts(tensors, trial)
+
+
+def build(
+    spec: MixedPrecisionSpec, cell: MixedPrecisionCell, device: torch.device
+) -> tuple[torch.nn.Module, BackwardStep]:
+    """Return the cell's model and its step, whose autocast and scaling are those of every training kind."""
+    if cell.audit == "toy":
+        return build_toy(spec, cell, device)
+    training_spec = TrainingSpec(
+        kind=spec.kind,
+        model=spec.model,
+        batch_size=spec.batch_size,
+        context_length=spec.context_length,
+        mode="forward_backward",
+        precision=PRECISIONS[cell.autocast],
+        attention=spec.attention,
+        device=spec.device,
+        seed=spec.seed,
+    )
+    training = _training.build(training_spec, device, _training.choose_model(training_spec, device))
+    return training.model, cast("BackwardStep", training.step)
+
+
+def build_toy(
+    spec: MixedPrecisionSpec, cell: MixedPrecisionCell, device: torch.device
+) -> tuple[torch.nn.Module, BackwardStep]:
+    """Return the toy and its step."""
+    import torch
+
+    from workers.model.precision import PRECISIONS as DEFINED
+    from workers.model.steps import BackwardStep
+    from workers.model.toy import ToyBatches, ToyModel
+
+    torch.manual_seed(spec.seed)
+    with device:
+        model = ToyModel()
+    batches = ToyBatches(spec.batch_size, device, spec.seed)
+    return model, BackwardStep(model, batches, DEFINED[PRECISIONS[cell.autocast]], model)
+
+
+def add_rows(tensors: Sequence[TypedTensor], cell: MixedPrecisionCell, context: MixedPrecisionContext) -> None:
+    """Add the cell's tensors to the table of data types, and what autocast keeps in float32 to its own."""
+    from workers.measure.dtypes import kept_in_float32
+
+    where = (cell.audit, cell.autocast, context.device.type)
+    kept = kept_in_float32(tensors)
+    among_kept = set(kept)
+    for tensor in tensors:
+        dtype = None if tensor.dtype is None else dtype_name(tensor.dtype)
+        judged = tensor.leaf and tensor.dtype is not None and cell.autocast != "none"
+        is_kept = tensor in among_kept if judged else None
+        context.dtypes.append(
+            (*where, tensor.role, tensor.name, tensor.module_class, dtype, is_kept, tensor.reason),
+        )
+    if cell.autocast != "none":
+        context.kept += [(*where, tensor.name, tensor.module_class) for tensor in kept]
+
+
+def set_counts(tensors: Sequence[TypedTensor], trial: Trial) -> None:
+    """Set how many modules, parameters and gradients there are in float32."""
+    import torch
+
+    from workers.measure.dtypes import kept_in_float32
+
+    def in_float32(role: str) -> int:
+        return sum(tensor.role == role and tensor.dtype == torch.float32 for tensor in tensors)
+
+    trial.values.set("modules_in_float32", None, [len({tensor.name for tensor in kept_in_float32(tensors)})])
+    trial.values.set("modules", None, [len({tensor.name for tensor in tensors if tensor.leaf})])
+    trial.values.set("parameters_in_float32", None, [in_float32("parameter")])
+    trial.values.set("gradients_in_float32", None, [in_float32("gradient")])
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return torch's name of a data type: "float32"."""
+    return str(dtype).removeprefix("torch.")

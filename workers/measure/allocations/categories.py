@@ -1,0 +1,100 @@
+"""What memory is for: seven categories, and which storages of a model, its gradients and its optimizer have which.
+
+The rule, by which `ledger` gives every allocation one category:
+
+1. Owned. At each end of a phase it is known which storages belong to parameters (`parameter`), to their `.grad`
+   (`gradient`), to the optimizer's state and a gradient scaler's (`optimizer_state`), and to the batch or the model's
+   buffers, such as tables of angles (`input`). An allocation that one of them occupies then has that category, over its
+   whole life. The loss that the step keeps is an `activation`.
+2. `temporary`: allocated and released within one phase: results that only the phase needs, such as scores in inference,
+   gradients of activations, an optimizer's intermediate results.
+3. `activation`: allocated in the forward pass and alive at its end. That is what the backward pass needs, bfloat16
+   copies of weights included, which autocast makes and a product's backward pass keeps.
+4. `unknown`: everything else, such as the workspaces that cuBLAS took during the warm-up.
+
+So a category may be certain only at the end of a phase. What is recomputed in the backward pass, under activation
+checkpointing, is `temporary` there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+CATEGORIES = ("parameter", "gradient", "optimizer_state", "activation", "input", "temporary", "unknown")
+UNKNOWN = CATEGORIES.index("unknown")
+TEMPORARY = CATEGORIES.index("temporary")
+ACTIVATION = CATEGORIES.index("activation")
+FORWARD = "forward"
+"""The phase whose leftovers are activations."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """What a storage is for.
+
+    Attributes:
+        category: Index into CATEGORIES.
+        name: The tensor's name: that of its parameter, for gradients and optimizer state, too.
+        size: Bytes of the storage.
+    """
+
+    category: int
+    name: str
+    size: int
+
+
+Owners = dict[int, Owner]
+"""Owners by the address of their storage."""
+
+
+def owners_of(
+    device: torch.device,
+    model: nn.Module,
+    optimizer: Optimizer | None = None,
+    scaler: torch.amp.GradScaler | None = None,
+    inputs: Iterable[Tensor] = (),
+    losses: Iterable[Tensor] = (),
+) -> Owners:
+    """Return what the storages on `device` are for at this moment. The first that names a storage owns it."""
+    found: Owners = {}
+    named = list(model.named_parameters())
+    add(found, device, "parameter", named)
+    add(found, device, "gradient", ((name, one.grad) for name, one in named if one.grad is not None))
+    add(found, device, "optimizer_state", _state(named, optimizer, scaler))
+    add(found, device, "input", (("batch", one) for one in inputs))
+    add(found, device, "input", model.named_buffers())
+    add(found, device, "activation", (("loss", one) for one in losses))
+    return found
+
+
+def add(found: Owners, device: torch.device, category: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """Add the storages of named tensors on `device` that nobody owns yet."""
+    index = CATEGORIES.index(category)
+    for name, tensor in tensors:
+        if tensor.device.type != device.type:
+            continue
+        storage = tensor.untyped_storage()
+        if storage.nbytes():
+            found.setdefault(storage.data_ptr(), Owner(index, name, storage.nbytes()))
+
+
+def _state(
+    named: Iterable[tuple[str, Tensor]], optimizer: Optimizer | None, scaler: torch.amp.GradScaler | None
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors that live from one optimizer step to the next."""
+    if optimizer is not None:
+        for name, parameter in named:
+            for value in optimizer.state.get(parameter, {}).values():
+                if isinstance(value, Tensor):
+                    yield name, value
+        for group in optimizer.param_groups:
+            yield from (("learning rate", value) for value in group.values() if isinstance(value, Tensor))
+    for attribute in ("_scale", "_growth_tracker"):
+        value = getattr(scaler, attribute, None)
+        if isinstance(value, Tensor):
+            yield "gradient scale", value

@@ -1,0 +1,159 @@
+"""Records the allocations on a CPU, through the events of torch's profiler.
+
+A CPU's allocator knows no blocks and keeps no cache. What is older than the history is known by its owner only, or when
+it is released.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile, record_function
+
+from workers.measure.allocations.categories import Owners
+from workers.measure.allocations.ledger import Allocation, Entry, Ledger
+from workers.measure.allocations.recording import MOST_POINTS, Recorded
+from workers.measure.allocations.snapshot import annotated, from_history
+
+MARK = "flopwatch::mark::"
+"""Beginning of the names of the events that stand for marks; their number follows."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The end of a stretch."""
+
+    phase: str
+    owners: Owners
+    keep: bool
+
+
+class CpuRecording:
+    """See `workers.measure.allocations.recording.Recording`."""
+
+    def __init__(self, most_entries: int) -> None:
+        self.most_entries = most_entries
+        self._alive: dict[int, Allocation] = {}
+
+    def begin(self, owners: Owners) -> None:
+        self._marks: list[Mark] = []
+        self._before = owned(owners, self._alive)
+        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, with_stack=True)
+        self._profile.start()
+
+    def mark(self, phase: str, owners: Owners, *, keep: bool = False, failed: bool = False) -> None:
+        with record_function(f"{MARK}{len(self._marks)}"):
+            self._marks.append(Mark(phase, owners, keep))
+
+    def end(self) -> list[Recorded]:
+        self._profile.stop()
+        results: Any = self._profile.profiler
+        events = results.kineto_results.experimental_event_tree()
+        ledger = Ledger(self._before, MOST_POINTS)
+        recorded = stretches(history(events), self._marks, ledger, self.most_entries)
+        self._alive = ledger.alive
+        return recorded
+
+
+def owned(owners: Owners, known: Mapping[int, Allocation]) -> list[Allocation]:
+    """Return the allocations that have an owner, those of an earlier history with what it knew of them."""
+    found = []
+    for address, owner in owners.items():
+        one, former = Allocation(address, owner.size, None), known.get(address)
+        if former is not None and former.size == owner.size:
+            one.made_in, one.frames = former.made_in, former.frames
+        one.category, one.name = owner.category, owner.name
+        found.append(one)
+    return found
+
+
+def stretches(parts: Iterable[list[Entry]], marks: Iterable[Mark], ledger: Ledger, most_entries: int) -> list[Recorded]:
+    """Follow the histories between marks, and make the snapshots that the marks ask for."""
+    trace: list[Entry] = []
+    recorded = []
+    for entries, mark in zip(parts, marks, strict=True):
+        stretch = ledger.follow(mark.phase, entries, mark.owners)
+        trace += entries
+        kept = trace[-most_entries:]
+        lost = len(kept) < len(trace)
+        snapshot = None
+        if mark.keep:
+            snapshot = annotated(
+                from_history(kept, ledger.alive),
+                0,
+                categories=ledger.categories,
+                phases=ledger.phases,
+                alive=ledger.alive,
+                about={"phase": mark.phase, "history_lost": lost},
+            )
+        recorded.append(Recorded(stretch, None, snapshot, len(kept), lost))
+    return recorded
+
+
+def history(events: Iterable[Any]) -> list[list[Entry]]:
+    """Return the profiler's allocation events as entries of torch's history, in parts that end at the marks.
+
+    Args:
+        events: The profiler's tree of events (`_ProfilerEvent`).
+    """
+    from torch._C._profiler import _EventType
+
+    parts: list[list[Entry]] = [[]]
+    stacks: dict[Any, list[dict[str, Any]]] = {}
+    for event in sorted(_all(events), key=lambda one: one.start_time_ns):
+        if event.tag == _EventType.TorchOp and event.name.startswith(MARK):
+            parts[-1].append(_marked(event.start_time_ns // 1000))
+            parts.append([])
+        elif event.tag == _EventType.Allocation and event.extra_fields.device.type == "cpu":
+            parts[-1] += _entries(event, _stack(event.parent, stacks))
+    return parts[:-1]
+
+
+def _all(events: Iterable[Any]) -> Iterator[Any]:
+    waiting = list(events)
+    while waiting:
+        event = waiting.pop()
+        yield event
+        waiting += event.children
+
+
+def _entries(event: Any, frames: list[dict[str, Any]]) -> list[Entry]:
+    """Return one entry for an allocation, two for a release."""
+    fields = event.extra_fields
+    actions = ("alloc",) if fields.alloc_size > 0 else ("free_requested", "free_completed")
+    return [
+        {
+            "action": action,
+            "addr": fields.ptr,
+            "size": abs(fields.alloc_size),
+            "stream": 0,
+            "time_us": event.start_time_ns // 1000,
+            "frames": frames,
+        }
+        for action in actions
+    ]
+
+
+def _marked(time_us: int) -> Entry:
+    """Return the entry that torch's allocator writes when a snapshot is taken."""
+    return {"action": "snapshot", "addr": 0, "size": 0, "stream": 0, "time_us": time_us, "frames": []}
+
+
+def _stack(event: Any, known: dict[Any, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return the Python stack in which an event happened, the innermost frame first."""
+    from torch._C._profiler import _EventType
+
+    while event is not None and event.tag not in (_EventType.PyCall, _EventType.PyCCall):
+        event = event.parent
+    if event is None:
+        return []
+    key = event.id, event.start_time_ns
+    if key not in known:
+        caller = event.extra_fields.caller
+        frame = {"filename": caller.file_name, "line": caller.line_number, "name": caller.function_name}
+        outer = _stack(event.parent, known)
+        # A built-in function that calls another has no line of its own.
+        known[key] = outer if outer and outer[0] == frame else [frame, *outer]
+    return known[key]

@@ -1,0 +1,130 @@
+"""Records the allocations on a GPU, through the history of torch's caching allocator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from workers.measure.allocations.categories import Owners
+from workers.measure.allocations.ledger import Entry, Ledger
+from workers.measure.allocations.recording import MOST_POINTS, Counters, Recorded
+from workers.measure.allocations.snapshot import Snapshot, annotated, blocks_of, reserved_in
+
+_listening: list[CudaRecording] = []
+"""The recording that hears of a lack of memory: at most one. Torch takes an observer, and never lets go of it."""
+_attached = False
+
+
+class CudaRecording:
+    """See `workers.measure.allocations.recording.Recording`."""
+
+    def __init__(self, device: torch.device, most_entries: int) -> None:
+        self.device = torch.cuda.current_device() if device.index is None else device.index
+        self.most_entries = most_entries
+        self.at_oom: Snapshot | None = None
+        """The allocator's state when memory ran out, if it did since the last mark."""
+        self._ledger = Ledger()
+
+    def begin(self, owners: Owners) -> None:
+        _attach(self)
+        torch.cuda.memory._record_memory_history(
+            "all", context="all", stacks="python", max_entries=self.most_entries, clear_history=True
+        )
+        self._recorded: list[Recorded] = []
+        self._last: list[Entry] = []
+        snapshot = _take()
+        blocks = blocks_of(snapshot, self.device)
+        for address, one in blocks.items():
+            former, owner = self._ledger.alive.get(address), owners.get(address)
+            if former is not None and former.size == one.size:
+                one.made_in = former.made_in
+            if owner is not None:
+                one.category, one.name = owner.category, owner.name
+        self._ledger = Ledger(blocks.values(), MOST_POINTS)
+        self._new_entries(snapshot)
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    def mark(self, phase: str, owners: Owners, *, keep: bool = False, failed: bool = False) -> None:
+        snapshot = self.at_oom if failed and self.at_oom is not None else _take()
+        self.at_oom = None  # what a library has survived is no failure
+        counters = self._counters()
+        entries, lost = self._new_entries(snapshot)
+        stretch = self._ledger.follow(
+            phase,
+            entries,
+            owners,
+            blocks=blocks_of(snapshot, self.device),
+            lost=lost,
+            reserved=reserved_in(snapshot, self.device),
+        )
+        history = len(self._last)
+        full = history >= self.most_entries
+        kept = self._annotated(snapshot, phase, lost=full) if keep else None
+        self._recorded.append(Recorded(stretch, counters, kept, history, full))
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    def end(self) -> list[Recorded]:
+        torch.cuda.memory._record_memory_history(None)
+        _listening.clear()
+        recorded, self._recorded = self._recorded, []
+        self._last = []
+        return recorded
+
+    def _annotated(self, snapshot: Snapshot, phase: str, *, lost: bool) -> Snapshot:
+        return annotated(
+            snapshot,
+            self.device,
+            categories=self._ledger.categories,
+            phases=self._ledger.phases,
+            alive=self._ledger.alive,
+            about={"phase": phase, "history_lost": lost},
+        )
+
+    def _new_entries(self, snapshot: Snapshot) -> tuple[list[Entry], bool]:
+        """Return the history since the last call, and whether its beginning is lost."""
+        trace: list[Entry] = snapshot["device_traces"][self.device]
+        before, self._last = self._last, trace
+        if len(trace) < self.most_entries:
+            return trace[len(before) :], False
+        if not before:
+            return trace, True
+        last = _identity(before[-1])
+        for position in range(len(trace) - 1, -1, -1):
+            if _identity(trace[position]) == last:
+                return trace[position + 1 :], False
+        return trace, True
+
+    def _counters(self) -> Counters:
+        stats = torch.cuda.memory_stats(self.device)
+        return Counters(
+            allocated_peak=stats["allocated_bytes.all.peak"],
+            allocated_end=stats["allocated_bytes.all.current"],
+            requested_peak=stats["requested_bytes.all.peak"],
+            reserved_peak=stats["reserved_bytes.all.peak"],
+            reserved_end=stats["reserved_bytes.all.current"],
+        )
+
+
+def _take() -> Snapshot:
+    snapshot: Snapshot = torch.cuda.memory._snapshot()
+    return snapshot
+
+
+def _identity(entry: Entry) -> tuple[Any, ...]:
+    return entry["action"], entry.get("addr"), entry.get("size"), entry.get("time_us")
+
+
+def _attach(recording: CudaRecording) -> None:
+    """Let a recording, and no other, hear of a lack of memory."""
+    global _attached
+    _listening[:] = [recording]
+    if not _attached:
+        torch._C._cuda_attach_out_of_memory_observer(_ran_out)  # type: ignore[attr-defined]
+        _attached = True
+
+
+def _ran_out(_device: int, _requested: int, _total: int, _free: int) -> None:
+    """Keep the allocator's state, before the error releases anything."""
+    for recording in _listening:
+        recording.at_oom = _take()

@@ -1,0 +1,287 @@
+"""Follows the history of an allocator, phase by phase: which allocations live, what for, and how much at any time.
+
+It reads history entries as torch's snapshots have them: dictionaries with `action` ("alloc", "free_requested",
+"free_completed", "segment_alloc", …), `addr`, `size` and `frames`. It needs no device.
+
+Sizes are the bytes that were asked for. Allocators give a little more: torch's rounds up to 512 bytes, and leaves a
+rest of up to 1 MiB unused at the end of a large block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from workers.measure.allocations.categories import ACTIVATION, CATEGORIES, FORWARD, TEMPORARY, UNKNOWN, Owners
+
+Entry = dict[str, Any]
+GROWS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+"""Actions that change what the allocator holds of the device's memory, with their signs."""
+
+
+@dataclass(slots=True, eq=False)
+class Allocation:
+    """A stretch of memory from its allocation to its release."""
+
+    address: int
+    size: int
+    """In bytes."""
+    made_in: str | None
+    """The phase; None if it was there before the history."""
+    frames: Sequence[Mapping[str, Any]] = ()
+    """Stack of the allocation, the innermost frame first."""
+    category: int = UNKNOWN
+    """Index into CATEGORIES."""
+    name: str | None = None
+    """The tensor's, if it has one."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """Memory in use after one entry of the history."""
+
+    entry: int
+    """Number of the entry within its phase."""
+    usage: tuple[int, ...]
+    """Bytes of each category."""
+
+    @property
+    def total(self) -> int:
+        """Bytes in use."""
+        return sum(self.usage)
+
+
+@dataclass
+class Stretch:
+    """What happened from one mark to the next: a phase of a step, or the preparation of one."""
+
+    phase: str
+    entries: int
+    """Length of its history."""
+    start: Point
+    peak: Point
+    end: Point
+    points: list[Point]
+    """The use of memory over time, thinned out; peaks stay."""
+    at_peak: list[Allocation]
+    """What was alive at the peak."""
+    made: list[Allocation]
+    """What was allocated in it."""
+    lost: bool = False
+    """The history is longer than the recorder keeps: its beginning, and perhaps its peak, are missing."""
+    reserved_at_peak: int | None = None
+    """Bytes that the allocator held of the device's memory at the peak; None if it tells none."""
+
+
+@dataclass
+class _Usage:
+    """Bytes in use by category, and their highest points."""
+
+    now: list[int] = field(default_factory=lambda: [0] * len(CATEGORIES))
+
+    def point(self, entry: int) -> Point:
+        return Point(entry, tuple(self.now))
+
+
+class Ledger:
+    """The living allocations of one device.
+
+    Args:
+        alive: What lives when the history begins.
+        most_points: Points of the use over time that each stretch keeps.
+    """
+
+    def __init__(self, alive: Iterable[Allocation] = (), most_points: int = 1000) -> None:
+        self.alive: dict[int, Allocation] = {one.address: one for one in alive}
+        """By address."""
+        self.categories: list[int] = []
+        """The category of each entry of the history so far: that of the allocation it makes or releases."""
+        self.phases: list[str] = []
+        """The phase of each of these entries."""
+        self._most_points = most_points
+
+    def follow(
+        self,
+        phase: str,
+        entries: Sequence[Entry],
+        owners: Owners,
+        *,
+        blocks: Mapping[int, Allocation] | None = None,
+        lost: bool = False,
+        reserved: int | None = None,
+    ) -> Stretch:
+        """Take the history of a phase that has just ended.
+
+        Args:
+            phase: Its name; the same phase of different steps has the same name.
+            entries: Its history.
+            owners: Who owns which storage at its end.
+            blocks: What the allocator says is alive at its end, by address; needed if the history is `lost`.
+            lost: The beginning of the phase's history is missing.
+            reserved: Bytes that the allocator holds at its end.
+        """
+        if lost and blocks is not None:
+            self._resume(rewind(blocks, entries))
+        before = dict(self.alive)
+        touched, made, missed = self._replay(phase, entries)
+        for one in missed:
+            before[one.address] = one
+        self._categorise(phase, made, owners)
+        self.categories += [UNKNOWN if one is None else one.category for one in touched]
+        self.phases += [phase] * len(entries)
+        start, peak, end, points = self._measure(before.values(), entries, touched)
+        return Stretch(
+            phase,
+            len(entries),
+            start,
+            peak,
+            end,
+            points,
+            at_peak=_alive_at(before, entries, touched, peak.entry),
+            made=made,
+            lost=lost,
+            reserved_at_peak=None if reserved is None else reserved - _growth(entries[peak.entry + 1 :]),
+        )
+
+    def _resume(self, alive: Mapping[int, Allocation]) -> None:
+        """Go on after a gap in the history. What is still where it was keeps its category."""
+        known = self.alive
+        self.alive = {}
+        for address, one in alive.items():
+            former = known.get(address)
+            self.alive[address] = former if former is not None and former.size == one.size else one
+
+    def _replay(
+        self, phase: str, entries: Sequence[Entry]
+    ) -> tuple[list[Allocation | None], list[Allocation], list[Allocation]]:
+        """Return the allocation of each entry, those made here, and those released whose beginning nobody has seen."""
+        touched: list[Allocation | None] = []
+        made, missed = [], []
+        released: dict[int, Allocation] = {}
+        for entry in entries:
+            one: Allocation | None = None
+            action, address = entry["action"], entry.get("addr", 0)
+            if action == "alloc":
+                one = Allocation(address, entry["size"], phase, entry.get("frames", ()))
+                self.alive[address] = one
+                made.append(one)
+            elif action == "free_requested":
+                one = self.alive.pop(address, None)
+                if one is None:
+                    one = Allocation(address, entry["size"], None)
+                    missed.append(one)
+                released[address] = one
+            elif action == "free_completed":
+                one = released.pop(address, None)
+            touched.append(one)
+        return touched, made, missed
+
+    def _categorise(self, phase: str, made: Sequence[Allocation], owners: Owners) -> None:
+        """Apply the rule of `categories` to what was made in a phase, at its end, and to what had no category yet."""
+        for one in made:
+            if self.alive.get(one.address) is not one:
+                one.category = TEMPORARY
+            elif phase == FORWARD:
+                one.category = ACTIVATION
+        for address, owner in owners.items():
+            owned = self.alive.get(address)
+            if owned is not None and owned.size >= owner.size and (owned.category == UNKNOWN or owned.made_in == phase):
+                owned.category, owned.name = owner.category, owner.name
+
+    def _measure(
+        self, before: Iterable[Allocation], entries: Sequence[Entry], touched: Sequence[Allocation | None]
+    ) -> tuple[Point, Point, Point, list[Point]]:
+        """Return the use of memory at the start, at the peak, at the end, and over time."""
+        usage = _Usage()
+        for one in before:
+            usage.now[one.category] += one.size
+        start = peak = usage.point(-1)
+        total = sum(usage.now)
+        curve = _Curve(start, len(entries), self._most_points)
+        for number, (entry, touch) in enumerate(zip(entries, touched, strict=True)):
+            if touch is None or entry["action"] == "free_completed":
+                continue
+            change = touch.size if entry["action"] == "alloc" else -touch.size
+            usage.now[touch.category] += change
+            total += change
+            if total > peak.total:
+                peak = usage.point(number)
+            curve.add(number, total, usage.now)
+        end = usage.point(len(entries) - 1)
+        return start, peak, end, curve.points(end)
+
+
+class _Curve:
+    """Thins a curve out to a number of points: of each equal part of the history its highest one and its last one."""
+
+    def __init__(self, start: Point, length: int, most: int) -> None:
+        parts = max(1, (most - 2) // 2)
+        self._part = max(1, -(-length // parts))
+        self._kept = [start]
+        self._number = 0
+        self._highest: Point | None = None
+        self._highest_total = 0
+        self._last: Point | None = None
+
+    def add(self, entry: int, total: int, usage: Sequence[int]) -> None:
+        """Add the use after an entry."""
+        if entry // self._part != self._number:
+            self._close()
+            self._number = entry // self._part
+        point = Point(entry, tuple(usage))
+        if self._highest is None or total > self._highest_total:
+            self._highest, self._highest_total = point, total
+        self._last = point
+
+    def _close(self) -> None:
+        if self._highest is not None:
+            self._kept.append(self._highest)
+        if self._last is not None and self._last is not self._highest:
+            self._kept.append(self._last)
+        self._highest = self._last = None
+
+    def points(self, end: Point) -> list[Point]:
+        """Return the points that are kept, with the end."""
+        self._close()
+        return self._kept if self._kept[-1].entry == end.entry else [*self._kept, end]
+
+
+def thinned(points: Sequence[Point], most: int) -> list[Point]:
+    """Return about `most` points of a curve, with its first, its last and its highest ones."""
+    curve = _Curve(points[0], points[-1].entry + 1, most)
+    for point in points[1:]:
+        curve.add(point.entry, point.total, point.usage)
+    return curve.points(points[-1])
+
+
+def rewind(blocks: Mapping[int, Allocation], entries: Sequence[Entry]) -> dict[int, Allocation]:
+    """Return what was alive when a history began, from what is alive at its end."""
+    alive = dict(blocks)
+    for entry in reversed(entries):
+        if entry["action"] == "alloc":
+            alive.pop(entry["addr"], None)
+        elif entry["action"] == "free_requested":
+            alive[entry["addr"]] = Allocation(entry["addr"], entry["size"], None)
+    return alive
+
+
+def _alive_at(
+    before: Mapping[int, Allocation], entries: Sequence[Entry], touched: Sequence[Allocation | None], last: int
+) -> list[Allocation]:
+    """Return what is alive after entry `last`."""
+    alive = dict(before)
+    for number in range(last + 1):
+        touch = touched[number]
+        if touch is None:
+            continue
+        if entries[number]["action"] == "alloc":
+            alive[touch.address] = touch
+        elif entries[number]["action"] == "free_requested":
+            alive.pop(touch.address, None)
+    return list(alive.values())
+
+
+def _growth(entries: Iterable[Entry]) -> int:
+    """Return the bytes by which the allocator's hold on the device's memory grows over a history."""
+    return sum(GROWS.get(entry["action"], 0) * entry.get("size", 0) for entry in entries)

@@ -1,0 +1,100 @@
+"""Records the allocations of steps: the history is cut into stretches by marks, one at the end of each phase."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from workers.measure.allocations.categories import Owners
+from workers.measure.allocations.ledger import Stretch
+from workers.measure.allocations.snapshot import Snapshot
+
+MOST_POINTS = 1000
+"""Most points of the timeline of a stretch."""
+PREPARATION = "preparation"
+"""What happens between two steps: the batch is made, and gradients may be dropped."""
+
+
+@dataclass(frozen=True)
+class Counters:
+    """An allocator's own counters over a stretch, in bytes."""
+
+    allocated_peak: int
+    allocated_end: int
+    requested_peak: int
+    reserved_peak: int
+    reserved_end: int
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A stretch, and what goes with it."""
+
+    stretch: Stretch
+    counters: Counters | None = None
+    """None if the allocator counts nothing, as on a CPU."""
+    snapshot: Snapshot | None = None
+    """Annotated, of the stretch's end; None if nobody asked for it."""
+    history: int = 0
+    """Entries of the history in the snapshot."""
+    history_lost: bool = False
+    """The history is longer: its oldest entries are missing in the snapshot."""
+
+
+class Recording(Protocol):
+    """Listens to an allocator. Begin it, mark the ends of phases, end it; it may then begin anew."""
+
+    def begin(self, owners: Owners) -> None:
+        """Begin a history. `owners` tells who owns what now."""
+
+    def mark(self, phase: str, owners: Owners, *, keep: bool = False, failed: bool = False) -> None:
+        """End a stretch, in which `phase` ran, and begin the next one.
+
+        Args:
+            phase: What has ended.
+            owners: Who owns what now.
+            keep: Make a snapshot of the history from the beginning up to here.
+            failed: It ended for a lack of memory. The snapshot is of that moment, if the allocator told of it.
+        """
+
+    def end(self) -> list[Recorded]:
+        """End the history, and return its stretches in order."""
+        ...
+
+
+class PhaseMarks:
+    """An observer of steps (workers.measure.timing) that marks the ends of phases in a recording.
+
+    Args:
+        recording: Gets the marks.
+        owners: Returns who owns what now.
+        keep: Whether the snapshots of the phases are kept; may be set later.
+    """
+
+    def __init__(self, recording: Recording, owners: Callable[[], Owners], *, keep: bool = False) -> None:
+        self.keep = keep
+        self._recording = recording
+        self._owners = owners
+
+    def step_begins(self) -> None:
+        self._recording.mark(PREPARATION, self._owners())
+
+    def phase_begins(self, name: str) -> None:
+        """Do nothing: a phase begins where the one before ended."""
+
+    def phase_ends(self, name: str) -> None:
+        self._recording.mark(name, self._owners(), keep=self.keep)
+
+    def step_ends(self) -> None:
+        """Do nothing: the last phase has ended."""
+
+
+def make_recording(device: torch.device, most_entries: int) -> Recording:
+    """Make the recording of a device, with a history of at most `most_entries` entries."""
+    from workers.measure.allocations.cpu import CpuRecording
+    from workers.measure.allocations.cuda import CudaRecording
+
+    return CudaRecording(device, most_entries) if device.type == "cuda" else CpuRecording(most_entries)

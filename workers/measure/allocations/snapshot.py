@@ -1,0 +1,249 @@
+"""Snapshots in torch's format (torch.cuda.memory._snapshot), with a category on each allocation, as files.
+
+pytorch.org/memory_viz colours by the `category` of history entries (torch/utils/viz/MemoryViz.js). It has three demands
+that torch does not write down: pickle protocol 4 at most, and of that only plain data; the category "unknown" on at
+least one entry, if any has a category, or it fails; and an entry for every allocation to be coloured, also for those
+that are older than the history. So what was alive before the history stands at its head as allocations.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from workers.measure.allocations.categories import CATEGORIES
+from workers.measure.allocations.ledger import Allocation, Entry, rewind
+
+PROTOCOL = 4
+"""The newest pickle protocol that the viewer reads."""
+BEFORE = "before the history"
+"""Phase of the allocations that are older than the history."""
+ALLOCATED = "active_allocated"
+GAP = 1 << 20
+"""Addresses that are further apart than this lie in different segments of a snapshot that has none of its own."""
+Snapshot = dict[str, Any]
+
+
+def blocks_of(snapshot: Snapshot, device_index: int) -> dict[int, Allocation]:
+    """Return a device's allocated blocks in a snapshot, by address."""
+    blocks: dict[int, Allocation] = {}
+    for segment in snapshot["segments"]:
+        if segment.get("device", device_index) != device_index:
+            continue
+        address = segment["address"]
+        for block in segment["blocks"]:
+            if block["state"] == ALLOCATED:
+                size = block.get("requested_size", block["size"])
+                blocks[address] = Allocation(address, size, None, block.get("frames", ()))
+            address += block["size"]
+    return blocks
+
+
+def reserved_in(snapshot: Snapshot, device_index: int) -> int:
+    """Return the bytes that the allocator holds of a device's memory."""
+    return sum(one["total_size"] for one in snapshot["segments"] if one.get("device", device_index) == device_index)
+
+
+def annotated(
+    snapshot: Snapshot,
+    device_index: int,
+    *,
+    categories: Sequence[int],
+    phases: Sequence[str],
+    alive: Mapping[int, Allocation],
+    about: Mapping[str, Any],
+) -> Snapshot:
+    """Return a snapshot with categories and phases on its entries and blocks.
+
+    Args:
+        snapshot: Of torch's format. It is left as it is.
+        device_index: Whose history is annotated; those of other devices are left out.
+        categories: Category of each entry of the history, or of a longer one that ends with it.
+        phases: Phase of each of these.
+        alive: What is alive at its end.
+        about: What else stands in the snapshot, under the key `flopwatch`.
+    """
+    trace: list[Entry] = snapshot["device_traces"][device_index]
+    kinds, stages = categories[len(categories) - len(trace) :], phases[len(phases) - len(trace) :]
+    head = _head(rewind(blocks_of(snapshot, device_index), trace), trace, kinds, alive)
+    entries = [
+        {**entry, "category": CATEGORIES[kind], "user_metadata": stage}
+        for entry, kind, stage in zip(trace, kinds, stages, strict=True)
+    ]
+    traces: list[list[Entry]] = [[] for _ in snapshot["device_traces"]]
+    traces[device_index] = head + entries
+    return {
+        **snapshot,
+        "segments": [_coloured(segment, alive) for segment in snapshot["segments"]],
+        "device_traces": traces,
+        "external_annotations": _phase_marks(entries, device_index),
+        "flopwatch": {**about, "categories": list(CATEGORIES), "entries_before_the_history": len(head)},
+    }
+
+
+def _head(
+    older: Mapping[int, Allocation], trace: Sequence[Entry], kinds: Sequence[int], alive: Mapping[int, Allocation]
+) -> list[Entry]:
+    """Return an allocation for each block that is older than the history, the lowest address first."""
+    category = {address: one.category for address, one in alive.items()}
+    # Backwards, so that the first release of an address, which ends the older block, is the last to be seen.
+    for entry, kind in zip(reversed(trace), reversed(kinds), strict=True):
+        if entry["action"] == "free_requested":
+            category[entry["addr"]] = kind
+    unknown = CATEGORIES.index("unknown")
+    time_us = trace[0].get("time_us", 0) if trace else 0
+    return [
+        {
+            "action": "alloc",
+            "addr": address,
+            "size": one.size,
+            "stream": 0,
+            "time_us": time_us,
+            "frames": list(alive[address].frames) if address in alive and not one.frames else list(one.frames),
+            "category": CATEGORIES[category.get(address, unknown)],
+            "user_metadata": BEFORE,
+        }
+        for address, one in sorted(older.items())
+    ]
+
+
+def _coloured(segment: Mapping[str, Any], alive: Mapping[int, Allocation]) -> dict[str, Any]:
+    blocks = []
+    address = segment["address"]
+    for block in segment["blocks"]:
+        owner = alive.get(address)
+        known = block["state"] == ALLOCATED and owner is not None
+        blocks.append({**block, "category": CATEGORIES[owner.category]} if known and owner else block)
+        address += block["size"]
+    return {**segment, "blocks": blocks}
+
+
+def _phase_marks(entries: Sequence[Entry], device_index: int) -> list[dict[str, Any]]:
+    """Return the beginning and the end of each phase, as torch's snapshots have those of a `record_function`."""
+    marks = []
+    for number, entry in enumerate(entries):
+        name, time_us = entry["user_metadata"], entry.get("time_us", 0)
+        if number == 0 or entries[number - 1]["user_metadata"] != name:
+            marks.append({"name": name, "stage": "START", "device": device_index, "time_us": time_us})
+        if number + 1 == len(entries) or entries[number + 1]["user_metadata"] != name:
+            marks.append({"name": name, "stage": "END", "device": device_index, "time_us": time_us})
+    return marks
+
+
+def from_history(trace: Sequence[Entry], alive: Mapping[int, Allocation]) -> Snapshot:
+    """Make a snapshot for an allocator that has no segments of its own, such as that of a CPU.
+
+    Its segments are the ranges of addresses that the history touches, so that the viewer finds each block in one.
+    """
+    older = rewind(alive, trace)
+    ranges = [(one.address, one.address + one.size) for one in (*alive.values(), *older.values())]
+    ranges += [(entry["addr"], entry["addr"] + entry["size"]) for entry in trace if entry["action"] == "alloc"]
+    living = sorted(alive.values(), key=lambda one: one.address)
+    segments = []
+    position = 0
+    for begin, end in _merged(ranges):
+        inside = []
+        while position < len(living) and living[position].address < end:
+            inside.append(living[position])
+            position += 1
+        segments.append(_segment(begin, end, inside))
+    return {"segments": segments, "device_traces": [list(trace)]}
+
+
+def _merged(ranges: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Join ranges that overlap or are close to each other."""
+    joined: list[tuple[int, int]] = []
+    for begin, end in sorted(ranges):
+        if joined and begin <= joined[-1][1] + GAP:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
+        else:
+            joined.append((begin, end))
+    return joined
+
+
+def _segment(begin: int, end: int, living: Iterable[Allocation]) -> dict[str, Any]:
+    blocks: list[dict[str, Any]] = []
+    address = begin
+    for one in living:
+        if one.address > address:
+            blocks.append(_unused(address, one.address - address))
+        blocks.append(
+            {
+                "address": one.address,
+                "size": one.size,
+                "requested_size": one.size,
+                "state": ALLOCATED,
+                "frames": list(one.frames),
+            }
+        )
+        address = one.address + one.size
+    if address < end:
+        blocks.append(_unused(address, end - address))
+    allocated = sum(block["size"] for block in blocks if block["state"] == ALLOCATED)
+    return {
+        "device": 0,
+        "address": begin,
+        "total_size": end - begin,
+        "allocated_size": allocated,
+        "active_size": allocated,
+        "requested_size": allocated,
+        "stream": 0,
+        "segment_type": "large",
+        "frames": [],
+        "blocks": blocks,
+    }
+
+
+def _unused(address: int, size: int) -> dict[str, Any]:
+    return {"address": address, "size": size, "requested_size": 0, "state": "inactive", "frames": []}
+
+
+def write(snapshot: Snapshot, path: Path) -> int:
+    """Write a snapshot for the viewer, equal stacks and texts once. Returns the file's size in bytes."""
+    path.write_bytes(pickle.dumps(Shared().of(snapshot), protocol=PROTOCOL))
+    return path.stat().st_size
+
+
+class Shared:
+    """Replaces equal parts by one object, which pickle then writes once. A stack is most of an entry's size."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, Any] = {}
+        self._by_identity: dict[int, tuple[Any, Any]] = {}
+
+    def of(self, snapshot: Snapshot) -> Snapshot:
+        """Return an equal snapshot of plain data, whose equal stacks, frames and texts are the same objects."""
+        return {self._text(key): self._value(value) for key, value in snapshot.items()}
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._text(value)
+        if isinstance(value, Mapping):
+            return {
+                self._text(key): self._stack(one) if key == "frames" else self._value(one) for key, one in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [self._value(one) for one in value]
+        return value
+
+    def _text(self, text: str) -> str:
+        known: str = self._known.setdefault(text, text)
+        return known
+
+    def _stack(self, frames: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        shared = [self._frame(frame) for frame in frames]
+        key = tuple(map(id, shared))
+        known: list[dict[str, Any]] = self._known.setdefault(key, shared)
+        return known
+
+    def _frame(self, frame: Mapping[str, Any]) -> dict[str, Any]:
+        # Torch gives equal frames as one object. The second value keeps it alive, so that no other gets its identity.
+        known = self._by_identity.get(id(frame))
+        if known is None:
+            key = (frame["filename"], frame["line"], frame["name"])
+            shared = self._known.setdefault(key, self._value(dict(frame)))
+            known = self._by_identity[id(frame)] = (shared, frame)
+        found: dict[str, Any] = known[0]
+        return found

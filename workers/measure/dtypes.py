@@ -1,0 +1,135 @@
+"""Lists the data type of every parameter, module output, loss and gradient of one training step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+Role = Literal["parameter", "module_output", "logits", "loss", "scaled_loss", "gradient"]
+
+
+@dataclass(frozen=True)
+class TypedTensor:
+    """One tensor of a step, and its data type."""
+
+    role: Role
+    """`logits` are the output of the whole model; `module_output` is that of a module in it."""
+    name: str
+    """Name of the parameter or module in the model; empty for logits and losses."""
+    module_class: str
+    """Class of the module that has the parameter or gives the output; empty for losses."""
+    dtype: torch.dtype | None
+    reason: str | None = None
+    """The reason why there is no data type."""
+    leaf: bool = False
+    """True for the output of a module that has no modules in it."""
+
+
+class DtypeAudit:
+    """Watches one step of a model.
+
+    Args:
+        model: The model; a module or parameter that it has twice is listed under its first name.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self._outputs: dict[str, list[torch.dtype]] = {}
+        self._losses: dict[Role, torch.dtype] = {}
+
+    def run(
+        self, forward: Callable[[], Tensor], backward: Callable[[], None], scaled: Callable[[Tensor], Tensor] | None
+    ) -> None:
+        """Run the step. If it raises, what was seen until then is kept.
+
+        Args:
+            forward: Computes the loss.
+            backward: Computes the gradients of that loss.
+            scaled: Scales a loss as the step does before its backward pass; None: it does not.
+        """
+        with self._watched_outputs():
+            loss = forward()
+        self._losses["loss"] = loss.dtype
+        if scaled is not None:
+            self._losses["scaled_loss"] = scaled(loss.detach()).dtype
+        backward()
+
+    @contextmanager
+    def _watched_outputs(self) -> Iterator[None]:
+        def hook_for(name: str) -> Callable[[nn.Module, Any, Any], None]:
+            def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+                seen = self._outputs.setdefault(name, [])
+                seen += [tensor.dtype for tensor in tensors_in(output) if tensor.dtype not in seen]
+
+            return hook
+
+        with ExitStack() as hooks:
+            for name, module in self.model.named_modules():
+                hooks.callback(module.register_forward_hook(hook_for(name)).remove)
+            yield
+
+    def tensors(self, *, scaled: bool, error: str | None = None) -> list[TypedTensor]:
+        """Return what was seen, in the order of the model. A module whose outputs differ has one entry for each type.
+
+        Args:
+            scaled: True if the step scales its loss.
+            error: The error that ended the step, if one did; what it kept from existing has it as the reason.
+        """
+        found = [
+            TypedTensor("parameter", name, self._class_of(name), parameter.dtype)
+            for name, parameter in self.model.named_parameters()
+        ]
+        for name, module in self.model.named_modules():
+            found += self._outputs_of(name, module, error)
+        losses: list[Role] = ["loss", "scaled_loss"] if scaled else ["loss"]
+        found += [
+            TypedTensor(role, "", "", self._losses.get(role), None if role in self._losses else error)
+            for role in losses
+        ]
+        return found + [self._gradient(name, parameter, error) for name, parameter in self.model.named_parameters()]
+
+    def _outputs_of(self, name: str, module: nn.Module, error: str | None) -> list[TypedTensor]:
+        """Return a module's outputs; none for a module that was not called, such as a list of others."""
+        role: Role = "module_output" if name else "logits"
+        dtypes: list[torch.dtype | None] = [*self._outputs.get(name, ())]
+        if not name and not dtypes:
+            dtypes = [None]
+        leaf = not any(True for _ in module.children())
+        return [
+            TypedTensor(role, name, type(module).__name__, dtype, error if dtype is None else None, leaf=leaf)
+            for dtype in dtypes
+        ]
+
+    def _gradient(self, name: str, parameter: nn.Parameter, error: str | None) -> TypedTensor:
+        if parameter.grad is not None:
+            return TypedTensor("gradient", name, self._class_of(name), parameter.grad.dtype)
+        if not parameter.requires_grad:
+            reason = "the parameter is frozen"
+        else:
+            reason = error or "the loss does not depend on the parameter"
+        return TypedTensor("gradient", name, self._class_of(name), None, reason)
+
+    def _class_of(self, parameter: str) -> str:
+        return type(self.model.get_submodule(parameter.rpartition(".")[0])).__name__
+
+
+def tensors_in(output: Any) -> Iterator[Tensor]:
+    """Yield the tensors of a module's output: a tensor, or sequences and mappings of them."""
+    if isinstance(output, Tensor):
+        yield output
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from tensors_in(value)
+    elif isinstance(output, Sequence) and not isinstance(output, str):
+        for value in output:
+            yield from tensors_in(value)
+
+
+def kept_in_float32(tensors: Sequence[TypedTensor]) -> list[TypedTensor]:
+    """Return the outputs in float32 of modules that have no modules in them."""
+    return [tensor for tensor in tensors if tensor.leaf and tensor.dtype == torch.float32]

@@ -1,0 +1,281 @@
+"""Finds what each piece of work belongs to: its step and phase, the named ranges around it, and its operator.
+
+Work belongs to the phase in which the host launched it, also where the device runs it later. A kernel of the backward
+pass belongs to the range in which the forward pass made its autograd node: node and forward operator share a sequence
+number. Work that the backward pass itself names (a recomputed layer) belongs to those names.
+
+On a CPU there are no kernels. Operators play their part, each with the time that it spends itself and not in the
+operators that it calls.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from workers.measure.profiling.recording import DeviceEvent, HostEvent, Recording
+
+WorkKind = Literal["kernel", "copy", "fill", "operator"]
+STEP = re.compile(r"step_(\d+)")
+RANGE = re.compile(r"[a-z][a-z0-9_]*(\.\d+)?")
+"""Names of our ranges. Those of torch hold blanks, capitals or signs: "Optimizer.step#AdamW.step"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A kernel, copy or fill, or on a CPU an operator."""
+
+    name: str
+    kind: WorkKind
+    begin_ns: int
+    end_ns: int
+    time_ns: int
+    """Time on the device; of an operator, the time that it spent itself."""
+    step: int
+    phase: str
+    ranges: tuple[str, ...] = ()
+    """Names of the ranges inside the phase that it belongs to, the outermost first."""
+    operator: str | None = None
+    """Name of the operator that launched it; None: none is known. An operator's own name."""
+    launch_to_start_us: float | None = None
+    """From the beginning of the launching call to the beginning of the work; None for operators, and for work that a
+    CUDA graph launched."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of an operator."""
+
+    name: str
+    step: int
+    phase: str
+    self_ns: int
+    """Time on the host, without that of the operators that it calls."""
+    device_ns: int
+    """Time of the device work that it launched itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A step or a phase of one, as the host ran it."""
+
+    name: str
+    step: int
+    begin_ns: int
+    end_ns: int
+
+
+class Attribution:
+    """What the work of a recording belongs to.
+
+    Args:
+        recording: What the profiler saw.
+        phases: Names of the phases of a step.
+        on_gpu: Whether the work is that of a GPU, or the operators of a CPU.
+    """
+
+    def __init__(self, recording: Recording, phases: Collection[str], *, on_gpu: bool) -> None:
+        self._device = recording.device
+        self._on_gpu = on_gpu
+        self._events = [event for event in recording.host if event.kind not in ("launch", "python")]
+        self._launches = {event.id: event for event in recording.host if event.kind == "launch"}
+        self._parents = parents(self._events)
+        self._phase_names = frozenset(phases)
+        self._by_id = {event.id: index for index, event in enumerate(self._events)}
+        self._makers = self._find_makers()
+        self._paths: dict[int, tuple[str, ...]] = {}
+
+    @cached_property
+    def steps(self) -> list[Interval]:
+        """The steps, without the warm-up."""
+        found = ((STEP.fullmatch(event.name), event) for event in self._events if event.kind == "range")
+        return [Interval(e.name, int(match[1]), e.begin_ns, e.end_ns) for match, e in found if match]
+
+    @cached_property
+    def phases(self) -> list[Interval]:
+        """The phases of all steps, in order."""
+        found = []
+        for event, parent in zip(self._events, self._parents, strict=True):
+            if event.kind != "range" or event.name not in self._phase_names or parent is None:
+                continue
+            if match := STEP.fullmatch(self._events[parent].name):
+                found.append(Interval(event.name, int(match[1]), event.begin_ns, event.end_ns))
+        return found
+
+    @cached_property
+    def work(self) -> list[Work]:
+        """All work of the steps' phases, in the order in which it began."""
+        return self._device_work() if self._on_gpu else self._host_work()
+
+    @cached_property
+    def calls(self) -> list[Call]:
+        """All calls of operators in the steps' phases."""
+        launched = Counter[int]()
+        for work in self._device:
+            operator = self._operator_of(work)
+            if operator is not None:
+                launched[operator] += work.end_ns - work.begin_ns
+        found = []
+        for index, event in enumerate(self._events):
+            phase = None if event.kind == "range" else self.phase_at(event.begin_ns)
+            if phase is not None:
+                own = self._self_times[index]
+                found.append(Call(event.name, phase.step, phase.name, own, launched[index]))
+        return found
+
+    def phase_at(self, time_ns: int) -> Interval | None:
+        """Return the phase that the host was in; None: outside the steps, or between two phases."""
+        return _at(self.phases, self._phase_begins, time_ns)
+
+    def count_ranges(self) -> Counter[tuple[str, str]]:
+        """Return how often each named range was entered in each phase of all steps, by (phase, name)."""
+        found = Counter[tuple[str, str]]()
+        for event in self._events:
+            if not _is_named_range(event) or event.name in self._phase_names:
+                continue
+            if phase := self.phase_at(event.begin_ns):
+                found[phase.name, event.name] += 1
+        return found
+
+    @cached_property
+    def _phase_begins(self) -> list[int]:
+        return [phase.begin_ns for phase in self.phases]
+
+    @cached_property
+    def _self_times(self) -> list[int]:
+        """Each event's duration less that of the operators which it encloses."""
+        times = [event.end_ns - event.begin_ns for event in self._events]
+        for index, event in enumerate(self._events):
+            parent = self._parents[index]
+            # A range inside an operator is no work: what is in it counts for the operator around, less its operators.
+            if event.kind == "range":
+                continue
+            while parent is not None and self._events[parent].kind == "range":
+                parent = self._parents[parent]
+            if parent is not None:
+                times[parent] -= event.end_ns - event.begin_ns
+        return [max(0, time) for time in times]
+
+    def _host_work(self) -> list[Work]:
+        found = []
+        for index, event in enumerate(self._events):
+            phase = None if event.kind == "range" else self.phase_at(event.begin_ns)
+            if phase is not None:
+                own, path = self._self_times[index], self._path(index)
+                begin, end = event.begin_ns, event.end_ns
+                found.append(Work(event.name, "operator", begin, end, own, phase.step, phase.name, path, event.name))
+        return found
+
+    def _device_work(self) -> list[Work]:
+        sharing = Counter(event.launch for event in self._device)
+        found = []
+        for event in self._device:
+            launch, index = self._launches.get(event.launch), self._operator_of(event)
+            launched_ns = launch.begin_ns if launch is not None else self._begin_of(index, event)
+            phase = self.phase_at(launched_ns)
+            if phase is None:
+                continue
+            delay = None if launch is None or sharing[event.launch] > 1 else 1e-3 * (event.begin_ns - launch.begin_ns)
+            operator = None if index is None or self._events[index].kind == "range" else self._events[index].name
+            path = () if index is None else self._path(index)
+            time = event.end_ns - event.begin_ns
+            found.append(
+                Work(
+                    event.name, event.kind, event.begin_ns, event.end_ns, time, phase.step, phase.name, path,
+                    operator, delay,
+                )
+            )  # fmt: skip
+        return found
+
+    def _begin_of(self, index: int | None, event: DeviceEvent) -> int:
+        return event.begin_ns if index is None else self._events[index].begin_ns
+
+    def _operator_of(self, event: DeviceEvent) -> int | None:
+        """Return the index of the operator or range that launched device work."""
+        known = self._by_id.get(event.operator) if event.operator else None
+        if known is not None:
+            return known
+        launch = self._launches.get(event.launch)
+        return None if launch is None else self._enclosing(launch)
+
+    def _enclosing(self, launch: HostEvent) -> int | None:
+        """Return the index of the innermost event around a launch on its thread."""
+        indices, begins = self._threads.get(launch.thread, ([], []))
+        place = bisect.bisect_right(begins, launch.begin_ns) - 1
+        index: int | None = indices[place] if place >= 0 else None
+        while index is not None and self._events[index].end_ns < launch.end_ns:
+            index = self._parents[index]
+        return index
+
+    @cached_property
+    def _threads(self) -> dict[int, tuple[list[int], list[int]]]:
+        """The events' indices and beginnings by thread, in the order in which they began."""
+        found: dict[int, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+        for index, event in enumerate(self._events):
+            found[event.thread][0].append(index)
+            found[event.thread][1].append(event.begin_ns)
+        return found
+
+    def _find_makers(self) -> dict[tuple[int, int], int]:
+        """Return the forward operator that made each autograd node, by the node's thread and number.
+
+        An operator tells the number that the next node of its thread will get, whether it makes one or not. So the
+        last operator that tells a number is the one that made the node.
+        """
+        return {
+            (event.thread, event.sequence): index
+            for index, event in enumerate(self._events)
+            if event.kind == "operator" and event.sequence >= 0
+        }
+
+    def _path(self, index: int) -> tuple[str, ...]:
+        """Return the names of the ranges that an event belongs to, below the phase, the outermost first."""
+        if index not in self._paths:
+            names, seen = list[str](), set[int]()
+            at: int | None = index
+            while at is not None and at not in seen:
+                seen.add(at)
+                event = self._events[at]
+                if _is_named_range(event):
+                    if event.name in self._phase_names or STEP.fullmatch(event.name):
+                        break
+                    names.append(event.name)
+                maker = None
+                if event.kind == "backward" and not names and event.sequence >= 0:
+                    maker = self._makers.get((event.forward_thread, event.sequence))
+                at = self._parents[at] if maker is None else maker
+            self._paths[index] = tuple(reversed(names))
+        return self._paths[index]
+
+
+def parents(events: Sequence[HostEvent]) -> list[int | None]:
+    """Return the index of each event's innermost enclosing event on its thread.
+
+    Args:
+        events: In the order in which they began; of those that began together, the longest first.
+    """
+    found: list[int | None] = []
+    open_events: dict[int, list[int]] = defaultdict(list)
+    for index, event in enumerate(events):
+        stack = open_events[event.thread]
+        while stack and events[stack[-1]].end_ns < event.end_ns:
+            stack.pop()
+        found.append(stack[-1] if stack else None)
+        stack.append(index)
+    return found
+
+
+def _is_named_range(event: HostEvent) -> bool:
+    return event.kind == "range" and RANGE.fullmatch(event.name) is not None
+
+
+def _at(intervals: Sequence[Interval], begins: Sequence[int], time_ns: int) -> Interval | None:
+    place = bisect.bisect_right(begins, time_ns) - 1
+    if place < 0 or time_ns > intervals[place].end_ns:
+        return None
+    return intervals[place]

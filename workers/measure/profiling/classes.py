@@ -1,0 +1,127 @@
+"""Sorts kernels, and on a CPU operators, into classes by an explicit rule.
+
+The rule, in this order; what matches first decides:
+
+1. Names of collective operations: communication, in every phase.
+2. Everything else that the phase `optimizer` launches: optimizer.
+3. The kernel's own name, by the patterns below, most specific first. What Inductor fused (`triton_poi_…`, `_red_`,
+   `_per_`) is softmax or normalisation if its name has them, or else elementwise or a reduction; its products and
+   attention are templates (`triton_tem_…`).
+4. A reduction, elementwise kernel or copy inside a range `norm`: normalisation. Norms written out in PyTorch have no
+   kernels of their own.
+5. If its name says nothing: the class of the operator that launched it; or other.
+
+The classes: products of matrices; attention in one kernel (written-out attention shows as matrix products, softmax and
+elementwise); softmax; normalisation; elementwise; copy (also fills, gathers and concatenations, which move data and
+compute nothing); reduction; communication; optimizer; other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from workers.measure.profiling.attribution import Work
+from workers.measure.ranges import NORM
+
+MATMUL = "matmul"
+ATTENTION = "attention"
+SOFTMAX = "softmax"
+NORMALISATION = "normalisation"
+ELEMENTWISE = "elementwise"
+COPY = "copy"
+REDUCTION = "reduction"
+COMMUNICATION = "communication"
+OPTIMIZER = "optimizer"
+OTHER = "other"
+CLASSES = (*(MATMUL, ATTENTION, SOFTMAX, NORMALISATION, ELEMENTWISE, COPY, REDUCTION, COMMUNICATION, OPTIMIZER, OTHER),)
+"""All classes, in the order of tables. `matmul` is the matrix product."""
+
+Patterns = Sequence[tuple[str, re.Pattern[str]]]
+
+
+def _patterns(*pairs: tuple[str, str], flags: re.RegexFlag = re.NOFLAG) -> Patterns:
+    return [(name, re.compile(pattern, flags)) for name, pattern in pairs]
+
+
+_COLLECTIVE = re.compile(r"nccl|^c10d::|^gloo:|AllReduce|AllGather|ReduceScatter|SendRecv", re.IGNORECASE)
+_FUSED = re.compile(r"^triton_(poi|red|per|for)_")
+"""Kernels that Inductor fused and named after the operators in them, also after those beside which they run: a cast
+before a product has `mm` in its name."""
+_FUSED_KERNELS = _patterns(
+    (SOFTMAX, r"softmax|logsumexp"),
+    (NORMALISATION, r"norm|rsqrt|var_mean"),
+    (REDUCTION, r"^triton_(red|per)_"),
+    (ELEMENTWISE, r""),
+)
+_KERNELS = _patterns(
+    # Our own Triton kernels have short names, so they are matched whole.
+    (ATTENTION, r"^(forward|rows|keys|queries|split)_kernel$"),
+    (ATTENTION, r"flash|fmha|attention|attn|sdpa"),
+    (OPTIMIZER, r"fused_?adam|multi_tensor_apply"),
+    (MATMUL, r"gemm|gemv|nvjet|xmma|cutlass|cublas|matmul|split_?k|dot_kernel|^triton_tem_|^triton_mm"),
+    (SOFTMAX, r"softmax"),
+    (NORMALISATION, r"(layer|rms|batch|group|instance)_?norm|rowwisemoments|gammabeta|welford"),
+    (COPY, r"^memcpy|^memset|direct_copy|copy_kernel|copy_device_to_device|catarray|fillfunctor|fill_kernel"),
+    (COPY, r"gather_kernel|gather_elementwise|indexselect|index_select|index_elementwise|embedding_kernel|arange"),
+    (REDUCTION, r"reduce|reduction|cub::.*(scan|sum)|_norm_kernel|sum_kernel"),
+    (REDUCTION, r"embedding_backward|embedding_grad|embedding_dense_backward|sum_and_scatter|grad_weight"),
+    (ELEMENTWISE, r"elementwise|pointwise|triu_tril|masked_fill|scatter|distribution|where_kernel"),
+    flags=re.IGNORECASE,
+)
+_ELEMENTWISE_OPERATORS = (
+    *("add", "sub", "rsub", "mul", "div", "neg", "pow", "square", "sqrt", "rsqrt", "exp", "log", "sin", "cos", "abs"),
+    *("sign", "sigmoid", "silu", "relu", "gelu", "tanh", "erf", "clamp", "clamp_min", "clamp_max", "masked_fill"),
+    *("where", "addcmul", "addcdiv", "lerp", "triu", "tril", "eq", "ne", "lt", "le", "gt", "ge", "maximum", "minimum"),
+    *(r"bitwise_\w+", r"logical_\w+", "reciprocal", "floor", "ceil", "round", "remainder", "isinf", "isnan"),
+    *("isfinite", "normal", "uniform", "random", "randint", "bernoulli", "dropout", "native_dropout"),
+    *("threshold_backward", r"(silu|sigmoid|tanh|gelu|relu|native_dropout)_backward"),
+)
+_OPERATORS = _patterns(
+    (ATTENTION, r"(?i)attention|flash|^flopwatch::cpu_"),
+    (MATMUL, r"^aten::(add|b|badd)?(mm|bmm|mv)$|^aten::(dot|vdot|matmul|linear|einsum|outer|_addmm_activation)$"),
+    (MATMUL, r"^(mkl|mkldnn|onednn)\w*::.*(linear|matmul)|^aten::(_scaled_mm|_int_mm)$"),
+    (SOFTMAX, r"^aten::_?(log_)?softmax(_backward_data)?$|^aten::logsumexp$"),
+    (NORMALISATION, r"^aten::(native_|_fused_)?(layer|rms|batch|group|instance)_norm(_backward)?$"),
+    (OPTIMIZER, r"^aten::_fused_(adam|adamw|sgd|adagrad)_?$"),
+    (COPY, r"^aten::(copy_|_to_copy|clone|contiguous|cat|stack|fill_|zero_|zeros|ones|full|zeros_like|ones_like)$"),
+    (COPY, r"^aten::(gather|index|index_select|embedding|slice_scatter|_index_put_impl_|index_put_|flip|roll)$"),
+    (COPY, r"^aten::(arange|scalar_tensor|_local_scalar_dense|slice_backward|select_backward|new_zeros)$"),
+    (REDUCTION, r"^aten::(sum|mean|amax|amin|max|min|any|all|prod|std|var|norm|argmax|argmin|cumsum|topk|sort)$"),
+    (REDUCTION, r"^aten::(linalg_vector_norm|_foreach_norm|nll_loss\w*|embedding_dense_backward|scatter_add_)$"),
+    (ELEMENTWISE, rf"^aten::(_foreach_)?({'|'.join(_ELEMENTWISE_OPERATORS)})_?$"),
+)
+_MAY_BE_A_NORM = frozenset({ELEMENTWISE, REDUCTION, COPY, OTHER})
+
+
+def classify(work: Work) -> str:
+    """Return the class of a piece of work; see this module's docstring for the rule."""
+    if _COLLECTIVE.search(work.name):
+        return COMMUNICATION
+    if work.phase == OPTIMIZER:
+        return OPTIMIZER
+    found = class_of_operator(work.name) if work.kind == "operator" else class_of_kernel(work.name)
+    if NORM in work.ranges and found in _MAY_BE_A_NORM:
+        return NORMALISATION
+    if found == OTHER and work.operator is not None and work.kind != "operator":
+        return class_of_operator(work.operator)
+    return found
+
+
+def class_of_kernel(name: str) -> str:
+    """Return the class that the name of a kernel, copy or fill tells; `other` if it tells none."""
+    return _first(_FUSED_KERNELS if _FUSED.match(name) else _KERNELS, name)
+
+
+def class_of_operator(name: str) -> str:
+    """Return the class that the name of an operator tells; `other` if it tells none.
+
+    Operators that only make a view, or call others, are `other`: what they spend themselves is the framework's time.
+    """
+    if _COLLECTIVE.search(name):
+        return COMMUNICATION
+    return _first(_OPERATORS, name)
+
+
+def _first(patterns: Patterns, name: str) -> str:
+    return next((found for found, pattern in patterns if pattern.search(name)), OTHER)

@@ -1,0 +1,179 @@
+"""Runs work under torch's profiler and returns what it saw as plain data.
+
+On a GPU the profiler asks CUPTI, the driver's tracing interface, when each kernel, copy and fill ran. CUPTI serves one
+profiler at a time. On the host the profiler records operators and named ranges itself.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
+from torch.profiler import ProfilerActivity
+
+HostKind = Literal["operator", "backward", "range", "launch", "python"]
+DeviceKind = Literal["kernel", "copy", "fill"]
+
+NODE = "autograd::engine::evaluate_function: "
+"""Head of the name of the event in which autograd runs one node of the backward pass."""
+BACKWARD_SCOPE = 1
+"""Number of the scope `BACKWARD_FUNCTION` of torch's RecordFunction: the node's own function."""
+LAUNCH = re.compile(r"(cuda|cu)[A-Z]\w+")
+"""Names of calls of the CUDA runtime and driver."""
+ADDRESS = re.compile(r" object at 0x[0-9a-f]+|\(\) at 0x[0-9a-f]+")
+
+
+@dataclass(frozen=True, slots=True)
+class HostEvent:
+    """Something that ran on a thread of the host."""
+
+    name: str
+    kind: HostKind
+    thread: int
+    begin_ns: int
+    end_ns: int
+    id: int = 0
+    """Of an operator or range: device events refer to it. Of a launch: the device events that it launched have it as
+    their `launch`."""
+    sequence: int = -1
+    """Of a forward operator: the number of the autograd node that it made last. Of a backward one: of its node."""
+    forward_thread: int = 0
+    """Of a backward event: the thread that made its node. Nodes are numbered by thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceEvent:
+    """A kernel, copy or fill on a GPU."""
+
+    name: str
+    kind: DeviceKind
+    stream: int
+    begin_ns: int
+    end_ns: int
+    launch: int
+    """The launch's `id`. A replayed CUDA graph has one launch for all its kernels."""
+    operator: int
+    """The `id` of the operator or range that launched it; 0: none is known."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Everything that the profiler saw, in the order in which it began."""
+
+    host: list[HostEvent]
+    device: list[DeviceEvent]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """A recording, and the function that writes it as a Chrome trace, uncompressed JSON."""
+
+    recording: Recording
+    save: Callable[[Path], None]
+
+
+def record(work: Callable[[], None], *, on_gpu: bool, python: bool = False) -> Profile:
+    """Run the work under the profiler, until the device has finished it.
+
+    Args:
+        work: What to profile.
+        on_gpu: Record a GPU's work, too.
+        python: Record Python's functions, too. That slows down the host several times.
+
+    Raises:
+        RuntimeError: the profiler failed.
+    """
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the profiler's warnings are about its use over several cycles
+        with torch.profiler.profile(activities=activities, with_stack=python) as profiler:
+            work()
+            if on_gpu:
+                torch.cuda.synchronize()
+    inner: Any = profiler.profiler
+    results = inner.kineto_results
+    events = results.events()
+    # Only the tree has Python's functions in every version of torch.
+    host = tree_events(results.experimental_event_tree()) if python else host_events(events)
+    recording = Recording(
+        sorted(host, key=lambda event: (event.begin_ns, -event.end_ns)),
+        sorted(device_events(events), key=lambda event: event.begin_ns),
+    )
+    return Profile(recording, lambda path: results.save(str(path)))
+
+
+def host_events(events: Iterable[Any]) -> Iterator[HostEvent]:
+    """Yield the host's events of torch's profiler, without Python's functions."""
+    for event in events:
+        if event.device_type() != DeviceType.CPU or event.is_async():
+            continue
+        if event.start_thread_id() != event.end_thread_id() or _is_python(event):
+            continue
+        name, linked = event.name(), event.linked_correlation_id()
+        kind: HostKind = "operator"
+        if linked > 0 or LAUNCH.fullmatch(name):
+            kind = "launch"
+        elif event.is_user_annotation():
+            kind = "range"
+        elif event.scope() == BACKWARD_SCOPE or name.startswith(NODE):
+            kind = "backward"
+        yield HostEvent(
+            name,
+            kind,
+            event.start_thread_id(),
+            event.start_ns(),
+            event.start_ns() + event.duration_ns(),
+            event.correlation_id(),
+            event.sequence_nr(),
+            event.fwd_thread_id(),
+        )
+
+
+def _is_python(event: Any) -> bool:
+    tell = getattr(event, "is_python_function", None)  # newer than torch 2.11
+    return bool(tell()) if tell is not None else False
+
+
+def device_events(events: Iterable[Any]) -> Iterator[DeviceEvent]:
+    """Yield the device's events of torch's profiler, without the ranges that annotations name."""
+    for event in events:
+        if event.device_type() != DeviceType.CUDA or event.is_user_annotation():
+            continue
+        name = event.name()
+        kind: DeviceKind = "copy" if name.startswith("Memcpy") else "fill" if name.startswith("Memset") else "kernel"
+        begin = event.start_ns()
+        yield DeviceEvent(
+            name,
+            kind,
+            event.device_resource_id(),
+            begin,
+            begin + event.duration_ns(),
+            event.correlation_id(),
+            event.linked_correlation_id(),
+        )
+
+
+def tree_events(roots: Iterable[Any]) -> Iterator[HostEvent]:
+    """Yield the events of the profiler's tree: operators, ranges, and Python's functions."""
+    from torch._C._profiler import RecordScope, _EventType
+
+    waiting = list(roots)
+    while waiting:
+        event = waiting.pop()
+        waiting.extend(event.children)
+        if event.tag in (_EventType.PyCall, _EventType.PyCCall):
+            kind: HostKind = "python"
+        elif event.tag == _EventType.TorchOp:
+            scope = event.typed[1].scope
+            annotated = scope == RecordScope.USER_SCOPE
+            kind = "range" if annotated else "backward" if scope == RecordScope.BACKWARD_FUNCTION else "operator"
+        else:
+            continue
+        name = ADDRESS.sub("", event.name)
+        yield HostEvent(name, kind, event.start_tid, event.start_time_ns, event.end_time_ns, event.correlation_id)

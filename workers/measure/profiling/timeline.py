@@ -1,0 +1,43 @@
+"""How busy the device was while it was profiled: idle time, gaps and launches of each step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from workers.measure.busy import Span, covered_ns
+from workers.measure.profiling.attribution import Interval, Work
+
+
+@dataclass(frozen=True)
+class StepUse:
+    """A device's use in one profiled step. The profiler slows down the host, and so it lengthens the gaps."""
+
+    busy_ms: float
+    """Time during which at least one kernel, copy or fill ran."""
+    idle_ms: float
+    """Time of the step in which none ran, from the host's beginning to the last one's end."""
+    largest_gap_ms: float
+    launches: int
+    """Number of kernels, copies and fills."""
+
+
+def step_uses(work: Sequence[Work], steps: Sequence[Interval]) -> list[StepUse]:
+    """Return the device's use in each step. A step ends when the host has issued it and the device has finished it."""
+    found = []
+    for step in steps:
+        spans = [Span(one.begin_ns, one.end_ns, one.name) for one in work if one.step == step.step]
+        end = max([step.end_ns, *(span.end_ns for span in spans)])
+        busy = covered_ns(spans)
+        idle = end - step.begin_ns - busy
+        found.append(StepUse(1e-6 * busy, 1e-6 * idle, 1e-6 * largest_gap_ns(spans, step.begin_ns, end), len(spans)))
+    return found
+
+
+def largest_gap_ns(spans: Sequence[Span], begin_ns: int, end_ns: int) -> int:
+    """Return the longest time between a beginning and an end in which no span runs."""
+    reached, largest = begin_ns, 0
+    for span in sorted(spans):
+        largest = max(largest, span.begin_ns - reached)
+        reached = max(reached, span.end_ns)
+    return max(largest, end_ns - reached)

@@ -1,0 +1,196 @@
+"""Sums work up: by name, by class and by named range, all per step."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from workers.measure.profiling.attribution import Call, Work
+from workers.measure.profiling.classes import CLASSES, classify
+
+Key = TypeVar("Key", bound=Hashable)
+LAYER = re.compile(r"\w+\.\d+")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What kernels or operators of one name used, over several steps."""
+
+    name: str
+    class_name: str
+    total_ms: float
+    """Per step."""
+    share_percent: float | None
+    """Of all of the phase; None if that used no time."""
+    calls: float
+    """Per step."""
+    mean_us: float
+    median_us: float
+    min_us: float
+    max_us: float
+    std_us: float | None
+    """None for a single call."""
+    launch_to_start_us: float | None
+    """Median; None where it is not known."""
+
+
+@dataclass(frozen=True)
+class OperatorUsage:
+    """What an operator used, over several steps, less what the operators that it calls used."""
+
+    name: str
+    class_name: str
+    device_ms: float | None
+    """Per step, of the device work that it launched itself; None on a CPU."""
+    host_ms: float
+    """Per step, its own time on the host."""
+    share_percent: float | None
+    """Of the device's time in the phase; on a CPU, of the operators' own times."""
+    calls: float
+    mean_us: float
+    median_us: float
+    min_us: float
+    max_us: float
+    std_us: float | None
+
+
+@dataclass(frozen=True)
+class ClassUsage:
+    """What the work of one class used in some phases."""
+
+    class_name: str
+    total_ms: float
+    """Per step."""
+    share_percent: float | None
+    calls: float
+    """Per step."""
+
+
+def kernels(work: Iterable[Work], steps: int) -> list[Usage]:
+    """Return the usage of each name and class, the largest first."""
+    groups = grouped(work, lambda one: (one.name, classify(one)))
+    total = sum(one.time_ns for group in groups.values() for one in group)
+    found = []
+    for (name, class_name), group in groups.items():
+        times = [one.time_ns for one in group]
+        delays = [one.launch_to_start_us for one in group if one.launch_to_start_us is not None]
+        found.append(
+            Usage(
+                name,
+                class_name,
+                1e-6 * sum(times) / steps,
+                share(sum(times), total),
+                len(times) / steps,
+                *spread_us(times),
+                statistics.median(delays) if delays else None,
+            )
+        )
+    return sorted(found, key=lambda one: -one.total_ms)
+
+
+def operators(
+    calls: Iterable[Call], steps: int, class_of: Callable[[str], str], *, on_gpu: bool
+) -> list[OperatorUsage]:
+    """Return the usage of each operator: on a GPU by the device's time, on a CPU by its own; the largest first."""
+    groups = grouped(calls, lambda call: call.name)
+    total = sum(call.device_ns if on_gpu else call.self_ns for group in groups.values() for call in group)
+    found = []
+    for name, group in groups.items():
+        times = [call.device_ns if on_gpu else call.self_ns for call in group]
+        host_ms = 1e-6 * sum(call.self_ns for call in group) / steps
+        device_ms = 1e-6 * sum(times) / steps if on_gpu else None
+        rest = (share(sum(times), total), len(times) / steps, *spread_us(times))
+        found.append(OperatorUsage(name, class_of(name), device_ms, host_ms, *rest))
+    return sorted(found, key=lambda one: (-(one.device_ms or 0.0), -one.host_ms))
+
+
+def classes(work: Iterable[Work], steps: int) -> list[ClassUsage]:
+    """Return the usage of every class, in the order of CLASSES; a class without work has none."""
+    times, counts = Counter[str](), Counter[str]()
+    for one in work:
+        name = classify(one)
+        times[name] += one.time_ns
+        counts[name] += 1
+    total = times.total()
+    return [
+        ClassUsage(name, 1e-6 * times[name] / steps, share(times[name], total), counts[name] / steps)
+        for name in CLASSES
+    ]
+
+
+def by_range(work: Iterable[Work], phases: Sequence[str], steps: int) -> list[tuple[str, dict[str, float]]]:
+    """Return the time in ms per step of each named range, by phase: (range, {phase: ms}).
+
+    A layer's time holds that of the parts inside it. A part stands with its layer (`layers.0/softmax`), and once more
+    by itself, over all layers. `outside` is the work outside all ranges.
+    """
+    order: list[str] = []
+    times: dict[str, dict[str, float]] = {}
+    for one in work:
+        for name in range_names(one.ranges):
+            if name not in times:
+                order.append(name)
+                times[name] = dict.fromkeys(phases, 0.0)
+            times[name][one.phase] += 1e-6 * one.time_ns / steps
+    return [(name, times[name]) for name in sorted(order, key=_natural)]
+
+
+def range_names(path: Sequence[str]) -> list[str]:
+    """Return the names under which work with this path of ranges is summed up."""
+    if not path:
+        return ["outside"]
+    names = ["/".join(path[: depth + 1]) for depth in range(len(path))]
+    names += [part for part in dict.fromkeys(path) if not LAYER.fullmatch(part) and part not in names]
+    return names
+
+
+def time_in(work: Iterable[Work], name: str, phase: str) -> int:
+    """Return the time in ns of all work of a phase that belongs to a range of this name."""
+    return sum(one.time_ns for one in work if one.phase == phase and name in one.ranges)
+
+
+def top_calls(work: Iterable[Work], phase: str, steps: int) -> tuple[str, float] | None:
+    """Return the name that takes the most time in a phase, and its calls per step; None if the phase has no work."""
+    found = kernels((one for one in work if one.phase == phase), steps)
+    return (found[0].name, sum(one.calls for one in found if one.name == found[0].name)) if found else None
+
+
+def in_phases(work: Iterable[Work], phases: Collection[str]) -> list[Work]:
+    """Return the work of these phases."""
+    return [one for one in work if one.phase in phases]
+
+
+Item = TypeVar("Item")
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Group items by a key, in the order in which keys first appear."""
+    found: dict[Key, list[Item]] = defaultdict(list)
+    for item in items:
+        found[key(item)].append(item)
+    return found
+
+
+def share(part: float, total: float) -> float | None:
+    """Return a part in percent of the total; None of nothing."""
+    return 100 * part / total if total else None
+
+
+def spread_us(times_ns: Sequence[int]) -> tuple[float, float, float, float, float | None]:
+    """Return mean, median, least, greatest and standard deviation in µs; the last is None for a single time."""
+    times = [1e-3 * time for time in times_ns]
+    deviation = statistics.stdev(times) if len(times) > 1 else None
+    return statistics.fmean(times), statistics.median(times), min(times), max(times), deviation
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    """Sort by the numbers in names: layers.2 before layers.10; layers first, `outside` last."""
+    if name == "outside":
+        return [(2, 0, "")]
+    if not LAYER.match(name):
+        return [(1, 0, name)]
+    return [(0, int(part), "") if part.isdigit() else (0, -1, part) for part in re.split(r"(\d+)", name)]

@@ -1,0 +1,67 @@
+"""Finds the outside profilers of this host: Nsight Systems (`nsys`) and Nsight Compute (`ncu`).
+
+A tool counts only if it runs: one that is there and cannot start would fail every job that asks for it.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+FAMILY = "tool"
+"""Family of the tools' names among a worker's capabilities: "tool:ncu"."""
+FOLDERS = {
+    "nsys": ("/usr/local/cuda/bin", "/opt/nvidia/nsight-systems/*/bin", "/opt/nvidia/nsight-systems-cli/*/bin"),
+    "ncu": ("/usr/local/cuda/bin", "/opt/nvidia/nsight-compute/*"),
+}
+"""Folders, beside those on PATH, in which NVIDIA's installers put each tool."""
+VERSION = re.compile(r"\bversion\s+(\d[\w.]*)", re.IGNORECASE)
+ANSWER_S = 30.0
+"""Seconds in which a tool must tell its version, also from a slow disk."""
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A tool of this host."""
+
+    name: str
+    path: str
+    version: str | None
+    """None if it runs but does not tell."""
+
+
+def find(name: str) -> Tool | None:
+    """Return the tool, from PATH or else from one of its usual folders, the newest first; None if none of them runs."""
+    for path in _candidates(name):
+        try:
+            answer = subprocess.run(
+                [path, "--version"], capture_output=True, timeout=ANSWER_S, check=True, stdin=subprocess.DEVNULL
+            )
+        except (OSError, subprocess.SubprocessError):
+            continue
+        told = VERSION.search(answer.stdout.decode(errors="replace"))
+        return Tool(name, path, None if told is None else told[1])
+    return None
+
+
+def installed() -> dict[str, Tool]:
+    """Return the tools of this host by name."""
+    return {name: tool for name in FOLDERS if (tool := find(name)) is not None}
+
+
+def _candidates(name: str) -> list[str]:
+    on_path = shutil.which(name)
+    elsewhere = [
+        str(folder / name)
+        for pattern in FOLDERS[name]
+        for folder in sorted(Path("/").glob(pattern.removeprefix("/")), key=_by_version, reverse=True)
+    ]
+    found = [path for path in (on_path, *elsewhere) if path is not None and shutil.which(path) is not None]
+    return list(dict.fromkeys(found))
+
+
+def _by_version(folder: Path) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", str(folder))]
