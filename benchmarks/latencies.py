@@ -46,7 +46,6 @@ SIDE = 100
 """Values on each of the two axes of the large sweep."""
 CELL_METRICS = 10
 TIMEOUT_S = 600.0
-STREAM = {"Accept": "text/event-stream"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 
 

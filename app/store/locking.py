@@ -134,11 +134,6 @@ class _Helper:
                 else:
                     fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
-    @property
-    def is_blocked(self) -> bool:
-        """Return True while the helper waits for the lock, for a waiter or for nobody any more."""
-        return self._blocked
-
     def lock(self, deadline: float) -> bool:
         """Take the lock; False when it did not come until `deadline` (time.monotonic)."""
         with self._changed:

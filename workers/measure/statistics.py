@@ -7,8 +7,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-EXACT_BINOMIAL_LIMIT = 1000
-
 
 @dataclass(frozen=True)
 class Summary:
@@ -61,29 +59,6 @@ def quantile(ordered: Sequence[float], q: float) -> float:
     below = math.floor(position)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (position - below) * (ordered[above] - ordered[below])
-
-
-def median_interval(samples: Sequence[float], level: float = 0.95) -> tuple[float, float] | None:
-    """Return a confidence interval of the median, with no assumption on the distribution.
-
-    Its ends are two order statistics, as close as `level` allows: the number of samples below the median is binomial(n,
-    1/2). Samples must be independent. Steps within one process are not, so use it on values of several processes.
-
-    Returns:
-        (low, high), or None where even (minimum, maximum) covers less than `level` (n < 6 for 0.95).
-    """
-    ordered = sorted(samples)
-    n = len(ordered)
-    tail = (1 - level) / 2
-    if n > EXACT_BINOMIAL_LIMIT:
-        rank = math.floor(n / 2 - statistics.NormalDist().inv_cdf(1 - tail) * math.sqrt(n) / 2)
-        return ordered[rank - 1], ordered[n - rank]
-    # The largest rank r with P(fewer than r samples lie below the median) ≤ tail.
-    rank, below = 0, 0
-    while (below + math.comb(n, rank)) / 2**n <= tail:
-        below += math.comb(n, rank)
-        rank += 1
-    return (ordered[rank - 1], ordered[n - rank]) if rank else None
 
 
 def coefficient_of_variation(samples: Sequence[float]) -> float | None:

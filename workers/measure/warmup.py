@@ -22,8 +22,6 @@ MAX_DRIFT = 0.01
 LIMIT_WINDOWS = 15
 """Windows after the first call (which may compile for minutes) until measuring begins even if times still drift: 3 s,
 unless the caller chooses longer windows."""
-JUDGED_CALLS = 1 + 2 * WINDOW_CALLS
-"""Number of calls that the first comparison of two windows takes."""
 MAX_WAIT_S = 20.0
 """Most seconds of a warm-up after the first call. Slow calls may exceed LIMIT_WINDOWS until they fill two windows, but
 not this limit: calls of 3 s can still be judged, slower ones cannot."""

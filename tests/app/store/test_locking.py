@@ -69,7 +69,7 @@ def helpers() -> list[threading.Thread]:
 
 
 def helper_waits(lock: WriteLock) -> bool:
-    return lock._helper is not None and lock._helper.is_blocked
+    return lock._helper is not None and lock._helper._blocked
 
 
 def test_turns_come_in_the_order_of_arrival() -> None:

@@ -6,7 +6,7 @@ import statistics as standard
 import numpy as np
 import pytest
 
-from workers.measure.statistics import coefficient_of_variation, drift, median_interval, summarize
+from workers.measure.statistics import coefficient_of_variation, drift, summarize
 
 
 @pytest.mark.parametrize("n", [2, 3, 10, 101])
@@ -31,34 +31,6 @@ def test_one_sample_has_no_deviation() -> None:
 def test_what_is_no_sample_is_refused(samples: list[float]) -> None:
     with pytest.raises(ValueError, match=r"no samples|not finite"):
         summarize(samples)
-
-
-def test_the_median_interval_is_of_order_statistics() -> None:
-    assert median_interval(range(5)) is None, "2 · 2⁻⁵ is more than 5 %"
-    assert median_interval(range(6)) == (0, 5)
-    # Binomial tables: for n = 20 the 95 % interval is the 6th to the 15th value.
-    assert median_interval(range(1, 21)) == (6, 15)
-    assert median_interval(range(1, 21), level=0.999) == (3, 18)
-
-
-@pytest.mark.parametrize("n", [10, 25, 1500])
-def test_the_median_interval_covers_as_often_as_it_says(n: int, rng: random.Random) -> None:
-    trials = 400
-    median = 1.0  # of exp(normal)
-    covered = 0
-    for _ in range(trials):
-        interval = median_interval([rng.lognormvariate(0, 1) for _ in range(n)])
-        assert interval is not None
-        covered += interval[0] <= median <= interval[1]
-    assert covered / trials > 0.95 - 4 * (0.05 * 0.95 / trials) ** 0.5
-
-
-def test_exact_and_approximate_intervals_meet() -> None:
-    exact, approximate = median_interval(range(1000)), median_interval(range(1001))
-    assert exact is not None
-    assert approximate is not None
-    assert abs(exact[0] - approximate[0]) <= 2
-    assert abs(exact[1] - approximate[1]) <= 2
 
 
 def test_variation_and_drift() -> None:
