@@ -6,15 +6,12 @@ entry points `flopwatch.models`. Files below $MISBEHAVE_FOLDER tell the test wha
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Any
 
 import misbehaviour
-import psutil
 from torch import Tensor, nn
 
 
@@ -62,8 +59,7 @@ class Segfault(Plain):
     """Dies by SIGSEGV."""
 
     def misbehave(self) -> None:
-        print("about to fall over", flush=True)
-        os.kill(os.getpid(), signal.SIGSEGV)
+        misbehaviour.fall_over()
 
 
 class Exits(Plain):
@@ -92,13 +88,7 @@ class Chatty(Plain):
 
 
 class Curious(Plain):
-    """Writes down every variable that it can find: its own, and those that it and its parents were started with."""
+    """Writes down every variable that it can find."""
 
     def misbehave(self) -> None:
-        found = {f"{name}={value}" for name, value in os.environ.items()}
-        process = psutil.Process()
-        for one in (process, *process.parents()):
-            if not any("workers" in word for word in one.cmdline()):
-                break  # whoever started the worker
-            found |= {f"{name}={value}" for name, value in one.environ().items()}
-        misbehaviour.append(self.folder / "variables", json.dumps(sorted(found)))
+        misbehaviour.write_down_variables(self.folder)

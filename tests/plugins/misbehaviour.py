@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import time
 from pathlib import Path
+
+import psutil
 
 
 def append(path: Path, line: str) -> None:
@@ -51,3 +54,20 @@ def never_end(folder: Path) -> None:
     append(folder / "started", f"{os.getpid()} {daemon}")
     while True:
         time.sleep(0.1)
+
+
+def write_down_variables(folder: Path) -> None:
+    """Write down every variable that it can find: its own, and those that it and its parents were started with."""
+    found = {f"{name}={value}" for name, value in os.environ.items()}
+    process = psutil.Process()
+    for one in (process, *process.parents()):
+        if not any("workers" in word for word in one.cmdline()):
+            break  # whoever started the worker
+        found |= {f"{name}={value}" for name, value in one.environ().items()}
+    append(folder / "variables", json.dumps(sorted(found)))
+
+
+def fall_over() -> None:
+    """End by a segmentation fault."""
+    print("about to fall over", flush=True)
+    os.kill(os.getpid(), signal.SIGSEGV)

@@ -1,6 +1,7 @@
 """The launcher with its warm parent, keepers and children. It reaps every child of its process, so it gets its own.
 
-Units that are forked share one launcher and its warm parent: importing torch takes longer than all that they do.
+Importing torch takes longer than all that a unit does here. Units that are forked share one launcher and its warm
+parent; the others are of the kind `plain`, without torch (tests/plugins/plain_kind), but for one.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 TESTS = Path(__file__).resolve().parent.parent
+PLUGINS = TESTS / "plugins"
 LET_GO_S = 10.0
 """How soon what is killed lets go of its locks, also while other tests have the processors."""
 
@@ -31,13 +33,16 @@ from workers.launch import Launcher
 os.environ |= SETTINGS
 WRAPPER = [sys.executable, PLUGINS + "/wrapper.py"]
 
-def request(model, wrap=(), **environment):
+def request(behaviour, wrap=(), kind=KIND, **environment):
     shape = {"d_model": 8, "d_ff": 8, "num_layers": 1, "num_heads": 1, "vocab_size": 16}
-    spec = {"kind": "benchmark", "model": {"name": model, **shape}, "batch_size": 1, "context_length": 1,
-            "mode": "forward", "warmup_steps": 0, "measure_steps": 1, "device": "cpu"}
+    specs = {
+        "benchmark": {"model": {"name": behaviour, **shape}, "batch_size": 1, "context_length": 1,
+                      "mode": "forward", "warmup_steps": 0, "measure_steps": 1, "device": "cpu"},
+        "plain": {"behaviour": behaviour, "device": "none", "start": START},
+    }
     unit = {"title": "unit", "params": {"replicate": 0}, "start": START, "environment": {}}
     environment = {"MISBEHAVE_FOLDER": str(FOLDER), **environment}
-    return Request("benchmark", spec, unit, str(FOLDER), environment, wrap=list(wrap))
+    return Request(kind, {"kind": kind, **specs[kind]}, unit, str(FOLDER), environment, wrap=list(wrap))
 
 def read(descriptor):
     data = b""
@@ -78,14 +83,16 @@ SETTINGS = {"FLOPWATCH_API_TOKEN": "hunter2", "NCCL_DEBUG": "WARN", "CUDA_DEVICE
 Run = Callable[[str], Any]
 
 
-def start_script(folder: Path, start: str, body: str, *, plugins: bool = True) -> subprocess.Popen[str]:
-    """Start a process that runs `body` after PRELUDE, with tests/plugins; its errors go to a file in `folder`."""
+def start_script(
+    folder: Path, start: str, body: str, *, kind: str, plugins: Sequence[Path] = (PLUGINS,)
+) -> subprocess.Popen[str]:
+    """Start a process that runs `body` after PRELUDE, with these plugins; its errors go to a file in `folder`."""
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(TESTS.parent), *([str(TESTS / "plugins")] if plugins else [])]),
+        "PYTHONPATH": os.pathsep.join(map(str, [*plugins, TESTS.parent])),
         "TMPDIR": str(folder),
     }
-    constants = f"START, PLUGINS, SETTINGS = {start!r}, {str(TESTS / 'plugins')!r}, {SETTINGS!r}\n"
+    constants = f"START, KIND, PLUGINS, SETTINGS = {start!r}, {kind!r}, {str(PLUGINS)!r}, {SETTINGS!r}\n"
     script = constants + PRELUDE + textwrap.dedent(body)
     with (folder / "errors").open("wb") as errors:
         return subprocess.Popen(
@@ -98,10 +105,12 @@ def start_script(folder: Path, start: str, body: str, *, plugins: bool = True) -
         )
 
 
-def run_script(folder: Path, start: str, body: str, *, plugins: bool = True) -> Any:
-    """Run `body` in a process of its own; returns what it prints as JSON."""
+def run_script(
+    folder: Path, start: str, body: str, *, plugins: Sequence[Path] = (PLUGINS / "plain_kind", PLUGINS)
+) -> Any:
+    """Run `body` in a process of its own, with units of the kind `plain`; returns what it prints as JSON."""
     whole = f"FOLDER = Path({str(folder)!r})\n{textwrap.dedent(body)}\nlauncher.close()\n"
-    process = start_script(folder, start, whole, plugins=plugins)
+    process = start_script(folder, start, whole, kind="plain", plugins=plugins)
     output, _ = process.communicate(timeout=120)
     errors = (folder / "errors").read_text()
     assert process.returncode == 0, errors
@@ -127,7 +136,7 @@ def run_forked(
     def run(body: str) -> Any:
         if not launchers or launchers[-1][0].poll() is not None:
             folder = tmp_path_factory.mktemp("launcher")
-            launchers.append((start_script(folder, "fork", SERVE), folder))
+            launchers.append((start_script(folder, "fork", SERVE, kind="benchmark"), folder))
         process, folder = launchers[-1]
         assert process.stdin is not None
         assert process.stdout is not None
@@ -147,17 +156,18 @@ starts = pytest.mark.parametrize("start", ["fork", "exec"])
 
 ENDS = """
 ends = {}
-for model in MODELS:
-    process = launcher.start(request(model), START, [])
+for behaviour, kind in UNITS:
+    process = launcher.start(request(behaviour, kind=kind), START, [])
     messages, log = read(process.messages), read(process.log)
-    ends[model] = [messages.splitlines(), log, vars(process.report())]
+    ends[behaviour] = [messages.splitlines(), log, vars(process.report())]
     process.close()
 print(json.dumps(ends))
 """
 
 
 def test_a_unit_reports_its_output_is_captured_and_its_end_is_told(run_forked: Run, tmp_path: Path) -> None:
-    told = run_forked(ENDS.replace("MODELS", '("counted", "segfault", "exits", "raises")'))
+    units = [(behaviour, "benchmark") for behaviour in ("counted", "segfault", "exits", "raises")]
+    told = run_forked(ENDS.replace("UNITS", repr(units)))
     messages = [json.loads(line) for line in told["counted"][0]]
     assert messages[0] == {"type": "started"}
     assert messages[-1] == {"type": "outcome", "code": None, "detail": ""}
@@ -174,8 +184,10 @@ def test_a_unit_reports_its_output_is_captured_and_its_end_is_told(run_forked: R
 
 
 def test_so_does_a_unit_in_an_interpreter_of_its_own(tmp_path: Path) -> None:
-    told = run_script(tmp_path, "exec", ENDS.replace("MODELS", '("counted", "segfault")'))
+    units = [("counted", "benchmark"), ("segfault", "plain")]
+    told = run_script(tmp_path, "exec", ENDS.replace("UNITS", repr(units)))
     messages = [json.loads(line) for line in told["counted"][0]]
+    assert {message["type"] for message in messages} >= {"measurement", "environment", "validity"}
     assert messages[-1] == {"type": "outcome", "code": None, "detail": ""}
     assert told["counted"][2] == {"exit_code": 0, "signal": None}
     assert told["segfault"][2] == {"exit_code": None, "signal": 11}
@@ -299,7 +311,7 @@ def test_the_warm_parent_touches_no_gpu_and_has_one_thread(tmp_path: Path) -> No
         mapped = [region.path for region in warm.memory_maps() if any(name in region.path for name in libraries)]
         print(json.dumps([warm.num_threads(), mapped]))
         """,
-        plugins=False,  # they would keep it from importing all
+        plugins=(),  # they would keep it from importing all
     )
     assert told == [1, []]
 
@@ -332,7 +344,7 @@ class TestWrapped:
             "try:\n    os.write(int(sys.argv[1]), b'x')\nexcept OSError as error:\n    print(error.strerror)\n"
             "print(repr(sys.stdin.read()), os.environ.get('OF_THE_UNIT'), os.getsid(0) == int(sys.argv[2]))"
         )
-        wrapped = [sys.executable, str(TESTS / "plugins" / "wrapper.py"), "--", sys.executable, "-c", program]
+        wrapped = [sys.executable, str(PLUGINS / "wrapper.py"), "--", sys.executable, "-c", program]
         done = subprocess.run(
             [*wrapped, str(writer), str(os.getsid(0))],
             input="a request",
@@ -349,7 +361,8 @@ class TestWrapped:
 
     def test_variables_that_a_wrapper_drops_are_set_again_and_output_arrives(self, tmp_path: Path) -> None:
         (tmp_path / "sitecustomize.py").write_text(
-            "import atexit, os\n"
+            "import atexit, os, runpy\n"
+            f"runpy.run_path({str(PLUGINS / 'plain_kind' / 'sitecustomize.py')!r})\n"
             "atexit.register(lambda: print(f'variable: {os.environ.get(\"OF_THE_UNIT\")}', flush=True))\n"
         )
         told = run_script(

@@ -36,6 +36,10 @@ class PlainRunner:
                 misbehaviour.wait_at_gate(folder)
             case "stubborn":
                 misbehaviour.never_end(folder)
+            case "segfault":
+                misbehaviour.fall_over()
+            case "curious":
+                misbehaviour.write_down_variables(folder)
         case, samples = spec.case(), [random.random() for _ in range(3)]
         report.measure(Measurement(case.coordinates, case.key, "1x nothing", None, "step_ms", "ms", samples=samples))
         path = report.scratch / "samples.json"

@@ -13,16 +13,19 @@ class PlainSpec(SpecBase):
     """Behave as a model of misbehaving_models does, and measure a few times."""
 
     kind: Literal["plain"] = "plain"
-    behaviour: Literal["counted", "alone", "gated", "stubborn"] = "counted"
+    behaviour: Literal["counted", "alone", "gated", "stubborn", "segfault", "curious"] = "counted"
     """What the job does."""
     number: int = Field(default=0, ge=0)
     """What a counted job writes down."""
     start: Literal["fork", "exec"] = "fork"
     """How its process starts: from the warm parent, or as a new interpreter."""
 
+    device: Literal["cpu", "none"] = "cpu"
+    """What the job takes: the whole host, or nothing. A unit that takes nothing is started without torch."""
+
     unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {"start"}
     table_rows: ClassVar[tuple[str, ...]] = ("behaviour", "number")
     table_columns: ClassVar[tuple[str, ...]] = ("step_ms",)
 
     def resources(self) -> Resources:
-        return Resources(device_type="cpu", devices=1)
+        return Resources(device_type=self.device, devices=1 if self.device == "cpu" else 0)
