@@ -18,6 +18,7 @@ compute nothing); reduction; communication; optimizer; other.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 
@@ -96,11 +97,11 @@ _MAY_BE_A_NORM = frozenset({ELEMENTWISE, REDUCTION, COPY, OTHER})
 
 def classify(work: Work) -> str:
     """Return the class of a piece of work; see this module's docstring for the rule."""
-    if _COLLECTIVE.search(work.name):
-        return COMMUNICATION
+    found = class_of_operator(work.name) if work.kind == "operator" else class_of_kernel(work.name)
+    if found == COMMUNICATION:
+        return found
     if work.phase == OPTIMIZER:
         return OPTIMIZER
-    found = class_of_operator(work.name) if work.kind == "operator" else class_of_kernel(work.name)
     if NORM in work.ranges and found in _MAY_BE_A_NORM:
         return NORMALISATION
     if found == OTHER and work.operator is not None and work.kind != "operator":
@@ -108,11 +109,15 @@ def classify(work: Work) -> str:
     return found
 
 
+@functools.cache
 def class_of_kernel(name: str) -> str:
     """Return the class that the name of a kernel, copy or fill tells; `other` if it tells none."""
+    if _COLLECTIVE.search(name):
+        return COMMUNICATION
     return _first(_FUSED_KERNELS if _FUSED.match(name) else _KERNELS, name)
 
 
+@functools.cache
 def class_of_operator(name: str) -> str:
     """Return the class that the name of an operator tells; `other` if it tells none.
 

@@ -23,6 +23,7 @@ LEAST_WIDTH = 0.4
 CHARACTER = 6.6
 """Width of a character in pixels."""
 MAX_NAME = 300
+KERNEL = re.compile(r"^(void|Memcpy|Memset|triton_)|kernel|gemm|nvjet")
 CONTROL = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML cannot hold."""
 
@@ -108,9 +109,12 @@ def _rectangle(box: _Box, total_ns: int, height: float) -> str:
 def _colour(name: str) -> str:
     """Return a colour that depends on the name: warm for Python, blue for ranges and operators, green for kernels."""
     noise = zlib.crc32(name.encode(errors="replace"))
-    hue, spread = (28, 24) if ".py(" in name or name.startswith(("<", "nn.Module")) else (205, 20)
-    if name.startswith(("void ", "Memcpy", "Memset", "triton_")) or "kernel" in name or "gemm" in name:
+    if ".py(" in name or name.startswith(("<", "nn.Module")):
+        hue, spread = 28, 24
+    elif KERNEL.search(name):
         hue, spread = 100, 30
+    else:
+        hue, spread = 205, 20
     return f"hsl({hue + noise % spread}, {55 + (noise >> 8) % 20}%, {68 + (noise >> 16) % 12}%)"
 
 

@@ -26,6 +26,8 @@ BACKWARD_SCOPE = 1
 """Number of the scope `BACKWARD_FUNCTION` of torch's RecordFunction: the node's own function."""
 LAUNCH = re.compile(r"(cuda|cu)[A-Z]\w+")
 """Names of calls of the CUDA runtime and driver."""
+OVERHEAD = re.compile(r"Activity Buffer Request|Instrumentation|Lazy Function Loading|Command Buffer Full|.* Sync")
+"""Names of CUPTI's own events, which are neither operators nor work."""
 ADDRESS = re.compile(r" object at 0x[0-9a-f]+|\(\) at 0x[0-9a-f]+")
 
 
@@ -116,6 +118,8 @@ def host_events(events: Iterable[Any]) -> Iterator[HostEvent]:
         if event.start_thread_id() != event.end_thread_id() or _is_python(event):
             continue
         name, linked = event.name(), event.linked_correlation_id()
+        if OVERHEAD.fullmatch(name):
+            continue
         kind: HostKind = "operator"
         if linked > 0 or LAUNCH.fullmatch(name):
             kind = "launch"
@@ -146,6 +150,8 @@ def device_events(events: Iterable[Any]) -> Iterator[DeviceEvent]:
         if event.device_type() != DeviceType.CUDA or event.is_user_annotation():
             continue
         name = event.name()
+        if OVERHEAD.fullmatch(name):
+            continue
         kind: DeviceKind = "copy" if name.startswith("Memcpy") else "fill" if name.startswith("Memset") else "kernel"
         begin = event.start_ns()
         yield DeviceEvent(

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence, Set
 
-from workers.measure.profiling.attribution import parents
+from workers.measure.profiling.attribution import STEP, parents
 from workers.measure.profiling.recording import HostEvent, Recording
 
 Stacks = Mapping[tuple[str, ...], int]
@@ -22,16 +22,20 @@ MAX_DEPTH = 200
 
 
 def fold(recording: Recording, phases: Collection[str], *, on_gpu: bool) -> Stacks:
-    """Return the time of each stack of the recording's phases."""
+    """Return the time of each stack of the phases of the recording's steps, without the warm-up."""
     events = [event for event in recording.host if event.kind != "launch"]
     above = parents(events)
     times = _device_times(recording, events) if on_gpu else _self_times(events, above)
-    intervals = [event for event in events if event.kind == "range" and event.name in phases]
+    in_steps = {
+        index
+        for index, event in enumerate(events)
+        if event.kind == "range" and event.name in phases and _is_in_a_step(events, above, index)
+    }
     found = Counter[tuple[str, ...]]()
     for (index, leaf), time in times.items():
-        frames, phase = _frames(events, above, index, phases)
+        frames, phase = _frames(events, above, index, in_steps)
         if phase is None:
-            phase = _phase_at(intervals, events[index].begin_ns)
+            phase = _phase_of_another_thread(events, in_steps, events[index])
         if phase is not None and time > 0:
             found[phase, *frames, *leaf] += time
     return found
@@ -63,24 +67,36 @@ def _self_times(events: Sequence[HostEvent], above: Sequence[int | None]) -> Cou
     return Counter({(index, ()): time for index, time in enumerate(times)})
 
 
+def _is_in_a_step(events: Sequence[HostEvent], above: Sequence[int | None], index: int) -> bool:
+    at = above[index]
+    while at is not None and events[at].kind == "python":
+        at = above[at]
+    return at is not None and STEP.fullmatch(events[at].name) is not None
+
+
 def _frames(
-    events: Sequence[HostEvent], above: Sequence[int | None], index: int, phases: Collection[str]
+    events: Sequence[HostEvent], above: Sequence[int | None], index: int, phases: Set[int]
 ) -> tuple[list[str], str | None]:
     """Return the frames of an event inside its phase, the outermost first, and the phase, if one is around it."""
     frames: list[str] = []
+    phase: str | None = None
     at: int | None = index
-    while at is not None:
+    while at is not None and phase is None:
         event = events[at]
-        if event.kind == "range" and event.name in phases:
-            return frames[-MAX_DEPTH:][::-1], event.name
-        if event.kind != "python" or HIDDEN.search(event.name) is None:
+        if at in phases:
+            phase = event.name
+        elif event.kind != "python" or HIDDEN.search(event.name) is None:
             frames.append(event.name)
         at = above[at]
-    return frames[-MAX_DEPTH:][::-1], None
+    return frames[::-1][:MAX_DEPTH], phase
 
 
-def _phase_at(intervals: Sequence[HostEvent], time_ns: int) -> str | None:
-    return next((phase.name for phase in intervals if phase.begin_ns <= time_ns <= phase.end_ns), None)
+def _phase_of_another_thread(events: Sequence[HostEvent], phases: Set[int], event: HostEvent) -> str | None:
+    """Return the phase in which a thread ran an event that no phase is around; None on the phases' own thread."""
+    for phase in (events[index] for index in phases):
+        if phase.begin_ns <= event.begin_ns <= phase.end_ns:
+            return None if phase.thread == event.thread else phase.name
+    return None
 
 
 def _plain(frame: str) -> str:

@@ -118,6 +118,7 @@ def range_rows(found: Sequence[tuple[str, Mapping[str, float]]], totals_ms: Mapp
         [name, phase, time, 100 * time / totals_ms[phase] if totals_ms[phase] else None]
         for name, times in found
         for phase, time in times.items()
+        if time
     ]
 
 
