@@ -154,7 +154,7 @@ class TestNcu:
             (COMBINE, "(512, 1, 1)", 54.0),
         ]
         first = launches[0]
-        assert first["duration"] == pytest.approx(7.584)
+        assert first["duration_us"] == pytest.approx(7.584)
         assert first["shared_memory_kib"] == 73.0
         assert (first["sm_throughput_percent"], first["achieved_occupancy_percent"]) == (13.39, 6.23)
         counters = [row for row in rows_of(report, "ncu") if row["launch"] == 0]
@@ -248,13 +248,14 @@ class TestNsys:
         assert report.files == {"report.nsys-rep": tmp_path / "report.nsys-rep"}
         table = report.tables["nsys-kernels"]
         units = {column["name"]: column["unit"] for column in table["columns"]}
-        assert (units["total"], units["mean"], units["share"]) == ("ms", "ms", "%")
+        assert (units["total_ms"], units["mean_us"], units["share_percent"]) == ("ms", "µs", "%")
         rows = rows_of(report, "nsys-kernels")
-        assert [(row["range"], row["calls"], row["total"], row["kernel"]) for row in rows] == [
+        assert [(row["range"], row["calls"], row["total_ms"], row["name"]) for row in rows] == [
             (None, 6, 1.5, "void cutlass::Kernel2<gemm>(T1::Params)"),
             (None, 12, 0.5, "rows_kernel"),
             ("forward", 2, 0.5, "void cutlass::Kernel2<gemm>(T1::Params)"),
         ]
+        assert rows[0]["mean_us"] == 250.0
         assert report.rows == [], "no time under a profiler is a measurement"
 
     @pytest.mark.parametrize(
