@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -19,6 +20,14 @@ class NcuSpec(StrictModel):
     """Set of sections, as ncu names it: the larger, the more often each kernel is run again."""
     launches: int = Field(default=5, ge=1, le=1000)
     """Launches measured."""
+
+    @model_validator(mode="after")
+    def _kernels_is_an_expression(self) -> Self:
+        try:
+            re.compile(self.kernels or "")
+        except re.error as error:
+            raise field_error("kernels", f"is no regular expression: {error}") from error
+        return self
 
 
 class ProfileSpec(TrainingSpec):

@@ -745,6 +745,70 @@ class TestWrapped:
             assert "ERR_NVGPUCTRPERM: no permission" in job["error"]["detail"]
         assert seen == ["run"], "there is nothing to collect"
 
+    @pytest.mark.parametrize(
+        ("told", "words", "code"),
+        [
+            (SUCCESS, "ERR_NVGPUCTRPERM", "invalid_environment"),
+            ({"type": "outcome", "code": "failed", "detail": "CUDA error"}, "ERR_NVGPUCTRPERM", "invalid_environment"),
+            ({"type": "outcome", "code": "unsupported", "detail": "no such device"}, "ERR_NVGPUCTRPERM", "unsupported"),
+            ({"type": "outcome", "code": "failed", "detail": "CUDA error"}, None, "failed"),
+            (SUCCESS, None, None),
+        ],
+    )
+    def test_a_wrapper_that_tells_an_error_is_believed_whatever_else_was_told(
+        self,
+        site: Site,
+        planned: Callable[[Runner], None],
+        told: dict[str, Any],
+        words: str | None,
+        code: str | None,
+    ) -> None:
+        seen: list[Any] = []
+
+        class Knowing(Collector):
+            def wrapper_error(
+                self, spec: Any, unit: Planned, scratch: Path, output: str, *, succeeded: bool
+            ) -> str | None:
+                seen.append((spec.kind, unit.title, (scratch / "report").exists(), output, succeeded))
+                return words
+
+        planned(Knowing(WRAPPED))
+
+        def play(unit: Unit) -> None:
+            if unit.request.task == "collect":
+                seen.append("collect")
+                unit.say(SUCCESS)
+                unit.end()
+                return
+            (unit.scratch / "report").touch()
+            os.write(unit.log, b"ERR_NVGPUCTRPERM\n")
+            unit.say({"type": "started"}, told)
+            unit.close_pipes()
+            unit.report(exit_code=0, signal=None)
+
+        job = site.run(play)
+        assert (job["error"] or {}).get("code") == code
+        asked = [("benchmark", "wrapped", True, "ERR_NVGPUCTRPERM\n", told is SUCCESS)]
+        if code == "invalid_environment":
+            assert job["error"]["detail"] == words
+        assert seen == [*(asked if code != "unsupported" else []), *(["collect"] if code is None else [])]
+
+    def test_a_runner_that_cannot_read_its_wrappers_words_fails_the_job(
+        self, site: Site, planned: Callable[[Runner], None]
+    ) -> None:
+        class Confused(Collector):
+            def wrapper_error(self, *_: Any, **__: Any) -> str | None:
+                raise LookupError("what does it say?")
+
+        planned(Confused(WRAPPED))
+
+        def play(unit: Unit) -> None:
+            unit.say(SUCCESS)
+            unit.end()
+
+        error = site.run(play)["error"]
+        assert (error["code"], error["detail"]) == ("failed", "LookupError: what does it say?")
+
     def test_a_wrapper_that_never_starts_its_unit_is_ended(
         self, site: Site, planned: Callable[[Runner], None], monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -52,18 +52,18 @@ NOTHING_PROFILED = re.compile(
 MAX_COUNTER_ROWS = 20_000
 """Most rows of the table `ncu`; the report has what does not fit."""
 RANGES = ("forward", "backward", "optimizer", "prefill", "decode")
-NSYS_COLUMNS = {
-    "Time (%)": Column("share", "number", "%"),
-    "Total Time (ns)": Column("total", "number", "ms"),
-    "Instances": Column("calls", "integer"),
-    "Avg (ns)": Column("mean", "number", "ms"),
-    "Med (ns)": Column("median", "number", "ms"),
-    "Min (ns)": Column("min", "number", "ms"),
-    "Max (ns)": Column("max", "number", "ms"),
-    "StdDev (ns)": Column("std", "number", "ms"),
-    "Name": Column("kernel", "string"),
-}
-"""Columns of `nsys stats --report cuda_gpu_kern_sum`, and ours; "ns" become ms."""
+NSYS_COLUMNS = (
+    ("Name", Column("name", "string"), 1.0),
+    ("Total Time (ns)", Column("total_ms", "number", "ms"), 1e-6),
+    ("Time (%)", Column("share_percent", "number", "%"), 1.0),
+    ("Instances", Column("calls", "integer", "calls"), 1.0),
+    ("Avg (ns)", Column("mean_us", "number", "µs"), 1e-3),
+    ("Med (ns)", Column("median_us", "number", "µs"), 1e-3),
+    ("Min (ns)", Column("min_us", "number", "µs"), 1e-3),
+    ("Max (ns)", Column("max_us", "number", "µs"), 1e-3),
+    ("StdDev (ns)", Column("std_us", "number", "µs"), 1e-3),
+)
+"""Columns of `nsys stats --report cuda_gpu_kern_sum`, ours, and the factor from its unit to ours."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ COUNTERS = (
 """Throughputs are shares of the peak that the unit of hardware can sustain. Times are left out: they are of kernels
 that ran alone, with cold caches.
 """
-DURATION = Counter("duration", "µs", "gpu__time_duration.sum", 1e-3)
+DURATION = Counter("duration_us", "µs", "gpu__time_duration.sum", 1e-3)
 
 
 def units(spec: ProfileSpec, title: str) -> list[Unit]:
@@ -304,7 +304,7 @@ def _collect_nsys(spec: ProfileSpec, unit: Unit, scratch: Path, report: Reporter
     whole = _nsys_kernels(unit, scratch, None)
     if not whole:
         raise InvalidEnvironment(f"{NAMES['nsys']} saw no kernel in the profiled steps: its report is empty")
-    columns = [Column("range", "string"), *NSYS_COLUMNS.values()]
+    columns = [Column("range", "string"), *(column for _, column, _ in NSYS_COLUMNS)]
     rows: list[list[Scalar]] = [[None, *row] for row in whole]
     for phase in RANGES:
         if phase in _training.PHASES[spec.mode]:
@@ -325,19 +325,17 @@ def _nsys_kernels(unit: Unit, scratch: Path, nvtx_range: str | None) -> list[lis
         raise InvalidEnvironment(f"{NAMES['nsys']} {unit.params['version']} tells no {', '.join(missing)} of kernels")
     for row in rows[1:]:
         told = dict(zip(header, row, strict=True))
-        found.append([_nsys_value(name, column, told.get(name, "")) for name, column in NSYS_COLUMNS.items()])
+        found.append([_nsys_value(told.get(name, ""), column, factor) for name, column, factor in NSYS_COLUMNS])
     return found
 
 
-def _nsys_value(name: str, column: Column, text: str) -> Scalar:
+def _nsys_value(text: str, column: Column, factor: float) -> Scalar:
     if column.type == "string":
         return text
     value = number(text)
     if value is None:
         return None
-    if column.type == "integer":
-        return int(value)
-    return 1e-6 * value if name.endswith("(ns)") else value
+    return int(value) if column.type == "integer" else factor * value
 
 
 @dataclass(frozen=True)

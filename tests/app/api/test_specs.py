@@ -103,6 +103,31 @@ def test_marked_fields_inside_other_specs_list_the_names_too(fresh_site: Any) ->
     assert definitions["ModelSpec"]["properties"]["name"]["enum"] == ["transformer_lm"]
 
 
+def test_a_tool_that_no_worker_has_is_refused_where_the_spec_asks_for_it(fresh_site: Any) -> None:
+    site = fresh_site
+    profile = {**TINY, "kind": "profile", "device": "cuda"}
+    asks = {"nsys": True, "ncu": {"kernels": "flash"}}
+
+    def fields() -> dict[str, Any]:
+        found: dict[str, Any] = described(site, "profile")["schema"]["properties"]
+        return {tool: found[tool].get("enum") for tool in asks}
+
+    for tool, value in asks.items():
+        job = site.http.post("/jobs", json={"spec": {**profile, tool: value}})
+        assert job.status_code == 201, "no worker has registered: the one that claims it decides"
+    assert fields() == {"nsys": None, "ncu": None}
+
+    names = {"attention:eager", "model:transformer_lm", "tool:ncu"}
+    site.worker.register(kinds=frozenset({"profile"}), capabilities=frozenset(names))
+    refused = site.http.post("/jobs", json={"spec": {**profile, **asks}})
+    assert refused.status_code == 422
+    [error] = refused.json()["errors"]
+    assert error == {"pointer": "/spec/nsys", "detail": 'No worker has the tool "nsys"; they have: ncu'}
+    assert site.http.post("/jobs", json={"spec": {**profile, "ncu": {}}}).status_code == 201
+    assert site.http.post("/jobs", json={"spec": {**profile, "nsys": False, "ncu": None}}).status_code == 201
+    assert fields() == {"nsys": [False], "ncu": None}
+
+
 def test_names_of_all_workers_count(fresh_site: Any) -> None:
     site = fresh_site
     site.worker.register()

@@ -69,6 +69,7 @@ def test_a_job_that_a_worker_could_run_has_no_reason(job: Needs, connected: list
         (needs("auto", 4), [host(gpus=2)], "needs 4 GPUs, and no connected worker has more than 2"),
         (needs("cuda", 2), [host(gpus=1), host(gpus=2, kind="kernel")], "has more than 1"),
         (needs(requirements=EAGER | {"attention:new"}), [host()], 'has the attention "new"'),
+        (needs(requirements=EAGER | {"tool:nsys"}), [host()], 'has the tool "nsys"'),
         (
             needs(),
             [host(capabilities=frozenset({name})) for name in EAGER],

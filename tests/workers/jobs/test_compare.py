@@ -12,7 +12,7 @@ import pytest
 from app.specs import spec_adapter
 from app.specs.compare import CompareSpec
 from workers.jobs import RUNNERS
-from workers.jobs._base import Collecting, Resumable, Unit
+from workers.jobs._base import Collecting, Resumable, Unit, Wrapping
 from workers.jobs.compare import RUNNER
 from workers.outcome import Failed
 
@@ -55,6 +55,10 @@ class Recorder:
 
     def collect(self, spec: Any, unit: Unit, scratch: Path, _report: Any) -> None:
         self.asked.append((f"collect {scratch}", spec, unit))
+
+    def wrapper_error(self, spec: Any, unit: Unit, scratch: Path, output: str, *, succeeded: bool) -> str | None:
+        self.asked.append((f"error {scratch} {output} {succeeded}", spec, unit))
+        return f"{output} means trouble"
 
 
 @pytest.fixture
@@ -132,3 +136,16 @@ def test_what_wrappers_wrote_is_collected_by_the_inner_runner(recorder: Recorder
     assert inner is spec.candidate
     without = compare(GRID, GRID)
     RUNNER.collect(without, sent(RUNNER.plan(without)[0]), tmp_path, None)  # type: ignore[arg-type]
+
+
+def test_what_wrappers_tell_is_read_by_the_inner_runner(recorder: Recorder, tmp_path: Path) -> None:
+    assert isinstance(RUNNER, Wrapping)
+    spec = compare(TINY, TINY)
+    error = RUNNER.wrapper_error(spec, sent(RUNNER.plan(spec)[3]), tmp_path, "ERR", succeeded=True)
+    assert error == "ERR means trouble"
+    ((what, inner, unit),) = recorder.asked
+    assert (what, unit.title) == (f"error {tmp_path} ERR True", "profile")
+    assert inner is spec.candidate
+    without = compare(GRID, GRID)
+    unit = sent(RUNNER.plan(without)[0])
+    assert RUNNER.wrapper_error(without, unit, tmp_path, "ERR", succeeded=True) is None

@@ -1,0 +1,49 @@
+"""The fields of a profile that ask for tools of the worker's host."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from app.specs import KINDS
+from app.specs.profile import ProfileSpec
+
+
+def spec(**fields: Any) -> ProfileSpec:
+    return ProfileSpec.model_validate_json(json.dumps(fields))
+
+
+def test_a_job_requires_the_tools_that_it_asks_for() -> None:
+    plain = spec().requirements()
+    assert not any(name.startswith("tool:") for name in plain)
+    assert spec(nsys=True).requirements() == plain | {"tool:nsys"}
+    assert spec(nsys=True, ncu={}).requirements() == plain | {"tool:nsys", "tool:ncu"}
+
+
+@pytest.mark.parametrize("fields", [{"nsys": True}, {"ncu": {"set": "full"}}])
+def test_a_tool_needs_a_gpu(fields: dict[str, Any]) -> None:
+    assert spec(**fields).resources().device_type == "cuda"
+    assert spec(**fields, device="cuda").resources().device_type == "cuda"
+    with pytest.raises(ValidationError, match="profiles the kernels of a GPU: leave it out, or choose device cuda"):
+        spec(**fields, device="cpu")
+
+
+def test_without_tools_a_profile_runs_anywhere() -> None:
+    assert spec(device="cpu").resources().device_type == "cpu"
+    assert spec().resources() == KINDS["benchmark"].example().resources()
+
+
+def test_a_filter_that_is_no_regular_expression_is_refused() -> None:
+    with pytest.raises(ValidationError) as raised:
+        spec(ncu={"kernels": "flash("})
+    (error,) = raised.value.errors()
+    assert error["ctx"]["field"] == "kernels"
+    assert "is no regular expression" in error["msg"]
+    assert spec(ncu={"kernels": "flash|fmha"}).ncu is not None
+
+
+def test_tools_do_not_change_the_measured_work() -> None:
+    assert spec(nsys=True, ncu={"launches": 3}).case().key == spec().case().key

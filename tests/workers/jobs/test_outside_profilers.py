@@ -1,0 +1,400 @@
+"""Profiling under nsys and ncu. Executables of tests/plugins/profilers.py stand in for them, except on a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pydantic", reason="the service's dependencies are not installed")
+
+import torch
+
+from app.specs.profile import ProfileSpec
+from tests.plugins.profilers import NO_PERMISSION, install
+from tests.workers.reporting import Report
+from workers import tools
+from workers.jobs import _outside_profilers as outside
+from workers.jobs import _training
+from workers.jobs._base import Unit
+from workers.measure.memory import OutOfMemory
+from workers.outcome import InvalidEnvironment, Unsupported
+
+MODEL = {"d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 61}
+SMALL = {"model": MODEL, "batch_size": 1, "context_length": 8, "warmup_steps": 1, "profile_steps": 2}
+SPLIT, COMBINE = "flash_fwd_splitkv_kernel", "flash_fwd_splitkv_combine_kernel"
+
+
+def spec_of(**fields: Any) -> ProfileSpec:
+    return ProfileSpec.model_validate_json(json.dumps({**SMALL, **fields}))
+
+
+@pytest.fixture(autouse=True)
+def only_stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No tool of this host is found unless a test installs one."""
+    monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path / "path"), "/usr/bin", "/bin"]))
+    monkeypatch.setattr(tools, "FOLDERS", dict.fromkeys(tools.FOLDERS, ()))
+
+
+def planned(tmp_path: Path, tool: str, mode: str = "works", **fields: Any) -> tuple[ProfileSpec, Unit]:
+    """Install a stand-in; returns a spec that asks for it, and the unit that it gets."""
+    install(tmp_path / "path", tool, mode)
+    spec = spec_of(**{tool: True if tool == "nsys" else {"kernels": "flash|softmax"}, **fields})
+    (unit,) = outside.units(spec, "tiny")
+    return spec, unit
+
+
+def wrapped(unit: Unit, scratch: Path) -> tuple[str, int]:
+    """Run a program that does nothing under the unit's tool, as the agent would; the output and the exit code."""
+    command = [word.replace("{scratch}", str(scratch)) for word in unit.wrap]
+    done = subprocess.run([*command, "true"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    return done.stdout, done.returncode
+
+
+class TestPlan:
+    def test_each_tool_has_a_unit_of_its_own(self, tmp_path: Path) -> None:
+        nsys, ncu = (install(tmp_path / "path", name) for name in ("nsys", "ncu"))
+        one, other = outside.units(spec_of(nsys=True, ncu={"kernels": "flash", "set": "full", "launches": 7}), "tiny")
+        assert [(unit.title, unit.start, unit.wrap[0]) for unit in (one, other)] == [
+            ("tiny, under nsys", "exec", str(nsys)),
+            ("tiny, under ncu", "exec", str(ncu)),
+        ]
+        assert one.params == {"tool": "nsys", "path": str(nsys), "version": "2024.6.2.225"}
+        assert {"--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--python-backtrace=cuda"} <= {*one.wrap}
+        told = dict(zip(other.wrap, other.wrap[1:], strict=False))
+        assert told["--kernel-name"] == "regex:flash"
+        assert (told["--set"], told["--launch-count"], told["--clock-control"]) == ("full", "7", "none")
+        assert told["--profile-from-start"] == "off"
+        assert told["--export"] == "{scratch}/report"
+
+    def test_without_a_filter_all_kernels_are_measured(self) -> None:
+        assert "--kernel-name" not in outside.ncu_options(spec_of(ncu={}).ncu)
+
+    def test_code_of_kernels_is_kept_where_the_report_shows_it(self) -> None:
+        kept = {
+            name: outside.ncu_options(spec_of(ncu={"set": name}).ncu)
+            for name in ("basic", "detailed", "full", "roofline")
+        }
+        sass = {name: options[options.index("--import-sass") + 1] for name, options in kept.items()}
+        assert sass == {"basic": "no", "detailed": "yes", "full": "yes", "roofline": "no"}
+
+    def test_a_job_that_asks_for_none_has_none(self) -> None:
+        assert outside.units(spec_of(), "tiny") == []
+
+    @pytest.mark.parametrize("tool", ["nsys", "ncu"])
+    def test_a_tool_that_this_host_lacks_is_unsupported(self, tmp_path: Path, tool: str) -> None:
+        with pytest.raises(Unsupported, match=f"{tool}: this worker has no Nsight"):
+            planned(tmp_path, tool, "broken")
+
+
+class TestRun:
+    def test_the_profiled_steps_have_names_and_no_measurement(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        spec, unit = planned(tmp_path, "ncu")
+        report, calls = Report(tmp_path), []
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("synchronize"))
+        monkeypatch.setattr(torch.cuda.profiler, "start", lambda: calls.append("start"))
+        monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: calls.append("stop"))
+        tool_on = outside.tool_on
+        monkeypatch.setattr(outside, "tool_on", lambda _: tool_on(torch.device("cuda")))
+        with torch.profiler.profile() as profiler:
+            outside.run(spec, unit, report)
+        names = [event.name for event in sorted(profiler.events(), key=lambda event: event.time_range.start)]
+        steps = [name for name in names if name in ("warmup", "step_1", "step_2", "step_3")]
+        assert steps == ["warmup", "step_1", "step_2"]
+        parts = ("forward", "layers.0", "layers.1", "scores", "softmax", "values", "backward", "optimizer")
+        assert {name: names.count(name) for name in parts} == {
+            **dict.fromkeys(parts, 3),
+            **dict.fromkeys(("scores", "softmax", "values"), 6),
+        }
+        assert calls == ["synchronize", "start", "synchronize", "stop"]
+        assert report.rows == []
+        assert report.tables == {}
+        assert report.fingerprint["software"]["ncu"] == "2025.3.1.0"
+        assert report.steps == [
+            (1, 3, "warming up"),
+            (2, 3, "under the profiler"),
+            (3, 3, "under the profiler"),
+        ]
+
+    def test_too_little_memory_is_no_failure(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        spec, unit = planned(tmp_path, "ncu", "silent")
+
+        def build(*_: Any) -> Any:
+            raise OutOfMemory("out of memory in making the model")
+
+        monkeypatch.setattr(_training, "build", build)
+        report = Report(tmp_path)
+        outside.run(spec, unit, report)
+        output, _ = wrapped(unit, tmp_path)
+        assert outside.error_of(spec, unit, tmp_path, output, succeeded=True) is None
+        outside.collect(spec, unit, tmp_path, report)
+        (check,) = report.verdict["checks"]
+        assert "out of memory in making the model" in check["detail"]
+        assert (report.rows, report.tables, report.files) == ([], {}, {})
+
+
+class TestNcu:
+    def test_counters_are_tables_and_measurements_of_each_kernel(self, tmp_path: Path) -> None:
+        spec, unit = planned(tmp_path, "ncu")
+        output, code = wrapped(unit, tmp_path)
+        assert (code, outside.error_of(spec, unit, tmp_path, output, succeeded=True)) == (0, None)
+        report = Report(tmp_path)
+        outside.collect(spec, unit, tmp_path, report)
+        assert report.files == {"report.ncu-rep": tmp_path / "report.ncu-rep"}
+        launches = rows_of(report, "ncu-launches")
+        assert [(row["function"], row["grid"], row["registers_per_thread"]) for row in launches] == [
+            (SPLIT, "(8, 2, 8)", 254.0),
+            (COMBINE, "(512, 1, 1)", 54.0),
+        ]
+        first = launches[0]
+        assert first["duration_us"] == pytest.approx(7.584)
+        assert first["shared_memory_kib"] == 73.0
+        assert (first["sm_throughput_percent"], first["achieved_occupancy_percent"]) == (13.39, 6.23)
+        counters = [row for row in rows_of(report, "ncu") if row["launch"] == 0]
+        told = {row["metric"]: (row["unit"], row["value"], row["text"]) for row in counters}
+        assert told["sm__cycles_elapsed.max"] == ("cycle", 13_850.0, None)
+        assert told["launch__cluster_scheduling_policy"] == (None, None, "PolicySpread")
+        assert not any(name.startswith("device__") for name in told)
+        measured = {
+            (outside.function_of(row["case"]["kernel"]), row["metric"]): (row["unit"], row["median"])
+            for row in report.rows
+        }
+        assert measured[SPLIT, "dram_throughput_percent"] == ("%", 1.64)
+        assert measured[COMBINE, "dram_throughput_percent"] == ("%", 8.01)
+        assert measured[COMBINE, "theoretical_occupancy_percent"] == ("%", 56.25)
+
+    def test_no_time_is_among_the_measurements(self, tmp_path: Path) -> None:
+        report = collected(tmp_path, "ncu")
+        assert report.rows
+        assert not any(row["unit"] in ("ns", "µs", "ms", "s") or row["metric"].endswith("_ms") for row in report.rows)
+        own = spec_of().case()
+        for row in report.rows:
+            assert row["case_key"] != own.key, "a kernel's counters are of another case than the steps"
+            assert {**row["case"], "kernel": None} == {**own.coordinates, "kernel": None}
+
+    def test_launches_of_one_kernel_are_samples_of_one_case(self) -> None:
+        metrics = {"launch__registers_per_thread": "1,024"}
+        launches = [outside.Launch(number, "kernel", "", "", metrics) for number in range(3)]
+        assert [launch.value(outside.COUNTERS[7]) for launch in launches] == [1024.0] * 3
+
+    def test_what_a_set_lacks_is_unknown_with_the_reason(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        absent = outside.Counter("branches", "branches", "sm__branches.sum")
+        monkeypatch.setattr(outside, "COUNTERS", (*outside.COUNTERS, absent))
+        rows = [row for row in collected(tmp_path, "ncu").rows if row["metric"] == "branches"]
+        assert [(row["outcome"], row["median"]) for row in rows] == [("unknown", None)] * 2
+        assert "the set 'basic' of Nsight Compute does not hold sm__branches.sum" in rows[0]["reason"]
+
+    def test_a_long_table_is_cut_between_launches_and_says_so(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(outside, "MAX_COUNTER_ROWS", 20)
+        report = collected(tmp_path, "ncu")
+        assert {row["launch"] for row in rows_of(report, "ncu")} == {0}
+        assert len(rows_of(report, "ncu-launches")) == 2
+        assert report.verdict["verdict"] == "valid"
+        assert "the table ncu has 1 of 2 launches" in report.verdict["checks"][0]["detail"]
+
+    @pytest.mark.parametrize(
+        ("mode", "words"),
+        [
+            ("empty", "no kernel's name matches 'flash|softmax' (/spec/ncu/kernels): its report is empty"),
+            ("unreadable", "Failed to open the report: it was written by a newer version."),
+            ("no_counters", "could read no counter of the 2 launches"),
+        ],
+    )
+    def test_half_a_report_is_no_result(self, tmp_path: Path, mode: str, words: str) -> None:
+        report = Report(tmp_path)
+        with pytest.raises(InvalidEnvironment) as raised:
+            collected(tmp_path, "ncu", mode, report=report)
+        assert words in str(raised.value)
+        assert (report.rows, report.tables, report.files) == ([], {}, {})
+
+    @pytest.mark.parametrize(
+        ("kernel", "function"),
+        [
+            ("forward_kernel", "forward_kernel"),
+            (
+                "void at::vectorized_elementwise_kernel<8, at::Fill<c10::BFloat16>>(int, T2, T3)",
+                "vectorized_elementwise_kernel",
+            ),
+            ("void (anonymous namespace)::softmax_warp_forward<float, float>(T1 *, int)", "softmax_warp_forward"),
+            ("void at::f<at::op::operator ()(at::It &)::[lambda(float) (instance 1)]>(T3)", "f"),
+            ("nvjet_hsh_64x8_64x16_4x1_v_bz_TNT", "nvjet_hsh_64x8_64x16_4x1_v_bz_TNT"),
+            ("", ""),
+        ],
+    )
+    def test_functions_are_named_without_what_belongs_to_the_compiler(self, kernel: str, function: str) -> None:
+        assert outside.function_of(kernel) == function
+
+    @pytest.mark.parametrize(
+        ("text", "value"),
+        [("17,472", 17_472.0), ("0.05", 0.05), ("1.5e+09", 1.5e9), ("-1", -1.0)]
+        + [(text, None) for text in ("", "n/a", "nan", "inf", "all", "(!) 1")],
+    )
+    def test_numbers_are_read_as_ncu_writes_them(self, text: str, value: float | None) -> None:
+        assert outside.number(text) == value
+
+
+class TestNsys:
+    def test_kernels_are_a_table_whole_and_by_range(self, tmp_path: Path) -> None:
+        report = collected(tmp_path, "nsys")
+        assert report.files == {"report.nsys-rep": tmp_path / "report.nsys-rep"}
+        table = report.tables["nsys-kernels"]
+        units = {column["name"]: column["unit"] for column in table["columns"]}
+        assert (units["total_ms"], units["mean_us"], units["share_percent"]) == ("ms", "µs", "%")
+        rows = rows_of(report, "nsys-kernels")
+        assert [(row["range"], row["calls"], row["total_ms"], row["name"]) for row in rows] == [
+            (None, 6, 1.5, "void cutlass::Kernel2<gemm>(T1::Params)"),
+            (None, 12, 0.5, "rows_kernel"),
+            ("forward", 2, 0.5, "void cutlass::Kernel2<gemm>(T1::Params)"),
+        ]
+        assert rows[0]["mean_us"] == 250.0
+        assert report.rows == [], "no time under a profiler is a measurement"
+
+    @pytest.mark.parametrize(
+        ("mode", "words"),
+        [("empty", "saw no kernel in the profiled steps"), ("other_columns", "2024.6.2.225 tells no Instances")],
+    )
+    def test_an_empty_report_is_no_result(self, tmp_path: Path, mode: str, words: str) -> None:
+        report = Report(tmp_path)
+        with pytest.raises(InvalidEnvironment, match=words):
+            collected(tmp_path, "nsys", mode, report=report)
+        assert (report.tables, report.files) == ({}, {})
+
+
+class TestErrors:
+    """What a tool tells, whatever its exit code says."""
+
+    @pytest.mark.parametrize("mode", ["permission", "permission_exit"])
+    @pytest.mark.parametrize("succeeded", [True, False])
+    def test_unreadable_counters(self, tmp_path: Path, mode: str, succeeded: bool) -> None:
+        spec, unit = planned(tmp_path, "ncu", mode)
+        output, _ = wrapped(unit, tmp_path)
+        error = outside.error_of(spec, unit, tmp_path, output, succeeded=succeeded)
+        assert error == f"Nsight Compute could not measure: {NO_PERMISSION}"
+
+    def test_a_filter_that_matches_nothing_names_the_kernels_that_ran(self, tmp_path: Path) -> None:
+        spec, unit = planned(tmp_path, "ncu", ncu={"kernels": "flush"})
+        output, code = wrapped(unit, tmp_path)
+        assert code == 0
+        error = outside.error_of(spec, unit, tmp_path, output, succeeded=True)
+        assert error is not None
+        assert "no kernel's name matches 'flush' (/spec/ncu/kernels)" in error
+        assert error.endswith("Available Kernels: 1. flash_fwd_splitkv_kernel 2. reduce_kernel")
+
+    @pytest.mark.parametrize(
+        ("tool", "words"),
+        [("nsys", "its last words are: No reports were generated"), ("ncu", "its last words are: ==PROF== Connected")],
+    )
+    def test_a_report_that_is_missing(self, tmp_path: Path, tool: str, words: str) -> None:
+        spec, unit = planned(tmp_path, tool, "silent")
+        output, code = wrapped(unit, tmp_path)
+        assert code == 0
+        error = outside.error_of(spec, unit, tmp_path, output, succeeded=True)
+        assert error is not None
+        assert "wrote no report" in error
+        assert words in error
+
+    def test_a_unit_that_fails_by_itself_is_not_the_tools_fault(self, tmp_path: Path) -> None:
+        spec, unit = planned(tmp_path, "ncu")
+        output = "==PROF== Connected\nRuntimeError\n==ERROR== The application returned an error code (1).\n"
+        assert outside.error_of(spec, unit, tmp_path, output, succeeded=False) is None
+
+    def test_a_unit_without_a_tool_has_none(self, tmp_path: Path) -> None:
+        assert outside.error_of(spec_of(), Unit("torch's"), tmp_path, "==ERROR== x", succeeded=True) is None
+
+
+def rows_of(report: Report, name: str) -> list[dict[str, Any]]:
+    """A table's rows by column."""
+    table = report.tables[name]
+    names = [column["name"] for column in table["columns"]]
+    return [dict(zip(names, row, strict=True)) for row in table["rows"]]
+
+
+def collected(tmp_path: Path, tool: str, mode: str = "works", *, report: Report | None = None) -> Report:
+    """Run a stand-in and collect what it has written."""
+    spec, unit = planned(tmp_path, tool, mode)
+    wrapped(unit, tmp_path)
+    found = report or Report(tmp_path)
+    outside.collect(spec, unit, tmp_path, found)
+    return found
+
+
+JOB = """
+import json, sys
+from pathlib import Path
+
+from app.settings import Settings
+from app.specs import spec_adapter
+from app.store.artifacts import ArtifactFiles
+from app.store.engine import open_database
+from app.store.queue import Queue
+from app.store.reading import Reading
+from app.store.records import NewJob, Offer
+from app.store.results import list_tables
+from workers.agent import capabilities
+from workers.devices import Lease, discover
+from workers.job_run import JobRun
+from workers.jobs import RUNNERS, _outside_profilers
+from workers.launch import Launcher
+
+folder, spec = Path(sys.argv[1]), spec_adapter.validate_json(sys.argv[2])
+settings = Settings(data_dir=folder)
+database = open_database(settings)
+queue, reading = Queue(database), Reading(database)
+# The job's first unit, torch's own profiler, is the test of others.
+type(RUNNERS["profile"]).plan = lambda _self, spec: _outside_profilers.units(spec, "the job")
+queue.submit(NewJob(spec))
+claim = queue.claim("worker", Offer(frozenset(RUNNERS), capabilities(), total_gpus=1, free_gpus=1, idle=True))
+launcher = Launcher()
+run = JobRun(claim, Lease(gpus=discover().gpus[:1]), queue=queue, artifacts=ArtifactFiles(settings.artifacts_dir),
+             launcher=launcher, settings=settings, neighbours=[], on_end=lambda: None)
+run.start()
+run.join()
+launcher.close()
+job, _ = reading.job(claim.job_id)
+print(json.dumps({
+    "state": job["state"], "error": job["error"],
+    "tables": {table["name"]: table["rows"] for table in list_tables(database, claim.job_id)},
+    "artifacts": [artifact["name"] for artifact in reading.artifacts(claim.job_id)],
+    "measurements": len(reading.measurements(claim.job_id)["rows"]),
+    "log": reading.log(claim.job_id),
+}))
+"""
+
+
+@pytest.mark.parametrize("device", ["stand-in", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_job_under_ncu_from_its_claim_to_its_end(
+    tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device == "cuda":
+        monkeypatch.undo()
+        if tools.find("ncu") is None:
+            pytest.skip("this host has no ncu")
+    else:
+        install(tmp_path / "path", "ncu")
+    plugins = Path(__file__).parents[2] / "plugins"
+    root = str(Path(__file__).parents[3])
+    spec = spec_of(ncu={"launches": 2}).model_dump_json()
+    done = subprocess.run(
+        [sys.executable, "-c", JOB, str(tmp_path / "data"), spec],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([root, str(plugins)]), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    job = json.loads(done.stdout)
+    assert (job["state"], job["error"]) == ("succeeded", None), job["log"]
+    assert job["artifacts"] == ["report.ncu-rep"]
+    assert job["tables"]["ncu-launches"] == 2
+    assert job["measurements"] in (len(outside.COUNTERS), 2 * len(outside.COUNTERS))
+    assert "==PROF== Connected to process" in job["log"]

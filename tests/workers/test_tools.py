@@ -1,0 +1,56 @@
+"""Finding the outside profilers of a host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.plugins.profilers import install
+from workers import agent, tools
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever this host has is not found."""
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    folders = {name: (str(tmp_path / name / "20*"),) for name in tools.FOLDERS}
+    monkeypatch.setattr(tools, "FOLDERS", folders)
+
+
+def test_a_tool_on_path_comes_with_its_version(tmp_path: Path) -> None:
+    ncu, nsys = (install(tmp_path / "path", name) for name in ("ncu", "nsys"))
+    assert tools.find("ncu") == tools.Tool("ncu", str(ncu), "2025.3.1.0")
+    assert tools.find("nsys") == tools.Tool("nsys", str(nsys), "2024.6.2.225")
+
+
+def test_the_newest_of_the_usual_folders_is_taken(tmp_path: Path) -> None:
+    for version in ("2024.10.0", "2024.9.1", "2023.11.9"):
+        install(tmp_path / "ncu" / version, "ncu")
+    found = tools.find("ncu")
+    assert found is not None
+    assert found.path == str(tmp_path / "ncu/2024.10.0/ncu")
+
+
+def test_one_that_does_not_run_is_none(tmp_path: Path) -> None:
+    install(tmp_path / "path", "ncu", "broken")
+    assert tools.find("ncu") is None
+    working = install(tmp_path / "ncu/2024.1", "ncu")
+    found = tools.find("ncu")
+    assert found is not None
+    assert found.path == str(working)
+
+
+def test_a_file_that_is_no_program_is_none(tmp_path: Path) -> None:
+    install(tmp_path / "path", "nsys").chmod(0o644)
+    assert tools.find("nsys") is None
+
+
+def test_workers_register_the_tools_that_they_have(tmp_path: Path) -> None:
+    def registered() -> set[str]:
+        return {name for name in agent.capabilities() if name.startswith("tool:")}
+
+    assert registered() == set()
+    install(tmp_path / "path", "nsys")
+    assert registered() == {"tool:nsys"}
+    assert "attention:eager" in agent.capabilities()
