@@ -170,6 +170,44 @@ def check_same_everywhere(what: str, value: object, device: torch.device, group:
             )
 
 
+ALIGNMENT = 128
+"""Bytes at whose multiples tensors begin that share memory: fused optimizers read aligned memory faster."""
+
+
+def aligned(numel: int, element_size: int) -> int:
+    """Return how many elements to set aside for `numel` of them, so that the next tensor is aligned."""
+    step = max(1, ALIGNMENT // element_size)
+    return -(-numel // step) * step
+
+
+def view_like(parameter: Tensor, memory: Tensor, start: int) -> Tensor:
+    """Return the elements of one-dimensional memory from `start` on in a parameter's shape, and in its order of axes.
+
+    Autograd adds to gradients faster that lie in memory as their parameters do, and warns of others.
+    """
+    return memory.as_strided(parameter.shape, strides_of(parameter), memory.storage_offset() + start)
+
+
+def strides_of(parameter: Tensor) -> tuple[int, ...]:
+    """Return the parameter's strides if its elements fill their memory without gaps, else those of a contiguous one."""
+    needed = 1
+    for size, stride in sorted(zip(parameter.shape, parameter.stride(), strict=True), key=lambda axis: axis[1]):
+        if size > 1 and stride != needed:
+            return torch.empty(parameter.shape, device="meta").stride()
+        needed *= size
+    return parameter.stride()
+
+
+def owns_its_memory(tensor: Tensor) -> bool:
+    """Tell whether no other tensor uses this one's memory, so that it may be overwritten.
+
+    Gradients of several parameters can be one and the same memory: those of a and b in `a.view(-1) + b` are.
+    """
+    storage = tensor.untyped_storage()
+    # Two users are the tensor and the object that `storage` is.
+    return bool(torch._C._storage_Use_Count(storage._cdata) == 2)  # type: ignore[attr-defined]
+
+
 class Usage:
     """Finds out which parameters have a gradient on any rank. Only a rank that lacks one waits for the answer.
 

@@ -38,15 +38,15 @@ from parallel.collectives import (
     Averaging,
     Usage,
     Work,
+    aligned,
     averaging,
     broadcast_module,
     default_group,
+    owns_its_memory,
     start_all_reduce,
+    strides_of,
+    view_like,
 )
-
-ALIGNMENT = 128
-"""Bytes at whose multiples gradients begin in a bucket: fused optimizers read aligned memory faster."""
-
 
 class DataParallel(nn.Module):
     """What the wrappers share: broadcast at construction, `no_sync`, and the parameters to average.
@@ -125,7 +125,7 @@ def dense_gradient(name: str, parameter: nn.Parameter) -> Tensor | None:
 
 
 class NaiveDataParallel(DataParallel):
-    """Averages after the backward pass, one parameter at a time. Nothing overlaps, and each pays an operation's latency.
+    """Averages after the backward pass, parameter by parameter. Nothing overlaps, and each pays a latency of its own.
 
     See DataParallel for arguments and errors.
     """
@@ -174,24 +174,6 @@ class FlatDataParallel(DataParallel):
         usage.wait()
 
 
-def view_like(parameter: Tensor, memory: Tensor, start: int) -> Tensor:
-    """Return the elements of one-dimensional memory from `start` on in a parameter's shape, and in its order of axes.
-
-    Autograd adds to gradients faster that lie in memory as their parameters do, and warns of others.
-    """
-    return memory.as_strided(parameter.shape, strides_of(parameter), memory.storage_offset() + start)
-
-
-def strides_of(parameter: Tensor) -> tuple[int, ...]:
-    """Return the parameter's strides if its elements fill their memory without gaps, else those of a contiguous one."""
-    needed = 1
-    for size, stride in sorted(zip(parameter.shape, parameter.stride(), strict=True), key=lambda axis: axis[1]):
-        if size > 1 and stride != needed:
-            return torch.empty(parameter.shape, device="meta").stride()
-        needed *= size
-    return parameter.stride()
-
-
 class Bucket:
     """Parameters of one dtype whose gradients are averaged together, and those gradients on their way.
 
@@ -205,12 +187,11 @@ class Bucket:
         self.parameters = [parameter for _, parameter in members]
         first = self.parameters[0]
         self.dtype, self.device = first.dtype, first.device
-        step = max(1, ALIGNMENT // first.element_size())
         self.offsets: list[int] = []
         self.numel = 0
         for parameter in self.parameters:
             self.offsets.append(self.numel)
-            self.numel += -(-parameter.numel() // step) * step
+            self.numel += aligned(parameter.numel(), first.element_size())
         if len(self.parameters) == 1:
             self.numel = first.numel()
         self._address = 0
@@ -274,16 +255,6 @@ class Bucket:
         memory = torch.empty(self.numel, dtype=self.dtype, device=self.device)
         self._address = memory.untyped_storage().data_ptr()
         return memory
-
-
-def owns_its_memory(tensor: Tensor) -> bool:
-    """Tell whether no other tensor uses this one's memory, so that it may be overwritten.
-
-    Gradients of several parameters can be one and the same memory: those of a and b in `a.view(-1) + b` are.
-    """
-    storage = tensor.untyped_storage()
-    # Two users are the tensor and the object that `storage` is.
-    return bool(torch._C._storage_Use_Count(storage._cdata) == 2)  # type: ignore[attr-defined]
 
 
 class OverlappingDataParallel(DataParallel):
