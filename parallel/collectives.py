@@ -1,0 +1,236 @@
+"""Collective operations: what the data-parallel wrappers share, and how long one operation takes.
+
+The first half starts averages, gathers and scatters in a process group, whatever its backend and torch's version. The
+second half times one operation over all ranks and turns the time into bandwidth.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+MIB = 2**20
+
+
+class Work(Protocol):
+    """A started operation."""
+
+    def wait(self) -> Any:
+        """Wait for the result: on a CPU the host does, on a GPU the current stream."""
+        ...
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """How a group averages: whoever hands a tensor over multiplies it by `factor`, then the group does `operation`."""
+
+    operation: dist.ReduceOp.RedOpType
+    factor: float
+
+    @property
+    def in_operation(self) -> bool:
+        """Whether the operation divides by itself, so that no pass over the tensor is needed before it."""
+        return self.factor == 1.0
+
+
+def averaging(group: dist.ProcessGroup, device: torch.device) -> Averaging:
+    """NCCL multiplies each rank's values by 1/ranks while it reads them; other backends add up what is scaled before.
+
+    Scaling before the sum keeps float16 sums in range.
+    """
+    if uses_nccl(group, device):
+        return Averaging(dist.ReduceOp.AVG, 1.0)
+    return Averaging(dist.ReduceOp.SUM, 1.0 / group.size())
+
+
+def uses_nccl(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Tell whether the group moves this device's tensors by NCCL."""
+    if device.type != "cuda":
+        return False
+    backends = dict(pair.split(":") for pair in str(dist.get_backend_config(group)).split(","))
+    return backends.get("cuda") == "nccl"
+
+
+def default_group() -> dist.ProcessGroup:
+    """Return the default process group.
+
+    Raises:
+        RuntimeError: it is not initialised.
+    """
+    if not dist.is_initialized():
+        raise RuntimeError("no process group is initialised: call torch.distributed.init_process_group on every rank")
+    return dist.group.WORLD  # type: ignore[return-value]
+
+
+def start_all_reduce(tensor: Tensor, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup) -> Work:
+    """Start reducing a tensor in place."""
+    work: Work = dist.all_reduce(tensor, op=operation, group=group, async_op=True)
+    return work
+
+
+def start_all_gather(whole: Tensor, part: Tensor, group: dist.ProcessGroup) -> Work:
+    """Start filling `whole`, one-dimensional, with every rank's `part` in the order of ranks.
+
+    `part` may be this rank's place in `whole`; NCCL then copies nothing.
+    """
+    work: Work = _all_gather(whole, part, group=group, async_op=True)
+    return work
+
+
+def start_reduce_scatter(
+    part: Tensor, whole: Tensor, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup
+) -> Work:
+    """Start reducing `whole` over the ranks and leaving this rank's piece of it in `part`."""
+    work: Work = _reduce_scatter(part, whole, op=operation, group=group, async_op=True)
+    return work
+
+
+# torch 2.13 renamed both and warns of the former names.
+_all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Started:
+    """Operations that were started together; waiting waits for all of them."""
+
+    def __init__(self, works: Sequence[Work], keep: object = None) -> None:
+        self._works = works
+        self._keep = keep
+        """Tensors that the operations read or write: they must live until then."""
+
+    def wait(self) -> None:
+        for work in self._works:
+            work.wait()
+        self._works, self._keep = (), None
+
+
+def start_together(
+    starts: Sequence[Callable[[], Work | None]], group: dist.ProcessGroup, device: torch.device, keep: object = None
+) -> Started:
+    """Start operations of one kind at once: NCCL makes one kernel of them, so that small ones cost no launch each.
+
+    Args:
+        starts: Each starts one operation on tensors of `device`; all are all-reduces with one reduction, all-gathers,
+            or reduce-scatters with one reduction.
+        keep: Tensors that must live until the operations are done.
+    """
+    if len(starts) < 2 or not uses_nccl(group, device):
+        return Started([work for start in starts if (work := start()) is not None], keep)
+    with dist._coalescing_manager(group=group, async_ops=True) as together:  # type: ignore[attr-defined]
+        for start in starts:
+            start()
+    return Started([together], keep)
+
+
+def broadcast_module(module: nn.Module, group: dist.ProcessGroup) -> None:
+    """Overwrite parameters and buffers with those of the group's first rank; tied ones once.
+
+    Tensors travel as bytes, so that every dtype does.
+
+    Raises:
+        RuntimeError: the ranks' modules differ in names, shapes or dtypes.
+    """
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    described = [(name, tuple(t.shape), t.stride(), str(t.dtype), t.requires_grad) for name, t in named.items()]
+    device = next((tensor.device for tensor in named.values()), None)
+    if device is None:
+        return
+    check_same_everywhere("module", described, device, group)
+    source = dist.get_global_rank(group, 0)
+    with torch.no_grad():
+        for tensor in named.values():
+            if tensor.numel():
+                dense = tensor.detach().contiguous()
+                dist.broadcast(dense.view(-1).view(torch.uint8), source, group=group)
+                if dense.data_ptr() != tensor.data_ptr():
+                    tensor.copy_(dense)
+
+
+def check_same_everywhere(what: str, value: object, device: torch.device, group: dist.ProcessGroup) -> None:
+    """Compare a value's text over the ranks, on every rank, before a difference can make them wait for each other.
+
+    Raises:
+        RuntimeError: it is not the same on every rank; names a rank whose value differs from the first rank's.
+    """
+    digest = int.from_bytes(hashlib.sha256(repr(value).encode()).digest()[:8], signed=True)
+    everywhere = torch.empty(group.size(), dtype=torch.int64, device=device)
+    start_all_gather(everywhere, torch.tensor([digest], device=device), group).wait()
+    digests = everywhere.tolist()
+    for rank, other in enumerate(digests):
+        if other != digests[0]:
+            raise RuntimeError(
+                f"rank {rank}'s {what} differs from rank 0's: all ranks must build the same, with the same parameters "
+                "in the same order, and freeze the same"
+            )
+
+
+ALIGNMENT = 128
+"""Bytes at whose multiples tensors begin that share memory: fused optimizers read aligned memory faster."""
+
+
+def aligned(numel: int, element_size: int) -> int:
+    """Return how many elements to set aside for `numel` of them, so that the next tensor is aligned."""
+    step = max(1, ALIGNMENT // element_size)
+    return -(-numel // step) * step
+
+
+def view_like(parameter: Tensor, memory: Tensor, start: int) -> Tensor:
+    """Return the elements of one-dimensional memory from `start` on in a parameter's shape, and in its order of axes.
+
+    Autograd adds to gradients faster that lie in memory as their parameters do, and warns of others.
+    """
+    return memory.as_strided(parameter.shape, strides_of(parameter), memory.storage_offset() + start)
+
+
+def strides_of(parameter: Tensor) -> tuple[int, ...]:
+    """Return the parameter's strides if its elements fill their memory without gaps, else those of a contiguous one."""
+    needed = 1
+    for size, stride in sorted(zip(parameter.shape, parameter.stride(), strict=True), key=lambda axis: axis[1]):
+        if size > 1 and stride != needed:
+            return torch.empty(parameter.shape, device="meta").stride()
+        needed *= size
+    return parameter.stride()
+
+
+def owns_its_memory(tensor: Tensor) -> bool:
+    """Tell whether no other tensor uses this one's memory, so that it may be overwritten.
+
+    Gradients of several parameters can be one and the same memory: those of a and b in `a.view(-1) + b` are.
+    """
+    storage = tensor.untyped_storage()
+    # Two users are the tensor and the object that `storage` is.
+    return bool(torch._C._storage_Use_Count(storage._cdata) == 2)  # type: ignore[attr-defined]
+
+
+class Usage:
+    """Finds out which parameters have a gradient on any rank. Only a rank that lacks one waits for the answer.
+
+    Without it, a parameter that no rank used would get a gradient of zeros, and an optimizer with weight decay or
+    momentum would change it.
+    """
+
+    def __init__(self, used: Iterable[bool], device: torch.device, group: dist.ProcessGroup) -> None:
+        here = list(used)
+        if all(here):
+            self._flags = torch.ones(len(here), dtype=torch.uint8, device=device)
+        else:
+            self._flags = torch.tensor(here, dtype=torch.uint8, device=device)
+        self._work = start_all_reduce(self._flags, dist.ReduceOp.MAX, group)
+        self._answer: list[int] | None = None
+
+    def anywhere(self, index: int) -> bool:
+        """Tell whether some rank has a gradient for the parameter with this index."""
+        if self._answer is None:
+            self.wait()
+            self._answer = self._flags.tolist()
+        return bool(self._answer[index])
+
+    def wait(self) -> None:
+        """Wait for the exchange; a GPU's host does not."""
+        self._work.wait()

@@ -1,0 +1,444 @@
+"""Data parallelism: each rank has the whole model and a part of the batch; gradients are averaged.
+
+Four wrappers that differ in when and how gradients travel:
+
+NaiveDataParallel       after the backward pass, one all-reduce per parameter
+FlatDataParallel        after the backward pass, one all-reduce of everything
+OverlappedDataParallel  during the backward pass, one all-reduce per parameter
+BucketedDataParallel    during the backward pass, one all-reduce per bucket of parameters
+
+    model = BucketedDataParallel(model, bucket_size_mb=25)
+    loss_of(model(inputs)).backward()
+    model.finish_gradient_synchronization()
+    optimizer.step()
+
+In all of them the ranks' operations come in one order, which the module alone determines: that in which parameters were
+registered, or its reverse. It does not depend on the order in which autograd finishes gradients, nor on which of
+them it computes. So ranks that use different parameters still meet in the same operations. A rank without a gradient
+for a parameter counts as one whose gradient is zero; a parameter that no rank used keeps the gradient None.
+
+On GPUs the operations run on NCCL's stream, beside the backward pass.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from parallel.collectives import (
+    MIB,
+    Averaging,
+    Usage,
+    Work,
+    aligned,
+    averaging,
+    broadcast_module,
+    default_group,
+    owns_its_memory,
+    start_all_reduce,
+    strides_of,
+    view_like,
+)
+
+class DataParallel(nn.Module):
+    """What the wrappers share: broadcast at construction, `no_sync`, and the parameters to average.
+
+    Parameters that are frozen at construction are broadcast but never averaged. Buffers are broadcast at construction
+    only. Gradients must be dense.
+
+    Args:
+        module: The model, on its device, the same on every rank; the first rank's values become everybody's.
+        process_group: The ranks; by default all of them.
+
+    Raises:
+        RuntimeError: no process group is initialised, or the ranks' modules differ.
+    """
+
+    def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None) -> None:
+        super().__init__()
+        self.group = process_group if process_group is not None else default_group()
+        self.module = module
+        broadcast_module(module, self.group)
+        # named_parameters() names a tied parameter once.
+        self.trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        self.synchronizes = True
+
+    def forward(self, *inputs: Any, **named_inputs: Any) -> Any:
+        return self.module(*inputs, **named_inputs)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients on this rank only: inside, backward passes and `finish_gradient_synchronization` send
+        nothing. The first backward pass outside averages what has accumulated.
+        """
+        before, self.synchronizes = self.synchronizes, False
+        try:
+            yield
+        finally:
+            self.synchronizes = before
+
+    def finish_gradient_synchronization(self) -> None:
+        """Complete the averages; call it on every rank after `backward()` and before the optimizer's step.
+
+        On a GPU the current stream waits, not the host.
+
+        Raises:
+            RuntimeError: a gradient is sparse.
+        """
+        if self.synchronizes and self.trainable:
+            with torch.no_grad():
+                self._finish()
+
+    def _finish(self) -> None:
+        raise NotImplementedError
+
+    @functools.cached_property
+    def _device(self) -> torch.device:
+        return next(iter(self.trainable.values())).device
+
+    @functools.cached_property
+    def _averaging(self) -> Averaging:
+        return averaging(self.group, self._device)
+
+    def _usage(self) -> Usage:
+        return Usage((p.grad is not None for p in self.trainable.values()), self._device, self.group)
+
+
+def dense_gradient(name: str, parameter: nn.Parameter) -> Tensor | None:
+    """Return a parameter's gradient.
+
+    Raises:
+        RuntimeError: it is sparse.
+    """
+    gradient = parameter.grad
+    if gradient is not None and gradient.layout != torch.strided:
+        raise RuntimeError(f"the gradient of {name} is sparse: data parallelism averages dense ones (sparse=False)")
+    return gradient
+
+
+class NaiveDataParallel(DataParallel):
+    """Averages after the backward pass, parameter by parameter. Nothing overlaps, and each pays a latency of its own.
+
+    See DataParallel for arguments and errors.
+    """
+
+    def _finish(self) -> None:
+        usage = self._usage()
+        for index, (name, parameter) in enumerate(self.trainable.items()):
+            gradient = dense_gradient(name, parameter)
+            total = torch.zeros_like(parameter) if gradient is None else gradient
+            dense = total.contiguous()
+            if not self._averaging.in_operation:
+                dense.mul_(self._averaging.factor)
+            start_all_reduce(dense, self._averaging.operation, self.group).wait()
+            if dense is not total:
+                total.copy_(dense)
+            if gradient is None and usage.anywhere(index):
+                parameter.grad = total
+        usage.wait()
+
+
+class FlatDataParallel(DataParallel):
+    """Averages after the backward pass, all gradients of a dtype as one tensor, of which they become views.
+
+    Nothing overlaps; while the gradients are copied there are two of each. See DataParallel for arguments and errors.
+    """
+
+    def _finish(self) -> None:
+        usage = self._usage()
+        kinds: dict[tuple[torch.device, torch.dtype], list[tuple[int, str, nn.Parameter]]] = {}
+        for index, (name, parameter) in enumerate(self.trainable.items()):
+            kinds.setdefault((parameter.device, parameter.dtype), []).append((index, name, parameter))
+        for kind in kinds.values():
+            gradients = [dense_gradient(name, parameter) for _, name, parameter in kind]
+            sizes = [parameter.numel() for _, _, parameter in kind]
+            starts = [0, *accumulate(sizes)]
+            flat = kind[0][2].new_empty(starts[-1])
+            places = [view_like(parameter, flat, start) for (_, _, parameter), start in zip(kind, starts, strict=False)]
+            for place, gradient in zip(places, gradients, strict=True):
+                place.zero_() if gradient is None else place.copy_(gradient)
+            if not self._averaging.in_operation:
+                flat.mul_(self._averaging.factor)
+            start_all_reduce(flat, self._averaging.operation, self.group).wait()
+            for (index, _, parameter), gradient, place in zip(kind, gradients, places, strict=True):
+                if gradient is not None or usage.anywhere(index):
+                    parameter.grad = place
+        usage.wait()
+
+
+class Bucket:
+    """Parameters of one dtype whose gradients are averaged together, and those gradients on their way.
+
+    The gradients of several parameters are copied next to each other as soon as each is complete, and are views of that
+    memory from then on. A parameter that is alone in its bucket is not copied: its gradient is the bucket. The memory
+    is taken when the first gradient comes, and belongs to the gradients: it goes when they are set to None.
+    """
+
+    def __init__(self, members: Sequence[tuple[str, nn.Parameter]]) -> None:
+        self.names = [name for name, _ in members]
+        self.parameters = [parameter for _, parameter in members]
+        first = self.parameters[0]
+        self.dtype, self.device = first.dtype, first.device
+        self.offsets: list[int] = []
+        self.numel = 0
+        for parameter in self.parameters:
+            self.offsets.append(self.numel)
+            self.numel += aligned(parameter.numel(), first.element_size())
+        if len(self.parameters) == 1:
+            self.numel = first.numel()
+        self._address = 0
+        """Where the memory of the last round lay."""
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a round: no gradient is here yet."""
+        self.memory: Tensor | None = None
+        self.views: dict[int, Tensor] = {}
+        """By the parameter's index: its gradient, here on its way."""
+        self.missing: set[int] = set()
+        """Indices of parameters that have no gradient on this rank in this round."""
+        self.work: Work | None = None
+
+    @property
+    def full(self) -> bool:
+        """Whether every parameter's gradient is here."""
+        return len(self.views) == len(self.parameters)
+
+    def take(self, index: int, factor: float) -> None:
+        """Take a parameter's gradient, scaled by `factor`; the parameter has none until the round ends.
+
+        Autograd may accumulate further gradients meanwhile: they do not touch the memory that is on its way.
+        """
+        parameter = self.parameters[index]
+        gradient = dense_gradient(self.names[index], parameter)
+        parameter.grad = None
+        if gradient is None:
+            self.missing.add(index)
+            self.views[index] = self._place(index).zero_()
+            return
+        gradient = gradient.detach()
+        if len(self.parameters) == 1 and gradient.stride() == strides_of(parameter) and owns_its_memory(gradient):
+            self.views[index] = gradient
+            self.memory = gradient.as_strided((self.numel,), (1,))
+            if factor != 1.0:
+                gradient.mul_(factor)
+            return
+        place = self._place(index, gradient)
+        if factor != 1.0:
+            torch.mul(gradient, factor, out=place)
+        elif place.data_ptr() != gradient.data_ptr():
+            place.copy_(gradient)
+        self.views[index] = place
+
+    def _place(self, index: int, gradient: Tensor | None = None) -> Tensor:
+        """Return the part of the memory for a parameter's gradient, in the parameter's shape."""
+        if self.memory is None:
+            self.memory = self._memory_of(gradient, index)
+        parameter, start = self.parameters[index], self.offsets[index]
+        return view_like(parameter, self.memory, start)
+
+    def _memory_of(self, gradient: Tensor | None, index: int) -> Tensor:
+        """Return the memory of the round before if this gradient still lies there, else new memory."""
+        if gradient is not None:
+            storage = gradient.untyped_storage()
+            same = storage.data_ptr() == self._address and storage.nbytes() == self.numel * gradient.element_size()
+            if same and gradient.storage_offset() == self.offsets[index]:
+                return gradient.as_strided((self.numel,), (1,), 0)
+        memory = torch.empty(self.numel, dtype=self.dtype, device=self.device)
+        self._address = memory.untyped_storage().data_ptr()
+        return memory
+
+
+class OverlappingDataParallel(DataParallel):
+    """What the overlapping wrappers share: buckets that are averaged while the backward pass goes on.
+
+    A bucket is sent when it is full and all buckets before it are sent. `finish_gradient_synchronization` sends the
+    rest, waits, and gives every parameter its gradient; between `backward()` and it, gradients are None.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        process_group: dist.ProcessGroup | None,
+        divide: Callable[[list[tuple[str, nn.Parameter]]], list[list[tuple[str, nn.Parameter]]]],
+    ) -> None:
+        super().__init__(module, process_group)
+        # The last layers' gradients are complete first.
+        self.buckets = [Bucket(members) for members in divide(list(reversed(self.trainable.items())))]
+        self._index_of = {name: index for index, name in enumerate(self.trainable)}
+        self._sent = 0
+        self._usage_now: Usage | None = None
+        this = weakref.ref(self)
+        handles = [
+            parameter.register_post_accumulate_grad_hook(_hook(this, bucket, index))  # type: ignore[no-untyped-call]
+            for bucket in self.buckets
+            for index, parameter in enumerate(bucket.parameters)
+        ]
+        # The hooks of a wrapper that is gone must not take the gradients of the next one.
+        weakref.finalize(self, _remove, handles)
+
+    def gradient_is_complete(self, bucket: Bucket, index: int) -> None:
+        """Take the gradient that autograd has just completed, and send what can be sent."""
+        if not self.synchronizes:
+            return
+        if index in bucket.views:
+            # A second backward pass before the end of the round: its gradients wait in the parameters for the end.
+            return
+        with torch.no_grad():
+            bucket.take(index, self._averaging.factor)
+            while self._sent < len(self.buckets) and self.buckets[self._sent].full:
+                self._send_next()
+
+    def _send_next(self) -> None:
+        bucket = self.buckets[self._sent]
+        self._sent += 1
+        if self._sent == len(self.buckets):
+            # Before the last bucket: behind it, these few bytes would be one more latency that nothing hides.
+            missing = {bucket.names[index] for bucket in self.buckets for index in bucket.missing}
+            self._usage_now = Usage((name not in missing for name in self.trainable), self._device, self.group)
+        assert bucket.memory is not None
+        bucket.work = start_all_reduce(bucket.memory, self._averaging.operation, self.group)
+
+    def _finish(self) -> None:
+        late = self._end_round()
+        if late:
+            # Averages of averages are the averages: what has been averaged stays as it is.
+            for parameter, gradient in late:
+                assert parameter.grad is not None
+                parameter.grad.add_(gradient)
+            self._end_round()
+
+    def _end_round(self) -> list[tuple[nn.Parameter, Tensor]]:
+        """Send what is left, wait, and hand the averages out; return the gradients that came too late for them."""
+        late = [
+            (parameter, parameter.grad)
+            for bucket in self.buckets
+            for index, parameter in enumerate(bucket.parameters)
+            if index in bucket.views and parameter.grad is not None
+        ]
+        for bucket in self.buckets[self._sent :]:
+            for index in range(len(bucket.parameters)):
+                if index not in bucket.views:
+                    bucket.take(index, self._averaging.factor)
+        while self._sent < len(self.buckets):
+            self._send_next()
+        assert self._usage_now is not None
+        for bucket in self.buckets:
+            assert bucket.work is not None
+            bucket.work.wait()
+            for index, parameter in enumerate(bucket.parameters):
+                name = bucket.names[index]
+                if index not in bucket.missing or self._usage_now.anywhere(self._index_of[name]):
+                    parameter.grad = bucket.views[index]
+            bucket.begin()
+        self._usage_now.wait()
+        self._usage_now, self._sent = None, 0
+        return late
+
+
+def _hook(this: weakref.ReferenceType[OverlappingDataParallel], bucket: Bucket, index: int) -> Callable[[Tensor], None]:
+    def gradient_is_complete(parameter: Tensor) -> None:
+        wrapper = this()
+        if wrapper is not None:
+            wrapper.gradient_is_complete(bucket, index)
+
+    return gradient_is_complete
+
+
+def _remove(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()
+
+
+class OverlappedDataParallel(OverlappingDataParallel):
+    """Averages each parameter's gradient as soon as it and those behind it in the model are complete, where it lies.
+
+    See DataParallel for arguments and errors.
+    """
+
+    def __init__(self, module: nn.Module, process_group: dist.ProcessGroup | None = None) -> None:
+        super().__init__(module, process_group, lambda parameters: [[parameter] for parameter in parameters])
+
+
+class BucketedDataParallel(OverlappingDataParallel):
+    """Averages gradients in buckets, each as soon as it and those before it are full.
+
+    Buckets are filled in the reverse order of registration, one dtype each, and gradients are views of their bucket. A
+    parameter of a bucket's size or more is a bucket of its own, whose gradient is averaged where autograd left it: only
+    small gradients are copied, once. Beyond the gradients themselves no memory is taken.
+
+    Bucketing follows Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training" (VLDB 2020),
+    section 3.2.3.
+
+    Args:
+        module: As in DataParallel.
+        bucket_size_mb: Greatest size of a bucket of several parameters in MB of 2²⁰ bytes; None: one bucket (per
+            dtype), so that nothing overlaps but the order of its parts.
+        first_bucket_size_mb: Size of the first bucket; each further one is twice as large, up to `bucket_size_mb`, so
+            that sending begins early. None: all have the same size.
+        process_group: As in DataParallel.
+
+    Raises:
+        ValueError: a size is not positive, or the first one exceeds the others.
+        RuntimeError: as in DataParallel.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        bucket_size_mb: float | None = 25.0,
+        *,
+        first_bucket_size_mb: float | None = None,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        for name, size in (("bucket_size_mb", bucket_size_mb), ("first_bucket_size_mb", first_bucket_size_mb)):
+            if size is not None and not size > 0:
+                raise ValueError(f"{name} must be more than 0, not {size}")
+        if None not in (bucket_size_mb, first_bucket_size_mb) and first_bucket_size_mb > bucket_size_mb:  # type: ignore[operator]
+            raise ValueError(
+                f"first_bucket_size_mb ({first_bucket_size_mb}) must not exceed bucket_size_mb ({bucket_size_mb})"
+            )
+        largest = float("inf") if bucket_size_mb is None else bucket_size_mb * MIB
+        first = largest if first_bucket_size_mb is None else first_bucket_size_mb * MIB
+        super().__init__(module, process_group, functools.partial(into_buckets, largest=largest, first=first))
+
+
+def into_buckets(
+    parameters: Sequence[tuple[str, nn.Parameter]], largest: float, first: float
+) -> list[list[tuple[str, nn.Parameter]]]:
+    """Divide parameters, in the order given, into buckets of at most `first`, 2 × `first`, … `largest` bytes.
+
+    Buckets are in the order in which they are full: by the place of their last parameter.
+    """
+    buckets: list[list[tuple[int, str, nn.Parameter]]] = []
+    filling: dict[tuple[torch.device, torch.dtype], list[tuple[int, str, nn.Parameter]]] = {}
+    limit = first
+
+    def close(bucket: list[tuple[int, str, nn.Parameter]]) -> None:
+        nonlocal limit
+        buckets.append(bucket)
+        limit = min(largest, 2 * limit)
+
+    for place, (name, parameter) in enumerate(parameters):
+        kind = (parameter.device, parameter.dtype)
+        bucket = filling.setdefault(kind, [])
+        if parameter.nbytes >= limit and parameter.nbytes >= largest:
+            close([(place, name, parameter)])
+            continue
+        if bucket and sum(member.nbytes for _, _, member in bucket) + parameter.nbytes > limit:
+            close(bucket)
+            bucket = filling[kind] = []
+        bucket.append((place, name, parameter))
+    for bucket in filling.values():
+        if bucket:
+            close(bucket)
+    buckets.sort(key=lambda bucket: bucket[-1][0])
+    return [[(name, parameter) for _, name, parameter in bucket] for bucket in buckets]

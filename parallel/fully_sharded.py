@@ -1,0 +1,519 @@
+"""Fully sharded data parallelism: each rank keeps a part of every parameter, its gradient and its optimizer state.
+
+    model = FullyShardedDataParallel(model, compute_dtype=torch.bfloat16)
+    optimizer = torch.optim.AdamW(model.parameters())
+    loss_of(model(inputs)).backward()
+    model.finish_gradient_synchronization()
+    optimizer.step()
+
+The model is cut into units. Before a unit runs, forward or backward, its parameters are gathered from all ranks; after
+it, they are freed. After a unit's backward pass its gradients are reduced to the ranks that own them. While one unit
+computes, the next one's parameters are on their way, and the last one's gradients.
+
+Every tensor is gathered from where its parts are to where it is used, and every gradient is reduced from where autograd
+left it: NCCL takes all tensors of a unit in one launch, so nothing is copied into or out of buffers.
+
+This is ZeRO stage 3 (Rajbhandari et al., 2020, section 5.3) with the units and the prefetching of PyTorch FSDP (Zhao et
+al., 2023, sections 3.2 and 3.3). Between operations on the ranks there is one order only: that in which units run.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from parallel.collectives import (
+    Averaging,
+    Started,
+    Usage,
+    averaging,
+    broadcast_module,
+    default_group,
+    owns_its_memory,
+    start_all_gather,
+    start_all_reduce,
+    start_reduce_scatter,
+    start_together,
+)
+from parallel.data_parallel import dense_gradient
+
+Owner = tuple[nn.Module, str]
+"""A module that uses a parameter, and the name that it has there."""
+
+
+class Held:
+    """A parameter in its two forms: `part`, which the optimizer sees, and `whole`, with which modules compute.
+
+    `whole` has memory only from `take_memory` to `free`. Autograd may keep it for the backward pass meanwhile: it finds
+    the same values there when the memory has been filled again.
+    """
+
+    def __init__(
+        self, name: str, original: nn.Parameter, owners: list[Owner], group: dist.ProcessGroup, dtype: torch.dtype
+    ) -> None:
+        self.name, self.owners = name, owners
+        self.is_sharded = original.dim() >= 2 and group.size() > 1
+        self.numel, self.shape = original.numel(), original.shape
+        ranks = group.size() if self.is_sharded else 1
+        self.part_numel = -(-self.numel // ranks)
+        self.part = self._part_of(original, group.rank()) if self.is_sharded else original
+        with torch.no_grad():
+            memory = torch.empty(self.part_numel * ranks, dtype=dtype, device=original.device)
+            self.whole = nn.Parameter(memory[: self.numel].view(self.shape), original.requires_grad)
+        # `data` counts its versions apart: refilling the memory is no change that autograd has to know.
+        self.memory = memory.data
+        self._bytes = memory.untyped_storage().nbytes()
+        self.free()
+
+    def _part_of(self, original: nn.Parameter, rank: int) -> nn.Parameter:
+        """Return this rank's elements of the parameter, in one dimension, filled up with zeros."""
+        part = original.new_zeros(self.part_numel)
+        start = rank * self.part_numel
+        mine = original.detach().reshape(-1)[start : start + self.part_numel]
+        part[: mine.numel()] = mine
+        return nn.Parameter(part, original.requires_grad)
+
+    def take_memory(self) -> None:
+        self.memory.untyped_storage().resize_(self._bytes)
+
+    def free(self) -> None:
+        """Give the whole parameter's memory back, and show modules this rank's part."""
+        self.memory.untyped_storage().resize_(0)
+        self._show(self.part)
+
+    def show_whole(self) -> None:
+        self._show(self.whole)
+
+    def _show(self, parameter: nn.Parameter) -> None:
+        for module, name in self.owners:
+            # Not by setattr: that would unregister and register, and so change the order of parameters.
+            module._parameters[name] = parameter
+
+    def add_gradient(self, gradient: Tensor) -> None:
+        """Add an averaged gradient of the part to what it has."""
+        gradient = gradient.to(self.part.dtype)
+        if self.part.grad is None:
+            self.part.grad = gradient.view(self.part.shape)
+        else:
+            self.part.grad.add_(gradient.view(self.part.shape))
+
+
+class Unit:
+    """Parameters that are gathered, reduced and freed together, and where they are in that."""
+
+    def __init__(self, name: str, module: nn.Module, held: list[Held]) -> None:
+        self.name, self.module = name, module
+        self.held = held
+        self.sharded = [one for one in held if one.is_sharded]
+        self.stays = False
+        """Whether it is whole from its forward to the end of its backward pass."""
+        self.gathering: Started | None = None
+        self.is_whole = False
+        self.in_backward = False
+        self.reduced = False
+        """Whether its gradients have been reduced since the last end of a synchronization."""
+
+
+class FullyShardedDataParallel(nn.Module):
+    """Shards parameters, gradients and optimizer state over the ranks, unit by unit.
+
+    A unit is a child of a ModuleList, or else a module without children; a parameter that several units use, or that
+    belongs to a module with children outside a ModuleList, is gathered for the whole forward and backward pass. A
+    parameter with two axes or more is sharded, whatever module it belongs to: each rank's part is one-dimensional and of
+    the same length, the last ones filled up with zeros. Others are kept by every rank, and their gradients are averaged.
+
+    `parameters()` yields parts: construct the optimizer after this. An optimizer that needs a parameter's shape, or norms
+    over all of it, does not work on parts. All ranks must run the same units in the same order; within a unit they may
+    use different parameters. torch.compile must not be applied to a unit or to the model.
+
+    With P bytes of parameters in the dtype of computation and n ranks, each rank sends and receives 3·P·(n-1)/n per step:
+    two gathers and one reduction, against 2·P·(n-1)/n for data parallelism.
+
+    Args:
+        module: The model, on its device, the same on every rank; the first rank's values become everybody's.
+        compute_dtype: Floating-point parameters are cast to it before they travel, and so are the inputs of modules that
+            have parameters; gradients travel in it. Parts, their gradients and the optimizer's state keep the module's
+            dtype. None: everything is in the module's dtype.
+        process_group: The ranks; by default all of them.
+
+    Raises:
+        RuntimeError: no process group is initialised, or the ranks' modules differ.
+        TypeError: a recurrent module of torch, which keeps its parameters in a second place.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        compute_dtype: torch.dtype | None = None,
+        *,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__()
+        self.group = process_group if process_group is not None else default_group()
+        self.compute_dtype = compute_dtype
+        for name, child in module.named_modules():
+            if isinstance(child, nn.RNNBase):
+                raise TypeError(f"{name or 'the module'} ({type(child).__name__}) cannot be sharded: it hides its weights")
+        broadcast_module(module, self.group)
+        self.module = module
+        self._device = next((p.device for p in module.parameters()), torch.device("cpu"))
+        self.units = self._make_units()
+        held = {id(one.part) for unit in self.units for one in unit.held}
+        self._replicated = {n: p for n, p in module.named_parameters() if p.requires_grad and id(p) not in held}
+        """Parameters that are kept and computed with as they are."""
+        self._order: list[Unit] = []
+        """The units in the order in which they ran in the last forward pass."""
+        self._former_order: list[Unit] = []
+        self._reducing: list[tuple[Started, list[tuple[Held, Tensor]]]] = []
+        self._unclear: list[tuple[Held, Tensor]] = []
+        """Reduced gradients of parameters that this rank did not use: another one may have."""
+        self._used: set[str] = set()
+        self._attach()
+
+    def forward(self, *inputs: Any, **named_inputs: Any) -> Any:
+        if not _in_backward():
+            # What a forward pass without a backward pass has left whole is older than the optimizer's step.
+            for unit in self.units:
+                self._free(unit)
+                unit.in_backward = False
+            self._former_order, self._order = self._order or self._former_order, []
+        return self.module(*inputs, **named_inputs)
+
+    # Construction
+
+    def _make_units(self) -> list[Unit]:
+        modules = dict(_unit_modules(self.module, ""))
+        owners: dict[int, list[Owner]] = {}
+        users: dict[int, set[str]] = {}
+        for unit_name, unit_module in [*modules.items(), ("", None)]:
+            inside = unit_module.modules() if unit_module is not None else self._outside(modules.values())
+            for child in inside:
+                for name, parameter in child._parameters.items():
+                    if parameter is not None:
+                        owners.setdefault(id(parameter), []).append((child, name))
+                        users.setdefault(id(parameter), set()).add(unit_name if unit_module is not None else "\0root")
+        held: dict[str, list[Held]] = {}
+        for name, parameter in list(self.module.named_parameters()):
+            dtype = self._dtype_of(parameter)
+            if dtype != parameter.dtype or (parameter.dim() >= 2 and self.group.size() > 1):
+                uses = users[id(parameter)]
+                unit_name = next(iter(uses)) if len(uses) == 1 else "\0root"
+                one = Held(name, parameter, owners[id(parameter)], self.group, dtype)
+                held.setdefault(unit_name, []).append(one)
+        units = [Unit(name, modules[name], held[name]) for name in modules if name in held]
+        if "\0root" in held:
+            root = Unit("", self.module, held["\0root"])
+            root.stays = True
+            units.insert(0, root)
+        return units
+
+    def _outside(self, unit_modules: Any) -> list[nn.Module]:
+        inside = {id(child) for module in unit_modules for child in module.modules()}
+        return [child for child in self.module.modules() if id(child) not in inside]
+
+    def _dtype_of(self, parameter: Tensor) -> torch.dtype:
+        if self.compute_dtype is None or not parameter.is_floating_point():
+            return parameter.dtype
+        return self.compute_dtype
+
+    def _attach(self) -> None:
+        """Register the hooks on the units' modules; they do nothing once this wrapper is gone."""
+        this = weakref.ref(self)
+        for unit in self.units:
+            before, after = _forward_hooks(this, unit)
+            unit.module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
+            unit.module.register_forward_hook(after)
+        if self.compute_dtype is not None:
+            cast = functools.partial(_cast_inputs, self.compute_dtype)
+            for child in self.module.modules():
+                if any(p is not None and p.is_floating_point() for p in child._parameters.values()):
+                    child.register_forward_pre_hook(cast, with_kwargs=True)
+
+    # Gathering and freeing
+
+    def _start_gathering(self, unit: Unit) -> None:
+        if unit.is_whole or unit.gathering is not None:
+            return
+        starts: list[Callable[[], Any]] = []
+        parts = []
+        with torch.no_grad():
+            for one in unit.held:
+                one.take_memory()
+                if one.is_sharded:
+                    part = one.part.detach().to(one.memory.dtype)
+                    parts.append(part)
+                    starts.append(functools.partial(start_all_gather, one.memory, part, self.group))
+                else:
+                    one.memory.copy_(one.part.detach().reshape(-1))
+        unit.gathering = start_together(starts, self.group, self._device, keep=parts)
+
+    def _make_whole(self, unit: Unit) -> None:
+        self._start_gathering(unit)
+        if unit.gathering is not None:
+            unit.gathering.wait()
+            unit.gathering = None
+        if not unit.is_whole:
+            unit.is_whole = True
+            for one in unit.held:
+                one.show_whole()
+
+    def _free(self, unit: Unit) -> None:
+        if unit.gathering is not None:
+            unit.gathering.wait()
+            unit.gathering = None
+            unit.is_whole = True
+        if unit.is_whole:
+            unit.is_whole = False
+            for one in unit.held:
+                one.free()
+
+    def before_forward(self, unit: Unit, inputs: Any) -> None:
+        """Make a unit whole, start gathering the one that ran after it last time, and watch for its backward pass."""
+        if unit.in_backward or _in_backward():
+            # Activation checkpointing runs it once more.
+            self._make_whole(unit)
+            if unit.in_backward:
+                return
+        else:
+            place = len(self._order)
+            self._order.append(unit)
+            self._make_whole(unit)
+            if place + 1 < len(self._former_order) and self._former_order[place] is unit:
+                self._start_gathering(self._former_order[place + 1])
+        if unit.stays or not torch.is_grad_enabled():
+            return
+        differentiable = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.requires_grad]
+        if differentiable:
+            after = _backward_hook(weakref.ref(self), unit, FullyShardedDataParallel.after_backward)
+            torch.autograd.graph.register_multi_grad_hook(differentiable, after)
+
+    def after_forward(self, unit: Unit, outputs: Any) -> None:
+        """Free a unit, unless its backward pass comes next."""
+        differentiable = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.requires_grad]
+        if torch.is_grad_enabled() and not unit.in_backward:
+            before = _backward_hook(weakref.ref(self), unit, FullyShardedDataParallel.before_backward)
+            for tensor in differentiable:
+                tensor.register_hook(before)
+        if unit.in_backward or _in_backward():
+            return
+        is_last = len(self._order) == len(self._former_order) and self._former_order[-1:] == [unit]
+        if not (torch.is_grad_enabled() and differentiable and (unit.stays or is_last)):
+            self._free(unit)
+
+    def before_backward(self, unit: Unit) -> None:
+        """Make a unit whole, and start gathering the one that ran before it."""
+        if unit.in_backward:
+            return
+        unit.in_backward = True
+        self._make_whole(unit)
+        if unit in self._order:
+            place = len(self._order) - 1 - self._order[::-1].index(unit)
+            if place > 0:
+                self._start_gathering(self._order[place - 1])
+
+    def after_backward(self, unit: Unit) -> None:
+        """Reduce the gradients of a unit whose inputs' gradients are known, and free it."""
+        with torch.no_grad():
+            self._reduce(unit)
+        self._free(unit)
+        unit.in_backward = False
+
+    # Gradients
+
+    @functools.cached_property
+    def _averaging(self) -> Averaging:
+        return averaging(self.group, self._device)
+
+    def _reduce(self, unit: Unit) -> None:
+        """Start reducing a unit's gradients to the ranks' parts, with zeros for those that this rank does not have."""
+        unit.reduced = True
+        starts: list[Callable[[], Any]] = []
+        results, keep = [], []
+        for one in unit.sharded:
+            if not one.part.requires_grad:
+                continue
+            gradient = dense_gradient(one.name, one.whole)
+            if gradient is not None:
+                self._used.add(one.name)
+            source = self._source(one, gradient)
+            del gradient
+            result = torch.empty(one.part_numel, dtype=source.dtype, device=source.device)
+            operation = self._averaging.operation
+            starts.append(functools.partial(start_reduce_scatter, result, source, operation, self.group))
+            results.append((one, result))
+            keep.append(source)
+        if starts:
+            self._reducing.append((start_together(starts, self.group, self._device, keep=keep), results))
+        # One unit's gradients are on their way while the next one computes; more would keep more memory.
+        while len(self._reducing) > 1:
+            self._take_reduced()
+
+    def _source(self, one: Held, gradient: Tensor | None) -> Tensor:
+        """Return a parameter's gradient as the ranks' parts side by side, scaled for the average."""
+        one.whole.grad = None
+        factor = self._averaging.factor
+        numel = one.memory.numel()
+        if gradient is None:
+            return torch.zeros(numel, dtype=one.memory.dtype, device=one.memory.device)
+        flat = gradient.detach().reshape(-1)
+        del gradient
+        if flat.numel() == numel and (factor == 1.0 or owns_its_memory(flat)):
+            return flat if factor == 1.0 else flat.mul_(factor)
+        source = flat.new_zeros(numel)
+        torch.mul(flat, factor, out=source[: flat.numel()])
+        return source
+
+    def _take_reduced(self) -> None:
+        started, results = self._reducing.pop(0)
+        started.wait()
+        for one, result in results:
+            if one.name in self._used:
+                one.add_gradient(result)
+            else:
+                self._unclear.append((one, result))
+
+    @torch.no_grad()
+    def finish_gradient_synchronization(self) -> None:
+        """Complete the gradients' reduction; call it on every rank after `backward()` and before the optimizer's step.
+
+        All parameters are sharded again afterwards. On a GPU the current stream waits, not the host.
+
+        Raises:
+            RuntimeError: a gradient is sparse.
+        """
+        for unit in self.units:
+            if not unit.reduced:
+                self._reduce(unit)
+        kept = dict(self._replicated)
+        for unit in self.units:
+            for one in unit.held:
+                if not one.is_sharded and one.part.requires_grad:
+                    kept[one.name] = one.part
+                    gradient = dense_gradient(one.name, one.whole)
+                    if gradient is not None:
+                        one.add_gradient(gradient)
+                        one.whole.grad = None
+        self._used |= {name for name, parameter in kept.items() if parameter.grad is not None}
+        sharded = [one for unit in self.units for one in unit.sharded if one.part.requires_grad]
+        names = [*(one.name for one in sharded), *kept]
+        if names:
+            usage = Usage((name in self._used for name in names), self._device, self.group)
+            self._average_kept(kept, usage, offset=len(sharded))
+            while self._reducing:
+                self._take_reduced()
+            numbers = {name: number for number, name in enumerate(names)}
+            for one, result in self._unclear:
+                if usage.anywhere(numbers[one.name]):
+                    one.add_gradient(result)
+            usage.wait()
+        self._unclear.clear()
+        self._used.clear()
+        for unit in self.units:
+            self._free(unit)
+            unit.in_backward = unit.reduced = False
+
+    def _average_kept(self, kept: dict[str, nn.Parameter], usage: Usage, offset: int) -> None:
+        """Average the gradients of parameters that every rank keeps: one all-reduce per dtype."""
+        kinds: dict[torch.dtype, list[tuple[int, nn.Parameter]]] = {}
+        for number, parameter in enumerate(kept.values()):
+            kinds.setdefault(parameter.dtype, []).append((offset + number, parameter))
+        for kind in kinds.values():
+            gradients = [p.grad if p.grad is not None else torch.zeros_like(p) for _, p in kind]
+            flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+            if not self._averaging.in_operation:
+                flat.mul_(self._averaging.factor)
+            start_all_reduce(flat, self._averaging.operation, self.group).wait()
+            pieces = flat.split([parameter.numel() for _, parameter in kind])  # type: ignore[no-untyped-call]
+            for (number, parameter), piece in zip(kind, pieces, strict=True):
+                if parameter.grad is not None:
+                    parameter.grad.copy_(piece.view(parameter.shape))
+                elif usage.anywhere(number):
+                    parameter.grad = piece.view(parameter.shape).clone()
+
+    # State
+
+    @torch.no_grad()
+    def full_state_dict(self) -> dict[str, Tensor]:
+        """Return all parameters and persistent buffers whole, under the wrapped module's names, on every rank alike.
+
+        Call it on every rank. Parameters have the dtype that the module had; tensors are copies, on their devices.
+        """
+        for unit in self.units:
+            self._free(unit)
+        held = {id(one.part): one for unit in self.units for one in unit.sharded}
+        copies: dict[int, Tensor] = {}
+        state: dict[str, Tensor] = {}
+        for name, value in self.module.state_dict(keep_vars=True).items():
+            if id(value) not in copies:
+                one = held.get(id(value))
+                copies[id(value)] = value.detach().clone() if one is None else self._gathered(one)
+            state[name] = copies[id(value)]
+        return state
+
+    def _gathered(self, one: Held) -> Tensor:
+        whole = torch.empty(one.memory.shape, dtype=one.part.dtype, device=one.part.device)
+        start_all_gather(whole, one.part.detach(), self.group).wait()
+        return whole[: one.numel].view(one.shape).clone()
+
+
+def _unit_modules(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the modules that are units of their own, with their names."""
+    children = list(module.named_children())
+    if not children:
+        yield prefix.removesuffix("."), module
+        return
+    for name, child in children:
+        # A list is never called itself, nor is one inside a list.
+        if isinstance(module, nn.ModuleList) and not isinstance(child, nn.ModuleList | nn.ModuleDict):
+            yield f"{prefix}{name}", child
+        else:
+            yield from _unit_modules(child, f"{prefix}{name}.")
+
+
+def _in_backward() -> bool:
+    return bool(torch._C._current_graph_task_id() != -1)  # type: ignore[attr-defined]
+
+
+def _forward_hooks(
+    this: weakref.ReferenceType[FullyShardedDataParallel], unit: Unit
+) -> tuple[Callable[..., None], Callable[..., None]]:
+    def before(module: nn.Module, inputs: Any, named_inputs: Any) -> None:
+        wrapper = this()
+        if wrapper is not None:
+            wrapper.before_forward(unit, (inputs, named_inputs))
+
+    def after(module: nn.Module, inputs: Any, outputs: Any) -> None:
+        wrapper = this()
+        if wrapper is not None:
+            wrapper.after_forward(unit, outputs)
+
+    return before, after
+
+
+def _backward_hook(
+    this: weakref.ReferenceType[FullyShardedDataParallel],
+    unit: Unit,
+    method: Callable[[FullyShardedDataParallel, Unit], None],
+) -> Callable[[Any], None]:
+    def hook(gradients: Any) -> None:
+        wrapper = this()
+        if wrapper is not None:
+            method(wrapper, unit)
+
+    return hook
+
+
+def _cast_inputs(dtype: torch.dtype, module: nn.Module, inputs: Any, named_inputs: Any) -> tuple[Any, Any]:
+    def cast(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            return value.to(dtype)
+        return value
+
+    return tree_map(cast, (inputs, named_inputs))  # type: ignore[no-any-return]

@@ -1,0 +1,539 @@
+"""Starts the ranks of one job on this host, and ends them together.
+
+    results = launch(train, {"steps": 10}, world_size=2, backend="gloo", folder=logs)
+
+calls `train(rank, {"steps": 10})` in two new processes, in each of which the default process group is initialised, and
+returns what the calls returned. torch's elastic launcher starts the processes; they meet at 127.0.0.1, at a port that
+the kernel chooses, so jobs on one host cannot meet each other's. Each rank is connected to the launching process by a
+socket, over which it tells that it is alive, that a step is done, what it reports and what it returns. When one
+rank raises, dies, or makes no step in time, all are killed at once: the others may wait for it in a collective
+operation, where no signal handler would run.
+
+Ranks inherit the environment, so settings such as NCCL_NVLS_ENABLE reach them. A rank's standard output and error are
+in `folder`, in `rank-0.log` and so on. A rank dies with the process that launched it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import datetime
+import faulthandler
+import importlib
+import json
+import logging
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client, Connection, Listener, wait
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+
+Plain: TypeAlias = "bool | int | float | str | list[Plain] | Mapping[str, Plain] | None"
+"""Plain data: what JSON can hold."""
+
+BACKENDS = {"gloo": "cpu", "nccl": "cuda"}
+"""The type of device that each backend is used for."""
+START_TIMEOUT_S = 300.0
+STEP_TIMEOUT_S = 60.0
+LAST_WORDS_S = 0.5
+"""How long a rank that is about to be killed for its silence may take to write where it is."""
+END_S = 10.0
+"""How long killed ranks may take to vanish."""
+CAUSE_S = 0.3
+"""How long to look for the cause of a failure among the other ranks."""
+LOG_TAIL_BYTES = 4000
+REQUEST = "FLOPWATCH_RANK_REQUEST"
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where NCCL and torch make files; none are made here
+SHARED_MEMORY_NAMES = ("nccl-", "torch_", "gloo")
+PR_SET_PDEATHSIG = 1
+
+
+class RanksFailed(Exception):
+    """A rank raised, died or stopped, and all were ended.
+
+    Attributes:
+        rank: The rank to blame; None if none can be told from the others.
+        reason: What it did, in words.
+        trace: Its traceback, or "".
+        log: The end of its log, or "".
+        log_file: Its log.
+    """
+
+    def __init__(
+        self, rank: int | None, reason: str, *, trace: str = "", log: str = "", log_file: Path | None = None
+    ) -> None:
+        self.rank, self.reason, self.trace, self.log, self.log_file = rank, reason, trace, log, log_file
+        who = "the ranks" if rank is None else f"rank {rank}"
+        details = "".join(f"\n{text.rstrip()}" for text in (trace or log,) if text)
+        where = f" (log: {log_file})" if log_file is not None else ""
+        super().__init__(f"{who} {reason}{where}{details}")
+
+
+class RanksTimedOut(RanksFailed):
+    """The ranks did not start, or made no step, within their time."""
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What a rank's function is given: who it is, and how it speaks to the process that launched it."""
+
+    index: int
+    world_size: int
+    backend: str
+    device: torch.device
+    _channel: Connection = field(repr=False)
+
+    def step_done(self) -> None:
+        """Tell that a step is done. From the first one on, each must follow the last within the step's timeout."""
+        _send(self._channel, "step", None)
+
+    def report(self, message: Plain) -> None:
+        """Hand plain data to the launching process, which passes it to `reported`."""
+        _send(self._channel, "report", message)
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What a rank needs to begin, as one line of JSON in its environment."""
+
+    address: str
+    key: str
+    function: str
+    path: list[str]
+    parent: int
+    backend: str
+    threads: int | None
+    start_timeout_s: float
+
+
+def launch(
+    function: Callable[..., Plain],
+    *arguments: Plain,
+    world_size: int,
+    backend: str,
+    folder: Path,
+    start_timeout_s: float = START_TIMEOUT_S,
+    step_timeout_s: float = STEP_TIMEOUT_S,
+    reported: Callable[[int, Any], None] | None = None,
+) -> list[Any]:
+    """Call `function(rank, *arguments)` in `world_size` new processes, and wait for all of them.
+
+    Args:
+        function: A function of a module, which the ranks import by its name; its first argument is a Rank.
+        arguments: Plain data.
+        world_size: Number of ranks; with nccl, each has the GPU of its own number.
+        backend: "gloo" for CPUs or "nccl" for GPUs.
+        folder: Where the logs go; it exists.
+        start_timeout_s: Seconds from the start to each rank's first `step_done` (or its return): for imports,
+            compilation and warm-up.
+        step_timeout_s: Seconds between two `step_done` of a rank, and from the last one to its return.
+        reported: Called in this thread, with the rank's index and what it reported.
+
+    Returns:
+        What each rank's function returned, in the order of ranks, as JSON brings it back: tuples are lists.
+
+    Raises:
+        ValueError: an argument is out of range or not plain data, or the ranks could not import the function.
+        RanksFailed: a rank raised or died. RanksTimedOut: it made no step in time.
+    """
+    _check(world_size, backend, start_timeout_s, step_timeout_s)
+    address = f"\0flopwatch-{secrets.token_hex(16)}"
+    key = secrets.token_bytes(32)
+    request = _Request(
+        address[1:],
+        key.hex(),
+        _name_of(function),
+        [entry or str(Path.cwd()) for entry in sys.path],
+        os.getpid(),
+        backend,
+        _threads_per_rank(world_size, backend),
+        start_timeout_s,
+    )
+    text = _to_json(list(arguments), "arguments")
+    with Listener(address, family="AF_UNIX", backlog=world_size, authkey=key) as listener:
+        elastic = _Elastic(world_size, folder, json.dumps(vars(request)))
+        ranks = _Ranks(world_size, folder, text, start_timeout_s, step_timeout_s, reported or _nothing)
+        elastic.start()
+        try:
+            ranks.connect(listener, elastic)
+            ranks.listen()
+        finally:
+            ranks.end()
+            elastic.join(END_S)
+    return [json.loads(ranks.results[index]) for index in range(world_size)]
+
+
+def _check(world_size: int, backend: str, start_timeout_s: float, step_timeout_s: float) -> None:
+    if world_size < 1:
+        raise ValueError(f"world_size must be 1 or more, not {world_size}")
+    if backend not in BACKENDS:
+        raise ValueError(f"unknown backend {backend!r}; known are {', '.join(BACKENDS)}")
+    if backend == "nccl" and (present := torch.cuda.device_count()) < world_size:
+        raise ValueError(f"{world_size} nccl ranks need as many GPUs; there are {present}")
+    for name, value in (("start_timeout_s", start_timeout_s), ("step_timeout_s", step_timeout_s)):
+        if not value > 0:
+            raise ValueError(f"{name} must be more than 0, not {value}")
+
+
+def _name_of(function: Callable[..., Plain]) -> str:
+    """Return "module:function". What runs as `python -m package.module` is imported by that name."""
+    module = function.__module__
+    if module == "__main__":
+        specification = getattr(sys.modules["__main__"], "__spec__", None)
+        if specification is None:
+            raise ValueError(
+                f"ranks cannot import {function.__qualname__}: put it into a module, or run with python -m"
+            )
+        module = specification.name.removesuffix(".__main__")
+    if "." in function.__qualname__:
+        raise ValueError(f"ranks cannot import {function.__qualname__}: it must be a function of a module")
+    return f"{module}:{function.__qualname__}"
+
+
+def _threads_per_rank(world_size: int, backend: str) -> int | None:
+    """Return the threads of a CPU rank: its share of the cores, unless the environment says otherwise."""
+    if backend != "gloo" or "OMP_NUM_THREADS" in os.environ:
+        return None
+    return max(1, len(os.sched_getaffinity(0)) // world_size)
+
+
+def _to_json(value: object, what: str) -> str:
+    try:
+        return json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{what} must be plain data, as JSON can hold it: {error}") from error
+
+
+def _nothing(rank: int, message: Any) -> None:
+    """Ignore what ranks report."""
+
+
+def _send(channel: Connection, kind: str, content: object) -> None:
+    channel.send_bytes(json.dumps([kind, time.monotonic(), content]).encode())
+
+
+class _Elastic(threading.Thread):
+    """torch's elastic launcher, in a thread of its own: there it leaves this process's signal handlers alone."""
+
+    def __init__(self, world_size: int, folder: Path, request: str) -> None:
+        super().__init__(name="elastic-launcher", daemon=True)
+        self._world_size, self._folder, self._request = world_size, folder, request
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=self._world_size,
+            run_id=secrets.token_hex(8),
+            rdzv_backend="c10d",
+            rdzv_endpoint="127.0.0.1:0",
+            local_addr="127.0.0.1",
+            max_restarts=0,
+            monitor_interval=0.05,
+            logs_specs=_logs(self._folder, self._request),
+        )
+        variable = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+        before = os.environ.get(variable)
+        # It warns that ranks outlive a process without its signal handlers (ours do not), and tells failures by exit
+        # codes (RanksFailed says more).
+        log = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
+        level = log.level
+        log.setLevel(logging.CRITICAL)
+        try:
+            elastic_launch(config, sys.executable)("-P", "-c", _RANK_PROGRAM)
+        except ChildFailedError:
+            # The ranks' own connections say which one failed and why.
+            pass
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that launched
+            self.error = error
+        finally:
+            log.setLevel(level)
+            os.environ.pop(variable, None)
+            if before is not None:
+                os.environ[variable] = before
+
+
+# Both streams go to one file: whatever is written first lands before what comes later.
+_RANK_PROGRAM = "import os; os.dup2(1, 2); from parallel.process_group import rank_main; rank_main()"
+
+
+def _logs(folder: Path, request: str) -> Any:
+    from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
+
+    class Logs(LogsSpecs):
+        """One log per rank. The launcher asks for it with each rank's environment, to which the request is added."""
+
+        def __init__(self) -> None:
+            super().__init__(str(folder))
+
+        def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+            for environment in envs.values():
+                environment[REQUEST] = request
+                environment["PYTHONPATH"] = os.pathsep.join(json.loads(request)["path"])
+            files = {index: str(log_file(folder, index)) for index in envs}
+            errors = dict.fromkeys(envs, os.devnull)
+            return LogsDest(files, dict(files), {}, {}, errors, os.devnull, os.devnull)
+
+        @property
+        def root_log_dir(self) -> str:
+            return str(folder)
+
+    return Logs()
+
+
+def log_file(folder: Path, rank: int) -> Path:
+    """Return where a rank's output goes."""
+    return folder / f"rank-{rank}.log"
+
+
+class _Ranks:
+    """The launching process's view of the ranks: their connections, processes and deadlines."""
+
+    def __init__(
+        self,
+        world_size: int,
+        folder: Path,
+        arguments: str,
+        start_timeout_s: float,
+        step_timeout_s: float,
+        reported: Callable[[int, Any], None],
+    ) -> None:
+        self._world_size, self._folder, self._arguments = world_size, folder, arguments
+        self._start_timeout_s, self._step_timeout_s = start_timeout_s, step_timeout_s
+        self._reported = reported
+        self.results: dict[int, str] = {}
+        self._channels: dict[int, Connection] = {}
+        self._processes: dict[int, int] = {}
+        """Descriptors of the ranks' processes, by rank: they cannot come to mean others."""
+        self._pids: dict[int, int] = {}
+        self._open: dict[int, Connection] = {}
+        """The connections that are not closed yet."""
+        self._raised: set[int] = set()
+        self._failures: list[tuple[tuple[float, int], RanksFailed]] = []
+        """Failures by the time of their cause."""
+        self._steps = dict.fromkeys(range(world_size), 0)
+        self._deadlines = dict.fromkeys(range(world_size), time.monotonic() + start_timeout_s)
+
+    def connect(self, listener: Listener, elastic: _Elastic) -> None:
+        """Wait for the ranks' connections, and send each its arguments."""
+        socket = listener._listener._socket  # type: ignore[attr-defined]
+        while len(self._channels) < self._world_size:
+            if wait([socket], timeout=0.05):
+                try:
+                    channel = listener.accept()
+                    index, pid = json.loads(channel.recv_bytes())
+                except (AuthenticationError, EOFError, OSError):
+                    continue  # a rank that died at once, which the launcher tells, or a stranger
+                self._channels[index] = self._open[index] = channel
+                self._pids[index] = pid
+                self._processes[index] = os.pidfd_open(pid)
+                channel.send_bytes(self._arguments.encode())
+                continue
+            if not elastic.is_alive():
+                self._never_started(elastic)
+            if time.monotonic() > self._deadlines[0]:
+                missing = self._missing()
+                raise RanksTimedOut(
+                    missing, f"did not start within {self._start_timeout_s:g} s", **self._log_of(missing)
+                )
+
+    def _never_started(self, elastic: _Elastic) -> None:
+        if elastic.error is not None:
+            raise RanksFailed(None, f"could not be launched: {elastic.error}") from elastic.error
+        missing = self._missing()
+        raise RanksFailed(missing, "ended before it began", **self._log_of(missing))
+
+    def _missing(self) -> int:
+        """Return a rank that is not connected: one that has written why, if there is one."""
+        missing = [index for index in range(self._world_size) if index not in self._channels]
+        return max(missing, key=lambda index: bool(self._log_of(index)["log"]))
+
+    def listen(self) -> None:
+        """Take the ranks' messages until all have returned and closed their connections."""
+        while self._open:
+            now = time.monotonic()
+            late = [index for index in self._open if self._deadlines[index] < now]
+            if late:
+                self._silent(late)
+            self._receive(max(0.0, min(self._deadlines[index] for index in self._open) - now))
+            if self._failures:
+                # What one rank's failure did to others may have arrived first.
+                until = time.monotonic() + CAUSE_S
+                while self._open and (left := until - time.monotonic()) > 0:
+                    self._receive(left)
+                raise min(self._failures)[1]
+
+    def _receive(self, timeout_s: float) -> None:
+        """Take a message from each rank that has sent one."""
+        ranks = {channel: index for index, channel in self._open.items()}
+        for channel in wait(list(ranks), timeout=timeout_s):
+            index = ranks[channel]  # type: ignore[index]
+            try:
+                kind, at, content = json.loads(channel.recv_bytes())  # type: ignore[union-attr]
+            except (EOFError, OSError):
+                del self._open[index]
+                if index not in self.results and index not in self._raised:
+                    # Nothing but a rank's own end closes its connection without a word: it comes before any error.
+                    error = RanksFailed(index, f"died after step {self._steps[index]}", **self._log_of(index))
+                    self._failures.append(((0.0, index), error))
+            else:
+                self._take(index, kind, at, content)
+
+    def _take(self, index: int, kind: str, at: float, content: Any) -> None:
+        self._deadlines[index] = time.monotonic() + self._step_timeout_s
+        match kind:
+            case "step":
+                self._steps[index] += 1
+            case "report":
+                self._reported(index, content)
+            case "returned":
+                self.results[index] = content
+            case "raised":
+                self._raised.add(index)
+                error = RanksFailed(index, f"raised {content['error']}", trace=content["trace"], **self._log_of(index))
+                self._failures.append(((at, index), error))
+
+    def _silent(self, late: list[int]) -> None:
+        """Blame a rank for a timeout: a stopped one, else the one with the fewest steps, if it is alone with them."""
+        stopped = [index for index in self._pids if _is_stopped(self._pids[index])]
+        fewest = min(self._steps[index] for index in late)
+        slowest = [index for index in late if self._steps[index] == fewest]
+        started = fewest > 0
+        limit = self._step_timeout_s if started else self._start_timeout_s
+        doing = f"no step within {limit:g} s after step {fewest}" if started else f"no first step within {limit:g} s"
+        if stopped:
+            raise RanksTimedOut(stopped[0], f"was stopped and made {doing}", **self._log_of(stopped[0]))
+        self._last_words()
+        blamed = slowest[0] if len(slowest) == 1 else None
+        seen = slowest[0]
+        raise RanksTimedOut(blamed, f"made {doing}", **self._log_of(seen))
+
+    def _last_words(self) -> None:
+        """Let every rank write to its log where it is."""
+        for process in self._processes.values():
+            _signal(process, signal.SIGUSR1)
+        time.sleep(LAST_WORDS_S)
+
+    def _log_of(self, index: int) -> dict[str, Any]:
+        path = log_file(self._folder, index)
+        try:
+            content = path.read_bytes()[-LOG_TAIL_BYTES:].decode(errors="replace")
+        except OSError:
+            content = ""
+        return {"log": content, "log_file": path}
+
+    def end(self) -> None:
+        """See to it that no rank is left, nor shared memory that one has not removed itself."""
+        shared: set[Path] = set()
+        if len(self.results) < self._world_size:
+            shared = {file for pid in self._pids.values() for file in shared_memory_of(pid)}
+            self._kill()
+        self._wait()
+        self._kill()
+        self._wait()
+        for process in self._processes.values():
+            os.close(process)
+        for channel in self._channels.values():
+            channel.close()
+        for file in shared:
+            file.unlink(missing_ok=True)
+
+    def _kill(self) -> None:
+        for process in self._processes.values():
+            _signal(process, signal.SIGKILL)
+
+    def _wait(self) -> None:
+        """Wait for the ranks' processes to end, but not for ever."""
+        until = time.monotonic() + END_S
+        for process in self._processes.values():
+            wait([process], timeout=max(0.0, until - time.monotonic()))
+
+
+def _signal(process: int, number: signal.Signals) -> None:
+    try:
+        signal.pidfd_send_signal(process, number)
+    except ProcessLookupError:
+        return  # it has ended
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state in "Tt"
+
+
+def shared_memory_of(pid: int) -> set[Path]:
+    """Return the files in shared memory that NCCL, gloo or torch have made for a process and that still have a name."""
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return set()
+    names = {line.split(maxsplit=5)[-1] for line in maps.splitlines() if f" {SHARED_MEMORY}/" in line}
+    files = {Path(name) for name in names if not name.endswith(" (deleted)")}
+    return {file for file in files if file.name.startswith(SHARED_MEMORY_NAMES)}
+
+
+def rank_main() -> None:
+    """Be a rank: connect to the launching process, join the process group, call the function, send its result."""
+    request = _Request(**json.loads(os.environ.pop(REQUEST)))
+    _die_with_parent(request.parent)
+    # The elastic launcher sends it to all ranks when one has ended. They are killed anyway, and until then a rank that
+    # ends without a word is the one to blame.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
+    index, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    channel = Client(f"\0{request.address}", family="AF_UNIX", authkey=bytes.fromhex(request.key))
+    channel.send_bytes(json.dumps([index, os.getpid()]).encode())
+    try:
+        arguments = json.loads(channel.recv_bytes())
+        device = _initialise(request)
+        module, _, name = request.function.partition(":")
+        function = getattr(importlib.import_module(module), name)
+        result = function(Rank(index, world_size, request.backend, device, channel), *arguments)
+        text = _to_json(result, f"what {name} returns")
+    except BaseException as error:
+        traceback.print_exc()
+        _send(channel, "raised", {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()})
+        raise
+    _send(channel, "returned", text)
+    dist.destroy_process_group()
+
+
+def _initialise(request: _Request) -> torch.device:
+    """Initialise the default process group; return this rank's device."""
+    timeout = datetime.timedelta(seconds=request.start_timeout_s)
+    if request.backend == "nccl":
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device, timeout=timeout)
+        return device
+    if request.threads is not None:
+        torch.set_num_threads(request.threads)
+    # Ranks of one host need no name service and no network.
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", timeout=timeout)
+    return torch.device("cpu")
+
+
+def _die_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when the one that launched it ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)

@@ -1,0 +1,44 @@
+"""One pool of ranks per world size for all tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.parallel.pool import Pool
+
+
+@pytest.fixture(scope="session")
+def two_ranks() -> Iterator[Pool]:
+    """Two ranks over gloo."""
+    pool = Pool(2)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
+def three_ranks() -> Iterator[Pool]:
+    """Three ranks over gloo."""
+    pool = Pool(3)
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(params=[2, 3])
+def ranks(request: pytest.FixtureRequest) -> Pool:
+    """Two ranks, then three."""
+    pool: Pool = request.getfixturevalue("two_ranks" if request.param == 2 else "three_ranks")
+    return pool
+
+
+@pytest.fixture(scope="session")
+def two_gpus() -> Iterator[Pool]:
+    """Two ranks over NCCL, each with a GPU."""
+    import torch
+
+    if torch.cuda.device_count() < 2:
+        pytest.skip(f"needs two GPUs; there are {torch.cuda.device_count()}")
+    pool = Pool(2, "nccl")
+    yield pool
+    pool.close()

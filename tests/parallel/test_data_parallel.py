@@ -1,0 +1,58 @@
+"""The data-parallel wrappers, over gloo with real processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.parallel import training
+from tests.parallel.pool import Pool
+
+WRAPPERS = ["naive", "flat", "overlapped", "bucketed, one", "bucketed, tiny", "bucketed", "bucketed, growing"]
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_training_equals_one_process_with_the_whole_batch(ranks: Pool, wrapper: str, set_to_none: bool) -> None:
+    ranks(training.parity, wrapper, set_to_none)
+
+
+@pytest.mark.parametrize("no_sync", [True, False])
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_gradients_accumulate(ranks: Pool, wrapper: str, no_sync: bool) -> None:
+    ranks(training.accumulation, wrapper, no_sync)
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_ranks_may_use_different_parameters(ranks: Pool, wrapper: str) -> None:
+    ranks(training.branches, wrapper, {0: [0, 1], 1: [1, 0, 2], 2: [2]})
+    ranks(training.no_gradient_at_all, wrapper)
+
+
+def test_gradients_are_views_of_the_bucket(two_ranks: Pool) -> None:
+    for found in two_ranks(training.bucket_views):
+        for mode in (True, False):
+            # One bucket per dtype; the unused layer's gradient is nowhere.
+            assert found[f"memories after {mode}"] == {"torch.float32": 1, "torch.float64": 1}
+        assert found["address after True"] == found["address after False"]
+        assert not any(found["kept"])
+
+
+def test_gradients_in_one_memory_are_averaged_once(ranks: Pool) -> None:
+    ranks(training.aliased)
+
+
+def test_a_former_wrapper_is_gone(two_ranks: Pool) -> None:
+    two_ranks(training.rewrapped)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("different", "rank 1's module differs from rank 0's"),
+        ("size", "bucket_size_mb must be more than 0, not 0"),
+        ("first", "first_bucket_size_mb (2) must not exceed bucket_size_mb (1)"),
+        ("sparse", "the gradient of weight is sparse"),
+    ],
+)
+def test_wrong_uses_are_refused(two_ranks: Pool, what: str, message: str) -> None:
+    assert all(message in answer for answer in two_ranks(training.raises, what))

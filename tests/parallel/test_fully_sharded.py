@@ -1,0 +1,55 @@
+"""Fully sharded data parallelism, over gloo with real processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.parallel import training
+from tests.parallel.pool import Pool
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_training_equals_one_process_with_the_whole_batch(ranks: Pool, set_to_none: bool) -> None:
+    ranks(training.fully_sharded_parity, set_to_none)
+
+
+@pytest.mark.parametrize("where", ["outside", "inside"])
+@pytest.mark.parametrize("how", ["reentrant", "non-reentrant"])
+def test_activation_checkpointing(two_ranks: Pool, where: str, how: str) -> None:
+    two_ranks(training.fully_sharded_parity, True, f"{where} {how}")
+
+
+def test_gradients_accumulate(ranks: Pool) -> None:
+    ranks(training.fully_sharded_parity, True, "", 2)
+
+
+def test_ranks_may_use_different_parameters_of_a_unit(ranks: Pool) -> None:
+    ranks(training.fully_sharded_branches, {0: [0, 1], 1: [1, 0, 2], 2: [2]})
+
+
+def test_evaluation_leaves_nothing_behind(two_ranks: Pool) -> None:
+    two_ranks(training.fully_sharded_after_evaluation)
+
+
+def test_computation_in_another_dtype(ranks: Pool) -> None:
+    for found in ranks(training.fully_sharded_compute_dtype):
+        assert found["computed"] == ["torch.bfloat16"]
+        assert found["masters"] == ["torch.float32", "torch.float64"]
+        assert (found["state"], found["gradient"]) == ("torch.float32", "torch.float32")
+        for ours, theirs in found["losses"]:
+            assert ours == pytest.approx(theirs, rel=0.03)
+        assert found["losses"][-1][0] < found["losses"][0][0]
+
+
+def test_each_rank_keeps_its_parts_only(ranks: Pool) -> None:
+    world_size = ranks.world_size
+    for found in ranks(training.fully_sharded_sizes):
+        parts = found["parts"]
+        assert parts["embedding.weight"] == -(-13 * 8 // world_size)
+        assert parts["blocks.0.up.weight"] == -(-11 * 8 // world_size)
+        assert parts["frozen.weight"] == -(-8 * 8 // world_size)
+        assert (parts["norm.weight"], parts["blocks.0.up.bias"]) == (8, 11)
+        assert found["memory"] == 0
+        # The tied embedding stays; of the blocks only the one that runs is whole.
+        assert found["units"][:3] == ["", "blocks.0", "blocks.1"]
+        assert all(whole == ["", "blocks.1"] for whole in found["whole"])

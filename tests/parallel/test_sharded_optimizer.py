@@ -1,0 +1,49 @@
+"""The sharded optimizer, over gloo with real processes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.parallel import training
+from tests.parallel.pool import Pool
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "AdamW, fused", "SGD"])
+def test_training_equals_the_plain_optimizer(ranks: Pool, kind: str) -> None:
+    ranks(training.optimizer_parity, kind)
+
+
+def test_each_parameters_state_is_on_one_rank(ranks: Pool) -> None:
+    found = ranks(training.optimizer_memory)
+    names = [name for one in found for name in one["parameters"]]
+    assert len(names) == len(set(names)) > 8
+    total, largest = found[0]["all"], found[0]["largest"]
+    # Two moments per parameter. Greedy: no rank has more than its share and one largest parameter.
+    assert sum(one["bytes"] for one in found) == 2 * total
+    for one in found:
+        assert one["bytes"] / 2 <= total / len(found) + largest
+
+
+def test_parameter_groups_and_later_ones(ranks: Pool) -> None:
+    ranks(training.optimizer_groups)
+
+
+@pytest.mark.parametrize("to", [0, 1])
+def test_state_is_consolidated_and_loaded(ranks: Pool, to: int) -> None:
+    for rank, found in enumerate(ranks(training.optimizer_state, to)):
+        other = (rank + 1) % ranks.world_size
+        assert f"this is the part of rank {other} of {ranks.world_size}" in found["refused"]
+        assert 0 < found["part"] < found["whole"]
+
+
+def test_parameters_that_share_memory_stay_where_they_are(ranks: Pool) -> None:
+    ranks(training.optimizer_alone_in_memory)
+
+
+def test_wrong_uses_are_refused(two_ranks: Pool) -> None:
+    for closure, rank, groups, empty, different in two_ranks(training.optimizer_refuses):
+        assert "takes no closure" in closure
+        assert "to must be a rank from 0 to 1, not 9" in rank
+        assert "other parameter groups" in groups
+        assert "empty parameter list" in empty
+        assert "list of parameters differs from rank 0's" in different

@@ -1,0 +1,513 @@
+"""What the pool's ranks do: train in parallel, and compare with one process on the whole batch."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import parallel
+from tests.parallel.models import Branches, Everything, batch, loss_of
+
+WRAPPERS = {
+    "naive": parallel.NaiveDataParallel,
+    "flat": parallel.FlatDataParallel,
+    "overlapped": parallel.OverlappedDataParallel,
+    "bucketed, one": lambda module: parallel.BucketedDataParallel(module, None),
+    "bucketed, tiny": lambda module: parallel.BucketedDataParallel(module, 1e-6),
+    "bucketed": lambda module: parallel.BucketedDataParallel(module, 0.0005),
+    "bucketed, growing": lambda module: parallel.BucketedDataParallel(module, 0.01, first_bucket_size_mb=0.0002),
+}
+STEPS = 4
+
+
+def device() -> torch.device:
+    return torch.device("cuda", dist.get_rank()) if dist.get_backend() == "nccl" else torch.device("cpu")
+
+
+def part(tensor: Tensor) -> Tensor:
+    """This rank's part of the batch."""
+    return tensor.chunk(dist.get_world_size())[dist.get_rank()].to(device())
+
+
+def different_model() -> Everything:
+    """A model that is another one on every rank: only a broadcast makes them equal."""
+    torch.manual_seed(dist.get_rank())
+    model = Everything()
+    model.count += dist.get_rank()
+    return model.to(device())
+
+
+def first_ranks_model() -> Everything:
+    torch.manual_seed(0)
+    return Everything().to(device())
+
+
+def close(ours: Tensor, theirs: Tensor, name: str) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5, msg=lambda text: f"{name}: {text}")
+
+
+def same_as(module: nn.Module, reference: nn.Module, *, gradients: bool = True) -> None:
+    theirs = dict(reference.named_parameters())
+    assert {name for name, _ in module.named_parameters()} == set(theirs)
+    for name, parameter in module.named_parameters():
+        close(parameter, theirs[name], name)
+        if gradients:
+            gradient = theirs[name].grad
+            assert (parameter.grad is None) == (gradient is None), f"gradient of {name}"
+            if gradient is not None:
+                close(parameter.grad, gradient, f"gradient of {name}")
+
+
+def parity(wrapper: str, set_to_none: bool) -> None:
+    """Train some steps with every rank's part, and alone with the whole batch: all gradients and parameters agree."""
+    model = WRAPPERS[wrapper](different_model())
+    alone = first_ranks_model()
+    for name, value in alone.named_buffers():
+        assert torch.equal(dict(model.module.named_buffers())[name], value), name
+    # Momentum and decay would change a parameter whose gradient is zero instead of None.
+    ours, theirs = (torch.optim.AdamW(m.parameters(), lr=0.01, weight_decay=0.1) for m in (model, alone))
+    for step in range(STEPS):
+        inputs, targets = batch(step)
+        ours.zero_grad(set_to_none=set_to_none)
+        theirs.zero_grad(set_to_none=set_to_none)
+        loss_of(model(part(inputs)), part(targets)).backward()
+        model.finish_gradient_synchronization()
+        loss_of(alone(inputs.to(device())), targets.to(device())).backward()
+        same_as(model.module, alone)
+        ours.step()
+        theirs.step()
+    same_as(model.module, alone)
+
+
+def accumulation(wrapper: str, no_sync: bool) -> None:
+    """Two backward passes per step, with and without no_sync around the first, equal one over both batches."""
+    model, alone = WRAPPERS[wrapper](different_model()), first_ranks_model()
+    for step in range(2):
+        for micro in range(2):
+            inputs, targets = batch(10 * step + micro)
+            if no_sync and micro == 0:
+                with model.no_sync():
+                    loss_of(model(part(inputs)), part(targets)).backward()
+                    model.finish_gradient_synchronization()
+                local = model.module.norm.weight.grad.clone()
+                everywhere = [torch.empty_like(local) for _ in range(dist.get_world_size())]
+                dist.all_gather(everywhere, local)
+                assert not torch.allclose(everywhere[0], everywhere[1]), "no_sync has synchronized"
+            else:
+                loss_of(model(part(inputs)), part(targets)).backward()
+            loss_of(alone(inputs.to(device())), targets.to(device())).backward()
+        model.finish_gradient_synchronization()
+        same_as(model.module, alone)
+        model.zero_grad()
+        alone.zero_grad()
+
+
+def branches(wrapper: str, chosen: dict[int, list[int]]) -> None:
+    """Ranks use different parameters, in different orders: averages count the others as zero, and nobody waits."""
+    torch.manual_seed(dist.get_rank())
+    model = WRAPPERS[wrapper](Branches().to(device()))
+    torch.manual_seed(0)
+    alone = Branches().to(device())
+    world = dist.get_world_size()
+    inputs = torch.randn(world, 4, device=device())
+    for _ in range(2):
+        model.zero_grad()
+        alone.zero_grad()
+        model(inputs[dist.get_rank()], chosen[dist.get_rank()]).sum().backward()
+        model.finish_gradient_synchronization()
+        for rank in range(world):
+            (alone(inputs[rank], chosen[rank]).sum() / world).backward()
+        same_as(model.module, alone)
+
+
+def no_gradient_at_all(wrapper: str) -> None:
+    """The last rank has no backward pass."""
+    model = WRAPPERS[wrapper](nn.Linear(3, 2).to(device()))
+    if dist.get_rank() + 1 < dist.get_world_size():
+        model(torch.ones(3, device=device())).sum().backward()
+    model.finish_gradient_synchronization()
+    share = (dist.get_world_size() - 1) / dist.get_world_size()
+    close(model.module.bias.grad, torch.full((2,), share, device=device()), "bias")
+
+
+def bucket_views() -> dict[str, Any]:
+    """Which gradients share memory, before and after zero_grad, and whether anything but they keeps it."""
+    model = parallel.BucketedDataParallel(Everything(), None)
+    found: dict[str, Any] = {}
+    for mode in (True, False):
+        model.zero_grad(set_to_none=mode)
+        inputs, targets = batch(0)
+        loss_of(model(part(inputs)), part(targets)).backward()
+        model.finish_gradient_synchronization()
+        found[f"memories after {mode}"] = {
+            str(dtype): len(
+                {
+                    parameter.grad.untyped_storage().data_ptr()
+                    for parameter in model.parameters()
+                    if parameter.grad is not None and parameter.dtype == dtype
+                }
+            )
+            for dtype in (torch.float32, torch.float64)
+        }
+        found[f"address after {mode}"] = model.module.norm.weight.grad.untyped_storage().data_ptr()
+    found["kept"] = [bucket.memory is not None for bucket in model.buckets]
+    return found
+
+
+def raises(what: str) -> str:
+    """The error's text of one wrong use."""
+    try:
+        if what == "different":
+            parallel.NaiveDataParallel(nn.Linear(2, 2 + dist.get_rank()))
+        elif what == "size":
+            parallel.BucketedDataParallel(nn.Linear(2, 2), 0)
+        elif what == "first":
+            parallel.BucketedDataParallel(nn.Linear(2, 2), 1, first_bucket_size_mb=2)
+        elif what == "sparse":
+            model = parallel.BucketedDataParallel(nn.Embedding(3, 2, sparse=True), 1)
+            model(torch.tensor([1])).sum().backward()
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    return "nothing was raised"
+
+
+def rewrapped() -> None:
+    """The hooks of a wrapper that is gone leave the next one's gradients alone."""
+    module = nn.Linear(3, 2)
+    parallel.OverlappedDataParallel(module)
+    model = parallel.BucketedDataParallel(module)
+    model(torch.ones(3)).sum().backward()
+    model.finish_gradient_synchronization()
+    close(module.bias.grad, torch.ones(2), "bias")
+
+
+def aliased() -> None:
+    """Two parameters whose gradients autograd may leave in one memory."""
+    torch.manual_seed(0)
+    module = nn.ParameterDict({"a": torch.randn(2, 3), "b": torch.randn(6)})
+    model = parallel.OverlappedDataParallel(module)
+    alone = copy.deepcopy(module)
+    weight = torch.arange(6.0) + dist.get_rank()
+    ((module["a"].view(-1) + module["b"]) * weight).sum().backward()
+    model.finish_gradient_synchronization()
+    mean = torch.arange(6.0) + (dist.get_world_size() - 1) / 2
+    ((alone["a"].view(-1) + alone["b"]) * mean).sum().backward()
+    same_as(module, alone)
+
+
+def sharded(kind: str) -> Any:
+    return {
+        "AdamW": lambda parameters: parallel.ShardedOptimizer(parameters, torch.optim.AdamW, lr=0.01, weight_decay=0.1),
+        "AdamW, fused": lambda parameters: parallel.ShardedOptimizer(
+            parameters, torch.optim.AdamW, lr=0.01, weight_decay=0.1, fused=True
+        ),
+        "SGD": lambda parameters: parallel.ShardedOptimizer(parameters, torch.optim.SGD, lr=0.1, momentum=0.9),
+    }[kind]
+
+
+def plain(kind: str) -> Any:
+    return {
+        "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1),
+        "AdamW, fused": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1, fused=True),
+        "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    }[kind]
+
+
+def step_all(model: nn.Module, alone: nn.Module, ours: Any, theirs: Any, steps: range) -> None:
+    """Train both alike; gradients of `model` are set as data parallelism would leave them."""
+    for step in steps:
+        inputs, targets = batch(step)
+        for one, optimizer in ((model, ours), (alone, theirs)):
+            optimizer.zero_grad()
+            loss_of(one(inputs.to(device())), targets.to(device())).backward()
+            optimizer.step()
+        same_as(model, alone)
+
+
+def optimizer_parity(kind: str) -> None:
+    model, alone = first_ranks_model(), first_ranks_model()
+    ours, theirs = sharded(kind)(model.parameters()), plain(kind)(alone.parameters())
+    assert isinstance(ours, torch.optim.Optimizer)
+    scheduled = [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5) for optimizer in (ours, theirs)]
+    for step in range(STEPS):
+        step_all(model, alone, ours, theirs, range(step, step + 1))
+        for schedule in scheduled:
+            schedule.step()
+
+
+def optimizer_memory() -> dict[str, Any]:
+    """Bytes of state here, and which parameters have state here."""
+    model = first_ranks_model()
+    optimizer = sharded("AdamW")(model.parameters())
+    inputs, targets = batch(0)
+    loss_of(model(inputs.to(device())), targets.to(device())).backward()
+    optimizer.step()
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return {
+        "bytes": sum(
+            value.nbytes for state in optimizer.state.values() for value in state.values() if value.dim() or value.numel() > 1
+        ),
+        "parameters": [names[parameter] for parameter in optimizer.state],
+        "all": sum(p.nbytes for p in model.parameters() if p.grad is not None),
+        "largest": max(p.nbytes for p in model.parameters()),
+    }
+
+
+def optimizer_groups() -> None:
+    """Parameter groups with hyper-parameters of their own, one of them added later, fewer parameters than ranks."""
+    model, alone = first_ranks_model(), first_ranks_model()
+    made = []
+    for one in (model, alone):
+        groups = [
+            {"params": [one.norm.weight], "lr": 0.1, "weight_decay": 0.0},
+            {"params": one.blocks.parameters()},
+        ]
+        if one is model:
+            optimizer = parallel.ShardedOptimizer(groups, torch.optim.AdamW, lr=0.01)
+        else:
+            optimizer = torch.optim.AdamW(groups, lr=0.01)
+        made.append(optimizer)
+    step_all(model, alone, *made, range(2))
+    for one, optimizer in zip((model, alone), made, strict=True):
+        optimizer.add_param_group({"params": [one.embedding.weight], "lr": 0.05})
+    step_all(model, alone, *made, range(2, 4))
+    assert [group["lr"] for group in made[0].param_groups] == [0.1, 0.01, 0.05]
+    assert made[0].param_groups[0]["betas"] == (0.9, 0.999)
+
+
+def optimizer_state(to: int) -> dict[str, Any]:
+    """Consolidate, compare with one process's state, load into a new sharded and a plain optimizer, and go on."""
+    model, alone = first_ranks_model(), first_ranks_model()
+    ours, theirs = sharded("AdamW")(model.parameters()), plain("AdamW")(alone.parameters())
+    step_all(model, alone, ours, theirs, range(2))
+    part = ours.state_dict()
+    ours.consolidate_state_dict(to)
+    whole = [ours.state_dict() if dist.get_rank() == to else None]
+    dist.broadcast_object_list(whole, to)
+    expected = theirs.state_dict()
+    assert whole[0]["state"].keys() == expected["state"].keys()
+    for number, state in expected["state"].items():
+        for name, value in state.items():
+            close(whole[0]["state"][number][name].to(value.device), value, f"{name} of {number}")
+    theirs.load_state_dict(whole[0])  # the plain optimizer takes it
+    again = sharded("AdamW")(model.parameters())
+    again.load_state_dict(copy.deepcopy(whole[0]))
+    step_all(model, alone, again, theirs, range(2, 4))
+    again.load_state_dict(copy.deepcopy(part))  # its own part, too
+    assert ours.state_dict()["param_groups"] == expected["param_groups"]
+    parts: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(parts, part)
+    other = parts[(dist.get_rank() + 1) % dist.get_world_size()]
+    try:
+        again.load_state_dict(other)
+    except ValueError as error:
+        return {"refused": str(error), "part": len(part["state"]), "whole": len(whole[0]["state"])}
+    raise AssertionError("another rank's part was loaded")
+
+
+def optimizer_alone_in_memory() -> None:
+    """Parameters that share their memory with others are left where they are."""
+    torch.manual_seed(0)
+    memory = torch.randn(10, device=device())
+    first, second = nn.Parameter(memory[:4]), nn.Parameter(memory[4:])
+    turned = nn.Parameter(torch.randn(3, 2, 4, device=device()).permute(2, 0, 1)[:, :2])
+    optimizer = parallel.ShardedOptimizer([first, second, turned], torch.optim.SGD, lr=1.0)
+    before = [parameter.detach().clone() for parameter in (first, second, turned)]
+    for parameter in (first, second, turned):
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    for parameter, value in zip((first, second, turned), before, strict=True):
+        close(parameter, value - 1, "parameter")
+    assert torch.equal(memory, torch.cat([first, second]))
+
+
+def optimizer_refuses() -> list[str]:
+    texts = []
+    layer = nn.Linear(2, 2)
+    optimizer = parallel.ShardedOptimizer(layer.parameters(), torch.optim.SGD, lr=0.1)
+    wrong: list[Any] = [
+        lambda: optimizer.step(lambda: 1.0),
+        lambda: optimizer.consolidate_state_dict(9),
+        lambda: optimizer.load_state_dict({"state": {}, "param_groups": []}),
+        lambda: parallel.ShardedOptimizer([], torch.optim.SGD, lr=0.1),
+        lambda: parallel.ShardedOptimizer([torch.ones(2 + dist.get_rank(), requires_grad=True)], torch.optim.SGD),
+    ]
+    for use in wrong:
+        try:
+            use()
+        except (RuntimeError, ValueError) as error:
+            texts.append(str(error))
+        else:
+            texts.append("nothing was raised")
+    return texts
+
+
+def checkpointing(model: Everything, use_reentrant: bool) -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    for block in model.blocks:
+        forward = block.forward
+        block.forward = lambda x, forward=forward: checkpoint(forward, x, use_reentrant=use_reentrant)
+
+
+def outer_checkpointing(model: Everything, use_reentrant: bool) -> None:
+    """As TransformerLM does: the block is called inside the checkpoint."""
+    from torch.utils.checkpoint import checkpoint
+
+    class Checkpointed(nn.ModuleList):
+        def __iter__(self) -> Any:
+            return (lambda x, b=block: checkpoint(b, x, use_reentrant=use_reentrant) for block in super().__iter__())
+
+    model.blocks.__class__ = Checkpointed
+
+
+def fully_sharded_parity(set_to_none: bool, checkpoint: str = "", accumulate: int = 1) -> None:
+    model, alone = different_model(), first_ranks_model()
+    if checkpoint:
+        where, how = checkpoint.split()
+        (outer_checkpointing if where == "outside" else checkpointing)(model, how == "reentrant")
+    model = parallel.FullyShardedDataParallel(model)
+    ours, theirs = (torch.optim.AdamW(m.parameters(), lr=0.01, weight_decay=0.1) for m in (model, alone))
+    for step in range(STEPS):
+        ours.zero_grad(set_to_none=set_to_none)
+        theirs.zero_grad(set_to_none=set_to_none)
+        for micro in range(accumulate):
+            inputs, targets = batch(10 * step + micro)
+            loss_of(model(part(inputs)), part(targets)).backward()
+            loss_of(alone(inputs.to(device())), targets.to(device())).backward()
+        model.finish_gradient_synchronization()
+        same_gradients(model, alone)
+        ours.step()
+        theirs.step()
+        if step == 1:
+            with torch.no_grad():
+                inputs, _ = batch(99)
+                close(model(inputs.to(device())), alone(inputs.to(device())), "logits")
+    same_state(model, alone)
+
+
+def same_gradients(model: Any, alone: nn.Module) -> None:
+    """Compare each part's gradient with its place in the whole gradient."""
+    rank = dist.get_rank()
+    theirs = dict(alone.named_parameters())
+    for name, parameter in model.module.named_parameters():
+        gradient = theirs[name].grad
+        assert (parameter.grad is None) == (gradient is None), f"gradient of {name}"
+        if gradient is None:
+            continue
+        if gradient.dim() >= 2:
+            assert parameter.dim() == 1
+            assert parameter.numel() == -(-gradient.numel() // dist.get_world_size()), name
+            gradient = gradient.reshape(-1)[rank * parameter.numel() : (rank + 1) * parameter.numel()]
+            close(parameter.grad[: gradient.numel()], gradient, f"gradient of {name}")
+            assert not parameter.grad[gradient.numel() :].any()
+        else:
+            close(parameter.grad, gradient, f"gradient of {name}")
+
+
+def same_state(model: Any, alone: nn.Module) -> None:
+    state, expected = model.full_state_dict(), alone.state_dict()
+    assert list(state) == list(expected)
+    for name, value in expected.items():
+        assert state[name].dtype == value.dtype
+        assert state[name].shape == value.shape
+        close(state[name], value, name)
+
+
+def fully_sharded_branches(chosen: dict[int, list[int]]) -> None:
+    """One unit's ranks use different parameters."""
+
+    class Fork(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.only = nn.ModuleList([Branches()])
+
+        def forward(self, x: Tensor, chosen: list[int]) -> Tensor:
+            out: Tensor = self.only[0](x, chosen)
+            return out
+
+    torch.manual_seed(dist.get_rank())
+    model = parallel.FullyShardedDataParallel(Fork().to(device()))
+    torch.manual_seed(0)
+    alone = Fork().to(device())
+    world = dist.get_world_size()
+    inputs = torch.randn(world, 4, device=device())
+    model(inputs[dist.get_rank()].requires_grad_(), chosen[dist.get_rank()]).sum().backward()
+    model.finish_gradient_synchronization()
+    for rank in range(world):
+        (alone(inputs[rank], chosen[rank]).sum() / world).backward()
+    same_gradients(model, alone)
+
+
+def fully_sharded_compute_dtype() -> dict[str, Any]:
+    """Train in bfloat16 and in float32: the masters stay float32 and the losses stay together."""
+    model = parallel.FullyShardedDataParallel(different_model(), compute_dtype=torch.bfloat16)
+    alone = first_ranks_model()
+    seen: set[torch.dtype] = set()
+    model.module.blocks[0].up.register_forward_hook(lambda module, inputs, output: seen.add(output.dtype))
+    ours, theirs = (torch.optim.AdamW(m.parameters(), lr=0.01) for m in (model, alone))
+    losses = []
+    for step in range(8):
+        inputs, targets = batch(step % 2)
+        ours.zero_grad()
+        theirs.zero_grad()
+        loss = loss_of(model(part(inputs)), part(targets))
+        loss.backward()
+        model.finish_gradient_synchronization()
+        expected = loss_of(alone(inputs.to(device())), targets.to(device()))
+        expected.backward()
+        ours.step()
+        theirs.step()
+        dist.all_reduce(loss.detach())
+        losses.append((float(loss.detach()) / dist.get_world_size(), float(expected)))
+    state = ours.state[model.module.blocks[0].up.weight]
+    return {
+        "losses": losses,
+        "computed": [str(dtype) for dtype in seen],
+        "masters": sorted({str(p.dtype) for p in model.parameters()}),
+        "state": str(state["exp_avg"].dtype),
+        "gradient": str(model.module.blocks[0].up.weight.grad.dtype),
+    }
+
+
+def fully_sharded_sizes() -> dict[str, Any]:
+    """Elements kept here, at rest and in the middle of the forward pass."""
+    model = parallel.FullyShardedDataParallel(first_ranks_model())
+    whole: list[list[str]] = []
+
+    def look(module: nn.Module, inputs: Any) -> None:
+        whole.append([unit.name for unit in model.units if unit.is_whole])
+
+    model.module.blocks[1].norm.register_forward_pre_hook(look)
+    inputs, targets = batch(0)
+    for _ in range(2):
+        loss_of(model(part(inputs)), part(targets)).backward()
+        model.finish_gradient_synchronization()
+    return {
+        "parts": {name: parameter.numel() for name, parameter in model.module.named_parameters()},
+        "memory": sum(one.memory.untyped_storage().nbytes() for unit in model.units for one in unit.held),
+        "whole": whole,
+        "units": [unit.name for unit in model.units],
+    }
+
+
+def fully_sharded_after_evaluation() -> None:
+    """A forward pass without a backward pass leaves nothing behind that the next step would see."""
+    model = parallel.FullyShardedDataParallel(different_model())
+    alone = first_ranks_model()
+    ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.5) for m in (model, alone))
+    inputs, targets = batch(0)
+    for _ in range(3):
+        loss_of(model(part(inputs)), part(targets)).backward()
+        model.finish_gradient_synchronization()
+        loss_of(alone(inputs.to(device())), targets.to(device())).backward()
+        model(part(inputs))  # with a graph, but never backward
+        ours.step()
+        theirs.step()
+        close(model(inputs.to(device())), alone(inputs.to(device())), "logits")
+        ours.zero_grad()
+        theirs.zero_grad()
