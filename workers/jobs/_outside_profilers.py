@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.specs._training import PHASES
 from app.specs.profile import NcuSpec, ProfileSpec
 from workers import tools
 from workers.jobs import _training
@@ -307,7 +308,7 @@ def _collect_nsys(spec: ProfileSpec, unit: Unit, scratch: Path, report: Reporter
     columns = [Column("range", "string"), *(column for _, column, _ in NSYS_COLUMNS)]
     rows: list[list[Scalar]] = [[None, *row] for row in whole]
     for phase in RANGES:
-        if phase in _training.PHASES[spec.mode]:
+        if phase in PHASES[spec.mode]:
             rows += [[phase, *row] for row in _nsys_kernels(unit, scratch, phase)]
     report.table("nsys-kernels", columns, rows)
 

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from app.specs._training import PHASES
 from app.specs.memory import DEFAULT_WARMUP_STEPS, MemorySpec
 from workers.jobs import _training
 from workers.jobs._base import Reporter, Unit
@@ -95,7 +96,7 @@ RUNNER = MemoryRunner()
 
 def metrics(mode: str) -> list[Metric]:
     """Return the metrics of a mode in the order of the report."""
-    phases = (INITIALISATION, *_training.PHASES[mode])
+    phases = (INITIALISATION, *PHASES[mode])
     return [
         *(Metric(name, None, unit) for name, unit in WHOLE),
         *(Metric(name, phase, "MiB") for phase in phases for name in EACH_PHASE),
@@ -123,7 +124,7 @@ class Session:
 
     def phases(self) -> list[Recorded]:
         """Return the phases of the last step, without its preparation."""
-        known = _training.PHASES[self.spec.mode]
+        known = PHASES[self.spec.mode]
         return [one for one in self.steps[-1] if one.stretch.phase in known] if self.steps else []
 
 
@@ -318,7 +319,7 @@ def fragmentation_mib(recorded: Sequence[Recorded]) -> tuple[list[float] | None,
 
 def add_whole(values: Values, session: Session) -> None:
     """Set the metrics of the whole step, at the highest of its phases' peaks."""
-    phases = _training.PHASES[session.spec.mode]
+    phases = PHASES[session.spec.mode]
     steps = [[one for one in step if one.stretch.phase in phases] for step in session.steps]
     each = [max(step, key=height) for step in steps]
     values.set("peak_memory_mib", None, [height(one) / MIB for one in each])
