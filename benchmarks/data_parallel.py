@@ -177,7 +177,7 @@ def measure(rank: Rank, settings: Mapping[str, Any], strategy: str) -> dict[str,
     torch.manual_seed(0)
     shape = SIZES[settings["size"]]
     with rank.device:
-        module = TransformerLM(context_length=settings["context_length"], **shape)
+        module = TransformerLM(context_length=settings["context_length"], **shape)  # type: ignore[arg-type]
     trained = STRATEGIES[strategy](module)
     batches = RandomBatches(
         shape["vocab_size"], settings["batch_size"], settings["context_length"], rank.device, seed=rank.index
@@ -283,11 +283,7 @@ def summary(result: Mapping[str, Any]) -> Iterator[str]:
 
 def print_table(results: list[dict[str, Any]], names: list[str]) -> None:
     """Print a row per strategy: median step, exposed communication and peak per precision; and the fp32 loss."""
-    medians = {
-        (name, precision): pooled(results, name, precision, "step_ms")
-        for name in names
-        for precision in PRECISION_NAMES
-    }
+    medians = {(n, p): pooled(results, n, p, "step_ms") for n in names for p in PRECISION_NAMES}
     heads = ["strategy", *(f"{p} {what}" for p in PRECISION_NAMES for what in ("ms", "exposed ms", "peak GiB")), "loss"]
     print("\n| " + " | ".join(heads) + " |\n|" + "---|" * len(heads))
     for name in names:
