@@ -141,7 +141,7 @@ def serving(folder: Path, **settings: Any) -> Iterator[Site]:
         assert server.started
         url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
         services = app.state.services
-        with httpx.Client(base_url=url, timeout=30.0, trust_env=False) as http:
+        with httpx.Client(base_url=url, timeout=30.0, trust_env=False, verify=False) as http:
             yield Site(url, services, Worker(services), http)
         services.changes.stop()
     finally:

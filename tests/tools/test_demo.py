@@ -16,17 +16,19 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = ROOT / "tests" / "plugins"
-"""Its `sitecustomize` lets the demo's worker start sooner."""
+"""Its `sitecustomize` lets the demo's worker start sooner; jobs that train take longer then."""
 DEADLINE_S = 200.0
 
 
 @pytest.fixture
 def demo(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
-    """The demo, with `tmp_path` as its folder for temporary files, and the fields of the parameter."""
+    """The demo, with `tmp_path` as its folder for temporary files, and the fields of the parameter if it is to end."""
+    fields = getattr(request, "param", None)
+    path = [ROOT, PLUGINS] if fields is None else [ROOT]
     with subprocess.Popen(
-        [sys.executable, "-m", "tools.demo", *getattr(request, "param", [])],
+        [sys.executable, "-m", "tools.demo", *(fields or [])],
         cwd=ROOT,
-        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join([str(ROOT), str(PLUGINS)])},
+        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(map(str, path))},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

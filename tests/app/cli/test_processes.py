@@ -275,14 +275,16 @@ def test_a_second_signal_hurries_up(start: Any, tmp_path: Path, until: Any) -> N
 
 
 def test_a_job_under_up_never_sees_the_token(start: Any, tmp_path: Path, until: Any) -> None:
-    environment = {"MISBEHAVE_FOLDER": tmp_path, "TMPDIR": tmp_path}
+    environment = {
+        "PYTHONPATH": os.pathsep.join([str(PLUGINS / "plain_kind"), str(PROJECT), str(PLUGINS)]),
+        "MISBEHAVE_FOLDER": tmp_path,
+        "TMPDIR": tmp_path,
+    }
     settings = {"FLOPWATCH_DATA_DIR": tmp_path / "data", "FLOPWATCH_GRACE_S": "2", "FLOPWATCH_API_TOKEN": "hunter2"}
     up = start("up", "--port", "0", **settings, **environment)
     url = listening_url(up)
     token = {"Authorization": "Bearer hunter2"}
-    shape = {"d_model": 8, "d_ff": 8, "num_layers": 1, "num_heads": 1, "vocab_size": 16}
-    spec = {"kind": "benchmark", "model": {"name": "curious", **shape}, "batch_size": 1, "context_length": 1}
-    body = {"spec": {**spec, "mode": "forward", "warmup_steps": 0, "measure_steps": 1}}
+    body = {"spec": {"kind": "plain", "behaviour": "curious"}}
     assert httpx.post(url + "/jobs", json=body, headers=token, trust_env=False).status_code == 201
     until(lambda: (tmp_path / "variables").exists() and (tmp_path / "variables").read_text(), "the job's variables", 90)
     found = json.loads((tmp_path / "variables").read_text().splitlines()[0])
