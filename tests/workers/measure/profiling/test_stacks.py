@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels.ranges import listening
 from tests.workers.measure.profiling.events import host, kernel, recording
 from workers.measure.profiling.recording import record
 from workers.measure.profiling.stacks import fold, folded
@@ -61,8 +62,6 @@ def test_python_functions_of_a_real_step(device: str) -> None:
 
     ranges = Ranges()
     ranges.counting = True
-    from kernels.ranges import listening
-
     with listening():
         profile = record(lambda: run_step({"forward": multiply_twice}, [ranges]), on_gpu=device == "cuda", python=True)
     stacks = fold(profile.recording, ("forward",), on_gpu=device == "cuda")
