@@ -136,9 +136,11 @@ class Attribution:
         """Return how often each named range was entered in each phase of all steps, by (phase, name)."""
         found = Counter[tuple[str, str]]()
         for event in self._events:
-            if not _is_named_range(event) or event.name in self._phase_names:
-                continue
-            if phase := self.phase_at(event.begin_ns):
+            if (
+                _is_named_range(event)
+                and not self._is_step_or_phase(event)
+                and (phase := self.phase_at(event.begin_ns))
+            ):
                 found[phase.name, event.name] += 1
         return found
 
@@ -233,6 +235,9 @@ class Attribution:
             if event.kind == "operator" and event.sequence >= 0
         }
 
+    def _is_step_or_phase(self, event: HostEvent) -> bool:
+        return event.name in self._phase_names or STEP.fullmatch(event.name) is not None
+
     def _path(self, index: int) -> tuple[str, ...]:
         """Return the names of the ranges that an event belongs to, below the phase, the outermost first."""
         if index not in self._paths:
@@ -242,7 +247,7 @@ class Attribution:
                 seen.add(at)
                 event = self._events[at]
                 if _is_named_range(event):
-                    if event.name in self._phase_names or STEP.fullmatch(event.name):
+                    if self._is_step_or_phase(event):
                         break
                     names.append(event.name)
                 maker = None

@@ -16,7 +16,9 @@ from workers.measure.profiling.recording import HostEvent, Recording
 
 Stacks = Mapping[tuple[str, ...], int]
 """Time in ns by stack, the outermost frame first."""
-HIDDEN = re.compile(r"kernels/ranges\.py|contextlib\.py|torch/autograd/profiler\.py|torch/_ops\.py|workers/measure/")
+HIDDEN = re.compile(
+    r"\b(kernels/ranges|contextlib|torch/autograd/profiler|torch/_ops|workers/measure/(ranges|timing))\.py\("
+)
 """Python's functions that only name ranges or drive the step."""
 MAX_DEPTH = 200
 
