@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sqlalchemy import Row
+from sqlalchemy import Connection, Row
 
 from app.errors import Conflict, FieldError, InvalidRequest
-from app.layout import ARROW, case_text
+from app.layout import ARROW, case_text, in_use
 from app.specs import KINDS, Scalar
 from app.states import VERDICTS
 from app.store.engine import Database
@@ -97,11 +97,7 @@ def compare(database: Database, baseline: int, candidate: int, *, limit: int | N
         InvalidRequest: the jobs are of different kinds.
     """
     with database.read() as connection:
-        jobs = {
-            job.id: job
-            for job in choosing.choose_jobs(connection, kind=None, sweep=None, jobs=[baseline, candidate], labels=())
-        }
-        _check_finished(jobs, [baseline, candidate])
+        jobs = _finished(connection, [baseline, candidate])
         one, other = jobs[baseline], jobs[candidate]
         if one.kind != other.kind:
             kinds = f"job {baseline} is of kind {one.kind}, job {candidate} of kind {other.kind}"
@@ -126,10 +122,7 @@ def compare_sides(database: Database, job_id: int, *, limit: int | None = None) 
         InvalidRequest: it is no comparison.
     """
     with database.read() as connection:
-        jobs = {
-            job.id: job for job in choosing.choose_jobs(connection, kind=None, sweep=None, jobs=[job_id], labels=())
-        }
-        _check_finished(jobs, [job_id])
+        jobs = _finished(connection, [job_id])
         job = jobs[job_id]
         if job.kind not in KINDS or not KINDS[job.kind].holds_specs:
             detail = f"Job {job_id} is of kind {job.kind}, no comparison: pass two jobs, as baseline and candidate."
@@ -150,10 +143,19 @@ def compare_sides(database: Database, job_id: int, *, limit: int | None = None) 
     return _compared(database, sides[0], sides[1], alternated=True, limit=limit)
 
 
-def _check_finished(found: Mapping[int, Any], wanted: Iterable[int]) -> None:
+def _finished(connection: Connection, wanted: Sequence[int]) -> dict[int, Row[Any]]:
+    """Return these jobs by id.
+
+    Raises:
+        NotFound: there is no such job.
+        Conflict: one is not finished.
+    """
+    chosen = choosing.choose_jobs(connection, kind=None, sweep=None, jobs=wanted, labels=())
+    found = {job.id: job for job in chosen}
     for job_id in wanted:
         if job_id not in found:
             raise Conflict(f"Job {job_id} is not finished: wait for its end, then compare.")
+    return found
 
 
 def _compared(database: Database, baseline: _Side, candidate: _Side, *, alternated: bool, limit: int | None) -> Sheet:
@@ -195,7 +197,9 @@ def _differences(baseline: _Side, candidate: _Side) -> dict[str, tuple[Scalar, S
     names = dict.fromkeys(name for side in (baseline, candidate) for case in side.cases for name in case.coordinates)
     found = {}
     for name in names:
-        one, other = ({json.dumps(case.coordinates.get(name)) for case in side.cases} for side in (baseline, candidate))
+        one, other = (
+            {json.dumps(in_use(case.coordinates.get(name))) for case in side.cases} for side in (baseline, candidate)
+        )
         if len(one) == len(other) == 1 and one != other and name != "side":
             found[name] = (baseline.cases[0].coordinates.get(name), candidate.cases[0].coordinates.get(name))
     return found
@@ -229,7 +233,8 @@ def _metrics_compared(
 
 def _known(case: CaseOfJob, apart: Iterable[str]) -> list[tuple[str, Scalar]]:
     left_out = set(apart)
-    return [(name, value) for name, value in case.coordinates.items() if value is not None and name not in left_out]
+    used = {name: in_use(value) for name, value in case.coordinates.items() if name not in left_out}
+    return [(name, value) for name, value in used.items() if value is not None]
 
 
 def _metric_row(cells: Sequence[Cell], pair: Sequence[CaseOfJob | None]) -> list[Scalar]:
@@ -276,6 +281,11 @@ class _Rows:
     baseline: dict[Key, tuple[float, float | None]]
     candidate: dict[Key, tuple[float, float | None]]
 
+    @property
+    def title(self) -> str:
+        """The table and its phase, for people."""
+        return self.kind if self.phase is None else f"{self.kind} ({self.phase})"
+
     def compared(self) -> list[list[Scalar]]:
         """Return the table's rows, those that changed most first."""
         rows: list[tuple[float, list[Scalar]]] = []
@@ -296,8 +306,8 @@ class _Tables:
     """The tables of two profiles that can be compared."""
 
     joined: list[_Rows] = field(default_factory=list)
-    of_one_side: list[str] = field(default_factory=list)
-    """What is told of tables that only one side has."""
+    of_one_side: dict[SideName, list[str]] = field(default_factory=lambda: {name: [] for name in SIDES})
+    """What only one side has: names of tables, and scopes of classes."""
 
     @classmethod
     def read(cls, database: Database, baseline: _Side, candidate: _Side) -> _Tables:
@@ -308,25 +318,34 @@ class _Tables:
         ones, others = (_names(database, side) for side in (baseline, candidate))
         for name in sorted({*ones, *others}, key=_place):
             if name not in ones or name not in others:
-                found.of_one_side.append(f"Only the {'baseline' if name in ones else 'candidate'} has {name}.")
+                found.of_one_side["baseline" if name in ones else "candidate"].append(name)
                 continue
             sheets = [result_table(database, side.job.id, name) for side in (baseline, candidate)]
-            found.joined += _joined(name, sheets, [baseline.units, candidate.units])
+            for rows in _joined(name, sheets, [baseline.units, candidate.units]):
+                found.add(rows)
         return found
+
+    def add(self, rows: _Rows) -> None:
+        """Take the rows of a table and phase. If one side has none at all, it has no such work to compare."""
+        if rows.baseline and rows.candidate:
+            self.joined.append(rows)
+        elif rows.baseline or rows.candidate:
+            self.of_one_side["baseline" if rows.baseline else "candidate"].append(rows.title)
 
     def compared(self, limit: int | None, notes: list[str]) -> tuple[list[Column], list[list[Scalar]]]:
         """Return the columns and the rows of all tables; what is left out goes to `notes`."""
         whole = [_total(rows) for rows in self.joined if rows.kind == "kernels"]
         whole = whole or [_total(rows) for rows in self.joined if rows.kind == "operators"]
         found: list[list[Scalar]] = list(whole)
+        cut = []
         for rows in self.joined:
             compared = rows.compared()
             if limit is not None and len(compared) > limit:
-                name = f"{rows.kind} ({rows.phase})"
-                notes.append(f"Of {len(compared)} {name}, the {limit} that changed most are shown.")
-                compared = compared[:limit]
-            found += compared
-        notes += self.of_one_side
+                cut.append(f"{len(compared)} {rows.title}")
+            found += compared[:limit]
+        if cut:
+            notes.append(f"Shown are the {limit} that changed most of {', '.join(cut)}.")
+        notes += [f"Only the {side} has {', '.join(names)}." for side, names in self.of_one_side.items() if names]
         place = [Column(name, "string") for name in ("table", "phase", "name", "class")]
         return [*place, *DIFFERENCE], found
 
@@ -400,16 +419,21 @@ def _by_key(
     return {
         key: (
             mean(lambda both: both[0], of_unit),
-            mean(lambda both: both[1], of_unit) if calls_at is not None else None,
+            None if calls_at is None else _whole(mean(lambda both: both[1], of_unit)),
         )
         for key, of_unit in found.items()
     }
 
 
+def _whole(number: float) -> float:
+    """Return a number of calls, as an integer if it is one."""
+    return int(number) if number.is_integer() else number
+
+
 def _total(rows: _Rows) -> list[Scalar]:
     """Return the row of a phase's whole work."""
     (one, calls), (other, other_calls) = (
-        (sum(row[0] for row in side.values()), sum(row[1] or 0.0 for row in side.values()))
+        (sum(row[0] for row in side.values()), sum(row[1] or 0 for row in side.values()))
         for side in (rows.baseline, rows.candidate)
     )
     return ["total", rows.phase, f"all {rows.kind}", None, one, other, *_difference(one, other), calls, other_calls]

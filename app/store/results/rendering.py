@@ -100,7 +100,8 @@ def _parts(value: Any, *, spreads: bool) -> Iterator[Any]:
 
 
 def _markdown(sheet: Sheet) -> str:
-    notes = "".join(f"\n{_one_line(note)}\n" for note in sheet.notes)
+    notes = "".join(f"- {_one_line(note)}\n" for note in sheet.notes)
+    notes = f"\n{notes}" if notes else ""
     if not sheet.rows:
         return EMPTY + notes
     import tabulate

@@ -63,7 +63,7 @@ def test_people_get_what_changed_most(
     assert response.headers["content-type"].startswith(media_type)
     assert all(f"k{n}" in response.text for n in range(10, 30))
     assert ("k5" in response.text) == (kernels == 30)
-    assert ("the 20 that changed most are shown" in response.text) == (kernels == 20)
+    assert ("Shown are the 20 that changed most of 30 kernels (forward)" in response.text) == (kernels == 20)
     few = site.http.get("/compare", params={**query, "limit": 1}).text
     assert "k29" in few
     assert "k28" not in few

@@ -65,6 +65,14 @@ class TestMetrics:
         ]
         assert "context_length=256 → 512, precision=fp32 → bf16" in " ".join(sheet.notes)
 
+    def test_what_is_not_in_use_is_no_difference(self, database: Database, measure: Measure) -> None:
+        one = measure(("step_ms", {"case": {"activation_checkpointing": False, "compile": False}}))
+        other = measure(("step_ms", {"case": {"activation_checkpointing": None, "compile": True}}))
+        sheet = compare(database, one, other)
+        assert [row["ratio"] for row in rows(sheet)] == [1.0]
+        assert about(sheet, "differences") == [{"name": "compile", "baseline": False, "candidate": True}]
+        assert any("compile=false → true" in note for note in sheet.notes)
+
     def test_cases_of_grids_meet_by_what_varies_in_them(self, database: Database, measure: Measure) -> None:
         def grid(tuned: bool, *tiles: int) -> int:
             return measure(
@@ -240,9 +248,11 @@ class TestProfiles:
         self, database: Database, profile: Callable[..., int]
     ) -> None:
         backward = ("kernels-backward", [["gemm", "matmul", 6.0, 10.0]], KERNELS)
-        sheet = compare(database, profile(FORWARD), profile(FORWARD, backward))
+        inference = ("classes", [["forward", "matmul", 6.0, 10.0]], CLASSES)
+        training = ("classes", [["forward", "matmul", 6.0, 10.0], ["step", "matmul", 9.0, 20.0]], CLASSES)
+        sheet = compare(database, profile(FORWARD, inference), profile(FORWARD, backward, training))
         assert {row["phase"] for row in rows(sheet)} == {"forward"}
-        assert "Only the candidate has kernels-backward." in sheet.notes
+        assert "Only the candidate has classes (step), kernels-backward." in sheet.notes
 
     def test_of_many_rows_those_that_changed_most(self, database: Database, profile: Callable[..., int]) -> None:
         def kernels(change: float) -> Any:
@@ -252,7 +262,7 @@ class TestProfiles:
         sheet = compare(database, *jobs, limit=2)
         assert [row["name"] for row in rows(sheet)] == ["all kernels", "k4", "k3"]
         assert rows(sheet)[0]["change_ms"] == 10.0, "the total is of all"
-        assert "Of 5 kernels (forward), the 2 that changed most are shown." in sheet.notes
+        assert "Shown are the 2 that changed most of 5 kernels (forward)." in sheet.notes
         assert len(rows(compare(database, *jobs))) == 6
 
     def test_rows_of_one_name_are_added_up(self, database: Database, profile: Callable[..., int]) -> None:
@@ -299,6 +309,7 @@ def test_people_read_the_notes_below_the_table(database: Database, profile: Call
     text = render(compare(database, profile(FORWARD), profile(FORWARD)), format_)
     assert "softmax" in text
     assert text.index("softmax") < text.index("The jobs ran one after the other")
+    assert "2.000" not in text, "calls are whole numbers"
 
 
 def test_a_table_has_no_notes_among_its_numbers(database: Database, profile: Callable[..., int]) -> None:
