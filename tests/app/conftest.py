@@ -180,7 +180,7 @@ def measured() -> Callable[..., MeasurementRecord]:
 def reported() -> Callable[..., TableRecord]:
     """Make a table as a unit reported it; `columns` are types by name, milliseconds where the name says so."""
 
-    def make(name: str, rows: Sequence[Sequence[Any]], unit_index: int = 0, **columns: str) -> TableRecord:
+    def make(name: str, rows: Sequence[Sequence[Any]], /, unit_index: int = 0, **columns: str) -> TableRecord:
         described = [
             {"name": column, "type": type_, "unit": "ms" if column.endswith("_ms") else None}
             for column, type_ in columns.items()

@@ -198,6 +198,35 @@ def test_table_of_another_statistic(site: Any, flopwatch: Any) -> None:
     assert "1.250" in ended(flopwatch("table", *chosen[:2]))
 
 
+def test_compare(site: Any, flopwatch: Any, reported: Any) -> None:
+    def profile(softmax: float) -> str:
+        job_id = submitted(flopwatch, "--priority", "50")
+        kernels = [["gemm", "matmul", 2.0, 4.0], ["softmax", "softmax", softmax, 1.0]]
+        columns = {"name": "string", "class": "string", "total_ms": "number", "calls": "number"}
+        site.worker.finish(
+            site.worker.claim_job(job_id),
+            measurements=[MEASURED("step_ms", 1.0, model="tiny")],
+            tables=[reported("kernels-forward", kernels, **columns)],
+        )
+        return str(job_id)
+
+    one, other = profile(3.0), profile(1.5)
+    shown = ended(flopwatch("compare", one, other))
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in shown.splitlines() if "|" in line]
+    assert cells[2][:7] == ["total", "forward", "all kernels", "", "5.000", "3.500", "-1.500"]
+    assert cells[3][:7] == ["kernels", "forward", "softmax", "softmax", "3.000", "1.500", "-1.500"]
+    assert "The jobs ran one after the other" in shown
+    assert json.loads(ended(flopwatch("compare", one, other, "--format", "json")))["alternated"] is False
+    assert "gemm" not in ended(flopwatch("compare", one, other, "--limit", "1", "--format", "csv"))
+    assert "no comparison: pass two jobs" in ended(flopwatch("compare", one), 1)
+    assert "There is no job 99999" in ended(flopwatch("compare", one, "99999"), 1)
+    waits = submitted(flopwatch)
+    assert "is not finished" in ended(flopwatch("compare", one, str(waits)), 1)
+    ended(flopwatch("cancel", str(waits)))
+    assert "--format" in ended(flopwatch("compare", one, other, "--format", "xml"), 2)
+    ended(flopwatch("compare"), 2)
+
+
 def test_wait_for_a_failure(flopwatch: Any, obedient: Any) -> None:
     done = flopwatch("submit", *TINY, "--wait", "--name", "fails")
     assert done.returncode == 1
