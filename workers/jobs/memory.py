@@ -150,10 +150,13 @@ def record(
         record_steps(session, training, recording, owners, where, report)
     except OutOfMemory as error:
         session.reason = str(error)
-        # Whoever raised it holds the tensors of the step still: the snapshot shows them.
+        # The error still holds the tensors of the step, so the snapshot shows them.
         recording.mark(where.phase, owners(), keep=True, failed=True)
         session.lacked = recording.end()[-1]
         save_snapshot(session, OOM, session.lacked, report)
+    except BaseException:
+        recording.abandon()
+        raise
     return session
 
 

@@ -1,7 +1,8 @@
 """Records the allocations on a CPU, through the events of torch's profiler.
 
-A CPU's allocator knows no blocks and keeps no cache. What is older than the history is known by its owner only, or when
-it is released.
+A CPU's allocator knows no blocks and keeps no cache, and torch tells the release of an allocation only if a profiler ran
+when it was made. So record from the beginning of the process, before the model is made; what is older is known by its
+owner only.
 """
 
 from __future__ import annotations
@@ -55,6 +56,9 @@ class CpuRecording:
         recorded = stretches(history(events), self._marks, ledger, self.most_entries)
         self._alive = ledger.alive
         return recorded
+
+    def abandon(self) -> None:
+        self._profile.stop()
 
 
 def owned(owners: Owners, known: Mapping[int, Allocation]) -> list[Allocation]:

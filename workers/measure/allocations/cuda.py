@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from workers.measure.allocations.categories import Owners
+from workers.measure.allocations.categories import UNKNOWN, Owners
 from workers.measure.allocations.ledger import Entry, Ledger
 from workers.measure.allocations.recording import MOST_POINTS, Counters, Recorded
-from workers.measure.allocations.snapshot import Snapshot, annotated, blocks_of, reserved_in
+from workers.measure.allocations.snapshot import BEFORE, Snapshot, annotated, blocks_of, reserved_in
 
 _listening: list[CudaRecording] = []
 """The recording that hears of a lack of memory: at most one. Torch takes an observer, and never lets go of it."""
@@ -27,6 +27,8 @@ class CudaRecording:
         self._ledger = Ledger()
 
     def begin(self, owners: Owners) -> None:
+        # Without this there may be no allocator yet that could record.
+        torch.cuda.init()  # type: ignore[no-untyped-call]
         _attach(self)
         torch.cuda.memory._record_memory_history(
             "all", context="all", stacks="python", max_entries=self.most_entries, clear_history=True
@@ -42,7 +44,9 @@ class CudaRecording:
             if owner is not None:
                 one.category, one.name = owner.category, owner.name
         self._ledger = Ledger(blocks.values(), MOST_POINTS)
-        self._new_entries(snapshot)
+        # Taking the snapshot is in the history, too.
+        entries, _ = self._new_entries(snapshot)
+        self._ledger.categories, self._ledger.phases = [UNKNOWN] * len(entries), [BEFORE] * len(entries)
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def mark(self, phase: str, owners: Owners, *, keep: bool = False, failed: bool = False) -> None:
@@ -65,11 +69,14 @@ class CudaRecording:
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def end(self) -> list[Recorded]:
-        torch.cuda.memory._record_memory_history(None)
-        _listening.clear()
+        self.abandon()
         recorded, self._recorded = self._recorded, []
         self._last = []
         return recorded
+
+    def abandon(self) -> None:
+        torch.cuda.memory._record_memory_history(None)
+        _listening.clear()
 
     def _annotated(self, snapshot: Snapshot, phase: str, *, lost: bool) -> Snapshot:
         return annotated(

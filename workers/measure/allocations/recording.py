@@ -64,6 +64,9 @@ class Recording(Protocol):
         """End the history, and return its stretches in order."""
         ...
 
+    def abandon(self) -> None:
+        """Stop listening, and forget the history."""
+
 
 class PhaseMarks:
     """An observer of steps (workers.measure.timing) that marks the ends of phases in a recording.
