@@ -50,6 +50,7 @@ WHOLE = (
     ("residual_stream_seen_mib", "MiB"),
     ("residual_streams_seen", "tensors"),
     ("history_entries", "entries"),
+    ("snapshot_mib", "MiB"),
     ("parameters", "parameters"),
 )
 """Metrics without a phase, of the whole step, with their units."""
@@ -341,7 +342,9 @@ def add_whole(values: Values, session: Session) -> None:
     else:
         rest = None if peak is None else [(last.counters.allocated_peak - peak.total) / MIB]
         values.set("rounding_mib", None, rest, PEAK_LOST)
-    values.set("history_entries", None, [session.steps[-1][-1].history])
+    final = session.steps[-1][-1]
+    values.set("history_entries", None, [final.history])
+    values.set("snapshot_mib", None, [session.files[final.stretch.phase] / MIB])
     values.set("parameters", None, None if session.parameters is None else [session.parameters], "unknown")
 
 

@@ -17,6 +17,7 @@ from app.specs.benchmark import BenchmarkSpec
 from app.specs.ceiling import CeilingSpec
 from app.specs.compare import CompareSpec
 from app.specs.kernel import KernelSpec
+from app.specs.memory import MemorySpec
 
 PLAIN_KINDS = sorted(kind for kind, spec in KINDS.items() if not spec.holds_specs)
 
@@ -31,6 +32,11 @@ CONTEXTS: dict[str, list[dict[str, Any]]] = {
     "attention": [{}, {"implementations": ["cpu_flash"], "dtypes": ["fp32"]}, {"implementations": ["triton"]}],
     "kernel": [{}],
     "ceiling": [{}],
+    "memory": [
+        {"mode": "train_step", "compile": True},
+        {"precision": "bf16"},
+        {"model": {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}},
+    ],
 }
 """Specs in which, between them, every field of a kind has an effect."""
 
@@ -344,6 +350,7 @@ GOLDEN: dict[type[SpecBase], list[str]] = {
         "11c7a1f0456cf39dda4e",
     ],
     CompareSpec: ["7aed28438ce5401227c7", "f41fdd49b0573e31c571"],
+    MemorySpec: ["ed58ec1ab4ef93698d27"],
 }
 
 

@@ -14,7 +14,7 @@ from app.specs.memory import DEFAULT_WARMUP_STEPS, MemorySpec
     [
         ({"cuda_graph": True, "device": "cuda"}, "cuda_graph", "a replayed graph allocates nothing"),
         ({"cuda_graph": True}, "cuda_graph", "peak_memory_mib of kind benchmark"),
-        ({"mode": "generate"}, "mode", "choose forward for inference"),
+        ({"mode": "generate"}, "mode", "'forward', 'forward_backward' or 'train_step'"),
         ({"measure_steps": 11}, "measure_steps", "less than or equal to 10"),
         ({"measure_steps": 0}, "measure_steps", "greater than or equal to 1"),
         ({"history_entries": 999}, "history_entries", "greater than or equal to 1000"),

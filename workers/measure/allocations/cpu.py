@@ -1,8 +1,8 @@
 """Records the allocations on a CPU, through the events of torch's profiler.
 
-A CPU's allocator knows no blocks and keeps no cache, and torch tells the release of an allocation only if a profiler ran
-when it was made. So record from the beginning of the process, before the model is made; what is older is known by its
-owner only.
+A CPU's allocator knows no blocks and keeps no cache, and torch tells the release of an allocation only if a profiler
+ran when it was made. So record from the beginning of the process, before the model is made; what is older is known by
+its owner only.
 """
 
 from __future__ import annotations
