@@ -30,9 +30,8 @@ class CudaRecording:
         # Without this there may be no allocator yet that could record.
         torch.cuda.init()  # type: ignore[no-untyped-call]
         _attach(self)
-        torch.cuda.memory._record_memory_history(
-            "all", context="all", stacks="python", max_entries=self.most_entries, clear_history=True
-        )
+        torch.cuda.memory._record_memory_history(None)  # forgets what there was
+        torch.cuda.memory._record_memory_history("all", context="all", stacks="python", max_entries=self.most_entries)
         self._recorded: list[Recorded] = []
         self._last: list[Entry] = []
         snapshot = _take()

@@ -231,7 +231,13 @@ class MadeAllocator:
 
     def note(self, action: str, address: int, size: int) -> None:
         self.clock += 1
-        entry = {"action": action, "addr": address, "size": size, "stream": 0, "time_us": self.clock, "frames": []}
+        entry: Entry = {"action": action, "size": size, "stream": 0, "time_us": self.clock}
+        if action == "oom":
+            entry |= {"device_free": 0, "frames": []}
+        elif action == "snapshot":
+            entry |= {"addr": address}
+        else:
+            entry |= {"addr": address, "frames": []}
         self.history = [*self.history, entry][-self._most :]
 
     def allocate(self, address: int, size: int) -> None:
