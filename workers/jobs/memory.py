@@ -207,7 +207,8 @@ def record_steps(
     spec, step = session.spec, training.step
     warmup, total = warmup_steps(spec), warmup_steps(spec) + spec.measure_steps
     marks, stream = PhaseMarks(recording, owners), ResidualStream()
-    recording.begin(owners())
+    # The profiler of a CPU would keep each of the compiler's millions of calls.
+    recording.begin(owners(), stacks=not spec.compile)
     with memory_needed_in(where):
         for number in range(total):
             if number == warmup and warmup:

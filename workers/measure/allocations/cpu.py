@@ -38,10 +38,10 @@ class CpuRecording:
         self.most_entries = most_entries
         self._alive: dict[int, Allocation] = {}
 
-    def begin(self, owners: Owners) -> None:
+    def begin(self, owners: Owners, *, stacks: bool = True) -> None:
         self._marks: list[Mark] = []
         self._before = owned(owners, self._alive)
-        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, with_stack=True)
+        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, with_stack=stacks)
         self._profile.start()
 
     def mark(self, phase: str, owners: Owners, *, keep: bool = False, failed: bool = False) -> None:

@@ -26,7 +26,7 @@ class CudaRecording:
         """The allocator's state when memory ran out, if it did since the last mark."""
         self._ledger = Ledger()
 
-    def begin(self, owners: Owners) -> None:
+    def begin(self, owners: Owners, *, stacks: bool = True) -> None:
         # Without this there may be no allocator yet that could record.
         torch.cuda.init()  # type: ignore[no-untyped-call]
         _attach(self)

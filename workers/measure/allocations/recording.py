@@ -47,8 +47,13 @@ class Recorded:
 class Recording(Protocol):
     """Listens to an allocator. Begin it, mark the ends of phases, end it; it may then begin anew."""
 
-    def begin(self, owners: Owners) -> None:
-        """Begin a history. `owners` tells who owns what now."""
+    def begin(self, owners: Owners, *, stacks: bool = True) -> None:
+        """Begin a history.
+
+        Args:
+            owners: Who owns what now.
+            stacks: False to do without stacks where they would be too many: while a compiler runs, on a CPU.
+        """
 
     def mark(self, phase: str, owners: Owners, *, keep: bool = False, failed: bool = False) -> None:
         """End a stretch, in which `phase` ran, and begin the next one.
