@@ -267,16 +267,23 @@ def results(session: Session) -> tuple[Values, list[Check]]:
     checks = [check_history(everything), *check_accounted(everything)]
     percent = values.samples("unknown_percent", None)
     if percent is not None:
-        detail = f"{percent[0]:.2f} % of the peak has no known use"
-        checks.append(note("unknown", percent[0] <= MAX_UNKNOWN_PERCENT, detail))
+        checks.append(check_unknown(percent[0], max(session.phases(), key=height).stretch))
     return values, checks
 
 
-def note(name: str, ok: bool, detail: str) -> Check:
-    """Return a check that leaves the verdict as it is."""
+def check_unknown(percent: float, stretch: Stretch) -> Check:
+    """Check that the use of nearly all memory is known. Details name the largest allocation of unknown use."""
+    from workers.measure.allocations.categories import UNKNOWN
+    from workers.measure.allocations.stacks import site
     from workers.measure.check import Check
 
-    return Check(name, ok, detail, "note")
+    detail = f"{percent:.2f} % of the peak has no known use"
+    unknown = [one for one in stretch.at_peak if one.category == UNKNOWN]
+    if unknown:
+        largest_one = max(unknown, key=lambda one: one.size)
+        where = site(largest_one.frames) or "code without a Python stack"
+        detail += f"; the largest allocation, of {largest_one.size / MIB:.4g} MiB, was made by {where}"
+    return Check("unknown", percent <= MAX_UNKNOWN_PERCENT, detail, "note")
 
 
 def allocated_peak(recorded: Recorded) -> float | None:

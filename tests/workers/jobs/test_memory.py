@@ -24,6 +24,7 @@ from workers.jobs.memory import (
     WHOLE,
     Session,
     check_accounted,
+    check_unknown,
     pattern,
     report_tables,
     results,
@@ -383,6 +384,16 @@ def test_a_history_that_is_not_what_the_allocator_counts_is_suspect(counted: int
     (check,) = check_accounted([Recorded(stretch, Counters(0, 0, counted, 0, 0))])
     assert (check.ok, check.severity) == (ok, "suspect")
     assert check_accounted([Recorded(stretch)]) == []
+
+
+def test_much_of_unknown_use_is_told_with_its_place() -> None:
+    frames = [{"filename": "/a/b/model/linear.py", "line": 5, "name": "forward"}]
+    alive = [Allocation(0, 3 * MIB, None, frames), Allocation(8 * MIB, MIB, None)]
+    check = check_unknown(4.0, Ledger(alive).follow("forward", [], {}))
+    assert not check.ok
+    assert check.severity == "note"
+    assert check.detail.endswith("the largest allocation, of 3 MiB, was made by b/model/linear.py:5 forward")
+    assert check_unknown(0.0, Ledger().follow("forward", [], {})).detail == "0.00 % of the peak has no known use"
 
 
 def test_rows_carry_the_case_and_the_device(run) -> None:

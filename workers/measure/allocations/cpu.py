@@ -37,6 +37,7 @@ class CpuRecording:
     def __init__(self, most_entries: int) -> None:
         self.most_entries = most_entries
         self._alive: dict[int, Allocation] = {}
+        self._profile: Any = None
 
     def begin(self, owners: Owners, *, stacks: bool = True) -> None:
         self._marks: list[Mark] = []
@@ -49,16 +50,18 @@ class CpuRecording:
             self._marks.append(Mark(phase, owners, keep))
 
     def end(self) -> list[Recorded]:
-        self._profile.stop()
-        results: Any = self._profile.profiler
-        events = results.kineto_results.experimental_event_tree()
+        profiler = self._profile
+        self.abandon()
+        events = profiler.profiler.kineto_results.experimental_event_tree()
         ledger = Ledger(self._before, MOST_POINTS)
         recorded = stretches(history(events), self._marks, ledger, self.most_entries)
         self._alive = ledger.alive
         return recorded
 
     def abandon(self) -> None:
-        self._profile.stop()
+        stopped, self._profile = self._profile, None
+        if stopped is not None:
+            stopped.stop()
 
 
 def owned(owners: Owners, known: Mapping[int, Allocation]) -> list[Allocation]:

@@ -165,6 +165,26 @@ def test_stacks_lead_to_the_line_of_the_model(device: str) -> None:
     assert site(relu.frames) == f"measure/allocations/test_recording.py:{line} forward"
 
 
+def test_on_a_cpu_stacks_can_be_left_out() -> None:
+    recording = make_recording(torch.device("cpu"), 10_000)
+    recording.begin({}, stacks=False)
+    Work("cpu", None)
+    recording.mark("initialisation", {})
+    (stretch,) = (one.stretch for one in recording.end())
+    assert [one.size for one in stretch.made if one.size > 10_000]
+    assert {tuple(one.frames) for one in stretch.made} == {()}
+
+
+def test_a_recording_that_is_abandoned_makes_room_for_another() -> None:
+    recording = make_recording(torch.device("cpu"), 10_000)
+    recording.begin({})
+    recording.abandon()
+    recording.abandon()
+    recording.begin({})
+    recording.mark("forward", {})
+    assert len(recording.end()) == 1
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_residual_stream_is_among_the_allocations(device: str) -> None:
     work = Work(device, None)
