@@ -215,6 +215,8 @@ def record_steps(
                 recording.end()
                 gc.collect()
                 recording.begin(owners())
+            if 0 < number == warmup - 1:
+                recording.learn_workspaces()
             marks.keep = number + 1 == total
             where.prepares()
             step.prepare()

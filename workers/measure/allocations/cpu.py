@@ -45,6 +45,9 @@ class CpuRecording:
         self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, with_stack=stacks)
         self._profile.start()
 
+    def learn_workspaces(self) -> None:
+        """Do nothing: a CPU's libraries take theirs past torch's allocator."""
+
     def mark(self, phase: str, owners: Owners, *, keep: bool = False, failed: bool = False) -> None:
         with record_function(f"{MARK}{len(self._marks)}"):
             self._marks.append(Mark(phase, owners, keep))

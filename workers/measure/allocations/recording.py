@@ -55,6 +55,12 @@ class Recording(Protocol):
             stacks: False to do without stacks where they would be too many: while a compiler runs, on a CPU.
         """
 
+    def learn_workspaces(self) -> None:
+        """Release the workspaces that libraries keep for matrix products, to learn their sizes.
+
+        Call it between two steps before a history begins; the step in between takes them anew, and `begin` knows them.
+        """
+
     def mark(self, phase: str, owners: Owners, *, keep: bool = False, failed: bool = False) -> None:
         """End a stretch, in which `phase` ran, and begin the next one.
 
