@@ -118,25 +118,41 @@ def test_the_allocators_hold_at_the_peak() -> None:
 
 def test_after_a_gap_what_is_still_there_keeps_its_category() -> None:
     """Only the last entries of the backward pass are left; the block of the activation was released in the gap."""
-    ledger = Ledger([Allocation(PARAMETER, 40, None)])
+    ledger = Ledger([Allocation(PARAMETER, 40, None), Allocation(WORKSPACE, 5, None)])
     parameter = {PARAMETER: owner("parameter", 40)}
     ledger.follow("forward", made(("+", SAVED, 16), ("+", BATCH, 8)), {**parameter, BATCH: owner("input", 8)})
-    blocks = {at: Allocation(at, size, None) for at, size in ((PARAMETER, 40), (BATCH, 8), (WORKSPACE, 5))}
-    blocks[GRADIENT] = Allocation(GRADIENT, 40, None)
+    sizes = {PARAMETER: 40, BATCH: 8, WORKSPACE: 5, GRADIENT: 40}
+    blocks = {address: Allocation(address, size, None) for address, size in sizes.items()}
     events = made(("+", GRADIENT, 40), ("+", SCRATCH, 24), ("-", SCRATCH, 24))
     stretch = ledger.follow(
         "backward", events, {**parameter, GRADIENT: owner("gradient", 40)}, blocks=blocks, lost=True
     )
     assert stretch.lost
-    assert by_category(stretch.start.usage) == {"parameter": 40, "input": 8, "unknown": 5}
-    assert by_category(stretch.peak.usage) == {
-        "parameter": 40,
-        "input": 8,
-        "unknown": 5,
-        "gradient": 40,
-        "temporary": 24,
-    }
+    always = {"parameter": 40, "input": 8, "unknown": 5}
+    assert by_category(stretch.start.usage) == always
+    assert by_category(stretch.peak.usage) == {**always, "gradient": 40, "temporary": 24}
     assert set(ledger.alive) == set(blocks)
+
+
+def test_what_was_made_in_a_gap_was_made_in_the_phase() -> None:
+    ledger = Ledger([Allocation(PARAMETER, 40, None)])
+    blocks = {SAVED: Allocation(SAVED, 16, None), PARAMETER: Allocation(PARAMETER, 40, None)}
+    stretch = ledger.follow(
+        "forward", made(("-", SCRATCH, 32)), {PARAMETER: owner("parameter", 40)}, blocks=blocks, lost=True
+    )
+    assert by_category(stretch.start.usage) == {"parameter": 40, "activation": 16, "temporary": 32}
+    assert by_category(stretch.end.usage) == {"parameter": 40, "activation": 16}
+    assert {one.address for one in stretch.made} == {SAVED, SCRATCH}
+
+
+def test_an_owner_overrides_what_a_gap_has_mistaken() -> None:
+    """The gradient has the place and the size of an activation that was released in the gap."""
+    ledger = Ledger()
+    ledger.follow("forward", made(("+", SAVED, 16)), {})
+    stretch = ledger.follow(
+        "backward", [], {SAVED: owner("gradient", 16)}, blocks={SAVED: Allocation(SAVED, 16, None)}, lost=True
+    )
+    assert by_category(stretch.end.usage) == {"gradient": 16}
 
 
 def test_rewinding_a_history_gives_what_was_there_before() -> None:
