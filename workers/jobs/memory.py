@@ -51,6 +51,7 @@ WHOLE = (
     ("residual_stream_seen_mib", "MiB"),
     ("residual_streams_seen", "tensors"),
     ("history_entries", "entries"),
+    ("snapshot_mib", "MiB"),
     ("parameters", "parameters"),
 )
 """Metrics without a phase, of the whole step, with their units."""
@@ -151,10 +152,13 @@ def record(
         record_steps(session, training, recording, owners, where, report)
     except OutOfMemory as error:
         session.reason = str(error)
-        # Whoever raised it holds the tensors of the step still: the snapshot shows them.
+        # The error still holds the tensors of the step, so the snapshot shows them.
         recording.mark(where.phase, owners(), keep=True, failed=True)
         session.lacked = recording.end()[-1]
         save_snapshot(session, OOM, session.lacked, report)
+    except BaseException:
+        recording.abandon()
+        raise
     return session
 
 
@@ -204,13 +208,16 @@ def record_steps(
     spec, step = session.spec, training.step
     warmup, total = warmup_steps(spec), warmup_steps(spec) + spec.measure_steps
     marks, stream = PhaseMarks(recording, owners), ResidualStream()
-    recording.begin(owners())
+    # The profiler of a CPU would keep each of the compiler's millions of calls.
+    recording.begin(owners(), stacks=not spec.compile)
     with memory_needed_in(where):
         for number in range(total):
             if number == warmup and warmup:
                 recording.end()
                 gc.collect()
                 recording.begin(owners())
+            if 0 < number == warmup - 1:
+                recording.learn_workspaces()
             marks.keep = number + 1 == total
             where.prepares()
             step.prepare()
@@ -263,16 +270,23 @@ def results(session: Session) -> tuple[Values, list[Check]]:
     checks = [check_history(everything), *check_accounted(everything)]
     percent = values.samples("unknown_percent", None)
     if percent is not None:
-        detail = f"{percent[0]:.2f} % of the peak has no known use"
-        checks.append(note("unknown", percent[0] <= MAX_UNKNOWN_PERCENT, detail))
+        checks.append(check_unknown(percent[0], max(session.phases(), key=height).stretch))
     return values, checks
 
 
-def note(name: str, ok: bool, detail: str) -> Check:
-    """Return a check that leaves the verdict as it is."""
+def check_unknown(percent: float, stretch: Stretch) -> Check:
+    """Check that the use of nearly all memory is known. Details name the largest allocation of unknown use."""
+    from workers.measure.allocations.categories import UNKNOWN
+    from workers.measure.allocations.stacks import site
     from workers.measure.check import Check
 
-    return Check(name, ok, detail, "note")
+    detail = f"{percent:.2f} % of the peak has no known use"
+    unknown = [one for one in stretch.at_peak if one.category == UNKNOWN]
+    if unknown:
+        largest_one = max(unknown, key=lambda one: one.size)
+        where = site(largest_one.frames) or "code without a Python stack"
+        detail += f"; the largest allocation, of {largest_one.size / MIB:.4g} MiB, was made by {where}"
+    return Check("unknown", percent <= MAX_UNKNOWN_PERCENT, detail, "note")
 
 
 def allocated_peak(recorded: Recorded) -> float | None:
@@ -339,7 +353,9 @@ def add_whole(values: Values, session: Session) -> None:
     else:
         rest = None if peak is None else [(last.counters.allocated_peak - peak.total) / MIB]
         values.set("rounding_mib", None, rest, PEAK_LOST)
-    values.set("history_entries", None, [session.steps[-1][-1].history])
+    final = session.steps[-1][-1]
+    values.set("history_entries", None, [final.history])
+    values.set("snapshot_mib", None, [session.files[final.stretch.phase] / MIB])
     values.set("parameters", None, None if session.parameters is None else [session.parameters], "unknown")
 
 

@@ -38,6 +38,8 @@ INVALID: list[tuple[Any, str, str]] = [
     ({"spec": {**TINY, "precision": "fp8"}}, "/spec/precision", "'bf16'"),
     ({"spec": {**TINY, "compile": 1}}, "/spec/compile", "boolean"),
     ({"spec": {**TINY, "gradient_clip_norm": 0}}, "/spec/gradient_clip_norm", "greater than 0"),
+    ({"spec": {**TINY, "kind": "memory", "cuda_graph": True}}, "/spec/cuda_graph", "leave it out"),
+    ({"spec": {**TINY, "kind": "memory", "mode": "generate"}}, "/spec/mode", "'forward_backward' or 'train_step'"),
     ({"spec": {**TINY, "device": "cpu", "precision": "tf32"}}, "/spec/precision", "tf32 is a GPU format"),
     ({"spec": {**TINY, "model": {"size": "huge"}}}, "/spec/model/size", "'tiny'"),
     ({"spec": {**TINY, "model": {"size": "tiny", "d_model": 4}}}, "/spec/model/d_model", "leave d_model out"),

@@ -18,6 +18,7 @@ from app.specs.ceiling import CeilingSpec
 from app.specs.compare import CompareSpec
 from app.specs.estimate import EstimateSpec
 from app.specs.kernel import KernelSpec
+from app.specs.memory import MemorySpec
 from app.specs.mixed_precision import MixedPrecisionSpec
 
 PLAIN_KINDS = sorted(kind for kind, spec in KINDS.items() if not spec.holds_specs)
@@ -37,6 +38,11 @@ CONTEXTS: dict[str, list[dict[str, Any]]] = {
     "estimate": [
         {},
         {"architecture": "feed_forward_stack"},
+        {"precision": "bf16"},
+        {"model": {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}},
+    ],
+    "memory": [
+        {"mode": "train_step", "compile": True},
         {"precision": "bf16"},
         {"model": {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}},
     ],
@@ -368,6 +374,7 @@ GOLDEN: dict[type[SpecBase], list[str]] = {
     ],
     EstimateSpec: ["7480f0412c5a5b580b65"],
     CompareSpec: ["7aed28438ce5401227c7", "f41fdd49b0573e31c571"],
+    MemorySpec: ["ed58ec1ab4ef93698d27"],
 }
 
 

@@ -121,10 +121,10 @@ class Ledger:
             lost: The beginning of the phase's history is missing.
             reserved: Bytes that the allocator holds at its end.
         """
-        if lost and blocks is not None:
-            self._resume(rewind(blocks, entries))
+        unseen = self._resume(phase, rewind(blocks, entries)) if lost and blocks is not None else []
         before = dict(self.alive)
         touched, made, missed = self._replay(phase, entries)
+        made = unseen + made
         for one in missed:
             before[one.address] = one
         self._categorise(phase, made, owners)
@@ -144,13 +144,22 @@ class Ledger:
             reserved_at_peak=None if reserved is None else reserved - _growth(entries[peak.entry + 1 :]),
         )
 
-    def _resume(self, alive: Mapping[int, Allocation]) -> None:
-        """Go on after a gap in the history. What is still where it was keeps its category."""
-        known = self.alive
+    def _resume(self, phase: str, alive: Mapping[int, Allocation]) -> list[Allocation]:
+        """Go on after a gap at the beginning of a phase. Returns what was made in the gap.
+
+        What has the same place and size as before the gap is taken for the same.
+        """
+        known, unseen = self.alive, []
         self.alive = {}
         for address, one in alive.items():
             former = known.get(address)
-            self.alive[address] = former if former is not None and former.size == one.size else one
+            if former is not None and former.size == one.size:
+                self.alive[address] = former
+            else:
+                one.made_in = phase
+                unseen.append(one)
+                self.alive[address] = one
+        return unseen
 
     def _replay(
         self, phase: str, entries: Sequence[Entry]
@@ -178,7 +187,7 @@ class Ledger:
         return touched, made, missed
 
     def _categorise(self, phase: str, made: Sequence[Allocation], owners: Owners) -> None:
-        """Apply the rule of `categories` to what was made in a phase, at its end, and to what had no category yet."""
+        """Apply the rule of `categories` at the end of a phase, to what it has made and to what has an owner."""
         for one in made:
             if self.alive.get(one.address) is not one:
                 one.category = TEMPORARY
@@ -186,7 +195,7 @@ class Ledger:
                 one.category = ACTIVATION
         for address, owner in owners.items():
             owned = self.alive.get(address)
-            if owned is not None and owned.size >= owner.size and (owned.category == UNKNOWN or owned.made_in == phase):
+            if owned is not None and owned.size >= owner.size:
                 owned.category, owned.name = owner.category, owner.name
 
     def _measure(
