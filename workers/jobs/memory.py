@@ -285,8 +285,8 @@ def check_unknown(percent: float, stretch: Stretch) -> Check:
     unknown = [one for one in stretch.at_peak if one.category == UNKNOWN]
     if unknown:
         largest_one = max(unknown, key=lambda one: one.size)
-        where = site(largest_one.frames) or "code without a Python stack"
-        detail += f"; the largest allocation, of {largest_one.size / MIB:.4g} MiB, was made by {where}"
+        where = largest_one.name or site(largest_one.frames) or "made by code without a Python stack"
+        detail += f"; the largest allocation has {largest_one.size / MIB:.4g} MiB: {where}"
     return Check("unknown", percent <= MAX_UNKNOWN_PERCENT, detail, "note")
 
 
@@ -527,7 +527,7 @@ def report_timeline(session: Session, report: Reporter) -> None:
     from workers.measure.table import Column
 
     columns = [
-        Column("entry", "integer", "entries"),
+        Column("entry", "integer"),
         Column("step", "integer"),
         Column("phase", "string"),
         Column("total_mib", "number", "MiB"),
