@@ -267,6 +267,8 @@ def results(session: Session) -> tuple[Values, list[Check]]:
     add_whole(values, session)
     add_residual_stream(values, session)
     everything = [one for step in session.steps for one in step]
+    if session.initialisation is not None:
+        everything = [session.initialisation, *everything]
     checks = [check_history(everything), *check_accounted(everything)]
     percent = values.samples("unknown_percent", None)
     if percent is not None:
@@ -284,16 +286,9 @@ def check_unknown(percent: float, stretch: Stretch) -> Check:
     unknown = [one for one in stretch.at_peak if one.category == UNKNOWN]
     if unknown:
         largest_one = max(unknown, key=lambda one: one.size)
-        where = site(largest_one.frames) or "code without a Python stack"
-        detail += f"; the largest allocation, of {largest_one.size / MIB:.4g} MiB, was made by {where}"
+        where = largest_one.name or site(largest_one.frames) or "made by code without a Python stack"
+        detail += f"; the largest allocation has {largest_one.size / MIB:.4g} MiB: {where}"
     return Check("unknown", percent <= MAX_UNKNOWN_PERCENT, detail, "note")
-
-
-def allocated_peak(recorded: Recorded) -> float | None:
-    """Return the peak of allocated memory in bytes; None if the history lost it."""
-    if recorded.counters is not None:
-        return recorded.counters.allocated_peak
-    return None if recorded.stretch.lost else recorded.stretch.peak.total
 
 
 def peak_seen(recorded: Recorded) -> bool:
@@ -333,21 +328,22 @@ def fragmentation_mib(recorded: Sequence[Recorded]) -> tuple[list[float] | None,
 
 def add_whole(values: Values, session: Session) -> None:
     """Set the metrics of the whole step, at the highest of its phases' peaks."""
+    from workers.measure.allocations.categories import CATEGORIES, UNKNOWN
+
     phases = PHASES[session.spec.mode]
     steps = [[one for one in step if one.stretch.phase in phases] for step in session.steps]
     each = [max(step, key=height) for step in steps]
     values.set("peak_memory_mib", None, [height(one) / MIB for one in each])
-    reserved = [
-        max(one.counters.reserved_peak for one in step if one.counters) / MIB for step in steps if counted(step)
-    ]
-    values.set("memory_reserved_mib", None, reserved or None, NO_CACHE)
+    held = [[one.counters.reserved_peak / MIB for one in step if one.counters is not None] for step in steps]
+    values.set("memory_reserved_mib", None, [max(one) for one in held] if all(held) else None, NO_CACHE)
     values.set("fragmentation_mib", None, *fragmentation_mib(each))
     last = each[-1]
     peak = last.stretch.peak if peak_seen(last) else None
-    for index, name in enumerate(CATEGORY_METRICS.values()):
-        values.set(name, None, None if peak is None else [peak.usage[index] / MIB], PEAK_LOST)
-    share = None if peak is None else [100 * unknown_of(peak) / max(1, peak.total)]
-    values.set("unknown_percent", None, share, PEAK_LOST)
+    for category, name in CATEGORY_METRICS.items():
+        used = None if peak is None else [peak.usage[CATEGORIES.index(category)] / MIB]
+        values.set(name, None, used, PEAK_LOST)
+    share_unknown = None if peak is None else [100 * peak.usage[UNKNOWN] / max(1, peak.total)]
+    values.set("unknown_percent", None, share_unknown, PEAK_LOST)
     if last.counters is None:
         values.set("rounding_mib", None, None, "known on GPUs only: a CPU's allocator is asked for what it gives")
     else:
@@ -362,18 +358,6 @@ def add_whole(values: Values, session: Session) -> None:
 def height(recorded: Recorded) -> float:
     """Return the peak in bytes as the allocator counts, or else as the history tells."""
     return recorded.stretch.peak.total if recorded.counters is None else recorded.counters.allocated_peak
-
-
-def counted(step: Sequence[Recorded]) -> bool:
-    """True if the allocator counts."""
-    return all(one.counters is not None for one in step)
-
-
-def unknown_of(point: Point) -> int:
-    """Return the bytes of unknown use."""
-    from workers.measure.allocations.categories import UNKNOWN
-
-    return point.usage[UNKNOWN]
 
 
 def add_residual_stream(values: Values, session: Session) -> None:
@@ -391,7 +375,7 @@ def add_residual_stream(values: Values, session: Session) -> None:
 
 
 def check_history(recorded: Sequence[Recorded]) -> Check:
-    """Check that the history holds every entry since the warm-up."""
+    """Check that the histories hold every entry: that of making the model, and that since the warm-up."""
     from workers.measure.check import Check
 
     held, lost = recorded[-1].history, any(one.history_lost for one in recorded)
@@ -544,7 +528,7 @@ def report_timeline(session: Session, report: Reporter) -> None:
     from workers.measure.table import Column
 
     columns = [
-        Column("entry", "integer", "entries"),
+        Column("entry", "integer"),
         Column("step", "integer"),
         Column("phase", "string"),
         Column("total_mib", "number", "MiB"),

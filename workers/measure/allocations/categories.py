@@ -7,11 +7,11 @@ The rule, by which `ledger` gives every allocation one category:
    buffers, such as tables of angles (`input`). An allocation that one of them occupies then has that category, over its
    whole life. The loss that the step keeps is an `activation`.
 2. `temporary`: allocated and released within one phase: results that only the phase needs, such as scores in inference,
-   gradients of activations, an optimizer's intermediate results. So are the workspaces that cuBLAS keeps from one
-   matrix product for the next.
+   gradients of activations, an optimizer's intermediate results.
 3. `activation`: allocated in the forward pass and alive at its end. That is what the backward pass needs, bfloat16
    copies of weights included, which autocast makes and a product's backward pass keeps.
-4. `unknown`: everything else, such as what a library took during the warm-up and keeps.
+4. `unknown`: everything else, such as the workspaces that cuBLAS took during the warm-up and keeps, which are named
+   where they can be told for certain.
 
 So a category may be certain only at the end of a phase. What is recomputed in the backward pass, under activation
 checkpointing, is `temporary` there.

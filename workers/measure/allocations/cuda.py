@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from workers.measure.allocations.categories import TEMPORARY, UNKNOWN, Owners
+from workers.measure.allocations.categories import UNKNOWN, Owners
 from workers.measure.allocations.ledger import Allocation, Entry, Ledger
 from workers.measure.allocations.recording import MOST_POINTS, Counters, Recorded
 from workers.measure.allocations.snapshot import BEFORE, Snapshot, annotated, blocks_of, reserved_in
@@ -131,7 +131,7 @@ def name_workspaces(blocks: Iterable[Allocation], sizes: Counter[int]) -> None:
     for one in blocks:
         if one.category == UNKNOWN and left[one.size] > 0:
             left[one.size] -= 1
-            one.category, one.name = TEMPORARY, WORKSPACE
+            one.name = WORKSPACE
 
 
 def _take() -> Snapshot:

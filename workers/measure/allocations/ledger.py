@@ -10,7 +10,7 @@ rest of up to 1 MiB unused at the end of a large block.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from workers.measure.allocations.categories import ACTIVATION, CATEGORIES, FORWARD, TEMPORARY, UNKNOWN, Owners
@@ -72,16 +72,6 @@ class Stretch:
     """The history is longer than the recorder keeps: its beginning, and perhaps its peak, are missing."""
     reserved_at_peak: int | None = None
     """Bytes that the allocator held of the device's memory at the peak; None if it tells none."""
-
-
-@dataclass
-class _Usage:
-    """Bytes in use by category, and their highest points."""
-
-    now: list[int] = field(default_factory=lambda: [0] * len(CATEGORIES))
-
-    def point(self, entry: int) -> Point:
-        return Point(entry, tuple(self.now))
 
 
 class Ledger:
@@ -202,22 +192,22 @@ class Ledger:
         self, before: Iterable[Allocation], entries: Sequence[Entry], touched: Sequence[Allocation | None]
     ) -> tuple[Point, Point, Point, list[Point]]:
         """Return the use of memory at the start, at the peak, at the end, and over time."""
-        usage = _Usage()
+        usage = [0] * len(CATEGORIES)
         for one in before:
-            usage.now[one.category] += one.size
-        start = peak = usage.point(-1)
-        total = sum(usage.now)
+            usage[one.category] += one.size
+        start = peak = Point(-1, tuple(usage))
+        total = peak_total = sum(usage)
         curve = _Curve(start, len(entries), self._most_points)
         for number, (entry, touch) in enumerate(zip(entries, touched, strict=True)):
             if touch is None or entry["action"] == "free_completed":
                 continue
             change = touch.size if entry["action"] == "alloc" else -touch.size
-            usage.now[touch.category] += change
+            usage[touch.category] += change
             total += change
-            if total > peak.total:
-                peak = usage.point(number)
-            curve.add(number, total, usage.now)
-        end = usage.point(len(entries) - 1)
+            if total > peak_total:
+                peak, peak_total = Point(number, tuple(usage)), total
+            curve.add(number, total, usage)
+        end = Point(len(entries) - 1, tuple(usage))
         return start, peak, end, curve.points(end)
 
 

@@ -58,7 +58,7 @@ class Recording(Protocol):
     def learn_workspaces(self) -> None:
         """Release the workspaces that libraries keep for matrix products, to learn their sizes.
 
-        Call it between two steps before a history begins; the step in between takes them anew, and `begin` knows them.
+        Call it between two steps before a history begins; the step in between takes them anew, and `begin` names them.
         """
 
     def mark(self, phase: str, owners: Owners, *, keep: bool = False, failed: bool = False) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gzip
+import json
 import pickle
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import pytest
 from tests.workers.viewer import check_that_the_viewer_reads, read
 from workers.measure.allocations import snapshot
 from workers.measure.allocations.categories import CATEGORIES, Owner
-from workers.measure.allocations.ledger import Allocation, Ledger
+from workers.measure.allocations.ledger import Allocation, Ledger, rewind
 from workers.measure.allocations.snapshot import Shared, annotated, blocks_of, from_history, reserved_in, write
 from workers.measure.allocations.stacks import short_stack, site
 
@@ -108,6 +110,39 @@ def test_a_snapshot_of_cuda_with_categories(tmp_path: Path) -> None:
         ("forward", "START", 1),
         ("forward", "END", 5),
     ]
+
+
+def test_a_snapshot_in_which_all_is_known_still_names_the_unknown(tmp_path: Path) -> None:
+    """A snapshot that is taken when recording has stopped has no entry of its own."""
+    alive = {KEPT: Allocation(KEPT, 1024, "forward", category=CATEGORIES.index("activation"))}
+    given = {**as_cuda_gives_it(), "device_traces": [HISTORY[1:2]]}
+    given["segments"] = given["segments"][1:2]
+    activation = [CATEGORIES.index("activation")]
+    found = annotated(given, 0, categories=activation, phases=["forward"], alive=alive, about={})
+    write(found, tmp_path / "snapshot.pickle")
+    trace = check_that_the_viewer_reads(tmp_path / "snapshot.pickle")["device_traces"][0]
+    assert [(one["action"], one["category"]) for one in trace] == [("alloc", "activation"), ("snapshot", "unknown")]
+
+
+def test_the_history_of_an_h200_is_followed_exactly(tmp_path: Path) -> None:
+    """Of two training steps of a model of two layers, recorded with torch 2.11; stacks are left out."""
+    with gzip.open(Path(__file__).with_name("h200_snapshot.json.gz"), "rt") as file:
+        given: dict[str, Any] = json.load(file)
+    trace, blocks = given["device_traces"][0], blocks_of(given, 0)
+    older = rewind(blocks, trace)
+    ledger = Ledger(older.values())
+    stretch = ledger.follow("forward", trace, {}, reserved=reserved_in(given, 0))
+    assert (len(trace), len(older), len(blocks)) == (2259, 110, 68)
+    assert {at: one.size for at, one in ledger.alive.items()} == {at: one.size for at, one in blocks.items()}
+    allocated = sum(one["allocated_size"] for one in given["segments"])
+    rounding = allocated - stretch.end.total
+    assert 0 <= rounding < 0.01 * allocated, "what was asked for, less what the allocator's blocks have"
+    assert stretch.reserved_at_peak is not None
+    assert stretch.peak.total <= stretch.reserved_at_peak <= reserved_in(given, 0)
+    assert sum(one.size for one in stretch.at_peak) == stretch.peak.total
+    found = annotated(given, 0, categories=ledger.categories, phases=ledger.phases, alive=ledger.alive, about={})
+    write(found, tmp_path / "snapshot.pickle")
+    check_that_the_viewer_reads(tmp_path / "snapshot.pickle")
 
 
 def test_of_a_history_that_overflowed_the_rest_keeps_its_categories(tmp_path: Path) -> None:
