@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,6 +40,8 @@ REPORTS = {"nsys": "report.nsys-rep", "ncu": "report.ncu-rep"}
 """The file that each tool writes to its unit's scratch folder, which is also the artifact's name."""
 OUT_OF_MEMORY = "out-of-memory.txt"
 """File in the scratch folder that says why a unit ran no steps."""
+PHASES = "phases.json"
+"""File in the scratch folder with the names of the phases of the steps that ran."""
 WITH_SOURCE = ("detailed", "full")
 """Sets of ncu whose report shows instructions. For the others, the kernels' code would be 99 % of the file."""
 ANSWER_S = 600.0
@@ -51,7 +54,6 @@ NOTHING_PROFILED = re.compile(
 )
 MAX_COUNTER_ROWS = 20_000
 """Most rows of the table `ncu`; the report has what does not fit."""
-RANGES = ("forward", "backward", "optimizer", "prefill", "decode")
 NSYS_COLUMNS = (
     ("Name", Column("name", "string"), 1.0),
     ("Total Time (ns)", Column("total_ms", "number", "ms"), 1e-6),
@@ -173,7 +175,9 @@ def run(spec: ProfileSpec, unit: Unit, report: Reporter) -> None:
     report.environment({**facts, "software": {**facts["software"], unit.params["tool"]: unit.params["version"]}})
     with _training.known_errors():
         try:
-            _run_steps(_training.build(spec, device, build_model), spec, report)
+            training = _training.build(spec, device, build_model)
+            (report.scratch / PHASES).write_text(json.dumps(list(training.step.phases)))
+            _run_steps(training, spec, report)
         except OutOfMemory as error:
             (report.scratch / OUT_OF_MEMORY).write_text(str(error))
 
@@ -255,7 +259,7 @@ def collect(spec: ProfileSpec, unit: Unit, scratch: Path, report: Reporter) -> N
         _note(report, Check("profiled", False, out_of_memory.read_text(), "note"))
         return
     if tool == "nsys":
-        _collect_nsys(spec, unit, scratch, report)
+        _collect_nsys(unit, scratch, report)
     else:
         _collect_ncu(spec, unit, scratch, report)
     file = scratch / REPORTS[tool]
@@ -299,17 +303,21 @@ def number(text: str) -> float | None:
     return float(plain) if re.fullmatch(r"-?\d+(\.\d+)?([eE][+-]?\d+)?", plain) else None
 
 
-def _collect_nsys(spec: ProfileSpec, unit: Unit, scratch: Path, report: Reporter) -> None:
+def _collect_nsys(unit: Unit, scratch: Path, report: Reporter) -> None:
     """Report the kernels of all profiled steps, and those of each phase of the first of them."""
     whole = _nsys_kernels(unit, scratch, None)
     if not whole:
         raise InvalidEnvironment(f"{NAMES['nsys']} saw no kernel in the profiled steps: its report is empty")
     columns = [Column("range", "string"), *(column for _, column, _ in NSYS_COLUMNS)]
     rows: list[list[Scalar]] = [[None, *row] for row in whole]
-    for phase in RANGES:
-        if phase in _training.PHASES[spec.mode]:
+    checks = []
+    for phase in json.loads((scratch / PHASES).read_text()):
+        try:
             rows += [[phase, *row] for row in _nsys_kernels(unit, scratch, phase)]
+        except InvalidEnvironment as error:  # the report was read, so it is this range that is not in it
+            checks.append(Check(f"nsys_{phase}", False, str(error), "note"))
     report.table("nsys-kernels", columns, rows)
+    _note(report, *checks)
 
 
 def _nsys_kernels(unit: Unit, scratch: Path, nvtx_range: str | None) -> list[list[Scalar]]:

@@ -116,6 +116,7 @@ class TestRun:
         assert calls == ["synchronize", "start", "synchronize", "stop"]
         assert report.rows == []
         assert report.tables == {}
+        assert json.loads((tmp_path / outside.PHASES).read_text()) == ["forward", "backward", "optimizer"]
         assert report.fingerprint["software"]["ncu"] == "2025.3.1.0"
         assert report.steps == [
             (1, 3, "warming up"),
@@ -256,6 +257,9 @@ class TestNsys:
             ("forward", 2, 0.5, "void cutlass::Kernel2<gemm>(T1::Params)"),
         ]
         assert rows[0]["mean_us"] == 250.0
+        (check,) = report.verdict["checks"]
+        assert (check["name"], check["severity"]) == ("nsys_optimizer", "note")
+        assert "no range named optimizer" in check["detail"]
         assert report.rows == [], "no time under a profiler is a measurement"
 
     @pytest.mark.parametrize(
@@ -322,6 +326,7 @@ def collected(tmp_path: Path, tool: str, mode: str = "works", *, report: Report 
     """Run a stand-in and collect what it has written."""
     spec, unit = planned(tmp_path, tool, mode)
     wrapped(unit, tmp_path)
+    (tmp_path / outside.PHASES).write_text('["forward", "backward", "optimizer"]')
     found = report or Report(tmp_path)
     outside.collect(spec, unit, tmp_path, found)
     return found
