@@ -17,7 +17,7 @@ import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,6 +52,8 @@ NCU_ERROR = re.compile(r"^==ERROR== (?!The application returned an error code)(.
 NOTHING_PROFILED = re.compile(
     r"^==WARNING== (No kernels were profiled\..*(?:\n(?:Available Kernels:|\d+\. ).*)*)", re.MULTILINE
 )
+MAX_PHASE = 400
+"""Most characters of a kernel's name that become a measurement's phase."""
 MAX_COUNTER_ROWS = 20_000
 """Most rows of the table `ncu`; the report has what does not fit."""
 NSYS_COLUMNS = (
@@ -400,18 +402,26 @@ def _collect_ncu(spec: ProfileSpec, unit: Unit, scratch: Path, report: Reporter)
         )
     checks = _report_ncu_tables(launches, metric_units, report)
     device_key = environment.device_key(choose_device(spec.device, spec.precision))
-    of_kernel: dict[str, list[Launch]] = {}
-    for launch in launches:
-        of_kernel.setdefault(launch.kernel, []).append(launch)
-    case = spec.case()
-    for kernel, measured in of_kernel.items():
-        values = Values([Metric(counter.name, None, counter.unit) for counter in COUNTERS])
+    phases = phases_of(launches)
+    metrics = [Metric(counter.name, phase, counter.unit) for phase in dict.fromkeys(phases) for counter in COUNTERS]
+    values = Values(metrics)
+    for phase in dict.fromkeys(phases):
+        measured = [launch for launch, of in zip(launches, phases, strict=True) if of == phase]
         for counter in COUNTERS:
             samples = [value for launch in measured if (value := launch.value(counter)) is not None]
             why = f"the set {spec.ncu.set!r} of {NAMES['ncu']} does not hold {counter.source}"
-            values.set(counter.name, None, samples or None, why)
-        values.report(replace(case, identity={**case.identity, "kernel": kernel}), device_key, report)
+            values.set(counter.name, phase, samples or None, why)
+    values.report(spec.case(), device_key, report)
     _note(report, *checks)
+
+
+def phases_of(launches: Sequence[Launch]) -> list[str]:
+    """Return the phase of each launch's measurements: its function, or the whole name if functions share one."""
+    kernels = dict.fromkeys(launch.kernel for launch in launches)
+    functions = [function_of(kernel) for kernel in kernels]
+    return [
+        launch.function if functions.count(launch.function) == 1 else launch.kernel[:MAX_PHASE] for launch in launches
+    ]
 
 
 def ncu_launches(printed: str) -> tuple[list[Launch], dict[str, str]]:

@@ -165,10 +165,7 @@ class TestNcu:
         assert told["sm__cycles_elapsed.max"] == ("cycle", 13_850.0, None)
         assert told["launch__cluster_scheduling_policy"] == (None, None, "PolicySpread")
         assert not any(name.startswith("device__") for name in told)
-        measured = {
-            (outside.function_of(row["case"]["kernel"]), row["metric"]): (row["unit"], row["median"])
-            for row in report.rows
-        }
+        measured = {(row["phase"], row["metric"]): (row["unit"], row["median"]) for row in report.rows}
         assert measured[SPLIT, "dram_throughput_percent"] == ("%", 1.64)
         assert measured[COMBINE, "dram_throughput_percent"] == ("%", 8.01)
         assert measured[COMBINE, "theoretical_occupancy_percent"] == ("%", 56.25)
@@ -177,15 +174,24 @@ class TestNcu:
         report = collected(tmp_path, "ncu")
         assert report.rows
         assert not any(row["unit"] in ("ns", "µs", "ms", "s") or row["metric"].endswith("_ms") for row in report.rows)
-        own = spec_of().case()
-        for row in report.rows:
-            assert row["case_key"] != own.key, "a kernel's counters are of another case than the steps"
-            assert {**row["case"], "kernel": None} == {**own.coordinates, "kernel": None}
+        assert {row["case_key"] for row in report.rows} == {spec_of().case().key}
 
-    def test_launches_of_one_kernel_are_samples_of_one_case(self) -> None:
-        metrics = {"launch__registers_per_thread": "1,024"}
-        launches = [outside.Launch(number, "kernel", "", "", metrics) for number in range(3)]
-        assert [launch.value(outside.COUNTERS[7]) for launch in launches] == [1024.0] * 3
+    def test_kernels_of_one_function_are_kept_apart(self) -> None:
+        names = ["void f<float>(T1)", "void f<double>(T1)", "g", "g"]
+        launches = [outside.Launch(number, name, "", "", {}) for number, name in enumerate(names)]
+        assert outside.phases_of(launches) == [*names[:2], "g", "g"]
+
+    def test_launches_of_one_kernel_are_samples(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        metrics = [
+            {"launch__registers_per_thread": text, "sm__throughput.avg.pct_of_peak_sustained_elapsed": "1"}
+            for text in ("1,024", "n/a", "512")
+        ]
+        launches = [outside.Launch(number, "kernel", "", "", told) for number, told in enumerate(metrics)]
+        monkeypatch.setattr(outside, "ncu_launches", lambda _: (launches, dict.fromkeys(metrics[0], "")))
+        found = {row["metric"]: row for row in collected(tmp_path, "ncu").rows}
+        registers = found["registers_per_thread"]
+        assert (registers["phase"], registers["n"], registers["median"]) == ("kernel", 2, 768.0)
+        assert found["sm_throughput_percent"]["n"] == 3
 
     def test_what_a_set_lacks_is_unknown_with_the_reason(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         absent = outside.Counter("branches", "branches", "sm__branches.sum")
