@@ -28,7 +28,7 @@ from app.store.engine import Database
 from app.store.results import choosing
 from app.store.results.pivoting import CaseOfJob, cases_of, cell_of, coordinates_of
 from app.store.results.reported import UNIT_INDEX, list_tables, result_table
-from app.store.results.sheet import NOT_MEASURED, Cell, Column, Sheet, type_of
+from app.store.results.sheet import NOT_MEASURED, Cell, Column, Sheet, free_names, type_of
 
 SideName = Literal["baseline", "candidate"]
 SIDES: tuple[SideName, SideName] = ("baseline", "candidate")
@@ -250,8 +250,7 @@ def _metric_columns(shown: Sequence[str], rows: Sequence[Sequence[Any]]) -> list
     first = len(shown)
     failed = any(outcome not in ("ok", None) for row in rows for outcome in row[first + 8 : first + 10])
     doubtful = any(verdict in VERDICTS[1:] for row in rows for verdict in row[first + 10 : first + 12])
-    return [
-        *(Column(name, type_of(row[index] for row in rows), role="coordinate") for index, name in enumerate(shown)),
+    compared = [
         Column("metric", "string"),
         Column("unit", "string"),
         Column("baseline", "number"),
@@ -263,6 +262,10 @@ def _metric_columns(shown: Sequence[str], rows: Sequence[Sequence[Any]]) -> list
         *(Column(f"{side}_validity", "string", in_text=doubtful) for side in SIDES),
         Column("case_key", "string", in_text=False),
     ]
+    names = free_names(shown, {column.name for column in compared}, "case")
+    types = [type_of(row[index] for row in rows) for index in range(first)]
+    coordinates = [Column(names[name], type_, role="coordinate") for name, type_ in zip(shown, types, strict=True)]
+    return [*coordinates, *compared]
 
 
 def _difference(one: float | None, other: float | None) -> tuple[float | None, float | None]:

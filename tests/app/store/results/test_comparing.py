@@ -107,6 +107,11 @@ class TestMetrics:
         names = [name.strip() for name in head.strip("|").split("|")]
         assert names == ["model", "context_length", "metric", "unit", "baseline", "candidate", "change", "ratio"]
 
+    def test_a_coordinate_named_as_another_column_keeps_its_values(self, database: Database, measure: Measure) -> None:
+        jobs = [measure(*(("step_ms", {"case": {"metric": number}}) for number in (1, 2))) for _ in range(2)]
+        found = rows(compare(database, *jobs))
+        assert [(row["case.metric"], row["metric"]) for row in found] == [(1, "step_ms"), (2, "step_ms")]
+
     def test_zero_has_no_ratio(self, database: Database, measure: Measure) -> None:
         jobs = [measure(("step_ms", {"median": median})) for median in (0.0, 1.0)]
         (row,) = rows(compare(database, *jobs))
