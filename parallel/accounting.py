@@ -63,7 +63,7 @@ class Traffic:
 
     def per_rank(self, ranks: int) -> float:
         """Return the bytes that each rank sends, and receives, in rings."""
-        return sum(size * traffic_factor(name, ranks) for name, size in vars(self).items())
+        return float(sum(size * traffic_factor(name, ranks) for name, size in vars(self).items()))
 
 
 def step_traffic(
