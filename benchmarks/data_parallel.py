@@ -87,8 +87,10 @@ def ours(
     return build
 
 
-def bucketed(size_mb: float | None, first_mb: float | None = None) -> Callable[[nn.Module], Any]:
-    return lambda module: parallel.BucketedDataParallel(module, size_mb, first_bucket_size_mb=first_mb)
+def bucketed(size_mb: float | None, first_mb: float | None = None, *, views: bool = True) -> Callable[[nn.Module], Any]:
+    return lambda module: parallel.BucketedDataParallel(
+        module, size_mb, first_bucket_size_mb=first_mb, gradients_as_views=views
+    )
 
 
 def torch_ddp(
@@ -139,6 +141,7 @@ STRATEGIES: dict[str, Callable[[nn.Module], Trained]] = {
     "torch ddp 100 views": torch_ddp(100, views=True),
     "bucketed 25": ours(bucketed(25)),
     "bucketed 100": ours(bucketed(100)),
+    "bucketed 100 in place": ours(bucketed(100, views=False)),
     "torch ddp 100 views + zero": torch_ddp(100, views=True, make=zero_adamw),
     "torch ddp 100 views + sharded": torch_ddp(100, views=True, make=sharded_adamw),
     "bucketed 100 + sharded": ours(bucketed(100), sharded_adamw),

@@ -136,7 +136,8 @@ def launch(
         folder: Where the logs go; it exists.
         start_timeout_s: Seconds from the start to each rank's first `step_done` (or its return): for imports,
             compilation and warm-up.
-        step_timeout_s: Seconds between two `step_done` of a rank, and from the last one to its return.
+        step_timeout_s: Seconds between two `step_done` of a rank, and from the last one to its return, once all ranks
+            have made their first step.
         reported: Called in this thread, with the rank's index and what it reported.
 
     Returns:
@@ -254,13 +255,9 @@ class _Elastic(threading.Thread):
             monitor_interval=0.05,
             logs_specs=_logs(self._folder, self._request),
         )
-        variable = "TORCHELASTIC_SIGNALS_TO_HANDLE"
-        before = os.environ.get(variable)
         # It warns that ranks outlive a process without its signal handlers (ours do not), and tells failures by exit
         # codes (RanksFailed says more).
-        log = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
-        level = log.level
-        log.setLevel(logging.CRITICAL)
+        logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
         try:
             elastic_launch(config, sys.executable)("-P", "-c", _RANK_PROGRAM)
         except ChildFailedError:
@@ -268,11 +265,6 @@ class _Elastic(threading.Thread):
             pass
         except BaseException as error:  # noqa: BLE001 - handed to the thread that launched
             self.error = error
-        finally:
-            log.setLevel(level)
-            os.environ.pop(variable, None)
-            if before is not None:
-                os.environ[variable] = before
 
 
 # The launcher would open the logs for its children, and leave them open.
@@ -340,7 +332,8 @@ class _Ranks:
         self._failures: list[tuple[tuple[float, int], RanksFailed]] = []
         """Failures by the time of their cause."""
         self._steps = dict.fromkeys(range(world_size), 0)
-        self._deadlines = dict.fromkeys(range(world_size), time.monotonic() + start_timeout_s)
+        self._start_deadline = time.monotonic() + start_timeout_s
+        self._deadlines = dict.fromkeys(range(world_size), self._start_deadline)
 
     def connect(self, listener: Listener, elastic: _Elastic) -> None:
         """Wait for the ranks' connections, and send each its arguments."""
@@ -358,7 +351,7 @@ class _Ranks:
                 continue
             if not elastic.is_alive():
                 self._never_started(elastic)
-            if time.monotonic() > self._deadlines[0]:
+            if time.monotonic() > self._start_deadline:
                 missing = self._missing()
                 raise RanksTimedOut(
                     missing, f"did not start within {self._start_timeout_s:g} s", **self._log_of(missing)
@@ -383,16 +376,24 @@ class _Ranks:
         """Take the ranks' messages until all have returned and closed their connections."""
         while self._open:
             now = time.monotonic()
-            late = [index for index in self._open if self._deadlines[index] < now]
+            deadlines = {index: self._deadline(index) for index in self._open}
+            late = [index for index, deadline in deadlines.items() if deadline < now]
             if late:
                 self._silent(late)
-            self._receive(max(0.0, min(self._deadlines[index] for index in self._open) - now))
+            self._receive(max(0.0, min(deadlines.values()) - now))
             if self._failures:
                 # What one rank's failure did to others may have arrived first.
                 until = time.monotonic() + CAUSE_S
                 while self._open and (left := until - time.monotonic()) > 0:
                     self._receive(left)
                 raise min(self._failures)[1]
+
+    def _all_stepping(self) -> bool:
+        return all(self._steps[index] or index in self.results for index in self._steps)
+
+    def _deadline(self, index: int) -> float:
+        """Return when a rank must be heard next. Until all make steps, those that do may have to wait for others."""
+        return self._deadlines[index] if self._all_stepping() else self._start_deadline
 
     def _receive(self, timeout_s: float) -> None:
         """Take a message from each rank that has sent one."""
@@ -416,6 +417,9 @@ class _Ranks:
             case "step":
                 self._steps[index] += 1
                 self._deadlines[index] = next_deadline
+                if self._steps[index] == 1 and self._all_stepping():
+                    # Whoever was ready first has waited for the others: that was no slow step.
+                    self._deadlines = dict.fromkeys(self._deadlines, next_deadline)
             case "report":
                 self._reported(index, content)
             case "returned":
@@ -430,7 +434,8 @@ class _Ranks:
         """Blame a rank for a timeout: a stopped one, else the one with the fewest steps, if it is alone with them."""
         stopped = [index for index in self._pids if _is_stopped(self._pids[index])]
         fewest = min(self._steps[index] for index in late)
-        slowest = [index for index in self._open if self._steps[index] == fewest]
+        slowest = [index for index in late if self._steps[index] == fewest]
+        slowest = [i for i in self._open if self._steps[i] <= fewest and i not in self.results] or slowest
         started = fewest > 0
         limit = self._step_timeout_s if started else self._start_timeout_s
         doing = f"no step within {limit:g} s after step {fewest}" if started else f"no first step within {limit:g} s"
