@@ -152,16 +152,24 @@ def test_the_command_passes_the_exit_code_on(tmp_path: Path) -> None:
 
 
 def test_the_job_runs_in_the_process_that_was_started(tmp_path: Path) -> None:
-    (tmp_path / "open").touch()  # the model waits for nothing
-    gated = {**SPEC, "model": {"name": "gated", "d_model": 8, "d_ff": 8, "num_layers": 1, "num_heads": 1}}
-    (tmp_path / "spec.json").write_text(json.dumps(gated))
+    (tmp_path / "open").touch()  # the job waits for nothing
+    plugins = PROJECT / "tests" / "plugins"
+    path = os.pathsep.join(map(str, [plugins / "plain_kind", PROJECT, plugins]))
     process = subprocess.Popen(
-        [sys.executable, "-m", "app.cli", "run", str(tmp_path / "spec.json"), "--output", str(tmp_path)],
+        [
+            sys.executable,
+            "-m",
+            "app.cli",
+            "run",
+            str(written(tmp_path, {"kind": "plain", "behaviour": "gated"})),
+            "--output",
+            str(tmp_path),
+        ],
         cwd=PROJECT,
-        env={**os.environ, "PYTHONPATH": str(PROJECT / "tests" / "plugins"), "MISBEHAVE_FOLDER": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": path, "MISBEHAVE_FOLDER": str(tmp_path)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     assert process.wait(timeout=120) == 0
-    # The model wrote down the process it ran in.
+    # The job wrote down the process it ran in.
     assert set((tmp_path / "started").read_text().split()) == {str(process.pid)}
