@@ -17,17 +17,20 @@ from app.specs.benchmark import BenchmarkSpec
 from app.specs.ceiling import CeilingSpec
 from app.specs.compare import CompareSpec
 from app.specs.kernel import KernelSpec
+from app.specs.profile import ProfileSpec
 
 PLAIN_KINDS = sorted(kind for kind, spec in KINDS.items() if not spec.holds_specs)
 
+TRAINING: list[dict[str, Any]] = [
+    {"mode": "train_step", "compile": True},
+    {"mode": "generate"},
+    {"precision": "bf16"},
+    {"mode": "train_step", "optimizer": "torch_fused_adamw", "device": "cuda"},
+    {"model": {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}},
+]
 CONTEXTS: dict[str, list[dict[str, Any]]] = {
-    "benchmark": [
-        {"mode": "train_step", "compile": True},
-        {"mode": "generate"},
-        {"precision": "bf16"},
-        {"mode": "train_step", "optimizer": "torch_fused_adamw", "device": "cuda"},
-        {"model": {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}},
-    ],
+    "benchmark": TRAINING,
+    "profile": TRAINING,
     "attention": [{}, {"implementations": ["cpu_flash"], "dtypes": ["fp32"]}, {"implementations": ["triton"]}],
     "kernel": [{}],
     "ceiling": [{}],
@@ -41,6 +44,7 @@ OTHER_VALUES = {
     "attention": ["flex"],
     "implementations": [["tiled"], ["torch"]],
     "device": ["cpu", "cuda"],
+    "ncu": [{"set": "full"}],
     "br": [[16]],
     "bc": [[16]],
 }
@@ -343,6 +347,7 @@ GOLDEN: dict[type[SpecBase], list[str]] = {
         "092208d79a4f6a79fcc7",
         "11c7a1f0456cf39dda4e",
     ],
+    ProfileSpec: ["c04529a6e21e6d5c9cd4"],
     CompareSpec: ["7aed28438ce5401227c7", "f41fdd49b0573e31c571"],
 }
 
