@@ -405,7 +405,8 @@ class Profiling:
         from workers.measure.ceilings import Ceilings
         from workers.measure.profiling import tables
         from workers.measure.profiling.attention import Part, roofline
-        from workers.measure.profiling.usage import time_in
+        from workers.measure.profiling.classes import MATMUL
+        from workers.measure.profiling.usage import in_phases, time_of, work_in
 
         steps, counts = len(found.steps), found.count_ranges()
         reason = why_no_parts(self.spec, {name for _, name in counts})
@@ -421,9 +422,9 @@ class Profiling:
                 made = "forward" if phase == "backward" else phase
                 calls = counts[made, name] // steps
                 cost, note = cost_of(self.spec, name, phase, calls)
-                total = sum(one.time_ns for one in found.work if one.phase == phase)
-                part = Part(name, phase, 1e-6 * time_in(found.work, name, phase) / steps, cost)
-                rows.append(self._attention_row(part, 1e-6 * total / steps, line, note))
+                work, per_step = work_in(found.work, name, phase), 1e-6 / steps
+                part = Part(name, phase, per_step * time_of(work), per_step * time_of(work, MATMUL), cost)
+                rows.append(self._attention_row(part, per_step * time_of(in_phases(found.work, [phase])), line, note))
         self.report.table("attention", tables.ATTENTION, rows)
 
     def _attention_row(self, part: Part, phase_ms: float, line: Roofline | str, note: str) -> list[Scalar]:

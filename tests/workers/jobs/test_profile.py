@@ -184,6 +184,8 @@ def test_the_parts_of_attention_beside_the_roofline(run: Any, device: str) -> No
     assert scores["gflop"] == pytest.approx(1e-9 * products)
     assert scores["useful_gflop"] == pytest.approx(0.5e-9 * products)
     assert scores["tflops"] == pytest.approx(1e-9 * products / scores["total_ms"])
+    assert 0 < scores["product_ms"] < scores["total_ms"]
+    assert found["softmax", "forward"]["product_ms"] == 0
     assert scores["ridge"] == pytest.approx(5.0)  # 0.05 TFLOP/s by 10 GB/s
     assert (scores["bound"], found["softmax", "backward"]["bound"]) == ("memory-bound", "memory-bound")
     row = metrics(report)["scores_tflops", "forward"]
