@@ -243,6 +243,8 @@ class Profiling:
             InvalidEnvironment: the profiler sees no kernels.
             OutOfMemory: the memory did not suffice.
         """
+        from workers.measure.memory import OutOfMemory
+        from workers.measure.profiling import tables
         from workers.measure.profiling.attribution import Attribution
 
         profile = self._record()
@@ -261,10 +263,11 @@ class Profiling:
         self._add_trace(profile)
         del profile, found
         if self.spec.stacks:
-            self._add_stacks()
+            try:
+                self._add_stacks()
+            except OutOfMemory as error:
+                self._tell("stacks", None, None, str(error))
         self._tell_limits()
-        from workers.measure.profiling import tables
-
         self.report.table("summary", tables.SUMMARY, self.summary)
 
     @property
@@ -474,6 +477,8 @@ class Profiling:
         if not found:
             self._tell("stacks", None, None, f"none: {NO_PHASES}" if self.spec.cuda_graph else "none were recorded")
             return
+        if len(found) > stacks.MAX_STACKS:
+            self._tell("stacks", stacks.MAX_STACKS, "stacks", f"the top ones of {len(found)}")
         what = "time of the GPU by the stack that launched its work" if self.on_gpu else "time of the host"
         subtitle = f"{what}; one step, which took {laps_ms[0]:.4g} ms while stacks were recorded"
         label = f"{self.spec.model.label()}, context {self.spec.context_length}, {self.spec.mode}"

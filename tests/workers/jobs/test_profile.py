@@ -344,6 +344,22 @@ def test_memory_that_does_not_suffice_under_the_profiler_is_a_result(run: Any, m
     assert "the profiled steps" in found["profiled_step_ms", None]["reason"]
 
 
+def test_without_memory_for_stacks_all_else_is_there(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = recording.record
+
+    def too_large(*args: Any, python: bool = False, **options: Any) -> Profile:
+        if python:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return record(*args, **options)
+
+    monkeypatch.setattr(recording, "record", too_large)
+    report = run(mode="forward", stacks=True)
+    assert {row["outcome"] for row in report.rows} <= {"ok", "unknown"}
+    (row,) = [row for row in rows(report, "summary") if row["what"] == "stacks"]
+    assert "out of memory in the profiled steps" in row["note"]
+    assert set(report.files) == {"trace.json.gz"}
+
+
 def test_a_ceiling_that_is_missing_is_measured_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ceiling, "COPY_MIB", {"cpu": 1})
     monkeypatch.setattr(ceiling, "MATRIX_SIZES", {"cpu": {"fp32": 32}})
