@@ -344,7 +344,7 @@ class Profiling:
             times = [1e-6 * sum(one.time_ns for one in work if one.phase == phase and one.step == step.step)
                      for step in found.steps]  # fmt: skip
             self.values.set("work_ms", phase, times if phase in phases_of(self.spec) else None, NO_PHASES)
-        uses = step_uses(work, found.steps) if self.on_gpu else []
+        uses = step_uses(work, found.windows) if self.on_gpu else []
         self.values.set("profiled_idle_ms", None, [use.idle_ms for use in uses] or None, GPU_ONLY)
         self.values.set("largest_gap_ms", None, [use.largest_gap_ms for use in uses] or None, GPU_ONLY)
         self.values.set("launches", None, [use.launches for use in uses] or None, GPU_ONLY)
