@@ -40,6 +40,8 @@ CLASSES = (
     *("matmul", "attention", "softmax", "normalisation", "elementwise", "copy", "reduction", "communication"),
     *("optimizer", "other"),
 )
+EAGER = "eager"
+"""The attention whose parts are known to cost what `accounting.attention_part` says."""
 CEILING_STEPS = 5
 """Samples of a ceiling that is measured for the roofline."""
 TRACE, STACKS, FLAME_GRAPH = "trace.json.gz", "stacks.txt", "flamegraph.svg"
@@ -154,7 +156,7 @@ def profile_metrics(spec: ProfileSpec) -> list[Metric]:
 
 def has_roofline(spec: ProfileSpec) -> bool:
     """Return whether the parts of attention exist, so that they can be put beside the roofline."""
-    return not (spec.compile or spec.cuda_graph) and spec.attention == "eager"
+    return not (spec.compile or spec.cuda_graph) and spec.attention == EAGER
 
 
 def measure_missing_ceilings(spec: ProfileSpec, device: torch.device, report: Reporter) -> None:
@@ -524,6 +526,8 @@ def cost_of(spec: ProfileSpec, part: str, phase: str, calls: int) -> tuple[Cost 
     from workers.model.precision import PRECISIONS
 
     layers, passes = spec.model.shape()["num_layers"], spec.new_tokens - 1 if phase == "decode" else 1
+    if spec.attention != EAGER:
+        return None, f"what attention {spec.attention!r} computes in its parts is not known"
     if calls != layers * passes:
         return None, f"the model computes attention {calls} times in this phase, not once for each layer: cost unknown"
     width = PRECISIONS[spec.precision].compute_dtype.itemsize
