@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gzip
 import json
@@ -18,6 +19,7 @@ import torch
 
 from app.specs._training import PHASES
 from app.specs.profile import ProfileSpec
+from kernels.registry import ATTENTION
 from tests.workers.reporting import Report
 from workers.jobs import _training, ceiling
 from workers.jobs import profile as module
@@ -184,6 +186,8 @@ def test_the_parts_of_attention_beside_the_roofline(run: Any, device: str) -> No
     assert scores["gflop"] == pytest.approx(1e-9 * products)
     assert scores["useful_gflop"] == pytest.approx(0.5e-9 * products)
     assert scores["tflops"] == pytest.approx(1e-9 * products / scores["total_ms"])
+    assert 0 < scores["product_ms"] < scores["total_ms"]
+    assert found["softmax", "forward"]["product_ms"] == 0
     assert scores["ridge"] == pytest.approx(5.0)  # 0.05 TFLOP/s by 10 GB/s
     assert (scores["bound"], found["softmax", "backward"]["bound"]) == ("memory-bound", "memory-bound")
     row = metrics(report)["scores_tflops", "forward"]
@@ -208,6 +212,21 @@ def test_parts_that_do_not_exist_are_null_with_the_reason(run: Any) -> None:
         measured = metrics(report)[f"{part}_ms", "backward"]
         assert (measured["outcome"], measured["median"]) == ("unknown", None)
         assert "does not name its parts" in measured["reason"]
+
+
+def test_the_cost_of_another_attention_that_names_its_parts_is_unknown(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = ATTENTION.load
+
+    def with_named_parts(name: str) -> Any:
+        return dataclasses.replace(load("eager"), name=name) if name == "named" else load(name)
+
+    monkeypatch.setattr(ATTENTION, "load", with_named_parts)
+    for row in rows(run(mode="forward", attention="named"), "attention"):
+        assert row["total_ms"] > 0
+        assert row["gflop"] is row["useful_gflop"] is row["tflops"] is row["bound"] is None
+        assert "what attention 'named' computes in its parts is not known" in row["note"]
 
 
 @pytest.fixture
@@ -340,6 +359,22 @@ def test_memory_that_does_not_suffice_under_the_profiler_is_a_result(run: Any, m
     assert found["unprofiled_step_ms", None]["outcome"] == "ok"
     assert found["profiled_step_ms", None]["outcome"] == "oom"
     assert "the profiled steps" in found["profiled_step_ms", None]["reason"]
+
+
+def test_without_memory_for_stacks_all_else_is_there(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = recording.record
+
+    def too_large(*args: Any, python: bool = False, **options: Any) -> Profile:
+        if python:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return record(*args, **options)
+
+    monkeypatch.setattr(recording, "record", too_large)
+    report = run(mode="forward", stacks=True)
+    assert {row["outcome"] for row in report.rows} <= {"ok", "unknown"}
+    (row,) = [row for row in rows(report, "summary") if row["what"] == "stacks"]
+    assert "out of memory in the profiled steps" in row["note"]
+    assert set(report.files) == {"trace.json.gz"}
 
 
 def test_a_ceiling_that_is_missing_is_measured_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

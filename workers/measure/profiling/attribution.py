@@ -107,6 +107,18 @@ class Attribution:
                 found.append(Interval(event.name, int(match[1]), event.begin_ns, event.end_ns))
         return found
 
+    @property
+    def windows(self) -> list[Interval]:
+        """The steps from the beginning of their first phase to the end of their last one.
+
+        A step's own range also holds the wait for work that was launched before it.
+        """
+        found = []
+        for step in self.steps:
+            phases = [phase for phase in self.phases if phase.step == step.step]
+            found.append(Interval(step.name, step.step, phases[0].begin_ns, phases[-1].end_ns))
+        return found
+
     @cached_property
     def work(self) -> list[Work]:
         """All work of the steps' phases, in the order in which it began."""

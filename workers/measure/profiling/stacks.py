@@ -7,6 +7,7 @@ Work of the backward pass that runs on a thread of autograd has no Python frames
 
 from __future__ import annotations
 
+import heapq
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
@@ -21,6 +22,8 @@ HIDDEN = re.compile(
 )
 """Python's functions that only name ranges or drive the step."""
 MAX_DEPTH = 200
+MAX_STACKS = 20_000
+"""Most stacks in a text, those with the most time. A deep model has a stack of its own for each call in each layer."""
 
 
 def fold(recording: Recording, phases: Collection[str], *, on_gpu: bool) -> Stacks:
@@ -44,9 +47,9 @@ def fold(recording: Recording, phases: Collection[str], *, on_gpu: bool) -> Stac
 
 
 def folded(stacks: Stacks) -> str:
-    """Return the stacks as text: a line each, frames joined by semicolons, a blank, and the time in µs."""
+    """Return the top stacks as text: a line each, frames joined by semicolons, a blank, and the time in µs."""
     lines = []
-    for frames, time in sorted(stacks.items()):
+    for frames, time in sorted(heapq.nlargest(MAX_STACKS, stacks.items(), key=lambda stack: stack[1])):
         if (rounded := round(1e-3 * time)) > 0:
             lines.append(";".join(_plain(frame) for frame in frames) + f" {rounded}\n")
     return "".join(lines)

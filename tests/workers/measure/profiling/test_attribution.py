@@ -73,6 +73,11 @@ def test_work_of_the_backward_pass_belongs_to_the_range_that_caused_it() -> None
     assert forward.ranges == back.ranges == ("layers.0", "scores")
 
 
+def test_a_steps_window_is_that_of_its_phases() -> None:
+    (window,) = Attribution(gpu_step(), PHASES, on_gpu=True).windows
+    assert (window.name, window.begin_ns, window.end_ns) == ("step_1", 110, 800)
+
+
 def test_calls_hold_their_own_time_and_that_of_their_launches() -> None:
     calls = {(call.name, call.phase): call for call in Attribution(gpu_step(), PHASES, on_gpu=True).calls}
     assert (calls["aten::matmul", "forward"].self_ns, calls["aten::matmul", "forward"].device_ns) == (10, 0)

@@ -5,6 +5,7 @@ import torch
 
 from kernels.ranges import listening
 from tests.workers.measure.profiling.events import host, kernel, recording
+from workers.measure.profiling import stacks
 from workers.measure.profiling.recording import record
 from workers.measure.profiling.stacks import fold, folded
 from workers.measure.ranges import Ranges
@@ -53,6 +54,12 @@ def test_folded_lines_have_one_blank_less_and_one_number() -> None:
     assert text == "forward 1\nforward;a: b c 3\n"
 
 
+def test_of_too_many_stacks_the_top_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "MAX_STACKS", 2)
+    text = folded({("a",): 9_000, ("b",): 1_000, ("c",): 5_000})
+    assert text == "a 9\nc 5\n"
+
+
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_python_functions_of_a_real_step(device: str) -> None:
     x = torch.randn(64, 64, device=device)
@@ -64,7 +71,7 @@ def test_python_functions_of_a_real_step(device: str) -> None:
     ranges.counting = True
     with listening():
         profile = record(lambda: run_step({"forward": multiply_twice}, [ranges]), on_gpu=device == "cuda", python=True)
-    stacks = fold(profile.recording, ("forward",), on_gpu=device == "cuda")
-    found = [frames for frames in stacks if any("multiply_twice" in frame for frame in frames)]
+    times = fold(profile.recording, ("forward",), on_gpu=device == "cuda")
+    found = [frames for frames in times if any("multiply_twice" in frame for frame in frames)]
     assert any("aten::mm" in frames for frames in found)
-    assert all(frames[0] == "forward" for frames in stacks)
+    assert all(frames[0] == "forward" for frames in times)

@@ -81,7 +81,9 @@ def test_a_layer_holds_its_parts_and_parts_are_summed_over_layers() -> None:
     assert dict(found)["layers.2"] == {"forward": 2.0, "backward": 4.0}
     assert dict(found)["scores"] == {"forward": 3.0, "backward": 0.0}
     assert dict(found)["outside"] == {"forward": 8.0, "backward": 0.0}
-    assert usage.time_in(items, "scores", "forward") == 3_000_000
+    scores = usage.work_in(items, "scores", "forward")
+    assert (usage.time_of(scores), usage.time_of(scores, "matmul")) == (3_000_000, 0)
+    assert usage.time_of([work("sgemm", 5), work("add", 7)], "matmul") == 5
 
 
 def test_calls_of_the_top_kernel() -> None:
