@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, TypeVar
@@ -17,12 +16,11 @@ from app.cli.processes import fail
 from app.cli.terminal import echo, raw
 
 if TYPE_CHECKING:
-    from app.cli.client import Client
+    from app.client import Flopwatch
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-POLL_S = 0.5
 MAX_LOOKED_AT = 500
 """Number of a sweep's jobs that the command asks why they wait; the others mostly wait for the same reason."""
 
@@ -56,21 +54,21 @@ Preset = Annotated[
 Key = Annotated[str | None, typer.Option("--idempotency-key", help="Submitting again with this key changes nothing.")]
 
 
-def with_server(command: Callable[Concatenate[Client, P], R]) -> Callable[P, R]:
+def with_server(command: Callable[Concatenate[Flopwatch, P], R]) -> Callable[P, R]:
     """Give the command a connection to the server; a problem of the server becomes a message and exit code 1."""
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        from app.cli.client import Client, CliError
+        from app.client import ClientError, Flopwatch
 
         try:
-            with Client.from_environment() as server:
+            with Flopwatch() as server:
                 return command(server, *args, **kwargs)
-        except CliError as error:
+        except ClientError as error:
             fail(str(error))
 
     # Typer reads the parameters off the function, and must not see the first.
-    signature = inspect.signature(command, eval_str=True, locals={"Client": object})
+    signature = inspect.signature(command, eval_str=True, locals={"Flopwatch": object})
     _, *parameters = signature.parameters.values()
     wrapped.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -79,7 +77,7 @@ def with_server(command: Callable[Concatenate[Client, P], R]) -> Callable[P, R]:
 
 @with_server
 def submit(
-    server: Client,
+    server: Flopwatch,
     kind: Annotated[str, typer.Argument(help="The kind of job; `flopwatch specs` lists them.")],
     fields: Annotated[
         list[str] | None, typer.Argument(metavar="KEY=VALUE…", help="The spec's fields; model.size=tiny nests.")
@@ -97,7 +95,7 @@ def submit(
     idempotency_key: Key = None,
 ) -> None:
     """Submit one job."""
-    from app.cli.output import print_job, print_json, print_results
+    from app.cli.output import print_job, print_json, print_results, progress_display
 
     options = _options(name, label, priority, timeout_s, max_attempts)
     chosen, lists = _described(server, kind, preset)
@@ -109,9 +107,9 @@ def submit(
     if job["waiting"] is not None:
         echo(f"job {job['id']} waits: {job['waiting']}", err=True)
     if wait:
-        with _going_on_when_interrupted(f"job {job['id']} goes on; `flopwatch cancel {job['id']}` ends it"):
-            _follow(server, job["id"])
-        job = server.get(f"/jobs/{job['id']}")
+        goes_on = f"job {job['id']} goes on; `flopwatch cancel {job['id']}` ends it"
+        with _going_on_when_interrupted(goes_on), progress_display() as show:
+            job = server.wait(job, show=show, check=False)
     if as_json:
         print_json(job)
     elif wait:
@@ -123,7 +121,7 @@ def submit(
 
 @with_server
 def sweep(
-    server: Client,
+    server: Flopwatch,
     kind: Annotated[str, typer.Argument(help="The kind of job.")],
     fields: Annotated[
         list[str], typer.Argument(metavar="KEY=V1,V2…", help="Fields; those with several values make the grid.")
@@ -143,7 +141,7 @@ def sweep(
     idempotency_key: Key = None,
 ) -> None:
     """Submit one job per combination of values."""
-    from app.cli.output import print_json
+    from app.cli.output import print_json, progress_display
 
     chosen, lists = _described(server, kind, preset)
     base, grid = arguments.parse_sweep(kind, fields, preset=chosen, lists=lists)
@@ -159,8 +157,8 @@ def sweep(
         echo(f"sweep {made['id']} with {total} jobs: {server.url}/ui/sweeps/{made['id']}", err=wait)
     _say_what_waits(server, made["id"])
     if wait:
-        with _going_on_when_interrupted(f"sweep {made['id']} goes on"):
-            made = _follow_sweep(server, made["id"], total)
+        with _going_on_when_interrupted(f"sweep {made['id']} goes on"), progress_display() as show:
+            made = server.wait_for_sweep(made, show=show)
     if as_json:
         print_json(made)
     elif wait:
@@ -172,7 +170,7 @@ def sweep(
 
 @with_server
 def jobs(
-    server: Client,
+    server: Flopwatch,
     *,
     state: Annotated[str | None, typer.Option(help="Only jobs in this state.")] = None,
     kind: Annotated[str | None, typer.Option(help="Only jobs of this kind.")] = None,
@@ -196,7 +194,7 @@ def jobs(
 
 
 @with_server
-def show(server: Client, job_id: JobId, *, as_json: AsJson = False, as_it_is: AsItIs = False) -> None:
+def show(server: Flopwatch, job_id: JobId, *, as_json: AsJson = False, as_it_is: AsItIs = False) -> None:
     """Show a job and its measurements."""
     from app.cli.output import print_job, print_json, print_results
 
@@ -211,7 +209,7 @@ def show(server: Client, job_id: JobId, *, as_json: AsJson = False, as_it_is: As
 
 @with_server
 def logs(
-    server: Client,
+    server: Flopwatch,
     job_id: JobId,
     *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is done.")] = False,
@@ -232,7 +230,7 @@ def logs(
 
 @with_server
 def cancel(
-    server: Client,
+    server: Flopwatch,
     job_ids: JobIds = None,
     *,
     state: Annotated[str | None, typer.Option(help="All jobs in this state: queued or running.")] = None,
@@ -258,7 +256,9 @@ def cancel(
 
 
 @with_server
-def retry(server: Client, job_ids: Annotated[list[int], typer.Argument(metavar="ID…", help="The jobs' ids.")]) -> None:
+def retry(
+    server: Flopwatch, job_ids: Annotated[list[int], typer.Argument(metavar="ID…", help="The jobs' ids.")]
+) -> None:
     """Run failed or cancelled jobs again; one that cannot be retried does not keep the others from it."""
 
     def retry_one(job_id: int) -> str:
@@ -270,7 +270,7 @@ def retry(server: Client, job_ids: Annotated[list[int], typer.Argument(metavar="
 
 @with_server
 def delete(
-    server: Client,
+    server: Flopwatch,
     job_ids: JobIds = None,
     *,
     state: Annotated[str | None, typer.Option(help="All jobs in this state: succeeded, failed or cancelled.")] = None,
@@ -313,37 +313,37 @@ def _chosen(
 
 def _each(job_ids: list[int], act: Callable[[int], str]) -> None:
     """Do it to every job, and say what became of it; exit with 1 at the end if the server refused one."""
-    from app.cli.client import CliError
+    from app.client import ClientError
 
     refused = 0
     for job_id in job_ids:
         try:
             echo(f"job {job_id} {act(job_id)}")
-        except CliError as error:
+        except ClientError as error:
             refused += 1
             echo(f"error: job {job_id}: {error}", err=True)
     if refused:
         raise typer.Exit(1)
 
 
-def _described(server: Client, kind: str, preset: str | None) -> tuple[dict[str, Any], frozenset[str]]:
-    """Ask the server about a kind: the fields of the preset, and which fields are lists. Raises CliError."""
-    from app.cli.client import CliError
+def _described(server: Flopwatch, kind: str, preset: str | None) -> tuple[dict[str, Any], frozenset[str]]:
+    """Ask the server about a kind: the fields of the preset, and which fields are lists. Raises ClientError."""
+    from app.client import ClientError
 
     specs = {spec["kind"]: spec for spec in server.get("/specs")["data"]}
     if kind not in specs:
         # The submission will say what is wrong, unless the user named a preset.
         if preset is not None:
-            raise CliError(f"There is no kind {kind!r}; known kinds: {', '.join(specs)}.")
+            raise ClientError(f"There is no kind {kind!r}; known kinds: {', '.join(specs)}.")
         return {}, frozenset()
     presets = specs[kind]["presets"]
     if preset is not None and preset not in presets:
         known = f"its presets: {', '.join(presets)}" if presets else "it has none"
-        raise CliError(f"Kind {kind} has no preset {preset!r}; {known}.")
+        raise ClientError(f"Kind {kind} has no preset {preset!r}; {known}.")
     return presets.get(preset, {}), arguments.list_fields(specs[kind]["schema"])
 
 
-def _say_what_waits(server: Client, sweep_id: int) -> None:
+def _say_what_waits(server: Flopwatch, sweep_id: int) -> None:
     """Print why jobs of a sweep cannot start, each reason once."""
     queued = server.pages("/jobs", MAX_LOOKED_AT, state="queued", sweep=sweep_id)
     for reason, count in Counter(job["waiting"] for job in queued if job["waiting"] is not None).items():
@@ -374,30 +374,3 @@ def _going_on_when_interrupted(message: str) -> Iterator[None]:
     except KeyboardInterrupt:
         echo(message, err=True)
         raise typer.Exit(130) from None
-
-
-def _follow(server: Client, job_id: int) -> None:
-    """Show a job's progress until it is done."""
-    from app.cli.output import progress_display
-
-    with progress_display() as display:
-        for event in server.events(job_id):
-            if event.type == "progress":
-                display(event.data["done"], event.data["total"], event.data["message"])
-            elif event.type == "state":
-                display(0, 0, event.data["state"])
-
-
-def _follow_sweep(server: Client, sweep_id: int, total: int) -> dict[str, Any]:
-    """Show how many jobs of a sweep are done, until all are; returns the sweep."""
-    from app.cli.output import progress_display
-
-    with progress_display() as display:
-        while True:
-            found: dict[str, Any] = server.get(f"/sweeps/{sweep_id}")
-            counts = found["counts"]
-            done = counts["succeeded"] + counts["failed"] + counts["cancelled"]
-            display(done, total, f"{counts['running']} running, {counts['failed']} failed")
-            if done >= total:
-                return found
-            time.sleep(POLL_S)

@@ -6,14 +6,12 @@ import contextlib
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from app.cli.client import Client, problem_text
-from app.cli.terminal import cell, echo, echo_json, one_line
+from app.cli.terminal import cell, echo, echo_json
+from app.client import Flopwatch, Show, problem_text, progress_bar
 from app.layout import doubts, notes, number, varying_columns, verdict
-
-Show = Callable[[int, int, str], None]
 
 SHOWN_MEASUREMENTS = 200
 """Rows shown of a job that did not succeed."""
@@ -64,7 +62,7 @@ def print_job(job: dict[str, Any]) -> None:
         echo(problem_text(job["error"]))
 
 
-def print_results(server: Client, job: dict[str, Any]) -> None:
+def print_results(server: Flopwatch, job: dict[str, Any]) -> None:
     """Print a job's table as `flopwatch table` does, why cells have no numbers, its units and their tables.
 
     A job that did not succeed has no table; the measurements that it made are listed instead.
@@ -125,18 +123,7 @@ def progress_display() -> Iterator[Show]:
     if not sys.stderr.isatty():
         yield _plain_progress()
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("waiting", total=None)
-
-        def show(done: int, total: int, message: str) -> None:
-            bar.update(task, description=one_line(message))
-            if total:
-                bar.update(task, completed=done, total=total)
-
+    with progress_bar() as show:
         yield show
 
 

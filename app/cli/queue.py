@@ -10,14 +10,14 @@ from app.cli.jobs import AsJson, with_server
 from app.cli.terminal import echo
 
 if TYPE_CHECKING:
-    from app.cli.client import Client
+    from app.client import Flopwatch
 
 ALL = "all"
 Kind = Annotated[list[str] | None, typer.Option(metavar="KIND", help="Only jobs of this kind; may be repeated.")]
 
 
 @with_server
-def pause(server: Client, *, kind: Kind = None, as_json: AsJson = False) -> None:
+def pause(server: Flopwatch, *, kind: Kind = None, as_json: AsJson = False) -> None:
     """Let no more jobs start; those that run go on."""
     paused = server.get("/queue/paused")["kinds"]
     if kind is None:
@@ -28,15 +28,15 @@ def pause(server: Client, *, kind: Kind = None, as_json: AsJson = False) -> None
 
 
 @with_server
-def resume(server: Client, *, kind: Kind = None, as_json: AsJson = False) -> None:
+def resume(server: Flopwatch, *, kind: Kind = None, as_json: AsJson = False) -> None:
     """Let jobs start again after `flopwatch pause`."""
-    from app.cli.client import CliError
+    from app.client import ClientError
 
     paused: list[str] | str = []
     if kind is not None:
         paused = server.get("/queue/paused")["kinds"]
         if paused == ALL:
-            raise CliError("All kinds are paused: `flopwatch resume` without --kind lets them go on.")
+            raise ClientError("All kinds are paused: `flopwatch resume` without --kind lets them go on.")
         paused = sorted(set(paused) - set(kind))
     _set(server, paused, as_json=as_json)
 
@@ -44,7 +44,7 @@ def resume(server: Client, *, kind: Kind = None, as_json: AsJson = False) -> Non
 COMMANDS = (pause, resume)
 
 
-def _set(server: Client, kinds: list[str] | str, *, as_json: bool) -> None:
+def _set(server: Flopwatch, kinds: list[str] | str, *, as_json: bool) -> None:
     from app.cli.output import print_json
 
     answer: dict[str, Any] = server.send("PUT", "/queue/paused", body={"kinds": kinds}).json()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import enum
-import hashlib
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 from urllib.parse import quote
@@ -19,7 +16,7 @@ from app.cli.terminal import echo, echo_json
 from app.layout import FORMATS, Statistic
 
 if TYPE_CHECKING:
-    from app.cli.client import Client
+    from app.client import Flopwatch
 
 
 # Typer makes choices of enumerations.
@@ -30,7 +27,7 @@ MARKDOWN = TableFormat("markdown")
 
 @with_server
 def table(
-    server: Client,
+    server: Flopwatch,
     *,
     sweep: Annotated[int | None, typer.Option(metavar="ID", help="Jobs of this sweep.")] = None,
     job: Annotated[list[int] | None, typer.Option(metavar="ID", help="This job; may be repeated.")] = None,
@@ -79,62 +76,35 @@ def _refuse(options: dict[str, Any], why: str) -> None:
 
 @with_server
 def download(
-    server: Client,
+    server: Flopwatch,
     job_id: JobId,
     name: Annotated[str | None, typer.Argument(help="One file; by default all of them.")] = None,
     *,
-    to: Annotated[Path, typer.Option(file_okay=False, help="Folder to write into.")] = Path(),
+    to: Annotated[
+        Path | None, typer.Option(file_okay=False, help="Folder to write into; by default job-ID, below this one.")
+    ] = None,
 ) -> None:
-    """Download a job's files."""
-    from app.cli.client import CliError
-
-    found = server.get(f"/jobs/{job_id}/artifacts")["data"]
-    chosen = [artifact for artifact in found if name in (None, artifact["name"])]
-    if name is not None and not chosen:
-        names = ", ".join(artifact["name"] for artifact in found) or "none"
-        raise CliError(f"Job {job_id} has no file {name!r}; it has: {names}.")
-    to.mkdir(parents=True, exist_ok=True)
-    for artifact in chosen:
-        target = to / Path(artifact["name"]).name
-        _fetch(server, artifact, target)
-        echo(f"{target}: {artifact['size']} bytes")
-
-
-def _fetch(server: Client, artifact: dict[str, Any], target: Path) -> None:
-    """Write one artifact whole, checked against its SHA-256, or not at all."""
-    from app.cli.client import CliError
-
-    partial = target.with_name(target.name + ".part")
-    digest = hashlib.sha256()
-    try:
-        with server.download(artifact["url"]) as response, partial.open("wb") as file:
-            for chunk in response.iter_bytes():
-                digest.update(chunk)
-                file.write(chunk)
-        if digest.hexdigest() != artifact["sha256"]:
-            raise CliError(f"{artifact['name']} arrived damaged; try again.")
-        os.replace(partial, target)  # noqa: PTH105
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            partial.unlink()
+    """Download a job's files, checked against their SHA-256. No file is overwritten."""
+    for path in server.download(job_id, name, to=to):
+        echo(f"{path}: {path.stat().st_size} bytes")
 
 
 @with_server
 def specs(
-    server: Client,
+    server: Flopwatch,
     kind: Annotated[str | None, typer.Argument(help="One kind, with its fields.")] = None,
     *,
     as_json: AsJson = False,
 ) -> None:
     """List the kinds of job, or the fields and presets of one."""
-    from app.cli.client import CliError
     from app.cli.output import print_columns, print_json
+    from app.client import ClientError
 
     found = server.get("/specs")["data"]
     if kind is not None:
         found = [spec for spec in found if spec["kind"] == kind]
         if not found:
-            raise CliError(f"There is no kind {kind!r}; `flopwatch specs` lists them.")
+            raise ClientError(f"There is no kind {kind!r}; `flopwatch specs` lists them.")
     if as_json:
         print_json(found)
     elif kind is None:

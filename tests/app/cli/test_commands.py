@@ -8,42 +8,16 @@ import shlex
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.cli.client import parse_stream
+from app.client import parse_stream
 from app.store.records import StoredArtifact, UnitRecord
 
 TINY = ("benchmark", "model.size=tiny")
-
-
-@pytest.fixture
-def obedient(site: Any) -> Any:
-    """Plays a worker in the background: finishes what it claims, as the job's name says."""
-    stop = threading.Event()
-
-    def work() -> None:
-        while not stop.is_set():
-            try:
-                claim = site.worker.claim()
-            except AssertionError:
-                time.sleep(0.02)
-                continue
-            site.worker.report(claim, "progress", done=1, total=2, message="measuring")
-            site.worker.report(claim, "log", text="a line of output\n")
-            state = "failed" if claim.name == "fails" else "succeeded"
-            measurements = [] if state == "failed" else [MEASURED("forward_ms", 1.25, model="tiny", context_length=8)]
-            site.worker.finish(claim, state, measurements=measurements, log="a line of output\n")
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    yield
-    stop.set()
-    thread.join()
 
 
 @pytest.fixture(autouse=True)
