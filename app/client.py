@@ -497,6 +497,21 @@ class Flopwatch:
         frame["duration_s"] = (frame["finished_at"] - frame["started_at"]).dt.total_seconds()
         return frame.set_index("id")
 
+    def places(self, jobs: Iterable[Mapping[str, Any]]) -> dict[int, int]:
+        """Return the places in the queue, from 1 on, of those of the jobs that are queued, by their ids.
+
+        Example:
+            >>> waiting = flopwatch.rerun(job, device="cuda")
+            >>> flopwatch.places([waiting])[waiting["id"]] >= 1
+            True
+        """
+        queued = [job["id"] for job in jobs if job["state"] == "queued"]
+        found: dict[int, int] = {}
+        for start in range(0, len(queued), PAGE):
+            page = self.get("/queue/places", job=queued[start : start + PAGE])
+            found |= {one["id"]: one["place"] for one in page["data"]}
+        return found
+
     def list_sweeps(self, limit: int = 50) -> list[Answer]:
         """Return the sweeps, newest first."""
         return self.pages("/sweeps", limit)

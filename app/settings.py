@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -39,10 +41,15 @@ Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 Days = Annotated[float, Field(gt=0, le=36_500, allow_inf_nan=False)]
 
 
+PREFIX = "FLOPWATCH_"
+READ_ELSEWHERE = ("FLOPWATCH_URL", "FLOPWATCH_LOG_LEVEL")
+"""Variables with the prefix that are read, and are no fields of Settings."""
+
+
 class Settings(BaseSettings):
     """One process's settings; every field is an environment variable with the prefix FLOPWATCH_."""
 
-    model_config = SettingsConfigDict(env_prefix="FLOPWATCH_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore")
 
     data_dir: Path = Field(
         default_factory=lambda: Path.home() / ".local" / "share" / "flopwatch",
@@ -126,3 +133,14 @@ class Settings(BaseSettings):
     def ceilings_dir(self) -> Path:
         """Folder of the measured ceilings of a worker host's devices."""
         return self.data_dir / "ceilings"
+
+
+def unknown_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that look like settings and are none, each with a sentence that tells so."""
+    known = [*(f"{PREFIX}{name.upper()}" for name in Settings.model_fields), *READ_ELSEWHERE]
+    told = {}
+    for name in sorted(environment):
+        if name.upper().startswith(PREFIX) and name.upper() not in known:
+            near = difflib.get_close_matches(name.upper(), known, n=1)
+            told[name] = f"{name} is no setting, and nothing reads it" + (f": did you mean {near[0]}?" if near else "")
+    return told

@@ -6,14 +6,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.cli.jobs import AsJson, with_server
+from app.cli import completing
+from app.cli.common import AsJson, with_server
 from app.cli.terminal import echo
 
 if TYPE_CHECKING:
     from app.client import Flopwatch
 
 ALL = "all"
-Kind = Annotated[list[str] | None, typer.Option(metavar="KIND", help="Only jobs of this kind; may be repeated.")]
+Kind = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KIND", help="Only jobs of this kind; may be repeated.", autocompletion=completing.kinds),
+]
 
 
 @with_server
@@ -46,8 +50,16 @@ COMMANDS = (pause, resume)
 
 def _set(server: Flopwatch, kinds: list[str] | str, *, as_json: bool) -> None:
     from app.cli.output import print_json
+    from app.client import ClientError, Refused
 
-    answer: dict[str, Any] = server.send("PUT", "/queue/paused", body={"kinds": kinds}).json()
+    try:
+        answer: dict[str, Any] = server.send("PUT", "/queue/paused", body={"kinds": kinds}).json()
+    except Refused as refused:
+        # The user gave an option, and not the list that its pointers are into.
+        if not refused.errors or kinds == ALL:
+            raise
+        wrong = [f"--kind {kinds[int(one.pointer.rpartition('/')[2])]}: {one.detail}" for one in refused.errors]
+        raise ClientError("\n".join(wrong)) from refused
     if as_json:
         print_json(answer)
         return

@@ -8,7 +8,7 @@ import logging
 import operator
 import sys
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -88,6 +88,19 @@ class Reading:
             rows, following = _page(connection, query, job.id, large, limit, after)
             waiting = waiting_reasons(connection, rows)
         return [job_dict(row, waiting.get(row["id"])) for row in rows], following
+
+    def places(self, job_ids: Collection[int]) -> dict[int, int]:
+        """Return the places in the queue, from 1 on, of those jobs that are queued, by their ids.
+
+        The order is that in which workers look at jobs: priority, then submission. Jobs that have to wait for other
+        devices, or whose kind is paused, have a place too, and later ones may start before them.
+        """
+        job = tables.job.c
+        place = func.row_number().over(order_by=(job.priority.desc(), job.id)).label("place")
+        queue = select(job.id, place).where(job.state == "queued").subquery()
+        query = select(queue.c.id, queue.c.place).where(queue.c.id.in_(job_ids))
+        with self._database.read() as connection:
+            return {row.id: row.place for row in connection.execute(query)}
 
     def events(self, job_id: int, after: int = 0, limit: int = 500) -> list[dict[str, Any]]:
         """Return the job's events with an id above `after`, in order; see `events_page`."""

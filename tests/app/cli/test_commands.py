@@ -278,9 +278,9 @@ def test_time_limits(site: Any, flopwatch: Any) -> None:
     assert [site.job(job_id)["timeout_s"] for job_id in ids] == [3600, None, 1000]
     shown = [ended(flopwatch("show", str(job_id))) for job_id in ids]
     assert [re.findall(r"^  timeout: +(.*)$", text, re.MULTILINE) for text in shown] == [
-        ["3,600 s"],
+        ["1 h"],
         ["none"],
-        ["1,000 s"],
+        ["16 min 40 s"],
     ]
     for senseless in ("soon", "nan", "inf"):
         assert "no number of seconds" in ended(flopwatch("submit", *TINY, "--timeout-s", senseless), 2)
@@ -421,7 +421,9 @@ def test_specs(flopwatch: Any) -> None:
     fields = ended(flopwatch("specs", "benchmark"))
     assert re.search(r"^model\.size +small ", fields, re.MULTILINE)
     assert re.search(r"^context_length +256 ", fields, re.MULTILINE)
-    assert re.search(r"^xl +model.size=xl batch_size=4$", fields, re.MULTILINE)
+    assert re.search(
+        r"^xl +model.size=xl batch_size=4 +d_model 1600, d_ff 6400, num_layers 48, num_heads 25$", fields, re.MULTILINE
+    )
     presets = ended(flopwatch("specs", "attention"))
     assert re.search(r"^leaderboard +implementations=triton,flex,\S+ .*causal=true$", presets, re.MULTILINE)
     assert "--preset" not in ended(flopwatch("specs", "ceiling")), "it has none"
