@@ -137,10 +137,12 @@ class Settings(BaseSettings):
 
 def unknown_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that look like settings and are none, each with a sentence that tells so."""
-    known = [*(f"{PREFIX}{name.upper()}" for name in Settings.model_fields), *READ_ELSEWHERE]
+    known = [*(name.upper() for name in Settings.model_fields), *(name[len(PREFIX) :] for name in READ_ELSEWHERE)]
     told = {}
     for name in sorted(environment):
-        if name.upper().startswith(PREFIX) and name.upper() not in known:
-            near = difflib.get_close_matches(name.upper(), known, n=1)
-            told[name] = f"{name} is no setting, and nothing reads it" + (f": did you mean {near[0]}?" if near else "")
+        own = name.upper().removeprefix(PREFIX)
+        if name.upper().startswith(PREFIX) and own not in known:
+            near = difflib.get_close_matches(own, known, n=1)
+            cure = f": did you mean {PREFIX}{near[0]}?" if near else ""
+            told[name] = f"{name} is no setting, and nothing reads it{cure}"
     return told

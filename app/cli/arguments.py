@@ -132,22 +132,22 @@ def parse_spec(
     return fields.spec
 
 
-def _as_list(text: str) -> list[Any]:
-    """Parse all values of a list field: "128,256", "eager,triton" or either in brackets."""
-    return _entry(text) if text.startswith("[") else parse_values(text)
+def _as_list(text: str) -> list[Any] | None:
+    """Parse all values of a list field: "128,256", "eager,triton" or either in brackets; null is no list."""
+    return _entry(text) if text.startswith("[") or parse_value(text) is None else parse_values(text)
 
 
-def _entry(text: str) -> list[Any]:
+def _entry(text: str) -> list[Any] | None:
     """Parse one value of a list field: "eager" is [eager], and "[eager,triton]" needs no quotes."""
     value = parse_value(text)
-    if isinstance(value, list):
+    if value is None or isinstance(value, list):
         return value
     if text.startswith("[") and text.endswith("]"):
         return [parse_value(part.strip()) for part in text[1:-1].split(",")]
     return [value]
 
 
-def _entries(text: str) -> list[list[Any]]:
+def _entries(text: str) -> list[list[Any] | None]:
     """Parse several values of a list field: "[eager,triton],flex" are two."""
     return [_entry(part) for part in re.split(r",(?![^\[]*\])", text)]
 

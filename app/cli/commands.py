@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from app.cli import jobs, processes, queue, results, site
-from app.cli.common import DataDir, Url
+from app.cli.common import DataDir, Url, before_command
 from app.cli.terminal import echo
 
 cli = typer.Typer(
@@ -42,4 +42,4 @@ def options(
     ] = False,
 ) -> None:
     """A profiling job queue for transformer training."""
-    # Commands read --url and --data-dir off the root of their context: see app/cli/common.py.
+    before_command.set({"url": url, "data_dir": data_dir})

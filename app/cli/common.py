@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
-import click
 import typer
 
 from app.cli import completing
@@ -39,6 +40,10 @@ DataDir = Annotated[
     Path | None,
     typer.Option(metavar="FOLDER", help="The data folder, in which a server leaves its address (FLOPWATCH_DATA_DIR)."),
 ]
+
+
+before_command: ContextVar[Mapping[str, Any]] = ContextVar("before_command", default=MappingProxyType({}))
+"""The options --url and --data-dir that stand before the command."""
 
 
 def fail(message: str, code: int = 1) -> NoReturn:
@@ -91,5 +96,4 @@ def warn_of_unknown_settings() -> None:
 
 def _given(name: str, value: Any) -> Any:
     """Return an option's value as given to the command, or else before it: `flopwatch --url … jobs`."""
-    context = click.get_current_context(silent=True)
-    return context.find_root().params.get(name) if value is None and context is not None else value
+    return before_command.get().get(name) if value is None else value

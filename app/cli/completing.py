@@ -7,59 +7,60 @@ are offered, and no ids. Nothing here may print or raise: the shell would show i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
-import click
-
-if TYPE_CHECKING:
-    from app.client import Flopwatch
+import typer
 
 ANSWER_S = 1.0
 """Longest time that the server may take: somebody waits at the keyboard."""
 OFFERED_JOBS = 50
+THE_LINE = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")
+"""Variables in which shells hand over the line."""
 
 
-def kinds(incomplete: str) -> list[tuple[str, str]]:
+def kinds(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """Offer kinds, each with the first line of its description."""
     return [
         (spec["kind"], spec["description"].partition("\n")[0])
-        for spec in _specs()
+        for spec in _specs(ctx)
         if spec["kind"].startswith(incomplete)
     ]
 
 
-def presets(ctx: click.Context, incomplete: str) -> list[str]:
+def presets(ctx: typer.Context, incomplete: str) -> list[str]:
     """Offer the presets of the kind on the line."""
     return [name for name in _spec_on(ctx).get("presets", {}) if name.startswith(incomplete)]
 
 
-def fields(ctx: click.Context, args: list[str], incomplete: str) -> list[str]:
+def fields(ctx: typer.Context, incomplete: str) -> list[str]:
     """Offer "key=" for the fields of the kind on the line, or the values of the field that is being written.
 
     bash ends a word at "=", so that there the key, or the key and "=", come as words before.
     """
-    words = [*args, incomplete]
     schema = _spec_on(ctx).get("schema", {})
     if "=" in incomplete.lstrip("="):
         key, _, value = incomplete.partition("=")
         return [f"{key}={text}" for text in _continued(value, _values(schema, key))]
-    before = [word for word in words[:-1] if word]
-    if incomplete == "=" and before:
-        return _values(schema, before[-1])
+    before = [word for word in ctx.params.get("fields") or () if word]
+    if not incomplete and before and before[-1] in _paths(schema):
+        return _values(schema, before[-1])  # the word is "=", which is taken off
     if len(before) >= 2 and before[-1] == "=":
         return _continued(incomplete, _values(schema, before[-2]))
     return [f"{path}=" for path in _paths(schema) if path.startswith(incomplete)]
 
 
-def job_ids(incomplete: str) -> list[tuple[str, str]]:
+def job_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """Offer the newest jobs, each with its kind and state."""
-    return _ids("/jobs", incomplete, lambda job: f"{job['kind']}, {job['state']}")
+    return _ids(ctx, "/jobs", incomplete, lambda job: f"{job['kind']}, {job['state']}")
 
 
-def sweep_ids(incomplete: str) -> list[tuple[str, str]]:
+def sweep_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     """Offer the newest sweeps, each with its kind and number of jobs."""
-    return _ids("/sweeps", incomplete, lambda one: f"{one['base'].get('kind')}, {sum(one['counts'].values())} jobs")
+    return _ids(
+        ctx, "/sweeps", incomplete, lambda one: f"{one['base'].get('kind')}, {sum(one['counts'].values())} jobs"
+    )
 
 
 def job_states(incomplete: str) -> list[str]:
@@ -69,24 +70,19 @@ def job_states(incomplete: str) -> list[str]:
     return [state for state in JOB_STATES if state.startswith(incomplete)]
 
 
-def _ids(path: str, incomplete: str, describe: Any) -> list[tuple[str, str]]:
-    found = _asked(lambda server: server.send("GET", path, params={"limit": OFFERED_JOBS}, timeout_s=ANSWER_S).json())
-    return [(str(one["id"]), describe(one)) for one in (found or {"data": []})["data"] if _begins(one, incomplete)]
+def _ids(ctx: typer.Context, path: str, incomplete: str, describe: Callable[[Any], str]) -> list[tuple[str, str]]:
+    found = _asked(ctx, path, limit=OFFERED_JOBS) or {"data": []}
+    return [(str(one["id"]), describe(one)) for one in found["data"] if str(one["id"]).startswith(incomplete)]
 
 
-def _begins(one: Mapping[str, Any], incomplete: str) -> bool:
-    return str(one["id"]).startswith(incomplete)
-
-
-def _asked(ask: Any) -> Any:
-    """Ask the server; None if there is none, or none that answers in time."""
+def _asked(ctx: typer.Context, path: str, **params: Any) -> Any:
+    """Ask the server on the line, or that of the environment; None if there is none, or none that answers in time."""
     from app.client import ClientError, Flopwatch
 
-    context = click.get_current_context(silent=True)
-    given = {} if context is None else {**context.find_root().params, **_set(context.params)}
+    given = {**_set(ctx.find_root().params), **_set(ctx.params)}
     try:
         with Flopwatch(given.get("url"), data_dir=given.get("data_dir")) as server:
-            return ask(server)
+            return server.send("GET", path, params=params, timeout_s=ANSWER_S).json()
     except ClientError:
         return None
 
@@ -95,26 +91,23 @@ def _set(params: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in params.items() if value is not None}
 
 
-def _specs() -> list[dict[str, Any]]:
-    def ask(server: Flopwatch) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = server.send("GET", "/specs", timeout_s=ANSWER_S).json()["data"]
-        return found
-
-    found: list[dict[str, Any]] | None = _asked(ask)
-    if found is not None:
-        return found
+def _specs(ctx: typer.Context) -> list[dict[str, Any]]:
+    if (found := _asked(ctx, "/specs")) is not None:
+        specs: list[dict[str, Any]] = found["data"]
+        return specs
     from app.cli.specs import local_specs
 
     return local_specs()
 
 
-def _spec_on(ctx: click.Context) -> dict[str, Any]:
+def _spec_on(ctx: typer.Context) -> dict[str, Any]:
     """Return the description of the kind that stands on the line; of a job's, where its id does; else nothing."""
-    kind = ctx.params.get("kind") or ctx.params.get("source")
+    named = {ctx.params.get("kind"), ctx.params.get("source")} - {None}
     if (job_id := ctx.params.get("job_id")) is not None:
-        job = _asked(lambda server: server.send("GET", f"/jobs/{job_id}", timeout_s=ANSWER_S).json())
-        kind = (job or {}).get("kind")
-    return next((spec for spec in _specs() if spec["kind"] == kind), {})
+        named = {(_asked(ctx, f"/jobs/{job_id}") or {}).get("kind")}
+    # Behind an option that has no value yet the line is not parsed: then any word may be the kind.
+    words = named or {word for name in THE_LINE for word in os.environ.get(name, "").split()}
+    return next((spec for spec in _specs(ctx) if spec["kind"] in words), {})
 
 
 def _places(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
