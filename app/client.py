@@ -622,15 +622,21 @@ class Flopwatch:
         path = f"/jobs/{_id(job)}/tables/{quote(name, safe='')}"
         return _frame(self._all_rows(path, {"sort": sort, "unit": unit}, limit))
 
-    def compare(self, baseline: Thing, candidate: Thing | None = None) -> Answer:
-        """Compare two finished jobs, joined by case; or, given one job of kind `compare`, its two sides.
+    def compare(self, baseline: Thing, candidate: Thing | None = None, *, limit: int | None = None) -> pd.DataFrame:
+        """Compare two finished jobs, case by case; or, given one job of kind `compare`, its two sides.
+
+        Args:
+            limit: of profiles, the most rows of each table and phase.
 
         Returns:
-            The server's answer to `GET /compare`, which says whether the jobs were measured in turns.
+            A frame: one row is a metric of a case, or a kernel, operator or class of a profile, on both sides. Its
+            `attrs` have what the server says of the whole: `alternated` (False: the jobs ran at different times),
+            `baseline`, `candidate`, `differences` of spec and environment, and `notes`.
         """
-        if candidate is None:
-            return dict(self.get("/compare", job=_id(baseline)))
-        return dict(self.get("/compare", baseline=_id(baseline), candidate=_id(candidate)))
+        sides = {"job": _id(baseline)}
+        if candidate is not None:
+            sides = {"baseline": _id(baseline), "candidate": _id(candidate)}
+        return _frame(self.get("/compare", **sides, limit=limit, format="json"))
 
     def list_files(self, job: Thing) -> list[Answer]:
         """Return a job's files: name, kind, size in bytes, SHA-256."""
@@ -968,7 +974,10 @@ def _set(spec: Answer, path: str, value: Any) -> None:
 
 
 def _frame(found: Mapping[str, Any]) -> pd.DataFrame:
-    """Make a frame of columns with types, and rows keyed by column; what is null is missing in every type."""
+    """Make a frame of columns with types, and rows keyed by column; what is null is missing in every type.
+
+    Its `attrs` have the columns' units, and what else the server says of the whole table.
+    """
     import pandas as pd
 
     columns = found["columns"]
@@ -976,8 +985,7 @@ def _frame(found: Mapping[str, Any]) -> pd.DataFrame:
     types: dict[str, Any] = {"number": "float64", "integer": "Int64", "boolean": "boolean"}
     frame = frame.astype({one["name"]: types[one["type"]] for one in columns if one["type"] in types})
     frame.attrs["units"] = {column["name"]: column["unit"] for column in columns if column["unit"] is not None}
-    if "missing" in found:
-        frame.attrs["missing"] = list(found["missing"])
+    frame.attrs |= {name: value for name, value in found.items() if name not in ("columns", "rows", "next")}
     return frame
 
 

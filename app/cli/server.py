@@ -48,12 +48,12 @@ class Server(uvicorn.Server):
                 self._tell(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
     def _tell(self, url: str) -> None:
-        """Say where the server listens: to who started it, and to later commands, in the data folder."""
-        print(f"listening on {url}", flush=True)
+        """Say where the server listens: to later commands, in the data folder, and to who started it."""
         try:
             address.leave(self._data_dir, reachable(url))
         except OSError as error:
             logger.warning("cannot leave the server's address in %s: %s", self._data_dir, error.strerror)
+        print(f"listening on {url}", flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         services = getattr(self.config.app.state, "services", None)  # type: ignore[union-attr]

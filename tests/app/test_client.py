@@ -149,11 +149,13 @@ class TestErrors:
 
 
 @contextmanager
-def answering(status: int, media_type: str, body: bytes) -> Iterator[str]:
-    """A server that gives every request this answer."""
+def answering(status: int, media_type: str, body: bytes, asked: list[str] | None = None) -> Iterator[str]:
+    """A server that gives every request this answer, and notes what was asked."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            if asked is not None:
+                asked.append(self.path)
             self.send_response(status)
             self.send_header("Content-Type", media_type)
             self.send_header("Content-Length", str(len(body)))
@@ -310,6 +312,27 @@ class TestFrames:
         assert frame["kernel"].tolist() == ["c", "a", "b"]
         assert frame.attrs["units"] == {"total_ms": "ms"}
         assert len(flopwatch.job_table(job, "kernels forward", limit=2)) == 2
+
+    def test_a_comparison(self) -> None:
+        """In the shape that docs/http-api.md describes."""
+        answer = {
+            "columns": [
+                {"name": "metric", "type": "string", "unit": None},
+                {"name": "ratio", "type": "number", "unit": None},
+            ],
+            "rows": [{"metric": "step_ms", "ratio": 0.5}, {"metric": "tflops", "ratio": None}],
+            "next": None,
+            "alternated": False,
+            "differences": [{"name": "precision", "baseline": "fp32", "candidate": "bf16"}],
+        }
+        asked: list[str] = []
+        with answering(200, "application/json", json.dumps(answer).encode(), asked) as url, Flopwatch(url) as server:
+            frame = server.compare({"id": 3}, 7)
+            server.compare(9, limit=5)
+        assert asked == ["/compare?baseline=3&candidate=7&format=json", "/compare?job=9&limit=5&format=json"]
+        assert frame["ratio"].isna().tolist() == [False, True]
+        assert frame.attrs["alternated"] is False
+        assert frame.attrs["differences"][0]["name"] == "precision"
 
     def test_jobs(self, site: Any, flopwatch: Flopwatch) -> None:
         job = done(site, flopwatch, validity={"verdict": "suspect", "checks": []})
