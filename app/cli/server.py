@@ -47,6 +47,10 @@ class Server(uvicorn.Server):
                 host, port = listener.getsockname()[:2]
                 self._tell(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
+    async def shutdown(self, sockets: list[socket] | None = None) -> None:
+        address.remove(self._data_dir)
+        await super().shutdown(sockets)
+
     def _tell(self, url: str) -> None:
         """Say where the server listens: to later commands, in the data folder, and to who started it."""
         try:
@@ -82,8 +86,5 @@ def listen(settings: Settings) -> int:
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
     server = Server(config, settings.data_dir)
-    try:
-        server.run()
-    finally:
-        address.remove(settings.data_dir)
+    server.run()
     return 0 if server.started else 1

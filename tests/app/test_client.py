@@ -81,17 +81,31 @@ def test_most_methods_have_an_example() -> None:
     assert {"submit", "sweep", "rerun", "wait", "jobs", "measurements", "table", "download", "cancel", "logs"} <= named
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/getting-started.md"])
+@pytest.mark.parametrize(
+    ("page", "printed"),
+    [
+        ("README.md", ["forward_ms"]),
+        ("docs/getting-started.md", ["forward_ms"]),
+        ("docs/python-client.md", ["forward_ms", "/spec/context_lenght Unknown field; did you mean context_length?"]),
+    ],
+)
 def test_the_programs_in_the_documents_run(
-    page: str, site: Any, monkeypatch: pytest.MonkeyPatch, obedient: None, capsys: pytest.CaptureFixture[str]
+    page: str,
+    printed: list[str],
+    site: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    obedient: None,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """They run against a server whose worker plays: what they ask for is right."""
     monkeypatch.setenv("FLOPWATCH_URL", site.url)
+    monkeypatch.chdir(tmp_path)
     programs = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
-    assert programs
-    for program in programs:
+    assert len(programs) == len(printed)
+    for program, words in zip(programs, printed, strict=True):
         exec(compile(program, page, "exec"), {})
-        assert "forward_ms" in capsys.readouterr().out
+        assert words in capsys.readouterr().out
 
 
 class TestErrors:

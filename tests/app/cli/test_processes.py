@@ -368,15 +368,7 @@ def test_worker_and_run_keep_the_process(tmp_path: Path) -> None:
         (["run", "spec.json"], ["run", spec, "--output", "."]),
         (["run", "spec.json", "seed=7"], ["run", {**spec, "seed": 7}, "--output", "."]),
         (["run", "-", "--json", "--output", "x"], ["run", spec, "--output", "x", "--json"]),
-        (
-            ["run", "benchmark", "--preset", "tiny", "model.num_layers=1"],
-            [
-                "run",
-                {"kind": "benchmark", "model": {"size": "tiny", "num_layers": 1}, "batch_size": 4},
-                "--output",
-                ".",
-            ],
-        ),
+        (["run", "benchmark", "--preset", "tiny", "model.num_layers=1"], ["run", deeper, "--output", "."]),
     ]:
         code = f"import sys; sys.argv = ['flopwatch', *{arguments!r}]; from app.cli import main; main()"
         process = subprocess.Popen(
