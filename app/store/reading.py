@@ -18,6 +18,7 @@ from app.errors import FieldError, InvalidRequest, NotFound
 from app.layout import FACTS, STATISTICS
 from app.states import JOB_STATES, WORKER_STATES, JobState, WorkerState
 from app.store import sweeps, tables
+from app.store.claims import QUEUED
 from app.store.engine import Database
 from app.store.filters import JobFilter
 from app.store.hosts import known_hosts
@@ -97,7 +98,9 @@ class Reading:
         """
         job = tables.job.c
         place = func.row_number().over(order_by=(job.priority.desc(), job.id)).label("place")
-        queue = select(job.id, place).where(job.state == "queued").subquery()
+        # As in claims.py, SQLite takes the index that has the order only if it is told to.
+        in_order = select(job.id, place).with_hint(tables.job, "INDEXED BY ix_job_claimable", "sqlite").where(QUEUED)
+        queue = in_order.subquery()
         query = select(queue.c.id, queue.c.place).where(queue.c.id.in_(job_ids))
         with self._database.read() as connection:
             return {row.id: row.place for row in connection.execute(query)}
