@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -81,6 +82,7 @@ COMMANDS = (sweeps, workers)
 
 
 def _devices(devices: Sequence[dict[str, Any]]) -> str:
-    """Write devices in short: "2x NVIDIA H200"."""
-    names = [str(device.get("name", "?")) for device in devices]
-    return ", ".join(f"{names.count(name)}x {name}" for name in dict.fromkeys(names))
+    """Write devices in short: "2x NVIDIA H200", "64 CPUs"."""
+    names = [device.get("name") or f"{device.get('count', 1)} CPUs" for device in devices]
+    counts = Counter(names)
+    return ", ".join(name if name.endswith(" CPUs") else f"{count}x {name}" for name, count in counts.items())

@@ -454,12 +454,18 @@ def test_workers(serve: Any, flopwatch: Any, tmp_path: Path) -> None:
         rows = ended(flopwatch("workers", **here)).splitlines()
         assert rows[0].split() == ["id", "state", "devices", "runs", "seen", "torch"]
         assert re.fullmatch(rf"test-worker +active +1x test CPU +job {job_id} +\d+ s ago +2.13", rows[1])
+        devices = [{"type": "cuda", "name": "NVIDIA H200"}] * 2
+        for worker_id, has in (("gpus", devices), ("cpus", [{"type": "cpu", "count": 8}])):
+            site.services.registration.register_worker(worker_id, "host", 1, [], [], has, {})
+        rows = ended(flopwatch("workers", **here))
+        assert re.search(r"^gpus +active +2x NVIDIA H200 ", rows, re.MULTILINE)
+        assert re.search(r"^cpus +active +8 CPUs ", rows, re.MULTILINE)
         site.services.registration.set_worker_state(site.worker.id, "stopped")
         left = flopwatch("workers", **here)
         assert "and 1 that stopped or were lost: --all" in left.stderr
         assert "test-worker" not in left.stdout
         assert "test-worker" in ended(flopwatch("workers", "--all", **here))
-        assert json.loads(ended(flopwatch("workers", "--all", "--json", **here)))[0]["id"] == "test-worker"
+        assert len(json.loads(ended(flopwatch("workers", "--all", "--json", **here)))) == 3
 
 
 def test_which_server(site: Any, flopwatch: Any, tmp_path: Path) -> None:
@@ -603,7 +609,7 @@ def test_specs(flopwatch: Any) -> None:
         r"^xl +model.size=xl batch_size=4 +d_model 1600, d_ff 6400, num_layers 48, num_heads 25$", fields, re.MULTILINE
     )
     presets = ended(flopwatch("specs", "attention"))
-    assert re.search(r"^leaderboard +implementations=triton,flex,\S+ .*causal=true$", presets, re.MULTILINE)
+    assert re.search(r"^leaderboard +implementations=triton,flex,\S+ .*causal=true device=cuda$", presets, re.MULTILINE)
     assert "--preset" not in ended(flopwatch("specs", "ceiling")), "it has none"
     assert json.loads(ended(flopwatch("specs", "benchmark", "--json")))[0]["kind"] == "benchmark"
     assert "no kind 'nothing'" in ended(flopwatch("specs", "nothing"), 1)
