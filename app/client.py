@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 from urllib.parse import quote
+from urllib.request import getproxies
 
 import httpx
 
@@ -186,6 +187,8 @@ class Flopwatch:
                 base_url=self.url,
                 timeout=_timeout(READ_TIMEOUT_S),
                 headers={"Authorization": f"Bearer {token}"} if token else {},
+                # Loading certificates takes longer than most commands, and plain HTTP has none.
+                verify=not self.url.startswith("http://") or bool(getproxies()),
             )
 
     def __enter__(self) -> Self:

@@ -414,6 +414,27 @@ class TestAddress:
         assert self.url(data_dir=tmp_path) == "http://127.0.0.1:10", "a folder that is given"
         assert self.url("http://said:12/") == "http://said:12"
 
+    @pytest.mark.parametrize(
+        ("url", "proxies", "loaded"),
+        [
+            ("http://127.0.0.1:1", {}, False),
+            ("https://127.0.0.1:1", {}, True),
+            ("http://127.0.0.1:1", {"http_proxy": "https://127.0.0.1:2"}, True),
+        ],
+    )
+    def test_certificates_are_checked_wherever_there_are_any(
+        self, url: str, proxies: dict[str, str], loaded: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
+            monkeypatch.delenv(name)
+        for name, value in proxies.items():
+            monkeypatch.setenv(name, value)
+        given: list[Any] = []
+        real = httpx.Client
+        monkeypatch.setattr(httpx, "Client", lambda **options: given.append(options["verify"]) or real())
+        self.url(url)
+        assert given == [loaded]
+
     def test_an_address_that_nobody_is_at_names_its_file(self, tmp_path: Path) -> None:
         address.leave(tmp_path, "http://127.0.0.1:1")
         with pytest.raises(Unreachable, match=re.escape(str(tmp_path / "server.json"))), Flopwatch() as nobody:
