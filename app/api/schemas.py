@@ -159,6 +159,11 @@ class Sweep(TypedDict):
     links: dict[str, str]
 
 
+class Place(TypedDict):
+    id: int
+    place: int
+
+
 class Worker(TypedDict):
     id: str
     hostname: str

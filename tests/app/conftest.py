@@ -164,6 +164,38 @@ def fresh_site(tmp_path: Path) -> Iterator[Site]:
         yield running
 
 
+@pytest.fixture
+def obedient_later(site: Site) -> Iterator[Callable[[], None]]:
+    """Call it, and from then on a worker is played in the background: it finishes what it claims, as the job's name
+    says."""
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            try:
+                claim = site.worker.claim()
+            except AssertionError:
+                time.sleep(0.02)
+                continue
+            site.worker.report(claim, "progress", done=1, total=2, message="measuring")
+            site.worker.report(claim, "log", text="a line of output\n")
+            state = "failed" if claim.name == "fails" else "succeeded"
+            measurements = [] if state == "failed" else [record("forward_ms", 1.25, model="tiny", context_length=8)]
+            site.worker.finish(claim, state, measurements=measurements, log="a line of output\n")
+
+    thread = threading.Thread(target=work)
+    yield thread.start
+    stop.set()
+    if thread.ident is not None:
+        thread.join()
+
+
+@pytest.fixture
+def obedient(obedient_later: Callable[[], None]) -> None:
+    """Plays that worker during the whole test."""
+    obedient_later()
+
+
 @pytest.fixture(scope="session")
 def serve() -> Callable[..., contextlib.AbstractContextManager[Site]]:
     """Start a server with settings of one's own."""

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+import typer
+
+from app.cli.commands import cli
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = ROOT / "tests" / "plugins"
@@ -66,6 +69,11 @@ def test_it_prints_a_table(demo: subprocess.Popen[str], tmp_path: Path) -> None:
     assert [case[:2] for case in cases] == [["tiny", "16"], ["tiny", "32"]]
     for name in ("forward_ms", "backward_ms", "optimizer_ms", "step_ms"):
         assert all(float(case[heads.index(name)].split()[0]) > 0 for case in cases), name
+    last = output.rpartition("To keep yours:")[2]
+    assert re.search(r"flopwatch up  ", last), "it says what to do next"
+    told = [line.split("#")[0].split()[1:] for line in last.splitlines() if "#" in line]
+    assert [words[0] for words in told] == ["up", "submit", "sweep", "table", "specs"]
+    assert {words[0] for words in told} <= set(vars(typer.main.get_command(cli))["commands"])
     assert not processes_of(tmp_path)
     assert not list(tmp_path.glob("flopwatch-demo-*"))
 
