@@ -72,12 +72,19 @@ def table(
 
 @with_server
 def compare(
-    server: Client,
-    baseline: Annotated[int, typer.Argument(metavar="BASELINE", help="The id of the job to compare with.")],
+    server: Flopwatch,
+    baseline: Annotated[
+        int,
+        typer.Argument(
+            metavar="BASELINE", help="The id of the job to compare with.", autocompletion=completing.job_ids
+        ),
+    ],
     candidate: Annotated[
         int | None,
         typer.Argument(
-            metavar="[CANDIDATE]", help="The id of the job that is compared; none: the first is a comparison."
+            metavar="[CANDIDATE]",
+            help="The id of the job that is compared; none: the first is a comparison.",
+            autocompletion=completing.job_ids,
         ),
     ] = None,
     *,
