@@ -433,6 +433,7 @@ def test_a_cuda_graph_is_one_phase(run: Any) -> None:
     assert shares(report, "step")["matmul"] > 0
     assert "one phase" in found["matmul_share_percent", "forward"]["reason"]
     assert "one phase" in found["optimizer_share_percent", "step"]["reason"]
+    assert "optimizer" not in shares(report, "step"), "what nobody can tell is no 0"
     assert all("CUDA graph" in row["note"] for row in rows(report, "attention"))
 
 
