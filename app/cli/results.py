@@ -117,7 +117,9 @@ def _refuse(options: dict[str, Any], why: str) -> None:
 def download(
     server: Flopwatch,
     job_id: JobId,
-    name: Annotated[str | None, typer.Argument(help="One file; by default all of them.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="One file; by default all of them.", autocompletion=completing.file_names)
+    ] = None,
     *,
     to: Annotated[
         Path | None, typer.Option(file_okay=False, help="Folder to write into; by default job-ID, below this one.")
