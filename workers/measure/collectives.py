@@ -153,8 +153,11 @@ class Operation(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def bytes_per_rank(cls, size: int, ranks: int) -> int:
-        """Return the bytes of a rank's tensors if the full tensor has `size`."""
+    def host_bytes(cls, size: int, ranks: int) -> int:
+        """Return the bytes that a rank needs on a CPU for a full tensor of `size`, with gloo's own copies.
+
+        The copies are what ranks' resident memory grew by with torch 2.13.
+        """
 
     @abc.abstractmethod
     def make(self) -> None:
@@ -177,8 +180,8 @@ class AllReduce(Operation):
     """Every rank's tensor becomes the sum of all."""
 
     @classmethod
-    def bytes_per_rank(cls, size: int, ranks: int) -> int:
-        return size
+    def host_bytes(cls, size: int, ranks: int) -> int:
+        return size + size // 4
 
     def make(self) -> None:
         self._tensor = self._empty(self._numel)
@@ -198,8 +201,8 @@ class AllGather(Operation):
     """Every rank gets the pieces of all, one after the other."""
 
     @classmethod
-    def bytes_per_rank(cls, size: int, ranks: int) -> int:
-        return size + size // ranks
+    def host_bytes(cls, size: int, ranks: int) -> int:
+        return 2 * size + size // ranks
 
     def make(self) -> None:
         self._whole, self._part = self._empty(self._numel), self._empty(self._piece)
@@ -224,8 +227,8 @@ class ReduceScatter(Operation):
     """Every rank gets its piece of the sum of all tensors."""
 
     @classmethod
-    def bytes_per_rank(cls, size: int, ranks: int) -> int:
-        return size + size // ranks
+    def host_bytes(cls, size: int, ranks: int) -> int:
+        return 2 * size + size // ranks
 
     def make(self) -> None:
         self._whole, self._part = self._empty(self._numel), self._empty(self._piece)
@@ -246,7 +249,7 @@ class Broadcast(Operation):
     """Every rank gets rank 0's tensor."""
 
     @classmethod
-    def bytes_per_rank(cls, size: int, ranks: int) -> int:
+    def host_bytes(cls, size: int, ranks: int) -> int:
         return size
 
     def make(self) -> None:
@@ -289,8 +292,8 @@ class Cell:
     size_mb: float
 
 
-class Ranks:
-    """What one rank does with all cells: the group's small talk, the clock, and the reports.
+class CellTimer:
+    """Times cells on one rank, and reports them.
 
     Every decision that another rank must share (is there memory, is the warm-up over) is exchanged, since a rank that
     makes one call more than the others would wait for ever.
@@ -360,7 +363,7 @@ class Ranks:
         kind, dtype = OPERATIONS[cell.operation], DTYPES[cell.dtype]
         operation, reason = None, None
         if self._clock is None:
-            reason = why_too_large_for_host(kind.bytes_per_rank(size, self._rank.world_size) * self._rank.world_size)
+            reason = why_too_large_for_host(kind.host_bytes(size, self._rank.world_size) * self._rank.world_size)
         if self._all_say(reason is None):
             try:
                 numbers = Numbers(self._seed, self._rank.world_size, self._rank.device, dtype)
@@ -429,9 +432,9 @@ def time_cells(rank: Rank, cells: Sequence[Mapping[str, Any]], warmup: int | Non
         steps: Calls measured.
         seed: Seed of the numbers.
     """
-    ranks = Ranks(rank, warmup, steps, seed)
+    timer = CellTimer(rank, warmup, steps, seed)
     for cell in cells:
-        ranks.measure(Cell(**cell))
+        timer.measure(Cell(**cell))
 
 
 def why_too_large_for_host(needed: int, meminfo: Path = Path("/proc/meminfo")) -> str | None:
