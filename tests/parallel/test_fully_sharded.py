@@ -19,6 +19,10 @@ def test_activation_checkpointing(two_ranks: Pool, where: str, how: str) -> None
     two_ranks(training.fully_sharded_parity, True, f"{where} {how}")
 
 
+def test_attention_that_autograd_does_not_look_into(ranks: Pool) -> None:
+    ranks(training.fully_sharded_opaque)
+
+
 def test_gradients_accumulate(ranks: Pool) -> None:
     ranks(training.fully_sharded_parity, True, "", 2)
 
@@ -29,6 +33,11 @@ def test_ranks_may_use_different_parameters_of_a_unit(ranks: Pool) -> None:
 
 def test_evaluation_leaves_nothing_behind(two_ranks: Pool) -> None:
     two_ranks(training.fully_sharded_after_evaluation)
+
+
+def test_the_wrapped_module_can_be_called_itself(two_ranks: Pool) -> None:
+    for lengths in two_ranks(training.fully_sharded_called_inside):
+        assert lengths[0] == lengths[1] == lengths[2] > 0
 
 
 def test_computation_in_another_dtype(ranks: Pool) -> None:
