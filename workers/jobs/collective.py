@@ -142,7 +142,7 @@ class CollectiveRunner(GridRunner[CollectiveContext]):
         trial: Trial,
     ) -> None:
         """Set the cell's values from what its ranks have measured."""
-        from workers.measure.collectives import algorithm_bandwidth, bus_bandwidth
+        from parallel.accounting import algorithm_bandwidth, bus_bandwidth
         from workers.measure.validity import check_stability, check_steady
 
         size = answers[0]["bytes"]
@@ -152,8 +152,9 @@ class CollectiveRunner(GridRunner[CollectiveContext]):
         values = trial.values
         values.set("latency_ms", None, latency)
         values.set("skew_ms", None, [max(times) - min(times) for times in steps])
-        values.set("algorithm_gb_per_s", None, [algorithm_bandwidth(size, median_ms)])
-        values.set("bus_gb_per_s", None, [bus_bandwidth(cell.operation, spec.world_size, size, median_ms)])
+        values.set("algorithm_gb_per_s", None, [1e-9 * algorithm_bandwidth(size, 1e-3 * median_ms)])
+        bus = bus_bandwidth(cell.operation, size, 1e-3 * median_ms, spec.world_size)
+        values.set("bus_gb_per_s", None, [1e-9 * bus])
         values.set("tensor_mib", None, [size / 2**20])
         on_gpu = spec.backend == "nccl"
         host_us = (

@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import abc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,33 +43,6 @@ HEARTBEAT_S = 1.0
 DTYPES: Final[Mapping[str, torch.dtype]] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 NO_SUCH_DTYPE = ("Invalid scalar type", "Unsupported data type", "unsupported data type")
 """Parts of the errors of gloo and NCCL for a data type that they do not move."""
-
-BUS_FACTORS: Final[Mapping[str, Callable[[int], Fraction]]] = {
-    "all_reduce": lambda ranks: Fraction(2 * (ranks - 1), ranks),
-    "all_gather": lambda ranks: Fraction(ranks - 1, ranks),
-    "reduce_scatter": lambda ranks: Fraction(ranks - 1, ranks),
-    "broadcast": lambda ranks: Fraction(1),
-}
-"""What a number of ranks makes of an operation's algorithm bandwidth to give its bus bandwidth."""
-
-
-def algorithm_bandwidth(size_bytes: int, time_ms: float) -> float:
-    """Return the algorithm bandwidth in GB/s of 10⁹ bytes: the size of the full tensor over the time.
-
-    Source: nccl-tests, doc/PERFORMANCE.md, "Algorithm bandwidth".
-    """
-    return 1e-6 * size_bytes / time_ms
-
-
-def bus_bandwidth(operation: str, ranks: int, size_bytes: int, time_ms: float) -> float:
-    """Return the bus bandwidth in GB/s of 10⁹ bytes, which the links' peak bounds whatever the number of ranks is.
-
-    It is the algorithm bandwidth times 2 (n - 1) / n for an all-reduce over n ranks, (n - 1) / n for an all-gather or a
-    reduce-scatter, and 1 for a broadcast.
-
-    Source: nccl-tests, doc/PERFORMANCE.md, "Bus bandwidth".
-    """
-    return float(BUS_FACTORS[operation](ranks)) * algorithm_bandwidth(size_bytes, time_ms)
 
 
 def size_bytes(size_mb: float, ranks: int) -> int:
