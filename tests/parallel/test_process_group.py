@@ -224,13 +224,14 @@ def test_each_step_has_its_own_time(light: None, tmp_path: Path) -> None:
     assert failure.value.rank == 1
 
 
-def test_ranks_die_with_the_launching_process(tmp_path: Path) -> None:
+def ranks_of_a_killed_launcher(folder: Path, rank_program: str) -> list[int]:
+    """Launch ranks from another process, kill that, and return the ranks' processes."""
     program = f"""
-import sys; from pathlib import Path
+from pathlib import Path
 from parallel import process_group
 from tests.parallel import ranks
-process_group._RANK_PROGRAM = {WITHOUT_TORCH!r}
-process_group.launch(ranks.wait, 60, 1, world_size=2, backend="gloo", folder=Path({str(tmp_path)!r}),
+process_group._RANK_PROGRAM = {rank_program!r}
+process_group.launch(ranks.wait, 60, 1, world_size=2, backend="gloo", folder=Path({str(folder)!r}),
     reported=lambda index, pid: print(pid, flush=True))
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -239,7 +240,21 @@ process_group.launch(ranks.wait, 60, 1, world_size=2, backend="gloo", folder=Pat
         pids = [int(launcher.stdout.readline()) for _ in range(2)]
         assert alive(pids) == pids
         launcher.kill()
+    return pids
+
+
+def test_ranks_die_with_the_launching_process(tmp_path: Path) -> None:
+    pids = ranks_of_a_killed_launcher(tmp_path, WITHOUT_TORCH)
     assert wait_until(lambda: not alive(pids), 5)
+
+
+def test_control_of_ranks_dying(tmp_path: Path) -> None:
+    careless = WITHOUT_TORCH.replace("rank_main()", "process_group._die_with_parent = print\nrank_main()")
+    pids = ranks_of_a_killed_launcher(tmp_path, careless)
+    left = [] if wait_until(lambda: not alive(pids), 1) else alive(pids)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == pids
 
 
 def test_a_rank_that_cannot_begin_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
