@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ WITHOUT_TORCH = process_group._RANK_PROGRAM.replace(
 process_group._join = process_group._leave = lambda *request: None
 rank_main()""",
 )
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -224,33 +222,44 @@ def test_each_step_has_its_own_time(light: None, tmp_path: Path) -> None:
     assert failure.value.rank == 1
 
 
-def ranks_of_a_killed_launcher(folder: Path, rank_program: str) -> list[int]:
+def ranks_of_a_killed_launcher(folder: Path) -> list[int]:
     """Launch ranks from another process, kill that, and return the ranks' processes."""
-    program = f"""
-from pathlib import Path
-from parallel import process_group
-from tests.parallel import ranks
-process_group._RANK_PROGRAM = {rank_program!r}
-process_group.launch(ranks.wait, 60, 1, world_size=2, backend="gloo", folder=Path({str(folder)!r}),
-    reported=lambda index, pid: print(pid, flush=True))
-"""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment) as launcher:
-        assert launcher.stdout is not None
-        pids = [int(launcher.stdout.readline()) for _ in range(2)]
-        assert alive(pids) == pids
-        launcher.kill()
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        # A fork, since it has torch: it only starts the launcher's thread, and is killed.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        launcher = os.fork()
+    if launcher == 0:
+        try:
+            launch(
+                ranks.wait,
+                60,
+                1,
+                world_size=2,
+                backend="gloo",
+                folder=folder,
+                reported=lambda index, pid: os.write(writing, f"{pid}\n".encode()),
+            )
+        finally:
+            os._exit(1)
+    os.close(writing)
+    with os.fdopen(reading) as lines:
+        pids = [int(lines.readline()) for _ in range(2)]
+    assert alive(pids) == pids
+    os.kill(launcher, signal.SIGKILL)
+    os.waitpid(launcher, 0)
     return pids
 
 
-def test_ranks_die_with_the_launching_process(tmp_path: Path) -> None:
-    pids = ranks_of_a_killed_launcher(tmp_path, WITHOUT_TORCH)
+def test_ranks_die_with_the_launching_process(light: None, tmp_path: Path) -> None:
+    pids = ranks_of_a_killed_launcher(tmp_path)
     assert wait_until(lambda: not alive(pids), 5)
 
 
-def test_control_of_ranks_dying(tmp_path: Path) -> None:
+def test_control_of_ranks_dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     careless = WITHOUT_TORCH.replace("rank_main()", "process_group._die_with_parent = print\nrank_main()")
-    pids = ranks_of_a_killed_launcher(tmp_path, careless)
+    monkeypatch.setattr(process_group, "_RANK_PROGRAM", careless)
+    pids = ranks_of_a_killed_launcher(tmp_path)
     left = [] if wait_until(lambda: not alive(pids), 1) else alive(pids)
     for pid in left:
         os.kill(pid, signal.SIGKILL)
