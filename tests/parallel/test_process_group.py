@@ -273,6 +273,32 @@ def test_a_rank_that_cannot_begin_is_told(tmp_path: Path, monkeypatch: pytest.Mo
         run(ranks.tell, "", folder=tmp_path)
 
 
+def test_a_rank_that_hangs_before_it_connects_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hanging = process_group._RANK_PROGRAM.replace(
+        "rank_main()", "print('hangs', flush=True); import time; time.sleep(60)"
+    )
+    monkeypatch.setattr(process_group, "_RANK_PROGRAM", hanging)
+    before = set(process_group.children_of(os.getpid()))
+    with pytest.raises(RanksTimedOut, match=r"did not start within 2 s.*\n*hangs"):
+        run(ranks.tell, "", folder=tmp_path, start_timeout_s=2)
+    assert wait_until(lambda: not alive(list(set(process_group.children_of(os.getpid())) - before)), 5)
+
+
+def test_control_of_ranks_that_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hanging = process_group._RANK_PROGRAM.replace("rank_main()", "import time; time.sleep(60)")
+    monkeypatch.setattr(process_group, "_RANK_PROGRAM", hanging)
+    monkeypatch.setattr(process_group._Ranks, "_find_unconnected", lambda self: None)
+    monkeypatch.setattr(process_group, "END_S", 0.3)
+    before = set(process_group.children_of(os.getpid()))
+    with pytest.raises(RanksTimedOut, match="did not start"):
+        run(ranks.tell, "", folder=tmp_path, start_timeout_s=2)
+    left = alive(list(set(process_group.children_of(os.getpid())) - before))
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left
+    assert wait_until(lambda: threading.active_count() == 1, 10)
+
+
 def test_wrong_uses_are_refused(light: None, tmp_path: Path) -> None:
     def local(rank: Any) -> None:
         """Do nothing."""
