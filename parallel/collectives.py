@@ -205,7 +205,7 @@ def owns_its_memory(tensor: Tensor) -> bool:
     """
     storage = tensor.untyped_storage()
     # Two users are the tensor and the object that `storage` is.
-    return bool(torch._C._storage_Use_Count(storage._cdata) == 2)  # type: ignore[attr-defined]
+    return bool(torch._C._storage_Use_Count(storage._cdata) == 2)
 
 
 class Usage:

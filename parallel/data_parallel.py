@@ -48,6 +48,7 @@ from parallel.collectives import (
     view_like,
 )
 
+
 class DataParallel(nn.Module):
     """What the wrappers share: broadcast at construction, `no_sync`, and the parameters to average.
 

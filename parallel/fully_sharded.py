@@ -126,21 +126,22 @@ class FullyShardedDataParallel(nn.Module):
 
     A unit is a child of a ModuleList, or else a module without children; a parameter that several units use, or that
     belongs to a module with children outside a ModuleList, is gathered for the whole forward and backward pass. A
-    parameter with two axes or more is sharded, whatever module it belongs to: each rank's part is one-dimensional and of
-    the same length, the last ones filled up with zeros. Others are kept by every rank, and their gradients are averaged.
+    parameter with two axes or more is sharded, whatever module it belongs to: each rank's part is one-dimensional and
+    of the same length, the last ones filled up with zeros. Others are kept by every rank, and their gradients are
+    averaged.
 
-    `parameters()` yields parts: construct the optimizer after this. An optimizer that needs a parameter's shape, or norms
-    over all of it, does not work on parts. All ranks must run the same units in the same order; within a unit they may
-    use different parameters. torch.compile must not be applied to a unit or to the model.
+    `parameters()` yields parts: construct the optimizer after this. An optimizer that needs a parameter's shape, or
+    norms over all of it, does not work on parts. All ranks must run the same units in the same order; within a unit
+    they may use different parameters. torch.compile must not be applied to a unit or to the model.
 
-    With P bytes of parameters in the dtype of computation and n ranks, each rank sends and receives 3·P·(n-1)/n per step:
-    two gathers and one reduction, against 2·P·(n-1)/n for data parallelism.
+    With P bytes of parameters in the dtype of computation and n ranks, each rank sends and receives 3·P·(n-1)/n per
+    step: two gathers and one reduction, against 2·P·(n-1)/n for data parallelism.
 
     Args:
         module: The model, on its device, the same on every rank; the first rank's values become everybody's.
-        compute_dtype: Floating-point parameters are cast to it before they travel, and so are the inputs of modules that
-            have parameters; gradients travel in it. Parts, their gradients and the optimizer's state keep the module's
-            dtype. None: everything is in the module's dtype.
+        compute_dtype: Floating-point parameters are cast to it before they travel, and so are the inputs of modules
+            that have parameters; gradients travel in it. Parts, their gradients and the optimizer's state keep the
+            module's dtype. None: everything is in the module's dtype.
         process_group: The ranks; by default all of them.
 
     Raises:
@@ -160,7 +161,9 @@ class FullyShardedDataParallel(nn.Module):
         self.compute_dtype = compute_dtype
         for name, child in module.named_modules():
             if isinstance(child, nn.RNNBase):
-                raise TypeError(f"{name or 'the module'} ({type(child).__name__}) cannot be sharded: it hides its weights")
+                raise TypeError(
+                    f"{name or 'the module'} ({type(child).__name__}) cannot be sharded: it hides its weights"
+                )
         broadcast_module(module, self.group)
         self.module = module
         self._device = next((p.device for p in module.parameters()), torch.device("cpu"))
@@ -300,7 +303,7 @@ class FullyShardedDataParallel(nn.Module):
         if torch.is_grad_enabled() and not unit.in_backward:
             before = _backward_hook(weakref.ref(self), unit, FullyShardedDataParallel.before_backward)
             for tensor in differentiable:
-                tensor.register_hook(before)
+                tensor.register_hook(before)  # type: ignore[no-untyped-call]
         if unit.in_backward or _in_backward():
             return
         is_last = len(self._order) == len(self._former_order) and self._former_order[-1:] == [unit]
@@ -478,7 +481,7 @@ def _unit_modules(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Modu
 
 
 def _in_backward() -> bool:
-    return bool(torch._C._current_graph_task_id() != -1)  # type: ignore[attr-defined]
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def _forward_hooks(

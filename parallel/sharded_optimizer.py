@@ -1,9 +1,9 @@
 """An optimizer whose state is divided among the ranks.
 
 Each parameter belongs to one rank, which alone keeps its optimizer state and updates it; then all ranks fetch the new
-values. Parameters of about the same place in the order of sizes form a chunk, and lie side by side in memory, each rank's
-part of the same length, so that one all-gather without copies exchanges a chunk. It runs while the next chunk is being
-updated.
+values. Parameters of about the same place in the order of sizes form a chunk, and lie side by side in memory, each
+rank's part of the same length, so that one all-gather without copies exchanges a chunk. It runs while the next chunk is
+being updated.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from parallel.collectives import (
 )
 
 CHUNKS = 8
-"""Chunks that a large model is divided into: the first one's update and the last one's exchange overlap with nothing."""
+"""Into how many a large model is divided: the first one's update and the last one's exchange overlap with nothing."""
 LEAST_CHUNK_BYTES = 32 * MIB
 SMALL_NUMEL = 64
 """State tensors up to this size travel with the description of the state when it is consolidated."""
@@ -52,15 +52,15 @@ class Chunk:
 class ShardedOptimizer(Optimizer):
     """Divides an optimizer's state among the ranks; each rank updates its parameters and fetches the others'.
 
-    With P bytes of parameters, K·P of optimizer state (AdamW: K = 2) and n ranks, each rank keeps K·P/n of state instead
-    of K·P. Each step it sends and receives P·(n-1)/n to exchange the parameters, besides the 2·P·(n-1)/n of the gradients'
-    all-reduce. ZeRO stage 1 (Rajbhandari et al., 2020, section 5.1) keeps the same K·P/n of state but reduces each
-    gradient to its owner alone, so it moves P·(n-1)/n for gradients and as much for parameters; in exchange, no rank
-    has all averaged gradients then, and clipping by a global norm needs another exchange. Here gradients come averaged
-    from any of the data-parallel wrappers.
+    With P bytes of parameters, K·P of optimizer state (AdamW: K = 2) and n ranks, each rank keeps K·P/n of state
+    instead of K·P. Each step it sends and receives P·(n-1)/n to exchange the parameters, besides the 2·P·(n-1)/n of the
+    gradients' all-reduce. ZeRO stage 1 (Rajbhandari et al., 2020, section 5.1) keeps the same K·P/n of state but
+    reduces each gradient to its owner alone, so it moves P·(n-1)/n for gradients and as much for parameters; in
+    exchange, no rank has all averaged gradients then, and clipping by a global norm needs another exchange. Here
+    gradients come averaged from any of the data-parallel wrappers.
 
-    Parameters are assigned by size, the largest first, each to the rank with the fewest bytes (the lowest of several), so
-    all ranks come to the same assignment. Parameters that alone use their memory are moved into memory that a chunk
+    Parameters are assigned by size, the largest first, each to the rank with the fewest bytes (the lowest of several),
+    so all ranks come to the same assignment. Parameters that alone use their memory are moved into memory that a chunk
     shares: keep no other tensor that shall see their values. The optimizer must treat parameters one by one, as torch's
     do except LBFGS: it is called for each chunk.
 
@@ -124,8 +124,8 @@ class ShardedOptimizer(Optimizer):
         """
         if closure is not None:
             raise ValueError(
-                "ShardedOptimizer.step takes no closure: ranks would call it differently often; compute the loss and its "
-                "gradients before the step"
+                "ShardedOptimizer.step takes no closure: ranks would call it differently often; compute the loss and "
+                "its gradients before the step"
             )
         assert self._local is not None
         self._consolidated = None

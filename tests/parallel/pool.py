@@ -26,7 +26,9 @@ class Pool:
 
     def __init__(self, world_size: int, backend: str = "gloo") -> None:
         self.world_size = world_size
-        context = multiprocessing.get_context("spawn")
+        # One process imports torch, and its compiler, which optimizers import; the ranks are forks of it.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch.distributed", "torch._dynamo"])
         self._folder = tempfile.TemporaryDirectory(prefix="flopwatch-ranks-")
         store = str(Path(self._folder.name) / "store")
         self._channels, self._processes = [], []
