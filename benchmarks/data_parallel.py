@@ -87,8 +87,10 @@ def ours(
     return build
 
 
-def bucketed(size_mb: float | None, first_mb: float | None = None) -> Callable[[nn.Module], Any]:
-    return lambda module: parallel.BucketedDataParallel(module, size_mb, first_bucket_size_mb=first_mb)
+def bucketed(size_mb: float | None, first_mb: float | None = None, *, views: bool = True) -> Callable[[nn.Module], Any]:
+    return lambda module: parallel.BucketedDataParallel(
+        module, size_mb, first_bucket_size_mb=first_mb, gradients_as_views=views
+    )
 
 
 def torch_ddp(
@@ -139,6 +141,7 @@ STRATEGIES: dict[str, Callable[[nn.Module], Trained]] = {
     "torch ddp 100 views": torch_ddp(100, views=True),
     "bucketed 25": ours(bucketed(25)),
     "bucketed 100": ours(bucketed(100)),
+    "bucketed 100 in place": ours(bucketed(100, views=False)),
     "torch ddp 100 views + zero": torch_ddp(100, views=True, make=zero_adamw),
     "torch ddp 100 views + sharded": torch_ddp(100, views=True, make=sharded_adamw),
     "bucketed 100 + sharded": ours(bucketed(100), sharded_adamw),
@@ -177,7 +180,7 @@ def measure(rank: Rank, settings: Mapping[str, Any], strategy: str) -> dict[str,
     torch.manual_seed(0)
     shape = SIZES[settings["size"]]
     with rank.device:
-        module = TransformerLM(context_length=settings["context_length"], **shape)
+        module = TransformerLM(context_length=settings["context_length"], **shape)  # type: ignore[arg-type]
     trained = STRATEGIES[strategy](module)
     batches = RandomBatches(
         shape["vocab_size"], settings["batch_size"], settings["context_length"], rank.device, seed=rank.index
@@ -283,11 +286,7 @@ def summary(result: Mapping[str, Any]) -> Iterator[str]:
 
 def print_table(results: list[dict[str, Any]], names: list[str]) -> None:
     """Print a row per strategy: median step, exposed communication and peak per precision; and the fp32 loss."""
-    medians = {
-        (name, precision): pooled(results, name, precision, "step_ms")
-        for name in names
-        for precision in PRECISION_NAMES
-    }
+    medians = {(n, p): pooled(results, n, p, "step_ms") for n in names for p in PRECISION_NAMES}
     heads = ["strategy", *(f"{p} {what}" for p in PRECISION_NAMES for what in ("ms", "exposed ms", "peak GiB")), "loss"]
     print("\n| " + " | ".join(heads) + " |\n|" + "---|" * len(heads))
     for name in names:

@@ -44,6 +44,7 @@ from parallel.collectives import (
     default_group,
     owns_its_memory,
     start_all_reduce,
+    start_together,
     strides_of,
     view_like,
 )
@@ -181,9 +182,12 @@ class Bucket:
     The gradients of several parameters are copied next to each other as soon as each is complete, and are views of that
     memory from then on. A parameter that is alone in its bucket is not copied: its gradient is the bucket. The memory
     is taken when the first gradient comes, and belongs to the gradients: it goes when they are set to None.
+
+    With `copies` False no gradient is copied: the group gets a list of them.
     """
 
-    def __init__(self, members: Sequence[tuple[str, nn.Parameter]]) -> None:
+    def __init__(self, members: Sequence[tuple[str, nn.Parameter]], *, copies: bool = True) -> None:
+        self.copies = copies and len(members) > 1
         self.names = [name for name, _ in members]
         self.parameters = [parameter for _, parameter in members]
         first = self.parameters[0]
@@ -193,8 +197,6 @@ class Bucket:
         for parameter in self.parameters:
             self.offsets.append(self.numel)
             self.numel += aligned(parameter.numel(), first.element_size())
-        if len(self.parameters) == 1:
-            self.numel = first.numel()
         self._address = 0
         """Where the memory of the last round lay."""
         self.begin()
@@ -226,11 +228,8 @@ class Bucket:
             self.views[index] = self._place(index).zero_()
             return
         gradient = gradient.detach()
-        if len(self.parameters) == 1 and gradient.stride() == strides_of(parameter) and owns_its_memory(gradient):
-            self.views[index] = gradient
-            self.memory = gradient.as_strided((self.numel,), (1,))
-            if factor != 1.0:
-                gradient.mul_(factor)
+        if not self.copies and gradient.stride() == strides_of(parameter) and owns_its_memory(gradient):
+            self.views[index] = gradient if factor == 1.0 else gradient.mul_(factor)
             return
         place = self._place(index, gradient)
         if factor != 1.0:
@@ -240,11 +239,24 @@ class Bucket:
         self.views[index] = place
 
     def _place(self, index: int, gradient: Tensor | None = None) -> Tensor:
-        """Return the part of the memory for a parameter's gradient, in the parameter's shape."""
+        """Return memory for a parameter's gradient, in the parameter's shape."""
+        parameter = self.parameters[index]
+        if not self.copies:
+            return view_like(parameter, parameter.new_empty(parameter.numel()), 0)
         if self.memory is None:
             self.memory = self._memory_of(gradient, index)
-        parameter, start = self.parameters[index], self.offsets[index]
-        return view_like(parameter, self.memory, start)
+        return view_like(parameter, self.memory, self.offsets[index])
+
+    def send(self, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup) -> None:
+        """Start reducing the gradients."""
+        if self.memory is not None:
+            self.work = start_all_reduce(self.memory, operation, group)
+            return
+        # In the bucket's order, not in that in which this rank's gradients came.
+        views = [self.views[index] for index in range(len(self.parameters))]
+        flat = [view.as_strided((view.numel(),), (1,)) for view in views]
+        starts = [functools.partial(start_all_reduce, gradient, operation, group) for gradient in flat]
+        self.work = start_together(starts, group, self.device, keep=flat)
 
     def _memory_of(self, gradient: Tensor | None, index: int) -> Tensor:
         """Return the memory of the round before if this gradient still lies there, else new memory."""
@@ -270,10 +282,13 @@ class OverlappingDataParallel(DataParallel):
         module: nn.Module,
         process_group: dist.ProcessGroup | None,
         divide: Callable[[list[tuple[str, nn.Parameter]]], list[list[tuple[str, nn.Parameter]]]],
+        *,
+        copies: bool = True,
     ) -> None:
         super().__init__(module, process_group)
         # The last layers' gradients are complete first.
-        self.buckets = [Bucket(members) for members in divide(list(reversed(self.trainable.items())))]
+        divided = divide(list(reversed(self.trainable.items())))
+        self.buckets = [Bucket(members, copies=copies) for members in divided]
         self._index_of = {name: index for index, name in enumerate(self.trainable)}
         self._sent = 0
         self._usage_now: Usage | None = None
@@ -305,8 +320,7 @@ class OverlappingDataParallel(DataParallel):
             # Before the last bucket: behind it, these few bytes would be one more latency that nothing hides.
             missing = {bucket.names[index] for bucket in self.buckets for index in bucket.missing}
             self._usage_now = Usage((name not in missing for name in self.trainable), self._device, self.group)
-        assert bucket.memory is not None
-        bucket.work = start_all_reduce(bucket.memory, self._averaging.operation, self.group)
+        bucket.send(self._averaging.operation, self.group)
 
     def _finish(self) -> None:
         late = self._end_round()
@@ -385,6 +399,8 @@ class BucketedDataParallel(OverlappingDataParallel):
             dtype), so that nothing overlaps but the order of its parts.
         first_bucket_size_mb: Size of the first bucket; each further one is twice as large, up to `bucket_size_mb`, so
             that sending begins early. None: all have the same size.
+        gradients_as_views: False: gradients stay where autograd left them, and NCCL takes a bucket's in one launch. It
+            saves reading and writing every gradient once, and costs one operation per gradient on other backends.
         process_group: As in DataParallel.
 
     Raises:
@@ -398,6 +414,7 @@ class BucketedDataParallel(OverlappingDataParallel):
         bucket_size_mb: float | None = 25.0,
         *,
         first_bucket_size_mb: float | None = None,
+        gradients_as_views: bool = True,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         for name, size in (("bucket_size_mb", bucket_size_mb), ("first_bucket_size_mb", first_bucket_size_mb)):
@@ -409,7 +426,8 @@ class BucketedDataParallel(OverlappingDataParallel):
             )
         largest = float("inf") if bucket_size_mb is None else bucket_size_mb * MIB
         first = largest if first_bucket_size_mb is None else first_bucket_size_mb * MIB
-        super().__init__(module, process_group, functools.partial(into_buckets, largest=largest, first=first))
+        divide = functools.partial(into_buckets, largest=largest, first=first)
+        super().__init__(module, process_group, divide, copies=gradients_as_views)
 
 
 def into_buckets(

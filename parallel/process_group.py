@@ -33,10 +33,10 @@ from dataclasses import dataclass, field
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener, wait
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
-import torch.distributed as dist
+if TYPE_CHECKING:
+    import torch
 
 Plain: TypeAlias = "bool | int | float | str | list[Plain] | Mapping[str, Plain] | None"
 """Plain data: what JSON can hold."""
@@ -52,7 +52,7 @@ END_S = 10.0
 CAUSE_S = 0.3
 """How long to look for the cause of a failure among the other ranks."""
 LOG_TAIL_BYTES = 4000
-REQUEST = "FLOPWATCH_RANK_REQUEST"
+REQUEST, LOG = "PARALLEL_RANK_REQUEST", "PARALLEL_RANK_LOG"
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where NCCL and torch make files; none are made here
 SHARED_MEMORY_NAMES = ("nccl-", "torch_", "gloo")
 PR_SET_PDEATHSIG = 1
@@ -136,7 +136,8 @@ def launch(
         folder: Where the logs go; it exists.
         start_timeout_s: Seconds from the start to each rank's first `step_done` (or its return): for imports,
             compilation and warm-up.
-        step_timeout_s: Seconds between two `step_done` of a rank, and from the last one to its return.
+        step_timeout_s: Seconds between two `step_done` of a rank, and from the last one to its return, once all ranks
+            have made their first step.
         reported: Called in this thread, with the rank's index and what it reported.
 
     Returns:
@@ -160,6 +161,8 @@ def launch(
         start_timeout_s,
     )
     text = _to_json(list(arguments), "arguments")
+    for index in range(world_size):
+        log_file(folder, index).unlink(missing_ok=True)
     with Listener(address, family="AF_UNIX", backlog=world_size, authkey=key) as listener:
         elastic = _Elastic(world_size, folder, json.dumps(vars(request)))
         ranks = _Ranks(world_size, folder, text, start_timeout_s, step_timeout_s, reported or _nothing)
@@ -178,11 +181,17 @@ def _check(world_size: int, backend: str, start_timeout_s: float, step_timeout_s
         raise ValueError(f"world_size must be 1 or more, not {world_size}")
     if backend not in BACKENDS:
         raise ValueError(f"unknown backend {backend!r}; known are {', '.join(BACKENDS)}")
-    if backend == "nccl" and (present := torch.cuda.device_count()) < world_size:
+    if backend == "nccl" and (present := _gpus()) < world_size:
         raise ValueError(f"{world_size} nccl ranks need as many GPUs; there are {present}")
     for name, value in (("start_timeout_s", start_timeout_s), ("step_timeout_s", step_timeout_s)):
         if not value > 0:
             raise ValueError(f"{name} must be more than 0, not {value}")
+
+
+def _gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
 
 
 def _name_of(function: Callable[..., Plain]) -> str:
@@ -246,13 +255,9 @@ class _Elastic(threading.Thread):
             monitor_interval=0.05,
             logs_specs=_logs(self._folder, self._request),
         )
-        variable = "TORCHELASTIC_SIGNALS_TO_HANDLE"
-        before = os.environ.get(variable)
         # It warns that ranks outlive a process without its signal handlers (ours do not), and tells failures by exit
         # codes (RanksFailed says more).
-        log = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
-        level = log.level
-        log.setLevel(logging.CRITICAL)
+        logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
         try:
             elastic_launch(config, sys.executable)("-P", "-c", _RANK_PROGRAM)
         except ChildFailedError:
@@ -260,33 +265,34 @@ class _Elastic(threading.Thread):
             pass
         except BaseException as error:  # noqa: BLE001 - handed to the thread that launched
             self.error = error
-        finally:
-            log.setLevel(level)
-            os.environ.pop(variable, None)
-            if before is not None:
-                os.environ[variable] = before
 
 
-# Both streams go to one file: whatever is written first lands before what comes later.
-_RANK_PROGRAM = "import os; os.dup2(1, 2); from parallel.process_group import rank_main; rank_main()"
+# The launcher would open the logs for its children, and leave them open.
+_RANK_PROGRAM = """
+import os
+log = os.open(os.environ["PARALLEL_RANK_LOG"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+os.dup2(log, 1), os.dup2(log, 2), os.close(log)
+from parallel.process_group import rank_main
+rank_main()
+"""
 
 
 def _logs(folder: Path, request: str) -> Any:
     from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
     class Logs(LogsSpecs):
-        """One log per rank. The launcher asks for it with each rank's environment, to which the request is added."""
+        """The launcher asks where logs go, with each rank's environment, to which this adds what the rank needs."""
 
         def __init__(self) -> None:
             super().__init__(str(folder))
 
         def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-            for environment in envs.values():
+            for index, environment in envs.items():
                 environment[REQUEST] = request
+                environment[LOG] = str(log_file(folder, index))
                 environment["PYTHONPATH"] = os.pathsep.join(json.loads(request)["path"])
-            files = {index: str(log_file(folder, index)) for index in envs}
-            errors = dict.fromkeys(envs, os.devnull)
-            return LogsDest(files, dict(files), {}, {}, errors, os.devnull, os.devnull)
+            console = dict.fromkeys(envs, "")
+            return LogsDest(stdouts=console, stderrs=dict(console), error_files=dict.fromkeys(envs, os.devnull))
 
         @property
         def root_log_dir(self) -> str:
@@ -326,7 +332,8 @@ class _Ranks:
         self._failures: list[tuple[tuple[float, int], RanksFailed]] = []
         """Failures by the time of their cause."""
         self._steps = dict.fromkeys(range(world_size), 0)
-        self._deadlines = dict.fromkeys(range(world_size), time.monotonic() + start_timeout_s)
+        self._start_deadline = time.monotonic() + start_timeout_s
+        self._deadlines = dict.fromkeys(range(world_size), self._start_deadline)
 
     def connect(self, listener: Listener, elastic: _Elastic) -> None:
         """Wait for the ranks' connections, and send each its arguments."""
@@ -341,15 +348,18 @@ class _Ranks:
                 self._channels[index] = self._open[index] = channel
                 self._pids[index] = pid
                 self._processes[index] = os.pidfd_open(pid)
-                channel.send_bytes(self._arguments.encode())
                 continue
             if not elastic.is_alive():
                 self._never_started(elastic)
-            if time.monotonic() > self._deadlines[0]:
+            if time.monotonic() > self._start_deadline:
                 missing = self._missing()
                 raise RanksTimedOut(
                     missing, f"did not start within {self._start_timeout_s:g} s", **self._log_of(missing)
                 )
+
+        # Only now: a rank that has begun could fail before the others can be heard.
+        for channel in self._channels.values():
+            channel.send_bytes(self._arguments.encode())
 
     def _never_started(self, elastic: _Elastic) -> None:
         if elastic.error is not None:
@@ -366,16 +376,24 @@ class _Ranks:
         """Take the ranks' messages until all have returned and closed their connections."""
         while self._open:
             now = time.monotonic()
-            late = [index for index in self._open if self._deadlines[index] < now]
+            deadlines = {index: self._deadline(index) for index in self._open}
+            late = [index for index, deadline in deadlines.items() if deadline < now]
             if late:
                 self._silent(late)
-            self._receive(max(0.0, min(self._deadlines[index] for index in self._open) - now))
+            self._receive(max(0.0, min(deadlines.values()) - now))
             if self._failures:
                 # What one rank's failure did to others may have arrived first.
                 until = time.monotonic() + CAUSE_S
                 while self._open and (left := until - time.monotonic()) > 0:
                     self._receive(left)
                 raise min(self._failures)[1]
+
+    def _all_stepping(self) -> bool:
+        return all(self._steps[index] or index in self.results for index in self._steps)
+
+    def _deadline(self, index: int) -> float:
+        """Return when a rank must be heard next. Until all make steps, those that do may have to wait for the others."""
+        return self._deadlines[index] if self._all_stepping() else self._start_deadline
 
     def _receive(self, timeout_s: float) -> None:
         """Take a message from each rank that has sent one."""
@@ -394,14 +412,19 @@ class _Ranks:
                 self._take(index, kind, at, content)
 
     def _take(self, index: int, kind: str, at: float, content: Any) -> None:
-        self._deadlines[index] = time.monotonic() + self._step_timeout_s
+        next_deadline = time.monotonic() + self._step_timeout_s
         match kind:
             case "step":
                 self._steps[index] += 1
+                self._deadlines[index] = next_deadline
+                if self._steps[index] == 1 and self._all_stepping():
+                    # Whoever was ready first has waited for the others: that was no slow step.
+                    self._deadlines = dict.fromkeys(self._deadlines, next_deadline)
             case "report":
                 self._reported(index, content)
             case "returned":
                 self.results[index] = content
+                self._deadlines[index] = next_deadline
             case "raised":
                 self._raised.add(index)
                 error = RanksFailed(index, f"raised {content['error']}", trace=content["trace"], **self._log_of(index))
@@ -412,6 +435,7 @@ class _Ranks:
         stopped = [index for index in self._pids if _is_stopped(self._pids[index])]
         fewest = min(self._steps[index] for index in late)
         slowest = [index for index in late if self._steps[index] == fewest]
+        slowest = [i for i in self._open if self._steps[i] <= fewest and i not in self.results] or slowest
         started = fewest > 0
         limit = self._step_timeout_s if started else self._start_timeout_s
         doing = f"no step within {limit:g} s after step {fewest}" if started else f"no first step within {limit:g} s"
@@ -503,21 +527,23 @@ def rank_main() -> None:
     channel.send_bytes(json.dumps([index, os.getpid()]).encode())
     try:
         arguments = json.loads(channel.recv_bytes())
-        device = _initialise(request)
+        device = _join(request)
         module, _, name = request.function.partition(":")
         function = getattr(importlib.import_module(module), name)
         result = function(Rank(index, world_size, request.backend, device, channel), *arguments)
         text = _to_json(result, f"what {name} returns")
     except BaseException as error:
-        traceback.print_exc()
         _send(channel, "raised", {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()})
         raise
     _send(channel, "returned", text)
-    dist.destroy_process_group()
+    _leave()
 
 
-def _initialise(request: _Request) -> torch.device:
+def _join(request: _Request) -> torch.device:
     """Initialise the default process group; return this rank's device."""
+    import torch
+    import torch.distributed as dist
+
     timeout = datetime.timedelta(seconds=request.start_timeout_s)
     if request.backend == "nccl":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
@@ -530,6 +556,14 @@ def _initialise(request: _Request) -> torch.device:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", timeout=timeout)
     return torch.device("cpu")
+
+
+def _leave() -> None:
+    """Destroy the process group, if the function has left it."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _die_with_parent(parent: int) -> None:

@@ -1,50 +1,91 @@
-"""What ranks do in tests. Ranks import it by name."""
+"""What launched ranks do in tests. Ranks import it by name."""
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
-
-import torch
-import torch.distributed as dist
 
 from parallel.process_group import Rank
 
 
 def add_up(rank: Rank, number: int) -> dict[str, Any]:
-    """Reduce over all ranks, reporting each step."""
+    """Reduce over all ranks."""
+    import torch
+    import torch.distributed as dist
+
     total = torch.tensor([number + rank.index], device=rank.device)
     dist.all_reduce(total)
     rank.report({"rank": rank.index})
     rank.step_done()
-    return {
-        "total": int(total),
-        "ranks": dist.get_world_size(),
-        "nvls": os.environ.get("NCCL_NVLS_ENABLE"),
-        "pid": os.getpid(),
-        "ports": [os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]],
-    }
+    return {"total": int(total), "ranks": dist.get_world_size(), "pid": os.getpid()}
 
 
-def fail_beside_waiting(rank: Rank, how: str, culprit: int) -> None:
-    """One rank fails while the others wait for it in an all-reduce."""
+def all_reduce_without_one(rank: Rank, culprit: int) -> None:
+    """One rank dies while the others wait for it in an all-reduce."""
+    import torch
+    import torch.distributed as dist
+
     rank.report(os.getpid())
     dist.all_reduce(torch.ones(1))
+    rank.step_done()
+    if rank.index == culprit:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(torch.ones(1))
+
+
+def tell(rank: Rank, variable: str) -> list[Any]:
+    return [rank.index, rank.world_size, rank.backend, os.environ.get(variable), (1, 2), float("inf")]
+
+
+def fail(rank: Rank, how: str, culprit: int) -> None:
+    """One rank fails; the others wait as long as they may."""
+    rank.report(os.getpid())
     rank.step_done()
     if rank.index == culprit:
         print("the last words of the culprit", flush=True)
         if how == "raise":
             raise ArithmeticError("made to fail")
         os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "crash": signal.SIGSEGV}[how])
-        time.sleep(60)
-    dist.all_reduce(torch.ones(1))
-
-
-def return_a_tensor(rank: Rank) -> Any:
-    return torch.ones(1)
-
-
-def never_step(rank: Rank) -> None:
     time.sleep(60)
+
+
+def fail_of_anothers_failure(rank: Rank) -> None:
+    """Rank 1 dies; rank 0 notices and raises, and its message is there first."""
+    if rank.index == 0:
+        rank.report(os.getpid())
+        raise ConnectionError("rank 1 is gone")
+    time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hold_shared_memory(rank: Rank, path: str) -> None:
+    """Map a file in shared memory, as NCCL does, and fail."""
+    if rank.index == 0:
+        with Path(path).open("w+b") as file:
+            file.truncate(4096)
+            memory = mmap.mmap(file.fileno(), 4096)
+            rank.report(len(memory))
+            time.sleep(60)
+    while not Path(path).exists():
+        time.sleep(0.01)
+    time.sleep(0.2)
+    raise ArithmeticError("made to fail")
+
+
+def wait(rank: Rank, seconds: float, steps: int) -> int:
+    """Make steps, each after some time; rank 1 makes none."""
+    rank.report(os.getpid())
+    for _ in range(steps if rank.index == 0 else 0):
+        time.sleep(seconds)
+        rank.step_done()
+    if rank.index == 1:
+        time.sleep(60)
+    return steps
+
+
+def return_an_object(rank: Rank) -> Any:
+    return object()

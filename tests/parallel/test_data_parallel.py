@@ -7,7 +7,16 @@ import pytest
 from tests.parallel import training
 from tests.parallel.pool import Pool
 
-WRAPPERS = ["naive", "flat", "overlapped", "bucketed, one", "bucketed, tiny", "bucketed", "bucketed, growing"]
+WRAPPERS = [
+    "naive",
+    "flat",
+    "overlapped",
+    "bucketed, one",
+    "bucketed, tiny",
+    "bucketed",
+    "bucketed, in place",
+    "bucketed, growing",
+]
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])

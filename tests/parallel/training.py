@@ -19,6 +19,7 @@ WRAPPERS = {
     "bucketed, one": lambda module: parallel.BucketedDataParallel(module, None),
     "bucketed, tiny": lambda module: parallel.BucketedDataParallel(module, 1e-6),
     "bucketed": lambda module: parallel.BucketedDataParallel(module, 0.0005),
+    "bucketed, in place": lambda module: parallel.BucketedDataParallel(module, 0.0005, gradients_as_views=False),
     "bucketed, growing": lambda module: parallel.BucketedDataParallel(module, 0.01, first_bucket_size_mb=0.0002),
 }
 STEPS = 4

@@ -1,0 +1,268 @@
+"""Launching ranks and ending them together.
+
+Most tests launch ranks that do not import torch, and for which sleep stands for an operation: the launcher's part is
+the same. Two tests use gloo.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed
+
+from parallel import process_group
+from parallel.process_group import RanksFailed, RanksTimedOut, launch
+from tests.parallel import ranks
+
+WITHOUT_TORCH = process_group._RANK_PROGRAM.replace(
+    "rank_main()",
+    """from parallel import process_group
+process_group._join = process_group._leave = lambda *request: None
+rank_main()""",
+)
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def light(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that start in a tenth of a second, without torch and a process group."""
+    monkeypatch.setattr(process_group, "_RANK_PROGRAM", WITHOUT_TORCH)
+
+
+@pytest.fixture
+def pids() -> list[int]:
+    """Processes of ranks, as they report them."""
+    return []
+
+
+def run(function: Any, *arguments: Any, folder: Path, pids: list[int] | None = None, **options: Any) -> list[Any]:
+    def reported(index: int, message: Any) -> None:
+        if pids is not None and isinstance(message, int):
+            pids.append(message)
+
+    options = {"world_size": 2, "backend": "gloo", "start_timeout_s": 60, "step_timeout_s": 30, **options}
+    return launch(function, *arguments, folder=folder, reported=reported, **options)
+
+
+def alive(pids: list[int]) -> list[int]:
+    return [pid for pid in pids if Path(f"/proc/{pid}").exists() and "State:\tZ" not in status(pid)]
+
+
+def status(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return "State:\tZ"
+
+
+def listening() -> set[str]:
+    """The addresses at which this process and its children listen."""
+    mine = {str(file.readlink()) for file in Path("/proc/self/fd").iterdir() if file.is_symlink()}
+    lines = Path("/proc/self/net/tcp").read_text().splitlines()[1:]
+    return {line.split()[1] for line in lines if line.split()[3] == "0A" and f"socket:[{line.split()[9]}]" in mine}
+
+
+def wait_until(condition: Any, seconds: float) -> bool:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return bool(condition())
+
+
+def test_ranks_meet_and_return_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    """Two launches at once, in an environment that names a taken port."""
+    taken = socket.create_server(("127.0.0.1", 0))
+    request.addfinalizer(taken.close)
+    port = taken.getsockname()[1]
+    with pytest.raises(Exception, match=r"(?i)address already in use"):  # it really is taken
+        torch.distributed.TCPStore("127.0.0.1", port, 1, is_master=True)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    before = listening(), threading.active_count(), signal.getsignal(signal.SIGTERM)
+    results: dict[int, list[Any]] = {}
+    reports: list[Any] = []
+
+    def one(number: int) -> None:
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        results[number] = launch(
+            ranks.add_up,
+            number,
+            world_size=2,
+            backend="gloo",
+            folder=folder,
+            reported=lambda index, message: reports.append((index, message)),
+        )
+
+    other = threading.Thread(target=one, args=(10,))
+    other.start()
+    one(3)
+    other.join()
+    assert [result["total"] for result in results[3]] == [7, 7]
+    assert [result["total"] for result in results[10]] == [21, 21]
+    assert sorted(index for index, message in reports if message == {"rank": index}) == [0, 0, 1, 1]
+    assert not alive([result["pid"] for both in results.values() for result in both])
+    assert (listening(), threading.active_count(), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_a_rank_killed_while_others_wait_in_an_all_reduce(tmp_path: Path, pids: list[int]) -> None:
+    with pytest.raises(RanksFailed, match="rank 1 died after step 1") as failure:
+        run(ranks.all_reduce_without_one, 1, folder=tmp_path, pids=pids)
+    assert failure.value.rank == 1
+    assert len(pids) == 2
+    assert not alive(pids)
+
+
+def test_ranks_inherit_the_environment_and_return_plain_data(
+    light: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
+    results = run(ranks.tell, "NCCL_NVLS_ENABLE", folder=tmp_path, world_size=3)
+    assert results == [[index, 3, "gloo", "0", [1, 2], float("inf")] for index in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("how", "reason", "words"),
+    [
+        ("raise", "raised ArithmeticError: made to fail", "in fail\n"),
+        ("kill", "died after step 1", "the last words of the culprit"),
+        ("crash", "died after step 1", "Fatal Python error: Segmentation fault"),
+    ],
+)
+def test_one_ranks_failure_ends_all_and_is_told(
+    light: None, tmp_path: Path, pids: list[int], how: str, reason: str, words: str
+) -> None:
+    began = time.monotonic()
+    with pytest.raises(RanksFailed, match=f"rank 1 {reason}") as failure:
+        run(ranks.fail, how, 1, folder=tmp_path, pids=pids)
+    assert time.monotonic() - began < 15  # the others would sleep for a minute
+    assert failure.value.rank == 1
+    assert failure.value.log_file == tmp_path / "rank-1.log"
+    assert words in str(failure.value)
+    assert "the last words of the culprit" in failure.value.log
+    assert len(pids) == 2
+    assert not alive(pids)
+
+
+def test_without_killing_the_others_would_live_on(
+    light: None, tmp_path: Path, pids: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control of the tests above."""
+    monkeypatch.setattr(process_group._Ranks, "_kill", lambda self: None)
+    monkeypatch.setattr(process_group, "END_S", 0.3)
+    with pytest.raises(RanksFailed, match="rank 1 raised"):
+        run(ranks.fail, "raise", 1, folder=tmp_path, pids=pids)
+    left = alive(pids)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left
+    assert wait_until(lambda: not alive(pids), 10)
+
+
+def test_a_stopped_rank_is_named(light: None, tmp_path: Path, pids: list[int]) -> None:
+    with pytest.raises(RanksTimedOut, match=r"rank 1 was stopped and made no step within 0.5 s") as failure:
+        run(ranks.fail, "stop", 1, folder=tmp_path, pids=pids, step_timeout_s=0.5)
+    assert failure.value.rank == 1
+    assert not alive(pids)
+
+
+def test_without_looking_for_it_a_stopped_rank_would_be_one_of_many(
+    light: None, tmp_path: Path, pids: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control of the test above."""
+    monkeypatch.setattr(process_group, "_is_stopped", lambda pid: False)
+    with pytest.raises(RanksTimedOut, match="the ranks made no step") as failure:
+        run(ranks.fail, "stop", 1, folder=tmp_path, pids=pids, step_timeout_s=0.5)
+    assert failure.value.rank is None
+    # The others have told where they were.
+    assert "in fail" in (tmp_path / "rank-0.log").read_text()
+
+
+def test_the_cause_is_told_from_its_effects(light: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_group, "CAUSE_S", 10.0)
+    with pytest.raises(RanksFailed, match="rank 1 died after step 0"):
+        run(ranks.fail_of_anothers_failure, folder=tmp_path)
+    # The control: whoever is heard first is blamed.
+    monkeypatch.setattr(process_group, "CAUSE_S", 0.0)
+    with pytest.raises(RanksFailed, match="rank 0 raised ConnectionError: rank 1 is gone"):
+        run(ranks.fail_of_anothers_failure, folder=tmp_path)
+
+
+def test_shared_memory_is_removed(light: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path(f"/dev/shm/nccl-{os.getpid()}-{time.monotonic_ns()}")
+    with pytest.raises(RanksFailed, match="made to fail"):
+        run(ranks.hold_shared_memory, str(path), folder=tmp_path)
+    assert not path.exists()
+    # The control: nobody else removes it.
+    monkeypatch.setattr(process_group, "shared_memory_of", lambda pid: set())
+    with pytest.raises(RanksFailed, match="made to fail"):
+        run(ranks.hold_shared_memory, str(path), folder=tmp_path)
+    assert path.exists()
+    path.unlink()
+
+
+def test_each_step_has_its_own_time(light: None, tmp_path: Path) -> None:
+    # Five steps take longer than the timeout of one.
+    assert run(ranks.wait, 0.5, 5, folder=tmp_path, world_size=1, step_timeout_s=2) == [5]
+    # Rank 0's steps must wait for rank 1, which begins slowly.
+    with pytest.raises(RanksTimedOut, match=r"rank 1 made no first step within 4 s") as failure:
+        run(ranks.wait, 0.1, 3, folder=tmp_path, start_timeout_s=4, step_timeout_s=0.5)
+    assert "in wait" in (tmp_path / "rank-1.log").read_text()
+    assert failure.value.rank == 1
+
+
+def test_ranks_die_with_the_launching_process(tmp_path: Path) -> None:
+    program = f"""
+import sys; from pathlib import Path
+from parallel import process_group
+from tests.parallel import ranks
+process_group._RANK_PROGRAM = {WITHOUT_TORCH!r}
+process_group.launch(ranks.wait, 60, 1, world_size=2, backend="gloo", folder=Path({str(tmp_path)!r}),
+    reported=lambda index, pid: print(pid, flush=True))
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment) as launcher:
+        assert launcher.stdout is not None
+        pids = [int(launcher.stdout.readline()) for _ in range(2)]
+        assert alive(pids) == pids
+        launcher.kill()
+    assert wait_until(lambda: not alive(pids), 5)
+
+
+def test_a_rank_that_cannot_begin_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = process_group._RANK_PROGRAM.replace("rank_main()", "raise SystemExit('no torch here')")
+    monkeypatch.setattr(process_group, "_RANK_PROGRAM", broken)
+    with pytest.raises(RanksFailed, match=r"ended before it began.*\n*no torch here"):
+        run(ranks.tell, "", folder=tmp_path)
+
+
+def test_wrong_uses_are_refused(light: None, tmp_path: Path) -> None:
+    def local(rank: Any) -> None:
+        """Do nothing."""
+
+    for message, function, options in [
+        ("world_size must be 1 or more, not 0", ranks.tell, {"world_size": 0}),
+        ("unknown backend 'mpi'; known are gloo, nccl", ranks.tell, {"backend": "mpi"}),
+        ("step_timeout_s must be more than 0", ranks.tell, {"step_timeout_s": 0}),
+        ("99 nccl ranks need as many GPUs", ranks.tell, {"backend": "nccl", "world_size": 99}),
+        ("it must be a function of a module", local, {}),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            run(function, folder=tmp_path, **options)
+    with pytest.raises(ValueError, match="arguments must be plain data"):
+        run(ranks.tell, object(), folder=tmp_path)
+    with pytest.raises(RanksFailed, match="what return_an_object returns must be plain data"):
+        run(ranks.return_an_object, folder=tmp_path)
