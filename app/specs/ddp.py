@@ -22,9 +22,7 @@ class DdpSpec(TrainingSpec):
     """
 
     kind: Literal["ddp"] = "ddp"
-    strategy: Literal[
-        "none", "naive", "flat", "overlapped", "bucketed", "fsdp", "torch_ddp", "torch_fsdp"
-    ] = "bucketed"
+    strategy: Literal["none", "naive", "flat", "overlapped", "bucketed", "fsdp", "torch_ddp", "torch_fsdp"] = "bucketed"
     """How ranks share gradients. `none`: not at all, each rank computes alone. `naive`: after the backward pass, one
     all-reduce for each parameter. `flat`: after it, one for all. `overlapped`: during it, one for each parameter.
     `bucketed`: during it, one for each bucket. `fsdp`: parameters, gradients and optimizer state are sharded.
@@ -102,7 +100,8 @@ class DdpSpec(TrainingSpec):
             and self.first_bucket_size_mb > self.bucket_size_mb  # type: ignore[operator]
         ):
             raise field_error(
-                "first_bucket_size_mb", f"must not exceed bucket_size_mb ({self.bucket_size_mb:g}): choose a smaller one"
+                "first_bucket_size_mb",
+                f"must not exceed bucket_size_mb ({self.bucket_size_mb:g}): choose a smaller one",
             )
         return self
 
@@ -119,7 +118,8 @@ class DdpSpec(TrainingSpec):
     def _check_sharded_optimizer(self) -> None:
         if self.strategy in FULLY_SHARDED:
             raise field_error(
-                "sharded_optimizer", f"{self.strategy} shards the optimizer's state already: leave sharded_optimizer out"
+                "sharded_optimizer",
+                f"{self.strategy} shards the optimizer's state already: leave sharded_optimizer out",
             )
         if self.strategy == "none":
             raise field_error(

@@ -100,6 +100,15 @@ def told(rank: Rank) -> Iterator[None]:
         raise
 
 
+@dataclass(frozen=True)
+class Size:
+    """A trainable parameter, as it was before anything was sharded."""
+
+    numel: int
+    item_bytes: int
+    dimensions: int
+
+
 @dataclass
 class Trained:
     """A model in its wrapper, and the step that trains it."""
@@ -109,6 +118,8 @@ class Trained:
     wrapped: nn.Module
     """What the step calls: the model, or the wrapper around it."""
     step: BackwardStep
+    sizes: list[Size]
+    """Of the model's parameters."""
 
     @property
     def optimizer(self) -> Optimizer | None:
@@ -127,9 +138,9 @@ def build(spec: DdpSpec, strategy: str, device: torch.device, batches: RandomBat
         with device:
             model = _training.choose_model(spec, device)()
         set_parameter_dtype(model, spec.parameter_dtype)
-        call = _training.compiled(spec, model)
-        wrapped, finish = wrap(spec, strategy, call)
-        return Trained(strategy, model, wrapped, make_step(spec, strategy, wrapped, batches, finish))
+        sizes = [Size(p.numel(), p.element_size(), p.dim()) for p in model.parameters() if p.requires_grad]
+        wrapped, finish = wrap(spec, strategy, _training.compiled(spec, model))
+        return Trained(strategy, model, wrapped, make_step(spec, strategy, wrapped, batches, finish), sizes)
 
 
 def wrap(spec: DdpSpec, strategy: str, module: nn.Module) -> tuple[nn.Module, Callable[[], None] | None]:
@@ -224,6 +235,42 @@ def rank_batches(spec: DdpSpec, rank: int, device: torch.device) -> RandomBatche
     """Return the batches of a rank: each has its own."""
     seed = (spec.seed + rank) % 2**63
     return RandomBatches(spec.model.vocab_size, spec.batch_size, spec.context_length, device, seed)
+
+
+def communication(spec: DdpSpec, sizes: Sequence[Size]) -> list[list[Any]]:
+    """Return what a rank sends, and receives, in a step: (operation, of what, bytes of that, bytes sent, formula).
+
+    n ranks exchange in rings or the like, where each sends (n - 1)/n of what it gathers or scatters, and an all-reduce
+    does both (Patarasuk and Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations", 2009). The
+    few bytes with which ranks tell which gradients they have are left out. A sharded unit that runs last in the forward
+    pass may be gathered once only; that is left out, too.
+    """
+    n = spec.world_size
+    if spec.strategy == ALONE or n == 1:
+        return []
+    everything = sum(size.numel * size.item_bytes for size in sizes)
+    if spec.strategy not in FULLY_SHARDED:
+        rows = [("all-reduce", "gradients", everything, 2)]
+        if spec.sharded_optimizer and spec.mode == "train_step":
+            operation = "broadcast" if spec.strategy == "torch_ddp" else "all-gather"
+            rows.append((operation, "parameters", everything, 1))
+    else:
+        least = 2 if spec.strategy == "fsdp" else 0
+        sharded = sum(
+            size.numel * (2 if spec.cast_before_communication else size.item_bytes)
+            for size in sizes
+            if size.dimensions >= least
+        )
+        kept = sum(size.numel * size.item_bytes for size in sizes if size.dimensions < least)
+        rows = [
+            ("all-gather", "parameters, forward", sharded, 1),
+            ("all-gather", "parameters, backward", sharded, 1),
+            ("reduce-scatter", "gradients", sharded, 1),
+        ]
+        if kept:
+            rows.append(("all-reduce", "gradients of parameters with one axis", kept, 2))
+    formulas = {1: "B * (n - 1) / n", 2: "2 * B * (n - 1) / n"}
+    return [[what, of, size, times * size * (n - 1) // n, formulas[times]] for what, of, size, times in rows]
 
 
 def full_gradients(trained: Trained) -> dict[str, Tensor]:
@@ -374,8 +421,6 @@ class RankRun:
         turns: list[Turn] = []
         for number in range(min(ROUNDS, self.spec.measure_steps)):
             steps = self.spec.measure_steps // ROUNDS + (number < self.spec.measure_steps % ROUNDS)
-            if self.spec.measure_steps < ROUNDS:
-                steps = self.spec.measure_steps
             turns.append(self.take_turn(self.spec.strategy, steps, found if number == 0 else None))
             if self.spec.strategy == ALONE or found["alone"] is not None:
                 continue
@@ -502,13 +547,11 @@ class RankRun:
         return turn
 
     def _facts(self, trained: Trained) -> dict[str, Any]:
-        """Return what is known of the model: its size, the FLOPs of a rank's step, and what travels."""
-        shared = list(trained.wrapped.parameters()) if trained.strategy == "fsdp" else list(trained.model.parameters())
-        trainable = [parameter for parameter in trained.model.parameters() if parameter.requires_grad]
-        del shared
+        """Return what is known of the model: its size, the FLOPs of a rank's step, and the bytes that travel."""
         return {
-            "parameters": sum(parameter.numel() for parameter in trainable),
+            "parameters": sum(size.numel for size in trained.sizes),
             "flops": _training.step_flops(self.spec, trained.model),
+            "communication": communication(self.spec, trained.sizes),
         }
 
     def _look_at_memory(self, trained: Trained) -> None:
@@ -580,8 +623,8 @@ class RankRun:
         mean loss does. Ranks run the same kernels, so what differs is the communication only.
 
         Returns:
-            On rank 0 {"gradient_error", "parameter_error", "why_not"}: the greatest relative error of any gradient of
-            the last step, and of any parameter's change since the beginning.
+            On rank 0 {"gradient_error", "parameter_error", "why_not"}, JSON-ready: the greatest relative error of any
+            gradient of the last step, and of any parameter's change since the beginning; and the names of those.
         """
         self.tell(0, self.spec.measure_steps, "checking parity")
         shared = self._trained_by_strategy()
@@ -592,7 +635,9 @@ class RankRun:
 
     def _trained_by_strategy(self) -> dict[str, dict[str, Tensor]]:
         """Train with the strategy; return gradients and parameters in rank 0's host memory."""
-        trained = build(self.spec, self.spec.strategy, self.device, rank_batches(self.spec, self.rank.index, self.device))
+        trained = build(
+            self.spec, self.spec.strategy, self.device, rank_batches(self.spec, self.rank.index, self.device)
+        )
         gradients: dict[str, Tensor] = {}
         for number in range(PARITY_STEPS):
             trained.step.prepare()
@@ -636,7 +681,6 @@ def one_process(run: RankRun, shared: dict[str, dict[str, Tensor]], found: dict[
     trained = build(spec, ALONE, run.device, batches[0])
     step = trained.step
     start = {name: parameter.detach().to("cpu", copy=True) for name, parameter in trained.model.named_parameters()}
-    errors: list[float] = []
     for number in range(PARITY_STEPS):
         for index in range(world_size):
             if index == 0:
@@ -649,34 +693,44 @@ def one_process(run: RankRun, shared: dict[str, dict[str, Tensor]], found: dict[
             yield True
         if number == PARITY_STEPS - 1:
             gradients = full_gradients(trained)
-            errors = [relative_error(shared["gradients"].get(name), one) for name, one in gradients.items()]
+            errors = {name: relative_error(shared["gradients"].get(name), one) for name, one in gradients.items()}
+            found["gradient_error"], found["gradient"] = worst(errors)
             del gradients
         if isinstance(step, TrainStep):
             step.optimize()
-    found["gradient_error"] = max(errors, default=math.nan)
     if trained.optimizer is not None:
-        found["parameter_error"] = max(
-            relative_error(shared["parameters"][name], one, start[name])
+        errors = {
+            name: relative_error(shared["parameters"].get(name), one, start[name])
             for name, one in full_parameters(trained).items()
-        )
-    for name in ("gradient_error", "parameter_error"):
-        if found[name] is not None and not math.isfinite(found[name]):
-            found[name] = None
-            found["why_not"] = "a gradient of one process is not finite, or zero"
+        }
+        found["parameter_error"], found["parameter"] = worst(errors)
+
+
+def worst(errors: Mapping[str, float]) -> tuple[float, str]:
+    """Return the greatest error and the parameter that has it; nan if one process has a value that is not finite."""
+    name = max(errors, key=lambda name: (math.isnan(errors[name]), errors[name]))
+    return errors[name], name
 
 
 def relative_error(shared: Tensor | None, alone: Tensor, start: Tensor | None = None) -> float:
-    """Return |shared - alone| / |alone - start| in the L2 norm; infinite if there is no `shared`."""
+    """Return |shared - alone| / |alone - start| in the L2 norm.
+
+    Infinite if `shared` is missing or not finite, nan if `alone` is not finite.
+    """
+    expected = alone.detach().double()
     if shared is None:
         return math.inf
-    expected = alone.detach().double()
-    difference = torch.linalg.vector_norm(shared.to(alone.device).double() - expected)
+    difference = float(torch.linalg.vector_norm(shared.to(alone.device).double() - expected))
     if start is not None:
         expected = expected - start.to(alone.device).double()
-    size = torch.linalg.vector_norm(expected)
-    if float(size) == 0.0:
-        return 0.0 if float(difference) == 0.0 else math.inf
-    return float(difference / size)
+    size = float(torch.linalg.vector_norm(expected))
+    if not math.isfinite(size):
+        return math.nan
+    if not math.isfinite(difference):
+        return math.inf
+    if size == 0.0:
+        return 0.0 if difference == 0.0 else math.inf
+    return difference / size
 
 
 class Timing:

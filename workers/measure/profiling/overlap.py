@@ -10,6 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -140,5 +141,5 @@ def at_most(spans: Sequence[Span], most: int) -> list[Span]:
     """Return at most `most` spans: those with the smallest gaps between them become one. For pictures only."""
     if len(spans) <= most:
         return list(spans)
-    gaps = sorted(after[0] - before[1] for before, after in zip(spans, spans[1:], strict=False))
+    gaps = sorted(after[0] - before[1] for before, after in pairwise(spans))
     return merged(spans, gaps[len(spans) - most - 1])
