@@ -147,8 +147,7 @@ class DdpSpec(TrainingSpec):
         raise field_error("cuda_graph", "ranks do not capture their communication in a graph: leave cuda_graph out")
 
     def resources(self) -> Resources:
-        device = "cuda" if self.backend == "nccl" else "cpu"
-        return Resources(device_type=device, devices=self.world_size)
+        return Resources(device_type="cuda" if self.backend == "nccl" else "cpu", devices=self.world_size)
 
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Do as other training kinds, and set what the strategy or the mode does not use to null."""

@@ -10,6 +10,7 @@ whether a step without communication fits into every rank's memory.
 from __future__ import annotations
 
 import gc
+import inspect
 import math
 import os
 import time
@@ -173,13 +174,16 @@ def torch_ddp(module: nn.Module, bucket_size_mb: float | None) -> nn.Module:
     """Return torch's DistributedDataParallel around the module, with gradients as views of its buckets."""
     device = next(module.parameters()).device
     everything = sum(parameter.nbytes for parameter in module.parameters()) / MIB + 1
-    return nn.parallel.DistributedDataParallel(
-        module,
-        device_ids=[device.index] if device.type == "cuda" else None,
-        bucket_cap_mb=everything if bucket_size_mb is None else bucket_size_mb,  # type: ignore[arg-type]
-        gradient_as_bucket_view=True,
-        broadcast_buffers=False,
-    )
+    # Ours send buffers once, too. torch 2.13 renamed the argument, and warns of the former name.
+    known = inspect.signature(nn.parallel.DistributedDataParallel).parameters
+    buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+    options: dict[str, Any] = {
+        "device_ids": [device.index] if device.type == "cuda" else None,
+        "bucket_cap_mb": everything if bucket_size_mb is None else bucket_size_mb,
+        "gradient_as_bucket_view": True,
+        buffers: False,
+    }
+    return nn.parallel.DistributedDataParallel(module, **options)
 
 
 def torch_fsdp(module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
@@ -418,6 +422,9 @@ class RankRun:
         found: dict[str, Any] = {"alone": None, "parity": None, "overlap": None}
         if self.spec.strategy != ALONE:
             found["parity"] = self.check_parity()
+        # What lives now will live on: the collector need not look at it again, least of all in the middle of a step.
+        gc.collect()
+        gc.freeze()
         turns: list[Turn] = []
         for number in range(min(ROUNDS, self.spec.measure_steps)):
             steps = self.spec.measure_steps // ROUNDS + (number < self.spec.measure_steps % ROUNDS)
@@ -470,7 +477,6 @@ class RankRun:
         finally:
             # What is left lives in cycles, of hooks and of errors' frames.
             trained = None  # type: ignore[assignment]
-            gc.unfreeze()
             self._clean()
         return turn
 
@@ -528,9 +534,7 @@ class RankRun:
             elapsed_s += 1e-3 * slowest_ms
             warming.add(slowest_ms)
             self.tell(warming.calls, max(LEAST_CALLS, warming.calls) + steps, f"{what}: warming up")
-        # What lives now will live on: the collector need not look at it again in the middle of a step.
         gc.collect()
-        gc.freeze()
         turn = Turn(trained.strategy, first, warmup=warming.calls, steady=warming.steady, too_slow=warming.too_slow)
         meter = self.host_meter or CudaMemory()
         meter.reset()
