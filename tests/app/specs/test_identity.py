@@ -16,6 +16,7 @@ from app.specs.attention import BLOCK_SIZES, NOT_TUNED, AttentionSpec
 from app.specs.benchmark import BenchmarkSpec
 from app.specs.ceiling import CeilingSpec
 from app.specs.compare import CompareSpec
+from app.specs.ddp import DdpSpec
 from app.specs.estimate import EstimateSpec
 from app.specs.kernel import KernelSpec
 from app.specs.mixed_precision import MixedPrecisionSpec
@@ -28,6 +29,13 @@ CONTEXTS: dict[str, list[dict[str, Any]]] = {
         {"mode": "generate"},
         {"precision": "bf16"},
         {"mode": "train_step", "optimizer": "torch_fused_adamw", "device": "cuda"},
+        {"model": {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}},
+    ],
+    "ddp": [
+        {},
+        {"compile": True},
+        {"precision": "bf16", "strategy": "torch_fsdp"},
+        {"strategy": "flat", "optimizer": "torch_fused_adamw", "backend": "nccl"},
         {"model": {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}},
     ],
     "attention": [{}, {"implementations": ["cpu_flash"], "dtypes": ["fp32"]}, {"implementations": ["triton"]}],
@@ -366,6 +374,7 @@ GOLDEN: dict[type[SpecBase], list[str]] = {
         "7e76ddb9a136107f3369",
         "4fe294b08bed8e455bf4",
     ],
+    DdpSpec: ["?"],
     EstimateSpec: ["7480f0412c5a5b580b65"],
     CompareSpec: ["7aed28438ce5401227c7", "f41fdd49b0573e31c571"],
 }
