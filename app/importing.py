@@ -11,8 +11,7 @@ from collections.abc import Iterator
 def without_collector() -> Iterator[None]:
     """Import modules without the garbage collector; it also leaves them alone afterwards.
 
-    It would look through all that was imported again and again, and find nothing: a tenth of a server's start, a fifth
-    of torch's import.
+    It would look through all that was imported again and again, and find nothing: that is a tenth of a server's start.
     """
     was_enabled = gc.isenabled()
     gc.disable()

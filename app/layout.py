@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
 Format = Literal["json", "csv", "markdown", "latex", "html"]
@@ -125,3 +126,44 @@ def number(value: Any) -> str:
     if not isinstance(value, float):
         return str(value)
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def duration(seconds: float) -> str:
+    """Write a time span with the two units that matter: "850 ms", "4.2 s", "3 min 12 s", "5 h 10 min", "12 d 3 h"."""
+    if seconds < 1:
+        return f"{max(seconds, 0) * 1000:.0f} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    for size, unit, smaller, smaller_unit in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            rest = whole % size // smaller
+            return f"{whole // size} {unit}" + (f" {rest} {smaller_unit}" if rest else "")
+    return f"{whole} s"
+
+
+def parsed_time(text: str) -> datetime:
+    """Return the time that the server wrote."""
+    return datetime.fromisoformat(text)
+
+
+def age(text: str, now: datetime | None = None) -> str:
+    """Write how long ago a time of the server was, in its largest unit: "5 s ago", "3 min ago", "12 d ago"."""
+    seconds = ((now or datetime.now(UTC)) - parsed_time(text)).total_seconds()
+    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit} ago"
+    return f"{max(int(seconds), 0)} s ago"
+
+
+def ran(job: Mapping[str, Any], now: datetime | None = None) -> str | None:
+    """Write how long a job ran, or has been running for; None if it never started."""
+    if job["started_at"] is None:
+        return None
+    end = (now or datetime.now(UTC)) if job["finished_at"] is None else parsed_time(job["finished_at"])
+    return duration((end - parsed_time(job["started_at"])).total_seconds())
+
+
+def moment(text: str) -> str:
+    """Write a time of the server to the second, in UTC: "2026-03-01 14:05:09 UTC"."""
+    return f"{parsed_time(text):%Y-%m-%d %H:%M:%S} UTC"

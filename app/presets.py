@@ -36,6 +36,7 @@ ATTENTION_PRESETS: Final[dict[str, dict[str, Any]]] = {
         "sequence_lengths": [16_384],
         "dtypes": ["bf16"],
         "causal": [True],
+        "device": "cuda",
     },
     # CS336's problem flash_benchmarking.
     "flash_benchmarking": {
@@ -46,6 +47,7 @@ ATTENTION_PRESETS: Final[dict[str, dict[str, Any]]] = {
         "sequence_lengths": [2**power for power in range(7, 17)],
         "dtypes": ["bf16", "fp32"],
         "causal": [True],
+        "device": "cuda",
     },
     # CS336's problem pytorch_attention, with its compiled form and ours.
     "classic": {
@@ -56,6 +58,7 @@ ATTENTION_PRESETS: Final[dict[str, dict[str, Any]]] = {
         "sequence_lengths": [256, 1024, 4096, 8192, 16_384],
         "dtypes": ["fp32", "bf16"],
         "causal": [False],
+        "device": "cuda",
     },
     # The C++ implementations on a CPU, at the size whose intermediates `kernels.attention.cpu` documents.
     "cpu": {
@@ -70,4 +73,5 @@ ATTENTION_PRESETS: Final[dict[str, dict[str, Any]]] = {
         "device": "cpu",
     },
 }
-"""Partial specs of kind `attention`."""
+"""Partial specs of kind `attention`. Those of sizes for a GPU ask for one: on a host without any, the job says at once
+that it waits, and does not run for hours on a CPU."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -39,10 +41,15 @@ Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
 Days = Annotated[float, Field(gt=0, le=36_500, allow_inf_nan=False)]
 
 
+PREFIX = "FLOPWATCH_"
+READ_ELSEWHERE = ("FLOPWATCH_URL", "FLOPWATCH_LOG_LEVEL")
+"""Variables with the prefix that are read, and are no fields of Settings."""
+
+
 class Settings(BaseSettings):
     """One process's settings; every field is an environment variable with the prefix FLOPWATCH_."""
 
-    model_config = SettingsConfigDict(env_prefix="FLOPWATCH_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="ignore")
 
     data_dir: Path = Field(
         default_factory=lambda: Path.home() / ".local" / "share" / "flopwatch",
@@ -101,10 +108,10 @@ class Settings(BaseSettings):
     job_open_files: int = Field(default=65_536, ge=256, description="Most open files of a job's process.")
 
     @classmethod
-    def from_environment(cls) -> Self:
-        """Read the environment's settings; InvalidEnvironment names the variables that make no sense."""
+    def from_environment(cls, **given: Any) -> Self:
+        """Read the environment's settings, but for those given; InvalidEnvironment names what makes no sense."""
         try:
-            return cls()
+            return cls(**given)
         except ValidationError as error:
             wrong = error.errors(include_url=False)
             detail = "; ".join(f"FLOPWATCH_{str(one['loc'][0]).upper()}: {one['msg']}" for one in wrong)
@@ -126,3 +133,16 @@ class Settings(BaseSettings):
     def ceilings_dir(self) -> Path:
         """Folder of the measured ceilings of a worker host's devices."""
         return self.data_dir / "ceilings"
+
+
+def unknown_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that look like settings and are none, each with a sentence that tells so."""
+    known = [*(name.upper() for name in Settings.model_fields), *(name[len(PREFIX) :] for name in READ_ELSEWHERE)]
+    told = {}
+    for name in sorted(environment):
+        own = name.upper().removeprefix(PREFIX)
+        if name.upper().startswith(PREFIX) and own not in known:
+            near = difflib.get_close_matches(own, known, n=1)
+            cure = f": did you mean {PREFIX}{near[0]}?" if near else ""
+            told[name] = f"{name} is no setting, and nothing reads it{cure}"
+    return told

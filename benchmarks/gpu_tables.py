@@ -41,6 +41,8 @@ STEP = ("step_ms", "first_step_ms", "host_us", "gpu_busy_percent", "mfu", "peak_
 COMPILED = ("compile", "compile_scope", "cuda_graph")
 ATTENTION: Spec = {"kind": "attention", "device": "cuda"}
 PASSES = ("forward_ms", "backward_ms", "forward_backward_ms")
+CATEGORIES = ("parameter", "gradient", "optimizer_state", "activation", "input", "temporary", "unknown")
+"""What memory is for: the parts of its peak."""
 
 
 def recipe(size: str) -> list[Spec]:
@@ -100,6 +102,21 @@ def libraries() -> Iterator[Spec]:
         }
 
 
+def memory() -> Iterator[Spec]:
+    """Jobs that show what takes the memory of the 2.7b model, in inference and in the full step."""
+    for context_length in (128, 256, 512):
+        for mode in ("forward", "train_step"):
+            for precision in ("fp32", "bf16"):
+                yield {
+                    "kind": "memory",
+                    "device": "cuda",
+                    "model": {"size": "2.7b"},
+                    "context_length": context_length,
+                    "mode": mode,
+                    "precision": precision,
+                }
+
+
 def short() -> Spec:
     """Jobs with lengths whose launch takes longer than their work."""
     return {
@@ -147,6 +164,26 @@ TABLES = {
         ("batch_size", "num_heads", "sequence_length", "head_dim", "implementation"),
         (*PASSES, "tflops"),
     ),
+    "memory": Table(
+        "Memory, 2.7b",
+        list(memory()),
+        ("context_length", "mode", "precision"),
+        (
+            "peak_memory_mib",
+            "initialisation_peak_memory_mib",
+            "forward_peak_memory_mib",
+            "backward_peak_memory_mib",
+            "optimizer_peak_memory_mib",
+            *(f"{category}_mib" for category in CATEGORIES),
+            "unknown_percent",
+            "rounding_mib",
+            "fragmentation_mib",
+            "residual_stream_mib",
+            "residual_stream_seen_mib",
+            "history_entries",
+            "snapshot_mib",
+        ),
+    ),
     "short": Table("Short attention", [short()], ("sequence_length", "implementation"), (*PASSES, "host_us")),
 }
 """The tables by their names on the command line."""
@@ -178,6 +215,7 @@ def rows_of(result: Mapping[str, Any], table: Table) -> Iterator[list[str]]:
         case = measurements[0]["case"]
         # If a metric has several phases, the one without a phase covers the mode's whole work.
         found = {one["metric"]: one for one in sorted(measurements, key=lambda one: one["phase"] is None)}
+        found |= {f"{one['phase']}_{one['metric']}": one for one in measurements if one["phase"] is not None}
         yield [
             *("" if (value := case.get(name)) is None else str(value) for name in table.coordinates),
             *(cell(found.get(name)) for name in table.metrics),

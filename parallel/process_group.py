@@ -392,7 +392,7 @@ class _Ranks:
         return all(self._steps[index] or index in self.results for index in self._steps)
 
     def _deadline(self, index: int) -> float:
-        """Return when a rank must be heard next. Until all make steps, those that do may have to wait for the others."""
+        """Return when a rank must be heard next. Until all make steps, those that do may have to wait for others."""
         return self._deadlines[index] if self._all_stepping() else self._start_deadline
 
     def _receive(self, timeout_s: float) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,18 @@ ON_A_GPU = "model.size=tiny,small,medium,large context_length=256,512"
 COLUMNS = "forward_ms,backward_ms,optimizer_ms,step_ms"
 SETTINGS = {"FLOPWATCH_GRACE_S": "2"}  # a user who interrupts a demo does not want to wait
 SHOWN_LOG_CHARACTERS = 8000
+
+
+NEXT = """
+This was a server and a worker of their own, which end now, and their data goes. To keep yours:
+
+  {program} up                                                     # server and worker; pages at http://127.0.0.1:8000/ui
+  {program} submit benchmark model.size=tiny --wait                # in another terminal
+  {program} sweep benchmark --preset tiny context_length=64,128    # one job per combination of values
+  {program} table --sweep 1 --format latex                         # or markdown, csv, json, html
+  {program} specs                                                  # what else can be measured
+
+docs/getting-started.md goes on from here, from Python too."""
 
 
 class DemoFailed(Exception):
@@ -90,6 +103,15 @@ def run(service: Service, fields: Sequence[str]) -> None:
         raise DemoFailed("\n".join(["not every job succeeded", *reasons]))
     if table_code != 0:
         raise DemoFailed(f"flopwatch table ended with exit code {table_code}")
+    print(NEXT.format(program=shlex.quote(program())), flush=True)
+
+
+def program() -> str:
+    """Return how a user starts flopwatch: by its path, where that is not on the path of the shell."""
+    beside = Path(sys.executable).parent / "flopwatch"
+    if shutil.which("flopwatch") or not beside.exists():
+        return "flopwatch"
+    return str(beside.relative_to(Path.cwd())) if beside.is_relative_to(Path.cwd()) else str(beside)
 
 
 def command(environment: Mapping[str, str], *arguments: str) -> tuple[int, str]:

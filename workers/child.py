@@ -16,7 +16,6 @@ A process that ends without an outcome has crashed.
 from __future__ import annotations
 
 import atexit
-import importlib
 import json
 import os
 import random
@@ -27,7 +26,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from app.importing import without_collector
 from workers.jobs import runner_for
 from workers.jobs._base import Collecting, Unit, parse_spec
 from workers.keeper import Request
@@ -106,9 +104,6 @@ def run_request(request: Request, messages: int) -> int:
     reporter.send("started")
     try:
         runner, spec, unit = runner_for(request.kind), parse_spec(request.spec), Unit(**request.unit)
-        if spec.resources().device_type != "none":  # what runs on a device runs with torch
-            with without_collector():
-                importlib.import_module("torch")
         if request.task == "run":
             runner.run(spec, unit, reporter)
         elif isinstance(runner, Collecting):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import itertools
 import json
 import os
 import shutil
@@ -67,7 +68,7 @@ class LocalReporter:
     def artifact(self, path: Path, *, name: str, kind: str, media_type: str) -> None:
         public_name = self.spool.name_artifact(name)
         self._output.mkdir(parents=True, exist_ok=True)
-        target = self._output / public_name
+        target = _free(self._output / public_name)
         shutil.move(path, target)
         self.artifacts.append({"name": public_name, "kind": kind, "media_type": media_type, "path": str(target)})
 
@@ -96,6 +97,16 @@ class LocalReporter:
             "validity": spool.validity,
             "artifacts": self.artifacts,
         }
+
+
+def _free(target: Path) -> Path:
+    """Return the path, with a number before its suffixes if a file of that name is there: files are never overwritten.
+
+    "trace.json.gz" becomes "trace-2.json.gz".
+    """
+    stem, dot, suffixes = target.name.partition(".")
+    numbered = (target.with_name(f"{stem}-{number}{dot}{suffixes}") for number in itertools.count(2))
+    return next(path for path in itertools.chain([target], numbered) if not os.path.lexists(path))
 
 
 def run_here(arguments: list[str]) -> int:

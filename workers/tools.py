@@ -5,6 +5,7 @@ A tool counts only if it runs: one that is there and cannot start would fail eve
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import subprocess
@@ -35,21 +36,33 @@ class Tool:
 
 def find(name: str) -> Tool | None:
     """Return the tool, from PATH or else from one of its usual folders, the newest first; None if none of them runs."""
-    for path in _candidates(name):
-        try:
-            answer = subprocess.run(
-                [path, "--version"], capture_output=True, timeout=ANSWER_S, check=True, stdin=subprocess.DEVNULL
-            )
-        except (OSError, subprocess.SubprocessError):
-            continue
-        told = VERSION.search(answer.stdout.decode(errors="replace"))
-        return Tool(name, path, None if told is None else told[1])
-    return None
+    found = ((path, _answer(path)) for path in _candidates(name))
+    return next((Tool(name, path, _version(answer)) for path, answer in found if answer is not None), None)
 
 
 def installed() -> dict[str, Tool]:
     """Return the tools of this host by name."""
     return {name: tool for name in FOLDERS if (tool := find(name)) is not None}
+
+
+@functools.cache
+def _answer(path: str) -> str | None:
+    """Return what the tool says of its version, None if it does not run. It is asked once in the life of a process.
+
+    An agent that has units must start no other process: its launcher reaps all children. So the agent asks when it
+    registers, before it has any.
+    """
+    command = [path, "--version"]
+    try:
+        answer = subprocess.run(command, capture_output=True, timeout=ANSWER_S, check=True, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.decode(errors="replace")
+
+
+def _version(answer: str) -> str | None:
+    told = VERSION.search(answer)
+    return None if told is None else told[1]
 
 
 def _candidates(name: str) -> list[str]:

@@ -1,17 +1,19 @@
-"""/queue: pausing kinds of jobs, or all of them."""
+"""/queue: the places of jobs in it; pausing kinds of jobs, or all of them."""
 
 from __future__ import annotations
 
+import difflib
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends
+from fastapi import APIRouter, Depends, Query
 from fastapi.responses import Response
 from pydantic import AfterValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypedDict
 
 from app.api.bodies import Body, json_body, request_body
-from app.api.parameters import NO_QUERY, Json
+from app.api.parameters import NO_QUERY, Id, Json, StrictQuery
+from app.api.schemas import Page, Place
 from app.api.services import CurrentServices
 from app.specs import KINDS
 from app.specs._base import StrictModel
@@ -22,7 +24,9 @@ router = APIRouter(prefix="/queue", tags=["queue"])
 
 def _known(kind: str) -> str:
     if kind not in KINDS:
-        raise PydanticCustomError("kind", "{message}", {"message": f"Unknown kind; known kinds: {', '.join(KINDS)}"})
+        near = difflib.get_close_matches(kind, KINDS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known kinds: {', '.join(KINDS)}"
+        raise PydanticCustomError("kind", "{message}", {"message": f"Unknown kind; {hint}"})
     return kind
 
 
@@ -44,11 +48,27 @@ class PausedBody(StrictModel):
     """Kinds to pause, and no others: their names, or "all", also for kinds to come. An empty list pauses nothing."""
 
 
+class PlacesQuery(StrictQuery):
+    job: list[Id] = Field(min_length=1, max_length=1000)
+    """A job's id; repeat it for several."""
+
+
 class Paused(TypedDict):
     kinds: list[str] | Literal["all"]
 
 
 read_paused_body = json_body(PausedBody)
+
+
+@router.get("/places", responses={200: {"model": Page[Place]}}, summary="Places of jobs in the queue")
+def places(services: CurrentServices, query: Annotated[PlacesQuery, Query()]) -> Response:
+    """The places, from 1 on, of those of the jobs that are queued: by priority, then by submission.
+
+    Jobs that have to wait for other devices, or whose kind is paused, have a place too; later ones may start first.
+    """
+    found = services.reading.places(query.job)
+    data = [{"id": job_id, "place": place} for job_id, place in sorted(found.items(), key=lambda one: one[1])]
+    return Json({"data": data, "next": None})
 
 
 @router.get("/paused", responses={200: {"model": Paused}}, dependencies=[NO_QUERY], summary="Which kinds are paused?")

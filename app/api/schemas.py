@@ -96,6 +96,28 @@ class Measurements(TypedDict):
     next: str | None
 
 
+class ComparedJob(TypedDict):
+    job: int
+    kind: str
+    state: str
+    validity: str | None
+    url: str
+
+
+class Difference(TypedDict):
+    name: str
+    baseline: str | int | float | bool | None
+    candidate: str | int | float | bool | None
+
+
+class Comparison(Measurements):
+    alternated: bool
+    baseline: ComparedJob
+    candidate: ComparedJob
+    differences: list[Difference]
+    notes: list[str]
+
+
 class ReportedTable(TypedDict):
     name: str
     columns: list[Column]
@@ -135,6 +157,11 @@ class Sweep(TypedDict):
     broken: dict[str, Any] | None
     counts: dict[str, int]
     links: dict[str, str]
+
+
+class Place(TypedDict):
+    id: int
+    place: int
 
 
 class Worker(TypedDict):

@@ -53,7 +53,8 @@ def with_names(schema: Any, known: Known) -> Any:
     if not isinstance(schema, dict):
         return schema
     named = {key: with_names(part, known) for key, part in schema.items()}
+    if known and isinstance(needed := schema.get(NEEDED), str) and needed not in known.capabilities:
+        about = f"{schema['description']} No worker has the {needed.replace(':', ' ')}."
+        return {**named, "description": about, "enum": [schema["default"]]}
     names = known.family(schema[NAMED]) if isinstance(schema.get(NAMED), str) else []
-    if known and isinstance(schema.get(NEEDED), str) and schema[NEEDED] not in known.capabilities:
-        names = [schema["default"]]
     return {**named, "enum": names} if names else named

@@ -13,6 +13,8 @@ import typer
 
 T = TypeVar("T")
 
+PYTHON_CONSTANTS = {"True": True, "False": False, "None": None}
+
 
 def split_pair(argument: str) -> tuple[str, str]:
     """Split "key=value" into its two sides."""
@@ -23,7 +25,9 @@ def split_pair(argument: str) -> tuple[str, str]:
 
 
 def parse_value(text: str) -> Any:
-    """128 → number, true → boolean, [1, 2] → list, tiny → text."""
+    """128 → number, true → boolean, [1, 2] → list, tiny → text; Python's True, False and None are understood, too."""
+    if text in PYTHON_CONSTANTS:
+        return PYTHON_CONSTANTS[text]
     try:
         return json.loads(text, parse_constant=_no_constant)
     except ValueError:
@@ -93,9 +97,11 @@ def list_fields(schema: Mapping[str, Any]) -> frozenset[str]:
 class _Fields:
     """The fields of a spec while it is parsed: a preset's, and those that the user gave, which replace them."""
 
-    def __init__(self, kind: str, preset: Mapping[str, Any] | None) -> None:
-        self.spec: dict[str, Any] = {**copy.deepcopy(dict(preset or {})), "kind": kind}
-        self._given: dict[str, Any] = {"kind": kind}
+    def __init__(self, kind: Any, preset: Mapping[str, Any] | None) -> None:
+        self.spec: dict[str, Any] = copy.deepcopy(dict(preset or {}))
+        self._given: dict[str, Any] = {}
+        if kind is not None:
+            self.spec["kind"] = self._given["kind"] = kind
 
     def note(self, key: str, value: Any = None) -> None:
         """Refuse a key that was given before."""
@@ -107,13 +113,15 @@ class _Fields:
 
 
 def parse_spec(
-    kind: str,
+    kind: Any,
     arguments: Iterable[str],
     *,
     preset: Mapping[str, Any] | None = None,
     lists: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Make a job's spec from a kind and key=value arguments; the arguments replace the preset's fields.
+    """Make a job's spec from a kind and key=value arguments; the arguments replace the preset's, or a file's, fields.
+
+    A file may lack the kind, or have one of any type: None leaves it out, and the server says what is wrong.
 
     `lists` are the fields (dotted paths) that are lists: "128,256" is two values for them.
     """
@@ -124,28 +132,28 @@ def parse_spec(
     return fields.spec
 
 
-def _as_list(text: str) -> list[Any]:
-    """Parse all values of a list field: "128,256", "eager,triton" or either in brackets."""
-    return _entry(text) if text.startswith("[") else parse_values(text)
+def _as_list(text: str) -> list[Any] | None:
+    """Parse all values of a list field: "128,256", "eager,triton" or either in brackets; null is no list."""
+    return _entry(text) if text.startswith("[") or parse_value(text) is None else parse_values(text)
 
 
-def _entry(text: str) -> list[Any]:
+def _entry(text: str) -> list[Any] | None:
     """Parse one value of a list field: "eager" is [eager], and "[eager,triton]" needs no quotes."""
     value = parse_value(text)
-    if isinstance(value, list):
+    if value is None or isinstance(value, list):
         return value
     if text.startswith("[") and text.endswith("]"):
         return [parse_value(part.strip()) for part in text[1:-1].split(",")]
     return [value]
 
 
-def _entries(text: str) -> list[list[Any]]:
+def _entries(text: str) -> list[list[Any] | None]:
     """Parse several values of a list field: "[eager,triton],flex" are two."""
     return [_entry(part) for part in re.split(r",(?![^\[]*\])", text)]
 
 
 def parse_sweep(
-    kind: str,
+    kind: Any,
     arguments: Iterable[str],
     *,
     preset: Mapping[str, Any] | None = None,
@@ -178,8 +186,13 @@ def parse_labels(arguments: Iterable[str]) -> dict[str, str]:
 def parse_point(argument: str, lists: Collection[str] = ()) -> dict[str, Any]:
     """Parse a partial point to exclude: "model.size=xl,context_length=512"."""
     # A comma inside a list is not followed by another key.
-    pairs = map(split_pair, re.split(r",(?=[^][{}\",=]+=)", argument))
-    return _once((key, _entry(text) if key in lists else parse_value(text)) for key, text in pairs)
+    return parse_changes(re.split(r",(?=[^][{}\",=]+=)", argument), lists)
+
+
+def parse_changes(arguments: Iterable[str], lists: Collection[str] = ()) -> dict[str, Any]:
+    """Parse changes of a spec, by their dotted paths; one value of a list field is a list."""
+    pairs = map(split_pair, arguments)
+    return _once((key, _as_list(text) if key in lists else parse_value(text)) for key, text in pairs)
 
 
 def _once(pairs: Iterable[tuple[str, T]]) -> dict[str, T]:

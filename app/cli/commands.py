@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
-from app.cli import jobs, processes, queue, results
+from app.cli import jobs, processes, queue, results, site
+from app.cli.common import DataDir, Url, before_command
+from app.cli.terminal import echo
 
 cli = typer.Typer(
     help="A profiling job queue for transformer training.",
@@ -12,6 +16,30 @@ cli = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for module in (processes, jobs, queue, results):
+for module in (processes, jobs, queue, results, site):
     for command in module.COMMANDS:
         cli.command()(command)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            echo(f"flopwatch {version('flopwatch')}")
+        except PackageNotFoundError:
+            echo("flopwatch, run from its sources, which are not installed")
+        raise typer.Exit
+
+
+@cli.callback()
+def options(
+    *,
+    url: Url = None,
+    data_dir: DataDir = None,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version, and exit.")
+    ] = False,
+) -> None:
+    """A profiling job queue for transformer training."""
+    before_command.set({"url": url, "data_dir": data_dir})

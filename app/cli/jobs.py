@@ -1,89 +1,73 @@
-"""Commands that submit jobs, watch them and end them: submit, sweep, jobs, show, logs, cancel, delete, retry."""
+"""Commands that submit jobs, watch them and end them: submit, sweep, rerun, jobs, show, logs, cancel, retry, …"""
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import inspect
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.cli import arguments
-from app.cli.processes import fail
+from app.cli import arguments, completing
+from app.cli.common import AsJson, JobId, Kind, Label, Preset, Wait, with_server
 from app.cli.terminal import echo, raw
 
 if TYPE_CHECKING:
-    from app.cli.client import Client
+    from app.client import Flopwatch
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-POLL_S = 0.5
 MAX_LOOKED_AT = 500
 """Number of a sweep's jobs that the command asks why they wait; the others mostly wait for the same reason."""
 
 BULK_TIMEOUT_S = 3600.0
 """The server changes thousands of jobs in slices, and waits for other writers in between."""
 
-JobIds = Annotated[list[int] | None, typer.Argument(metavar="[ID…]", help="The jobs' ids.")]
-OfKind = Annotated[str | None, typer.Option("--kind", help="All jobs of this kind.")]
-OfSweep = Annotated[int | None, typer.Option("--sweep", metavar="ID", help="All jobs of this sweep.")]
+JobIds = Annotated[
+    list[int] | None, typer.Argument(metavar="[ID…]", help="The jobs' ids.", autocompletion=completing.job_ids)
+]
+OfKind = Annotated[str | None, typer.Option("--kind", help="All jobs of this kind.", autocompletion=completing.kinds)]
+OfSweep = Annotated[
+    int | None,
+    typer.Option("--sweep", metavar="ID", help="All jobs of this sweep.", autocompletion=completing.sweep_ids),
+]
 WithLabel = Annotated[
     list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="All jobs with this label; may be repeated.")
 ]
-JobId = Annotated[int, typer.Argument(metavar="ID", help="The job's id.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the server's answer.")]
 AsItIs = Annotated[
     bool,
     typer.Option("--raw", help="Send control characters to the terminal, which obeys them; not for strangers' jobs."),
 ]
-Wait = Annotated[bool, typer.Option("--wait", help="Wait until it is done; exit code 0 only when it succeeded.")]
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="KIND|SPEC.json",
+        help="The kind of job, `flopwatch specs` lists them; or a file with a spec, - for standard input.",
+        autocompletion=completing.kinds,
+    ),
+]
+Fields = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE…", help="The spec's fields; model.size=tiny nests.", autocompletion=completing.fields
+    ),
+]
 Name = Annotated[str | None, typer.Option(help="A name, for people.")]
-Label = Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A label; may be repeated.")]
 Priority = Annotated[int, typer.Option(help="Higher runs first.")]
 TimeoutS = Annotated[
     str | None,
     typer.Option(metavar="SECONDS|none", help="End the job after this time; else after the server's default."),
 ]
 MaxAttempts = Annotated[int, typer.Option(help="How often it may be started when workers are lost.")]
-Preset = Annotated[
-    str | None, typer.Option(metavar="NAME", help="Start from a preset; `flopwatch specs KIND` lists them.")
-]
 Key = Annotated[str | None, typer.Option("--idempotency-key", help="Submitting again with this key changes nothing.")]
-
-
-def with_server(command: Callable[Concatenate[Client, P], R]) -> Callable[P, R]:
-    """Give the command a connection to the server; a problem of the server becomes a message and exit code 1."""
-
-    @functools.wraps(command)
-    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-        from app.cli.client import Client, CliError
-
-        try:
-            with Client.from_environment() as server:
-                return command(server, *args, **kwargs)
-        except CliError as error:
-            fail(str(error))
-
-    # Typer reads the parameters off the function, and must not see the first.
-    signature = inspect.signature(command, eval_str=True, locals={"Client": object})
-    _, *parameters = signature.parameters.values()
-    wrapped.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return wrapped
+SUBMITTED_BEFORE = "(submitted before with this --idempotency-key; this is the answer of then)"
+State = Annotated[str | None, typer.Option(help="Only jobs in this state.", autocompletion=completing.job_states)]
 
 
 @with_server
 def submit(
-    server: Client,
-    kind: Annotated[str, typer.Argument(help="The kind of job; `flopwatch specs` lists them.")],
-    fields: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE…", help="The spec's fields; model.size=tiny nests.")
-    ] = None,
+    server: Flopwatch,
+    source: Source,
+    fields: Fields = None,
     *,
     preset: Preset = None,
     wait: Wait = False,
@@ -97,21 +81,28 @@ def submit(
     idempotency_key: Key = None,
 ) -> None:
     """Submit one job."""
-    from app.cli.output import print_job, print_json, print_results
+    from app.cli.specs import chosen
 
     options = _options(name, label, priority, timeout_s, max_attempts)
-    chosen, lists = _described(server, kind, preset)
-    spec = arguments.parse_spec(kind, fields or [], preset=chosen, lists=lists)
+    kind, under, lists = chosen(server, source, preset)
+    spec = arguments.parse_spec(kind, fields or [], preset=under, lists=lists)
     body = {"spec": spec, **options, "unique_key": unique_key}
-    job = server.send("POST", "/jobs", body=body, headers=_idempotency(idempotency_key)).json()
+    job, replayed = server.post_once("/jobs", body, idempotency_key)
+    _go_on(server, job, wait=wait, as_json=as_json, note=f" {SUBMITTED_BEFORE}" if replayed else "")
+
+
+def _go_on(server: Flopwatch, job: dict[str, Any], *, wait: bool, as_json: bool, note: str = "") -> None:
+    """Say what became of a submission, wait for the job if that is asked, and end with 1 unless it succeeded."""
+    from app.cli.output import print_job, print_json, print_results, progress_display
+
     if not as_json:
-        echo(f"job {job['id']} {job['state']}: {server.url}{job['links']['ui']}", err=wait)
+        echo(f"job {job['id']} {job['state']}: {server.url}{job['links']['ui']}{note}", err=wait)
     if job["waiting"] is not None:
         echo(f"job {job['id']} waits: {job['waiting']}", err=True)
     if wait:
-        with _going_on_when_interrupted(f"job {job['id']} goes on; `flopwatch cancel {job['id']}` ends it"):
-            _follow(server, job["id"])
-        job = server.get(f"/jobs/{job['id']}")
+        goes_on = f"job {job['id']} goes on; `flopwatch cancel {job['id']}` ends it"
+        with _going_on_when_interrupted(goes_on), progress_display() as show:
+            job = server.wait(job, show=show, check=False)
     if as_json:
         print_json(job)
     elif wait:
@@ -123,10 +114,15 @@ def submit(
 
 @with_server
 def sweep(
-    server: Client,
-    kind: Annotated[str, typer.Argument(help="The kind of job.")],
+    server: Flopwatch,
+    source: Source,
     fields: Annotated[
-        list[str], typer.Argument(metavar="KEY=V1,V2…", help="Fields; those with several values make the grid.")
+        list[str],
+        typer.Argument(
+            metavar="KEY=V1,V2…",
+            help="Fields; those with several values make the grid.",
+            autocompletion=completing.fields,
+        ),
     ],
     *,
     exclude: Annotated[
@@ -143,24 +139,29 @@ def sweep(
     idempotency_key: Key = None,
 ) -> None:
     """Submit one job per combination of values."""
-    from app.cli.output import print_json
+    from app.cli.output import print_json, progress_display
+    from app.cli.specs import chosen
 
-    chosen, lists = _described(server, kind, preset)
-    base, grid = arguments.parse_sweep(kind, fields, preset=chosen, lists=lists)
+    kind, under, lists = chosen(server, source, preset)
+    base, grid = arguments.parse_sweep(kind, fields, preset=under, lists=lists)
     body = {
         "base": base,
         "grid": grid,
         "exclude": [arguments.parse_point(point, lists) for point in exclude or []],
         **_options(name, label, priority, timeout_s, max_attempts),
     }
-    made = server.send("POST", "/sweeps", body=body, headers=_idempotency(idempotency_key)).json()
+    made, replayed = server.post_once("/sweeps", body, idempotency_key)
     total = sum(made["counts"].values())
     if not as_json:
-        echo(f"sweep {made['id']} with {total} jobs: {server.url}/ui/sweeps/{made['id']}", err=wait)
+        note = f" {SUBMITTED_BEFORE}" if replayed else ""
+        echo(f"sweep {made['id']} with {total} jobs: {server.url}/ui/sweeps/{made['id']}{note}", err=wait)
     _say_what_waits(server, made["id"])
     if wait:
-        with _going_on_when_interrupted(f"sweep {made['id']} goes on"):
-            made = _follow_sweep(server, made["id"], total)
+        with (
+            _going_on_when_interrupted(f"sweep {made['id']} goes on; `flopwatch cancel --sweep {made['id']}` ends it"),
+            progress_display() as show,
+        ):
+            made = server.wait_for_sweep(made, show=show)
     if as_json:
         print_json(made)
     elif wait:
@@ -171,47 +172,66 @@ def sweep(
 
 
 @with_server
-def jobs(
-    server: Client,
+def rerun(
+    server: Flopwatch,
+    job_id: JobId,
+    fields: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE…", help="Fields to change.", autocompletion=completing.fields),
+    ] = None,
     *,
-    state: Annotated[str | None, typer.Option(help="Only jobs in this state.")] = None,
-    kind: Annotated[str | None, typer.Option(help="Only jobs of this kind.")] = None,
-    label: Label = None,
-    sweep_id: Annotated[int | None, typer.Option("--sweep", metavar="ID", help="Only jobs of this sweep.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many.")] = 50,
+    wait: Wait = False,
     as_json: AsJson = False,
 ) -> None:
-    """List jobs, newest first."""
-    from app.cli.output import print_columns, print_json
-    from app.layout import case_text
-
-    labels = [f"{key}:{value}" for key, value in arguments.parse_labels(label or []).items()] or None
-    found = server.pages("/jobs", limit, state=state, kind=kind, label=labels, sweep=sweep_id)
-    if as_json:
-        print_json(found)
-        return
-    listed = [{**job, "case": case_text(job["summary"])} for job in found]
-    keys = ("id", "kind", "state", "case", "name", "labels", "priority", "created_at", "finished_at")
-    print_columns(keys, [[job[key] for key in keys] for job in listed])
+    """Submit a new job with a job's spec and options, and other values for some of its fields."""
+    kind = server.job(job_id)["kind"]
+    lists = next((arguments.list_fields(spec["schema"]) for spec in server.specs() if spec["kind"] == kind), ())
+    job = server.rerun(job_id, arguments.parse_changes(fields or [], lists))
+    _go_on(server, job, wait=wait, as_json=as_json)
 
 
 @with_server
-def show(server: Client, job_id: JobId, *, as_json: AsJson = False, as_it_is: AsItIs = False) -> None:
+def jobs(
+    server: Flopwatch,
+    *,
+    state: State = None,
+    kind: Kind = None,
+    label: Label = None,
+    sweep_id: Annotated[
+        int | None,
+        typer.Option("--sweep", metavar="ID", help="Only jobs of this sweep.", autocompletion=completing.sweep_ids),
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """List jobs, newest first: what each measures, its verdict, its age, how long it ran, its place in the queue."""
+    from app.cli.output import print_job_list, print_json
+
+    labels = arguments.parse_labels(label or [])
+    found = server.list_jobs(state=state, kind=kind, labels=labels, sweep=sweep_id, limit=limit)
+    if as_json:
+        print_json(found)
+    else:
+        print_job_list(found, server.places(found))
+
+
+@with_server
+def show(server: Flopwatch, job_id: JobId, *, as_json: AsJson = False, as_it_is: AsItIs = False) -> None:
     """Show a job and its measurements."""
     from app.cli.output import print_job, print_json, print_results
 
-    job = server.get(f"/jobs/{job_id}")
+    job = server.job(job_id)
     if as_json:
         print_json(job)
         return
     with raw(as_it_is):
-        print_job(job)
+        print_job(job, server.places([job]).get(job_id))
         print_results(server, job)
 
 
 @with_server
 def logs(
-    server: Client,
+    server: Flopwatch,
     job_id: JobId,
     *,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job is done.")] = False,
@@ -232,7 +252,7 @@ def logs(
 
 @with_server
 def cancel(
-    server: Client,
+    server: Flopwatch,
     job_ids: JobIds = None,
     *,
     state: Annotated[str | None, typer.Option(help="All jobs in this state: queued or running.")] = None,
@@ -251,26 +271,43 @@ def cancel(
         return
 
     def cancel_one(job_id: int) -> str:
-        job = server.send("POST", f"/jobs/{job_id}/cancel").json()
-        return "cancelled" if job["state"] == "cancelled" else "is being cancelled"
+        return "cancelled" if server.cancel(job_id)["state"] == "cancelled" else "is being cancelled"
 
     _each(job_ids or [], cancel_one)
 
 
 @with_server
-def retry(server: Client, job_ids: Annotated[list[int], typer.Argument(metavar="ID…", help="The jobs' ids.")]) -> None:
+def retry(
+    server: Flopwatch,
+    job_ids: JobIds = None,
+    *,
+    sweep_id: Annotated[
+        int | None,
+        typer.Option(
+            "--sweep",
+            metavar="ID",
+            help="What has no result in this sweep, with new jobs.",
+            autocompletion=completing.sweep_ids,
+        ),
+    ] = None,
+) -> None:
     """Run failed or cancelled jobs again; one that cannot be retried does not keep the others from it."""
+    if bool(job_ids) == (sweep_id is not None):
+        raise typer.BadParameter("give ids, or --sweep, and not both")
+    if sweep_id is not None:
+        counts = server.resume_sweep(sweep_id)["counts"]
+        echo(f"sweep {sweep_id}: {', '.join(f'{count} {state}' for state, count in counts.items() if count)}")
+        return
 
     def retry_one(job_id: int) -> str:
-        job = server.send("POST", f"/jobs/{job_id}/retry").json()
-        return f"queued for attempt {job['attempt'] + 1}"
+        return f"queued for attempt {server.retry(job_id)['attempt'] + 1}"
 
-    _each(job_ids, retry_one)
+    _each(job_ids or [], retry_one)
 
 
 @with_server
 def delete(
-    server: Client,
+    server: Flopwatch,
     job_ids: JobIds = None,
     *,
     state: Annotated[str | None, typer.Option(help="All jobs in this state: succeeded, failed or cancelled.")] = None,
@@ -290,13 +327,13 @@ def delete(
         return
 
     def delete_one(job_id: int) -> str:
-        server.send("DELETE", f"/jobs/{job_id}")
+        server.delete(job_id)
         return "deleted"
 
     _each(job_ids or [], delete_one)
 
 
-COMMANDS = (submit, sweep, jobs, show, logs, cancel, delete, retry)
+COMMANDS = (submit, sweep, rerun, jobs, show, logs, cancel, delete, retry)
 
 
 def _chosen(
@@ -313,37 +350,20 @@ def _chosen(
 
 def _each(job_ids: list[int], act: Callable[[int], str]) -> None:
     """Do it to every job, and say what became of it; exit with 1 at the end if the server refused one."""
-    from app.cli.client import CliError
+    from app.client import ClientError
 
     refused = 0
     for job_id in job_ids:
         try:
             echo(f"job {job_id} {act(job_id)}")
-        except CliError as error:
+        except ClientError as error:
             refused += 1
             echo(f"error: job {job_id}: {error}", err=True)
     if refused:
         raise typer.Exit(1)
 
 
-def _described(server: Client, kind: str, preset: str | None) -> tuple[dict[str, Any], frozenset[str]]:
-    """Ask the server about a kind: the fields of the preset, and which fields are lists. Raises CliError."""
-    from app.cli.client import CliError
-
-    specs = {spec["kind"]: spec for spec in server.get("/specs")["data"]}
-    if kind not in specs:
-        # The submission will say what is wrong, unless the user named a preset.
-        if preset is not None:
-            raise CliError(f"There is no kind {kind!r}; known kinds: {', '.join(specs)}.")
-        return {}, frozenset()
-    presets = specs[kind]["presets"]
-    if preset is not None and preset not in presets:
-        known = f"its presets: {', '.join(presets)}" if presets else "it has none"
-        raise CliError(f"Kind {kind} has no preset {preset!r}; {known}.")
-    return presets.get(preset, {}), arguments.list_fields(specs[kind]["schema"])
-
-
-def _say_what_waits(server: Client, sweep_id: int) -> None:
+def _say_what_waits(server: Flopwatch, sweep_id: int) -> None:
     """Print why jobs of a sweep cannot start, each reason once."""
     queued = server.pages("/jobs", MAX_LOOKED_AT, state="queued", sweep=sweep_id)
     for reason, count in Counter(job["waiting"] for job in queued if job["waiting"] is not None).items():
@@ -363,10 +383,6 @@ def _options(
     }
 
 
-def _idempotency(key: str | None) -> dict[str, str]:
-    return {} if key is None else {"Idempotency-Key": key}
-
-
 @contextlib.contextmanager
 def _going_on_when_interrupted(message: str) -> Iterator[None]:
     try:
@@ -374,30 +390,3 @@ def _going_on_when_interrupted(message: str) -> Iterator[None]:
     except KeyboardInterrupt:
         echo(message, err=True)
         raise typer.Exit(130) from None
-
-
-def _follow(server: Client, job_id: int) -> None:
-    """Show a job's progress until it is done."""
-    from app.cli.output import progress_display
-
-    with progress_display() as display:
-        for event in server.events(job_id):
-            if event.type == "progress":
-                display(event.data["done"], event.data["total"], event.data["message"])
-            elif event.type == "state":
-                display(0, 0, event.data["state"])
-
-
-def _follow_sweep(server: Client, sweep_id: int, total: int) -> dict[str, Any]:
-    """Show how many jobs of a sweep are done, until all are; returns the sweep."""
-    from app.cli.output import progress_display
-
-    with progress_display() as display:
-        while True:
-            found: dict[str, Any] = server.get(f"/sweeps/{sweep_id}")
-            counts = found["counts"]
-            done = counts["succeeded"] + counts["failed"] + counts["cancelled"]
-            display(done, total, f"{counts['running']} running, {counts['failed']} failed")
-            if done >= total:
-                return found
-            time.sleep(POLL_S)

@@ -6,14 +6,26 @@ import contextlib
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from app.cli.client import Client, problem_text
-from app.cli.terminal import cell, echo, echo_json, one_line
-from app.layout import doubts, notes, number, varying_columns, verdict
+from app.cli.terminal import cell, echo, echo_json
+from app.client import Flopwatch, Show, problem_text, progress_bar
+from app.layout import (
+    age,
+    case_text,
+    doubts,
+    duration,
+    moment,
+    notes,
+    number,
+    ran,
+    varying_columns,
+    verdict,
+)
 
-Show = Callable[[int, int, str], None]
+MAX_NAMED = 10
+"""Most jobs that wait for one reason whose ids are named."""
 
 SHOWN_MEASUREMENTS = 200
 """Rows shown of a job that did not succeed."""
@@ -37,34 +49,75 @@ def _text(value: Any) -> str:
     return number(value)
 
 
-def print_job(job: dict[str, Any]) -> None:
-    """Print a job's main facts, one per line."""
+def print_job(job: dict[str, Any], place: int | None = None) -> None:
+    """Print a job's main facts, one per line. `place` is its place in the queue."""
     echo(f"job {job['id']}: {job['kind']}, {job['state']}" + (f" ({cell(job['name'])})" if job["name"] else ""))
     progress = job["progress"]
+    started, finished = (job[key] and moment(job[key]) for key in ("started_at", "finished_at"))
     facts = {
+        "case": case_text(job["summary"]) or None,
         "labels": _text(job["labels"]) if job["labels"] else None,
+        "sweep": job["sweep_id"],
+        "priority": job["priority"] or None,
+        "place": f"{place} in the queue" if place is not None else None,
+        "waiting": job.get("waiting"),
+        "created": f"{moment(job['created_at'])}, {age(job['created_at'])}",
+        "started": started,
+        "finished": finished,
+        "duration": ran(job),
+        "progress": f"{progress['done']}/{progress['total']} {progress['message']}" if progress["total"] else None,
         "attempt": f"{job['attempt']} of {job['max_attempts']}",
         "worker": job["worker_id"],
-        "created": job["created_at"],
-        "started": job["started_at"],
-        "finished": job["finished_at"],
-        "progress": f"{progress['done']}/{progress['total']} {progress['message']}" if progress["total"] else None,
-        "waiting": job.get("waiting"),
         "key": job["unique_key"],
-        "timeout": "none" if job["timeout_s"] is None else f"{number(job['timeout_s'])} s",
+        "timeout": "none" if job["timeout_s"] is None else duration(job["timeout_s"]),
         "broken": (job.get("broken") or {}).get("detail"),
         "validity": verdict(job["validity"]) if job["validity"] is not None else None,
     }
     for name, value in facts.items():
         if value is not None:
-            echo(f"  {name + ':':10}{cell(value)}")
+            echo(f"  {name + ':':10}{cell(str(value))}")
     for line in (*doubts(job["validity"] or {}), *notes(job["validity"] or {})):
         echo(f"    {line}")
     if job["error"] is not None:
         echo(problem_text(job["error"]))
 
 
-def print_results(server: Client, job: dict[str, Any]) -> None:
+def print_job_list(jobs: Sequence[dict[str, Any]], places: Mapping[int, int]) -> None:
+    """Print jobs, one per line, and below them why some of them have to wait. `places` in the queue are by job."""
+    rows = []
+    waiting: dict[str, list[str]] = {}
+    for job in jobs:
+        if job["waiting"] is not None:
+            waiting.setdefault(job["waiting"], []).append(str(job["id"]))
+        rows.append(
+            {
+                "id": job["id"],
+                "kind": job["kind"],
+                "state": job["state"],
+                "case": case_text(job["summary"]),
+                "verdict": (job["validity"] or {}).get("verdict"),
+                "age": age(job["created_at"]),
+                "duration": ran(job),
+                "place": places.get(job["id"]),
+                "priority": job["priority"],
+                "name": job["name"],
+                "labels": job["labels"],
+            }
+        )
+    head = ("id", "kind", "state", "case", "verdict", "age", "duration", "place", "priority", "name", "labels")
+    print_columns(head, [list(row.values()) for row in rows])
+    for reason, ids in waiting.items():
+        echo(f"{_jobs_wait(ids)}: {cell(reason)}")
+
+
+def _jobs_wait(ids: Sequence[str]) -> str:
+    if len(ids) == 1:
+        return f"job {ids[0]} waits"
+    more = f" and {len(ids) - MAX_NAMED} more" if len(ids) > MAX_NAMED else ""
+    return f"jobs {', '.join(ids[:MAX_NAMED])}{more} wait"
+
+
+def print_results(server: Flopwatch, job: dict[str, Any]) -> None:
     """Print a job's table as `flopwatch table` does, why cells have no numbers, its units and their tables.
 
     A job that did not succeed has no table; the measurements that it made are listed instead.
@@ -125,18 +178,7 @@ def progress_display() -> Iterator[Show]:
     if not sys.stderr.isatty():
         yield _plain_progress()
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("waiting", total=None)
-
-        def show(done: int, total: int, message: str) -> None:
-            bar.update(task, description=one_line(message))
-            if total:
-                bar.update(task, completed=done, total=total)
-
+    with progress_bar() as show:
         yield show
 
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from app.cli import completing
+from app.cli.common import DataDir, Preset, fail, use_data_dir, warn_of_unknown_settings
 from app.cli.terminal import echo
 from app.importing import without_collector
 
@@ -21,7 +26,9 @@ if TYPE_CHECKING:
     from app.settings import Settings
 
 Host = Annotated[str | None, typer.Option(help="Address to listen on (FLOPWATCH_HOST).")]
-Port = Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one (FLOPWATCH_PORT).")]
+Port = Annotated[
+    int | None, typer.Option(min=0, max=65_535, help="Port to listen on; 0 takes a free one (FLOPWATCH_PORT).")
+]
 Insecure = Annotated[
     bool,
     typer.Option("--insecure", help="Serve other hosts even without a token (FLOPWATCH_INSECURE)."),
@@ -31,32 +38,56 @@ LOOK_S = 0.1
 PR_SET_PDEATHSIG = 1
 
 
-def serve(host: Host = None, port: Port = None, *, insecure: Insecure = False) -> None:
+def serve(host: Host = None, port: Port = None, *, insecure: Insecure = False, data_dir: DataDir = None) -> None:
     """Run the server."""
     with without_collector():
         from app.cli.server import listen
 
+    use_data_dir(data_dir)
     settings = _server_settings(host, port, insecure=insecure)
     raise typer.Exit(listen(settings))
 
 
-def worker() -> None:
+def worker(data_dir: DataDir = None) -> None:
     """Run a worker on this host; it takes over this very process."""
+    use_data_dir(data_dir)
+    warn_of_unknown_settings()
     _become_workers("agent")
 
 
 def run(
-    spec: Annotated[str, typer.Argument(metavar="SPEC.json", help="A file with the spec; - reads standard input.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="KIND|SPEC.json",
+            help="A file with the spec, - for standard input; or the kind of job.",
+            autocompletion=completing.kinds,
+        ),
+    ],
+    fields: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE…", help="The spec's fields; model.size=tiny nests.", autocompletion=completing.fields
+        ),
+    ] = None,
     *,
+    preset: Preset = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, not a table.")] = False,
-    output: Annotated[Path, typer.Option(help="Folder for the job's files.")] = Path(),
+    output: Annotated[Path, typer.Option(help="Folder for the job's files; none is overwritten.")] = Path(),
+    data_dir: DataDir = None,
 ) -> None:
     """Run one job without server and queue, in this very process id, so that profilers can wrap it."""
-    _become_workers("run", spec, "--output", str(output), *(["--json"] if as_json else []))
+    from app.cli.specs import local
+
+    use_data_dir(data_dir)
+    warn_of_unknown_settings()
+    spec = local(source, fields or [], preset)
+    _become_workers("run", _as_file(spec), "--output", str(output), *(["--json"] if as_json else []))
 
 
-def up(host: Host = None, port: Port = None, *, insecure: Insecure = False) -> None:
+def up(host: Host = None, port: Port = None, *, insecure: Insecure = False, data_dir: DataDir = None) -> None:
     """Run server and worker together until interrupted."""
+    use_data_dir(data_dir)
     settings = _server_settings(host, port, insecure=insecure)
     stop_signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -80,13 +111,16 @@ def up(host: Host = None, port: Port = None, *, insecure: Insecure = False) -> N
         raise typer.Exit(1)
 
 
-def backup(path: Annotated[Path, typer.Argument(help="The file to write; it must not exist.")]) -> None:
+def backup(
+    path: Annotated[Path, typer.Argument(help="The file to write; it must not exist.")], data_dir: DataDir = None
+) -> None:
     """Copy the database to a file as of one moment, while server and workers go on. Artifacts are not in it."""
     from app.errors import FlopwatchError
     from app.store.engine import Database
 
     if path.exists():
         raise typer.BadParameter(f"{path} exists already; backups are never overwritten.")
+    use_data_dir(data_dir)
     settings = _settings()
     try:
         # open_database would migrate, and a backup before an upgrade must not upgrade.
@@ -104,6 +138,7 @@ def backup(path: Annotated[Path, typer.Argument(help="The file to write; it must
 
 def lease(
     seconds: Annotated[float | None, typer.Argument(min=0.1, max=86_400, help="The new lease, in seconds.")] = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Print the lease of the database, or change it while no worker runs: a worker silent for longer loses its jobs."""
     from contextlib import closing
@@ -113,6 +148,7 @@ def lease(
     from app.store.lease import change
     from app.store.queue import Queue
 
+    use_data_dir(data_dir)
     settings = _settings()
     try:
         with closing(open_existing(settings)) as database:
@@ -133,6 +169,7 @@ def prune(
             "--vacuum", help="Then write the database anew, as small as it can be; all writes wait meanwhile."
         ),
     ] = False,
+    data_dir: DataDir = None,
 ) -> None:
     """Let go of what is older than the FLOPWATCH_KEEP_… settings say, as the server does by itself.
 
@@ -146,6 +183,7 @@ def prune(
 
     if dry_run and vacuum:
         raise typer.BadParameter("--dry-run changes nothing, so leave --vacuum out")
+    use_data_dir(data_dir)
     settings = _settings()
     try:
         database = open_existing(settings)
@@ -170,18 +208,13 @@ def prune(
 COMMANDS = (up, serve, worker, run, backup, lease, prune)
 
 
-def fail(message: str) -> NoReturn:
-    """Print an error and exit."""
-    echo(f"error: {message}", err=True)
-    raise typer.Exit(1)
-
-
 def _settings(**changes: object) -> Settings:
     """Read the environment's settings; `changes` are written back to the environment, for this process's children."""
     from app.errors import InvalidEnvironment
     from app.settings import Settings
 
     os.environ.update({name: str(value) for name, value in changes.items() if value is not None})
+    warn_of_unknown_settings()
     try:
         return Settings.from_environment()
     except InvalidEnvironment as error:
@@ -202,11 +235,55 @@ def _server_settings(host: str | None, port: int | None, *, insecure: bool) -> S
     settings = _settings(FLOPWATCH_HOST=host, FLOPWATCH_PORT=port, FLOPWATCH_INSECURE=insecure or None)
     try:
         refuse_open_access(settings)
+        _check_address(settings.host, settings.port)
         with closing(open_database(settings)) as database:
             agreed(database, settings)
     except FlopwatchError as error:
         fail(f"{error.title}: {error.detail}")
     return settings
+
+
+def _check_address(host: str, port: int) -> None:
+    """Raise InvalidEnvironment if no server can listen there: it would notice only after it has started."""
+    from app.errors import InvalidEnvironment
+
+    free = "choose another with --port (FLOPWATCH_PORT); 0 takes a free one"
+    cures = {
+        errno.EADDRINUSE: f"Port {port} is taken, maybe by a Flopwatch that runs already: {free}.",
+        errno.EACCES: f"Port {port} is only for root: {free}.",
+    }
+    try:
+        places = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror:
+        places = []
+    found = [_try(family, place) for family, *_, place in places]
+    for number, cure in cures.items():
+        if number in found:
+            raise InvalidEnvironment(cure)
+    if None not in found:
+        raise InvalidEnvironment(f"{host!r} is no address of this host: choose one with --host (FLOPWATCH_HOST).")
+
+
+def _try(family: int, place: Any) -> int | None:
+    """Bind a socket there for a moment; returns the number of the error, None if there is none."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+    except OSError as error:
+        return error.errno
+    return None
+
+
+def _as_file(text: str) -> str:
+    """Return a path at which the program that takes over this process reads the text; it leaves nothing on the disk."""
+    file = tempfile.TemporaryFile("w", encoding="utf-8")  # noqa: SIM115 - it has to stay open for that program
+    file.write(text)
+    file.flush()
+    descriptor = os.dup(file.fileno())
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    os.set_inheritable(descriptor, True)
+    return f"/dev/fd/{descriptor}"
 
 
 def _become_workers(*arguments: str) -> NoReturn:
@@ -217,9 +294,13 @@ def _become_workers(*arguments: str) -> NoReturn:
 
 def _start(module: str, *arguments: str, without: str = "") -> subprocess.Popen[bytes]:
     """A child with the variables of this process but the one named `without`."""
+    from app.settings import unknown_variables
+
     # In a group of its own: an interrupt from the terminal reaches `up` alone, which stops them in order.
     command = [sys.executable, "-m", module, *arguments]
-    environment = {name: value for name, value in os.environ.items() if name != without}
+    # This process has warned of what is no setting.
+    left_out = {without, *unknown_variables(os.environ)}
+    environment = {name: value for name, value in os.environ.items() if name not in left_out}
     return subprocess.Popen(command, env=environment, process_group=0, preexec_fn=_end_with_parent)
 
 

@@ -6,18 +6,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from app.cli.jobs import AsJson, with_server
+from app.cli import completing
+from app.cli.common import AsJson, with_server
 from app.cli.terminal import echo
 
 if TYPE_CHECKING:
-    from app.cli.client import Client
+    from app.client import Flopwatch
 
 ALL = "all"
-Kind = Annotated[list[str] | None, typer.Option(metavar="KIND", help="Only jobs of this kind; may be repeated.")]
+Kind = Annotated[
+    list[str] | None,
+    typer.Option(metavar="KIND", help="Only jobs of this kind; may be repeated.", autocompletion=completing.kinds),
+]
 
 
 @with_server
-def pause(server: Client, *, kind: Kind = None, as_json: AsJson = False) -> None:
+def pause(server: Flopwatch, *, kind: Kind = None, as_json: AsJson = False) -> None:
     """Let no more jobs start; those that run go on."""
     paused = server.get("/queue/paused")["kinds"]
     if kind is None:
@@ -28,15 +32,15 @@ def pause(server: Client, *, kind: Kind = None, as_json: AsJson = False) -> None
 
 
 @with_server
-def resume(server: Client, *, kind: Kind = None, as_json: AsJson = False) -> None:
+def resume(server: Flopwatch, *, kind: Kind = None, as_json: AsJson = False) -> None:
     """Let jobs start again after `flopwatch pause`."""
-    from app.cli.client import CliError
+    from app.client import ClientError
 
     paused: list[str] | str = []
     if kind is not None:
         paused = server.get("/queue/paused")["kinds"]
         if paused == ALL:
-            raise CliError("All kinds are paused: `flopwatch resume` without --kind lets them go on.")
+            raise ClientError("All kinds are paused: `flopwatch resume` without --kind lets them go on.")
         paused = sorted(set(paused) - set(kind))
     _set(server, paused, as_json=as_json)
 
@@ -44,10 +48,18 @@ def resume(server: Client, *, kind: Kind = None, as_json: AsJson = False) -> Non
 COMMANDS = (pause, resume)
 
 
-def _set(server: Client, kinds: list[str] | str, *, as_json: bool) -> None:
+def _set(server: Flopwatch, kinds: list[str] | str, *, as_json: bool) -> None:
     from app.cli.output import print_json
+    from app.client import ClientError, Refused
 
-    answer: dict[str, Any] = server.send("PUT", "/queue/paused", body={"kinds": kinds}).json()
+    try:
+        answer: dict[str, Any] = server.send("PUT", "/queue/paused", body={"kinds": kinds}).json()
+    except Refused as refused:
+        # The user gave an option, and not the list that its pointers are into.
+        if not refused.errors or kinds == ALL:
+            raise
+        wrong = [f"--kind {kinds[int(one.pointer.rpartition('/')[2])]}: {one.detail}" for one in refused.errors]
+        raise ClientError("\n".join(wrong)) from refused
     if as_json:
         print_json(answer)
         return

@@ -1,25 +1,23 @@
-"""Commands that fetch results: table, download, specs."""
+"""Commands that fetch results: table, compare, download, specs."""
 
 from __future__ import annotations
 
-import contextlib
 import enum
-import hashlib
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_args
 from urllib.parse import quote
 
 import typer
 
+from app.cli import completing
 from app.cli.arguments import parse_labels
-from app.cli.jobs import AsJson, JobId, Label, with_server
+from app.cli.common import AsJson, JobId, Kind, Label, with_server
 from app.cli.terminal import echo, echo_json
 from app.layout import FORMATS, Statistic
 
 if TYPE_CHECKING:
-    from app.cli.client import Client
+    from app.client import Flopwatch
 
 
 # Typer makes choices of enumerations.
@@ -30,11 +28,16 @@ MARKDOWN = TableFormat("markdown")
 
 @with_server
 def table(
-    server: Client,
+    server: Flopwatch,
     *,
-    sweep: Annotated[int | None, typer.Option(metavar="ID", help="Jobs of this sweep.")] = None,
-    job: Annotated[list[int] | None, typer.Option(metavar="ID", help="This job; may be repeated.")] = None,
-    kind: Annotated[str | None, typer.Option(help="Jobs of this kind.")] = None,
+    sweep: Annotated[
+        int | None, typer.Option(metavar="ID", help="Jobs of this sweep.", autocompletion=completing.sweep_ids)
+    ] = None,
+    job: Annotated[
+        list[int] | None,
+        typer.Option(metavar="ID", help="This job; may be repeated.", autocompletion=completing.job_ids),
+    ] = None,
+    kind: Kind = None,
     label: Label = None,
     rows: Annotated[str | None, typer.Option(metavar="NAMES", help="Coordinates that make the rows.")] = None,
     columns: Annotated[
@@ -64,7 +67,33 @@ def table(
         if job is None or len(job) != 1:
             raise typer.BadParameter("give one --job, whose table it is", param_hint="--name")
         path, chosen = f"/jobs/{job[0]}/tables/{quote(name, safe='')}", of_units
-    text = server.text(path, format=output_format.value, **chosen)
+    _print(server.text(path, format=output_format.value, **chosen), output_format)
+
+
+@with_server
+def compare(
+    server: Client,
+    baseline: Annotated[int, typer.Argument(metavar="BASELINE", help="The id of the job to compare with.")],
+    candidate: Annotated[
+        int | None,
+        typer.Argument(
+            metavar="[CANDIDATE]", help="The id of the job that is compared; none: the first is a comparison."
+        ),
+    ] = None,
+    *,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of profiles: at most so many rows of each table and phase, which changed most."),
+    ] = None,
+    output_format: Annotated[TableFormat, typer.Option("--format", help="How to write it.")] = MARKDOWN,
+) -> None:
+    """Compare two finished jobs, or the two sides of a job of kind `compare`: what the candidate gained or lost."""
+    jobs = {"job": baseline} if candidate is None else {"baseline": baseline, "candidate": candidate}
+    _print(server.text("/compare", format=output_format.value, limit=limit, **jobs), output_format)
+
+
+def _print(text: str, output_format: TableFormat) -> None:
+    """Print a table as the server wrote it."""
     if output_format.value == "json":
         echo_json(text)
     else:
@@ -79,62 +108,37 @@ def _refuse(options: dict[str, Any], why: str) -> None:
 
 @with_server
 def download(
-    server: Client,
+    server: Flopwatch,
     job_id: JobId,
     name: Annotated[str | None, typer.Argument(help="One file; by default all of them.")] = None,
     *,
-    to: Annotated[Path, typer.Option(file_okay=False, help="Folder to write into.")] = Path(),
+    to: Annotated[
+        Path | None, typer.Option(file_okay=False, help="Folder to write into; by default job-ID, below this one.")
+    ] = None,
 ) -> None:
-    """Download a job's files."""
-    from app.cli.client import CliError
-
-    found = server.get(f"/jobs/{job_id}/artifacts")["data"]
-    chosen = [artifact for artifact in found if name in (None, artifact["name"])]
-    if name is not None and not chosen:
-        names = ", ".join(artifact["name"] for artifact in found) or "none"
-        raise CliError(f"Job {job_id} has no file {name!r}; it has: {names}.")
-    to.mkdir(parents=True, exist_ok=True)
-    for artifact in chosen:
-        target = to / Path(artifact["name"]).name
-        _fetch(server, artifact, target)
-        echo(f"{target}: {artifact['size']} bytes")
-
-
-def _fetch(server: Client, artifact: dict[str, Any], target: Path) -> None:
-    """Write one artifact whole, checked against its SHA-256, or not at all."""
-    from app.cli.client import CliError
-
-    partial = target.with_name(target.name + ".part")
-    digest = hashlib.sha256()
-    try:
-        with server.download(artifact["url"]) as response, partial.open("wb") as file:
-            for chunk in response.iter_bytes():
-                digest.update(chunk)
-                file.write(chunk)
-        if digest.hexdigest() != artifact["sha256"]:
-            raise CliError(f"{artifact['name']} arrived damaged; try again.")
-        os.replace(partial, target)  # noqa: PTH105
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            partial.unlink()
+    """Download a job's files, checked against their SHA-256. No file is overwritten."""
+    for path in server.download(job_id, name, to=to):
+        echo(f"{path}: {path.stat().st_size} bytes")
 
 
 @with_server
 def specs(
-    server: Client,
-    kind: Annotated[str | None, typer.Argument(help="One kind, with its fields.")] = None,
+    server: Flopwatch,
+    kind: Annotated[
+        str | None, typer.Argument(help="One kind, with its fields.", autocompletion=completing.kinds)
+    ] = None,
     *,
     as_json: AsJson = False,
 ) -> None:
     """List the kinds of job, or the fields and presets of one."""
-    from app.cli.client import CliError
     from app.cli.output import print_columns, print_json
+    from app.client import ClientError
 
     found = server.get("/specs")["data"]
     if kind is not None:
         found = [spec for spec in found if spec["kind"] == kind]
         if not found:
-            raise CliError(f"There is no kind {kind!r}; `flopwatch specs` lists them.")
+            raise ClientError(f"There is no kind {kind!r}; `flopwatch specs` lists them.")
     if as_json:
         print_json(found)
     elif kind is None:
@@ -145,12 +149,20 @@ def specs(
         print_columns(("field", "default", "description"), list(_fields(found[0]["schema"], found[0]["example"])))
         if found[0]["presets"]:
             echo()
-            presets = [(name, _as_arguments(fields)) for name, fields in found[0]["presets"].items()]
-            print_columns(("--preset", "fields"), presets)
+            shapes = _shapes(found[0]["schema"])
+            presets = [
+                (name, " ".join(_as_arguments(fields)), _numbers(fields, shapes))
+                for name, fields in found[0]["presets"].items()
+            ]
+            head = ("--preset", "fields", "which is")
+            print_columns(head if shapes else head[:2], presets if shapes else [preset[:2] for preset in presets])
 
 
-def _fields(schema: dict[str, Any], example: dict[str, Any], prefix: str = "") -> list[tuple[str, Any, str]]:
-    """Yield (dotted path, default, description) of every field; nested models are unfolded."""
+def _fields(schema: dict[str, Any], example: dict[str, Any], prefix: str = "") -> list[tuple[str, str, str]]:
+    """Return (dotted path, default, description) of every field; nested models are unfolded.
+
+    A default is written as `flopwatch submit` takes it.
+    """
     definitions = schema.get("$defs", {})
     rows = []
     for name, field in schema["properties"].items():
@@ -159,22 +171,40 @@ def _fields(schema: dict[str, Any], example: dict[str, Any], prefix: str = "") -
         if inner is not None and isinstance(default, dict):
             rows += _fields({**inner, "$defs": definitions}, default, path + ".")
         elif path != "kind":
-            choices = " | ".join(map(str, field.get("enum", ())))
+            choices = " | ".join(map(_as_value, field.get("enum", ())))
             text = field.get("description", "").replace("\n", " ")
-            rows.append((path, default, f"{choices}: {text}" if choices else text))
+            rows.append((path, _as_value(default), f"{choices}: {text}" if choices else text))
     return rows
 
 
-def _as_arguments(fields: dict[str, Any], prefix: str = "") -> str:
-    """Write fields as `flopwatch submit` takes them: "model.size=small causal=true dtypes=bf16,fp32"."""
+def _as_arguments(fields: dict[str, Any], prefix: str = "") -> list[str]:
+    """Write fields as `flopwatch submit` takes them: "model.size=small", "causal=true", "dtypes=bf16,fp32"."""
     words = []
     for name, value in fields.items():
         if isinstance(value, dict):
-            words.append(_as_arguments(value, f"{prefix}{name}."))
+            words += _as_arguments(value, f"{prefix}{name}.")
         else:
-            values = value if isinstance(value, list) else [value]
-            words.append(f"{prefix}{name}={','.join(v if isinstance(v, str) else json.dumps(v) for v in values)}")
-    return " ".join(words)
+            words.append(f"{prefix}{name}={_as_value(value)}")
+    return words
 
 
-COMMANDS = (table, download, specs)
+def _as_value(value: Any) -> str:
+    """Write a value as `flopwatch submit` takes it: small, null, false, 128, bf16,fp32."""
+    if isinstance(value, list) and value and not isinstance(value[0], list | dict):
+        return ",".join(map(_as_value, value))
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _shapes(schema: dict[str, Any]) -> dict[str, dict[str, int]]:
+    """Return the hyper-parameters that each model size stands for, if the kind has a model."""
+    fields = schema.get("$defs", {}).get("ModelSpec", {}).get("properties", {})
+    shapes = fields.get("size", {}).get("x-flopwatch-shapes", {})
+    return {size: {name: shape[name] for name in fields if name in shape} for size, shape in shapes.items()}
+
+
+def _numbers(fields: dict[str, Any], shapes: dict[str, dict[str, int]]) -> str:
+    size = fields.get("model", {}).get("size")
+    return ", ".join(f"{name} {number}" for name, number in shapes.get(size, {}).items())
+
+
+COMMANDS = (table, compare, download, specs)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from functools import partial
+from pathlib import Path
 from socket import socket
 from types import FrameType
 
 import uvicorn
 
+from app import address
 from app.cli import connections, logs
 from app.main import create_app
 from app.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 # Time that requests in flight get when the server is told to stop; streams end at once.
 SHUTDOWN_S = 10
@@ -20,8 +25,17 @@ SHUTDOWN_S = 10
 BACKLOG = 2048
 
 
+def reachable(url: str) -> str:
+    """Return the address for clients on this host of a server that listens there, on all of its addresses maybe."""
+    return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+
+
 class Server(uvicorn.Server):
     """uvicorn's server, which prints "listening on http://…" once it listens."""
+
+    def __init__(self, config: uvicorn.Config, data_dir: Path) -> None:
+        super().__init__(config)
+        self._data_dir = data_dir
 
     async def startup(self, sockets: list[socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -31,7 +45,19 @@ class Server(uvicorn.Server):
                 with socket(fileno=os.dup(listener.fileno())) as same:
                     same.listen(BACKLOG)  # asyncio accepts as many connections at once as this queue is long
                 host, port = listener.getsockname()[:2]
-                print(f"listening on http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+                self._tell(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+
+    async def shutdown(self, sockets: list[socket] | None = None) -> None:
+        address.remove(self._data_dir)
+        await super().shutdown(sockets)
+
+    def _tell(self, url: str) -> None:
+        """Say where the server listens: to later commands, in the data folder, and to who started it."""
+        try:
+            address.leave(self._data_dir, reachable(url))
+        except OSError as error:
+            logger.warning("cannot leave the server's address in %s: %s", self._data_dir, error.strerror)
+        print(f"listening on {url}", flush=True)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         services = getattr(self.config.app.state, "services", None)  # type: ignore[union-attr]
@@ -59,6 +85,6 @@ def listen(settings: Settings) -> int:
         server_header=False,
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
-    server = Server(config)
+    server = Server(config, settings.data_dir)
     server.run()
     return 0 if server.started else 1

@@ -1,54 +1,20 @@
-"""Prints what jobs and other users wrote. A terminal obeys control characters, so they are shown and not sent.
+"""Prints what jobs and other users wrote, with control characters shown and not sent (app/characters.py).
 
-With them a job's output, an error or a name could write to the clipboard, change what stands on the screen, or type a
-command (OSC, CSI, carriage returns), or make a text read as another (bidirectional overrides). They are shown wherever
-the output goes, as `journalctl` does: what a file gets today is on a terminal tomorrow. `--raw` sends them.
+They are shown wherever the output goes, as `journalctl` does: what a file gets today is on a terminal tomorrow. `--raw`
+sends them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 import typer
 
-
-def _characters(*ranges: tuple[int, int]) -> Iterable[int]:
-    return (code for first, last in ranges for code in range(first, last + 1))
-
-
-_LAYOUT = (0x09, 0x0A)
-_CONTROLS = frozenset(
-    _characters(
-        (0x00, 0x1F),
-        (0x7F, 0x9F),  # DELETE, and C1: U+009B is CSI in one character
-        (0x061C, 0x061C),
-        (0x200E, 0x200F),
-        (0x2028, 0x202E),  # separators of lines and paragraphs; bidirectional embeddings and overrides
-        (0x2066, 0x2069),
-        (0xD800, 0xDFFF),  # lone surrogates, which no terminal can be sent
-    )
-)
-_NAMES = {0x09: r"\t", 0x0A: r"\n", 0x0D: r"\r"}
-_IN_ONE_LINE = {
-    code: _NAMES.get(code) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}") for code in _CONTROLS
-}
-_IN_TEXT = {code: text for code, text in _IN_ONE_LINE.items() if code not in _LAYOUT}
-# Where JSON is valid, controls stand inside strings, except the white space that lays it out.
-_IN_JSON = {code: f"\\u{code:04x}" for code in _CONTROLS if code not in (*_LAYOUT, 0x0D)}
+from app.characters import in_json, one_line, shown
 
 _raw: ContextVar[bool] = ContextVar("raw", default=False)
-
-
-def shown(text: str) -> str:
-    """Return the text with its control characters shown, as `\\x1b`; tabs and the ends of lines stay."""
-    return text.replace("\r\n", "\n").translate(_IN_TEXT)
-
-
-def one_line(text: str) -> str:
-    """Return the text with all its control characters shown: nothing in it begins another line."""
-    return text.translate(_IN_ONE_LINE)
 
 
 @contextmanager
@@ -74,4 +40,4 @@ def echo(text: str = "", *, nl: bool = True, err: bool = False) -> None:
 
 def echo_json(text: str) -> None:
     """Print JSON. It remains the same JSON, with control characters escaped as JSON does."""
-    typer.echo(text.translate(_IN_JSON), nl=not text.endswith("\n"))
+    typer.echo(in_json(text), nl=not text.endswith("\n"))

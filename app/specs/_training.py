@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -21,6 +22,8 @@ from app.specs._base import (
 from app.specs._identity import Scalar
 
 ModelSize = Literal["tiny", "small", "medium", "large", "xl", "2.7b"]
+SHAPES = "x-flopwatch-shapes"
+"""Key in JSON Schema: the hyper-parameters that each preset size stands for."""
 HYPER_PARAMETERS = ("d_model", "d_ff", "num_layers", "num_heads")
 WITH_BACKWARD = ("forward_backward", "train_step")
 PHASES = {
@@ -33,12 +36,13 @@ PHASES = {
 
 
 class ModelSpec(StrictModel):
-    """The model under test: a preset `size`, or all of d_model, d_ff, num_layers and num_heads."""
+    """The model under test: a preset `size`, or all of d_model, d_ff, num_layers and num_heads. Those that are given
+    beside a size replace the preset's."""
 
     name: Annotated[Name, Named("model")] = "transformer_lm"
     """Model implementation, as a worker registers it."""
-    size: ModelSize | None = None
-    """Preset; sets the four hyper-parameters below."""
+    size: ModelSize | None = Field(default=None, json_schema_extra={SHAPES: {**MODEL_SIZES}})  # type: ignore[dict-item]
+    """Preset; sets those of the four hyper-parameters below that are not given."""
     d_model: int | None = Field(default=None, ge=2, le=65_536)
     """Width of the residual stream."""
     d_ff: int | None = Field(default=None, ge=1, le=262_144)
@@ -54,28 +58,23 @@ class ModelSpec(StrictModel):
 
     @model_validator(mode="after")
     def _size_or_all_hyper_parameters(self) -> Self:
-        given = [name for name in HYPER_PARAMETERS if getattr(self, name) is not None]
-        if self.size is not None:
-            if given:
-                raise field_error(given[0], f"leave {given[0]} out, or leave size out and give all hyper-parameters")
-            return self
-        missing = [name for name in HYPER_PARAMETERS if name not in given]
+        missing = [name for name in HYPER_PARAMETERS if self.size is None and getattr(self, name) is None]
         if missing:
             raise field_error(missing[0], f"give size, or all of {', '.join(HYPER_PARAMETERS)}")
         shape = self.shape()
         if shape["d_model"] % (2 * shape["num_heads"]):
             raise field_error(
-                "d_model",
+                "num_heads" if self.d_model is None else "d_model",
                 f"d_model ({shape['d_model']}) must be a multiple of 2 × num_heads ({shape['num_heads']}): "
                 "rotary embeddings need an even head dimension",
             )
         return self
 
     def shape(self) -> dict[str, int]:
-        """Return the four hyper-parameters, from the preset or as given."""
-        if self.size is not None:
-            return dict(MODEL_SIZES[self.size])  # type: ignore[arg-type]
-        return {name: getattr(self, name) for name in HYPER_PARAMETERS}
+        """Return the four hyper-parameters: those given, and the others from the preset."""
+        given = {name: getattr(self, name) for name in HYPER_PARAMETERS if getattr(self, name) is not None}
+        preset: Mapping[str, int] = {} if self.size is None else MODEL_SIZES[self.size]  # type: ignore[assignment]
+        return {**preset, **given}
 
     def label(self) -> str:
         """Return the name that tables show: the preset with these hyper-parameters, else the hyper-parameters."""

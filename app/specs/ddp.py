@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from app.specs._base import Resources, SpecBase, field_error
 from app.specs._identity import Scalar
@@ -42,6 +43,13 @@ class DdpSpec(TrainingSpec):
     cast_before_communication: bool = False
     """`fsdp` and `torch_fsdp` with precision bf16 only: cast parameters to bf16 before they travel, and compute in it
     without autocast; gradients travel in bf16, too."""
+    mode: Literal["forward_backward", "train_step"] = "train_step"
+    """`forward_backward` computes and shares gradients; `train_step` adds the optimizer. Other modes have no gradients
+    to share."""
+    cuda_graph: Literal[False] = False
+    """Always false: ranks do not capture their communication."""
+    new_tokens: int = Field(default=32, ge=2, le=1_048_576)
+    """Without effect: nothing is generated."""
     batch_size: int = Field(default=2, ge=1, le=65_536)
     """Sequences per step and rank."""
     measure_steps: int = Field(default=10, ge=1, le=100_000)
@@ -65,7 +73,9 @@ class DdpSpec(TrainingSpec):
             "optimizer": "torch_fused_adamw",
         },
     }
-    unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {"trace", "trace_max_mib", "step_timeout_s"}
+    unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {
+        *("trace", "trace_max_mib", "step_timeout_s", "new_tokens")
+    }
     table_rows: ClassVar[tuple[str, ...]] = ("model", "strategy", "bucket_size_mb", "sharded_optimizer", "precision")
     table_columns: ClassVar[tuple[str, ...]] = (
         "step_ms",
@@ -79,12 +89,17 @@ class DdpSpec(TrainingSpec):
         "gradient_error",
     )
 
+    @field_validator("cuda_graph", mode="before")
+    @classmethod
+    def _not_in_a_graph(cls, value: Any) -> Any:
+        if value is True:
+            raise PydanticCustomError(
+                "not_captured", "ranks do not capture their communication in a graph: leave cuda_graph out"
+            )
+        return value
+
     @model_validator(mode="after")
     def _ranks_can_do_it(self) -> Self:
-        if self.mode in ("forward", "generate"):
-            raise field_error(
-                "mode", f"mode {self.mode} has no gradients to share: choose train_step or forward_backward"
-            )
         self._check_device()
         if self.sharded_optimizer:
             self._check_sharded_optimizer()
@@ -143,15 +158,13 @@ class DdpSpec(TrainingSpec):
         if self.compile and self.compile_scope == "model":
             raise field_error("compile_scope", "torch_fsdp gathers block by block: choose compile_scope blocks")
 
-    def _check_cuda_graph(self) -> None:
-        raise field_error("cuda_graph", "ranks do not capture their communication in a graph: leave cuda_graph out")
-
     def resources(self) -> Resources:
         return Resources(device_type="cuda" if self.backend == "nccl" else "cpu", devices=self.world_size)
 
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Do as other training kinds, and set what the strategy or the mode does not use to null."""
         identity, labels = super().normalised(identity)
+        del identity["new_tokens"]
         if self.strategy not in WITH_BUCKETS:
             identity["bucket_size_mb"] = None
         if self.strategy != "bucketed":

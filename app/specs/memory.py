@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator
+from pydantic_core import PydanticCustomError
 
-from app.specs._base import SpecBase, WarmupSteps, field_error
+from app.specs._base import SpecBase, WarmupSteps
 from app.specs._identity import Scalar
 from app.specs._training import TrainingSpec
 
@@ -14,11 +15,16 @@ DEFAULT_WARMUP_STEPS = 2
 
 
 class MemorySpec(TrainingSpec):
-    """Record the allocations of one model's step. Mode `forward` is inference, which keeps nothing for a backward pass;
-    `forward_backward` adds gradients; `train_step` is the full step.
-    """
+    """Record the allocations of one model's steps, in inference or in training."""
 
     kind: Literal["memory"] = "memory"
+    mode: Literal["forward", "forward_backward", "train_step"] = "train_step"
+    """`forward` is inference: it keeps no gradients; `forward_backward` adds them; `train_step` is the full step, with
+    the optimizer. Memory of `generate` is not recorded."""
+    cuda_graph: Literal[False] = False
+    """Always false: a replayed CUDA graph allocates nothing."""
+    new_tokens: int = Field(default=32, ge=2, le=1_048_576)
+    """Without effect: nothing is generated."""
     warmup_steps: WarmupSteps = None
     """Steps before recording starts; null: 2, after which the optimizer's state exists and the allocator's cache has
     its size. With 0, the first step is recorded."""
@@ -30,7 +36,9 @@ class MemorySpec(TrainingSpec):
     largest_allocations: int = Field(default=20, ge=1, le=1_000)
     """Rows of table `allocations` for each phase: the largest ones alive at its peak."""
 
-    unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {"history_entries", "largest_allocations"}
+    unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {
+        *("history_entries", "largest_allocations", "new_tokens")
+    }
     table_rows: ClassVar[tuple[str, ...]] = ("model", "context_length", "mode", "precision")
     table_columns: ClassVar[tuple[str, ...]] = (
         "peak_memory_mib",
@@ -46,24 +54,21 @@ class MemorySpec(TrainingSpec):
         "fragmentation_mib",
     )
 
-    @model_validator(mode="after")
-    def _mode_can_be_recorded(self) -> Self:
-        if self.mode == "generate":
-            raise field_error(
-                "mode", "memory is recorded of forward, forward_backward and train_step: choose forward for inference"
+    @field_validator("cuda_graph", mode="before")
+    @classmethod
+    def _not_in_a_graph(cls, value: Any) -> Any:
+        if value is True:
+            raise PydanticCustomError(
+                "not_recorded",
+                "a replayed graph allocates nothing, so its memory has no history: leave it out, or take "
+                "peak_memory_mib of kind benchmark",
             )
-        return self
-
-    def _check_cuda_graph(self) -> None:
-        raise field_error(
-            "cuda_graph",
-            "a replayed graph allocates nothing, so its memory has no history: leave it out, or take peak_memory_mib "
-            "of kind benchmark",
-        )
+        return value
 
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Do as other training kinds, and spell out the length of the warm-up."""
         identity, labels = super().normalised(identity)
+        del identity["new_tokens"]
         if identity["warmup_steps"] is None:
             identity["warmup_steps"] = DEFAULT_WARMUP_STEPS
         return identity, labels

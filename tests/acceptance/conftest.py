@@ -19,10 +19,11 @@ PLUGINS = Path(__file__).resolve().parent.parent / "plugins"
 PROJECT = PLUGINS.parent.parent
 
 
-def environment(folder: Path) -> dict[str, str]:
-    """For a service in `folder`: tests/plugins installed, short times, locks of its own."""
+def environment(folder: Path, *kinds: str) -> dict[str, str]:
+    """For a service in `folder`: tests/plugins installed, short times, locks of its own; `kinds` are folders there."""
+    path = [*(PLUGINS / kind for kind in kinds), PROJECT, PLUGINS, os.environ.get("PYTHONPATH", "")]
     return {
-        "PYTHONPATH": os.pathsep.join([str(PROJECT), str(PLUGINS), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join(map(str, path)),
         "MISBEHAVE_FOLDER": str(folder / "misbehave"),
         "FLOPWATCH_GRACE_S": "1",
         "FLOPWATCH_LEASE_S": "3",
@@ -65,9 +66,9 @@ def started_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[
     """A service with one worker that tests share, of all modules: to start one takes seconds of a core."""
     folder = tmp_path_factory.mktemp("site")
     (folder / "misbehave").mkdir()
-    with Service(folder / "service", environment(folder)) as running:
+    with Service(folder / "service", environment(folder, "plain_kind")) as running:
         running.start_server()
-        yield running, running.start_worker()
+        yield running, running.start_worker(WARM_PARENT="torch")
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def site(started_service: tuple[Service, subprocess.Popen[bytes]]) -> Iterator[S
 def server_without_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A server for the controls that take something out of a worker only."""
     folder = tmp_path_factory.mktemp("controls")
-    with Service(folder / "service", environment(folder)) as running:
+    with Service(folder / "service", environment(folder, "plain_kind")) as running:
         running.start_server()
         yield running
 
@@ -102,7 +103,7 @@ def start_beside(
 ) -> Iterator[Callable[..., Site]]:
     """Start a worker of the test's own beside the shared server; the arguments are environment of the worker."""
     running = server_without_workers
-    running.environment.update(environment(tmp_path))
+    running.environment.update(environment(tmp_path, "plain_kind"))
 
     def start(**sabotage: str) -> Site:
         return Site(running.client(), misbehave_folder, running.start_worker(**sabotage))

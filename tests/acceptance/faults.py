@@ -50,7 +50,7 @@ def without(*mechanisms: str) -> dict[str, str]:
 
 def http_client(service: Service, timeout_s: float = 30.0) -> httpx.Client:
     """A client of one thread's own."""
-    return httpx.Client(base_url=service.url, timeout=timeout_s, trust_env=False)
+    return httpx.Client(base_url=service.url, timeout=timeout_s, trust_env=False, verify=False)
 
 
 def database_path(service: Service) -> Path:

@@ -13,14 +13,15 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.acceptance.conftest import Site, short_job
+from tests.acceptance.conftest import Site
 from tests.acceptance.sabotage import (
     alive,
     attempt_states,
     cleaned_up,
     get,
     open_gate,
-    sabotaged,
+    plain_job,
+    plain_kind,
     wait_for_start,
     wait_for_state,
     wait_until_gone,
@@ -46,7 +47,7 @@ def cancel(client: httpx.Client, job_id: int, status: int = 202) -> dict[str, An
 
 def cancels_a_queued_job(client: httpx.Client) -> dict[str, Any]:
     """Cancel a job that waits: its last state."""
-    job_id = submit(client, short_job("counted", vocab_size=100))
+    job_id = submit(client, plain_job("counted", number=100))
     assert cancel(client, job_id)["state"] == "cancelled"
     job: dict[str, Any] = get(client, f"/jobs/{job_id}")
     assert (job["state"], job["attempt"], job["error"]["code"]) == ("cancelled", 0, "cancelled")
@@ -56,10 +57,10 @@ def cancels_a_queued_job(client: httpx.Client) -> dict[str, Any]:
 
 def test_a_queued_job_that_is_cancelled_never_runs(site: Site) -> None:
     client = site.client
-    submit(client, short_job("gated"))
+    submit(client, plain_job("gated"))
     wait_for_start(site.folder)
     job = cancels_a_queued_job(client)
-    last = submit(client, short_job("counted", vocab_size=200))
+    last = submit(client, plain_job("counted", number=200))
     open_gate(site.folder)
     wait_for_state(client, last, "succeeded")
     assert (site.folder / "runs").read_text().split() == ["200"]
@@ -69,12 +70,12 @@ def test_a_queued_job_that_is_cancelled_never_runs(site: Site) -> None:
 
 def test_control_a_cancel_that_leaves_a_queued_job_in_the_queue(service: Service) -> None:
     with pytest.raises(AssertionError, match="'queued' == 'cancelled'"):
-        cancels_a_queued_job(service.start_server(**sabotaged("cancel_of_queued")))
+        cancels_a_queued_job(service.start_server(**plain_kind("cancel_of_queued")))
 
 
 def cancels_a_running_job(site: Site) -> None:
     client = site.client
-    job_id = submit(client, short_job("gated"))
+    job_id = submit(client, plain_job("gated"))
     (child,) = wait_for_start(site.folder)
     first = cancel(client, job_id)
     assert first["cancel_requested_at"] is not None
@@ -85,7 +86,7 @@ def cancels_a_running_job(site: Site) -> None:
     assert (again["state"], again["cancel_requested_at"]) == ("cancelled", first["cancel_requested_at"])
     assert attempt_states(client, job_id) == ["cancelled"]
     # The worker is free again, and nothing comes after the end.
-    wait_for_state(client, submit(client, short_job("counted")), "succeeded")
+    wait_for_state(client, submit(client, plain_job("counted")), "succeeded")
     assert get(client, f"/jobs/{job_id}") == job
     assert get(client, f"/jobs/{job_id}/events")[-1]["data"]["state"] == "cancelled"
 
@@ -98,7 +99,7 @@ def test_control_a_worker_that_does_not_hear_of_cancels(
     start_beside: Callable[..., Site], misbehave_folder: Path
 ) -> None:
     with cleaned_up(misbehave_folder), pytest.raises(TimeoutError, match="to be gone"):
-        cancels_a_running_job(start_beside(**sabotaged("notice_of_cancels")))
+        cancels_a_running_job(start_beside(**plain_kind("notice_of_cancels")))
 
 
 def cancels_against_the_finish(site: Site, rng: random.Random, *, rounds: int) -> None:
@@ -106,7 +107,7 @@ def cancels_against_the_finish(site: Site, rng: random.Random, *, rounds: int) -
     client, folder = site.client, site.folder
     outcomes = []
     for number in range(1, rounds + 1):
-        job_id = submit(client, short_job("gated"))
+        job_id = submit(client, plain_job("gated"))
         (child,) = wait_for_start(folder, number)
         open_gate(folder, child)
         time.sleep(rng.uniform(0.0, 0.08))
@@ -131,7 +132,7 @@ def test_a_cancel_that_was_answered_is_never_overwritten(site: Site, rng: random
 
 
 def test_control_a_finish_that_overwrites_cancels(start_beside: Callable[..., Site], rng: random.Random) -> None:
-    site = start_beside(**sabotaged("cancel_wins", "notice_of_cancels"))
+    site = start_beside(**plain_kind("cancel_wins", "notice_of_cancels"))
     with pytest.raises(AssertionError, match=r"\(202, 'succeeded'\)"):
         cancels_against_the_finish(site, rng, rounds=40)
 
@@ -139,8 +140,8 @@ def test_control_a_finish_that_overwrites_cancels(start_beside: Callable[..., Si
 def times_out(site: Site, *, patience_s: float = PATIENCE_S) -> None:
     """Let the time of a job run out that ignores SIGTERM, and whose daemon in a session of its own does, too."""
     client = site.client
-    timeout_s = 5.0
-    job_id = submit(client, short_job("stubborn", timeout_s=timeout_s))
+    timeout_s = 4.0
+    job_id = submit(client, plain_job("stubborn", timeout_s=timeout_s))
     child, daemon = wait_for_start(site.folder)
     assert alive(child)
     assert alive(daemon)
@@ -148,9 +149,9 @@ def times_out(site: Site, *, patience_s: float = PATIENCE_S) -> None:
     wait_until_gone(child, daemon, timeout_s=timeout_s + GRACE_S + patience_s)
     job = wait_for_state(client, job_id, "failed")
     assert job["error"]["code"] == "timeout"
-    assert "5 s" in job["error"]["detail"]
+    assert "4 s" in job["error"]["detail"]
     assert attempt_states(client, job_id) == ["failed"]
-    wait_for_state(client, submit(client, short_job("counted")), "succeeded")
+    wait_for_state(client, submit(client, plain_job("counted")), "succeeded")
 
 
 def test_a_timeout_ends_every_descendant(site: Site) -> None:
@@ -160,4 +161,4 @@ def test_a_timeout_ends_every_descendant(site: Site) -> None:
 @pytest.mark.parametrize("mechanism", ["subreaper", "kill_after_terminate"])
 def test_control_of_the_timeout(start_beside: Callable[..., Site], misbehave_folder: Path, mechanism: str) -> None:
     with cleaned_up(misbehave_folder), pytest.raises(TimeoutError, match="to be gone"):
-        times_out(start_beside(**sabotaged(mechanism)), patience_s=CONTROL_S)
+        times_out(start_beside(**plain_kind(mechanism)), patience_s=CONTROL_S)

@@ -32,7 +32,7 @@ from tools.service import Service, submit, wait_until
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.alone]
 
-LEASE_S = 2.0
+LEASE_S = 1.5
 HOUR_S = 3600.0
 PATIENCE_S = 20.0
 CONTROL_S = 2.5 * LEASE_S

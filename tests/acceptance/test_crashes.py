@@ -19,7 +19,8 @@ from tests.acceptance.conftest import Site, short_job
 from tests.acceptance.sabotage import (
     attempt_states,
     cleaned_up,
-    sabotaged,
+    plain_job,
+    plain_kind,
     wait_for_start,
     wait_until_gone,
 )
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.acceptance
 GONE_S = 10.0
 CONTROL_S = 2.0
 """How long a control waits for what must not happen."""
-UNITS = pytest.mark.parametrize("replicates", [1, 2], ids=["fork", "exec"])
+STARTS = pytest.mark.parametrize("start", ["fork", "exec"])
 
 
 def failed(client: httpx.Client, job_id: int) -> dict[str, Any]:
@@ -46,14 +47,14 @@ def failed(client: httpx.Client, job_id: int) -> dict[str, Any]:
 
 def tells_how_jobs_died(site: Site, rng: random.Random) -> None:
     client = site.client
-    killed = submit(client, short_job("gated"))
+    killed = submit(client, plain_job("gated"))
     (child,) = wait_for_start(site.folder)
     time.sleep(rng.uniform(0.0, 0.2))
     os.kill(child, signal.SIGKILL)
     error = failed(client, killed)
     assert (error["code"], error["signal"], error["exit_code"]) == ("crashed", "SIGKILL", None)
 
-    error = failed(client, submit(client, short_job("segfault", replicates=rng.choice([1, 2]))))
+    error = failed(client, submit(client, plain_job("segfault", start=rng.choice(["fork", "exec"]))))
     assert (error["code"], error["signal"], error["exit_code"]) == ("crashed", "SIGSEGV", None)
     assert "SIGSEGV" in error["detail"]
     assert error["log_tail"].endswith("about to fall over\n")
@@ -66,7 +67,7 @@ def tells_how_jobs_died(site: Site, rng: random.Random) -> None:
     assert (error["code"], error["detail"]) == ("failed", "ValueError: the loss is a pineapple")
     assert "Traceback" in error["log_tail"]
 
-    assert wait_for_job(client, submit(client, short_job("counted")))["state"] == "succeeded", "the worker must go on"
+    assert wait_for_job(client, submit(client, plain_job("counted")))["state"] == "succeeded", "the worker must go on"
 
 
 def test_how_a_job_died_is_told(site: Site, rng: random.Random) -> None:
@@ -77,30 +78,30 @@ def test_control_a_process_that_says_nothing_has_succeeded(
     start_beside: Callable[..., Site], rng: random.Random
 ) -> None:
     with pytest.raises(AssertionError, match="'succeeded' == 'failed'"):
-        tells_how_jobs_died(start_beside(**sabotaged("crashes")), rng)
+        tells_how_jobs_died(start_beside(**plain_kind("crashes")), rng)
 
 
-def survives_a_killed_keeper(site: Site, replicates: int, *, gone_s: float = GONE_S) -> None:
+def survives_a_killed_keeper(site: Site, start: str, *, gone_s: float = GONE_S) -> None:
     """Kill the keeper of a job that ends by no signal but SIGKILL, and whose daemon is an orphan."""
     client = site.client
-    job_id = submit(client, short_job("stubborn", replicates=replicates))
+    job_id = submit(client, plain_job("stubborn", start=start))
     child, daemon = wait_for_start(site.folder)
     os.kill(psutil.Process(child).ppid(), signal.SIGKILL)
     wait_until_gone(child, daemon, timeout_s=gone_s)
     assert failed(client, job_id)["code"] == "crashed"
-    assert wait_for_job(client, submit(client, short_job("counted")))["state"] == "succeeded", (
+    assert wait_for_job(client, submit(client, plain_job("counted")))["state"] == "succeeded", (
         "the devices must be free"
     )
 
 
-@UNITS
-def test_nothing_is_left_of_a_killed_keepers_job(site: Site, replicates: int) -> None:
-    survives_a_killed_keeper(site, replicates)
+@STARTS
+def test_nothing_is_left_of_a_killed_keepers_job(site: Site, start: str) -> None:
+    survives_a_killed_keeper(site, start)
 
 
 def test_control_orphans_of_keepers_are_left_alone(start_beside: Callable[..., Site], misbehave_folder: Path) -> None:
-    site = start_beside(**sabotaged("orphans_of_keepers"))
-    for replicates in (2, 1):
+    site = start_beside(**plain_kind("orphans_of_keepers"))
+    for start in ("exec", "fork"):
         with cleaned_up(misbehave_folder), pytest.raises(TimeoutError, match="to be gone"):
-            survives_a_killed_keeper(site, replicates, gone_s=CONTROL_S)
+            survives_a_killed_keeper(site, start, gone_s=CONTROL_S)
         (misbehave_folder / "started").unlink()

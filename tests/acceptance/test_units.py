@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from app.cli.commands import cli
-from tests.acceptance.conftest import PLUGINS, environment
+from tests.acceptance.conftest import PLUGINS, environment, short_job
 from tests.acceptance.sabotage import get
 from tools.service import Service, submit, wait_for_job
 
@@ -38,6 +38,7 @@ COMPARED = {
 def staged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A server and a worker that know the kind of tests/plugins/staged_kind."""
     folder = tmp_path_factory.mktemp("units")
+    (folder / "misbehave").mkdir()
     variables = environment(folder)
     path = os.pathsep.join([str(PLUGINS / "staged_kind"), variables["PYTHONPATH"]])
     with Service(folder / "service", {**variables, "PYTHONPATH": path}) as running:
@@ -221,7 +222,7 @@ class TestElsewhere:
 
 def test_a_job_without_a_device_runs_beside_one_that_has_the_host_alone(client: httpx.Client) -> None:
     jobs = [
-        submit(client, {"spec": {**COMPARED, "measure_steps": 1_000_000}, "timeout_s": 120}),
+        submit(client, short_job("gated", timeout_s=120)),
         submit(client, {"spec": {"kind": "staged", "device": "none"}}),
     ]
     assert wait_for_job(client, jobs[1])["state"] == "succeeded"

@@ -141,7 +141,7 @@ def serving(folder: Path, **settings: Any) -> Iterator[Site]:
         assert server.started
         url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
         services = app.state.services
-        with httpx.Client(base_url=url, timeout=30.0, trust_env=False) as http:
+        with httpx.Client(base_url=url, timeout=30.0, trust_env=False, verify=False) as http:
             yield Site(url, services, Worker(services), http)
         services.changes.stop()
     finally:
@@ -164,6 +164,38 @@ def fresh_site(tmp_path: Path) -> Iterator[Site]:
         yield running
 
 
+@pytest.fixture
+def obedient_later(site: Site) -> Iterator[Callable[[], None]]:
+    """Call it, and from then on a worker is played in the background: it finishes what it claims, as the job's name
+    says."""
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            try:
+                claim = site.worker.claim()
+            except AssertionError:
+                time.sleep(0.02)
+                continue
+            site.worker.report(claim, "progress", done=1, total=2, message="measuring")
+            site.worker.report(claim, "log", text="a line of output\n")
+            state = "failed" if claim.name == "fails" else "succeeded"
+            measurements = [] if state == "failed" else [record("forward_ms", 1.25, model="tiny", context_length=8)]
+            site.worker.finish(claim, state, measurements=measurements, log="a line of output\n")
+
+    thread = threading.Thread(target=work)
+    yield thread.start
+    stop.set()
+    if thread.ident is not None:
+        thread.join()
+
+
+@pytest.fixture
+def obedient(obedient_later: Callable[[], None]) -> None:
+    """Plays that worker during the whole test."""
+    obedient_later()
+
+
 @pytest.fixture(scope="session")
 def serve() -> Callable[..., contextlib.AbstractContextManager[Site]]:
     """Start a server with settings of one's own."""
@@ -180,7 +212,7 @@ def measured() -> Callable[..., MeasurementRecord]:
 def reported() -> Callable[..., TableRecord]:
     """Make a table as a unit reported it; `columns` are types by name, milliseconds where the name says so."""
 
-    def make(name: str, rows: Sequence[Sequence[Any]], unit_index: int = 0, **columns: str) -> TableRecord:
+    def make(name: str, rows: Sequence[Sequence[Any]], /, unit_index: int = 0, **columns: str) -> TableRecord:
         described = [
             {"name": column, "type": type_, "unit": "ms" if column.endswith("_ms") else None}
             for column, type_ in columns.items()

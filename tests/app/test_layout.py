@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from app.layout import STATISTICS, case_text, doubts, notes, varying_columns, verdict
+from app.layout import (
+    STATISTICS,
+    age,
+    case_text,
+    doubts,
+    duration,
+    moment,
+    notes,
+    ran,
+    varying_columns,
+    verdict,
+)
 from app.store import tables
 from workers.measure.statistics import Summary
 
@@ -90,3 +102,30 @@ def test_statistics_are_those_that_measurements_have() -> None:
     assert tuple(field.name for field in fields(Summary)) == STATISTICS
     stored = [column.name for column in tables.measurement.columns]
     assert tuple(stored[stored.index("n") : stored.index("samples")]) == STATISTICS
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-1, "0 ms"), (0.0004, "0 ms"), (0.85, "850 ms"), (4.21, "4.2 s"), (9.96, "10 s"), (59.4, "59 s"),
+        (60, "1 min"), (192, "3 min 12 s"), (3600, "1 h"), (18_600, "5 h 10 min"), (86_400 * 12 + 3 * 3600, "12 d 3 h"),
+    ],
+)  # fmt: skip
+def test_time_spans(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(-3, "0 s"), (59, "59 s"), (150, "2 min"), (7300, "2 h"), (200_000, "2 d")]
+)
+def test_ages(seconds: int, text: str) -> None:
+    now = datetime(2026, 3, 1, 14, 5, 9, tzinfo=UTC)
+    assert age((now - timedelta(seconds=seconds)).isoformat(), now) == f"{text} ago"
+
+
+def test_how_long_a_job_ran() -> None:
+    began, ended = "2026-03-01T14:05:09.000001Z", "2026-03-01T14:05:10.500001Z"
+    assert ran({"started_at": None, "finished_at": None}) is None
+    assert ran({"started_at": began, "finished_at": ended}) == "1.5 s"
+    assert ran({"started_at": began, "finished_at": None}, datetime(2026, 3, 1, 15, 5, 9, 1, UTC)) == "1 h"
+    assert moment(began) == "2026-03-01 14:05:09 UTC"

@@ -46,6 +46,37 @@ def test_a_rate_of_the_whole_work_is_shown_and_not_a_phases() -> None:
     assert list(rows_of(result, Table("", [], ("model",), ("tflops",)))) == [["a", "5", "valid"]]
 
 
+def test_a_phases_value_is_shown_under_the_phases_name() -> None:
+    whole = {
+        "case": {"model": "a"},
+        "case_key": "k",
+        "metric": "peak_memory_mib",
+        "phase": None,
+        "median": 5.0,
+        "std": None,
+    }
+    phase = {**whole, "phase": "forward", "median": 4.0}
+    result = {"measurements": [whole, phase], "validity": {"verdict": "valid"}}
+    table = Table("", [], ("model",), ("peak_memory_mib", "forward_peak_memory_mib", "backward_peak_memory_mib"))
+    assert list(rows_of(result, table)) == [["a", "5", "4", "", "valid"]]
+
+
+def test_a_row_of_the_memory_table_is_filled_by_a_smaller_model_on_a_cpu() -> None:
+    table = TABLES["memory"]
+    (spec,) = [
+        one
+        for one in table.specs
+        if (one["context_length"], one["mode"], one["precision"]) == (128, "train_step", "bf16")
+    ]
+    small = {**spec, "model": {"size": "tiny"}, "device": "cpu", "context_length": 32}
+    (row,) = rows_of(run(small, timeout_s=120), table)
+    shown = dict(zip((*table.coordinates, *table.metrics, "validity"), row, strict=True))
+    on_gpus_only = {"rounding_mib", "fragmentation_mib"}
+    assert {name for name, text in shown.items() if text in {"", "unknown"}} == on_gpus_only
+    assert (shown["unknown_percent"], shown["parameter_mib"], shown["validity"]) == ("0", "11.77", "valid")
+    assert shown["residual_stream_mib"] == shown["residual_stream_seen_mib"] == "0.0625"
+
+
 def test_cells_say_why_they_are_empty() -> None:
     assert cell(None) == ""
     assert cell({"median": None, "outcome": "oom", "std": None}) == "oom"

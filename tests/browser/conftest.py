@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from selenium.webdriver import Chrome, ChromeOptions, ChromeService
@@ -27,15 +26,15 @@ FLAGS = (
 )
 
 
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Chrome]:
-    """A browser with an empty profile, which notes its console and its requests."""
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
+    """A browser with an empty profile, which notes its console and its requests; its start takes seconds of a core."""
     chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
     if chromium is None or chromedriver is None:
         pytest.skip("Debian's packages chromium and chromium-driver are not installed")
     options = ChromeOptions()
     options.binary_location = chromium
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path / 'profile'}"):
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('browser')}"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     driver = Chrome(options, ChromeService(chromedriver))
@@ -43,3 +42,14 @@ def browser(tmp_path: Path) -> Iterator[Chrome]:
         yield driver
     finally:
         driver.quit()
+
+
+@pytest.fixture
+def browser(chromium: Chrome) -> Iterator[Chrome]:
+    """The browser as if it were new: no page, cache or cookie, and nothing noted."""
+    yield chromium
+    chromium.get("about:blank")
+    for command in ("Network.clearBrowserCache", "Network.clearBrowserCookies"):
+        chromium.execute_cdp_cmd(command, {})
+    for log in ("browser", "performance"):
+        chromium.get_log(log)  # type: ignore[no-untyped-call]

@@ -26,9 +26,11 @@ class Pool:
 
     def __init__(self, world_size: int, backend: str = "gloo") -> None:
         self.world_size = world_size
-        # One process imports torch, and its compiler, which optimizers import; the ranks are forks of it.
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch.distributed", "torch._dynamo"])
+        # One process imports torch, and its compiler, which optimizers import; the ranks are forks of it. Imports may
+        # touch CUDA where there is one, and that does not survive a fork.
+        context = multiprocessing.get_context("forkserver" if backend == "gloo" else "spawn")
+        if backend == "gloo":
+            context.set_forkserver_preload(["torch.distributed", "torch._dynamo"])
         self._folder = tempfile.TemporaryDirectory(prefix="flopwatch-ranks-")
         store = str(Path(self._folder.name) / "store")
         self._channels, self._processes = [], []
@@ -68,8 +70,8 @@ def serve(index: int, world_size: int, backend: str, store: str, channel: Connec
 
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
-    warnings.simplefilter("error")
-    warnings.filterwarnings("ignore", message="Attempting to run cuBLAS, but there was no current CUDA context")
+    if backend == "gloo":
+        warnings.simplefilter("error")
     timeout = datetime.timedelta(seconds=TIMEOUT_S / 2)
     device = None
     if backend == "nccl":

@@ -19,6 +19,10 @@ def test_activation_checkpointing(two_ranks: Pool, where: str, how: str) -> None
     two_ranks(training.fully_sharded_parity, True, f"{where} {how}")
 
 
+def test_attention_that_autograd_does_not_look_into(ranks: Pool) -> None:
+    ranks(training.fully_sharded_opaque)
+
+
 def test_gradients_accumulate(ranks: Pool) -> None:
     ranks(training.fully_sharded_parity, True, "", 2)
 

@@ -512,3 +512,74 @@ def fully_sharded_after_evaluation() -> None:
         close(model(inputs.to(device())), alone(inputs.to(device())), "logits")
         ours.zero_grad()
         theirs.zero_grad()
+
+
+@torch.library.custom_op("parallel_tests::mix", mutates_args=())
+def mix(q: Tensor, k: Tensor) -> Tensor:
+    """Stands for an attention that autograd does not look into."""
+    return (q @ k.transpose(-1, -2)).softmax(-1) @ k
+
+
+@mix.register_fake
+def _(q: Tensor, k: Tensor) -> Tensor:
+    return torch.empty_like(q)
+
+
+def _keep(ctx: Any, inputs: Any, output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _mix_backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.enable_grad():
+        q, k = (tensor.detach().requires_grad_() for tensor in ctx.saved_tensors)
+        out = (q @ k.transpose(-1, -2)).softmax(-1) @ k
+        dq, dk = torch.autograd.grad(out, (q, k), gradient)
+    return dq, dk
+
+
+mix.register_autograd(_mix_backward, setup_context=_keep)
+
+
+class Opaque(nn.Module):
+    """Blocks with projections around an opaque operation, one of them checkpointed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ModuleDict({"q": nn.Linear(6, 6), "k": nn.Linear(6, 6)}) for _ in range(2))
+        self.blocks = nn.ModuleList(OpaqueBlock() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        from torch.utils.checkpoint import checkpoint
+
+        for layer in self.layers:
+            x = x + mix(layer["q"](x), layer["k"](x))
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x
+
+
+class OpaqueBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + mix(self.q(x), self.k(x))
+
+
+def fully_sharded_opaque() -> None:
+    torch.manual_seed(dist.get_rank())
+    model = parallel.FullyShardedDataParallel(Opaque().to(device()))
+    torch.manual_seed(0)
+    alone = Opaque().to(device())
+    ours, theirs = (torch.optim.AdamW(m.parameters(), lr=0.01) for m in (model, alone))
+    for step in range(3):
+        inputs = torch.randn(6, 5, 6, generator=torch.Generator().manual_seed(step))
+        model(part(inputs)).square().mean().backward()
+        model.finish_gradient_synchronization()
+        alone(inputs.to(device())).square().mean().backward()
+        same_gradients(model, alone)
+        for optimizer in (ours, theirs):
+            optimizer.step()
+            optimizer.zero_grad()
+    same_state(model, alone)

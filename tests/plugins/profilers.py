@@ -122,7 +122,11 @@ def nsys(mode: str, options: dict[str, str], rest: list[str]) -> int:
     (report,) = rest
     header = Path(report).read_text().replace("Instances", "Launches" if mode == "other_columns" else "Instances")
     print(f"Generating SQLite file x.sqlite from {report}\nProcessing [x.sqlite] with [cuda_gpu_kern_sum.py]... \n")
-    kernels = NSYS_KERNELS.get(options.get("--filter-nvtx"))
+    nvtx_range = options.get("--filter-nvtx")
+    if nvtx_range == "optimizer":
+        print("ERROR: no range named optimizer")
+        return 1
+    kernels = NSYS_KERNELS.get(nvtx_range)
     if not header or kernels is None:
         print("SKIPPED: x.sqlite does not contain CUDA kernel data.")
     else:

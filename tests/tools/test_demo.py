@@ -13,20 +13,25 @@ from pathlib import Path
 
 import psutil
 import pytest
+import typer
+
+from app.cli.commands import cli
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = ROOT / "tests" / "plugins"
-"""Its `sitecustomize` lets the demo's worker start sooner."""
+"""Its `sitecustomize` lets the demo's worker start sooner; jobs that train take longer then."""
 DEADLINE_S = 200.0
 
 
 @pytest.fixture
 def demo(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
-    """The demo, with `tmp_path` as its folder for temporary files, and the fields of the parameter."""
+    """The demo, with `tmp_path` as its folder for temporary files, and the fields of the parameter if it is to end."""
+    fields = getattr(request, "param", None)
+    path = [ROOT, PLUGINS] if fields is None else [ROOT]
     with subprocess.Popen(
-        [sys.executable, "-m", "tools.demo", *getattr(request, "param", [])],
+        [sys.executable, "-m", "tools.demo", *(fields or [])],
         cwd=ROOT,
-        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join([str(ROOT), str(PLUGINS)])},
+        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(map(str, path))},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -64,6 +69,11 @@ def test_it_prints_a_table(demo: subprocess.Popen[str], tmp_path: Path) -> None:
     assert [case[:2] for case in cases] == [["tiny", "16"], ["tiny", "32"]]
     for name in ("forward_ms", "backward_ms", "optimizer_ms", "step_ms"):
         assert all(float(case[heads.index(name)].split()[0]) > 0 for case in cases), name
+    last = output.rpartition("To keep yours:")[2]
+    assert re.search(r"flopwatch up  ", last), "it says what to do next"
+    told = [line.split("#")[0].split()[1:] for line in last.splitlines() if "#" in line]
+    assert [words[0] for words in told] == ["up", "submit", "sweep", "table", "specs"]
+    assert {words[0] for words in told} <= set(vars(typer.main.get_command(cli))["commands"])
     assert not processes_of(tmp_path)
     assert not list(tmp_path.glob("flopwatch-demo-*"))
 

@@ -793,6 +793,23 @@ class TestWrapped:
             assert job["error"]["detail"] == words
         assert seen == [*(asked if code != "unsupported" else []), *(["collect"] if code is None else [])]
 
+    def test_control_of_the_wrappers_words(
+        self, site: Site, planned: Callable[[Runner], None], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(JobRun, "_blame", lambda _self, _wrapper, outcome, _ask: outcome)
+
+        class Knowing(Collector):
+            def wrapper_error(self, *_: Any, **__: Any) -> str | None:
+                return "ERR_NVGPUCTRPERM"
+
+        planned(Knowing(WRAPPED))
+
+        def play(unit: Unit) -> None:
+            unit.say(SUCCESS)
+            unit.end()
+
+        assert site.run(play)["state"] == "succeeded"
+
     def test_a_runner_that_cannot_read_its_wrappers_words_fails_the_job(
         self, site: Site, planned: Callable[[Runner], None]
     ) -> None:

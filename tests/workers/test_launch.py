@@ -38,7 +38,7 @@ def request(behaviour, wrap=(), kind=KIND, **environment):
     specs = {
         "benchmark": {"model": {"name": behaviour, **shape}, "batch_size": 1, "context_length": 1,
                       "mode": "forward", "warmup_steps": 0, "measure_steps": 1, "device": "cpu"},
-        "plain": {"behaviour": behaviour, "device": "none", "start": START},
+        "plain": {"behaviour": behaviour, "start": START},
     }
     unit = {"title": "unit", "params": {"replicate": 0}, "start": START, "environment": {}}
     environment = {"MISBEHAVE_FOLDER": str(FOLDER), **environment}

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from workers import run_here as run_here_module
 from workers.run_here import run_here
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -115,6 +116,9 @@ def test_tables_are_shown_and_a_wrapped_unit_runs_without_its_wrapper(
     assert [row[3] for row in rows[:4]] == ["add", "copy"] * 2
     assert {path.name for path in tmp_path.glob("trace*")} == {"trace.json", "trace-unit-1.json"}
     result = json.loads(command(tmp_path, {"kind": "staged"}, "--json").stdout)
+    assert {path.name for path in tmp_path.glob("trace*")} == {
+        "trace.json", "trace-unit-1.json", "trace-2.json", "trace-unit-1-2.json",
+    }, "the second run overwrites nothing of the first"  # fmt: skip
     shown = [(table["unit_index"], table["name"], table["row_count"]) for table in result["tables"]]
     assert shown == [
         (0, "operations", 2),
@@ -126,6 +130,16 @@ def test_tables_are_shown_and_a_wrapped_unit_runs_without_its_wrapper(
     ]
     assert "\nchecks" not in done.stdout
     assert result["tables"][0]["rows"] == [["add", 1.5, 3], ["copy", 0.5, 1]]
+
+
+def test_no_file_is_overwritten(tmp_path: Path) -> None:
+    for name in ("trace.json.gz", "trace-2.json.gz", "plain"):
+        (tmp_path / name).touch()
+    (tmp_path / "link").symlink_to("nowhere")
+    assert run_here_module._free(tmp_path / "trace.json.gz").name == "trace-3.json.gz"
+    assert run_here_module._free(tmp_path / "plain").name == "plain-2"
+    assert run_here_module._free(tmp_path / "link").name == "link-2"
+    assert run_here_module._free(tmp_path / "new.json").name == "new.json"
 
 
 @pytest.mark.parametrize(
@@ -152,16 +166,24 @@ def test_the_command_passes_the_exit_code_on(tmp_path: Path) -> None:
 
 
 def test_the_job_runs_in_the_process_that_was_started(tmp_path: Path) -> None:
-    (tmp_path / "open").touch()  # the model waits for nothing
-    gated = {**SPEC, "model": {"name": "gated", "d_model": 8, "d_ff": 8, "num_layers": 1, "num_heads": 1}}
-    (tmp_path / "spec.json").write_text(json.dumps(gated))
+    (tmp_path / "open").touch()  # the job waits for nothing
+    plugins = PROJECT / "tests" / "plugins"
+    path = os.pathsep.join(map(str, [plugins / "plain_kind", PROJECT, plugins]))
     process = subprocess.Popen(
-        [sys.executable, "-m", "app.cli", "run", str(tmp_path / "spec.json"), "--output", str(tmp_path)],
+        [
+            sys.executable,
+            "-m",
+            "app.cli",
+            "run",
+            str(written(tmp_path, {"kind": "plain", "behaviour": "gated"})),
+            "--output",
+            str(tmp_path),
+        ],
         cwd=PROJECT,
-        env={**os.environ, "PYTHONPATH": str(PROJECT / "tests" / "plugins"), "MISBEHAVE_FOLDER": str(tmp_path)},
+        env={**os.environ, "PYTHONPATH": path, "MISBEHAVE_FOLDER": str(tmp_path)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     assert process.wait(timeout=120) == 0
-    # The model wrote down the process it ran in.
+    # The job wrote down the process it ran in.
     assert set((tmp_path / "started").read_text().split()) == {str(process.pid)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,21 @@ def test_workers_register_the_tools_that_they_have(tmp_path: Path) -> None:
     install(tmp_path / "path", "nsys")
     assert registered() == {"tool:nsys"}
     assert "attention:eager" in agent.capabilities()
+
+
+def test_a_tool_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent with units may start no process of its own."""
+    install(tmp_path / "path", "ncu")
+    before = tools.find("ncu")
+
+    def start(*_: object, **__: object) -> None:
+        raise AssertionError("a process is started")
+
+    monkeypatch.setattr(subprocess, "run", start)
+    assert tools.find("ncu") == before is not None
+
+
+def test_a_tool_may_keep_its_version_to_itself(tmp_path: Path) -> None:
+    path = install(tmp_path / "path", "ncu")
+    path.write_text("#!/bin/sh\necho hello\n")
+    assert tools.find("ncu") == tools.Tool("ncu", str(path), None)

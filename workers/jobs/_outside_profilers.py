@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.specs._training import PHASES
 from app.specs.profile import NcuSpec, ProfileSpec
 from workers import tools
 from workers.jobs import _training
@@ -40,6 +40,8 @@ REPORTS = {"nsys": "report.nsys-rep", "ncu": "report.ncu-rep"}
 """The file that each tool writes to its unit's scratch folder, which is also the artifact's name."""
 OUT_OF_MEMORY = "out-of-memory.txt"
 """File in the scratch folder that says why a unit ran no steps."""
+PHASES = "phases.json"
+"""File in the scratch folder with the names of the phases of the steps that ran."""
 WITH_SOURCE = ("detailed", "full")
 """Sets of ncu whose report shows instructions. For the others, the kernels' code would be 99 % of the file."""
 ANSWER_S = 600.0
@@ -50,9 +52,10 @@ NCU_ERROR = re.compile(r"^==ERROR== (?!The application returned an error code)(.
 NOTHING_PROFILED = re.compile(
     r"^==WARNING== (No kernels were profiled\..*(?:\n(?:Available Kernels:|\d+\. ).*)*)", re.MULTILINE
 )
+MAX_PHASE = 400
+"""Most characters of a kernel's name that become a measurement's phase."""
 MAX_COUNTER_ROWS = 20_000
 """Most rows of the table `ncu`; the report has what does not fit."""
-RANGES = ("forward", "backward", "optimizer", "prefill", "decode")
 NSYS_COLUMNS = (
     ("Name", Column("name", "string"), 1.0),
     ("Total Time (ns)", Column("total_ms", "number", "ms"), 1e-6),
@@ -174,7 +177,9 @@ def run(spec: ProfileSpec, unit: Unit, report: Reporter) -> None:
     report.environment({**facts, "software": {**facts["software"], unit.params["tool"]: unit.params["version"]}})
     with _training.known_errors():
         try:
-            _run_steps(_training.build(spec, device, build_model), spec, report)
+            training = _training.build(spec, device, build_model)
+            (report.scratch / PHASES).write_text(json.dumps(list(training.step.phases)))
+            _run_steps(training, spec, report)
         except OutOfMemory as error:
             (report.scratch / OUT_OF_MEMORY).write_text(str(error))
 
@@ -256,7 +261,7 @@ def collect(spec: ProfileSpec, unit: Unit, scratch: Path, report: Reporter) -> N
         _note(report, Check("profiled", False, out_of_memory.read_text(), "note"))
         return
     if tool == "nsys":
-        _collect_nsys(spec, unit, scratch, report)
+        _collect_nsys(unit, scratch, report)
     else:
         _collect_ncu(spec, unit, scratch, report)
     file = scratch / REPORTS[tool]
@@ -300,17 +305,21 @@ def number(text: str) -> float | None:
     return float(plain) if re.fullmatch(r"-?\d+(\.\d+)?([eE][+-]?\d+)?", plain) else None
 
 
-def _collect_nsys(spec: ProfileSpec, unit: Unit, scratch: Path, report: Reporter) -> None:
+def _collect_nsys(unit: Unit, scratch: Path, report: Reporter) -> None:
     """Report the kernels of all profiled steps, and those of each phase of the first of them."""
     whole = _nsys_kernels(unit, scratch, None)
     if not whole:
         raise InvalidEnvironment(f"{NAMES['nsys']} saw no kernel in the profiled steps: its report is empty")
     columns = [Column("range", "string"), *(column for _, column, _ in NSYS_COLUMNS)]
     rows: list[list[Scalar]] = [[None, *row] for row in whole]
-    for phase in RANGES:
-        if phase in PHASES[spec.mode]:
+    checks = []
+    for phase in json.loads((scratch / PHASES).read_text()):
+        try:
             rows += [[phase, *row] for row in _nsys_kernels(unit, scratch, phase)]
+        except InvalidEnvironment as error:  # the report was read, so it is this range that is not in it
+            checks.append(Check(f"nsys_{phase}", False, str(error), "note"))
     report.table("nsys-kernels", columns, rows)
+    _note(report, *checks)
 
 
 def _nsys_kernels(unit: Unit, scratch: Path, nvtx_range: str | None) -> list[list[Scalar]]:
@@ -393,18 +402,26 @@ def _collect_ncu(spec: ProfileSpec, unit: Unit, scratch: Path, report: Reporter)
         )
     checks = _report_ncu_tables(launches, metric_units, report)
     device_key = environment.device_key(choose_device(spec.device, spec.precision))
-    of_kernel: dict[str, list[Launch]] = {}
-    for launch in launches:
-        of_kernel.setdefault(launch.kernel, []).append(launch)
-    case = spec.case()
-    for kernel, measured in of_kernel.items():
-        values = Values([Metric(counter.name, None, counter.unit) for counter in COUNTERS])
+    phases = phases_of(launches)
+    metrics = [Metric(counter.name, phase, counter.unit) for phase in dict.fromkeys(phases) for counter in COUNTERS]
+    values = Values(metrics)
+    for phase in dict.fromkeys(phases):
+        measured = [launch for launch, of in zip(launches, phases, strict=True) if of == phase]
         for counter in COUNTERS:
             samples = [value for launch in measured if (value := launch.value(counter)) is not None]
             why = f"the set {spec.ncu.set!r} of {NAMES['ncu']} does not hold {counter.source}"
-            values.set(counter.name, None, samples or None, why)
-        values.report(replace(case, identity={**case.identity, "kernel": kernel}), device_key, report)
+            values.set(counter.name, phase, samples or None, why)
+    values.report(spec.case(), device_key, report)
     _note(report, *checks)
+
+
+def phases_of(launches: Sequence[Launch]) -> list[str]:
+    """Return the phase of each launch's measurements: its function, or the whole name if functions share one."""
+    kernels = dict.fromkeys(launch.kernel for launch in launches)
+    functions = [function_of(kernel) for kernel in kernels]
+    return [
+        launch.function if functions.count(launch.function) == 1 else launch.kernel[:MAX_PHASE] for launch in launches
+    ]
 
 
 def ncu_launches(printed: str) -> tuple[list[Launch], dict[str, str]]:

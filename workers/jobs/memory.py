@@ -51,6 +51,7 @@ WHOLE = (
     ("residual_stream_seen_mib", "MiB"),
     ("residual_streams_seen", "tensors"),
     ("history_entries", "entries"),
+    ("snapshot_mib", "MiB"),
     ("parameters", "parameters"),
 )
 """Metrics without a phase, of the whole step, with their units."""
@@ -151,10 +152,13 @@ def record(
         record_steps(session, training, recording, owners, where, report)
     except OutOfMemory as error:
         session.reason = str(error)
-        # Whoever raised it holds the tensors of the step still: the snapshot shows them.
+        # The error still holds the tensors of the step, so the snapshot shows them.
         recording.mark(where.phase, owners(), keep=True, failed=True)
         session.lacked = recording.end()[-1]
         save_snapshot(session, OOM, session.lacked, report)
+    except BaseException:
+        recording.abandon()
+        raise
     return session
 
 
@@ -204,13 +208,16 @@ def record_steps(
     spec, step = session.spec, training.step
     warmup, total = warmup_steps(spec), warmup_steps(spec) + spec.measure_steps
     marks, stream = PhaseMarks(recording, owners), ResidualStream()
-    recording.begin(owners())
+    # The profiler of a CPU would keep each of the compiler's millions of calls.
+    recording.begin(owners(), stacks=not spec.compile)
     with memory_needed_in(where):
         for number in range(total):
             if number == warmup and warmup:
                 recording.end()
                 gc.collect()
                 recording.begin(owners())
+            if 0 < number == warmup - 1:
+                recording.learn_workspaces()
             marks.keep = number + 1 == total
             where.prepares()
             step.prepare()
@@ -260,26 +267,28 @@ def results(session: Session) -> tuple[Values, list[Check]]:
     add_whole(values, session)
     add_residual_stream(values, session)
     everything = [one for step in session.steps for one in step]
+    if session.initialisation is not None:
+        everything = [session.initialisation, *everything]
     checks = [check_history(everything), *check_accounted(everything)]
     percent = values.samples("unknown_percent", None)
     if percent is not None:
-        detail = f"{percent[0]:.2f} % of the peak has no known use"
-        checks.append(note("unknown", percent[0] <= MAX_UNKNOWN_PERCENT, detail))
+        checks.append(check_unknown(percent[0], max(session.phases(), key=height).stretch))
     return values, checks
 
 
-def note(name: str, ok: bool, detail: str) -> Check:
-    """Return a check that leaves the verdict as it is."""
+def check_unknown(percent: float, stretch: Stretch) -> Check:
+    """Check that the use of nearly all memory is known. Details name the largest allocation of unknown use."""
+    from workers.measure.allocations.categories import UNKNOWN
+    from workers.measure.allocations.stacks import site
     from workers.measure.check import Check
 
-    return Check(name, ok, detail, "note")
-
-
-def allocated_peak(recorded: Recorded) -> float | None:
-    """Return the peak of allocated memory in bytes; None if the history lost it."""
-    if recorded.counters is not None:
-        return recorded.counters.allocated_peak
-    return None if recorded.stretch.lost else recorded.stretch.peak.total
+    detail = f"{percent:.2f} % of the peak has no known use"
+    unknown = [one for one in stretch.at_peak if one.category == UNKNOWN]
+    if unknown:
+        largest_one = max(unknown, key=lambda one: one.size)
+        where = largest_one.name or site(largest_one.frames) or "made by code without a Python stack"
+        detail += f"; the largest allocation has {largest_one.size / MIB:.4g} MiB: {where}"
+    return Check("unknown", percent <= MAX_UNKNOWN_PERCENT, detail, "note")
 
 
 def peak_seen(recorded: Recorded) -> bool:
@@ -319,45 +328,36 @@ def fragmentation_mib(recorded: Sequence[Recorded]) -> tuple[list[float] | None,
 
 def add_whole(values: Values, session: Session) -> None:
     """Set the metrics of the whole step, at the highest of its phases' peaks."""
+    from workers.measure.allocations.categories import CATEGORIES, UNKNOWN
+
     phases = PHASES[session.spec.mode]
     steps = [[one for one in step if one.stretch.phase in phases] for step in session.steps]
     each = [max(step, key=height) for step in steps]
     values.set("peak_memory_mib", None, [height(one) / MIB for one in each])
-    reserved = [
-        max(one.counters.reserved_peak for one in step if one.counters) / MIB for step in steps if counted(step)
-    ]
-    values.set("memory_reserved_mib", None, reserved or None, NO_CACHE)
+    held = [[one.counters.reserved_peak / MIB for one in step if one.counters is not None] for step in steps]
+    values.set("memory_reserved_mib", None, [max(one) for one in held] if all(held) else None, NO_CACHE)
     values.set("fragmentation_mib", None, *fragmentation_mib(each))
     last = each[-1]
     peak = last.stretch.peak if peak_seen(last) else None
-    for index, name in enumerate(CATEGORY_METRICS.values()):
-        values.set(name, None, None if peak is None else [peak.usage[index] / MIB], PEAK_LOST)
-    share = None if peak is None else [100 * unknown_of(peak) / max(1, peak.total)]
-    values.set("unknown_percent", None, share, PEAK_LOST)
+    for category, name in CATEGORY_METRICS.items():
+        used = None if peak is None else [peak.usage[CATEGORIES.index(category)] / MIB]
+        values.set(name, None, used, PEAK_LOST)
+    share_unknown = None if peak is None else [100 * peak.usage[UNKNOWN] / max(1, peak.total)]
+    values.set("unknown_percent", None, share_unknown, PEAK_LOST)
     if last.counters is None:
         values.set("rounding_mib", None, None, "known on GPUs only: a CPU's allocator is asked for what it gives")
     else:
         rest = None if peak is None else [(last.counters.allocated_peak - peak.total) / MIB]
         values.set("rounding_mib", None, rest, PEAK_LOST)
-    values.set("history_entries", None, [session.steps[-1][-1].history])
+    final = session.steps[-1][-1]
+    values.set("history_entries", None, [final.history])
+    values.set("snapshot_mib", None, [session.files[final.stretch.phase] / MIB])
     values.set("parameters", None, None if session.parameters is None else [session.parameters], "unknown")
 
 
 def height(recorded: Recorded) -> float:
     """Return the peak in bytes as the allocator counts, or else as the history tells."""
     return recorded.stretch.peak.total if recorded.counters is None else recorded.counters.allocated_peak
-
-
-def counted(step: Sequence[Recorded]) -> bool:
-    """True if the allocator counts."""
-    return all(one.counters is not None for one in step)
-
-
-def unknown_of(point: Point) -> int:
-    """Return the bytes of unknown use."""
-    from workers.measure.allocations.categories import UNKNOWN
-
-    return point.usage[UNKNOWN]
 
 
 def add_residual_stream(values: Values, session: Session) -> None:
@@ -375,7 +375,7 @@ def add_residual_stream(values: Values, session: Session) -> None:
 
 
 def check_history(recorded: Sequence[Recorded]) -> Check:
-    """Check that the history holds every entry since the warm-up."""
+    """Check that the histories hold every entry: that of making the model, and that since the warm-up."""
     from workers.measure.check import Check
 
     held, lost = recorded[-1].history, any(one.history_lost for one in recorded)
@@ -528,7 +528,7 @@ def report_timeline(session: Session, report: Reporter) -> None:
     from workers.measure.table import Column
 
     columns = [
-        Column("entry", "integer", "entries"),
+        Column("entry", "integer"),
         Column("step", "integer"),
         Column("phase", "string"),
         Column("total_mib", "number", "MiB"),

@@ -40,6 +40,8 @@ CLASSES = (
     *("matmul", "attention", "softmax", "normalisation", "elementwise", "copy", "reduction", "communication"),
     *("optimizer", "other"),
 )
+EAGER = "eager"
+"""The attention whose parts are known to cost what `accounting.attention_part` says."""
 CEILING_STEPS = 5
 """Samples of a ceiling that is measured for the roofline."""
 TRACE, STACKS, FLAME_GRAPH = "trace.json.gz", "stacks.txt", "flamegraph.svg"
@@ -160,7 +162,7 @@ def profile_metrics(spec: ProfileSpec) -> list[Metric]:
 
 def has_roofline(spec: ProfileSpec) -> bool:
     """Return whether the parts of attention exist, so that they can be put beside the roofline."""
-    return not (spec.compile or spec.cuda_graph) and spec.attention == "eager"
+    return not (spec.compile or spec.cuda_graph) and spec.attention == EAGER
 
 
 def measure_missing_ceilings(spec: ProfileSpec, device: torch.device, report: Reporter) -> None:
@@ -249,6 +251,8 @@ class Profiling:
             InvalidEnvironment: the profiler sees no kernels.
             OutOfMemory: the memory did not suffice.
         """
+        from workers.measure.memory import OutOfMemory
+        from workers.measure.profiling import tables
         from workers.measure.profiling.attribution import Attribution
 
         profile = self._record()
@@ -267,10 +271,11 @@ class Profiling:
         self._add_trace(profile)
         del profile, found
         if self.spec.stacks:
-            self._add_stacks()
+            try:
+                self._add_stacks()
+            except OutOfMemory as error:
+                self._tell("stacks", None, None, str(error))
         self._tell_limits()
-        from workers.measure.profiling import tables
-
         self.report.table("summary", tables.SUMMARY, self.summary)
 
     @property
@@ -347,7 +352,7 @@ class Profiling:
             times = [1e-6 * sum(one.time_ns for one in work if one.phase == phase and one.step == step.step)
                      for step in found.steps]  # fmt: skip
             self.values.set("work_ms", phase, times if phase in phases_of(self.spec) else None, NO_PHASES)
-        uses = step_uses(work, found.steps) if self.on_gpu else []
+        uses = step_uses(work, found.windows) if self.on_gpu else []
         self.values.set("profiled_idle_ms", None, [use.idle_ms for use in uses] or None, GPU_ONLY)
         self.values.set("largest_gap_ms", None, [use.largest_gap_ms for use in uses] or None, GPU_ONLY)
         self.values.set("launches", None, [use.launches for use in uses] or None, GPU_ONLY)
@@ -411,7 +416,8 @@ class Profiling:
         from workers.measure.ceilings import Ceilings
         from workers.measure.profiling import tables
         from workers.measure.profiling.attention import Part, roofline
-        from workers.measure.profiling.usage import time_in
+        from workers.measure.profiling.classes import MATMUL
+        from workers.measure.profiling.usage import in_phases, time_of, work_in
 
         steps, counts = len(found.steps), found.count_ranges()
         reason = why_no_parts(self.spec, {name for _, name in counts})
@@ -427,9 +433,9 @@ class Profiling:
                 made = "forward" if phase == "backward" else phase
                 calls = counts[made, name] // steps
                 cost, note = cost_of(self.spec, name, phase, calls)
-                total = sum(one.time_ns for one in found.work if one.phase == phase)
-                part = Part(name, phase, 1e-6 * time_in(found.work, name, phase) / steps, cost)
-                rows.append(self._attention_row(part, 1e-6 * total / steps, line, note))
+                work, per_step = work_in(found.work, name, phase), 1e-6 / steps
+                part = Part(name, phase, per_step * time_of(work), per_step * time_of(work, MATMUL), cost)
+                rows.append(self._attention_row(part, per_step * time_of(in_phases(found.work, [phase])), line, note))
         self.report.table("attention", tables.ATTENTION, rows)
 
     def _attention_row(self, part: Part, phase_ms: float, line: Roofline | str, note: str) -> list[Scalar]:
@@ -479,6 +485,8 @@ class Profiling:
         if not found:
             self._tell("stacks", None, None, f"none: {NO_PHASES}" if self.spec.cuda_graph else "none were recorded")
             return
+        if len(found) > stacks.MAX_STACKS:
+            self._tell("stacks", stacks.MAX_STACKS, "stacks", f"the top ones of {len(found)}")
         what = "time of the GPU by the stack that launched its work" if self.on_gpu else "time of the host"
         subtitle = f"{what}; one step, which took {laps_ms[0]:.4g} ms while stacks were recorded"
         label = f"{self.spec.model.label()}, context {self.spec.context_length}, {self.spec.mode}"
@@ -524,6 +532,8 @@ def cost_of(spec: ProfileSpec, part: str, phase: str, calls: int) -> tuple[Cost 
     from workers.model.precision import PRECISIONS
 
     layers, passes = spec.model.shape()["num_layers"], spec.new_tokens - 1 if phase == "decode" else 1
+    if spec.attention != EAGER:
+        return None, f"what attention {spec.attention!r} computes in its parts is not known"
     if calls != layers * passes:
         return None, f"the model computes attention {calls} times in this phase, not once for each layer: cost unknown"
     width = PRECISIONS[spec.precision].compute_dtype.itemsize

@@ -3,7 +3,8 @@
 A multiply-add counts as two operations. Only matrix products count: norms, softmax, embeddings look-ups and the
 optimizer are left out, as in PaLM's model FLOPs (Chowdhery et al., 2022, appendix B). The causal half of the attention
 scores counts, not the masked half, whatever the implementation computes; recomputation by activation checkpointing does
-not count. So `mfu` compares implementations by useful work.
+not count. So `mfu` compares implementations by useful work. Only `attention_part` counts what is really computed, as it
+is put beside the time that this takes.
 
 Of memory, parameters, gradients, optimizer state, and what autograd saves for the backward pass count. Temporaries of
 single operations, the gradients of activations and the allocator's rounding do not. Formulas are also given as text,

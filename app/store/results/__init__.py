@@ -1,9 +1,10 @@
 """Results of jobs as tables: measurements of many jobs pivoted, and the tables that units reported.
 
-`choosing` has the statements, `pivoting` and `reported` make a Sheet, and `rendering` writes any Sheet in the five
-formats. pandas is imported when something is rendered, and not before.
+`choosing` has the statements, `pivoting`, `reported` and `comparing` make a Sheet, and `rendering` writes any Sheet in
+the five formats. pandas is imported when something is rendered, and not before.
 """
 
+from app.store.results.comparing import compare, compare_sides
 from app.store.results.pivoting import column_name, local_table, table
 from app.store.results.rendering import render
 from app.store.results.reported import list_tables, merged, result_table
@@ -14,6 +15,8 @@ __all__ = [
     "Column",
     "Sheet",
     "column_name",
+    "compare",
+    "compare_sides",
     "list_tables",
     "local_table",
     "merged",

@@ -46,7 +46,7 @@ _Row = Row[Any] | SimpleNamespace
 
 
 @dataclass
-class _Case:
+class CaseOfJob:
     """One row: a case of a job. `stopped` says why there are no numbers when the job did not succeed."""
 
     job: int | None
@@ -137,7 +137,7 @@ def table(
     def side(row: _Row) -> str | None:
         return sides.get((row.job_id, row.attempt, row.unit_index))
 
-    cases, units = _cases(chosen, measured, side)
+    cases, units = cases_of(chosen, measured, side)
     if first is not None:
         cases, is_cut = cases[:first], is_cut or len(cases) > first
     return replace(_sheet(cases, units, rows, columns, statistic), is_cut=is_cut)
@@ -154,34 +154,34 @@ def local_table(spec: SpecBase, measurements: Iterable[Mapping[str, Any]]) -> Sh
     job = SimpleNamespace(id=None, kind=spec.kind, state="succeeded", spec=spec.model_dump(mode="json"), error=None)
     optional: dict[str, Any] = {"side": None, "validity": None, "unit_index": None}
     rows = [SimpleNamespace(**{**optional, **row, "job_id": None, "value": row["mean"]}) for row in measurements]
-    return _sheet(*_cases([job], rows, lambda row: row.side), None, None, "mean")
+    return _sheet(*cases_of([job], rows, lambda row: row.side), None, None, "mean")
 
 
-def _cases(
+def cases_of(
     jobs: Sequence[_Row], measured: Sequence[_Row], side: Callable[[_Row], str | None]
-) -> tuple[list[_Case], dict[str, str]]:
+) -> tuple[list[CaseOfJob], dict[str, str]]:
     """Return the rows of the table, and the unit of each metric's column."""
     units = {column_name(row.metric, row.phase): row.unit for row in measured}
     taken = {*RESERVED, *(unit + suffix for unit in units for suffix in METRIC_SUFFIXES)}
     by_job: dict[int | None, list[_Row]] = {job.id: [] for job in jobs}
     for row in measured:
         by_job[row.job_id].append(row)
-    cases: list[_Case] = []
+    cases: list[CaseOfJob] = []
     for job in jobs:
         about = {"job": job.id, "kind": job.kind, "tabled_as": _tabled_as(job)}
         about["stopped"] = None if job.state == "succeeded" else (job.error or {}).get("code", job.state)
-        found: dict[tuple[str, str, str | None], _Case] = {}
+        found: dict[tuple[str, str, str | None], CaseOfJob] = {}
         for row in by_job[job.id]:
             of_side = side(row)
             identity = (row.case_key, row.device_key, of_side)
             if identity not in found:
                 case = _stored_case(row.case) if isinstance(row.case, str) else row.case
                 coordinates = {**_of_side(of_side), **_renamed(case, taken), "device": row.device_key}
-                found[identity] = _Case(coordinates=coordinates, key=row.case_key, **about)
+                found[identity] = CaseOfJob(coordinates=coordinates, key=row.case_key, **about)
             found[identity].add(column_name(row.metric, row.phase), row)
         cases += found.values()
         if not found and about["stopped"] is not None:
-            cases += [_Case(coordinates=planned, **about) for planned in _planned(job.spec, taken)]
+            cases += [CaseOfJob(coordinates=planned, **about) for planned in _planned(job.spec, taken)]
     return cases, units
 
 
@@ -230,13 +230,13 @@ def _planned(spec: dict[str, Any], taken: Collection[str]) -> list[dict[str, Sca
 
 
 def _sheet(
-    cases: Sequence[_Case],
+    cases: Sequence[CaseOfJob],
     units: Mapping[str, str],
     rows: Sequence[str] | None,
     columns: Sequence[str] | None,
     statistic: Statistic,
 ) -> Sheet:
-    coordinates = _coordinates(cases, rows)
+    coordinates = coordinates_of(cases, rows)
     metrics = _metrics(cases, units, columns)
     values = [[case.show(name) for name in coordinates] for case in cases]
     verdicts = [case.validity() for case in cases]
@@ -252,7 +252,7 @@ def _sheet(
     return Sheet(
         columns=described,
         rows=[
-            [*shown, *(_cell(case, metric, statistic) for metric in metrics), verdict]
+            [*shown, *(cell_of(case, metric, statistic) for metric in metrics), verdict]
             for case, shown, verdict in zip(cases, values, verdicts, strict=True)
         ],
         missing=_missing(cases, coordinates, {*metrics, *(() if columns else _table_columns(cases))}),
@@ -260,7 +260,7 @@ def _sheet(
     )
 
 
-def _cell(case: _Case, metric: str, statistic: Statistic) -> Cell:
+def cell_of(case: CaseOfJob, metric: str, statistic: Statistic) -> Cell:
     if case.stopped is not None:
         return Cell(None, None, None, case.stopped)
     if metric not in case.processes:
@@ -295,7 +295,7 @@ _STATISTICS: dict[Statistic, Callable[[Sequence[float]], float]] = {
 }
 
 
-def _coordinates(cases: Sequence[_Case], asked: Sequence[str] | None) -> list[str]:
+def coordinates_of(cases: Sequence[CaseOfJob], asked: Sequence[str] | None) -> list[str]:
     """Return the coordinates that the rows show."""
     known = list(dict.fromkeys(name for case in cases for name in case.coordinates))
     if asked is None:
@@ -313,7 +313,7 @@ def _coordinates(cases: Sequence[_Case], asked: Sequence[str] | None) -> list[st
     return chosen
 
 
-def _varies(cases: Sequence[_Case], name: str) -> bool:
+def _varies(cases: Sequence[CaseOfJob], name: str) -> bool:
     # A job that measured nothing lacks some of its case's columns (the device, for one); that is no difference.
     values = (in_use(case.coordinates.get(name)) for case in cases if case.processes or name in case.coordinates)
     first = next(values, None)
@@ -321,7 +321,7 @@ def _varies(cases: Sequence[_Case], name: str) -> bool:
     return any(value != first or type(value) is not type(first) for value in values)
 
 
-def _stood_for(cases: Sequence[_Case], shown: Collection[str]) -> set[str]:
+def _stood_for(cases: Sequence[CaseOfJob], shown: Collection[str]) -> set[str]:
     """Return the coordinates that a shown label stands for, in every case that has them."""
     labels = [item for kind in _kinds(cases) for item in KINDS[kind].labels.items() if item[0] in shown]
     return {
@@ -332,10 +332,10 @@ def _stood_for(cases: Sequence[_Case], shown: Collection[str]) -> set[str]:
     }
 
 
-def _tell_apart(cases: Sequence[_Case], chosen: list[str], more: Iterable[str]) -> None:
+def _tell_apart(cases: Sequence[CaseOfJob], chosen: list[str], more: Iterable[str]) -> None:
     """Add to `chosen`, in place, the coordinates of `more` that differ between rows that look the same."""
     for name in more:
-        alike: dict[str, list[_Case]] = {}
+        alike: dict[str, list[CaseOfJob]] = {}
         for case in cases:
             alike.setdefault(json.dumps([case.show(shown) for shown in chosen]), []).append(case)
         if len(alike) == len(cases):
@@ -346,7 +346,7 @@ def _tell_apart(cases: Sequence[_Case], chosen: list[str], more: Iterable[str]) 
             chosen.append(name)
 
 
-def _metrics(cases: Sequence[_Case], units: Mapping[str, str], asked: Sequence[str] | None) -> list[str]:
+def _metrics(cases: Sequence[CaseOfJob], units: Mapping[str, str], asked: Sequence[str] | None) -> list[str]:
     preferred = _table_columns(cases)
     every = [*(name for name in preferred if name in units), *(name for name in units if name not in preferred)]
     if asked is not None:
@@ -365,16 +365,16 @@ def _metrics(cases: Sequence[_Case], units: Mapping[str, str], asked: Sequence[s
     return [name for name in preferred if name in told] or [name for name in units if name in told] or every[:1]
 
 
-def _table_columns(cases: Sequence[_Case]) -> list[str]:
+def _table_columns(cases: Sequence[CaseOfJob]) -> list[str]:
     return list(dict.fromkeys(name for kind in _kinds(cases) for name in KINDS[kind].table_columns))
 
 
-def _kinds(cases: Sequence[_Case]) -> list[str]:
+def _kinds(cases: Sequence[CaseOfJob]) -> list[str]:
     """Return the kinds that the tables of these cases follow. Kinds that this version does not know are left out."""
     return [kind for kind in dict.fromkeys(kind for case in cases for kind in case.tabled_as) if kind in KINDS]
 
 
-def _missing(cases: Sequence[_Case], coordinates: Sequence[str], metrics: Collection[str]) -> list[str]:
+def _missing(cases: Sequence[CaseOfJob], coordinates: Sequence[str], metrics: Collection[str]) -> list[str]:
     """Return the reasons why these metrics have no numbers, for the cells that the jobs got to."""
     measured: set[int] = set()
     gaps = []

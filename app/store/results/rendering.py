@@ -25,7 +25,8 @@ def render(sheet: Sheet, format: Format) -> str:  # noqa: A002  (the query param
 
     JSON ({"columns", "rows", "next"}, with "missing" for measurements) and CSV have every column; a metric has its
     value, `_std` beside a mean, `_n` and `_outcome`. Markdown, LaTeX and HTML have mean ± standard deviation, or the
-    outcome in words; they leave `validity` out where all is valid, and `unit_index` where there is one unit.
+    outcome in words, and the sheet's notes below; they leave `validity` out where all is valid, and `unit_index` where
+    there is one unit.
     """
     if format not in _RENDERERS:
         raise InvalidRequest(f"There is no format {format!r}; there is {', '.join(FORMATS)}.")
@@ -49,6 +50,8 @@ def _json(sheet: Sheet) -> str:
     }
     if sheet.missing is not None:
         answer["missing"] = list(sheet.missing)
+    if sheet.about is not None:
+        answer |= sheet.about
     return json.dumps(answer, allow_nan=False)
 
 
@@ -97,8 +100,10 @@ def _parts(value: Any, *, spreads: bool) -> Iterator[Any]:
 
 
 def _markdown(sheet: Sheet) -> str:
+    notes = "".join(f"- {_one_line(note)}\n" for note in sheet.notes)
+    notes = f"\n{notes}" if notes else ""
     if not sheet.rows:
-        return EMPTY
+        return EMPTY + notes
     import tabulate
 
     columns, rows = _texts(sheet)
@@ -106,14 +111,15 @@ def _markdown(sheet: Sheet) -> str:
     align = ["right" if _is_right(column) else "left" for column in columns]
     texts = frame([_head(column).replace("|", "\\|") for column in columns], escaped)
     tabulate.MIN_PADDING = 0  # two spaces for each column are a fifth of a terminal's width
-    return str(texts.to_markdown(index=False, disable_numparse=True, colalign=align)) + "\n"
+    return str(texts.to_markdown(index=False, disable_numparse=True, colalign=align)) + "\n" + notes
 
 
 def _latex(sheet: Sheet) -> str:
     columns, rows = _texts(sheet)
     texts = frame([_head(column) for column in columns], rows)
     layout = "".join("r" if _is_right(column) else "l" for column in columns)
-    return str(texts.to_latex(index=False, escape=True, column_format=layout)).replace("±", r"$\pm$")
+    notes = "".join(f"% {_one_line(note)}\n" for note in sheet.notes)
+    return str(texts.to_latex(index=False, escape=True, column_format=layout)).replace("±", r"$\pm$") + notes
 
 
 def _html(sheet: Sheet) -> str:
@@ -126,7 +132,12 @@ def _html(sheet: Sheet) -> str:
     for texts, values in zip(rows, sheet.rows, strict=True):
         cells = [_html_cell("td", text, _is_number(values[index])) for text, index in zip(texts, shown, strict=True)]
         lines.append(f"<tr>{''.join(cells)}</tr>")
-    return "\n".join([*lines, "</tbody>", "</table>", ""])
+    notes = [f"<p>{html.escape(note)}</p>" for note in sheet.notes]
+    return "\n".join([*lines, "</tbody>", "</table>", *notes, ""])
+
+
+def _one_line(note: str) -> str:
+    return " ".join(note.split())
 
 
 def _html_cell(tag: str, text: str, is_number: bool) -> str:

@@ -6,7 +6,7 @@ values. Both become a Sheet.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -59,6 +59,10 @@ class Sheet:
     """True if these are only the first rows, and the rest was not read."""
     spreads: bool = True
     """True if metrics come with a standard deviation."""
+    notes: Sequence[str] = ()
+    """Sentences that formats for people have below the table."""
+    about: Mapping[str, Any] | None = None
+    """Facts about the table as a whole, which JSON has beside columns and rows."""
 
     def column(self, name: str) -> list[Any]:
         """Return the values of one column, from the first row to the last. Raises KeyError."""

@@ -187,6 +187,23 @@ class TestRetry:
         assert "It broke." in shown, "the error of the first attempt"
 
 
+class TestPlaces:
+    def test_priority_then_submission(self, serve: Any, tmp_path: Any) -> None:
+        with serve(tmp_path) as site:
+            ids = [site.submit(priority=priority)["id"] for priority in (0, 5, 0, 5)]
+            site.worker.register()
+            running = site.worker.claim().job_id
+            assert running == ids[1]
+            answer = site.http.get("/queue/places", params={"job": [*ids, 999]}).json()
+            assert [(one["id"], one["place"]) for one in answer["data"]] == [(ids[3], 1), (ids[0], 2), (ids[2], 3)]
+            # The place is that in the whole queue, not among the jobs that are asked for.
+            assert site.http.get("/queue/places", params={"job": ids[2]}).json()["data"][0]["place"] == 3
+
+    def test_it_wants_jobs(self, site: Any) -> None:
+        for params in ({}, {"job": "x"}, {"job": 0}, {"jobs": 1}):
+            assert site.http.get("/queue/places", params=params).status_code == 422
+
+
 class TestPausing:
     @pytest.fixture(autouse=True)
     def _nothing_stays_paused(self, site: Any) -> Iterator[None]:
@@ -219,7 +236,7 @@ class TestPausing:
     @pytest.mark.parametrize(
         ("body", "pointer", "hint"),
         [
-            ({"kinds": ["benchmark", "benchmak"]}, "/kinds/1", "known kinds: attention, benchmark"),
+            ({"kinds": ["benchmark", "benchmak"]}, "/kinds/1", "did you mean benchmark"),
             ({"kinds": [7]}, "/kinds/0", "valid string; got 7"),
             ({"kinds": "benchmark"}, "/kinds", 'valid array; got "benchmark"'),
             ({"kinds": None}, "/kinds", "valid array"),

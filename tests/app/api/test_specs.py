@@ -126,6 +126,8 @@ def test_a_tool_that_no_worker_has_is_refused_where_the_spec_asks_for_it(fresh_s
     assert site.http.post("/jobs", json={"spec": {**profile, "ncu": {}}}).status_code == 201
     assert site.http.post("/jobs", json={"spec": {**profile, "nsys": False, "ncu": None}}).status_code == 201
     assert fields() == {"nsys": [False], "ncu": None}
+    about = described(site, "profile")["schema"]["properties"]["nsys"]["description"]
+    assert about.endswith("No worker has the tool nsys.")
 
 
 def test_names_of_all_workers_count(fresh_site: Any) -> None:

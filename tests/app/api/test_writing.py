@@ -25,7 +25,7 @@ from benchmarks import latencies
 
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
 WRITERS = 60
-BUSY_TIMEOUT_S = 4.0
+BUSY_TIMEOUT_S = 2.5
 PROMPT_S = 1.5
 """How soon a read is answered meanwhile, and how much later than the timeout a write."""
 

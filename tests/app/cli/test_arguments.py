@@ -16,7 +16,8 @@ from app.specs import KINDS
     [
         ("128", 128), ("-1.5", -1.5), ("1e3", 1000.0), ("true", True), ("null", None), ("tiny", "tiny"), ("", ""),
         ("2.7b", "2.7b"), ("[1, 2]", [1, 2]), ('{"size": "xl"}', {"size": "xl"}), ('"128"', "128"), ("NaN", "NaN"),
-        ("-Infinity", "-Infinity"), ("True", "True"), ("a=b", "a=b"), ("[1", "[1"), ("007", "007"),
+        ("-Infinity", "-Infinity"), ("True", True), ("None", None), ('"None"', "None"), ("a=b", "a=b"),
+        ("[1", "[1"), ("007", "007"),
     ],
 )  # fmt: skip
 def test_values_are_json_where_they_parse(text: str, value: Any) -> None:
@@ -162,3 +163,10 @@ def test_which_fields_of_the_kinds_are_lists(kind: str, some: set[str], none: se
 def test_a_sweep_varies_something() -> None:
     with pytest.raises(typer.BadParameter, match="flopwatch submit"):
         arguments.parse_sweep("benchmark", ["batch_size=2"])
+
+
+@pytest.mark.parametrize("text", ["null", "None"])
+def test_a_list_field_can_be_null(text: str) -> None:
+    assert arguments.parse_spec("profile", [f"phases={text}"], lists={"phases"})["phases"] is None
+    base, grid = arguments.parse_sweep("profile", [f"phases={text},forward", "br=null"], lists={"phases", "br"})
+    assert (base["br"], grid["phases"]) == (None, [None, ["forward"]])

@@ -8,42 +8,18 @@ import shlex
 import subprocess
 import sys
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from app.cli.client import parse_stream
+from app import address
+from app.client import parse_stream
+from app.specs import KINDS
 from app.store.records import StoredArtifact, UnitRecord
 
 TINY = ("benchmark", "model.size=tiny")
-
-
-@pytest.fixture
-def obedient(site: Any) -> Any:
-    """Plays a worker in the background: finishes what it claims, as the job's name says."""
-    stop = threading.Event()
-
-    def work() -> None:
-        while not stop.is_set():
-            try:
-                claim = site.worker.claim()
-            except AssertionError:
-                time.sleep(0.02)
-                continue
-            site.worker.report(claim, "progress", done=1, total=2, message="measuring")
-            site.worker.report(claim, "log", text="a line of output\n")
-            state = "failed" if claim.name == "fails" else "succeeded"
-            measurements = [] if state == "failed" else [MEASURED("forward_ms", 1.25, model="tiny", context_length=8)]
-            site.worker.finish(claim, state, measurements=measurements, log="a line of output\n")
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    yield
-    stop.set()
-    thread.join()
 
 
 @pytest.fixture(autouse=True)
@@ -198,6 +174,35 @@ def test_table_of_another_statistic(site: Any, flopwatch: Any) -> None:
     assert "1.250" in ended(flopwatch("table", *chosen[:2]))
 
 
+def test_compare(site: Any, flopwatch: Any, reported: Any) -> None:
+    def profile(softmax: float) -> str:
+        job_id = submitted(flopwatch, "--priority", "50")
+        kernels = [["gemm", "matmul", 2.0, 4.0], ["softmax", "softmax", softmax, 1.0]]
+        columns = {"name": "string", "class": "string", "total_ms": "number", "calls": "number"}
+        site.worker.finish(
+            site.worker.claim_job(job_id),
+            measurements=[MEASURED("step_ms", 1.0, model="tiny")],
+            tables=[reported("kernels-forward", kernels, **columns)],
+        )
+        return str(job_id)
+
+    one, other = profile(3.0), profile(1.5)
+    shown = ended(flopwatch("compare", one, other))
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in shown.splitlines() if "|" in line]
+    assert cells[2][:7] == ["total", "forward", "all kernels", "", "5.000", "3.500", "-1.500"]
+    assert cells[3][:7] == ["kernels", "forward", "softmax", "softmax", "3.000", "1.500", "-1.500"]
+    assert "The jobs ran one after the other" in shown
+    assert json.loads(ended(flopwatch("compare", one, other, "--format", "json")))["alternated"] is False
+    assert "gemm" not in ended(flopwatch("compare", one, other, "--limit", "1", "--format", "csv"))
+    assert "no comparison: pass two jobs" in ended(flopwatch("compare", one), 1)
+    assert "There is no job 99999" in ended(flopwatch("compare", one, "99999"), 1)
+    waits = submitted(flopwatch)
+    assert "is not finished" in ended(flopwatch("compare", one, str(waits)), 1)
+    ended(flopwatch("cancel", str(waits)))
+    assert "--format" in ended(flopwatch("compare", one, other, "--format", "xml"), 2)
+    ended(flopwatch("compare"), 2)
+
+
 def test_wait_for_a_failure(flopwatch: Any, obedient: Any) -> None:
     done = flopwatch("submit", *TINY, "--wait", "--name", "fails")
     assert done.returncode == 1
@@ -304,9 +309,9 @@ def test_time_limits(site: Any, flopwatch: Any) -> None:
     assert [site.job(job_id)["timeout_s"] for job_id in ids] == [3600, None, 1000]
     shown = [ended(flopwatch("show", str(job_id))) for job_id in ids]
     assert [re.findall(r"^  timeout: +(.*)$", text, re.MULTILINE) for text in shown] == [
-        ["3,600 s"],
+        ["1 h"],
         ["none"],
-        ["1,000 s"],
+        ["16 min 40 s"],
     ]
     for senseless in ("soon", "nan", "inf"):
         assert "no number of seconds" in ended(flopwatch("submit", *TINY, "--timeout-s", senseless), 2)
@@ -365,6 +370,183 @@ def test_jobs(site: Any, flopwatch: Any) -> None:
     assert "job 1 " not in ended(flopwatch("cancel", *map(str, ids[1:])))
 
 
+def test_jobs_say_what_they_measure_and_where_they_stand(site: Any, flopwatch: Any) -> None:
+    done = submitted(flopwatch, "--priority", "60", "--label", "stand=yes", "context_length=8")
+    validity = {"verdict": "suspect", "checks": []}
+    site.worker.finish(site.worker.claim_job(done), validity=validity)
+    waiting = [submitted(flopwatch, *extra, "--label", "stand=yes") for extra in ((), ("--priority", "40"))]
+    stuck = flopwatch("submit", *TINY, "device=cuda", "--label", "stand=yes").stdout.split()[1]
+    listed = ended(flopwatch("jobs", "--label", "stand=yes")).splitlines()
+    head, *rows, reason = [re.split(r"  +", line.strip()) for line in listed]
+    found = {int(row[0]): dict(zip(head, row, strict=False)) for row in rows}
+    assert found[done]["case"] == "tiny, context_length=8"
+    assert found[done]["verdict"] == "suspect"
+    assert re.fullmatch(r"\d+ s ago", found[done]["age"])
+    assert re.fullmatch(r"[\d.]+ m?s", found[done]["duration"])
+    assert found[done]["place"] == "–"
+    # Other tests' jobs may be queued, too, before both or after both.
+    first, second = (int(found[job_id]["place"]) for job_id in reversed(waiting))
+    assert first < second
+    assert found[waiting[1]]["priority"] == "40"
+    assert reason == [f"jobs {stuck}, {waiting[1]}, {waiting[0]} wait: {site.job(int(stuck))['waiting']}"]
+    shown = ended(flopwatch("show", str(waiting[1])))
+    assert f"place:    {first} in the queue" in shown
+    assert "priority: 40" in shown
+    assert "case:     tiny, context_length=256" in shown
+    assert re.search(r"^  created:  \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC, \d+ s ago$", shown, re.MULTILINE)
+    assert re.search(r"^  duration: [\d.]+ m?s$", ended(flopwatch("show", str(done))), re.MULTILINE)
+    ended(flopwatch("cancel", *map(str, waiting), stuck))
+
+
+def test_a_key_that_was_used_before_is_marked(site: Any, flopwatch: Any) -> None:
+    submit = ("submit", *TINY, "--idempotency-key", "cli marked")
+    assert "submitted before" not in ended(flopwatch(*submit))
+    again = ended(flopwatch(*submit))
+    assert "submitted before" in again
+    ended(flopwatch("cancel", again.split()[1]))
+    sweep = ("sweep", *TINY, "seed=1,2", "--idempotency-key", "cli marked")
+    assert "submitted before" not in ended(flopwatch(*sweep))
+    again = ended(flopwatch(*sweep))
+    assert "submitted before" in again
+    assert ended(flopwatch("cancel", "--sweep", again.split()[1])) == "jobs cancelled: 2; being cancelled: 0\n"
+
+
+def test_a_spec_from_a_file_and_fields(site: Any, flopwatch: Any, tmp_path: Path) -> None:
+    file = tmp_path / "spec.json"
+    file.write_text('{"kind": "benchmark", "model": {"size": "tiny"}, "context_length": 8}')
+    job = json.loads(ended(flopwatch("submit", str(file), "context_length=16", "model.num_layers=1", "--json")))
+    spec = job["spec"]
+    assert (spec["kind"], spec["context_length"], spec["model"]["size"]) == ("benchmark", 16, "tiny")
+    assert spec["model"]["num_layers"] == 1
+    sweep = json.loads(ended(flopwatch("sweep", str(file), "seed=1,2", "--json")))
+    assert sweep["base"]["context_length"] == 8
+    ended(flopwatch("cancel", "--sweep", str(sweep["id"])))
+    ended(flopwatch("cancel", str(job["id"])))
+    for content, words in [
+        ('{"spec": {"kind": "benchmark"}}', "body of a job"),
+        ("{", "not JSON"),
+        ("[]", "JSON object"),
+    ]:
+        file.write_text(content)
+        assert words in ended(flopwatch("submit", str(file)), 2)
+    file.write_text('{"model": {"size": "tiny"}}')
+    assert "/spec/kind" in ended(flopwatch("submit", str(file)), 1)
+    assert "no kind has such a name" in ended(flopwatch("submit", str(tmp_path / "none.json")), 2)
+    file.write_text('{"kind": "benchmark"}')
+    assert "--preset" in ended(flopwatch("submit", str(file), "--preset", "xl"), 2)
+
+
+def test_rerun(site: Any, flopwatch: Any) -> None:
+    job_id = submitted(flopwatch, "--label", "a=rerun", "--priority", "7")
+    again = json.loads(ended(flopwatch("rerun", str(job_id), "precision=bf16", "model.num_layers=1", "--json")))
+    former = site.job(job_id)
+    assert again["id"] > job_id
+    assert (again["labels"], again["priority"]) == ({"a": "rerun"}, 7)
+    assert again["spec"]["model"].pop("num_layers") == 1
+    assert former["spec"]["model"].pop("num_layers") is None
+    assert again["spec"] == {**former["spec"], "precision": "bf16"}
+    assert "did you mean precision?" in ended(flopwatch("rerun", str(job_id), "precison=bf16"), 1)
+    assert "There is no job 99999" in ended(flopwatch("rerun", "99999"), 1)
+    ended(flopwatch("cancel", str(job_id), str(again["id"])))
+
+
+def test_rerun_of_lists(site: Any, flopwatch: Any) -> None:
+    job = json.loads(ended(flopwatch("submit", "attention", "--preset", "cpu", "--json")))
+    again = json.loads(ended(flopwatch("rerun", str(job["id"]), "sequence_lengths=128,256", "--json")))
+    assert again["spec"] == {**job["spec"], "sequence_lengths": [128, 256]}
+    ended(flopwatch("cancel", str(job["id"]), str(again["id"])))
+
+
+def test_sweeps_and_their_resumption(site: Any, flopwatch: Any) -> None:
+    swept = ended(flopwatch("sweep", *TINY, "seed=1,2", "context_length=8,16,32", "--name", "grid"))
+    sweep_id = swept.split()[1]
+    listed = ended(flopwatch("sweeps", "--limit", "1")).splitlines()
+    assert listed[0].split() == ["id", "kind", "grid", "jobs", "age", "name"]
+    assert re.fullmatch(rf"{sweep_id} +benchmark +2 seed × 3 context_length +6 queued +\d+ s ago +grid", listed[1]), (
+        listed
+    )
+    assert json.loads(ended(flopwatch("sweeps", "--json")))[0]["id"] == int(sweep_id)
+    ended(flopwatch("cancel", "--sweep", sweep_id))
+    assert ended(flopwatch("retry", "--sweep", sweep_id)) == f"sweep {sweep_id}: 6 queued\n"
+    ended(flopwatch("cancel", "--sweep", sweep_id))
+    assert "not both" in ended(flopwatch("retry", "1", "--sweep", sweep_id), 2)
+    assert "not both" in ended(flopwatch("retry"), 2)
+
+
+def test_workers(serve: Any, flopwatch: Any, tmp_path: Path) -> None:
+    with serve(tmp_path) as site:
+        here = {"FLOPWATCH_URL": site.url}
+        assert "start one with `flopwatch worker`" in flopwatch("workers", **here).stderr
+        site.worker.register()
+        job_id = site.submit()["id"]
+        site.worker.claim_job(job_id)
+        rows = ended(flopwatch("workers", **here)).splitlines()
+        assert rows[0].split() == ["id", "state", "devices", "runs", "seen", "torch"]
+        assert re.fullmatch(rf"test-worker +active +1x test CPU +job {job_id} +\d+ s ago +2.13", rows[1])
+        devices = [{"type": "cuda", "name": "NVIDIA H200"}] * 2
+        for worker_id, has in (("gpus", devices), ("cpus", [{"type": "cpu", "count": 8}])):
+            site.services.registration.register_worker(worker_id, "host", 1, [], [], has, {})
+        rows = ended(flopwatch("workers", **here))
+        assert re.search(r"^gpus +active +2x NVIDIA H200 ", rows, re.MULTILINE)
+        assert re.search(r"^cpus +active +8 CPUs ", rows, re.MULTILINE)
+        site.services.registration.set_worker_state(site.worker.id, "stopped")
+        left = flopwatch("workers", **here)
+        assert "and 1 that stopped or were lost: --all" in left.stderr
+        assert "test-worker" not in left.stdout
+        assert "test-worker" in ended(flopwatch("workers", "--all", **here))
+        assert len(json.loads(ended(flopwatch("workers", "--all", "--json", **here)))) == 3
+
+
+def test_which_server(site: Any, flopwatch: Any, tmp_path: Path) -> None:
+    nowhere = {"FLOPWATCH_URL": "http://127.0.0.1:1"}
+    for arguments in (("jobs", "--url", site.url), ("--url", site.url, "jobs"), ("specs", "--url", site.url)):
+        ended(flopwatch(*arguments, **nowhere))
+    left = tmp_path / "left"
+    left.mkdir()
+    assert "Cannot talk to http://127.0.0.1:8000" in ended(flopwatch("jobs", "--data-dir", str(left)), 1)
+    address.leave(left, site.url)
+    for arguments in (("jobs", "--data-dir", str(left)), ("--data-dir", str(left), "jobs")):
+        ended(flopwatch(*arguments, **nowhere))
+    assert "--url" not in ended(flopwatch("jobs", **nowhere), 1).replace("FLOPWATCH_URL, or --url", "")
+
+
+def test_what_is_no_setting_is_named(site: Any, flopwatch: Any) -> None:
+    jobs = flopwatch("jobs", FLOPWATCH_DATADIR="/tmp", FLOPWATCH_ZEBRA="1", flopwatch_port="80")
+    assert jobs.returncode == 0
+    assert jobs.stderr.splitlines() == [
+        "warning: FLOPWATCH_DATADIR is no setting, and nothing reads it: did you mean FLOPWATCH_DATA_DIR?",
+        "warning: FLOPWATCH_ZEBRA is no setting, and nothing reads it",
+    ]
+
+
+def test_errors_are_sentences(flopwatch: Any) -> None:
+    assert "  Query parameter 'state'" in ended(flopwatch("jobs", "--state", "odd"), 1)
+    wrong = ended(flopwatch("jobs", FLOPWATCH_URL="no url"), 1)
+    assert "protocol. Start the server" in wrong
+    assert "error: --kind benchmak: Unknown kind; did you mean benchmark?" in ended(
+        flopwatch("pause", "--kind", "kernel", "--kind", "benchmak"), 1
+    )
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_printed_defaults_are_accepted(site: Any, flopwatch: Any, kind: str) -> None:
+    lines = ended(flopwatch("specs", kind)).partition("\n\n")[0].splitlines()
+    column = lines[0].index("default")
+    described = lines[0].index("description")
+    fields = [f"{line[:column].strip()}={line[column:described].strip()}" for line in lines[1:]]
+    assert fields
+    job = json.loads(ended(flopwatch("submit", kind, *fields, "--json")))
+    assert job["spec"] == KINDS[kind].example().model_dump(mode="json")
+    ended(flopwatch("cancel", str(job["id"])))
+
+
+@pytest.mark.parametrize(("written", "meant"), [("False", False), ("false", False), ("True", True)])
+def test_flags_as_python_writes_them(site: Any, flopwatch: Any, written: str, meant: bool) -> None:
+    job = json.loads(ended(flopwatch("submit", *TINY, f"compile={written}", "--json")))
+    assert job["spec"]["compile"] is meant
+    ended(flopwatch("cancel", str(job["id"])))
+
+
 def test_sweep_and_table(flopwatch: Any, obedient: Any) -> None:
     done = flopwatch(
         "sweep", *TINY, "context_length=8,16", "seed=1,2", "--exclude", "context_length=16,seed=2", "--wait"
@@ -408,7 +590,7 @@ def test_interrupted_wait_leaves_the_job(site: Any, flopwatch: Any, start: Any) 
     assert site.job(job_id)["state"] == "queued"
 
 
-def test_download(site: Any, flopwatch: Any, tmp_path: Path) -> None:
+def test_download(site: Any, flopwatch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job_id = submitted(flopwatch, "--priority", "50")
     claim = site.worker.claim_job(job_id)
     stored = []
@@ -425,6 +607,11 @@ def test_download(site: Any, flopwatch: Any, tmp_path: Path) -> None:
     ended(flopwatch("download", str(job_id), "--to", str(folder)))
     assert sorted(path.name for path in folder.iterdir()) == ["naïve (2).txt", "trace.json.gz"]
     assert "it has: naïve (2).txt, trace.json.gz" in ended(flopwatch("download", str(job_id), "other"), 1)
+    (folder / "trace.json.gz").write_text("mine")
+    assert "not overwritten" in ended(flopwatch("download", str(job_id), "--to", str(folder)), 1)
+    assert (folder / "trace.json.gz").read_text() == "mine"
+    monkeypatch.chdir(tmp_path)
+    assert ended(flopwatch("download", str(job_id), "trace.json.gz")) == f"job-{job_id}/trace.json.gz: 13000 bytes\n"
 
 
 def test_damaged_download(site: Any, flopwatch: Any, tmp_path: Path) -> None:
@@ -447,9 +634,11 @@ def test_specs(flopwatch: Any) -> None:
     fields = ended(flopwatch("specs", "benchmark"))
     assert re.search(r"^model\.size +small ", fields, re.MULTILINE)
     assert re.search(r"^context_length +256 ", fields, re.MULTILINE)
-    assert re.search(r"^xl +model.size=xl batch_size=4$", fields, re.MULTILINE)
+    assert re.search(
+        r"^xl +model.size=xl batch_size=4 +d_model 1600, d_ff 6400, num_layers 48, num_heads 25$", fields, re.MULTILINE
+    )
     presets = ended(flopwatch("specs", "attention"))
-    assert re.search(r"^leaderboard +implementations=triton,flex,\S+ .*causal=true$", presets, re.MULTILINE)
+    assert re.search(r"^leaderboard +implementations=triton,flex,\S+ .*causal=true device=cuda$", presets, re.MULTILINE)
     assert "--preset" not in ended(flopwatch("specs", "ceiling")), "it has none"
     assert json.loads(ended(flopwatch("specs", "benchmark", "--json")))[0]["kind"] == "benchmark"
     assert "no kind 'nothing'" in ended(flopwatch("specs", "nothing"), 1)

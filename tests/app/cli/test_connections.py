@@ -179,15 +179,14 @@ def test_half_open_connections_harm_nobody(run: Any) -> None:
     assert flood(server) == []
 
 
-@pytest.mark.alone
 @pytest.mark.usefixtures("many_files")
 def test_control_of_the_connections(run: Any) -> None:
     found = flood(run(NO_CAP))
-    assert any(line.startswith("GET /healthz") for line in found)
+    # Other tests may make answers late, so that a late one proves nothing here.
+    assert any(line.startswith("GET /healthz") and " 200 after " not in line for line in found)
     assert not any(line.startswith("log") for line in found), "its errors are of one kind"
 
 
-@pytest.mark.alone
 @pytest.mark.usefixtures("many_files")
 def test_control_of_the_log(run: Any) -> None:
     assert any(line.startswith("log") for line in flood(run(f"{NO_CAP}; {NO_RATE_LIMIT}")))

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 from app.cli.access import refuse_open_access
 from app.cli.commands import cli
+from app.cli.server import reachable
 from app.settings import Settings
 from app.store.engine import open_database
 from app.store.reading import Reading
@@ -29,6 +30,7 @@ from app.store.registration import Registration
 
 PROJECT = Path(__file__).resolve().parents[3]
 PLUGINS = PROJECT / "tests" / "plugins"
+INSECURE = {"FLOPWATCH_INSECURE": "true"}
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
 
 
@@ -112,10 +114,42 @@ def test_serve_says_why_it_cannot(start: Any, tmp_path: Path) -> None:
         assert len(result.stderr.splitlines()) == 1
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        process = start("serve", "--port", str(port), FLOPWATCH_DATA_DIR=tmp_path / "data")
-        _, err = process.communicate(timeout=30)
-        assert process.returncode not in (0, None)
-        assert "address already in use" in err.lower()
+        for command in ("serve", "up"):
+            said = refusal(tmp_path, command, FLOPWATCH_PORT=str(port))
+            assert f"Port {port} is taken" in said
+            assert "--port" in said
+    for command in ("serve", "up"):
+        assert "no address of this host" in refusal(tmp_path, command, FLOPWATCH_HOST="192.0.2.1", **INSECURE)
+        result = CliRunner().invoke(cli, [command, "--port", "99999"], env={"FLOPWATCH_DATA_DIR": str(tmp_path)})
+        assert result.exit_code == 2
+        assert "65535" in result.stderr
+
+
+def test_a_server_leaves_its_address(start: Any, tmp_path: Path) -> None:
+    """The next command finds it in the data folder, whatever the port."""
+    server = start("serve", "--port", "0", "--data-dir", str(tmp_path / "data"))
+    url = listening_url(server)
+    said = json.loads((tmp_path / "data" / "server.json").read_text())
+    assert said == {"url": url, "pid": server.pid}
+    jobs = CliRunner().invoke(cli, ["jobs"], env={"FLOPWATCH_DATA_DIR": str(tmp_path / "data")})
+    assert jobs.exit_code == 0, jobs.stderr
+    server.send_signal(signal.SIGTERM)
+    server.communicate(timeout=30)
+    assert not (tmp_path / "data" / "server.json").exists()
+    again = CliRunner().invoke(cli, ["jobs"], env={"FLOPWATCH_DATA_DIR": str(tmp_path / "data")})
+    assert "Cannot talk to http://127.0.0.1:8000" in again.stderr
+
+
+@pytest.mark.parametrize(
+    ("listens", "reached"),
+    [
+        ("http://0.0.0.0:8000", "http://127.0.0.1:8000"),
+        ("http://[::]:8000", "http://[::1]:8000"),
+        ("http://10.0.0.5:8000", "http://10.0.0.5:8000"),
+    ],
+)
+def test_the_address_is_one_that_clients_reach(listens: str, reached: str) -> None:
+    assert reachable(listens) == reached
 
 
 def test_backup_while_running(start: Any, tmp_path: Path) -> None:
@@ -275,14 +309,16 @@ def test_a_second_signal_hurries_up(start: Any, tmp_path: Path, until: Any) -> N
 
 
 def test_a_job_under_up_never_sees_the_token(start: Any, tmp_path: Path, until: Any) -> None:
-    environment = {"MISBEHAVE_FOLDER": tmp_path, "TMPDIR": tmp_path}
+    environment = {
+        "PYTHONPATH": os.pathsep.join([str(PLUGINS / "plain_kind"), str(PROJECT), str(PLUGINS)]),
+        "MISBEHAVE_FOLDER": tmp_path,
+        "TMPDIR": tmp_path,
+    }
     settings = {"FLOPWATCH_DATA_DIR": tmp_path / "data", "FLOPWATCH_GRACE_S": "2", "FLOPWATCH_API_TOKEN": "hunter2"}
     up = start("up", "--port", "0", **settings, **environment)
     url = listening_url(up)
     token = {"Authorization": "Bearer hunter2"}
-    shape = {"d_model": 8, "d_ff": 8, "num_layers": 1, "num_heads": 1, "vocab_size": 16}
-    spec = {"kind": "benchmark", "model": {"name": "curious", **shape}, "batch_size": 1, "context_length": 1}
-    body = {"spec": {**spec, "mode": "forward", "warmup_steps": 0, "measure_steps": 1}}
+    body = {"spec": {"kind": "plain", "behaviour": "curious"}}
     assert httpx.post(url + "/jobs", json=body, headers=token, trust_env=False).status_code == 201
     until(lambda: (tmp_path / "variables").exists() and (tmp_path / "variables").read_text(), "the job's variables", 90)
     found = json.loads((tmp_path / "variables").read_text().splitlines()[0])
@@ -298,7 +334,8 @@ def test_a_job_under_up_never_sees_the_token(start: Any, tmp_path: Path, until: 
 
 
 def test_up_ends_when_a_child_does(start: Any, tmp_path: Path, until: Any) -> None:
-    up = start("up", "--port", "0", FLOPWATCH_DATA_DIR=tmp_path, FLOPWATCH_GRACE_S="2", WARM_PARENT="empty")
+    settings = {"FLOPWATCH_DATA_DIR": tmp_path, "FLOPWATCH_DATADIR": tmp_path, "FLOPWATCH_GRACE_S": "2"}
+    up = start("up", "--port", "0", **settings, WARM_PARENT="empty")
     url = listening_url(up)
     assert httpx.get(url + "/healthz", trust_env=False).status_code == 200
 
@@ -311,22 +348,52 @@ def test_up_ends_when_a_child_does(start: Any, tmp_path: Path, until: Any) -> No
     _, err = up.communicate(timeout=40)
     assert up.returncode == 1
     assert "the server ended" in err
+    misspelt = "warning: FLOPWATCH_DATADIR is no setting, and nothing reads it: did you mean FLOPWATCH_DATA_DIR?"
+    assert err.count(misspelt) == 1, "not once more by each process that `up` starts"
 
 
 def test_worker_and_run_keep_the_process(tmp_path: Path) -> None:
-    """A service manager's signals, or a profiler, must reach the worker itself."""
+    """A service manager's signals, or a profiler, must reach the worker itself. `run` hands it the whole spec."""
     package = tmp_path / "workers"
     package.mkdir()
     (package / "__init__.py").touch()
-    (package / "__main__.py").write_text("import os, sys, json; print(json.dumps([os.getpid(), sys.argv[1:]]))")
-    spec = tmp_path / "spec.json"
-    spec.write_text("{}")
+    (package / "__main__.py").write_text(
+        "import os, sys, json\n"
+        "given = [json.load(open(one)) if one.startswith('/dev/fd/') else one for one in sys.argv[1:]]\n"
+        "print(json.dumps([os.getpid(), given]))"
+    )
+    spec = {"kind": "benchmark", "model": {"size": "tiny"}}
+    (tmp_path / "spec.json").write_text(json.dumps(spec))
+    deeper = {"kind": "benchmark", "model": {"size": "tiny", "num_layers": 1}, "batch_size": 4}
     for arguments, expected in [
         (["worker"], ["agent"]),
-        (["run", str(spec)], ["run", str(spec), "--output", "."]),
-        (["run", "-", "--json", "--output", "x"], ["run", "-", "--output", "x", "--json"]),
+        (["run", "spec.json"], ["run", spec, "--output", "."]),
+        (["run", "spec.json", "seed=7"], ["run", {**spec, "seed": 7}, "--output", "."]),
+        (["run", "-", "--json", "--output", "x"], ["run", spec, "--output", "x", "--json"]),
+        (["run", "benchmark", "--preset", "tiny", "model.num_layers=1"], ["run", deeper, "--output", "."]),
     ]:
         code = f"import sys; sys.argv = ['flopwatch', *{arguments!r}]; from app.cli import main; main()"
-        process = subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
-        out, _ = process.communicate(timeout=30)
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        out, _ = process.communicate(json.dumps(spec), timeout=30)
         assert json.loads(out) == [process.pid, expected]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["benchmark", "context_lenght=8"], "/context_lenght: Unknown field; did you mean context_length?"),
+        (["benchmark", "batch_size=0"], "/batch_size: Input should be greater than or equal to 1; got 0"),
+        (["bench"], '/kind: Unknown kind "bench"; known kinds: attention, benchmark'),
+        (["-"], "/kind: kind is missing; known kinds: attention, benchmark"),
+        (["bench", "--preset", "xl"], "no kind 'bench'"),
+        (["benchmark", "--preset", "xxl"], "no preset 'xxl'; its presets: tiny, small"),
+        (["none.json"], "none.json: No such file"),
+        (["compare", "baseline.kind=benchmark", "baseline.sed=1"], "/baseline/sed: Unknown field; did you mean seed?"),
+    ],
+)
+def test_run_explains_a_wrong_spec_as_the_server_does(arguments: list[str], words: str) -> None:
+    result = CliRunner().invoke(cli, ["run", *arguments], input="{}", env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert words in result.stderr

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from app import characters
+from app.characters import one_line, shown
 from app.cli import logs, terminal
-from app.cli.terminal import one_line, shown
 from app.errors import job_problem
 from app.store.records import NewEvent, UnitRecord
 
@@ -113,7 +114,7 @@ def test_json_stays_json(site: Any, flopwatch: Any, hostile: int) -> None:
 
 
 def test_control_of_the_shown_characters(flopwatch: Any, hostile: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terminal, "_IN_TEXT", {})
+    monkeypatch.setattr(characters, "_IN_TEXT", {})
     assert CLIPBOARD in printed(flopwatch("logs", str(hostile)))
 
 

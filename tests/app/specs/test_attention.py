@@ -82,6 +82,12 @@ def test_the_leaderboard() -> None:
     assert (size, leaderboard.batch_size, leaderboard.num_heads) == ((16_384, 64, "bf16", True), 1, 16)
 
 
+@pytest.mark.parametrize("name", AttentionSpec.presets)
+def test_presets_of_sizes_for_a_gpu_ask_for_one(name: str) -> None:
+    device = spec(**AttentionSpec.presets[name]).resources().device_type
+    assert device == ("cpu" if name == "cpu" else "cuda")
+
+
 def test_flash_benchmarking() -> None:
     preset = spec(**AttentionSpec.presets["flash_benchmarking"])
     cells = preset.cells()

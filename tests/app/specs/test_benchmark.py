@@ -18,6 +18,14 @@ def test_sizes_and_hyper_parameters_mean_the_same(size: str) -> None:
     assert by_size.model.label() == by_hand.model.label() == size
 
 
+def test_a_hyper_parameter_beside_the_size_replaces_the_presets() -> None:
+    deeper = BenchmarkSpec(model=ModelSpec(size="tiny", num_layers=3))
+    by_hand = BenchmarkSpec(model=ModelSpec(d_model=128, d_ff=512, num_layers=3, num_heads=4))
+    assert deeper.case() == by_hand.case()
+    assert deeper.model.label() == "d128-f512-l3-h4", "it is not the preset any more"
+    assert BenchmarkSpec(model=ModelSpec(size="tiny", num_layers=2)).model.label() == "tiny"
+
+
 @pytest.mark.parametrize("size", MODEL_SIZES)
 def test_presets_have_even_head_dimensions(size: str) -> None:
     shape = MODEL_SIZES[size]  # type: ignore[index]

@@ -24,8 +24,8 @@ def spec(**fields: Any) -> DdpSpec:
 @pytest.mark.parametrize(
     ("fields", "field", "words"),
     [
-        ({"mode": "generate"}, "mode", "choose train_step or forward_backward"),
-        ({"mode": "forward"}, "mode", "has no gradients to share"),
+        ({"mode": "generate"}, "mode", "'forward_backward' or 'train_step'"),
+        ({"mode": "forward"}, "mode", "'forward_backward' or 'train_step'"),
         ({"cuda_graph": True}, "cuda_graph", "leave cuda_graph out"),
         ({"cuda_graph": True, "backend": "nccl", "device": "cuda"}, "cuda_graph", "leave cuda_graph out"),
         ({"backend": "nccl", "device": "cpu"}, "backend", "choose backend gloo"),

@@ -19,18 +19,22 @@ from app.specs.compare import CompareSpec
 from app.specs.ddp import DdpSpec
 from app.specs.estimate import EstimateSpec
 from app.specs.kernel import KernelSpec
+from app.specs.memory import MemorySpec
 from app.specs.mixed_precision import MixedPrecisionSpec
+from app.specs.profile import ProfileSpec
 
 PLAIN_KINDS = sorted(kind for kind, spec in KINDS.items() if not spec.holds_specs)
 
+TRAINING: list[dict[str, Any]] = [
+    {"mode": "train_step", "compile": True},
+    {"mode": "generate"},
+    {"precision": "bf16"},
+    {"mode": "train_step", "optimizer": "torch_fused_adamw", "device": "cuda"},
+    {"model": {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}},
+]
 CONTEXTS: dict[str, list[dict[str, Any]]] = {
-    "benchmark": [
-        {"mode": "train_step", "compile": True},
-        {"mode": "generate"},
-        {"precision": "bf16"},
-        {"mode": "train_step", "optimizer": "torch_fused_adamw", "device": "cuda"},
-        {"model": {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}},
-    ],
+    "benchmark": TRAINING,
+    "profile": TRAINING,
     "ddp": [
         {},
         {"compile": True},
@@ -48,6 +52,11 @@ CONTEXTS: dict[str, list[dict[str, Any]]] = {
         {"precision": "bf16"},
         {"model": {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}},
     ],
+    "memory": [
+        {"mode": "train_step", "compile": True},
+        {"precision": "bf16"},
+        {"model": {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}},
+    ],
 }
 """Specs in which, between them, every field of a kind has an effect."""
 
@@ -59,6 +68,7 @@ OTHER_VALUES = {
     "sharded_activation_fraction": [0.25],
     "implementations": [["tiled"], ["torch"]],
     "device": ["cpu", "cuda"],
+    "ncu": [{"set": "full"}],
     "br": [[16]],
     "bc": [[16]],
 }
@@ -376,7 +386,9 @@ GOLDEN: dict[type[SpecBase], list[str]] = {
     ],
     DdpSpec: ["?"],
     EstimateSpec: ["7480f0412c5a5b580b65"],
+    ProfileSpec: ["c04529a6e21e6d5c9cd4"],
     CompareSpec: ["7aed28438ce5401227c7", "f41fdd49b0573e31c571"],
+    MemorySpec: ["ed58ec1ab4ef93698d27"],
 }
 
 

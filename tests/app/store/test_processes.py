@@ -19,7 +19,7 @@ from app.store.reading import Reading
 from app.store.records import NewJob
 
 CLAIMANT = Path(__file__).with_name("claimant.py")
-JOBS = 120
+JOBS = 60
 
 SUBMITTER = """
 import sys

@@ -56,6 +56,12 @@ def test_jobs_are_listed_from_an_index(database: Database, filters: dict[str, An
     assert not [other for other in steps if "TEMP B-TREE" in other or ("SCAN" in other and filters)]
 
 
+def test_places_in_the_queue_are_counted_in_an_index(database: Database) -> None:
+    steps = plans(database, lambda: Reading(database).places([1, 2]))
+    assert any("COVERING INDEX ix_job_claimable" in step for step in steps)
+    assert not [step for step in steps if "TEMP B-TREE" in step]
+
+
 def work_of_a_submission(database: Database) -> int:
     """What SQLite does to check a job's names, store it and say why it waits, in hundreds of its instructions."""
     done = 0

@@ -1,11 +1,12 @@
 """Gives every process that has this folder on its path one more job kind, `plain`: Python imports it at start.
 
 Such processes can be sabotaged, and their clocks moved, as those of tests/plugins/worker_sabotage. Their warm parents
-preload nothing: plain jobs need no torch, and tests of workers start many.
+preload no torch: plain jobs need none, and tests of workers start many. With WARM_PARENT=torch they do, for other jobs.
 """
 
 from __future__ import annotations
 
+import os
 import runpy
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ FOLDER = Path(__file__).resolve().parent
 second_folder.add(FOLDER)
 runpy.run_path(str(FOLDER.parent / "worker_sabotage" / "sitecustomize.py"))
 
-if "warm" in sys.orig_argv:
+if "warm" in sys.orig_argv and os.environ.get("WARM_PARENT") != "torch":
     from workers import warm
 
     warm.PRELOADED = ("app.specs", "workers.jobs")

@@ -84,7 +84,7 @@ def atomic_claim() -> None:
         found = original(connection, worker_id, offer)
         if found is not None:
             seen.append(found)
-            time.sleep(0.02)
+            time.sleep(0.1)  # long enough for another worker to look, too
         return found
 
     replace(queue, "next_job", next_job)

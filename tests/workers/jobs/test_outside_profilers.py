@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,8 @@ from tests.workers.reporting import Report
 from workers import tools
 from workers.jobs import _outside_profilers as outside
 from workers.jobs import _training
-from workers.jobs._base import Unit
+from workers.jobs._base import Unit, Wrapping
+from workers.jobs.profile import RUNNER
 from workers.measure.memory import OutOfMemory
 from workers.outcome import InvalidEnvironment, Unsupported
 
@@ -116,6 +118,7 @@ class TestRun:
         assert calls == ["synchronize", "start", "synchronize", "stop"]
         assert report.rows == []
         assert report.tables == {}
+        assert json.loads((tmp_path / outside.PHASES).read_text()) == ["forward", "backward", "optimizer"]
         assert report.fingerprint["software"]["ncu"] == "2025.3.1.0"
         assert report.steps == [
             (1, 3, "warming up"),
@@ -162,10 +165,7 @@ class TestNcu:
         assert told["sm__cycles_elapsed.max"] == ("cycle", 13_850.0, None)
         assert told["launch__cluster_scheduling_policy"] == (None, None, "PolicySpread")
         assert not any(name.startswith("device__") for name in told)
-        measured = {
-            (outside.function_of(row["case"]["kernel"]), row["metric"]): (row["unit"], row["median"])
-            for row in report.rows
-        }
+        measured = {(row["phase"], row["metric"]): (row["unit"], row["median"]) for row in report.rows}
         assert measured[SPLIT, "dram_throughput_percent"] == ("%", 1.64)
         assert measured[COMBINE, "dram_throughput_percent"] == ("%", 8.01)
         assert measured[COMBINE, "theoretical_occupancy_percent"] == ("%", 56.25)
@@ -174,15 +174,24 @@ class TestNcu:
         report = collected(tmp_path, "ncu")
         assert report.rows
         assert not any(row["unit"] in ("ns", "µs", "ms", "s") or row["metric"].endswith("_ms") for row in report.rows)
-        own = spec_of().case()
-        for row in report.rows:
-            assert row["case_key"] != own.key, "a kernel's counters are of another case than the steps"
-            assert {**row["case"], "kernel": None} == {**own.coordinates, "kernel": None}
+        assert {row["case_key"] for row in report.rows} == {spec_of().case().key}
 
-    def test_launches_of_one_kernel_are_samples_of_one_case(self) -> None:
-        metrics = {"launch__registers_per_thread": "1,024"}
-        launches = [outside.Launch(number, "kernel", "", "", metrics) for number in range(3)]
-        assert [launch.value(outside.COUNTERS[7]) for launch in launches] == [1024.0] * 3
+    def test_kernels_of_one_function_are_kept_apart(self) -> None:
+        names = ["void f<float>(T1)", "void f<double>(T1)", "g", "g"]
+        launches = [outside.Launch(number, name, "", "", {}) for number, name in enumerate(names)]
+        assert outside.phases_of(launches) == [*names[:2], "g", "g"]
+
+    def test_launches_of_one_kernel_are_samples(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        metrics = [
+            {"launch__registers_per_thread": text, "sm__throughput.avg.pct_of_peak_sustained_elapsed": "1"}
+            for text in ("1,024", "n/a", "512")
+        ]
+        launches = [outside.Launch(number, "kernel", "", "", told) for number, told in enumerate(metrics)]
+        monkeypatch.setattr(outside, "ncu_launches", lambda _: (launches, dict.fromkeys(metrics[0], "")))
+        found = {row["metric"]: row for row in collected(tmp_path, "ncu").rows}
+        registers = found["registers_per_thread"]
+        assert (registers["phase"], registers["n"], registers["median"]) == ("kernel", 2, 768.0)
+        assert found["sm_throughput_percent"]["n"] == 3
 
     def test_what_a_set_lacks_is_unknown_with_the_reason(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         absent = outside.Counter("branches", "branches", "sm__branches.sum")
@@ -256,6 +265,9 @@ class TestNsys:
             ("forward", 2, 0.5, "void cutlass::Kernel2<gemm>(T1::Params)"),
         ]
         assert rows[0]["mean_us"] == 250.0
+        (check,) = report.verdict["checks"]
+        assert (check["name"], check["severity"]) == ("nsys_optimizer", "note")
+        assert "no range named optimizer" in check["detail"]
         assert report.rows == [], "no time under a profiler is a measurement"
 
     @pytest.mark.parametrize(
@@ -277,7 +289,8 @@ class TestErrors:
     def test_unreadable_counters(self, tmp_path: Path, mode: str, succeeded: bool) -> None:
         spec, unit = planned(tmp_path, "ncu", mode)
         output, _ = wrapped(unit, tmp_path)
-        error = outside.error_of(spec, unit, tmp_path, output, succeeded=succeeded)
+        assert isinstance(RUNNER, Wrapping)
+        error = RUNNER.wrapper_error(spec, unit, tmp_path, output, succeeded=succeeded)
         assert error == f"Nsight Compute could not measure: {NO_PERMISSION}"
 
     def test_a_filter_that_matches_nothing_names_the_kernels_that_ran(self, tmp_path: Path) -> None:
@@ -322,6 +335,7 @@ def collected(tmp_path: Path, tool: str, mode: str = "works", *, report: Report 
     """Run a stand-in and collect what it has written."""
     spec, unit = planned(tmp_path, tool, mode)
     wrapped(unit, tmp_path)
+    (tmp_path / outside.PHASES).write_text('["forward", "backward", "optimizer"]')
     found = report or Report(tmp_path)
     outside.collect(spec, unit, tmp_path, found)
     return found
@@ -338,7 +352,7 @@ from app.store.engine import open_database
 from app.store.queue import Queue
 from app.store.reading import Reading
 from app.store.records import NewJob, Offer
-from app.store.results import list_tables
+from app.store.results import list_tables, result_table
 from workers.agent import capabilities
 from workers.devices import Lease, discover
 from workers.job_run import JobRun
@@ -364,37 +378,66 @@ print(json.dumps({
     "state": job["state"], "error": job["error"],
     "tables": {table["name"]: table["rows"] for table in list_tables(database, claim.job_id)},
     "artifacts": [artifact["name"] for artifact in reading.artifacts(claim.job_id)],
+    "functions": [] if job["error"] else result_table(database, claim.job_id, "ncu-launches").column("function"),
     "measurements": len(reading.measurements(claim.job_id)["rows"]),
     "log": reading.log(claim.job_id),
 }))
 """
 
 
-@pytest.mark.parametrize("device", ["stand-in", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_a_job_under_ncu_from_its_claim_to_its_end(
-    tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if device == "cuda":
-        monkeypatch.undo()
-        if tools.find("ncu") is None:
-            pytest.skip("this host has no ncu")
-    else:
-        install(tmp_path / "path", "ncu")
-    plugins = Path(__file__).parents[2] / "plugins"
-    root = str(Path(__file__).parents[3])
-    spec = spec_of(ncu={"launches": 2}).model_dump_json()
+def job_of(folder: Path, **fields: Any) -> dict[str, Any]:
+    """Run the units under tools of such a job, as an agent does, and return what it left."""
+    plugins, root = Path(__file__).parents[2] / "plugins", Path(__file__).parents[3]
+    path = os.pathsep.join(map(str, (root, plugins)))
     done = subprocess.run(
-        [sys.executable, "-c", JOB, str(tmp_path / "data"), spec],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([root, str(plugins)]), "TMPDIR": str(tmp_path)},
+        [sys.executable, "-c", JOB, str(folder / "data"), spec_of(**fields).model_dump_json()],
+        env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(folder)},
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    job = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_job_under_ncu_from_its_claim_to_its_end(tmp_path: Path) -> None:
+    install(tmp_path / "path", "ncu")
+    job = job_of(tmp_path, ncu={"launches": 2})
     assert (job["state"], job["error"]) == ("succeeded", None), job["log"]
     assert job["artifacts"] == ["report.ncu-rep"]
-    assert job["tables"]["ncu-launches"] == 2
-    assert job["measurements"] in (len(outside.COUNTERS), 2 * len(outside.COUNTERS))
+    assert job["functions"] == [SPLIT, COMBINE]
+    assert job["measurements"] == 2 * len(outside.COUNTERS)
     assert "==PROF== Connected to process" in job["log"]
+
+
+@pytest.mark.gpu
+class TestOnAGpu:
+    @pytest.fixture(autouse=True)
+    def _real(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.undo()
+        if tools.find("ncu") is None:
+            pytest.skip("this host has no ncu")
+
+    @pytest.mark.parametrize(
+        ("attention", "kernels"), [("sdpa_flash", "flash"), ("triton", "forward_kernel|queries_kernel|keys_kernel")]
+    )
+    def test_ncu_counts_what_attentions_kernels_do(self, tmp_path: Path, attention: str, kernels: str) -> None:
+        model = {**MODEL, "d_model": 128, "num_heads": 2}
+        fields = {"model": model, "context_length": 256, "precision": "bf16", "attention": attention}
+        job = job_of(tmp_path, **fields, ncu={"kernels": kernels, "launches": 3})
+        assert (job["state"], job["error"]) == ("succeeded", None), job["log"]
+        assert job["artifacts"] == ["report.ncu-rep"]
+        assert len(job["functions"]) == 3
+        assert all(re.search(kernels, function) for function in job["functions"])
+        kernels_measured, rest = divmod(job["measurements"], len(outside.COUNTERS))
+        assert rest == 0
+        assert 1 <= kernels_measured <= 3
+
+    def test_a_filter_that_matches_nothing_fails_with_the_kernels_that_ran(self, tmp_path: Path) -> None:
+        job = job_of(tmp_path, ncu={"kernels": "no_such_kernel"})
+        assert job["error"]["code"] == "invalid_environment", job["log"]
+        assert "no kernel's name matches 'no_such_kernel'" in job["error"]["detail"]
+        assert "Available Kernels: 1." in job["error"]["detail"]
+        assert (job["artifacts"], job["measurements"]) == ([], 0)

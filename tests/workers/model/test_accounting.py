@@ -311,3 +311,43 @@ def test_memory_of_presets_on_a_gpu(name: str, precision: Any) -> None:
     assert [parameters, gradients, state] == [pytest.approx(times * expected, rel=0.05) for times in (1, 1, 2)]
     in_formulas = accounting.activations(shape, step) + accounting.weight_copies(shape, step)
     assert saved == pytest.approx(in_formulas, rel=0.05)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_the_parts_of_attention_by_hand(backward: bool) -> None:
+    """Two sequences, 3 heads, 4 queries, 5 keys, head dimension 8, in bfloat16."""
+    shape = (2, 3, 4, 5, 8)
+    pairs, q, k = 2 * 3 * 4 * 5, 2 * 3 * 4 * 8, 2 * 3 * 5 * 8
+    cost = {part: accounting.attention_part(part, shape, 2, backward=backward) for part in accounting.ATTENTION_PARTS}
+    product = 2 * pairs * 8 * (2 if backward else 1)
+    assert cost["scores"].flops == cost["values"].flops == product
+    if backward:
+        assert cost["softmax"] == accounting.Cost(4 * pairs, 2 * 3 * pairs)
+        assert cost["scores"].bytes == 2 * (pairs + 2 * q + 2 * k)
+        assert cost["values"].bytes == 2 * (2 * pairs + q + 2 * k)
+    else:
+        assert cost["softmax"] == accounting.Cost(5 * pairs, 2 * 2 * pairs)
+        assert cost["scores"].bytes == cost["values"].bytes == 2 * (q + k + pairs)
+
+
+def test_the_products_of_the_parts_are_twice_the_useful_ones_of_causal_attention() -> None:
+    shape = (2, 3, 16, 8)
+    parts = [accounting.attention_part(part, (2, 3, 16, 16, 8), 4).flops for part in ("scores", "values")]
+    assert sum(parts) == 2 * accounting.attention_flops(shape, causal=True)
+    back = [accounting.attention_part(part, (2, 3, 16, 16, 8), 4, backward=True).flops for part in ("scores", "values")]
+    assert sum(back) == accounting.attention_backward_flops(sum(parts))
+
+
+def test_the_products_of_the_parts_are_those_that_torch_counts() -> None:
+    from kernels.attention.reference import attention
+
+    q = torch.randn(2, 3, 16, 8)
+    with FlopCounterMode(display=False) as counter:
+        attention(q, q, q, True)
+    parts = [accounting.attention_part(part, (2, 3, 16, 16, 8), 4).flops for part in ("scores", "values")]
+    assert counter.get_total_flops() == sum(parts)
+
+
+def test_costs_add_up() -> None:
+    assert accounting.Cost(1, 2) + accounting.Cost(10, 20) == accounting.Cost(11, 22)
+    assert accounting.Cost(1, 2) * 3 == accounting.Cost(3, 6)

@@ -10,7 +10,8 @@ The rule, by which `ledger` gives every allocation one category:
    gradients of activations, an optimizer's intermediate results.
 3. `activation`: allocated in the forward pass and alive at its end. That is what the backward pass needs, bfloat16
    copies of weights included, which autocast makes and a product's backward pass keeps.
-4. `unknown`: everything else, such as the workspaces that cuBLAS took during the warm-up.
+4. `unknown`: everything else, such as the workspaces that cuBLAS took during the warm-up and keeps, which are named
+   where they can be told for certain.
 
 So a category may be certain only at the end of a phase. What is recomputed in the backward pass, under activation
 checkpointing, is `temporary` there.

@@ -1,7 +1,8 @@
 """Records the allocations on a CPU, through the events of torch's profiler.
 
-A CPU's allocator knows no blocks and keeps no cache. What is older than the history is known by its owner only, or when
-it is released.
+A CPU's allocator knows no blocks and keeps no cache, and torch tells the release of an allocation only if a profiler
+ran when it was made. So record from the beginning of the process, before the model is made; what is older is known by
+its owner only.
 """
 
 from __future__ import annotations
@@ -36,25 +37,34 @@ class CpuRecording:
     def __init__(self, most_entries: int) -> None:
         self.most_entries = most_entries
         self._alive: dict[int, Allocation] = {}
+        self._profile: Any = None
 
-    def begin(self, owners: Owners) -> None:
+    def begin(self, owners: Owners, *, stacks: bool = True) -> None:
         self._marks: list[Mark] = []
         self._before = owned(owners, self._alive)
-        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, with_stack=True)
+        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, with_stack=stacks)
         self._profile.start()
+
+    def learn_workspaces(self) -> None:
+        """Do nothing: a CPU's libraries take theirs past torch's allocator."""
 
     def mark(self, phase: str, owners: Owners, *, keep: bool = False, failed: bool = False) -> None:
         with record_function(f"{MARK}{len(self._marks)}"):
             self._marks.append(Mark(phase, owners, keep))
 
     def end(self) -> list[Recorded]:
-        self._profile.stop()
-        results: Any = self._profile.profiler
-        events = results.kineto_results.experimental_event_tree()
+        profiler = self._profile
+        self.abandon()
+        events = profiler.profiler.kineto_results.experimental_event_tree()
         ledger = Ledger(self._before, MOST_POINTS)
         recorded = stretches(history(events), self._marks, ledger, self.most_entries)
         self._alive = ledger.alive
         return recorded
+
+    def abandon(self) -> None:
+        stopped, self._profile = self._profile, None
+        if stopped is not None:
+            stopped.stop()
 
 
 def owned(owners: Owners, known: Mapping[int, Allocation]) -> list[Allocation]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
-from workers.measure.allocations.categories import Owners
-from workers.measure.allocations.ledger import Entry, Ledger
+from workers.measure.allocations.categories import UNKNOWN, Owners
+from workers.measure.allocations.ledger import Allocation, Entry, Ledger
 from workers.measure.allocations.recording import MOST_POINTS, Counters, Recorded
-from workers.measure.allocations.snapshot import Snapshot, annotated, blocks_of, reserved_in
+from workers.measure.allocations.snapshot import BEFORE, Snapshot, annotated, blocks_of, reserved_in
 
 _listening: list[CudaRecording] = []
 """The recording that hears of a lack of memory: at most one. Torch takes an observer, and never lets go of it."""
 _attached = False
+WORKSPACE = "cuBLAS workspace"
 
 
 class CudaRecording:
@@ -25,12 +28,15 @@ class CudaRecording:
         self.at_oom: Snapshot | None = None
         """The allocator's state when memory ran out, if it did since the last mark."""
         self._ledger = Ledger()
+        self._workspaces: Counter[int] = Counter()
+        """Sizes of the workspaces of cuBLAS, with the number of each."""
 
-    def begin(self, owners: Owners) -> None:
+    def begin(self, owners: Owners, *, stacks: bool = True) -> None:
+        # Without this there may be no allocator yet that could record.
+        torch.cuda.init()  # type: ignore[no-untyped-call]
         _attach(self)
-        torch.cuda.memory._record_memory_history(
-            "all", context="all", stacks="python", max_entries=self.most_entries, clear_history=True
-        )
+        torch.cuda.memory._record_memory_history(None)  # forgets what there was
+        torch.cuda.memory._record_memory_history("all", context="all", stacks="python", max_entries=self.most_entries)
         self._recorded: list[Recorded] = []
         self._last: list[Entry] = []
         snapshot = _take()
@@ -41,9 +47,19 @@ class CudaRecording:
                 one.made_in = former.made_in
             if owner is not None:
                 one.category, one.name = owner.category, owner.name
+        name_workspaces(blocks.values(), self._workspaces)
         self._ledger = Ledger(blocks.values(), MOST_POINTS)
-        self._new_entries(snapshot)
+        # Taking the snapshot is in the history, too.
+        entries, _ = self._new_entries(snapshot)
+        self._ledger.categories, self._ledger.phases = [UNKNOWN] * len(entries), [BEFORE] * len(entries)
         torch.cuda.reset_peak_memory_stats(self.device)
+
+    def learn_workspaces(self) -> None:
+        # Torch keeps them to itself: they are what its own function for their release releases.
+        before = blocks_of(_take(), self.device)
+        torch._C._cuda_clearCublasWorkspaces()
+        after = blocks_of(_take(), self.device)
+        self._workspaces = Counter(one.size for address, one in before.items() if address not in after)
 
     def mark(self, phase: str, owners: Owners, *, keep: bool = False, failed: bool = False) -> None:
         snapshot = self.at_oom if failed and self.at_oom is not None else _take()
@@ -65,11 +81,14 @@ class CudaRecording:
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def end(self) -> list[Recorded]:
-        torch.cuda.memory._record_memory_history(None)
-        _listening.clear()
+        self.abandon()
         recorded, self._recorded = self._recorded, []
         self._last = []
         return recorded
+
+    def abandon(self) -> None:
+        torch.cuda.memory._record_memory_history(None)
+        _listening.clear()
 
     def _annotated(self, snapshot: Snapshot, phase: str, *, lost: bool) -> Snapshot:
         return annotated(
@@ -104,6 +123,15 @@ class CudaRecording:
             reserved_peak=stats["reserved_bytes.all.peak"],
             reserved_end=stats["reserved_bytes.all.current"],
         )
+
+
+def name_workspaces(blocks: Iterable[Allocation], sizes: Counter[int]) -> None:
+    """Give blocks without an owner the name of workspaces, as many of each size as there are."""
+    left = sizes.copy()
+    for one in blocks:
+        if one.category == UNKNOWN and left[one.size] > 0:
+            left[one.size] -= 1
+            one.name = WORKSPACE
 
 
 def _take() -> Snapshot:

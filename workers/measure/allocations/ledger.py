@@ -10,7 +10,7 @@ rest of up to 1 MiB unused at the end of a large block.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from workers.measure.allocations.categories import ACTIVATION, CATEGORIES, FORWARD, TEMPORARY, UNKNOWN, Owners
@@ -74,16 +74,6 @@ class Stretch:
     """Bytes that the allocator held of the device's memory at the peak; None if it tells none."""
 
 
-@dataclass
-class _Usage:
-    """Bytes in use by category, and their highest points."""
-
-    now: list[int] = field(default_factory=lambda: [0] * len(CATEGORIES))
-
-    def point(self, entry: int) -> Point:
-        return Point(entry, tuple(self.now))
-
-
 class Ledger:
     """The living allocations of one device.
 
@@ -121,10 +111,10 @@ class Ledger:
             lost: The beginning of the phase's history is missing.
             reserved: Bytes that the allocator holds at its end.
         """
-        if lost and blocks is not None:
-            self._resume(rewind(blocks, entries))
+        unseen = self._resume(phase, rewind(blocks, entries)) if lost and blocks is not None else []
         before = dict(self.alive)
         touched, made, missed = self._replay(phase, entries)
+        made = unseen + made
         for one in missed:
             before[one.address] = one
         self._categorise(phase, made, owners)
@@ -144,13 +134,22 @@ class Ledger:
             reserved_at_peak=None if reserved is None else reserved - _growth(entries[peak.entry + 1 :]),
         )
 
-    def _resume(self, alive: Mapping[int, Allocation]) -> None:
-        """Go on after a gap in the history. What is still where it was keeps its category."""
-        known = self.alive
+    def _resume(self, phase: str, alive: Mapping[int, Allocation]) -> list[Allocation]:
+        """Go on after a gap at the beginning of a phase. Returns what was made in the gap.
+
+        What has the same place and size as before the gap is taken for the same.
+        """
+        known, unseen = self.alive, []
         self.alive = {}
         for address, one in alive.items():
             former = known.get(address)
-            self.alive[address] = former if former is not None and former.size == one.size else one
+            if former is not None and former.size == one.size:
+                self.alive[address] = former
+            else:
+                one.made_in = phase
+                unseen.append(one)
+                self.alive[address] = one
+        return unseen
 
     def _replay(
         self, phase: str, entries: Sequence[Entry]
@@ -178,7 +177,7 @@ class Ledger:
         return touched, made, missed
 
     def _categorise(self, phase: str, made: Sequence[Allocation], owners: Owners) -> None:
-        """Apply the rule of `categories` to what was made in a phase, at its end, and to what had no category yet."""
+        """Apply the rule of `categories` at the end of a phase, to what it has made and to what has an owner."""
         for one in made:
             if self.alive.get(one.address) is not one:
                 one.category = TEMPORARY
@@ -186,29 +185,29 @@ class Ledger:
                 one.category = ACTIVATION
         for address, owner in owners.items():
             owned = self.alive.get(address)
-            if owned is not None and owned.size >= owner.size and (owned.category == UNKNOWN or owned.made_in == phase):
+            if owned is not None and owned.size >= owner.size:
                 owned.category, owned.name = owner.category, owner.name
 
     def _measure(
         self, before: Iterable[Allocation], entries: Sequence[Entry], touched: Sequence[Allocation | None]
     ) -> tuple[Point, Point, Point, list[Point]]:
         """Return the use of memory at the start, at the peak, at the end, and over time."""
-        usage = _Usage()
+        usage = [0] * len(CATEGORIES)
         for one in before:
-            usage.now[one.category] += one.size
-        start = peak = usage.point(-1)
-        total = sum(usage.now)
+            usage[one.category] += one.size
+        start = peak = Point(-1, tuple(usage))
+        total = peak_total = sum(usage)
         curve = _Curve(start, len(entries), self._most_points)
         for number, (entry, touch) in enumerate(zip(entries, touched, strict=True)):
             if touch is None or entry["action"] == "free_completed":
                 continue
             change = touch.size if entry["action"] == "alloc" else -touch.size
-            usage.now[touch.category] += change
+            usage[touch.category] += change
             total += change
-            if total > peak.total:
-                peak = usage.point(number)
-            curve.add(number, total, usage.now)
-        end = usage.point(len(entries) - 1)
+            if total > peak_total:
+                peak, peak_total = Point(number, tuple(usage)), total
+            curve.add(number, total, usage)
+        end = Point(len(entries) - 1, tuple(usage))
         return start, peak, end, curve.points(end)
 
 

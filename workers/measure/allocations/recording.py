@@ -47,8 +47,19 @@ class Recorded:
 class Recording(Protocol):
     """Listens to an allocator. Begin it, mark the ends of phases, end it; it may then begin anew."""
 
-    def begin(self, owners: Owners) -> None:
-        """Begin a history. `owners` tells who owns what now."""
+    def begin(self, owners: Owners, *, stacks: bool = True) -> None:
+        """Begin a history.
+
+        Args:
+            owners: Who owns what now.
+            stacks: False to do without stacks where they would be too many: while a compiler runs, on a CPU.
+        """
+
+    def learn_workspaces(self) -> None:
+        """Release the workspaces that libraries keep for matrix products, to learn their sizes.
+
+        Call it between two steps before a history begins; the step in between takes them anew, and `begin` names them.
+        """
 
     def mark(self, phase: str, owners: Owners, *, keep: bool = False, failed: bool = False) -> None:
         """End a stretch, in which `phase` ran, and begin the next one.
@@ -63,6 +74,9 @@ class Recording(Protocol):
     def end(self) -> list[Recorded]:
         """End the history, and return its stretches in order."""
         ...
+
+    def abandon(self) -> None:
+        """Stop listening, and forget the history."""
 
 
 class PhaseMarks:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from workers.measure.allocations.categories import CATEGORIES
+from workers.measure.allocations.categories import CATEGORIES, UNKNOWN
 from workers.measure.allocations.ledger import Allocation, Entry, rewind
 
 PROTOCOL = 4
@@ -21,6 +21,7 @@ PROTOCOL = 4
 BEFORE = "before the history"
 """Phase of the allocations that are older than the history."""
 ALLOCATED = "active_allocated"
+UNKNOWN_NAME = CATEGORIES[UNKNOWN]
 GAP = 1 << 20
 """Addresses that are further apart than this lie in different segments of a snapshot that has none of its own."""
 Snapshot = dict[str, Any]
@@ -72,6 +73,8 @@ def annotated(
         {**entry, "category": CATEGORIES[kind], "user_metadata": stage}
         for entry, kind, stage in zip(trace, kinds, stages, strict=True)
     ]
+    if not any(entry["category"] == UNKNOWN_NAME for entry in head + entries):
+        entries.append(_end(trace[-1].get("time_us", 0) if trace else 0, phases[-1] if phases else BEFORE))
     traces: list[list[Entry]] = [[] for _ in snapshot["device_traces"]]
     traces[device_index] = head + entries
     return {
@@ -83,6 +86,12 @@ def annotated(
     }
 
 
+def _end(time_us: int, phase: str) -> Entry:
+    """Return an entry without effect for the end of a history, for the viewer's sake."""
+    what = {"action": "snapshot", "addr": 0, "size": 0, "stream": 0, "time_us": time_us, "frames": []}
+    return {**what, "category": UNKNOWN_NAME, "user_metadata": phase}
+
+
 def _head(
     older: Mapping[int, Allocation], trace: Sequence[Entry], kinds: Sequence[int], alive: Mapping[int, Allocation]
 ) -> list[Entry]:
@@ -92,7 +101,6 @@ def _head(
     for entry, kind in zip(reversed(trace), reversed(kinds), strict=True):
         if entry["action"] == "free_requested":
             category[entry["addr"]] = kind
-    unknown = CATEGORIES.index("unknown")
     time_us = trace[0].get("time_us", 0) if trace else 0
     return [
         {
@@ -102,7 +110,7 @@ def _head(
             "stream": 0,
             "time_us": time_us,
             "frames": list(alive[address].frames) if address in alive and not one.frames else list(one.frames),
-            "category": CATEGORIES[category.get(address, unknown)],
+            "category": CATEGORIES[category.get(address, UNKNOWN)],
             "user_metadata": BEFORE,
         }
         for address, one in sorted(older.items())

@@ -53,6 +53,8 @@ class Part:
     name: str
     phase: str
     time_ms: float
+    product_ms: float
+    """The share of `time_ms` that is in matrix products. The rest of `scores` scales and masks them."""
     cost: Cost | None
     """What it computes and moves; None: unknown."""
 

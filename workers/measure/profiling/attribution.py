@@ -107,6 +107,18 @@ class Attribution:
                 found.append(Interval(event.name, int(match[1]), event.begin_ns, event.end_ns))
         return found
 
+    @property
+    def windows(self) -> list[Interval]:
+        """The steps from the beginning of their first phase to the end of their last one.
+
+        A step's own range also holds the wait for work that was launched before it.
+        """
+        found = []
+        for step in self.steps:
+            phases = [phase for phase in self.phases if phase.step == step.step]
+            found.append(Interval(step.name, step.step, phases[0].begin_ns, phases[-1].end_ns))
+        return found
+
     @cached_property
     def work(self) -> list[Work]:
         """All work of the steps' phases, in the order in which it began."""
@@ -136,9 +148,11 @@ class Attribution:
         """Return how often each named range was entered in each phase of all steps, by (phase, name)."""
         found = Counter[tuple[str, str]]()
         for event in self._events:
-            if not _is_named_range(event) or event.name in self._phase_names:
-                continue
-            if phase := self.phase_at(event.begin_ns):
+            if (
+                _is_named_range(event)
+                and not self._is_step_or_phase(event)
+                and (phase := self.phase_at(event.begin_ns))
+            ):
                 found[phase.name, event.name] += 1
         return found
 
@@ -233,6 +247,9 @@ class Attribution:
             if event.kind == "operator" and event.sequence >= 0
         }
 
+    def _is_step_or_phase(self, event: HostEvent) -> bool:
+        return event.name in self._phase_names or STEP.fullmatch(event.name) is not None
+
     def _path(self, index: int) -> tuple[str, ...]:
         """Return the names of the ranges that an event belongs to, below the phase, the outermost first."""
         if index not in self._paths:
@@ -242,7 +259,7 @@ class Attribution:
                 seen.add(at)
                 event = self._events[at]
                 if _is_named_range(event):
-                    if event.name in self._phase_names or STEP.fullmatch(event.name):
+                    if self._is_step_or_phase(event):
                         break
                     names.append(event.name)
                 maker = None

@@ -51,7 +51,7 @@ _FUSED = re.compile(r"^triton_(poi|red|per|for)_")
 before a product has `mm` in its name."""
 _FUSED_KERNELS = _patterns(
     (SOFTMAX, r"softmax|logsumexp"),
-    (NORMALISATION, r"norm|rsqrt|var_mean"),
+    (NORMALISATION, r"(layer|rms|batch|group|instance)_norm|rsqrt|var_mean"),
     (REDUCTION, r"^triton_(red|per)_"),
     (ELEMENTWISE, r""),
 )
@@ -63,9 +63,12 @@ _KERNELS = _patterns(
     (MATMUL, r"gemm|gemv|nvjet|xmma|cutlass|cublas|matmul|split_?k|dot_kernel|^triton_tem_|^triton_mm"),
     (SOFTMAX, r"softmax"),
     (NORMALISATION, r"(layer|rms|batch|group|instance)_?norm|rowwisemoments|gammabeta|welford"),
-    (COPY, r"^memcpy|^memset|direct_copy|copy_kernel|copy_device_to_device|catarray|fillfunctor|fill_kernel"),
+    (
+        COPY,
+        r"^memcpy|^memset|direct_copy|copy_kernel|copy_device_to_device|catarray|fillfunctor|(?<!masked_)fill_kernel",
+    ),
     (COPY, r"gather_kernel|gather_elementwise|indexselect|index_select|index_elementwise|embedding_kernel|arange"),
-    (REDUCTION, r"reduce|reduction|cub::.*(scan|sum)|_norm_kernel|sum_kernel"),
+    (REDUCTION, r"reduce|reduction|cub::.*(scan|sum)|_scan_|_norm_kernel|sum_kernel"),
     (REDUCTION, r"embedding_backward|embedding_grad|embedding_dense_backward|sum_and_scatter|grad_weight"),
     (ELEMENTWISE, r"elementwise|pointwise|triu_tril|masked_fill|scatter|distribution|where_kernel"),
     flags=re.IGNORECASE,

@@ -7,6 +7,7 @@ Work of the backward pass that runs on a thread of autograd has no Python frames
 
 from __future__ import annotations
 
+import heapq
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence, Set
@@ -16,9 +17,13 @@ from workers.measure.profiling.recording import HostEvent, Recording
 
 Stacks = Mapping[tuple[str, ...], int]
 """Time in ns by stack, the outermost frame first."""
-HIDDEN = re.compile(r"kernels/ranges\.py|contextlib\.py|torch/autograd/profiler\.py|torch/_ops\.py|workers/measure/")
+HIDDEN = re.compile(
+    r"\b(kernels/ranges|contextlib|torch/autograd/profiler|torch/_ops|workers/measure/(ranges|timing))\.py\("
+)
 """Python's functions that only name ranges or drive the step."""
 MAX_DEPTH = 200
+MAX_STACKS = 20_000
+"""Most stacks in a text, those with the most time. A deep model has a stack of its own for each call in each layer."""
 
 
 def fold(recording: Recording, phases: Collection[str], *, on_gpu: bool) -> Stacks:
@@ -42,9 +47,9 @@ def fold(recording: Recording, phases: Collection[str], *, on_gpu: bool) -> Stac
 
 
 def folded(stacks: Stacks) -> str:
-    """Return the stacks as text: a line each, frames joined by semicolons, a blank, and the time in µs."""
+    """Return the top stacks as text: a line each, frames joined by semicolons, a blank, and the time in µs."""
     lines = []
-    for frames, time in sorted(stacks.items()):
+    for frames, time in sorted(heapq.nlargest(MAX_STACKS, stacks.items(), key=lambda stack: stack[1])):
         if (rounded := round(1e-3 * time)) > 0:
             lines.append(";".join(_plain(frame) for frame in frames) + f" {rounded}\n")
     return "".join(lines)

@@ -56,6 +56,7 @@ ATTENTION = (
     Column("part", "string"),
     Column("phase", "string"),
     Column("total_ms", "number", "ms"),
+    Column("product_ms", "number", "ms"),
     Column("share_percent", "number", "%"),
     Column("gflop", "number", "GFLOP"),
     Column("useful_gflop", "number", "GFLOP"),
@@ -139,7 +140,7 @@ def attention_row(
     notes = [note, roofline if isinstance(roofline, str) else ""]
     limit = None if known is None or intensity is None else known.limit_tflops(intensity)
     return [
-        *(part.name, part.phase, part.time_ms, share_percent),
+        *(part.name, part.phase, part.time_ms, part.product_ms, share_percent),
         None if cost is None else 1e-9 * cost.flops,
         None if useful_flops is None else 1e-9 * useful_flops,
         None if cost is None else cost.bytes / 2**20,

@@ -16,14 +16,19 @@ class StepUse:
     busy_ms: float
     """Time during which at least one kernel, copy or fill ran."""
     idle_ms: float
-    """Time of the step in which none ran, from the host's beginning to the last one's end."""
+    """Time of the step in which none ran."""
     largest_gap_ms: float
     launches: int
     """Number of kernels, copies and fills."""
 
 
 def step_uses(work: Sequence[Work], steps: Sequence[Interval]) -> list[StepUse]:
-    """Return the device's use in each step. A step ends when the host has issued it and the device has finished it."""
+    """Return the device's use in each step, from its beginning until the host has issued it and the device finished it.
+
+    Args:
+        work: All work of the steps.
+        steps: The steps as the host ran their phases.
+    """
     found = []
     for step in steps:
         spans = [Span(one.begin_ns, one.end_ns, one.name) for one in work if one.step == step.step]

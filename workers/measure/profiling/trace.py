@@ -20,7 +20,6 @@ LEVEL = 3
 """Of the compression: near that of 9 for traces, in a tenth of the time."""
 MARGIN = 0.9
 """How much smaller than the estimate a cut is made, since events compress differently."""
-LEAST_SHARE = 1e-4
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(r"[\s,]*")
 _DECODER = json.JSONDecoder(strict=False)
@@ -61,7 +60,7 @@ def write(raw: Path, target: Path, max_bytes: int, steps: Sequence[str]) -> Kept
         steps: Names of the ranges of the steps.
 
     Raises:
-        TooSmall: even a small share of the events is too large; there is no file then.
+        TooSmall: even the first events are too large; there is no file then.
         ValueError: the file is no trace.
     """
     with raw.open("rb") as source, gzip.open(target, "wb", compresslevel=LEVEL) as file:
@@ -76,11 +75,11 @@ def write(raw: Path, target: Path, max_bytes: int, steps: Sequence[str]) -> Kept
     until = math.inf
     while size > max_bytes:
         share *= MARGIN * max_bytes / size
-        if share < LEAST_SHARE or not times:
-            target.unlink()
-            raise TooSmall(f"{max_bytes} bytes hold less than {100 * LEAST_SHARE:g} % of the trace's events")
-        until = times[int(share * (len(times) - 1))]
+        former, until = until, times[int(share * (len(times) - 1))] if times else until
         until = max((end for end in ends if end <= until), default=until)
+        if until >= former:  # only the very first events are left
+            target.unlink()
+            raise TooSmall(f"{max_bytes} bytes hold nothing of the trace")
         share = bisect.bisect_right(times, until) / len(times)
         _write_part(text, start, events, until, target)
         size = target.stat().st_size

@@ -148,9 +148,14 @@ def range_names(path: Sequence[str]) -> list[str]:
     return names
 
 
-def time_in(work: Iterable[Work], name: str, phase: str) -> int:
-    """Return the time in ns of all work of a phase that belongs to a range of this name."""
-    return sum(one.time_ns for one in work if one.phase == phase and name in one.ranges)
+def work_in(work: Iterable[Work], name: str, phase: str) -> list[Work]:
+    """Return all work of a phase that belongs to a range of this name."""
+    return [one for one in work if one.phase == phase and name in one.ranges]
+
+
+def time_of(work: Iterable[Work], class_name: str | None = None) -> int:
+    """Return the time in ns of work, or of those of one class."""
+    return sum(one.time_ns for one in work if class_name is None or classify(one) == class_name)
 
 
 def top_calls(work: Iterable[Work], phase: str, steps: int) -> tuple[str, float] | None:

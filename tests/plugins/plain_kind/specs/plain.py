@@ -20,12 +20,9 @@ class PlainSpec(SpecBase):
     start: Literal["fork", "exec"] = "fork"
     """How its process starts: from the warm parent, or as a new interpreter."""
 
-    device: Literal["cpu", "none"] = "cpu"
-    """What the job takes: the whole host, or nothing. A unit that takes nothing is started without torch."""
-
     unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {"start"}
     table_rows: ClassVar[tuple[str, ...]] = ("behaviour", "number")
     table_columns: ClassVar[tuple[str, ...]] = ("step_ms",)
 
     def resources(self) -> Resources:
-        return Resources(device_type=self.device, devices=1 if self.device == "cpu" else 0)
+        return Resources(device_type="cpu", devices=1)

@@ -1,0 +1,41 @@
+"""Where a server listens, left in its data folder so that commands and clients on this host find it.
+
+Standard library only: the command line starts in milliseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+
+FILE = "server.json"
+
+
+def leave(folder: Path, url: str) -> None:
+    """Write down that this process's server listens at `url`; a later server replaces it."""
+    partial = folder / f"{FILE}.{os.getpid()}"
+    partial.write_text(json.dumps({"url": url, "pid": os.getpid()}), encoding="utf-8")
+    partial.replace(folder / FILE)
+
+
+def found(folder: Path) -> str | None:
+    """Return the address that the last server of this folder left; None if it left none, or none that can be read."""
+    said = _said(folder).get("url")
+    return said if isinstance(said, str) and said.startswith("http") else None
+
+
+def remove(folder: Path) -> None:
+    """Remove the address if it is this process's; another server may have left its own meanwhile."""
+    if _said(folder).get("pid") == os.getpid():
+        with contextlib.suppress(FileNotFoundError):
+            (folder / FILE).unlink()
+
+
+def _said(folder: Path) -> dict[str, object]:
+    try:
+        said = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}

@@ -1,0 +1,73 @@
+"""/compare: two finished jobs beside each other, or the two sides of one that measured both in turns."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Query
+from fastapi.responses import Response
+from pydantic import Field
+
+from app.api.parameters import Id, StrictQuery
+from app.api.schemas import Comparison
+from app.api.services import CurrentServices
+from app.api.tables import written
+from app.errors import FieldError, InvalidRequest
+from app.layout import Format
+from app.store import results
+
+router = APIRouter(prefix="/compare", tags=["results"])
+
+SHOWN_TO_PEOPLE = 20
+"""Rows of each table and phase of a profile in the formats for people, unless they ask for others."""
+
+
+class CompareQuery(StrictQuery):
+    """The jobs to compare: `baseline` and `candidate`, or `job`."""
+
+    baseline: Id | None = None
+    """The id of the job to compare with."""
+    candidate: Id | None = None
+    """The id of the job that is compared."""
+    job: Id | None = None
+    """Instead of both: the id of a job of kind `compare`, whose sides are compared."""
+    limit: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    """Of profiles: the most rows of each table and phase, those that changed most; by default 20 in Markdown, LaTeX and
+    HTML, and all in JSON and CSV."""
+    format: Format = "json"
+
+
+@router.get("", responses={200: {"model": Comparison}}, summary="Two jobs, or two sides, compared")
+async def compare(services: CurrentServices, query: Annotated[CompareQuery, Query()]) -> Response:
+    """Of profiles, what each kernel, operator and class gained or lost per step; of other kinds, the metrics' medians.
+
+    `alternated` says whether fresh processes measured both sides in turns.
+    """
+    _check(query)
+    for_people = query.format in ("markdown", "latex", "html")
+    limit = SHOWN_TO_PEOPLE if query.limit is None and for_people else query.limit
+
+    def make() -> Response:
+        if query.job is not None:
+            sheet = results.compare_sides(services.database, query.job, limit=limit)
+        else:
+            assert query.baseline is not None
+            assert query.candidate is not None
+            sheet = results.compare(services.database, query.baseline, query.candidate, limit=limit)
+        return written(sheet, query.format)
+
+    return await run_sync(make, limiter=services.tables)
+
+
+def _check(query: CompareQuery) -> None:
+    """Refuse a query that names too few jobs, or too many."""
+    given = {name: getattr(query, name) is not None for name in ("baseline", "candidate")}
+    if query.job is not None:
+        wrong = [(name, "leave it out: `job` has both sides") for name, is_given in given.items() if is_given]
+    else:
+        why = "give its id; or `job`, the id of a job of kind compare"
+        wrong = [(name, why) for name, is_given in given.items() if not is_given]
+    errors = tuple(FieldError(f"/{name}", f"Query parameter {name!r}: {detail}") for name, detail in wrong)
+    if errors:
+        raise InvalidRequest("; ".join(error.detail for error in errors), errors=errors)

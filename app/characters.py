@@ -1,0 +1,50 @@
+"""Shows control characters in what jobs and other users wrote. Standard library only.
+
+A terminal obeys control characters. With them a job's output, an error or a name could write to the clipboard, change
+what stands on the screen, or type a command (OSC, CSI, carriage returns), or make a text read as another (bidirectional
+overrides).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def _characters(*ranges: tuple[int, int]) -> Iterable[int]:
+    return (code for first, last in ranges for code in range(first, last + 1))
+
+
+_LAYOUT = (0x09, 0x0A)
+_CONTROLS = frozenset(
+    _characters(
+        (0x00, 0x1F),
+        (0x7F, 0x9F),  # DELETE, and C1: U+009B is CSI in one character
+        (0x061C, 0x061C),
+        (0x200E, 0x200F),
+        (0x2028, 0x202E),  # separators of lines and paragraphs; bidirectional embeddings and overrides
+        (0x2066, 0x2069),
+        (0xD800, 0xDFFF),  # lone surrogates, which no terminal can be sent
+    )
+)
+_NAMES = {0x09: r"\t", 0x0A: r"\n", 0x0D: r"\r"}
+_IN_ONE_LINE = {
+    code: _NAMES.get(code) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}") for code in _CONTROLS
+}
+_IN_TEXT = {code: text for code, text in _IN_ONE_LINE.items() if code not in _LAYOUT}
+# Where JSON is valid, controls stand inside strings, except the white space that lays it out.
+_IN_JSON = {code: f"\\u{code:04x}" for code in _CONTROLS if code not in (*_LAYOUT, 0x0D)}
+
+
+def shown(text: str) -> str:
+    """Return the text with its control characters shown, as `\\x1b`; tabs and the ends of lines stay."""
+    return text.replace("\r\n", "\n").translate(_IN_TEXT)
+
+
+def one_line(text: str) -> str:
+    """Return the text with all its control characters shown: nothing in it begins another line."""
+    return text.translate(_IN_ONE_LINE)
+
+
+def in_json(text: str) -> str:
+    """Return the same JSON, with control characters escaped as JSON does."""
+    return text.translate(_IN_JSON)

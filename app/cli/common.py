@@ -1,0 +1,99 @@
+"""What commands share: the connection to a server, options, the data folder, and how they fail."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, NoReturn, ParamSpec, TypeVar
+
+import typer
+
+from app.cli import completing
+from app.cli.terminal import echo
+
+if TYPE_CHECKING:
+    from app.client import Flopwatch
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+JobId = Annotated[int, typer.Argument(metavar="ID", help="The job's id.", autocompletion=completing.job_ids)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the server's answer.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait until it is done; exit code 0 only when it succeeded.")]
+Label = Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A label; may be repeated.")]
+Kind = Annotated[str | None, typer.Option(help="Only jobs of this kind.", autocompletion=completing.kinds)]
+Preset = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Start from a preset; `flopwatch specs KIND` lists them.",
+        autocompletion=completing.presets,
+    ),
+]
+Url = Annotated[str | None, typer.Option(metavar="URL", help="The server's address (FLOPWATCH_URL).")]
+DataDir = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="The data folder, in which a server leaves its address (FLOPWATCH_DATA_DIR)."),
+]
+
+
+before_command: ContextVar[Mapping[str, Any]] = ContextVar("before_command", default=MappingProxyType({}))
+"""The options --url and --data-dir that stand before the command."""
+
+
+def fail(message: str, code: int = 1) -> NoReturn:
+    """Print an error and exit."""
+    echo(f"error: {message}", err=True)
+    raise typer.Exit(code)
+
+
+def with_server(command: Callable[Concatenate[Flopwatch, P], R]) -> Callable[P, R]:
+    """Give the command a connection to the server, and the options --url and --data-dir, which choose the server.
+
+    A problem of the server becomes a message and exit code 1.
+    """
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        from app.client import ClientError, Flopwatch
+
+        url, data_dir = _given("url", kwargs.pop("url", None)), _given("data_dir", kwargs.pop("data_dir", None))
+        warn_of_unknown_settings()
+        try:
+            with Flopwatch(url, data_dir=data_dir) as server:
+                return command(server, *args, **kwargs)
+        except ClientError as error:
+            fail(str(error))
+
+    # Typer reads the parameters off the function, and must not see the first.
+    signature = inspect.signature(command, eval_str=True, locals={"Flopwatch": object})
+    _, *parameters = signature.parameters.values()
+    for name, annotation in (("url", Url), ("data_dir", DataDir)):
+        parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation))
+    wrapped.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return wrapped
+
+
+def use_data_dir(data_dir: Path | None) -> None:
+    """Let this process and its children use this data folder, if one is given to the command or before it."""
+    if (folder := _given("data_dir", data_dir)) is not None:
+        os.environ["FLOPWATCH_DATA_DIR"] = str(folder.absolute())
+
+
+def warn_of_unknown_settings() -> None:
+    """Print a warning for each variable that looks like a setting and is none."""
+    from app.settings import unknown_variables
+
+    for warning in unknown_variables(os.environ).values():
+        echo(f"warning: {warning}", err=True)
+
+
+def _given(name: str, value: Any) -> Any:
+    """Return an option's value as given to the command, or else before it: `flopwatch --url … jobs`."""
+    return before_command.get().get(name) if value is None else value

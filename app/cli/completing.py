@@ -1,0 +1,157 @@
+"""What the shell offers at the Tab key: kinds, presets, fields and their values, and the ids of jobs and sweeps.
+
+`flopwatch --install-completion` sets it up. The server is asked, briefly; without one, the specs of this installation
+are offered, and no ids. Nothing here may print or raise: the shell would show it amid the user's line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import typer
+
+ANSWER_S = 1.0
+"""Longest time that the server may take: somebody waits at the keyboard."""
+OFFERED_JOBS = 50
+THE_LINE = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")
+"""Variables in which shells hand over the line."""
+
+
+def kinds(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Offer kinds, each with the first line of its description."""
+    return [
+        (spec["kind"], spec["description"].partition("\n")[0])
+        for spec in _specs(ctx)
+        if spec["kind"].startswith(incomplete)
+    ]
+
+
+def presets(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Offer the presets of the kind on the line."""
+    return [name for name in _spec_on(ctx).get("presets", {}) if name.startswith(incomplete)]
+
+
+def fields(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Offer "key=" for the fields of the kind on the line, or the values of the field that is being written.
+
+    bash ends a word at "=", so that there the key, or the key and "=", come as words before.
+    """
+    schema = _spec_on(ctx).get("schema", {})
+    if "=" in incomplete.lstrip("="):
+        key, _, value = incomplete.partition("=")
+        return [f"{key}={text}" for text in _continued(value, _values(schema, key))]
+    before = [word for word in ctx.params.get("fields") or () if word]
+    if not incomplete and before and before[-1] in _paths(schema):
+        return _values(schema, before[-1])  # the word is "=", which is taken off
+    if len(before) >= 2 and before[-1] == "=":
+        return _continued(incomplete, _values(schema, before[-2]))
+    return [f"{path}=" for path in _paths(schema) if path.startswith(incomplete)]
+
+
+def job_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Offer the newest jobs, each with its kind and state."""
+    return _ids(ctx, "/jobs", incomplete, lambda job: f"{job['kind']}, {job['state']}")
+
+
+def sweep_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Offer the newest sweeps, each with its kind and number of jobs."""
+    return _ids(
+        ctx, "/sweeps", incomplete, lambda one: f"{one['base'].get('kind')}, {sum(one['counts'].values())} jobs"
+    )
+
+
+def job_states(incomplete: str) -> list[str]:
+    """Offer the states of jobs."""
+    from app.states import JOB_STATES
+
+    return [state for state in JOB_STATES if state.startswith(incomplete)]
+
+
+def _ids(ctx: typer.Context, path: str, incomplete: str, describe: Callable[[Any], str]) -> list[tuple[str, str]]:
+    found = _asked(ctx, path, limit=OFFERED_JOBS) or {"data": []}
+    return [(str(one["id"]), describe(one)) for one in found["data"] if str(one["id"]).startswith(incomplete)]
+
+
+def _asked(ctx: typer.Context, path: str, **params: Any) -> Any:
+    """Ask the server on the line, or that of the environment; None if there is none, or none that answers in time."""
+    from app.client import ClientError, Flopwatch
+
+    given = {**_set(ctx.find_root().params), **_set(ctx.params)}
+    try:
+        with Flopwatch(given.get("url"), data_dir=given.get("data_dir")) as server:
+            return server.send("GET", path, params=params, timeout_s=ANSWER_S).json()
+    except ClientError:
+        return None
+
+
+def _set(params: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in params.items() if value is not None}
+
+
+def _specs(ctx: typer.Context) -> list[dict[str, Any]]:
+    if (found := _asked(ctx, "/specs")) is not None:
+        specs: list[dict[str, Any]] = found["data"]
+        return specs
+    from app.cli.specs import local_specs
+
+    return local_specs()
+
+
+def _spec_on(ctx: typer.Context) -> dict[str, Any]:
+    """Return the description of the kind that stands on the line; of a job's, where its id does; else nothing."""
+    named = {ctx.params.get("kind"), ctx.params.get("source")} - {None}
+    if (job_id := ctx.params.get("job_id")) is not None:
+        named = {(_asked(ctx, f"/jobs/{job_id}") or {}).get("kind")}
+    # Behind an option that has no value yet the line is not parsed: then any word may be the kind.
+    words = named or {word for name in THE_LINE for word in os.environ.get(name, "").split()}
+    return next((spec for spec in _specs(ctx) if spec["kind"] in words), {})
+
+
+def _places(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the dotted path and the schema of every field, those of specs inside it too."""
+    definitions = schema.get("$defs", {})
+
+    def walk(place: Mapping[str, Any], path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        if "$ref" in place:
+            yield from walk(definitions[place["$ref"].rpartition("/")[2]], path)
+            return
+        inside = place.get("properties")
+        if inside is None and path:
+            yield path, place
+        for variant in (*place.get("anyOf", ()), *place.get("oneOf", ())):
+            if "$ref" in variant:
+                yield from walk(variant, path)
+        for name, field in (inside or {}).items():
+            yield from walk(field, f"{path}.{name}" if path else name)
+
+    yield from walk(schema, "")
+
+
+def _paths(schema: Mapping[str, Any]) -> list[str]:
+    return list(dict.fromkeys(path for path, _ in _places(schema) if path != "kind"))
+
+
+def _values(schema: Mapping[str, Any], key: str) -> list[str]:
+    """Return the values that a field can have, as far as its schema lists them."""
+    found: list[Any] = []
+
+    def gather(place: Mapping[str, Any]) -> None:
+        found.extend(place.get("enum", ()))
+        found.extend([place["const"]] if "const" in place else ())
+        found.extend([True, False] if place.get("type") == "boolean" else ())
+        for part in (*place.get("anyOf", ()), *([place["items"]] if isinstance(place.get("items"), Mapping) else ())):
+            gather(part)
+
+    for path, place in _places(schema):
+        if path == key:
+            gather(place)
+    return list(dict.fromkeys(value if isinstance(value, str) else json.dumps(value) for value in found))
+
+
+def _continued(text: str, values: Sequence[str]) -> list[str]:
+    """Return what may follow: of several values with commas between them, the last is being written."""
+    before, comma, last = text.rpartition(",")
+    return [f"{before}{comma}{value}" for value in values if value.startswith(last)]

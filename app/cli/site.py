@@ -1,0 +1,88 @@
+"""Commands that list what a server has beside jobs: sweeps, workers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from app.cli.common import AsJson, with_server
+from app.cli.terminal import echo
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from app.client import Flopwatch
+
+MAX_WORKERS = 1000
+CONNECTED = ("active", "draining")
+Limit = Annotated[int, typer.Option(min=1, help="How many.")]
+
+
+@with_server
+def sweeps(server: Flopwatch, *, limit: Limit = 50, as_json: AsJson = False) -> None:
+    """List sweeps, newest first: the grid of each, and how many of its jobs are in which state."""
+    from app.cli.output import print_columns, print_json
+    from app.layout import age
+
+    found = server.list_sweeps(limit)
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (
+            sweep["id"],
+            sweep["base"].get("kind"),
+            " × ".join(f"{len(values)} {path}" for path, values in sweep["grid"].items()),
+            ", ".join(f"{count} {state}" for state, count in sweep["counts"].items() if count),
+            age(sweep["created_at"]),
+            sweep["name"],
+        )
+        for sweep in found
+    ]
+    print_columns(("id", "kind", "grid", "jobs", "age", "name"), rows)
+
+
+@with_server
+def workers(
+    server: Flopwatch,
+    *,
+    everyone: Annotated[bool, typer.Option("--all", help="Those that stopped or were lost, too.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List the workers that are connected: their devices, what runs on them, when they were last seen."""
+    from app.cli.output import print_columns, print_json
+    from app.layout import age
+
+    found = server.list_workers(limit=MAX_WORKERS)
+    chosen = [worker for worker in found if everyone or worker["state"] in CONNECTED]
+    if as_json:
+        print_json(chosen)
+        return
+    rows = [
+        (
+            worker["id"],
+            worker["state"],
+            _devices(worker["devices"]),
+            ", ".join(f"job {job_id}" for job_id in worker["job_ids"]) or None,
+            age(worker["last_seen_at"]),
+            worker["versions"].get("torch"),
+        )
+        for worker in chosen
+    ]
+    print_columns(("id", "state", "devices", "runs", "seen", "torch"), rows)
+    if not rows:
+        echo("no worker is connected: start one with `flopwatch worker`", err=True)
+    if len(found) > len(chosen):
+        echo(f"and {len(found) - len(chosen)} that stopped or were lost: --all", err=True)
+
+
+COMMANDS = (sweeps, workers)
+
+
+def _devices(devices: Sequence[dict[str, Any]]) -> str:
+    """Write devices in short: "2x NVIDIA H200", "64 CPUs"."""
+    names = [device.get("name") or f"{device.get('count', 1)} CPUs" for device in devices]
+    counts = Counter(names)
+    return ", ".join(name if name.endswith(" CPUs") else f"{count}x {name}" for name, count in counts.items())

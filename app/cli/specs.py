@@ -1,0 +1,113 @@
+"""A job's spec from the command line: a kind or a file, a preset, and key=value; with or without a server."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from app.cli.arguments import list_fields, parse_spec
+from app.cli.common import fail
+
+if TYPE_CHECKING:
+    from app.client import Flopwatch
+
+
+def chosen(server: Flopwatch, source: str, preset: str | None) -> tuple[Any, dict[str, Any], frozenset[str]]:
+    """Return the kind that a command names, the fields that it starts from, and which of its fields are lists.
+
+    `source` is a kind, or a file with a spec.
+    """
+    if is_file(source):
+        spec = read_file(source, preset)
+        kind = spec.pop("kind", None)
+        return kind, spec, _lists(server.specs(), kind)
+    specs = server.specs()
+    # Of a kind that nobody knows, the submission will say what is wrong.
+    return source, server.preset(source, preset) if preset is not None else {}, _lists(specs, source)
+
+
+def local(source: str, fields: list[str], preset: str | None) -> str:
+    """Return a job's spec as JSON, checked without a server; exits with 2 if it is not valid, in the server's words."""
+    from pydantic import ValidationError
+
+    from app.api.pointers import describe, pointer, sent_location
+    from app.specs import SpecBase, spec_adapter
+
+    if is_file(source):
+        under = read_file(source, preset)
+        kind = under.pop("kind", None)
+    else:
+        kind, under = source, _local_preset(source, preset)
+    spec = parse_spec(kind, fields, preset=under, lists=_lists(local_specs(), kind))
+    text = json.dumps(spec)
+    try:
+        spec_adapter.validate_json(text)
+    except ValidationError as error:
+        wrong = [
+            f"  {pointer(sent_location(one, spec, ())) or 'the whole'}: {describe(one, SpecBase)}"
+            for one in error.errors(include_url=False)
+        ]
+        fail("\n".join(["The spec is not valid", *dict.fromkeys(wrong)]), 2)
+    return text
+
+
+def local_specs() -> list[dict[str, Any]]:
+    """Return what `GET /specs` does where no worker has registered, from this installation."""
+    from app.specs import KINDS
+
+    return [
+        {
+            "kind": kind,
+            "description": (spec.__doc__ or "").strip(),
+            "schema": spec.model_json_schema(),
+            "presets": spec.presets,
+        }
+        for kind, spec in sorted(KINDS.items())
+    ]
+
+
+def is_file(source: str) -> bool:
+    """Return True for what cannot be the name of a kind: a path, or - for standard input."""
+    return not re.fullmatch(r"\w+", source)
+
+
+def read_file(source: str, preset: str | None) -> dict[str, Any]:
+    """Read a spec from a file, or from standard input ("-"); raises BadParameter, which names the file."""
+    if preset is not None:
+        raise typer.BadParameter("a preset goes with a kind; a file has fields of its own", param_hint="--preset")
+    try:
+        text = sys.stdin.read() if source == "-" else Path(source).read_text(encoding="utf-8")
+        spec = json.loads(text)
+    except OSError as error:
+        raise typer.BadParameter(f"{source}: {error.strerror}; no kind has such a name, either") from error
+    except ValueError as error:
+        raise typer.BadParameter(f"{source}: this is not JSON: {error}") from error
+    if not isinstance(spec, dict):
+        raise typer.BadParameter(f"{source}: a spec is a JSON object")
+    if "spec" in spec and "kind" not in spec:
+        raise typer.BadParameter(
+            f"{source}: this is the body of a job; give only what stands under its key spec, and the rest as options"
+        )
+    return spec
+
+
+def _local_preset(kind: str, preset: str | None) -> dict[str, Any]:
+    from app.specs import KINDS
+
+    if preset is None:
+        return {}
+    if kind not in KINDS:
+        fail(f"There is no kind {kind!r}; known kinds: {', '.join(sorted(KINDS))}.", 2)
+    presets = KINDS[kind].presets
+    if preset not in presets:
+        fail(f"Kind {kind} has no preset {preset!r}; its presets: {', '.join(presets) or 'none'}.", 2)
+    return dict(presets[preset])
+
+
+def _lists(specs: list[dict[str, Any]], kind: Any) -> frozenset[str]:
+    return next((list_fields(spec["schema"]) for spec in specs if spec["kind"] == kind), frozenset())

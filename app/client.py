@@ -1,0 +1,1016 @@
+"""The Python client: submit jobs and sweeps, wait for them, and read their results as pandas frames.
+
+    from app.client import Flopwatch
+
+    with Flopwatch() as flopwatch:
+        job = flopwatch.submit({"kind": "benchmark", "model": {"size": "small"}, "context_length": 256})
+        flopwatch.wait(job)
+        print(flopwatch.table(job=job))
+
+Jobs, sweeps and comparisons are the dicts that the server answers with; docs/http-api.md describes them. Where a method
+takes a job or a sweep, its id will do, too. What goes wrong:
+
+    ClientError
+    ├── Unreachable     no server answers at that address, or the connection broke
+    ├── Refused         the server answered with a problem: its type, status, pointer and cure
+    ├── JobFailed       a job that was waited for failed or was cancelled
+    ├── WaitTimeout     it was not done in time; it goes on (a TimeoutError, too)
+    └── DownloadFailed  a file came damaged, or one of that name is there already
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from urllib.parse import quote
+from urllib.request import getproxies
+
+import httpx
+
+from app import address
+from app.characters import one_line
+from app.errors import InvalidEnvironment
+from app.layout import Format, Statistic, case_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from app.settings import Settings
+
+Answer: TypeAlias = dict[str, Any]
+"""What the server answers with: a job, a sweep, a comparison, …"""
+Thing: TypeAlias = int | Mapping[str, Any]
+"""A job or a sweep: its id, or what the server answered."""
+Show: TypeAlias = Callable[[int, int, str], None]
+"""Shows progress: how much is done, of how much (0: nobody knows yet), and a message."""
+
+CONNECT_TIMEOUT_S = 30.0
+READ_TIMEOUT_S = 120.0
+"""The longest silence of the server within an answer; a request that waits may be silent for longer (`Prefer`)."""
+STREAM_TIMEOUT_S = 60.0
+"""The longest silence within a stream. Must exceed the time between two of the server's keep-alive comments."""
+MAX_PREFERRED_WAIT_S = 60
+"""The server holds an answer no longer than this."""
+RECONNECT_S = 1.0
+MAX_RECONNECTS = 30
+POLL_S = 0.5
+PAGE = 500
+FINISHED = ("succeeded", "failed", "cancelled")
+
+
+class ClientError(Exception):
+    """Base of all errors of the client; the message is for people."""
+
+
+class Unreachable(ClientError):
+    """No server answers at that address, or the connection broke."""
+
+
+@dataclass(frozen=True)
+class WrongField:
+    """A field that the server refused: a JSON pointer (RFC 6901) into the body as sent, "" for what is not in it."""
+
+    pointer: str
+    detail: str
+
+
+class Refused(ClientError):
+    """The server answered with a problem (RFC 9457); `problem` is the whole of it.
+
+    Example:
+        >>> try:
+        ...     flopwatch.submit({"kind": "benchmark", "context_lenght": 256})
+        ... except Refused as refused:
+        ...     print(refused.status, refused.pointer, refused.cure)
+        422 /spec/context_lenght Unknown field; did you mean context_length?
+    """
+
+    def __init__(self, problem: Mapping[str, Any]) -> None:
+        super().__init__(problem_text(problem))
+        self.problem = dict(problem)
+
+    @property
+    def type(self) -> str:
+        """URI of the problem's type: "urn:flopwatch:problem:invalid_request"."""
+        return str(self.problem.get("type", "about:blank"))
+
+    @property
+    def code(self) -> str:
+        """The type's last part: "invalid_request", "not_found", "conflict", …"""
+        return str(self.problem.get("code", self.type.rpartition(":")[2]))
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        return int(self.problem.get("status", 0))
+
+    @property
+    def errors(self) -> tuple[WrongField, ...]:
+        """The fields that were refused; none if the problem is not of fields."""
+        return tuple(WrongField(one["pointer"], one["detail"]) for one in self.problem.get("errors", ()))
+
+    @property
+    def pointer(self) -> str | None:
+        """JSON pointer to the first wrong field, in the body as sent; None if the problem is not of fields."""
+        return self.errors[0].pointer if self.errors else None
+
+    @property
+    def cure(self) -> str:
+        """What is wrong with the first field and what to do about it; else the problem's detail."""
+        return self.errors[0].detail if self.errors else str(self.problem.get("detail", ""))
+
+
+class JobFailed(ClientError):
+    """A job that was waited for failed or was cancelled. `job` is the job, `problem` its error, if it has one."""
+
+    def __init__(self, job: Answer) -> None:
+        self.job = job
+        self.problem: Mapping[str, Any] = job.get("error") or {}
+        why = f": {problem_text(self.problem)}" if self.problem else ""
+        super().__init__(f"Job {job['id']} {'was cancelled' if job['state'] == 'cancelled' else 'failed'}{why}")
+
+
+class WaitTimeout(ClientError, TimeoutError):
+    """The job or sweep was not done in time. It goes on."""
+
+
+class DownloadFailed(ClientError):
+    """A file came damaged, or one of that name is there already."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One server-sent event of a job: `state`, `progress`, `log` or `done`."""
+
+    type: str
+    data: dict[str, Any]
+
+
+class Flopwatch:
+    """A connection to one server. All talk with the server, that of the command line too, goes through this class.
+
+    Args:
+        url: the server's address. Default: FLOPWATCH_URL; else the address that the server of this data folder left
+            there; else that at which it would listen with this environment's settings.
+        token: the API token. Default: FLOPWATCH_API_TOKEN.
+        data_dir: the server's data folder, if the server runs on this host. Default: FLOPWATCH_DATA_DIR.
+
+    Raises:
+        ClientError: one of the environment's settings, or the address, makes no sense.
+
+    Example:
+        >>> with Flopwatch() as flopwatch:
+        ...     job = flopwatch.submit({"kind": "benchmark", "model": {"size": "tiny"}, "context_length": 64})
+        ...     job = flopwatch.wait(job)
+        ...     print(job["state"])
+        succeeded
+    """
+
+    def __init__(
+        self, url: str | None = None, *, token: str | None = None, data_dir: str | os.PathLike[str] | None = None
+    ) -> None:
+        settings = _settings(data_dir)
+        self.url, self._named_by = (url.rstrip("/"), "") if url else _server_url(settings, data_dir is not None)
+        if token is None and settings.api_token is not None:
+            token = settings.api_token.get_secret_value()
+        with self._explained():
+            self._http = httpx.Client(
+                base_url=self.url,
+                timeout=_timeout(READ_TIMEOUT_S),
+                headers={"Authorization": f"Bearer {token}"} if token else {},
+                # Loading certificates takes longer than most commands, and plain HTTP has none.
+                verify=not self.url.startswith("http://") or bool(getproxies()),
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    # Submitting
+
+    def submit(
+        self,
+        spec: Mapping[str, Any],
+        *,
+        preset: str | None = None,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        priority: int = 0,
+        timeout_s: float | str | None = None,
+        max_attempts: int = 2,
+        unique_key: str | None = None,
+        idempotency_key: str | None = None,
+        wait_s: int = 0,
+    ) -> Answer:
+        """Submit one job.
+
+        Args:
+            spec: the job's spec with its `kind`; fields that are left out have defaults.
+            preset: one of the kind's presets, which `spec` then changes.
+            timeout_s: end the job after so many seconds; "none": never; None: the server's default.
+            unique_key: refused while another job with this key is queued or runs.
+            idempotency_key: submitting again with this key gives the first answer and changes nothing.
+            wait_s: hold the answer for at most so many seconds (60 is the most), until the job is done.
+
+        Returns:
+            The job; done if it ended within `wait_s`.
+
+        Raises:
+            Refused: the server does not take it; `pointer` and `cure` say what to mend.
+            Unreachable: no server answers.
+
+        Example:
+            >>> job = flopwatch.submit(
+            ...     {"kind": "benchmark", "context_length": 64}, preset="tiny", labels={"run": "first"}, wait_s=60
+            ... )
+            >>> job["state"], job["spec"]["model"]["size"]
+            ('succeeded', 'tiny')
+        """
+        body = {
+            "spec": self._with_preset(spec, preset),
+            **_options(name, labels, priority, timeout_s, max_attempts),
+            "unique_key": unique_key,
+        }
+        return self.post_once("/jobs", body, idempotency_key, wait_s=wait_s)[0]
+
+    def sweep(
+        self,
+        base: Mapping[str, Any],
+        grid: Mapping[str, Sequence[Any]],
+        *,
+        exclude: Iterable[Mapping[str, Any]] = (),
+        preset: str | None = None,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        priority: int = 0,
+        timeout_s: float | str | None = None,
+        max_attempts: int = 2,
+        idempotency_key: str | None = None,
+    ) -> Answer:
+        """Submit one job per combination of the grid's values: all, or none if one of them is not valid.
+
+        Args:
+            base: the spec that the jobs have in common, with its `kind`.
+            grid: dotted paths below the spec, each with its values.
+            exclude: points to leave out, such as {"model.size": "xl", "context_length": 1024}.
+
+        The other arguments are those of `submit`.
+
+        Example:
+            >>> sweep = flopwatch.sweep(
+            ...     {"kind": "benchmark", "model": {"size": "tiny"}}, {"context_length": [16, 32], "seed": [1, 2]},
+            ...     exclude=[{"context_length": 32, "seed": 2}],
+            ... )
+            >>> sum(sweep["counts"].values())
+            3
+        """
+        body = {
+            "base": self._with_preset(base, preset),
+            "grid": {path: list(values) for path, values in grid.items()},
+            "exclude": [dict(point) for point in exclude],
+            **_options(name, labels, priority, timeout_s, max_attempts),
+        }
+        return self.post_once("/sweeps", body, idempotency_key)[0]
+
+    def rerun(self, job: Thing, changes: Mapping[str, Any] | None = None, /, **fields: Any) -> Answer:
+        """Submit a new job with a job's spec and options, and other values for some fields of the spec.
+
+        Args:
+            changes: dotted paths below the spec with their values: {"model.size": "small"}.
+            fields: fields of the spec, as keyword arguments.
+
+        Example:
+            >>> again = flopwatch.rerun(job, {"model.num_layers": 1}, precision="bf16")
+            >>> again["spec"]["precision"], again["spec"]["model"]["num_layers"], again["labels"] == job["labels"]
+            ('bf16', 1, True)
+        """
+        former = self.job(job)
+        spec = copy.deepcopy(former["spec"])
+        for path, value in {**fields, **(changes or {})}.items():
+            _set(spec, path, value)
+        return self.submit(
+            spec,
+            name=former["name"],
+            labels=former["labels"],
+            priority=former["priority"],
+            timeout_s="none" if former["timeout_s"] is None else former["timeout_s"],
+            max_attempts=former["max_attempts"],
+        )
+
+    def specs(self) -> list[Answer]:
+        """Return every kind of job: its JSON Schema, presets, and an example that runs.
+
+        Example:
+            >>> "benchmark" in [spec["kind"] for spec in flopwatch.specs()]
+            True
+        """
+        found: list[Answer] = self.get("/specs")["data"]
+        return found
+
+    def preset(self, kind: str, name: str) -> Answer:
+        """Return the fields of one of a kind's presets. Raises ClientError, which names the known ones.
+
+        Example:
+            >>> flopwatch.preset("attention", "leaderboard")["sequence_lengths"]
+            [16384]
+        """
+        specs = {spec["kind"]: spec for spec in self.specs()}
+        if kind not in specs:
+            raise ClientError(f"There is no kind {kind!r}; known kinds: {', '.join(specs)}.")
+        presets = specs[kind]["presets"]
+        if name not in presets:
+            known = f"its presets: {', '.join(presets)}" if presets else "it has none"
+            raise ClientError(f"Kind {kind} has no preset {name!r}; {known}.")
+        return dict(presets[name])
+
+    # Waiting
+
+    def wait(
+        self, job: Thing, *, timeout_s: float | None = None, show: Show | None = None, check: bool = True
+    ) -> Answer:
+        """Wait until a job is done; shows a progress bar on a terminal, and nothing elsewhere.
+
+        Args:
+            timeout_s: raise WaitTimeout after about so many seconds; the job goes on.
+            show: called with each step of progress, in place of the bar.
+            check: raise JobFailed unless the job succeeded.
+
+        Returns:
+            The job as it is then.
+
+        Example:
+            >>> flopwatch.wait(job, timeout_s=600)["state"]
+            'succeeded'
+        """
+        job_id = _id(job)
+        with contextlib.ExitStack() as stack:
+            display = show or stack.enter_context(progress_bar())
+            for event in self.events(job_id, timeout_s=timeout_s):
+                if event.type == "progress":
+                    display(event.data["done"], event.data["total"], event.data["message"])
+                elif event.type == "state":
+                    display(0, 0, event.data["state"])
+        done = self.job(job_id)
+        if check and done["state"] != "succeeded":
+            raise JobFailed(done)
+        return done
+
+    def wait_for_sweep(self, sweep: Thing, *, timeout_s: float | None = None, show: Show | None = None) -> Answer:
+        """Wait until all jobs of a sweep are done. Its `counts` tell how many succeeded; none raises an error.
+
+        The arguments are those of `wait`.
+
+        Example:
+            >>> flopwatch.wait_for_sweep(sweep)["counts"]["succeeded"]
+            3
+        """
+        sweep_id = _id(sweep)
+        deadline = _deadline(timeout_s)
+        with contextlib.ExitStack() as stack:
+            display = show or stack.enter_context(progress_bar())
+            while True:
+                found: Answer = self.get(f"/sweeps/{sweep_id}")
+                counts = found["counts"]
+                total, done = sum(counts.values()), sum(counts[state] for state in FINISHED)
+                display(done, total, f"{counts['running']} running, {counts['failed']} failed")
+                if done >= total:
+                    return found
+                if time.monotonic() >= deadline:
+                    raise WaitTimeout(f"Sweep {sweep_id} was not done after {timeout_s:g} s; it goes on.")
+                time.sleep(POLL_S)
+
+    def events(self, job: Thing, *, timeout_s: float | None = None) -> Iterator[Event]:
+        """Yield a job's events from the first on, until it is done; after a lost connection, resume where it broke.
+
+        Raises:
+            WaitTimeout: the job was not done after `timeout_s`. It is noticed at the server's next sign of life.
+        """
+        job_id, deadline = _id(job), _deadline(timeout_s)
+        last_id, failures = "0", 0
+        while True:
+            headers = {"Accept": "text/event-stream", "Last-Event-ID": last_id}
+            left_s = deadline - time.monotonic()
+            timeout = _timeout(min(STREAM_TIMEOUT_S, max(left_s, 0.001)))
+            try:
+                with self._http.stream("GET", f"/jobs/{job_id}/events", headers=headers, timeout=timeout) as response:
+                    if response.is_error:
+                        response.read()
+                    if checked(response).status_code == httpx.codes.NO_CONTENT:
+                        return
+                    for event_id, event in parse_stream(_until(response.iter_lines(), deadline)):
+                        last_id, failures = event_id, 0
+                        yield event
+                        if event.type == "done":
+                            return
+            except httpx.InvalidURL as error:
+                raise self._unreachable(error) from error
+            except httpx.TransportError as error:
+                if time.monotonic() >= deadline:
+                    raise WaitTimeout(f"Job {job_id} was not done after {timeout_s:g} s; it goes on.") from None
+                failures += 1
+                if failures > MAX_RECONNECTS:
+                    raise Unreachable(f"Lost {self.url}: {_sentence(error)}.") from error
+                time.sleep(RECONNECT_S)
+
+    # Looking
+
+    def job(self, job: Thing) -> Answer:
+        """Return a job as it is now.
+
+        Example:
+            >>> flopwatch.job(job["id"])["kind"]
+            'benchmark'
+        """
+        found: Answer = self.get(f"/jobs/{_id(job)}")
+        return found
+
+    def list_jobs(
+        self,
+        *,
+        state: str | None = None,
+        kind: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        sweep: Thing | None = None,
+        limit: int = 50,
+    ) -> list[Answer]:
+        """Return the jobs that match everything given, newest first, over as many pages as it takes."""
+        filters = {"state": state, "kind": kind, "label": _label_filter(labels)}
+        return self.pages("/jobs", limit, **filters, sweep=None if sweep is None else _id(sweep))
+
+    def jobs(
+        self,
+        *,
+        state: str | None = None,
+        kind: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        sweep: Thing | None = None,
+        limit: int = 50,
+    ) -> pd.DataFrame:
+        """Return the jobs that match everything given as a frame, newest first, with their ids as its index.
+
+        Times are UTC, `duration_s` is in seconds, and `verdict` is that of the job's worst case.
+
+        Example:
+            >>> flopwatch.jobs(sweep=sweep)["state"].tolist()
+            ['succeeded', 'succeeded', 'succeeded']
+        """
+        import pandas as pd
+
+        found = self.list_jobs(state=state, kind=kind, labels=labels, sweep=sweep, limit=limit)
+        times = ("created_at", "started_at", "finished_at")
+        kept = (
+            "id",
+            "kind",
+            "state",
+            "name",
+            "labels",
+            "priority",
+            "attempt",
+            "sweep_id",
+            "worker_id",
+            "waiting",
+            *times,
+        )
+        rows = [
+            {
+                **{name: job[name] for name in kept},
+                "case": case_text(job["summary"]),
+                "verdict": (job["validity"] or {}).get("verdict"),
+            }
+            for job in found
+        ]
+        frame = pd.DataFrame(rows, columns=[*kept, "case", "verdict"])
+        for name in times:
+            frame[name] = pd.to_datetime(frame[name], utc=True, format="ISO8601")
+        frame["duration_s"] = (frame["finished_at"] - frame["started_at"]).dt.total_seconds()
+        return frame.set_index("id")
+
+    def places(self, jobs: Iterable[Mapping[str, Any]]) -> dict[int, int]:
+        """Return the places in the queue, from 1 on, of those of the jobs that are queued, by their ids.
+
+        Example:
+            >>> waiting = flopwatch.rerun(job, device="cuda")
+            >>> flopwatch.places([waiting])[waiting["id"]] >= 1
+            True
+        """
+        queued = [job["id"] for job in jobs if job["state"] == "queued"]
+        found: dict[int, int] = {}
+        for start in range(0, len(queued), PAGE):
+            page = self.get("/queue/places", job=queued[start : start + PAGE])
+            found |= {one["id"]: one["place"] for one in page["data"]}
+        return found
+
+    def list_sweeps(self, limit: int = 50) -> list[Answer]:
+        """Return the sweeps, newest first."""
+        return self.pages("/sweeps", limit)
+
+    def list_workers(self, *, state: str | None = None, limit: int = 50) -> list[Answer]:
+        """Return the workers with their devices, newest first."""
+        return self.pages("/workers", limit, state=state)
+
+    def logs(self, job: Thing, *, attempt: int | None = None) -> str:
+        """Return what a job printed, in its last attempt or in that one; the middle of a long log is cut.
+
+        Example:
+            >>> flopwatch.logs(job)
+            'a line of output\\n'
+        """
+        return self.text(f"/jobs/{_id(job)}/logs", attempt=attempt)
+
+    # Results
+
+    def measurements(self, job: Thing, *, samples: bool = False, attempt: int | None = None) -> pd.DataFrame:
+        """Return all measurements of a job: one row is one metric of one case, as a process measured it.
+
+        Args:
+            samples: add a column with the raw samples of each row, as lists.
+            attempt: of this attempt; by default of the last that recorded something.
+
+        Returns:
+            A frame with the case's coordinates, `phase`, `metric`, `unit`, `outcome`, `validity`, `n`, `mean`, `median`
+            and the other statistics as columns. What was not measured is NaN; `outcome` and `reason` say why.
+
+        Example:
+            >>> found = flopwatch.measurements(job)
+            >>> found.loc[found["metric"] == "forward_ms", ["median", "unit"]].values.tolist()
+            [[1.25, 'ms']]
+        """
+        asked = {"samples": True if samples else None, "attempt": attempt}
+        return _frame(self._all_rows(f"/jobs/{_id(job)}/measurements", asked))
+
+    def table(
+        self,
+        *,
+        job: Thing | Sequence[Thing] | None = None,
+        sweep: Thing | None = None,
+        kind: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        rows: Sequence[str] | None = None,
+        columns: Sequence[str] | None = None,
+        statistic: Statistic | None = None,
+    ) -> pd.DataFrame:
+        """Return the measurements of jobs as a table: one row per case, one column per metric.
+
+        Args:
+            job: of this job, or of these.
+            sweep: of the jobs of this sweep.
+            kind: of jobs of this kind.
+            labels: of jobs with these labels.
+            rows: coordinates that make the rows; by default the kind's own.
+            columns: metrics that make the columns; by default the kind's own; ["all"]: every one.
+            statistic: of the samples; by default the mean, with the standard deviation in `<metric>_std`.
+
+        Returns:
+            A frame. Its `attrs["units"]` has the columns' units, `attrs["missing"]` why cells have no numbers.
+
+        Example:
+            >>> table = flopwatch.table(sweep=sweep, rows=["context_length"], columns=["forward_ms"])
+            >>> float(table["forward_ms"].mean()), table.attrs["units"]["forward_ms"]
+            (1.25, 'ms')
+        """
+        asked = _table_query(job, sweep, kind, labels, rows, columns, statistic)
+        return _frame(self.get("/tables", format="json", **asked))
+
+    def table_text(
+        self,
+        format: Format = "markdown",  # noqa: A002  (the query parameter's name)
+        *,
+        job: Thing | Sequence[Thing] | None = None,
+        sweep: Thing | None = None,
+        kind: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        rows: Sequence[str] | None = None,
+        columns: Sequence[str] | None = None,
+        statistic: Statistic | None = None,
+    ) -> str:
+        """Return the same table as `table`, written as "markdown", "latex", "csv", "html" or "json".
+
+        Example:
+            >>> "forward_ms" in flopwatch.table_text("latex", job=job).replace("\\\\_", "_")
+            True
+        """
+        asked = _table_query(job, sweep, kind, labels, rows, columns, statistic)
+        return self.text("/tables", format=format, **asked)
+
+    def list_tables(self, job: Thing) -> list[Answer]:
+        """Return the names, columns and numbers of rows of the tables that a job's units reported."""
+        found: list[Answer] = self.get(f"/jobs/{_id(job)}/tables")["data"]
+        return found
+
+    def job_table(
+        self, job: Thing, name: str, *, sort: str | None = None, limit: int | None = None, unit: int | None = None
+    ) -> pd.DataFrame:
+        """Return a table that a job's units reported, such as the kernels of a profile.
+
+        Args:
+            sort: sort by this column; "-column" sorts from its greatest value down.
+            limit: at most so many rows.
+            unit: rows of this unit only.
+        """
+        path = f"/jobs/{_id(job)}/tables/{quote(name, safe='')}"
+        return _frame(self._all_rows(path, {"sort": sort, "unit": unit}, limit))
+
+    def compare(self, baseline: Thing, candidate: Thing | None = None, *, limit: int | None = None) -> pd.DataFrame:
+        """Compare two finished jobs, case by case; or, given one job of kind `compare`, its two sides.
+
+        Args:
+            limit: of profiles, the most rows of each table and phase.
+
+        Returns:
+            A frame: one row is a metric of a case, or a kernel, operator or class of a profile, on both sides. Its
+            `attrs` have what the server says of the whole: `alternated` (False: the jobs ran at different times),
+            `baseline`, `candidate`, `differences` of spec and environment, and `notes`.
+        """
+        sides = {"job": _id(baseline)}
+        if candidate is not None:
+            sides = {"baseline": _id(baseline), "candidate": _id(candidate)}
+        return _frame(self.get("/compare", **sides, limit=limit, format="json"))
+
+    def list_files(self, job: Thing) -> list[Answer]:
+        """Return a job's files: name, kind, size in bytes, SHA-256."""
+        found: list[Answer] = self.get(f"/jobs/{_id(job)}/artifacts")["data"]
+        return found
+
+    def download(self, job: Thing, name: str | None = None, *, to: str | os.PathLike[str] | None = None) -> list[Path]:
+        """Download a job's files, or one of them, each checked against its SHA-256. No file is ever overwritten.
+
+        Args:
+            name: the one file to download.
+            to: the folder to write into; by default `job-17` for job 17.
+
+        Returns:
+            The paths of the files. One that is there already, with the same content, stays as it is.
+
+        Raises:
+            DownloadFailed: a file of that name with other content is there, which is noticed before anything is
+                written; or one came damaged.
+
+        Example:
+            >>> [path.name for path in flopwatch.download(job, to=folder)]
+            ['trace.json.gz']
+        """
+        job_id, found = _id(job), self.list_files(job)
+        chosen = [one for one in found if name in (None, one["name"])]
+        if name is not None and not chosen:
+            names = ", ".join(one["name"] for one in found) or "none"
+            raise ClientError(f"Job {job_id} has no file {name!r}; it has: {names}.")
+        folder = Path(f"job-{job_id}" if to is None else to)
+        targets = [(one, folder / Path(one["name"]).name) for one in chosen]
+        wanted = [(one, target) for one, target in targets if not _is_there(target, one["sha256"])]
+        if wanted:
+            folder.mkdir(parents=True, exist_ok=True)
+        for one, target in wanted:
+            self._fetch(one, target)
+        return [target for _, target in targets]
+
+    # Changing
+
+    def cancel(self, job: Thing) -> Answer:
+        """Cancel a job: at once if it is queued, else as soon as its processes have ended.
+
+        Example:
+            >>> flopwatch.cancel(flopwatch.rerun(job, device="cuda"))["state"]
+            'cancelled'
+        """
+        return dict(self.send("POST", f"/jobs/{_id(job)}/cancel").json())
+
+    def cancel_sweep(self, sweep: Thing) -> Answer:
+        """Cancel the jobs of a sweep that are not finished; the others keep their results."""
+        return dict(self.send("POST", f"/sweeps/{_id(sweep)}/cancel").json())
+
+    def resume_sweep(self, sweep: Thing) -> Answer:
+        """Run again what has no result: a new job for each point whose latest one failed or was cancelled."""
+        return dict(self.send("POST", f"/sweeps/{_id(sweep)}/resume").json())
+
+    def retry(self, job: Thing) -> Answer:
+        """Queue a failed or cancelled job for its next attempt: the same job, the same spec."""
+        return dict(self.send("POST", f"/jobs/{_id(job)}/retry").json())
+
+    def delete(self, job: Thing) -> None:
+        """Delete a finished job with its results and files."""
+        self.send("DELETE", f"/jobs/{_id(job)}")
+
+    # Any route
+
+    def get(self, path: str, **params: Any) -> Any:
+        """Get a route's JSON; parameters that are None are left out."""
+        return self.send("GET", path, params=params).json()
+
+    def text(self, path: str, **params: Any) -> str:
+        """Get a route's text; parameters that are None are left out."""
+        return self.send("GET", path, params=params).text
+
+    def pages(self, path: str, limit: int, **params: Any) -> list[Answer]:
+        """Get up to `limit` entries of a list, over as many pages as it takes."""
+        found: list[Answer] = []
+        after = None
+        while len(found) < limit:
+            page = self.get(path, limit=min(limit - len(found), PAGE), after=after, **params)
+            found += page["data"]
+            after = page["next"]
+            if after is None:
+                break
+        return found
+
+    def post_once(
+        self, path: str, body: Mapping[str, Any], idempotency_key: str | None = None, *, wait_s: int = 0
+    ) -> tuple[Answer, bool]:
+        """Post a body; returns the answer, and True if it is the first answer to this key, given once more."""
+        headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
+        if wait_s:
+            headers["Prefer"] = f"wait={min(wait_s, MAX_PREFERRED_WAIT_S)}"
+        response = self.send("POST", path, body=body, headers=headers, timeout_s=READ_TIMEOUT_S + wait_s)
+        return dict(response.json()), "Idempotency-Replayed" in response.headers
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, Any] | None = None,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = READ_TIMEOUT_S,
+    ) -> httpx.Response:
+        """Send one request to any route; `timeout_s` is the longest silence of the server.
+
+        Raises:
+            Refused: the server answered with a problem.
+            Unreachable: no server answers.
+        """
+        chosen = {name: value for name, value in (params or {}).items() if value is not None}
+        with self._explained():
+            response = self._http.request(
+                method, path, params=chosen, json=body, headers=headers, timeout=_timeout(timeout_s)
+            )
+        return checked(response)
+
+    def _with_preset(self, spec: Mapping[str, Any], preset: str | None) -> Answer:
+        return dict(spec) if preset is None else _merged(self.preset(str(spec.get("kind")), preset), spec)
+
+    def _all_rows(self, path: str, asked: Mapping[str, Any], limit: int | None = None) -> Answer:
+        """Get all pages of a list of rows, or as many rows as `limit`; a column may be of another type on each page."""
+        rows: list[Answer] = []
+        columns: dict[str, Answer] = {}
+        after = None
+        while True:
+            left = None if limit is None else limit - len(rows)
+            page = self.get(path, **asked, limit=left, after=after)
+            for column in page["columns"]:
+                former = columns.setdefault(column["name"], column)
+                if former["type"] != column["type"]:
+                    columns[column["name"]] = {**column, "type": "any"}
+            rows += page["rows"]
+            after = page["next"]
+            if after is None or (limit is not None and len(rows) >= limit):
+                return {"columns": list(columns.values()), "rows": rows}
+
+    def _fetch(self, file: Mapping[str, Any], target: Path) -> None:
+        """Write one file whole, checked against its SHA-256, or not at all."""
+        partial = target.with_name(f".{target.name}.{os.getpid()}.part")
+        digest = hashlib.sha256()
+        try:
+            with self._explained(), self._http.stream("GET", file["url"]) as response, partial.open("wb") as opened:
+                if response.is_error:
+                    response.read()
+                for chunk in checked(response).iter_bytes():
+                    digest.update(chunk)
+                    opened.write(chunk)
+            if digest.hexdigest() != file["sha256"]:
+                raise DownloadFailed(f"{file['name']} arrived damaged; try again.")
+            _move(partial, target)
+        finally:
+            partial.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            raise self._unreachable(error) from error
+
+    def _unreachable(self, error: Exception) -> Unreachable:
+        return Unreachable(
+            f"Cannot talk to {self.url}{self._named_by}: {_sentence(error)}. Start the server with `flopwatch up`, or "
+            "say where it is: FLOPWATCH_URL, or --url."
+        )
+
+
+@contextlib.contextmanager
+def progress_bar() -> Iterator[Show]:
+    """Show progress as a bar on standard error, with the time that is left, if that is a terminal; else nothing."""
+    if not sys.stderr.isatty():
+        yield lambda _done, _total, _message: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left:"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("waiting", total=None)
+
+        def show(done: int, total: int, message: str) -> None:
+            bar.update(task, description=one_line(message))
+            if total:
+                bar.update(task, completed=done, total=total)
+
+        yield show
+
+
+def parse_stream(lines: Iterable[str]) -> Iterator[tuple[str, Event]]:
+    """Yield the (id, event) pairs of a stream of server-sent events."""
+    fields: dict[str, str] = {}
+    for line in lines:
+        if line:
+            name, _, value = line.partition(": ")
+            fields[name] = value
+        elif "data" in fields:
+            yield fields.get("id", "0"), Event(fields.get("event", "message"), json.loads(fields["data"]))
+            fields = {}
+
+
+def checked(response: httpx.Response) -> httpx.Response:
+    """Return the response; raises Refused if it is a problem."""
+    if not response.is_error:
+        return response
+    if response.headers.get("content-type", "").endswith("json"):
+        raise Refused(response.json())
+    title = f"{response.url} answered {response.status_code} {response.reason_phrase}."
+    raise Refused({"type": "about:blank", "title": title, "status": response.status_code})
+
+
+def problem_text(problem: Mapping[str, Any]) -> str:
+    """Write a problem (RFC 9457) for people: its title, then each field with its cure."""
+    fields = [": ".join(filter(None, (one["pointer"], one["detail"]))) for one in problem.get("errors", ())]
+    told = fields or [text for text in [problem.get("detail", "")] if text]
+    return "\n".join([str(problem.get("title", "Error")), *(f"  {line}" for line in told)])
+
+
+def _settings(data_dir: str | os.PathLike[str] | None) -> Settings:
+    from app.settings import Settings
+
+    try:
+        return Settings.from_environment(**({} if data_dir is None else {"data_dir": Path(data_dir)}))
+    except InvalidEnvironment as error:
+        raise ClientError(error.detail) from error
+
+
+def _server_url(settings: Settings, folder_is_given: bool) -> tuple[str, str]:
+    """Return the server's address, and in words where it is from. A folder that is given tells more than a variable."""
+    if not folder_is_given and (url := os.environ.get("FLOPWATCH_URL")):
+        return url.rstrip("/"), ""
+    if url := address.found(settings.data_dir):
+        return url.rstrip("/"), f" (from {settings.data_dir / address.FILE})"
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
+    return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}", ""
+
+
+def _timeout(silence_s: float) -> httpx.Timeout:
+    return httpx.Timeout(CONNECT_TIMEOUT_S, read=silence_s)
+
+
+def _deadline(timeout_s: float | None) -> float:
+    return float("inf") if timeout_s is None else time.monotonic() + timeout_s
+
+
+def _until(lines: Iterable[str], deadline: float) -> Iterator[str]:
+    """Yield lines until it is too late; then end as the connection would that is silent for too long."""
+    for line in lines:
+        if time.monotonic() >= deadline:
+            raise httpx.ReadTimeout("the time is over")
+        yield line
+
+
+def _sentence(error: Exception) -> str:
+    """Return an error's words without the full stop that its sentence may have."""
+    return (str(error) or type(error).__name__).rstrip(". ")
+
+
+def _id(thing: Thing) -> int:
+    return thing if isinstance(thing, int) else int(thing["id"])
+
+
+def _options(
+    name: str | None, labels: Mapping[str, str] | None, priority: int, timeout_s: float | str | None, max_attempts: int
+) -> Answer:
+    return {
+        "name": name,
+        "labels": dict(labels or {}),
+        "priority": priority,
+        "timeout_s": timeout_s,
+        "max_attempts": max_attempts,
+    }
+
+
+def _label_filter(labels: Mapping[str, str] | None) -> list[str] | None:
+    return [f"{key}:{value}" for key, value in (labels or {}).items()] or None
+
+
+def _table_query(
+    job: Thing | Sequence[Thing] | None,
+    sweep: Thing | None,
+    kind: str | None,
+    labels: Mapping[str, str] | None,
+    rows: Sequence[str] | None,
+    columns: Sequence[str] | None,
+    statistic: Statistic | None,
+) -> Answer:
+    jobs: Sequence[Thing] | None = [job] if isinstance(job, int | Mapping) else job
+    return {
+        "job": None if jobs is None else [_id(one) for one in jobs],
+        "sweep": None if sweep is None else _id(sweep),
+        "kind": kind,
+        "label": _label_filter(labels),
+        "rows": None if rows is None else list(rows),
+        "columns": None if columns is None else list(columns),
+        "statistic": statistic,
+    }
+
+
+def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> Answer:
+    """Return both as one; of fields that both have, `over`'s count, inside objects too."""
+    merged = copy.deepcopy(dict(under))
+    for name, value in over.items():
+        inside = merged.get(name)
+        both = isinstance(inside, Mapping) and isinstance(value, Mapping)
+        merged[name] = _merged(inside, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def _set(spec: Answer, path: str, value: Any) -> None:
+    *parents, last = path.split(".")
+    for parent in parents:
+        inside = spec.setdefault(parent, {})
+        if not isinstance(inside, dict):
+            raise ClientError(f"{path}: {parent} is no object, so nothing can be set inside it.")
+        spec = inside
+    spec[last] = value
+
+
+def _frame(found: Mapping[str, Any]) -> pd.DataFrame:
+    """Make a frame of columns with types, and rows keyed by column; what is null is missing in every type.
+
+    Its `attrs` have the columns' units, and what else the server says of the whole table.
+    """
+    import pandas as pd
+
+    columns = found["columns"]
+    frame = pd.DataFrame.from_records(found["rows"], columns=[column["name"] for column in columns])
+    types: dict[str, Any] = {"number": "float64", "integer": "Int64", "boolean": "boolean"}
+    frame = frame.astype({one["name"]: types[one["type"]] for one in columns if one["type"] in types})
+    frame.attrs["units"] = {column["name"]: column["unit"] for column in columns if column["unit"] is not None}
+    frame.attrs |= {name: value for name, value in found.items() if name not in ("columns", "rows", "next")}
+    return frame
+
+
+def _is_there(target: Path, sha256: str) -> bool:
+    """Return True if the file is there already; raises DownloadFailed if another one is in its place."""
+    try:
+        with target.open("rb") as opened:
+            same = hashlib.file_digest(opened, "sha256").hexdigest() == sha256
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise DownloadFailed(f"{target}: {error.strerror}: choose another folder.") from error
+    if not same:
+        raise DownloadFailed(f"{target} exists with other content, and is not overwritten: choose another folder.")
+    return True
+
+
+def _move(partial: Path, target: Path) -> None:
+    """Give a file its name, unless another one has got it meanwhile."""
+    try:
+        os.link(partial, target)
+    except FileExistsError:
+        raise DownloadFailed(f"{target} exists by now, and is not overwritten: choose another folder.") from None
+    except OSError:  # some file systems have no links
+        partial.rename(target)

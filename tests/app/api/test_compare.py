@@ -1,0 +1,117 @@
+"""/compare over HTTP: formats, what it says of the whole, what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+KERNELS = {"name": "string", "class": "string", "total_ms": "number", "calls": "number"}
+
+
+@pytest.fixture
+def profiles(site: Any, measured: Any, reported: Any) -> list[int]:
+    """Two finished jobs with a table of 30 kernels; the second one's are faster, the last one most."""
+
+    def profile(factor: float, precision: str) -> int:
+        claim = site.worker.claim_job(site.submit(spec={"precision": precision}, priority=20)["id"])
+        kernels = [[f"k{n}", "copy", 10.0 - factor * n / 30, 2.0] for n in range(30)]
+        table = reported("kernels-forward", kernels, **KERNELS)
+        site.worker.finish(
+            claim, measurements=[measured("step_ms", 1.0, model="tiny", precision=precision)], tables=[table]
+        )
+        return int(claim.job_id)
+
+    return [profile(0.0, "fp32"), profile(3.0, "bf16")]
+
+
+def test_json_has_all_rows_and_says_what_differs(site: Any, profiles: list[int]) -> None:
+    one, other = profiles
+    answer = site.http.get("/compare", params={"baseline": one, "candidate": other}).json()
+    assert set(answer) == {
+        *("columns", "rows", "next", "alternated", "baseline", "candidate", "differences", "notes"),
+    }
+    assert [column["name"] for column in answer["columns"]][:4] == ["table", "phase", "name", "class"]
+    assert [row["name"] for row in answer["rows"][:2]] == ["all kernels", "k29"]
+    assert len(answer["rows"]) == 31
+    assert answer["alternated"] is False
+    assert answer["differences"] == [{"name": "precision", "baseline": "fp32", "candidate": "bf16"}]
+    assert answer["baseline"] == {
+        "job": one,
+        "kind": "benchmark",
+        "state": "succeeded",
+        "validity": None,
+        "url": f"/jobs/{one}",
+    }
+
+
+@pytest.mark.parametrize(
+    ("format_", "media_type", "kernels"),
+    [
+        ("csv", "text/csv", 30),
+        ("markdown", "text/markdown", 20),
+        ("latex", "application/x-latex", 20),
+        ("html", "text/html", 20),
+    ],
+)
+def test_people_get_what_changed_most(
+    site: Any, profiles: list[int], format_: str, media_type: str, kernels: int
+) -> None:
+    query = {"baseline": profiles[0], "candidate": profiles[1], "format": format_}
+    response = site.http.get("/compare", params=query)
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith(media_type)
+    assert all(f"k{n}" in response.text for n in range(10, 30))
+    assert ("k5" in response.text) == (kernels == 30)
+    assert ("Shown are the 20 that changed most of 30 kernels (forward)" in response.text) == (kernels == 20)
+    few = site.http.get("/compare", params={**query, "limit": 1}).text
+    assert "k29" in few
+    assert "k28" not in few
+
+
+@pytest.mark.parametrize(
+    ("query", "pointers"),
+    [
+        ({}, ["/baseline", "/candidate"]),
+        ({"baseline": 1}, ["/candidate"]),
+        ({"candidate": 1}, ["/baseline"]),
+        ({"job": 1, "baseline": 1}, ["/baseline"]),
+        ({"baseline": "x", "candidate": 1}, [""]),
+        ({"baseline": 1, "candidate": 0}, [""]),
+        ({"baseline": 1, "candidate": 1, "sort": "name"}, [""]),
+        ({"baseline": 1, "candidate": 1, "format": "xml"}, [""]),
+        ({"baseline": 1, "candidate": 1, "limit": 0}, [""]),
+    ],
+)
+def test_a_query_that_names_no_two_sides(site: Any, query: dict[str, Any], pointers: list[str]) -> None:
+    refused = site.http.get("/compare", params=query)
+    assert refused.status_code == 422
+    assert [error["pointer"] for error in refused.json()["errors"]] == pointers
+
+
+def test_jobs_that_cannot_be_compared(site: Any, profiles: list[int]) -> None:
+    waiting = site.submit()["id"]
+    (done, _) = profiles
+    for query, status, code in (
+        ({"baseline": done, "candidate": 99_999}, 404, "not_found"),
+        ({"job": 99_999}, 404, "not_found"),
+        ({"baseline": done, "candidate": waiting}, 409, "conflict"),
+        ({"job": waiting}, 409, "conflict"),
+        ({"job": done}, 422, "invalid_request"),
+    ):
+        response = site.http.get("/compare", params=query)
+        assert (response.status_code, response.json()["code"]) == (status, code), query
+    assert site.http.get("/compare", params={"job": done}).json()["errors"][0]["pointer"] == "/job"
+
+
+def test_the_sides_of_a_comparison(site: Any) -> None:
+    tiny = {"kind": "benchmark", "model": {"size": "tiny"}}
+    spec = {"kind": "compare", "baseline": tiny, "candidate": {**tiny, "precision": "bf16"}}
+    job = site.http.post("/jobs", json={"spec": spec}).json()["id"]
+    site.http.post(f"/jobs/{job}/cancel").raise_for_status()
+    answer = site.http.get("/compare", params={"job": job}).json()
+    assert answer["alternated"] is True
+    assert answer["rows"] == []
+    assert answer["baseline"]["state"] == "cancelled"
+    assert {"name": "precision", "baseline": "fp32", "candidate": "bf16"} in answer["differences"]
+    assert any("did not succeed (cancelled)" in note for note in answer["notes"])

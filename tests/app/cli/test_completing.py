@@ -1,0 +1,86 @@
+"""What the Tab key offers, asked as bash and zsh ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from app.cli.commands import cli
+
+Offer = Callable[..., list[str]]
+
+
+@pytest.fixture
+def offered(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Offer:
+    """Press Tab at the end of a line, in bash, where "=" is a word of its own."""
+    monkeypatch.setenv("FLOPWATCH_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("FLOPWATCH_URL", "http://127.0.0.1:1")
+
+    def press(line: str, **environment: str) -> list[str]:
+        words = ["flopwatch", *line.replace("=", " = ").split(" ")]
+        words = [word for word in words[:-1] if word] + words[-1:]
+        if line.endswith("="):
+            words = words[:-1]
+        asked = {
+            "_FLOPWATCH_COMPLETE": "complete_bash",
+            "COMP_WORDS": " ".join(words),
+            "COMP_CWORD": str(len(words) - 1),
+        }
+        result = CliRunner().invoke(cli, [], prog_name="flopwatch", env={**asked, **environment})
+        return result.stdout.split()
+
+    return press
+
+
+@pytest.mark.parametrize("command", ["submit", "sweep", "run", "jobs --kind", "specs", "pause --kind", "cancel --kind"])
+def test_kinds(offered: Offer, command: str) -> None:
+    assert offered(f"{command} be") == ["benchmark"]
+    assert {"attention", "benchmark", "compare"} <= set(offered(f"{command} "))
+
+
+@pytest.mark.parametrize(
+    ("line", "offer"),
+    [
+        ("submit benchmark context", ["context_length="]),
+        ("run benchmark prec", ["precision="]),
+        ("sweep benchmark model.s", ["model.size="]),
+        ("submit benchmark model.size=", ["tiny", "small", "medium", "large", "xl", "2.7b"]),
+        ("submit benchmark model.size=t", ["tiny"]),
+        ("submit benchmark model.size=tiny precision=b", ["bf16"]),
+        ("submit benchmark compile=", ["true", "false"]),
+        ("submit benchmark seed=", []),
+        ("sweep benchmark precision=bf16,fp", ["bf16,fp32", "bf16,fp16"]),
+        ("submit attention dtypes=bf16,fp3", ["bf16,fp32"]),
+        ("submit compare candidate.prec", ["candidate.precision="]),
+        ("submit benchmark --preset x", ["xl"]),
+        ("submit attention --preset lea", ["leaderboard"]),
+        ("submit nothing x", []),
+        ("jobs --state q", ["queued"]),
+        ("show ", []),
+    ],
+)
+def test_fields_values_and_presets_without_a_server(offered: Offer, line: str, offer: list[str]) -> None:
+    assert offered(line) == offer
+
+
+def test_zsh_keeps_the_key_with_its_value(offered: Offer) -> None:
+    asked = {"_FLOPWATCH_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "flopwatch submit benchmark precision=bf"}
+    assert '"precision=bf16"' in offered("", **asked)[-1]
+
+
+def test_ids_and_names_of_the_server(offered: Offer, site: Any) -> None:
+    site.worker.register()
+    job = site.submit()
+    sweep = site.http.post(
+        "/sweeps", json={"base": {"kind": "benchmark"}, "grid": {"seed": [1, 2]}, "labels": {"a": "b"}}
+    ).json()
+    here = {"FLOPWATCH_URL": site.url}
+    assert str(job["id"]) in offered("show ", **here)
+    assert str(job["id"]) in offered("cancel 99 ", **here)
+    assert offered("table --sweep ", **here) == [str(sweep["id"])]
+    assert offered(f"rerun {job['id']} batch", **here) == ["batch_size="]
+    assert offered("submit benchmark attention=", **here) == ["eager"], "what workers have registered"
+    assert str(job["id"]) in offered(f"--url {site.url} show ", FLOPWATCH_URL="http://127.0.0.1:1")

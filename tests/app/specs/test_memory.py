@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from pydantic import ValidationError
+
+from app.specs.benchmark import BenchmarkSpec
+from app.specs.memory import DEFAULT_WARMUP_STEPS, MemorySpec
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "words"),
+    [
+        ({"cuda_graph": True, "device": "cuda"}, "cuda_graph", "a replayed graph allocates nothing"),
+        ({"cuda_graph": True}, "cuda_graph", "peak_memory_mib of kind benchmark"),
+        ({"mode": "generate"}, "mode", "'forward', 'forward_backward' or 'train_step'"),
+        ({"measure_steps": 11}, "measure_steps", "less than or equal to 10"),
+        ({"measure_steps": 0}, "measure_steps", "greater than or equal to 1"),
+        ({"history_entries": 999}, "history_entries", "greater than or equal to 1000"),
+        ({"history_entries": 1_000_001}, "history_entries", "less than or equal to 1000000"),
+        ({"largest_allocations": 0}, "largest_allocations", "greater than or equal to 1"),
+        ({"precision": "tf32", "device": "cpu"}, "precision", "choose fp32 or bf16"),
+        ({"replicates": 2}, "replicates", "Extra inputs"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_where_it_stands(fields: dict[str, object], field: str, words: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        MemorySpec.model_validate_json(json.dumps(fields))
+    (error,) = caught.value.errors()
+    assert words in error["msg"]
+    assert field in str((error["loc"], error.get("ctx"))), error
+
+
+def test_it_has_the_fields_of_benchmark() -> None:
+    assert set(BenchmarkSpec.model_fields) - {"replicates"} <= set(MemorySpec.model_fields)
+
+
+def test_how_much_is_recorded_changes_no_case() -> None:
+    one = MemorySpec(history_entries=1_000, largest_allocations=7, measure_steps=3, seed=5, device="cpu")
+    assert one.case().key == MemorySpec().case().key
+    assert not {"history_entries", "largest_allocations", "measure_steps"} & set(one.case().coordinates)
+
+
+def test_the_default_warmup_is_the_same_case_as_its_length() -> None:
+    assert MemorySpec(warmup_steps=DEFAULT_WARMUP_STEPS).case().key == MemorySpec().case().key
+    assert MemorySpec(warmup_steps=0).case().key != MemorySpec().case().key
+
+
+def test_inference_and_the_full_step_are_different_cases() -> None:
+    keys = {MemorySpec(mode=mode).case().key for mode in ("forward", "forward_backward", "train_step")}
+    assert len(keys) == 3
+    # What a mode does not use changes nothing.
+    assert MemorySpec(mode="forward", optimizer="torch_adamw").case().key == MemorySpec(mode="forward").case().key
+
+
+def test_memory_and_speed_of_one_step_are_different_cases() -> None:
+    assert MemorySpec(warmup_steps=5).case().key != BenchmarkSpec(warmup_steps=5).case().key
+
+
+def test_it_needs_the_device_that_was_asked_for() -> None:
+    resources = MemorySpec(device="cuda").resources()
+    assert (resources.device_type, resources.devices, resources.exclusive_host) == ("cuda", 1, False)
+
+
+def test_its_table_has_no_times() -> None:
+    assert not [column for column in MemorySpec.table_columns if column.endswith("_ms")]

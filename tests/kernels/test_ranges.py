@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from kernels import ranges
+from kernels.ranges import heard, listening, named
+
+
+def seen(work) -> set[str]:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        work()
+    return {event.name for event in profiler.events()}
+
+
+def work() -> None:
+    with named("scores"):
+        torch.ones(3)
+
+
+def test_work_is_named_only_while_somebody_listens() -> None:
+    assert "scores" not in seen(work)
+    with listening():
+        assert heard()
+        assert "scores" in seen(work)
+        with listening():
+            pass
+        assert heard(), "the outer one still listens"
+    assert not heard()
+
+
+def test_without_a_listener_nothing_is_entered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranges, "_both", lambda name: pytest.fail(f"entered {name}"))
+    assert isinstance(named("scores"), nullcontext)
+
+
+def test_an_error_closes_the_range_and_ends_the_listening() -> None:
+    def fail() -> None:
+        with listening(), named("scores"):
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        fail()
+    assert not heard()
+
+
+def test_an_outside_profiler_listens_from_the_start() -> None:
+    code = "from kernels.ranges import heard; raise SystemExit(not heard())"
+    environment = {**os.environ, ranges.OUTSIDE: "/opt/injection.so"}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+
+
+def test_a_compiled_function_has_no_ranges_and_is_not_compiled_anew_for_a_listener() -> None:
+    graphs = []
+
+    def backend(graph, _inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    @torch.compile(backend=backend, fullgraph=True)
+    def multiply(x):
+        with named("scores"):
+            return x * 2
+
+    torch._dynamo.reset()
+    x = torch.ones(3)
+    multiply(x)
+    with listening():
+        assert "scores" not in seen(lambda: multiply(x))
+    assert len(graphs) == 1
+    torch._dynamo.reset()

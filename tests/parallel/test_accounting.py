@@ -1,0 +1,68 @@
+"""Bytes on paper."""
+
+from __future__ import annotations
+
+import pytest
+
+from parallel.accounting import (
+    OPERATIONS,
+    STRATEGIES,
+    Traffic,
+    algorithm_bandwidth,
+    bus_bandwidth,
+    step_traffic,
+    traffic_factor,
+)
+
+
+def ring_bytes(operation: str, ranks: int, size: int) -> float:
+    """The most bytes that one rank of a ring sends, counted step by step over pieces of size / ranks."""
+    piece = size / ranks
+    sent = [0.0] * ranks
+    rounds = {"all_reduce": 2 * (ranks - 1), "all_gather": ranks - 1, "reduce_scatter": ranks - 1}
+    if operation == "broadcast":
+        for rank in range(ranks - 1):  # the last one of the chain sends nothing
+            sent[rank] += ranks * piece
+    else:
+        for _ in range(rounds[operation]):
+            for rank in range(ranks):
+                sent[rank] += piece
+    return max(sent)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_factors_count_what_a_ring_sends(operation: str, ranks: int) -> None:
+    assert traffic_factor(operation, ranks) * 840 == pytest.approx(ring_bytes(operation, ranks, 840))
+
+
+def test_bandwidths() -> None:
+    # The example of nccl-tests: 8 ranks, all-reduce: bus = 1.75 × algorithm.
+    assert algorithm_bandwidth(10**9, 0.1) == pytest.approx(10**10)
+    assert bus_bandwidth("all_reduce", 10**9, 0.1, 8) == pytest.approx(1.75 * 10**10)
+
+
+def test_traffic_of_a_step() -> None:
+    assert step_traffic("none", gradient_bytes=100, parameter_bytes=100) == Traffic()
+    for strategy in ("naive", "flat", "overlapped", "bucketed", "torch_ddp"):
+        assert step_traffic(strategy, gradient_bytes=100, parameter_bytes=100).per_rank(4) == 150
+    sharded = step_traffic("bucketed", gradient_bytes=100, parameter_bytes=100, sharded_optimizer=True)
+    assert sharded.per_rank(4) == 225
+    # 3/2 of data parallelism if everything is sharded; half of it in half the bytes per element.
+    full = step_traffic("fsdp", gradient_bytes=100, parameter_bytes=100, sharded_bytes=100)
+    assert full.per_rank(4) == 1.5 * 150
+    some = step_traffic("fsdp", gradient_bytes=100, parameter_bytes=100, sharded_bytes=80)
+    assert some == Traffic(all_reduce=20, all_gather=160, reduce_scatter=80)
+
+
+def test_wrong_uses_are_refused() -> None:
+    with pytest.raises(ValueError, match="unknown operation 'gather'; known are all_reduce"):
+        traffic_factor("gather", 2)
+    with pytest.raises(ValueError, match="ranks must be 1 or more, not 0"):
+        traffic_factor("all_reduce", 0)
+    with pytest.raises(ValueError, match="unknown strategy 'ddp'; known are none"):
+        step_traffic("ddp", gradient_bytes=1, parameter_bytes=1)
+    for strategy in STRATEGIES:
+        if strategy in ("none", "fsdp", "torch_fsdp"):
+            with pytest.raises(ValueError, match="sharded_optimizer does not go with"):
+                step_traffic(strategy, gradient_bytes=1, parameter_bytes=1, sharded_optimizer=True)

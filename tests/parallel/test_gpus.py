@@ -1,0 +1,76 @@
+"""Two GPUs over NCCL: the wrappers compute the same there, and communication runs beside computation."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.parallel import overlap, training
+from tests.parallel.pool import Pool
+from tests.parallel.test_data_parallel import WRAPPERS
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_data_parallel(two_gpus: Pool, wrapper: str) -> None:
+    for set_to_none in (True, False):
+        two_gpus(training.parity, wrapper, set_to_none)
+    two_gpus(training.accumulation, wrapper, True)
+    two_gpus(training.accumulation, wrapper, False)
+    two_gpus(training.branches, wrapper, {0: [0, 1], 1: [1, 0, 2]})
+    two_gpus(training.no_gradient_at_all, wrapper)
+
+
+@pytest.mark.parametrize("kind", ["AdamW", "AdamW, fused", "SGD"])
+def test_sharded_optimizer(two_gpus: Pool, kind: str) -> None:
+    two_gpus(training.optimizer_parity, kind)
+
+
+def test_sharded_optimizers_state(two_gpus: Pool) -> None:
+    two_gpus(training.optimizer_groups)
+    two_gpus(training.optimizer_state, 0)
+    two_gpus(training.optimizer_state, 1)
+    two_gpus(training.optimizer_alone_in_memory)
+
+
+@pytest.mark.parametrize("checkpoint", ["", "outside non-reentrant", "inside reentrant"])
+def test_fully_sharded(two_gpus: Pool, checkpoint: str) -> None:
+    two_gpus(training.fully_sharded_parity, True, checkpoint)
+
+
+def test_fully_sharded_otherwise(two_gpus: Pool) -> None:
+    two_gpus(training.fully_sharded_parity, False, "", 2)
+    two_gpus(training.fully_sharded_branches, {0: [0, 1], 1: [1, 0, 2]})
+    two_gpus(training.fully_sharded_after_evaluation)
+    for found in two_gpus(training.fully_sharded_compute_dtype):
+        assert found["computed"] == ["torch.bfloat16"]
+        for ours, theirs in found["losses"]:
+            assert ours == pytest.approx(theirs, rel=0.03)
+
+
+def test_fully_sharded_with_an_opaque_operation(two_gpus: Pool) -> None:
+    """Triton's attention is one operation that autograd does not look into."""
+    two_gpus(training.fully_sharded_opaque)
+
+
+@pytest.mark.parametrize("strategy", ["bucketed", "overlapped"])
+def test_communication_runs_beside_computation(two_gpus: Pool, strategy: str) -> None:
+    """Of the time that NCCL works in a step, at most half lies after the last kernel of the backward pass."""
+    for found in two_gpus(overlap.shares, strategy):
+        assert found["communication_ms"] > 0
+        assert found["beside_computation"] > 0.5, found
+
+
+def test_naive_communication_does_not(two_gpus: Pool) -> None:
+    """The control of the test above."""
+    for found in two_gpus(overlap.shares, "naive"):
+        assert found["beside_computation"] < 0.1, found
+
+
+def test_memory_beyond_the_gradients(two_gpus: Pool) -> None:
+    """Bucketed keeps the gradients and, for a moment, one or two more (of eight); sharding halves what lasts."""
+    for found in two_gpus(overlap.peaks):
+        parameters = found["parameters"]
+        assert found["alone"] == pytest.approx(2 * parameters, rel=0.1)
+        assert found["bucketed"] < 2.4 * parameters
+        assert found["fully sharded"] < 1.75 * parameters

@@ -1,0 +1,405 @@
+"""The runner of `memory` in this process, with a reporter that keeps what it is told."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pydantic", reason="the service's dependencies are not installed")
+
+import torch
+
+from app.specs.memory import MemorySpec
+from tests.workers.reporting import Report
+from tests.workers.viewer import check_that_the_viewer_reads
+from workers.jobs import _training, memory
+from workers.jobs.memory import (
+    EACH_PHASE,
+    RUNNER,
+    WHOLE,
+    Session,
+    check_accounted,
+    check_unknown,
+    pattern,
+    report_tables,
+    results,
+)
+from workers.measure.allocations.categories import CATEGORIES
+from workers.measure.allocations.ledger import Allocation, Ledger
+from workers.measure.allocations.recording import Counters, Recorded
+from workers.measure.environment import device_key
+from workers.outcome import Unsupported
+
+MODEL = {"d_model": 16, "d_ff": 24, "num_layers": 3, "num_heads": 2, "vocab_size": 61}
+PARAMETERS = 2 * 61 * 16 + 3 * (4 * 16**2 + 3 * 16 * 24 + 2 * 16) + 16
+BATCH, CONTEXT = 2, 8
+PHASES = {
+    "forward": ["initialisation", "forward"],
+    "forward_backward": ["initialisation", "forward", "backward"],
+    "train_step": ["initialisation", "forward", "backward", "optimizer"],
+}
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+GPU_ONLY = {"memory_reserved_mib", "end_reserved_mib", "fragmentation_mib", "rounding_mib"}
+MIB = 2**20
+
+
+@pytest.fixture
+def run(tmp_path: Path):
+    def run(**fields: Any) -> Report:
+        defaults = {"model": MODEL, "context_length": CONTEXT, "batch_size": BATCH, "device": "cpu"}
+        spec = MemorySpec(**{**defaults, **fields})
+        report = Report(tmp_path)
+        RUNNER.run(spec, RUNNER.plan(spec)[0], report)
+        return report
+
+    precision = torch.get_float32_matmul_precision()
+    yield run
+    torch.set_float32_matmul_precision(precision)
+
+
+def value(report: Report, metric: str, phase: str | None = None) -> dict[str, Any]:
+    return report.cell()[metric, phase]
+
+
+def rows(report: Report, table: str) -> list[dict[str, Any]]:
+    found = report.tables[table]
+    names = [column["name"] for column in found["columns"]]
+    return [dict(zip(names, row, strict=True)) for row in found["rows"]]
+
+
+def used(report: Report, phase: str, moment: str) -> dict[str, int]:
+    """Bytes by category, at a phase's peak or end."""
+    return {row["category"]: row[f"{moment}_bytes"] for row in rows(report, f"categories-{phase}")}
+
+
+def test_the_agent_imports_the_runner_without_torch() -> None:
+    code = (
+        "import sys; from workers.jobs.memory import RUNNER; from app.specs.memory import MemorySpec\n"
+        "RUNNER.plan(MemorySpec()); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_it_is_one_unit_that_says_what_it_records() -> None:
+    (unit,) = RUNNER.plan(MemorySpec(mode="forward"))
+    assert unit.title == "small, context 256, forward"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(
+    ("mode", "precision"),
+    [("forward", "fp32"), ("forward", "bf16"), ("forward_backward", "fp16"), ("train_step", "bf16")],
+)
+def test_every_mode_reports_its_phases(run, mode: str, precision: str, device: str) -> None:
+    report = run(mode=mode, precision=precision, device=device, measure_steps=2, gradient_clip_norm=1.0)
+    metrics = [(row["metric"], row["phase"]) for row in report.rows]
+    assert metrics == [
+        *((name, None) for name, _ in WHOLE),
+        *((name, phase) for phase in PHASES[mode] for name in EACH_PHASE),
+    ]
+    for row in report.rows:
+        assert not row["metric"].endswith("_ms"), "recording has slowed the step down"
+        if device == "cpu" and row["metric"] in GPU_ONLY:
+            assert (row["outcome"], row["median"]) == ("unknown", None)
+            assert row["reason"].startswith("known on GPUs only")
+        else:
+            assert row["outcome"] == "ok", row
+    step = [value(report, "peak_memory_mib", phase) for phase in PHASES[mode][1:]]
+    assert {one["n"] for one in step} == {2}
+    assert value(report, "peak_memory_mib")["median"] == max(one["median"] for one in step)
+    for phase in PHASES[mode]:
+        assert value(report, "end_memory_mib", phase)["max"] <= value(report, "peak_memory_mib", phase)["max"]
+    assert value(report, "parameters")["median"] == PARAMETERS
+    assert sorted(report.files) == sorted(f"snapshot-{phase}.pickle" for phase in PHASES[mode])
+    assert report.steps[-1] == (4, 4, "recording")
+    assert report.verdict_on()["verdict"] == "valid"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("optimizer", ["adamw", "torch_adamw", "torch_fused_adamw"])
+def test_categories_have_the_bytes_that_are_known(run, optimizer: str, device: str) -> None:
+    report = run(optimizer=optimizer, device=device)
+    parameters = 4 * PARAMETERS
+    tensors = 3 + 3 * 9
+    # AdamW written out counts steps in Python, torch's in tensors: the fused one on the GPU, the other on the host.
+    steps = 4 * tensors if optimizer == "torch_fused_adamw" or (device, optimizer) == ("cpu", "torch_adamw") else 0
+    rope = 2 * 4 * CONTEXT * 4
+    batch = 8 * BATCH * (CONTEXT + 1)
+    known = {"parameter": parameters, "optimizer_state": 2 * parameters + steps, "input": batch + rope}
+    for phase, gradient in (("forward", 0), ("backward", parameters), ("optimizer", 0)):
+        end = used(report, phase, "end")
+        assert {name: end[name] for name in known} == known
+        assert end["gradient"] == gradient
+        assert end["temporary"] == 0
+    assert used(report, "backward", "end")["activation"] == 4, "the loss"
+    assert used(report, "initialisation", "end") | {"unknown": 0} == {
+        **dict.fromkeys(CATEGORIES, 0),
+        "parameter": parameters,
+        "input": rope,
+    }
+    if device == "cpu":
+        assert value(report, "unknown_percent")["median"] == 0
+        assert value(report, "peak_memory_mib", "forward")["median"] * MIB == sum(
+            used(report, "forward", "peak").values()
+        )
+
+
+def test_inference_keeps_no_activations(run) -> None:
+    inference, training = (used(run(mode=mode), "forward", "end") for mode in ("forward", "forward_backward"))
+    assert inference["activation"] == 4, "the loss"
+    assert training["activation"] > 3 * BATCH * CONTEXT * (5 * 16 + 4 * 24)
+
+
+def test_the_shares_of_the_categories_add_up(run) -> None:
+    report = run()
+    for phase in PHASES["train_step"]:
+        table = rows(report, f"categories-{phase}")
+        assert [row["category"] for row in table] == list(CATEGORIES)
+        for moment in ("peak", "end"):
+            assert sum(row[f"{moment}_percent"] for row in table) == pytest.approx(100)
+            for row in table:
+                assert row[f"{moment}_mib"] == row[f"{moment}_bytes"] / MIB
+    peak = max((used(report, phase, "peak") for phase in PHASES["train_step"][1:]), key=lambda one: sum(one.values()))
+    for category in CATEGORIES:
+        assert value(report, f"{category}_mib")["median"] == peak[category] / MIB
+
+
+def test_the_timeline_has_the_peaks_and_fits_a_page(run) -> None:
+    report = run(measure_steps=2)
+    timeline = rows(report, "timeline")
+    assert len(timeline) <= 1000
+    entries = [row["entry"] for row in timeline]
+    assert entries == sorted(entries)
+    assert list(dict.fromkeys(row["phase"] for row in timeline)) == ["preparation", *PHASES["train_step"][1:]]
+    assert {row["step"] for row in timeline} == {1, 2}
+    for phase in PHASES["train_step"][1:]:
+        highest = max(row["total_mib"] for row in timeline if row["phase"] == phase)
+        assert highest == pytest.approx(value(report, "peak_memory_mib", phase)["max"])
+    for row in timeline:
+        assert row["total_mib"] == pytest.approx(sum(row[f"{category}_mib"] for category in CATEGORIES))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_largest_allocations_say_where_they_come_from(run, device: str) -> None:
+    table = rows(run(largest_allocations=6, device=device), "allocations")
+    forward = [row for row in table if row["at_peak_of"] == "forward"]
+    assert len(forward) == 6
+    assert [row["size_mib"] for row in forward] == sorted((row["size_mib"] for row in forward), reverse=True)
+    for row in table:
+        assert row["total_mib"] == pytest.approx(row["size_mib"] * row["count"])
+    (embedding,) = [
+        row for row in forward if (row["name"], row["category"]) == ("token_embeddings.weight", "parameter")
+    ]
+    assert embedding["size_mib"] == 4 * 61 * 16 / MIB
+    assert embedding["made_in"] == "initialisation"
+    assert embedding["site"].startswith("workers/model/transformer.py:")
+    assert embedding["stack"].startswith(embedding["site"])
+    weights = [
+        row for row in table if row["at_peak_of"] == "initialisation" and row["name"] == "layers.*.ffn.w1.weight"
+    ]
+    assert [row["count"] for row in weights] == [3], "those of all layers are one row"
+
+
+def test_a_name_with_numbers_stands_for_all_layers() -> None:
+    assert pattern("layers.12.attn.q_proj.weight") == "layers.*.attn.q_proj.weight"
+    assert pattern(None) is None
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("parameter_dtype", "size"), [("fp32", 4), ("bf16", 2)])
+def test_the_residual_stream_is_as_large_as_its_formula(run, parameter_dtype: str, size: int, device: str) -> None:
+    report = run(precision="bf16", parameter_dtype=parameter_dtype, device=device)
+    formula = BATCH * CONTEXT * 16 * size / MIB
+    assert value(report, "residual_stream_mib")["median"] == formula
+    seen = value(report, "residual_stream_seen_mib")
+    assert (seen["min"], seen["max"], seen["n"]) == (formula, formula, 3)
+    assert value(report, "residual_streams_seen")["median"] == 3
+
+
+def test_of_compiled_blocks_the_residual_stream_is_not_seen(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler itself is left out: it takes too long for every run of the tests."""
+    monkeypatch.setattr(_training, "compiled", lambda _spec, model: model)
+    report = run(compile=True, mode="forward")
+    assert value(report, "residual_stream_seen_mib")["outcome"] == "unknown"
+    assert "compiled" in value(report, "residual_stream_seen_mib")["reason"]
+    assert value(report, "parameter_mib")["median"] == 4 * PARAMETERS / MIB
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("mode", "of"), [("forward", "inference"), ("train_step", "full step")])
+def test_snapshots_open_in_the_viewer(run, mode: str, of: str, device: str) -> None:
+    report = run(mode=mode, device=device)
+    lengths = []
+    for phase in PHASES[mode]:
+        found = check_that_the_viewer_reads(report.files[f"snapshot-{phase}.pickle"])
+        assert (found["flopwatch"]["of"], found["flopwatch"]["phase"]) == (of, phase)
+        assert (found["flopwatch"]["model"], found["flopwatch"]["precision"]) == ("d16-f24-l3-h2", "fp32")
+        lengths.append(len(found["device_traces"][0]))
+        stages = {one["user_metadata"] for one in found["device_traces"][0]}
+        assert stages - {"before the history", "preparation"} <= set(PHASES[mode])
+        assert phase in stages
+        assert "initialisation" not in stages or phase == "initialisation", "the history begins after the warm-up"
+    assert lengths[1:] == sorted(lengths[1:])
+    table = rows(report, "snapshots")
+    assert [(row["snapshot"], row["of"]) for row in table] == [
+        (f"snapshot-{phase}.pickle", of) for phase in PHASES[mode]
+    ]
+    assert all(row["complete"] for row in table)
+    for row in table:
+        assert row["size_mib"] == report.files[row["snapshot"]].stat().st_size / MIB
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_history_that_is_too_long_is_told(run, device: str) -> None:
+    """On the CPU only the snapshots are shorter; on a GPU the analysis may lose a peak, and then says so."""
+    report = run(history_entries=1_000, device=device)
+    check = report.check("history")
+    assert not check["ok"]
+    assert check["detail"].startswith("truncated: snapshots hold the last 1000 entries only")
+    assert "raise history_entries" in check["detail"]
+    assert report.verdict_on()["verdict"] == "suspect"
+    assert value(report, "history_entries")["median"] == 1000
+    complete = {row["phase"]: row["complete"] for row in rows(report, "snapshots")}
+    assert complete["initialisation"]
+    assert not complete["optimizer"]
+    found = check_that_the_viewer_reads(report.files["snapshot-optimizer.pickle"])
+    assert found["flopwatch"]["history_lost"]
+    for metric in ("peak_memory_mib", "end_memory_mib"):
+        assert value(report, metric, "backward")["outcome"] == "ok"
+    assert value(report, "unknown_percent")["outcome"] == (
+        "ok" if device == "cpu" else value(report, "parameter_mib")["outcome"]
+    )
+
+
+@pytest.mark.parametrize("phase", ["making the model", "forward", "backward", "optimizer"])
+def test_running_out_of_memory_is_a_result_with_a_snapshot(run, phase: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    build_step = _training.build_step
+
+    def fail(work: Any) -> None:
+        work()
+        torch.empty(1 << 60)
+
+    def sabotaged(*arguments: Any) -> Any:
+        if phase == "making the model":
+            fail(lambda: None)
+        step = build_step(*arguments)
+        step.phases[phase] = functools.partial(fail, step.phases[phase])
+        return step
+
+    monkeypatch.setattr(_training, "build_step", sabotaged)
+    report = run()
+    for row in report.rows:
+        if row["phase"] == "initialisation" and phase != "making the model":
+            continue
+        assert row["outcome"] == "oom"
+        assert row["reason"].startswith(f"out of memory in {phase}")
+        assert row["median"] is None
+    found = check_that_the_viewer_reads(report.files["snapshot-oom.pickle"])
+    stage = "initialisation" if phase == "making the model" else phase
+    assert found["flopwatch"]["phase"] == stage
+    assert found["device_traces"][0][-1]["user_metadata"] == stage
+    filled = used(report, "oom", "end")
+    if phase != "making the model":
+        assert filled["parameter"] == 4 * PARAMETERS
+        assert filled["gradient"] == (4 * PARAMETERS if phase == "backward" else 0)
+        assert (filled["activation"] > 1000) == (phase == "forward")
+    assert [row["snapshot"] for row in rows(report, "snapshots")][-1] == "snapshot-oom.pickle"
+    assert "oom" in {row["at_peak_of"] for row in rows(report, "allocations")}
+    assert "timeline" not in report.tables
+
+
+@pytest.mark.gpu
+@pytest.mark.alone
+def test_out_of_memory_on_a_gpu_is_a_result_with_a_snapshot(run) -> None:
+    report = run(context_length=1_048_576, batch_size=64, device="cuda", mode="forward")
+    assert value(report, "peak_memory_mib")["outcome"] == "oom"
+    found = check_that_the_viewer_reads(report.files["snapshot-oom.pickle"])
+    assert "oom" in {one["action"] for one in found["device_traces"][0]}
+    assert used(report, "oom", "end")["parameter"] == 4 * PARAMETERS
+
+
+def test_a_job_that_fails_halfway_leaves_no_recording_behind(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(memory, "record_steps", lambda *_: (_ for _ in ()).throw(Unsupported("halfway")))
+        with pytest.raises(Unsupported, match="halfway"):
+            run()
+    assert value(run(mode="forward"), "peak_memory_mib")["outcome"] == "ok"
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_little_is_unknown_and_the_peaks_are_the_allocators(run) -> None:
+    for mode in PHASES:
+        for precision in ("fp32", "bf16"):
+            report = run(
+                model={"size": "medium"},
+                context_length=256,
+                batch_size=4,
+                device="cuda",
+                mode=mode,
+                precision=precision,
+            )
+            assert report.check("accounted")["ok"], report.check("accounted")
+            assert report.check("unknown")["ok"], (mode, precision, report.check("unknown"))
+            for phase in PHASES[mode]:
+                assert value(report, "fragmentation_mib", phase)["outcome"] == "ok"
+                reserved = value(report, "memory_reserved_mib", phase)["median"]
+                assert reserved >= value(report, "peak_memory_mib", phase)["median"]
+
+
+def test_of_a_peak_that_the_history_lost_nothing_is_said(tmp_path: Path) -> None:
+    """As on a GPU: the history holds the end of the backward pass only, and the allocator has counted the peak."""
+    spec = MemorySpec(model=MODEL, mode="forward_backward", history_entries=1_000)
+    counters = Counters(8000, 4000, 7900, 9000, 9000)
+    stretches = [
+        Ledger().follow(phase, [], {}, lost=phase == "backward", reserved=9000) for phase in ("forward", "backward")
+    ]
+    below = Counters(100, 100, 0, 200, 200)
+    step = [
+        Recorded(stretch, count, None, 1_000, True) for stretch, count in zip(stretches, (below, counters), strict=True)
+    ]
+    session = Session(spec, step[0], [step], parameters=1, files={"backward": 5})
+    values, checks = results(session)
+    assert values.samples("peak_memory_mib", None) == [8000 / MIB], "the allocator has counted it"
+    report = Report(tmp_path)
+    values.report(spec.case(), "1x GPU", report)
+    for metric in ("parameter_mib", "unknown_percent", "rounding_mib", "fragmentation_mib"):
+        assert value(report, metric)["outcome"] == "unknown"
+        assert value(report, metric)["reason"].endswith("raise history_entries")
+    report_tables(session, report)
+    assert {row["peak_bytes"] for row in rows(report, "categories-backward")} == {None}
+    assert {row["peak_bytes"] for row in rows(report, "categories-forward")} == {0}
+    assert "backward" not in {row["at_peak_of"] for row in rows(report, "allocations")}
+    (history,) = [check for check in checks if check.name == "history"]
+    assert "of backward the beginning was not seen" in history.detail
+
+
+@pytest.mark.parametrize(("counted", "ok"), [(1000, True), (1100, False)])
+def test_a_history_that_is_not_what_the_allocator_counts_is_suspect(counted: int, ok: bool) -> None:
+    stretch = Ledger([Allocation(0, 1000, None)]).follow("forward", [], {})
+    (check,) = check_accounted([Recorded(stretch, Counters(0, 0, counted, 0, 0))])
+    assert (check.ok, check.severity) == (ok, "suspect")
+    assert check_accounted([Recorded(stretch)]) == []
+
+
+def test_much_of_unknown_use_is_told_with_its_place() -> None:
+    frames = [{"filename": "/a/b/model/linear.py", "line": 5, "name": "forward"}]
+    alive = [Allocation(0, 3 * MIB, None, frames), Allocation(8 * MIB, MIB, None)]
+    check = check_unknown(4.0, Ledger(alive).follow("forward", [], {}))
+    assert not check.ok
+    assert check.severity == "note"
+    assert check.detail.endswith("the largest allocation has 3 MiB: b/model/linear.py:5 forward")
+    assert check_unknown(0.0, Ledger().follow("forward", [], {})).detail == "0.00 % of the peak has no known use"
+
+
+def test_rows_carry_the_case_and_the_device(run) -> None:
+    report = run(mode="forward")
+    spec = MemorySpec(model=MODEL, context_length=CONTEXT, batch_size=BATCH, mode="forward")
+    for row in report.rows:
+        assert (row["case_key"], row["device_key"]) == (spec.case().key, device_key(torch.device("cpu")))
+    assert report.fingerprint["settings"]["float32_matmul_precision"] == "highest"
+    assert list(report.titles.values()) == ["d16-f24-l3-h2, context 8, forward"]

@@ -1,0 +1,455 @@
+"""The runner of `profile` in this process, with a reporter that keeps what it is told."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+pytest.importorskip("pydantic", reason="the service's dependencies are not installed")
+
+import torch
+
+from app.specs._training import PHASES
+from app.specs.profile import ProfileSpec
+from kernels.registry import ATTENTION
+from tests.workers.reporting import Report
+from workers.jobs import _training, ceiling
+from workers.jobs import profile as module
+from workers.jobs.benchmark import RUNNER as BENCHMARK
+from workers.jobs.profile import RUNNER
+from workers.measure.ceilings import Ceilings
+from workers.measure.memory import OutOfMemory
+from workers.measure.profiling import classes, recording, trace
+from workers.measure.profiling.recording import Profile, Recording
+from workers.model import accounting
+from workers.outcome import InvalidEnvironment
+
+MODEL = {"d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 61}
+FIELDS: dict[str, Any] = {
+    "model": MODEL,
+    "context_length": 8,
+    "batch_size": 2,
+    "warmup_steps": 1,
+    "measure_steps": 3,
+    "profile_steps": 2,
+    "stacks": False,
+}
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Report:
+    """A report of a host whose ceilings are known, so that they need not be measured."""
+    report = Report(tmp_path)
+    rates = dict.fromkeys(("fp32", "tf32", "bf16", "fp16"), 0.05)
+    for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+        Ceilings(report.ceilings).record(torch.device(device), rates, 10.0)
+    return report
+
+
+@pytest.fixture
+def run(report: Report) -> Iterator[Any]:
+    def run(**fields: Any) -> Report:
+        spec = ProfileSpec(**{**FIELDS, **fields})
+        RUNNER.run(spec, RUNNER.plan(spec)[0], report)
+        return report
+
+    precision = torch.get_float32_matmul_precision()
+    yield run
+    torch.set_float32_matmul_precision(precision)
+
+
+def metrics(report: Report) -> dict[tuple[str, str | None], dict[str, Any]]:
+    """What was measured, by metric and phase."""
+    rows = {(row["metric"], row["phase"]): row for row in report.rows}
+    assert len(rows) == len(report.rows)
+    return rows
+
+
+def rows(report: Report, table: str) -> list[dict[str, Any]]:
+    found = report.tables[table]
+    names = [column["name"] for column in found["columns"]]
+    return [dict(zip(names, row, strict=True)) for row in found["rows"]]
+
+
+def shares(report: Report, scope: str) -> dict[str, float]:
+    return {row["class"]: row["share_percent"] for row in rows(report, "classes") if row["scope"] == scope}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("mode", PHASES)
+def test_every_mode_has_its_tables_and_metrics(run: Any, mode: str, device: str) -> None:
+    report = run(mode=mode, new_tokens=3, device=device)
+    phases = PHASES[mode]
+    assert set(report.tables) == {
+        *(f"kernels-{phase}" for phase in phases),
+        *(f"operators-{phase}" for phase in phases),
+        *("classes", "ranges", "attention", "summary"),
+    }
+    for phase in phases:
+        found = rows(report, f"kernels-{phase}")
+        assert sum(row["share_percent"] for row in found) == pytest.approx(100)
+        assert [row["total_ms"] for row in found] == sorted((row["total_ms"] for row in found), reverse=True)
+        assert all((row["launch_to_start_us"] is None) == (device == "cpu") for row in found)
+    spec = ProfileSpec(**{**FIELDS, "mode": mode})
+    expected = [(one.name, one.phase) for one in [*module.timing_metrics(), *module.profile_metrics(spec)]]
+    assert [(row["metric"], row["phase"]) for row in report.rows] == expected
+    gpu_only = {"gpu_busy_percent", "profiled_idle_ms", "largest_gap_ms", "launches", "host_bound"}
+    for (metric, _), row in metrics(report).items():
+        if metric in gpu_only and device == "cpu":
+            assert (row["outcome"], row["reason"]) == ("unknown", "known on GPUs only")
+        elif metric != "gpu_busy_percent":  # steps this small may keep a GPU busier under the profiler than without
+            assert row["outcome"] == "ok", row
+    assert metrics(report)["profiled_step_ms", None]["n"] == 2
+    assert metrics(report)["unprofiled_step_ms", None]["n"] == 3
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_profilers_cost_stands_beside_the_step_and_not_in_its_time(run: Any, device: str) -> None:
+    report = run(device=device)
+    found = metrics(report)
+    unprofiled, profiled = (found[name, None]["median"] for name in ("unprofiled_step_ms", "profiled_step_ms"))
+    overhead = found["profiler_overhead_percent", None]["median"]
+    assert overhead == pytest.approx(100 * (profiled / unprofiled - 1))
+    summary = {row["what"]: row["value"] for row in rows(report, "summary")}
+    assert summary["profiler's overhead"] == pytest.approx(overhead)
+
+
+def test_profiled_times_have_other_names_than_benchmarks(tmp_path: Path) -> None:
+    for mode in PHASES:
+        spec = ProfileSpec(**{**FIELDS, "mode": mode, "compile": True})
+        names = {one.name for one in [*module.timing_metrics(), *module.profile_metrics(spec)]}
+        # The busy share is defined as in `benchmark`: the device's time by the wall time without a profiler.
+        assert names & {one.name for one in _training.metrics(mode)} == {"gpu_busy_percent"}
+    assert BENCHMARK.kind != RUNNER.kind
+
+
+def test_classes_are_those_of_the_rule() -> None:
+    assert module.CLASSES == classes.CLASSES
+    assert module.PARTS == accounting.ATTENTION_PARTS
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_each_scope_has_the_share_of_each_class(run: Any, device: str) -> None:
+    report = run(device=device)
+    for scope in ("forward", "forward_backward", "step"):
+        assert tuple(shares(report, scope)) == module.CLASSES
+        assert sum(shares(report, scope).values()) == pytest.approx(100)
+        for name, share in shares(report, scope).items():
+            assert metrics(report)[f"{name}_share_percent", scope]["median"] == pytest.approx(share)
+        for name in ("matmul", "softmax", "normalisation", "elementwise", "copy", "reduction"):
+            assert shares(report, scope)[name] > 0
+    assert shares(report, "forward")["optimizer"] == shares(report, "forward_backward")["optimizer"] == 0
+    assert shares(report, "step")["optimizer"] > 0
+
+
+@pytest.mark.gpu
+def test_the_share_of_products_falls_from_inference_to_the_full_step(run: Any) -> None:
+    """The optimizer works on every parameter, and has no products."""
+    report = run(device="cuda", model={"size": "small"}, context_length=128, batch_size=4)
+    assert shares(report, "forward")["matmul"] > 1.1 * shares(report, "step")["matmul"] > 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("activation_checkpointing", [False, True])
+def test_work_of_both_passes_belongs_to_layers_and_parts(run: Any, device: str, activation_checkpointing: bool) -> None:
+    report = run(device=device, activation_checkpointing=activation_checkpointing)
+    found = {(row["range"], row["phase"]): row["total_ms"] for row in rows(report, "ranges")}
+    for phase in ("forward", "backward"):
+        for part in ("scores", "softmax", "values", "norm"):
+            layers = [found[f"layers.{index}/{part}", phase] for index in range(2)]
+            # The last norm stands in no layer.
+            assert found[part, phase] == pytest.approx(sum(layers)) or part == "norm"
+            assert all(time > 0 for time in layers)
+        whole = sum(row["total_ms"] for row in rows(report, f"kernels-{phase}"))
+        outer = [f"layers.{index}" for index in range(2)] + ["outside"]
+        no_layer = found["norm", phase] - sum(found[f"layers.{index}/norm", phase] for index in range(2))
+        assert sum(found[name, phase] for name in outer) + no_layer == pytest.approx(whole)
+    assert {name for name, phase in found if phase == "optimizer"} == {"outside"}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_parts_of_attention_beside_the_roofline(run: Any, device: str) -> None:
+    report = run(device=device)
+    found = {(row["part"], row["phase"]): row for row in rows(report, "attention")}
+    assert set(found) == {(part, phase) for part in module.PARTS for phase in ("forward", "backward")}
+    products = 2 * 2 * 2 * 2 * 8 * 8 * 8  # 2 · layers · batch · heads · queries · keys · head dimension
+    scores = found["scores", "forward"]
+    assert scores["gflop"] == pytest.approx(1e-9 * products)
+    assert scores["useful_gflop"] == pytest.approx(0.5e-9 * products)
+    assert scores["tflops"] == pytest.approx(1e-9 * products / scores["total_ms"])
+    assert 0 < scores["product_ms"] < scores["total_ms"]
+    assert found["softmax", "forward"]["product_ms"] == 0
+    assert scores["ridge"] == pytest.approx(5.0)  # 0.05 TFLOP/s by 10 GB/s
+    assert (scores["bound"], found["softmax", "backward"]["bound"]) == ("memory-bound", "memory-bound")
+    row = metrics(report)["scores_tflops", "forward"]
+    assert row["median"] == pytest.approx(scores["tflops"])
+    assert "whole square" in scores["note"]
+
+
+def test_decoding_sees_one_key_more_at_each_step(run: Any) -> None:
+    found = {(row["part"], row["phase"]): row for row in rows(run(mode="generate", new_tokens=4), "attention")}
+    keys = 9 + 10 + 11
+    assert found["values", "decode"]["gflop"] == pytest.approx(1e-9 * 2 * 2 * 2 * 2 * keys * 8)
+    assert found["values", "decode"]["useful_gflop"] == found["values", "decode"]["gflop"]
+
+
+def test_parts_that_do_not_exist_are_null_with_the_reason(run: Any) -> None:
+    report = run(mode="forward_backward", attention="sdpa_math")
+    assert len(rows(report, "attention")) == 6
+    for row in rows(report, "attention"):
+        assert row["total_ms"] is None
+        assert "'sdpa_math' does not name its parts" in row["note"]
+    for part in module.PARTS:
+        measured = metrics(report)[f"{part}_ms", "backward"]
+        assert (measured["outcome"], measured["median"]) == ("unknown", None)
+        assert "does not name its parts" in measured["reason"]
+
+
+def test_the_cost_of_another_attention_that_names_its_parts_is_unknown(
+    run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = ATTENTION.load
+
+    def with_named_parts(name: str) -> Any:
+        return dataclasses.replace(load("eager"), name=name) if name == "named" else load(name)
+
+    monkeypatch.setattr(ATTENTION, "load", with_named_parts)
+    for row in rows(run(mode="forward", attention="named"), "attention"):
+        assert row["total_ms"] > 0
+        assert row["gflop"] is row["useful_gflop"] is row["tflops"] is row["bound"] is None
+        assert "what attention 'named' computes in its parts is not known" in row["note"]
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # torch's own
+@pytest.mark.parametrize("scope", ["blocks", "model"])
+def test_naming_compiles_nothing_anew(
+    run: Any, fresh_compiler: None, monkeypatch: pytest.MonkeyPatch, scope: str
+) -> None:
+    """With the compiler's first half only; the whole takes too long for every run of the tests."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    report = run(compile=True, compile_scope=scope)
+    counts = {name: metrics(report)[name, None]["median"] for name in ("graphs_compiled", "graph_breaks", "recompiles")}
+    assert counts == {"graphs_compiled": 1, "graph_breaks": 0, "recompiles": 0}
+    named = {(row["range"], row["phase"]) for row in rows(report, "ranges")}
+    assert (("layers.1", "backward") in named) == (scope == "blocks"), "a model that is compiled whole has no layers"
+    assert all("the compiler fuses" in row["note"] for row in rows(report, "attention"))
+
+
+def test_only_the_chosen_phases_are_listed(run: Any) -> None:
+    report = run(phases=["backward"])
+    assert {name for name in report.tables if "-" in name} == {"kernels-backward", "operators-backward"}
+    assert shares(report, "forward")["matmul"] > 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_trace_stacks_and_flame_graph(run: Any, device: str) -> None:
+    report = run(device=device, stacks=True)
+    assert set(report.files) == {"trace.json.gz", "stacks.txt", "flamegraph.svg"}
+    with gzip.open(report.files["trace.json.gz"], "rt") as file:
+        names = {event.get("name") for event in json.load(file)["traceEvents"]}
+    assert {"warmup", "step_1", "step_2", "forward", "backward", "optimizer"} <= names
+    assert {"layers.0", "layers.1", "scores", "softmax", "values", "norm"} <= names
+    assert metrics(report)["trace_steps", None]["median"] == 2
+    lines = report.files["stacks.txt"].read_text().splitlines()
+    assert {line.partition(";")[0].partition(" ")[0] for line in lines} == {"forward", "backward", "optimizer"}
+    assert any("workers/model/transformer.py" in line for line in lines)
+    assert len(list(ET.parse(report.files["flamegraph.svg"]).getroot())) > 20
+    assert not (report.scratch / "trace.json").exists()
+
+
+def test_a_trace_over_the_cap_is_cut_and_says_so(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = trace.write
+
+    def with_a_small_cap(raw: Path, target: Path, max_bytes: int, steps: list[str]) -> trace.Kept:
+        assert max_bytes == 1 << 20
+        whole(raw, target, max_bytes, steps)
+        return whole(raw, target, int(0.6 * target.stat().st_size), steps)
+
+    monkeypatch.setattr(trace, "write", with_a_small_cap)
+    report = run(trace_max_mib=1, profile_steps=3)
+    kept = metrics(report)["trace_steps", None]["median"]
+    assert kept < 3
+    (row,) = [row for row in rows(report, "summary") if row["what"] == "steps in the trace"]
+    assert row["value"] == kept
+    assert "cut from 3 steps" in row["note"]
+    assert "to fit into 1 MiB" in row["note"]
+    assert rows(report, "kernels-forward"), "the tables are of all steps"
+
+
+def test_a_trace_of_which_nothing_fits_is_left_out(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing_fits(*_: Any) -> trace.Kept:
+        raise trace.TooSmall("1 bytes hold nothing of the trace")
+
+    monkeypatch.setattr(trace, "write", nothing_fits)
+    report = run(mode="forward")
+    assert report.files == {}
+    assert "hold nothing" in metrics(report)["trace_steps", None]["reason"]
+
+
+def test_a_profile_that_fails_halfway_keeps_the_times_before_it(
+    run: Any, report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_down(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("the profiler broke down")
+
+    monkeypatch.setattr(recording, "record", break_down)
+    with pytest.raises(RuntimeError, match="broke down"):
+        run()
+    assert [row["metric"] for row in report.rows] == ["unprofiled_step_ms", "host_bound"]
+    assert metrics(report)["unprofiled_step_ms", None]["outcome"] == "ok"
+    assert report.verdict_on()["verdict"] in {"valid", "suspect"}
+
+
+def test_tables_before_a_failure_stay(run: Any, report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(trace, "write", no_room)
+    with pytest.raises(OSError, match="No space left"):
+        run()
+    assert {"kernels-forward", "classes", "attention"} <= set(report.tables)
+
+
+def test_without_kernels_another_profiler_holds_cupti(
+    run: Any, report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty = Profile(Recording([], []), lambda _path: None)
+    monkeypatch.setattr(recording, "record", lambda *_, **__: empty)
+    monkeypatch.setattr(module.Profiling, "_profiled", lambda *_, **__: (empty, [1.0], {}))
+    monkeypatch.setattr(module.Profiling, "on_gpu", True)
+    with pytest.raises(InvalidEnvironment, match="another profiler may hold CUPTI"):
+        run()
+    assert report.tables == {}
+
+
+def test_memory_that_does_not_suffice_is_a_result(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_large(*_: Any) -> Any:
+        raise OutOfMemory("out of memory in making the model: 1 TiB")
+
+    monkeypatch.setattr(_training, "build", too_large)
+    report = run()
+    assert {row["outcome"] for row in report.rows} == {"oom"}
+    assert metrics(report)["matmul_share_percent", "step"]["median"] is None
+    assert report.tables == {}
+
+
+def test_memory_that_does_not_suffice_under_the_profiler_is_a_result(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_large(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(recording, "record", too_large)
+    found = metrics(run())
+    assert found["unprofiled_step_ms", None]["outcome"] == "ok"
+    assert found["profiled_step_ms", None]["outcome"] == "oom"
+    assert "the profiled steps" in found["profiled_step_ms", None]["reason"]
+
+
+def test_without_memory_for_stacks_all_else_is_there(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = recording.record
+
+    def too_large(*args: Any, python: bool = False, **options: Any) -> Profile:
+        if python:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return record(*args, **options)
+
+    monkeypatch.setattr(recording, "record", too_large)
+    report = run(mode="forward", stacks=True)
+    assert {row["outcome"] for row in report.rows} <= {"ok", "unknown"}
+    (row,) = [row for row in rows(report, "summary") if row["what"] == "stacks"]
+    assert "out of memory in the profiled steps" in row["note"]
+    assert set(report.files) == {"trace.json.gz"}
+
+
+def test_a_ceiling_that_is_missing_is_measured_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceiling, "COPY_MIB", {"cpu": 1})
+    monkeypatch.setattr(ceiling, "MATRIX_SIZES", {"cpu": {"fp32": 32}})
+    monkeypatch.setattr(ceiling, "why_not_to_record", lambda *_: None)  # a busy host disturbs so short calls
+    report = Report(tmp_path)
+    spec = ProfileSpec(**{**FIELDS, "mode": "forward", "device": "cpu"})
+    RUNNER.run(spec, RUNNER.plan(spec)[0], report)
+    known = Ceilings(report.ceilings).read(torch.device("cpu"))
+    assert known is not None
+    assert known.copy_gb_per_s is not None
+    assert set(known.tflops) == {"fp32"}
+    assert {row["bound"] for row in rows(report, "attention")} <= {"memory-bound", "compute-bound"}
+    assert sum("ceiling" in message for *_, message in report.steps) == 2
+    again = Report(tmp_path)
+    RUNNER.run(spec, RUNNER.plan(spec)[0], again)
+    assert not any("ceiling" in message for *_, message in again.steps), "it is on record now"
+
+
+def test_without_a_ceiling_the_side_is_null_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "measure_missing_ceilings", lambda *_: None)
+    report = Report(tmp_path)
+    spec = ProfileSpec(**{**FIELDS, "mode": "forward", "device": "cpu"})
+    RUNNER.run(spec, RUNNER.plan(spec)[0], report)
+    for row in rows(report, "attention"):
+        assert row["bound"] is row["ridge"] is None
+        assert "no measured ceiling" in row["note"]
+        assert row["tflops"] > 0
+
+
+def test_nothing_of_the_naming_stays_behind(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[torch.nn.Module] = []
+    build = _training.build
+
+    def kept(*args: Any) -> Any:
+        training = build(*args)
+        built.append(training.model)
+        return training
+
+    monkeypatch.setattr(_training, "build", kept)
+    run(mode="forward")
+    for layer in built[0].modules():
+        assert not layer._forward_hooks
+        assert not layer._forward_pre_hooks
+
+
+@pytest.mark.gpu
+def test_a_cuda_graph_is_one_phase(run: Any) -> None:
+    report = run(device="cuda", cuda_graph=True, optimizer="torch_fused_adamw")
+    assert {name for name in report.tables if "-" in name} == {"kernels-graph", "operators-graph"}
+    found = metrics(report)
+    assert found["work_ms", "graph"]["outcome"] == "ok"
+    for phase in ("forward", "backward", "optimizer"):
+        assert "one phase" in found["work_ms", phase]["reason"]
+    assert shares(report, "step")["matmul"] > 0
+    assert "one phase" in found["matmul_share_percent", "forward"]["reason"]
+    assert "one phase" in found["optimizer_share_percent", "step"]["reason"]
+    assert all("CUDA graph" in row["note"] for row in rows(report, "attention"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("attention", ["triton", "sdpa_flash"])
+def test_fused_attention_is_one_class(run: Any, attention: str) -> None:
+    model = {**MODEL, "d_model": 128, "d_ff": 256}
+    report = run(device="cuda", precision="bf16", attention=attention, context_length=64, model=model)
+    assert shares(report, "forward")["attention"] > 0
+    assert shares(report, "forward_backward")["attention"] > 0
+    assert all("does not name its parts" in row["note"] for row in rows(report, "attention"))
+
+
+@pytest.mark.gpu
+def test_kernels_of_a_gpu_have_launches_and_gaps(run: Any) -> None:
+    found = metrics(run(device="cuda", context_length=64))
+    assert found["launches", None]["median"] > 50
+    assert found["largest_gap_ms", None]["median"] > 0
+    assert found["profiled_idle_ms", None]["median"] >= found["largest_gap_ms", None]["median"]
+    assert found["host_bound", None]["median"] in (0.0, 1.0)

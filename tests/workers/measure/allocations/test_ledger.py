@@ -1,0 +1,188 @@
+"""The rule that gives allocations their categories, on made histories."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from workers.measure.allocations.categories import CATEGORIES, Owner
+from workers.measure.allocations.ledger import Allocation, Ledger, Stretch, rewind, thinned
+
+KIB = 1024
+
+
+def made(*events: tuple[str, int, int]) -> list[dict[str, Any]]:
+    """A history, of ("+", address, size) for an allocation and ("-", address, size) for a release."""
+    return [
+        {"action": action, "addr": address, "size": size, "frames": []}
+        for sign, address, size in events
+        for action in (("alloc",) if sign == "+" else ("free_requested", "free_completed"))
+    ]
+
+
+def owner(category: str, size: int, name: str = "weight") -> Owner:
+    return Owner(CATEGORIES.index(category), name, size)
+
+
+def by_category(usage: tuple[int, ...]) -> dict[str, int]:
+    return {category: size for category, size in zip(CATEGORIES, usage, strict=True) if size}
+
+
+PARAMETER, STATE, BATCH, SAVED, SCRATCH, GRADIENT, WORKSPACE = (KIB * number for number in range(100, 107))
+
+
+def training_step() -> tuple[Ledger, list[Stretch]]:
+    """A step: 40 of parameters, 80 of state, and a workspace of 5 that nobody owns."""
+    known = [Allocation(PARAMETER, 40, None), Allocation(STATE, 80, None), Allocation(WORKSPACE, 5, None)]
+    ledger = Ledger(known)
+    owners = {PARAMETER: owner("parameter", 40), STATE: owner("optimizer_state", 80)}
+    with_batch = {**owners, BATCH: owner("input", 8, "batch")}
+    with_gradient = {**with_batch, GRADIENT: owner("gradient", 40)}
+    phases = [
+        ("preparation", made(("+", BATCH, 8)), with_batch),
+        ("forward", made(("+", SAVED, 16), ("+", SCRATCH, 32), ("-", SCRATCH, 32)), with_batch),
+        (
+            "backward",
+            made(("+", SCRATCH, 24), ("+", GRADIENT, 40), ("-", SAVED, 16), ("-", SCRATCH, 24)),
+            with_gradient,
+        ),
+        ("optimizer", made(("+", SCRATCH, 40), ("-", SCRATCH, 40), ("-", GRADIENT, 40)), with_batch),
+    ]
+    return ledger, [ledger.follow(*phase) for phase in phases]
+
+
+def test_each_allocation_has_the_category_of_the_rule() -> None:
+    ledger, (_, forward, backward, optimizer) = training_step()
+    always = {"parameter": 40, "optimizer_state": 80, "unknown": 5, "input": 8}
+    assert by_category(forward.peak.usage) == {**always, "activation": 16, "temporary": 32}
+    assert by_category(forward.end.usage) == {**always, "activation": 16}
+    assert by_category(backward.peak.usage) == {**always, "activation": 16, "temporary": 24, "gradient": 40}
+    assert by_category(backward.end.usage) == {**always, "gradient": 40}
+    assert by_category(optimizer.peak.usage) == {**always, "gradient": 40, "temporary": 40}
+    assert by_category(optimizer.end.usage) == always
+    assert sum(one.size for one in ledger.alive.values()) == sum(always.values())
+    names = {one.address: (one.name, one.made_in) for one in backward.at_peak}
+    assert names[GRADIENT] == ("weight", "backward")
+    assert names[SAVED] == (None, "forward")
+    assert names[PARAMETER] == ("weight", None)
+
+
+def test_every_entry_of_the_history_has_a_category_and_a_phase() -> None:
+    ledger, stretches = training_step()
+    assert len(ledger.categories) == len(ledger.phases) == sum(one.entries for one in stretches)
+    assert [CATEGORIES[one] for one in ledger.categories[:5]] == ["input", "activation", *3 * ["temporary"]]
+    assert ledger.phases[:2] == ["preparation", "forward"]
+    # The release of an activation in the backward pass is still that of an activation.
+    assert [CATEGORIES[one] for one in ledger.categories[5:11]] == [
+        *("temporary", "gradient", "activation", "activation", "temporary", "temporary")
+    ]
+
+
+def test_what_survives_another_phase_without_an_owner_is_unknown() -> None:
+    ledger = Ledger()
+    stretch = ledger.follow("backward", made(("+", SAVED, 64)), {})
+    assert by_category(stretch.end.usage) == {"unknown": 64}
+
+
+def test_a_release_whose_allocation_nobody_saw_counts_from_the_beginning() -> None:
+    stretch = Ledger().follow("forward", made(("+", SAVED, 1), ("-", WORKSPACE, 64)), {})
+    assert (stretch.start.total, stretch.peak.total, stretch.end.total) == (64, 65, 1)
+    assert {one.address for one in stretch.at_peak} == {SAVED, WORKSPACE}
+
+
+def test_an_owner_of_another_size_owns_nothing() -> None:
+    """The address may have been given to a smaller allocation meanwhile."""
+    stretch = Ledger([Allocation(PARAMETER, 8, None)]).follow("forward", [], {PARAMETER: owner("parameter", 40)})
+    assert by_category(stretch.end.usage) == {"unknown": 8}
+
+
+def test_an_address_that_is_used_again_is_another_allocation() -> None:
+    events = made(("+", SAVED, 8), ("-", SAVED, 8), ("+", SAVED, 16))
+    stretch = Ledger().follow("forward", events, {})
+    assert by_category(stretch.end.usage) == {"activation": 16}
+    assert [CATEGORIES[one.category] for one in stretch.made] == ["temporary", "activation"]
+
+
+def test_the_allocators_hold_at_the_peak() -> None:
+    events = [
+        {"action": "segment_alloc", "addr": 0, "size": 200},
+        *made(("+", 0, 100), ("-", 0, 100)),
+        {"action": "segment_alloc", "addr": 1000, "size": 300},
+        {"action": "segment_free", "addr": 0, "size": 200},
+    ]
+    stretch = Ledger().follow("forward", events, {}, reserved=300)
+    assert stretch.peak.entry == 1
+    assert stretch.reserved_at_peak == 200
+
+
+def test_after_a_gap_what_is_still_there_keeps_its_category() -> None:
+    """Only the last entries of the backward pass are left; the block of the activation was released in the gap."""
+    ledger = Ledger([Allocation(PARAMETER, 40, None), Allocation(WORKSPACE, 5, None)])
+    parameter = {PARAMETER: owner("parameter", 40)}
+    ledger.follow("forward", made(("+", SAVED, 16), ("+", BATCH, 8)), {**parameter, BATCH: owner("input", 8)})
+    sizes = {PARAMETER: 40, BATCH: 8, WORKSPACE: 5, GRADIENT: 40}
+    blocks = {address: Allocation(address, size, None) for address, size in sizes.items()}
+    events = made(("+", GRADIENT, 40), ("+", SCRATCH, 24), ("-", SCRATCH, 24))
+    stretch = ledger.follow(
+        "backward", events, {**parameter, GRADIENT: owner("gradient", 40)}, blocks=blocks, lost=True
+    )
+    assert stretch.lost
+    always = {"parameter": 40, "input": 8, "unknown": 5}
+    assert by_category(stretch.start.usage) == always
+    assert by_category(stretch.peak.usage) == {**always, "gradient": 40, "temporary": 24}
+    assert set(ledger.alive) == set(blocks)
+
+
+def test_what_was_made_in_a_gap_was_made_in_the_phase() -> None:
+    ledger = Ledger([Allocation(PARAMETER, 40, None)])
+    blocks = {SAVED: Allocation(SAVED, 16, None), PARAMETER: Allocation(PARAMETER, 40, None)}
+    stretch = ledger.follow(
+        "forward", made(("-", SCRATCH, 32)), {PARAMETER: owner("parameter", 40)}, blocks=blocks, lost=True
+    )
+    assert by_category(stretch.start.usage) == {"parameter": 40, "activation": 16, "temporary": 32}
+    assert by_category(stretch.end.usage) == {"parameter": 40, "activation": 16}
+    assert {one.address for one in stretch.made} == {SAVED, SCRATCH}
+
+
+def test_an_owner_overrides_what_a_gap_has_mistaken() -> None:
+    """The gradient has the place and the size of an activation that was released in the gap."""
+    ledger = Ledger()
+    ledger.follow("forward", made(("+", SAVED, 16)), {})
+    stretch = ledger.follow(
+        "backward", [], {SAVED: owner("gradient", 16)}, blocks={SAVED: Allocation(SAVED, 16, None)}, lost=True
+    )
+    assert by_category(stretch.end.usage) == {"gradient": 16}
+
+
+def test_rewinding_a_history_gives_what_was_there_before() -> None:
+    events = made(("-", 1, 10), ("+", 1, 20), ("+", 2, 30), ("-", 3, 40), ("+", 4, 5), ("-", 4, 5))
+    before = rewind({1: Allocation(1, 20, None), 2: Allocation(2, 30, None), 9: Allocation(9, 1, None)}, events)
+    assert {address: one.size for address, one in before.items()} == {1: 10, 3: 40, 9: 1}
+
+
+@pytest.mark.parametrize("most", [10, 100, 1000])
+def test_a_thinned_timeline_keeps_ends_and_peaks(rng: Any, most: int) -> None:
+    events: list[tuple[str, int, int]] = []
+    living: list[tuple[int, int]] = []
+    for number in range(5000):
+        if living and rng.random() < 0.5:
+            events.append(("-", *living.pop(rng.randrange(len(living)))))
+        else:
+            living.append((number, rng.randrange(1, 1000)))
+            events.append(("+", *living[-1]))
+    stretch = Ledger(most_points=most).follow("forward", made(*events), {})
+    assert len(stretch.points) <= most
+    assert stretch.points[0] == stretch.start
+    assert stretch.points[-1] == stretch.end
+    assert max(point.total for point in stretch.points) == stretch.peak.total
+    again = thinned(stretch.points, most // 2)
+    assert len(again) <= most // 2 + 1
+    assert max(point.total for point in again) == stretch.peak.total
+    assert [point.entry for point in again] == sorted(point.entry for point in again)
+
+
+def test_an_empty_stretch_is_its_beginning() -> None:
+    stretch = Ledger([Allocation(PARAMETER, 40, None)]).follow("optimizer", [], {})
+    assert stretch.start == stretch.peak == stretch.end
+    assert len(stretch.at_peak) == 1

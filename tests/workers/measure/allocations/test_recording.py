@@ -1,0 +1,439 @@
+"""Recordings of a model whose sizes are known: on the CPU, on a GPU, and of a made allocator with a short history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.workers.viewer import check_that_the_viewer_reads
+from workers.measure.allocations import cuda
+from workers.measure.allocations.categories import CATEGORIES, Owner, owners_of
+from workers.measure.allocations.cuda import CudaRecording
+from workers.measure.allocations.ledger import Entry, Point
+from workers.measure.allocations.recording import PhaseMarks, Recorded, make_recording
+from workers.measure.allocations.residual import ResidualStream
+from workers.measure.allocations.snapshot import write
+from workers.measure.allocations.stacks import site
+from workers.measure.timing import run_step
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+WIDTH, HIDDEN, BATCH = 256, 512, 32
+WEIGHTS = 4 * 2 * WIDTH * HIDDEN
+BIASES = 4 * (HIDDEN + WIDTH)
+SCALE = 4 * 7
+"""Bytes of a buffer."""
+
+
+class Block(nn.Module):
+    """Two linear layers around a ReLU; parameters of WEIGHTS + BIASES bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, WIDTH)
+        self.register_buffer("scale", torch.ones(7))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.down(self.up(x).relu())
+        return out
+
+
+class Model(nn.Module):
+    """One block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Block()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers[0](x)  # type: ignore[no-any-return]
+
+
+class Work:
+    """A training step of the model, in phases."""
+
+    def __init__(self, device: str, optimizer: Callable[..., torch.optim.Optimizer] | None) -> None:
+        self.device = torch.device(device)
+        with self.device:
+            self.model = Model()
+        self.optimizer = None if optimizer is None else optimizer(self.model.parameters())
+        self.batch: torch.Tensor | None = None
+        self.loss: torch.Tensor | None = None
+        self.phases = {"forward": self.forward, "backward": self.backward, "optimizer": self.optimize}
+
+    def prepare(self) -> None:
+        self.batch = torch.randn(BATCH, WIDTH, device=self.device)
+
+    def forward(self) -> None:
+        assert self.batch is not None
+        self.loss = self.model(self.batch).square().sum()
+
+    def backward(self) -> None:
+        assert self.loss is not None
+        self.loss.backward()  # type: ignore[no-untyped-call]
+
+    def optimize(self) -> None:
+        if self.optimizer is not None:
+            self.optimizer.step()
+
+    def owners(self) -> dict[int, Owner]:
+        inputs, losses = ([one] if one is not None else [] for one in (self.batch, self.loss))
+        return owners_of(self.device, self.model, self.optimizer, None, inputs, losses)
+
+
+def recorded(
+    device: str, optimizer: Callable[..., torch.optim.Optimizer] | None, *, warmup: int = 1, most_entries: int = 100_000
+) -> dict[str, Recorded]:
+    """The stretches of a step by their phases, with snapshots. As jobs do, it records from the very beginning."""
+    recording = make_recording(torch.device(device), most_entries)
+    recording.begin({})
+    work = Work(device, optimizer)
+    for _ in range(warmup):
+        work.prepare()
+        run_step(work.phases, [])
+        work.model.zero_grad()
+    recording.end()
+    recording.begin(work.owners())
+    work.prepare()
+    run_step(work.phases, [PhaseMarks(recording, work.owners, keep=True)])
+    return {one.stretch.phase: one for one in recording.end()}
+
+
+def usage(point: Point) -> dict[str, int]:
+    return {category: size for category, size in zip(CATEGORIES, point.usage, strict=True) if size}
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_parameters_gradients_and_adamw_state_have_exact_bytes(device: str) -> None:
+    phases = recorded(device, torch.optim.AdamW)
+    assert list(phases) == ["preparation", "forward", "backward", "optimizer"]
+    model = WEIGHTS + BIASES
+    # Two moments, and the step's number of each of the four parameters, which on a GPU stays on the host.
+    state = 2 * model + (4 * 4 if device == "cpu" else 0)
+    before = usage(phases["preparation"].stretch.end)
+    unknown = before.pop("unknown", 0)
+    batch = 4 * BATCH * WIDTH
+    assert before == {"parameter": model, "optimizer_state": state, "input": batch + SCALE, "activation": 4}
+    assert unknown == 0 or device == "cuda", "cuBLAS keeps a workspace"
+    forward = usage(phases["forward"].stretch.end)
+    # What the backward pass needs: the ReLU's output, the block's output, and the loss.
+    assert forward["activation"] == 4 * BATCH * HIDDEN + 4 * BATCH * WIDTH + 4
+    assert "gradient" not in forward
+    backward = usage(phases["backward"].stretch.end)
+    assert (backward["gradient"], backward["activation"]) == (model, 4)
+    end = usage(phases["optimizer"].stretch.end)
+    assert (end["parameter"], end["gradient"], end["optimizer_state"]) == (model, model, state)
+    assert "temporary" not in end
+    assert usage(phases["optimizer"].stretch.peak).get("temporary", 0) > 0
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_state_that_the_recorded_step_makes_is_optimizer_state(device: str) -> None:
+    phases = recorded(device, torch.optim.AdamW, warmup=0)
+    assert "optimizer_state" not in usage(phases["backward"].stretch.end)
+    assert usage(phases["optimizer"].stretch.end)["optimizer_state"] >= 2 * (WEIGHTS + BIASES)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_snapshots_hold_the_history_up_to_their_phase(device: str, tmp_path: Path) -> None:
+    phases = recorded(device, torch.optim.AdamW)
+    lengths = []
+    for name in ("forward", "backward", "optimizer"):
+        snapshot = phases[name].snapshot
+        assert snapshot is not None
+        write(snapshot, tmp_path / f"{name}.pickle")
+        found = check_that_the_viewer_reads(tmp_path / f"{name}.pickle")
+        trace = found["device_traces"][0]
+        stages = list(dict.fromkeys(one["user_metadata"] for one in trace))
+        assert stages == ["before the history", *list(phases)[: list(phases).index(name) + 1]]
+        lengths.append(len(trace))
+        assert {"parameter", "optimizer_state", "input", "activation"} <= {one.get("category") for one in trace}
+        assert not phases[name].history_lost
+    assert lengths == sorted(lengths)
+    assert (tmp_path / "optimizer.pickle").stat().st_size < 500_000
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_stacks_lead_to_the_line_of_the_model(device: str) -> None:
+    phases = recorded(device, None)
+    (relu,) = [one for one in phases["forward"].stretch.made if one.size == 4 * BATCH * HIDDEN and one.category == 3]
+    line = Block.forward.__code__.co_firstlineno + 1
+    assert site(relu.frames) == f"measure/allocations/test_recording.py:{line} forward"
+
+
+def test_on_a_cpu_stacks_can_be_left_out() -> None:
+    recording = make_recording(torch.device("cpu"), 10_000)
+    recording.begin({}, stacks=False)
+    Work("cpu", None)
+    recording.mark("initialisation", {})
+    (stretch,) = (one.stretch for one in recording.end())
+    assert [one.size for one in stretch.made if one.size > 10_000]
+    assert {tuple(one.frames) for one in stretch.made} == {()}
+
+
+def test_a_recording_that_is_abandoned_makes_room_for_another() -> None:
+    recording = make_recording(torch.device("cpu"), 10_000)
+    recording.begin({})
+    recording.abandon()
+    recording.abandon()
+    recording.begin({})
+    recording.mark("forward", {})
+    assert len(recording.end()) == 1
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_residual_stream_is_among_the_allocations(device: str) -> None:
+    work = Work(device, None)
+    recording, stream = make_recording(work.device, 10_000), ResidualStream()
+    work.prepare()
+    recording.begin(work.owners())
+    with stream.of(work.model):
+        run_step(work.phases, [stream, PhaseMarks(recording, work.owners)])
+    made = {one.stretch.phase: one.stretch.made for one in recording.end()}
+    assert stream.seen_among(made["forward"]) == [4 * BATCH * WIDTH]
+    assert stream.seen_among(made["preparation"]) == []
+    work.forward()
+    assert len(stream.storages) == 1, "nobody looks any more"
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_a_recording_knew_of_the_model_the_next_one_knows(device: str) -> None:
+    recording = make_recording(torch.device(device), 10_000)
+    recording.begin({})
+    work = Work(device, None)
+    recording.mark("initialisation", work.owners())
+    (initialisation,) = recording.end()
+    made = usage(initialisation.stretch.end)
+    made.pop("unknown", None)  # what other tests have left on a GPU
+    assert made == {"parameter": WEIGHTS + BIASES, "input": SCALE}
+    recording.begin(work.owners())
+    recording.mark("forward", work.owners())
+    (forward,) = recording.end()
+    up = next(one for one in forward.stretch.at_peak if one.name == "layers.0.up.weight")
+    assert up.made_in == "initialisation"
+    assert str(site(up.frames)).endswith(f":{Block.__init__.__code__.co_firstlineno + 2} __init__")
+
+
+def test_on_a_cpu_a_history_that_overflows_shortens_the_snapshot_only(tmp_path: Path) -> None:
+    whole, cut = (recorded("cpu", torch.optim.AdamW, most_entries=most) for most in (100_000, 20))
+    for phase, one in cut.items():
+        assert one.stretch.peak.usage == whole[phase].stretch.peak.usage
+    last = cut["optimizer"]
+    assert (last.history, last.history_lost, last.stretch.lost) == (20, True, False)
+    assert last.snapshot is not None
+    write(last.snapshot, tmp_path / "snapshot.pickle")
+    found = check_that_the_viewer_reads(tmp_path / "snapshot.pickle")
+    assert found["flopwatch"]["history_lost"]
+    assert len(found["device_traces"][0]) == 20 + found["flopwatch"]["entries_before_the_history"]
+
+
+class MadeAllocator:
+    """Stands for the allocator of a GPU in tests without one: blocks in one segment, a history of limited length."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, most_entries: int) -> None:
+        self.blocks: dict[int, int] = {}
+        self.history: list[Entry] = []
+        self.peak = 0
+        self.clock = 0
+        self._most = most_entries
+        monkeypatch.setattr(torch.cuda, "init", lambda: None)
+        monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda *_, **__: self.history.clear())
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: setattr(self, "peak", self.total))
+        monkeypatch.setattr(torch.cuda, "memory_stats", lambda _: self.stats())
+        monkeypatch.setattr(cuda, "_attach", lambda _: None)
+        monkeypatch.setattr(cuda, "_take", self.snapshot)
+
+    @property
+    def total(self) -> int:
+        return sum(self.blocks.values())
+
+    def note(self, action: str, address: int, size: int) -> None:
+        self.clock += 1
+        entry: Entry = {"action": action, "size": size, "stream": 0, "time_us": self.clock}
+        if action == "oom":
+            entry |= {"device_free": 0, "frames": []}
+        elif action == "snapshot":
+            entry |= {"addr": address}
+        else:
+            entry |= {"addr": address, "frames": []}
+        self.history = [*self.history, entry][-self._most :]
+
+    def allocate(self, address: int, size: int) -> None:
+        self.blocks[address] = size
+        self.peak = max(self.peak, self.total)
+        self.note("alloc", address, size)
+
+    def release(self, address: int) -> None:
+        size = self.blocks.pop(address)
+        self.note("free_requested", address, size)
+        self.note("free_completed", address, size)
+
+    def stats(self) -> dict[str, int]:
+        kinds = {"allocated_bytes": self.total, "requested_bytes": self.total, "reserved_bytes": 1 << 20}
+        found = {f"{kind}.all.current": value for kind, value in kinds.items()}
+        return found | {f"{kind}.all.peak": max(value, self.peak) for kind, value in kinds.items()}
+
+    def snapshot(self) -> dict[str, Any]:
+        blocks, at = [], 0
+        for address, size in sorted(self.blocks.items()):
+            blocks.append({"size": address - at, "requested_size": 0, "state": "inactive", "frames": []})
+            blocks.append({"size": size, "requested_size": size, "state": "active_allocated", "frames": []})
+            at = address + size
+        blocks.append({"size": (1 << 20) - at, "requested_size": 0, "state": "inactive", "frames": []})
+        blocks = [one for one in blocks if one["size"]]
+        self.note("snapshot", 0, self.total)
+        segment = {"device": 0, "address": 0, "total_size": 1 << 20, "allocated_size": self.total, "stream": 0}
+        return {"segments": [{**segment, "blocks": blocks}], "device_traces": [list(self.history)]}
+
+
+PARAMETER = {4096: Owner(0, "weight", 1000)}
+
+
+@pytest.mark.parametrize("most_entries", [1000, 12])
+def test_a_history_on_a_gpu_is_followed_also_where_it_overflows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, most_entries: int
+) -> None:
+    """With 12 entries, the forward pass fits, and of the backward pass the beginning is lost."""
+    allocator = MadeAllocator(monkeypatch, most_entries)
+    recording = CudaRecording(torch.device("cuda", 0), most_entries)
+    allocator.allocate(4096, 1000)
+    recording.begin(PARAMETER)
+    allocator.allocate(8192, 500)
+    recording.mark("forward", PARAMETER, keep=True)
+    for number in range(10):
+        allocator.allocate(16384 + 64 * number, 64)
+    for number in range(10):
+        allocator.release(16384 + 64 * number)
+    allocator.release(8192)
+    recording.mark("backward", PARAMETER, keep=True)
+    allocator.allocate(8192, 100)
+    recording.mark("optimizer", {**PARAMETER, 8192: Owner(2, "weight", 100)}, keep=True)
+    stretches = recording.end()
+    lost = most_entries == 12
+    assert [one.stretch.lost for one in stretches] == [False, lost, False]
+    assert [one.history_lost for one in stretches] == [False, lost, lost]
+    forward, backward, optimizer = (one.stretch for one in stretches)
+    assert usage(forward.end) == {"parameter": 1000, "activation": 500}
+    assert usage(optimizer.end) == {"parameter": 1000, "optimizer_state": 100}
+    assert [one.counters.allocated_peak for one in stretches if one.counters] == [1500, 2140, 1100]
+    if not lost:
+        assert usage(backward.peak) == {"parameter": 1000, "activation": 500, "temporary": 640}
+    else:
+        assert backward.peak.total < 2140, "the history does not reach back to the peak"
+        assert usage(backward.start)["parameter"] == 1000
+        assert usage(backward.start)["activation"] == 500, "what the forward pass left is known over the gap"
+    for one in stretches:
+        assert one.snapshot is not None
+        write(one.snapshot, tmp_path / "snapshot.pickle")
+        found = check_that_the_viewer_reads(tmp_path / "snapshot.pickle")
+        assert found["flopwatch"]["history_lost"] == one.history_lost
+
+
+def test_the_snapshot_of_a_lack_of_memory_is_of_its_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocator = MadeAllocator(monkeypatch, 1000)
+    recording = CudaRecording(torch.device("cuda", 0), 1000)
+    recording.begin({})
+    allocator.allocate(4096, 1000)
+    allocator.note("oom", 0, 1 << 40)
+    recording.at_oom = allocator.snapshot()
+    allocator.release(4096)
+    recording.mark("forward", {}, keep=True, failed=True)
+    (lacked,) = recording.end()
+    assert usage(lacked.stretch.end) == {"activation": 1000}
+    assert lacked.snapshot is not None
+    assert [one["action"] for one in lacked.snapshot["device_traces"][0]][-2:] == ["oom", "snapshot"]
+
+
+def test_a_lack_of_memory_that_was_survived_leaves_no_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocator = MadeAllocator(monkeypatch, 1000)
+    recording = CudaRecording(torch.device("cuda", 0), 1000)
+    recording.begin({})
+    recording.at_oom = allocator.snapshot()
+    allocator.allocate(4096, 1000)
+    recording.mark("forward", {})
+    recording.mark("backward", {}, failed=True)
+    forward, backward = recording.end()
+    assert forward.stretch.end.total == backward.stretch.end.total == 1000
+
+
+def test_the_workspaces_of_matrix_products_have_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocator = MadeAllocator(monkeypatch, 1000)
+    recording = CudaRecording(torch.device("cuda", 0), 1000)
+    allocator.allocate(4096, 1000)
+    allocator.allocate(8192, 500)
+    allocator.allocate(12288, 500)
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: allocator.release(8192), raising=False)
+    recording.learn_workspaces()
+    allocator.allocate(16384, 500)
+    recording.begin(PARAMETER)
+    recording.mark("forward", PARAMETER)
+    (forward,) = recording.end()
+    # There was one, so one of two that look alike is one.
+    assert usage(forward.stretch.end) == {"parameter": 1000, "unknown": 1000}
+    assert sorted(str(one.name) for one in forward.stretch.at_peak) == ["None", "cuBLAS workspace", "weight"]
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_the_workspaces_of_matrix_products_have_a_name() -> None:
+    torch._C._cuda_clearCublasWorkspaces()
+    left_by_others = torch.cuda.memory_allocated()
+    recording = make_recording(torch.device("cuda"), 10_000)
+    recording.begin({})
+    work = Work("cuda", None)
+    for number in range(2):
+        if number:
+            recording.learn_workspaces()
+        work.prepare()
+        run_step(work.phases, [])
+        work.model.zero_grad()
+    recording.end()
+    recording.begin(work.owners())
+    recording.mark("forward", work.owners())
+    (forward,) = recording.end()
+    unknown = [one for one in forward.stretch.at_peak if CATEGORIES[one.category] == "unknown"]
+    assert "cuBLAS workspace" in {one.name for one in unknown}
+    nameless = [(one.size, site(one.frames)) for one in unknown if one.name is None]
+    assert sum(size for size, _ in nameless) <= left_by_others, nameless
+
+
+@pytest.mark.gpu
+def test_a_gpus_history_is_complete_and_counts_as_the_allocator_does() -> None:
+    for one in recorded("cuda", torch.optim.AdamW).values():
+        assert one.counters is not None
+        assert one.stretch.peak.total == one.counters.requested_peak
+        assert one.stretch.reserved_at_peak is not None
+        assert one.counters.allocated_peak <= one.stretch.reserved_at_peak <= one.counters.reserved_peak
+
+
+@pytest.mark.gpu
+def test_a_gpus_history_that_overflows(tmp_path: Path) -> None:
+    phases = recorded("cuda", torch.optim.AdamW, most_entries=20)
+    assert phases["optimizer"].history_lost
+    assert phases["optimizer"].history == 20
+    assert usage(phases["optimizer"].stretch.end)["parameter"] == WEIGHTS + BIASES
+    snapshot = phases["optimizer"].snapshot
+    assert snapshot is not None
+    write(snapshot, tmp_path / "snapshot.pickle")
+    check_that_the_viewer_reads(tmp_path / "snapshot.pickle")
+
+
+@pytest.mark.gpu
+def test_a_gpu_that_runs_out_of_memory_shows_what_filled_it(tmp_path: Path) -> None:
+    recording = make_recording(torch.device("cuda"), 10_000)
+    recording.begin({})
+    kept = torch.empty(50 << 20, device="cuda")
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(1 << 50, device="cuda")
+    del kept
+    recording.mark("forward", {}, keep=True, failed=True)
+    (lacked,) = recording.end()
+    assert usage(lacked.stretch.end)["activation"] == 4 * (50 << 20)
+    assert lacked.snapshot is not None
+    write(lacked.snapshot, tmp_path / "snapshot.pickle")
+    trace = check_that_the_viewer_reads(tmp_path / "snapshot.pickle")["device_traces"][0]
+    (oom,) = [one for one in trace if one["action"] == "oom"]
+    assert oom["size"] >= 1 << 50

@@ -1,0 +1,231 @@
+"""Made events, and small models whose work is known."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.workers.measure.profiling.events import host, kernel, recording
+from workers.measure.profiling.attribution import Attribution, parents
+from workers.measure.profiling.classes import MATMUL, classify
+from workers.measure.profiling.recording import NODE, record
+from workers.measure.ranges import Ranges, named_layers
+from workers.measure.timing import run_step
+
+PHASES = ("forward", "backward")
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+def test_parents_are_the_innermost_enclosing_events_of_one_thread() -> None:
+    events = [
+        host("a", "operator", 0, 100),
+        host("b", "operator", 0, 50),
+        host("other thread", "operator", 10, 20, thread=2),
+        host("c", "operator", 10, 50),
+        host("d", "operator", 60, 100),
+        host("e", "operator", 100, 120),
+    ]
+    assert parents(events) == [None, 0, None, 1, 0, None]
+
+
+def gpu_step():
+    """One step: a product in a layer, whose kernel runs while the host is in backward already, and its gradient."""
+    events = [
+        host("warmup", "range", 0, 90),
+        host("forward", "range", 5, 80),
+        host("step_1", "range", 100, 1000),
+        host("forward", "range", 110, 400),
+        host("layers.0", "range", 120, 300, id=3),
+        host("scores", "range", 130, 200),
+        host("aten::matmul", "operator", 135, 195, id=4, sequence=7),
+        host("aten::bmm", "operator", 140, 190, id=5, sequence=7),
+        host("cudaLaunchKernel", "launch", 150, 160, id=900),
+        host("backward", "range", 400, 800),
+        host(NODE + "BmmBackward0", "backward", 450, 700, thread=2, id=10, sequence=7, forward_thread=1),
+        host("aten::bmm", "operator", 460, 690, thread=2, id=11),
+        host("cudaLaunchKernel", "launch", 470, 480, thread=2, id=901),
+        host("cuLaunchKernel", "launch", 720, 730, id=902),
+    ]
+    work = [
+        kernel("warm", 20, 30, launch=1),
+        kernel("sgemm", 500, 600, launch=900, operator=5),
+        kernel("sgemm_back", 650, 850, launch=901, operator=11),
+        kernel("ours", 860, 870, launch=902),
+    ]
+    return recording(events, work)
+
+
+def test_work_belongs_to_the_phase_in_which_it_was_launched() -> None:
+    forward, back, ours = Attribution(gpu_step(), PHASES, on_gpu=True).work
+    assert (forward.phase, back.phase, ours.phase) == ("forward", "backward", "backward")
+    assert (forward.step, forward.time_ns, forward.operator) == (1, 100, "aten::bmm")
+    assert forward.launch_to_start_us == pytest.approx(0.35)
+    assert (ours.operator, ours.ranges) == (None, ())
+
+
+def test_work_of_the_backward_pass_belongs_to_the_range_that_caused_it() -> None:
+    forward, back, _ = Attribution(gpu_step(), PHASES, on_gpu=True).work
+    assert forward.ranges == back.ranges == ("layers.0", "scores")
+
+
+def test_a_steps_window_is_that_of_its_phases() -> None:
+    (window,) = Attribution(gpu_step(), PHASES, on_gpu=True).windows
+    assert (window.name, window.begin_ns, window.end_ns) == ("step_1", 110, 800)
+
+
+def test_calls_hold_their_own_time_and_that_of_their_launches() -> None:
+    calls = {(call.name, call.phase): call for call in Attribution(gpu_step(), PHASES, on_gpu=True).calls}
+    assert (calls["aten::matmul", "forward"].self_ns, calls["aten::matmul", "forward"].device_ns) == (10, 0)
+    assert (calls["aten::bmm", "forward"].self_ns, calls["aten::bmm", "forward"].device_ns) == (50, 100)
+
+
+def test_without_an_operator_the_launch_tells_where_work_belongs() -> None:
+    made = gpu_step()
+    work = [kernel("sgemm", 500, 600, launch=900)]
+    (found,) = Attribution(recording(made.host, work), PHASES, on_gpu=True).work
+    assert (found.operator, found.ranges) == ("aten::bmm", ("layers.0", "scores"))
+
+
+def test_the_kernels_of_a_graph_share_one_launch_and_have_no_delay() -> None:
+    events = [
+        host("step_1", "range", 0, 100),
+        host("graph", "range", 10, 90),
+        host("cudaGraphLaunch", "launch", 20, 30, id=5),
+    ]
+    work = [kernel("a", 40, 50, launch=5), kernel("b", 50, 80, launch=5)]
+    found = Attribution(recording(events, work), ("graph",), on_gpu=True).work
+    assert [(one.name, one.phase, one.launch_to_start_us) for one in found] == [
+        ("a", "graph", None),
+        ("b", "graph", None),
+    ]
+
+
+def test_the_last_operator_that_tells_a_number_made_the_node() -> None:
+    """An operator that makes no node tells the number of the next node, which another one makes elsewhere."""
+    events = [
+        host("step_1", "range", 0, 1000),
+        host("forward", "range", 0, 400),
+        host("softmax", "range", 10, 50),
+        host("aten::ones", "operator", 20, 30, id=1, sequence=3),
+        host("values", "range", 60, 100),
+        host("aten::bmm", "operator", 70, 80, id=2, sequence=3),
+        host("backward", "range", 400, 900),
+        host(NODE + "BmmBackward0", "backward", 500, 600, id=3, sequence=3, forward_thread=1),
+        host("aten::bmm", "operator", 510, 590, id=4),
+    ]
+    found = {(one.name, one.phase): one for one in Attribution(recording(events), PHASES, on_gpu=False).work}
+    assert found["aten::bmm", "backward"].ranges == ("values",)
+
+
+def test_a_range_inside_the_backward_pass_counts_more_than_the_node_around_it() -> None:
+    """A recomputed layer runs inside the node of another one."""
+    events = [
+        host("step_1", "range", 0, 1000),
+        host("forward", "range", 0, 400),
+        host("layers.1", "range", 10, 50),
+        host("aten::add", "operator", 20, 30, id=1, sequence=3),
+        host("backward", "range", 400, 900),
+        host(NODE + "AddBackward0", "backward", 500, 800, id=2, sequence=3, forward_thread=1),
+        host("layers.0", "range", 510, 600),
+        host("aten::mm", "operator", 520, 530, id=3, sequence=9),
+        host("aten::add", "operator", 700, 710, id=4),
+    ]
+    found = Attribution(recording(events), PHASES, on_gpu=False).work
+    assert {(one.name, one.ranges) for one in found if one.phase == "backward" and one.name.startswith("aten")} == {
+        ("aten::mm", ("layers.0",)),
+        ("aten::add", ("layers.1",)),
+    }
+
+
+def test_ranges_of_torch_are_no_names_of_ours() -> None:
+    events = [
+        host("step_1", "range", 0, 100),
+        host("forward", "range", 0, 90),
+        host("Optimizer.step#AdamW.step", "range", 10, 50),
+        host("norm", "range", 12, 40),
+        host("aten::mul_", "operator", 20, 30, id=1),
+    ]
+    found = Attribution(recording(events), PHASES, on_gpu=False)
+    assert [one.ranges for one in found.work] == [("norm",)]
+    assert found.count_ranges() == {("forward", "norm"): 1}
+
+
+class Chain(nn.Module):
+    """Products of matrices, one a layer."""
+
+    def __init__(self, depth: int, *, recompute: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64, bias=False) for _ in range(depth))
+        self.recompute = recompute
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if self.recompute else layer(x)
+        return x
+
+
+def profiled(model: nn.Module, device: str, steps: int = 2) -> Attribution:
+    x = torch.randn(32, 64, device=device)
+    model.to(device)
+    held: list[torch.Tensor] = []
+    phases: dict[str, Callable[[], None]] = {
+        "forward": lambda: held.append(model(x).sum()),
+        "backward": lambda: held.pop().backward(),
+    }
+    ranges = Ranges()
+
+    def run() -> None:
+        for number in range(1 + steps):
+            ranges.counting = number > 0
+            run_step(phases, [ranges])
+
+    with named_layers(model):
+        return Attribution(record(run, on_gpu=device == "cuda").recording, PHASES, on_gpu=device == "cuda")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("recompute", [False, True])
+def test_products_of_a_known_chain(device: str, recompute: bool) -> None:
+    """Backward has two products for each layer, but one for the first, whose input needs no gradient."""
+    found = profiled(Chain(3, recompute=recompute), device)
+    assert [step.name for step in found.steps] == ["step_1", "step_2"]
+    products = Counter(
+        (one.phase, one.ranges, one.step)
+        for one in found.work
+        if one.operator == "aten::mm" and classify(one) == MATMUL and "reduce" not in one.name.lower()
+    )
+    # torch frees a layer's output early, so the last layer is recomputed too.
+    again = int(recompute)
+    for step in (1, 2):
+        for layer, backward in ((0, 1), (1, 2), (2, 2)):
+            assert products.pop(("forward", (f"layers.{layer}",), step)) == 1
+            assert products.pop(("backward", (f"layers.{layer}",), step)) == backward + again
+    assert not products
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_work_and_calls_are_of_the_steps_phases_only(device: str) -> None:
+    found = profiled(Chain(1), device, steps=1)
+    assert {one.step for one in found.work} == {1}
+    assert {one.phase for one in found.work} == set(PHASES)
+    assert sum(call.name == "aten::mm" for call in found.calls) == 2
+    assert all(one.time_ns >= 0 for one in found.work)
+    if device == "cuda":
+        assert all(one.launch_to_start_us is not None and one.launch_to_start_us > 0 for one in found.work)
+
+
+def test_self_times_add_up_to_the_time_of_the_outermost_operators() -> None:
+    events = [
+        host("step_1", "range", 0, 1000),
+        host("forward", "range", 0, 900),
+        host("aten::linear", "operator", 100, 400, id=1),
+        host("norm", "range", 150, 390),
+        host("aten::mm", "operator", 200, 350, id=2),
+    ]
+    found = {one.name: one.time_ns for one in Attribution(recording(events), PHASES, on_gpu=False).work}
+    assert found == {"aten::linear": 150, "aten::mm": 150}

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
+
+from kernels.ranges import listening, named
+from workers.measure.profiling.recording import device_events, host_events, record
+
+
+def event(name: str, device: Any = DeviceType.CPU, **fields: Any) -> Any:
+    """An event as torch 2.11 gives it: without `is_python_function` and `activity_type`."""
+    values = {
+        "is_async": False,
+        "is_user_annotation": False,
+        "start_thread_id": 1,
+        "end_thread_id": 1,
+        "linked_correlation_id": 0,
+        "correlation_id": 3,
+        "scope": 0,
+        "sequence_nr": -1,
+        "fwd_thread_id": 0,
+        "start_ns": 10,
+        "duration_ns": 5,
+        "device_resource_id": 7,
+        **fields,
+    }
+    return SimpleNamespace(
+        name=lambda: name,
+        device_type=lambda: device,
+        **{key: lambda value=value: value for key, value in values.items()},
+    )
+
+
+def test_kinds_of_host_events() -> None:
+    events = [
+        event("aten::mm", sequence_nr=4),
+        event("forward", is_user_annotation=True),
+        event("autograd::engine::evaluate_function: MmBackward0", sequence_nr=4, fwd_thread_id=1),
+        event("MmBackward0", scope=1),
+        event("cudaLaunchKernel", linked_correlation_id=3),
+        event("cuLaunchKernelEx"),
+        event("async", is_async=True),
+        event("two threads", end_thread_id=2),
+        event("python", is_python_function=True),
+        event("Activity Buffer Request"),
+        event("sgemm", DeviceType.CUDA),
+    ]
+    found = [(one.name.partition(":")[0], one.kind) for one in host_events(events)]
+    assert found == [
+        ("aten", "operator"),
+        ("forward", "range"),
+        ("autograd", "backward"),
+        ("MmBackward0", "backward"),
+        ("cudaLaunchKernel", "launch"),
+        ("cuLaunchKernelEx", "launch"),
+    ]
+
+
+def test_kinds_of_device_events() -> None:
+    events = [
+        event("sgemm", DeviceType.CUDA, linked_correlation_id=3, correlation_id=900),
+        event("Memcpy DtoD (Device -> Device)", DeviceType.CUDA),
+        event("Memset (Device)", DeviceType.CUDA),
+        event("forward", DeviceType.CUDA, is_user_annotation=True),
+        event("Context Sync", DeviceType.CUDA),
+        event("aten::mm"),
+    ]
+    kernel, copy, fill = device_events(events)
+    assert (kernel.kind, copy.kind, fill.kind) == ("kernel", "copy", "fill")
+    assert (kernel.launch, kernel.operator, kernel.stream, kernel.begin_ns, kernel.end_ns) == (900, 3, 7, 10, 15)
+
+
+def work() -> torch.Tensor:
+    x = torch.ones(4, 4, requires_grad=True)
+    with listening(), named("scores"):
+        y = x @ x
+    y.sum().backward()
+    return x
+
+
+@pytest.mark.parametrize("python", [False, True])
+def test_a_recording_of_real_work(python: bool) -> None:
+    profile = record(work, on_gpu=False, python=python)
+    host = profile.recording.host
+    kinds = {one.name: one.kind for one in host}
+    assert (kinds["aten::mm"], kinds["scores"], kinds["MmBackward0"]) == ("operator", "range", "backward")
+    assert ("python" in kinds.values()) == python
+    assert profile.recording.device == []
+    assert [one.begin_ns for one in host] == sorted(one.begin_ns for one in host)
+    assert not any(" at 0x" in one.name for one in host), "addresses would make equal functions different"
+
+
+def test_the_trace_is_saved(tmp_path: Path) -> None:
+    profile = record(work, on_gpu=False)
+    profile.save(tmp_path / "trace.json")
+    names = {one.get("name") for one in json.loads((tmp_path / "trace.json").read_text())["traceEvents"]}
+    assert {"scores", "aten::mm"} <= names
+
+
+@pytest.mark.gpu
+def test_a_recording_of_a_gpu_links_kernels_to_launches_and_operators() -> None:
+    x = torch.randn(512, 512, device="cuda")
+    x @ x
+    found = record(lambda: void(x @ x), on_gpu=True).recording
+    launches = {one.id: one for one in found.host if one.kind == "launch"}
+    operators = {one.id: one.name for one in found.host if one.kind == "operator"}
+    kernels = [one for one in found.device if one.kind == "kernel"]
+    assert kernels
+    for kernel in kernels:
+        assert operators[kernel.operator] == "aten::mm"
+        assert launches[kernel.launch].begin_ns <= kernel.begin_ns
+
+
+def void(_result: object) -> None:
+    """Discard a result."""

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernels.ranges import listening
+from tests.workers.measure.profiling.events import host, kernel, recording
+from workers.measure.profiling import stacks
+from workers.measure.profiling.recording import record
+from workers.measure.profiling.stacks import fold, folded
+from workers.measure.ranges import Ranges
+from workers.measure.timing import run_step
+
+
+def made():
+    events = [
+        host("agent.py(1): main", "python", 0, 3000),
+        host("warmup", "range", 10, 90),
+        host("forward", "range", 20, 80),
+        host("aten::mm", "operator", 30, 70, id=1),
+        host("step_1", "range", 100, 2000),
+        host("forward", "range", 110, 400),
+        host("model.py(3): forward", "python", 120, 390),
+        host("kernels/ranges.py(40): named", "python", 130, 380),
+        host("aten::mm", "operator", 140, 340, id=5),
+        host("backward", "range", 400, 1000),
+        host("MmBackward0", "backward", 500, 700, thread=2, id=6),
+        host("late.py(9): exit", "python", 990, 1010),
+    ]
+    return recording(events, [kernel("sgemm", 600, 1600, operator=5), kernel("sgemm_b", 1600, 1900, operator=6)])
+
+
+def test_the_hosts_time_is_spent_at_the_top_of_a_stack() -> None:
+    found = fold(made(), ("forward", "backward"), on_gpu=False)
+    assert found == {
+        ("forward",): 20,
+        ("forward", "model.py(3): forward"): 20 + 50,  # the function that names ranges shows as its caller
+        ("forward", "model.py(3): forward", "aten::mm"): 200,
+        ("backward",): 600,
+        ("backward", "MmBackward0"): 200,
+    }
+
+
+def test_the_devices_time_belongs_to_the_stack_that_launched_it() -> None:
+    found = fold(made(), ("forward", "backward"), on_gpu=True)
+    assert found == {
+        ("forward", "model.py(3): forward", "aten::mm", "sgemm"): 1000,
+        ("backward", "MmBackward0", "sgemm_b"): 300,
+    }
+
+
+def test_folded_lines_have_one_blank_less_and_one_number() -> None:
+    text = folded({("forward", "a; b\nc"): 2_600, ("backward",): 400, ("forward",): 1_000})
+    assert text == "forward 1\nforward;a: b c 3\n"
+
+
+def test_of_too_many_stacks_the_top_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stacks, "MAX_STACKS", 2)
+    text = folded({("a",): 9_000, ("b",): 1_000, ("c",): 5_000})
+    assert text == "a 9\nc 5\n"
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_python_functions_of_a_real_step(device: str) -> None:
+    x = torch.randn(64, 64, device=device)
+
+    def multiply_twice() -> None:
+        (x @ x) @ x
+
+    ranges = Ranges()
+    ranges.counting = True
+    with listening():
+        profile = record(lambda: run_step({"forward": multiply_twice}, [ranges]), on_gpu=device == "cuda", python=True)
+    times = fold(profile.recording, ("forward",), on_gpu=device == "cuda")
+    found = [frames for frames in times if any("multiply_twice" in frame for frame in frames)]
+    assert any("aten::mm" in frames for frames in found)
+    assert all(frames[0] == "forward" for frames in times)

@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import pytest
+
+from workers.measure.profiling.attribution import Interval, Work
+from workers.measure.profiling.timeline import largest_gap_ns, step_uses
+
+
+def work(begin: int, end: int, step: int = 1) -> Work:
+    return Work("k", "kernel", begin, end, end - begin, step, "forward")
+
+
+def test_streams_that_overlap_count_once_and_gaps_are_where_nothing_runs() -> None:
+    items = [work(1_000_000, 3_000_000), work(2_000_000, 4_000_000), work(7_000_000, 8_000_000), work(0, 1, step=2)]
+    steps = [Interval("step_1", 1, 0, 9_000_000), Interval("step_2", 2, 0, 10)]
+    first, second = step_uses(items, steps)
+    assert first.launches == 3
+    assert first.busy_ms == pytest.approx(4)
+    assert first.idle_ms == pytest.approx(5)
+    assert first.largest_gap_ms == pytest.approx(3)
+    assert second.launches == 1
+
+
+def test_a_step_ends_when_the_device_has_finished() -> None:
+    (found,) = step_uses([work(5, 2_000_000)], [Interval("step_1", 1, 0, 10)])
+    assert found.idle_ms == pytest.approx(5e-6)
+
+
+def test_a_step_without_work_is_one_gap() -> None:
+    assert largest_gap_ns([], 10, 50) == 40

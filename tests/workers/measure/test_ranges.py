@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from workers.measure.ranges import Ranges, named_layers
+from workers.measure.timing import run_step
+
+
+class Norm(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / x.norm()
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = Norm()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.norm(x)
+        return out
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(2))
+        self.last = Norm()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        out: torch.Tensor = self.last(x)
+        return out
+
+
+def names(work) -> list[str]:
+    """The ranges that the profiler sees, in the order in which they begin."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        work()
+    events = sorted(profiler.events(), key=lambda event: (event.time_range.start, -event.time_range.end))
+    return [event.name for event in events if event.is_user_annotation]
+
+
+def test_layers_and_norms_are_named_inside_the_context_only() -> None:
+    model, x = Model(), torch.ones(3)
+    with named_layers(model):
+        assert names(lambda: model(x)) == ["layers.0", "norm", "layers.1", "norm", "norm"]
+    assert names(lambda: model(x)) == []
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+
+
+def test_steps_are_counted_after_the_warm_up() -> None:
+    ranges = Ranges()
+
+    def steps() -> None:
+        for number in range(3):
+            ranges.counting = number > 0
+            run_step({"forward": lambda: None, "backward": lambda: None}, [ranges])
+
+    with named_layers(nn.Identity()):
+        found = names(steps)
+    assert found == [word for step in ("warmup", "step_1", "step_2") for word in (step, "forward", "backward")]
+
+
+def test_a_layer_that_fails_leaves_no_range_open() -> None:
+    model = Model()
+    model.layers[1].register_forward_hook(lambda *_: (_ for _ in ()).throw(ValueError("no")))
+    with named_layers(model):
+        with pytest.raises(ValueError, match="no"):
+            model(torch.ones(3))
+        model.layers[1]._forward_hooks.popitem(last=False)
+        assert names(lambda: model(torch.ones(3))) == ["layers.0", "norm", "layers.1", "norm", "norm"]
+
+
+def test_a_compiled_layer_is_named_from_outside() -> None:
+    model, x = Model(), torch.ones(3)
+    graphs = []
+
+    def backend(graph, _inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    for layer in model.layers:
+        layer.compile(backend=backend)
+    model(x)
+    compiled = len(graphs)
+    with named_layers(model):
+        found = [name for name in names(lambda: model(x)) if name.startswith(("layers", "norm"))]
+    assert found == ["layers.0", "layers.1", "norm"]
+    model(x)
+    assert len(graphs) == compiled, "nothing was compiled anew"
+    torch._dynamo.reset()
+
+
+def test_of_a_model_that_is_compiled_whole_nothing_is_named() -> None:
+    model = Model()
+    with named_layers(model, compiled=True):
+        assert names(lambda: model(torch.ones(3))) == []
