@@ -181,13 +181,17 @@ class FullyShardedDataParallel(nn.Module):
         self._attach()
 
     def forward(self, *inputs: Any, **named_inputs: Any) -> Any:
-        if not _in_backward():
-            # What a forward pass without a backward pass has left whole is older than the optimizer's step.
-            for unit in self.units:
-                self._free(unit)
-                unit.in_backward = False
-            self._former_order, self._order = self._order or self._former_order, []
         return self.module(*inputs, **named_inputs)
+
+    def begin_forward(self) -> None:
+        """Forget the former forward pass."""
+        if _in_backward():
+            return
+        # What a forward pass without a backward pass has left whole is older than the optimizer's step.
+        for unit in self.units:
+            self._free(unit)
+            unit.in_backward = False
+        self._former_order, self._order = self._order or self._former_order, []
 
     # Construction
 
@@ -227,7 +231,7 @@ class FullyShardedDataParallel(nn.Module):
         return self.compute_dtype
 
     def _attach(self) -> None:
-        """Register the hooks on the units' modules; they do nothing once this wrapper is gone."""
+        """Register the hooks on modules; they do nothing once this wrapper is gone."""
         this = weakref.ref(self)
         for unit in self.units:
             before, after = _forward_hooks(this, unit)
@@ -238,6 +242,14 @@ class FullyShardedDataParallel(nn.Module):
             for child in self.module.modules():
                 if any(p is not None and p.is_floating_point() for p in child._parameters.values()):
                     child.register_forward_pre_hook(cast, with_kwargs=True)
+
+        def begin(module: nn.Module, inputs: Any) -> None:
+            wrapper = this()
+            if wrapper is not None:
+                wrapper.begin_forward()
+
+        # Before the hooks of a unit that is the whole module.
+        self.module.register_forward_pre_hook(begin, prepend=True)
 
     # Gathering and freeing
 

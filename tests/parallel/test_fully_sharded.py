@@ -35,6 +35,11 @@ def test_evaluation_leaves_nothing_behind(two_ranks: Pool) -> None:
     two_ranks(training.fully_sharded_after_evaluation)
 
 
+def test_the_wrapped_module_can_be_called_itself(two_ranks: Pool) -> None:
+    for lengths in two_ranks(training.fully_sharded_called_inside):
+        assert lengths[0] == lengths[1] == lengths[2] > 0
+
+
 def test_computation_in_another_dtype(ranks: Pool) -> None:
     for found in ranks(training.fully_sharded_compute_dtype):
         assert found["computed"] == ["torch.bfloat16"]

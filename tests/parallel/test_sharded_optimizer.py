@@ -21,6 +21,7 @@ def test_each_parameters_state_is_on_one_rank(ranks: Pool) -> None:
     # Two moments per parameter. Greedy: no rank has more than its share and one largest parameter.
     assert sum(one["bytes"] for one in found) == 2 * total
     for one in found:
+        assert one["loose"] == ["frozen.weight", "frozen.bias"]  # all others are exchanged in chunks
         assert one["bytes"] / 2 <= total / len(found) + largest
 
 

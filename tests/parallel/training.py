@@ -255,6 +255,7 @@ def optimizer_memory() -> dict[str, Any]:
         "parameters": [names[parameter] for parameter in optimizer.state],
         "all": sum(p.nbytes for p in model.parameters() if p.grad is not None),
         "largest": max(p.nbytes for p in model.parameters()),
+        "loose": [names[parameter] for parameter in optimizer._loose],
     }
 
 
@@ -494,6 +495,19 @@ def fully_sharded_sizes() -> dict[str, Any]:
         "whole": whole,
         "units": [unit.name for unit in model.units],
     }
+
+
+def fully_sharded_called_inside() -> list[int]:
+    """Call the wrapped module itself, as a method of it that generates would, again and again."""
+    model = parallel.FullyShardedDataParallel(first_ranks_model())
+    alone = first_ranks_model()
+    inputs, _ = batch(0)
+    lengths = []
+    for _ in range(3):
+        with torch.no_grad():
+            close(model.module(inputs.to(device())), alone(inputs.to(device())), "logits")
+        lengths.append(len(model._order))
+    return lengths
 
 
 def fully_sharded_after_evaluation() -> None:
