@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 
 import parallel
 from app.specs.ddp import FULLY_SHARDED, DdpSpec
+from parallel.accounting import step_traffic, traffic_factor
 from parallel.process_group import Rank
 from workers.jobs import _training
 from workers.jobs._base import parse_spec
@@ -242,39 +243,32 @@ def rank_batches(spec: DdpSpec, rank: int, device: torch.device) -> RandomBatche
 
 
 def communication(spec: DdpSpec, sizes: Sequence[Size]) -> list[list[Any]]:
-    """Return what a rank sends, and receives, in a step: (operation, of what, bytes of that, bytes sent, formula).
+    """Return what travels in a step: (operation, bytes of the whole tensors, bytes that a rank sends).
 
-    n ranks exchange in rings or the like, where each sends (n - 1)/n of what it gathers or scatters, and an all-reduce
-    does both (Patarasuk and Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations", 2009). The
-    few bytes with which ranks tell which gradients they have are left out. A sharded unit that runs last in the forward
-    pass may be gathered once only; that is left out, too.
+    The formulas and their sources are in parallel.accounting. The few bytes with which ranks tell which gradients they
+    have are left out, and so is that the sharded unit which runs last may be gathered once only. torch's
+    ZeroRedundancyOptimizer broadcasts what ours gathers: as many bytes.
     """
-    n = spec.world_size
-    if spec.strategy == ALONE or n == 1:
-        return []
-    everything = sum(size.numel * size.item_bytes for size in sizes)
-    if spec.strategy not in FULLY_SHARDED:
-        rows = [("all-reduce", "gradients", everything, 2)]
-        if spec.sharded_optimizer and spec.mode == "train_step":
-            operation = "broadcast" if spec.strategy == "torch_ddp" else "all-gather"
-            rows.append((operation, "parameters", everything, 1))
-    else:
-        least = 2 if spec.strategy == "fsdp" else 0
-        sharded = sum(
-            size.numel * (2 if spec.cast_before_communication else size.item_bytes)
-            for size in sizes
-            if size.dimensions >= least
-        )
-        kept = sum(size.numel * size.item_bytes for size in sizes if size.dimensions < least)
-        rows = [
-            ("all-gather", "parameters, forward", sharded, 1),
-            ("all-gather", "parameters, backward", sharded, 1),
-            ("reduce-scatter", "gradients", sharded, 1),
-        ]
-        if kept:
-            rows.append(("all-reduce", "gradients of parameters with one axis", kept, 2))
-    formulas = {1: "B * (n - 1) / n", 2: "2 * B * (n - 1) / n"}
-    return [[what, of, size, times * size * (n - 1) // n, formulas[times]] for what, of, size, times in rows]
+    # fsdp shards parameters with two axes or more, torch_fsdp all of them; the others shard none.
+    least = {"fsdp": 2, "torch_fsdp": 0}.get(spec.strategy)
+    sharded = kept = 0
+    for size in sizes:
+        if least is not None and size.dimensions >= least:
+            sharded += size.numel * (2 if spec.cast_before_communication else size.item_bytes)
+        else:
+            kept += size.numel * size.item_bytes
+    traffic = step_traffic(
+        spec.strategy,
+        gradient_bytes=sharded + kept,
+        parameter_bytes=sharded + kept,
+        sharded_bytes=sharded,
+        sharded_optimizer=spec.sharded_optimizer and spec.mode == "train_step",
+    )
+    return [
+        [operation, size, round(size * traffic_factor(operation, spec.world_size))]
+        for operation, size in vars(traffic).items()
+        if size
+    ]
 
 
 def full_gradients(trained: Trained) -> dict[str, Tensor]:

@@ -238,7 +238,7 @@ def add_values(
     add_exposed(values, spec, found)
     add_overlap(values, spec, found, statistics.median(step_ms))
     add_memory(values, spec, found, turns)
-    sent = sum(row[3] for row in found[0]["communication"])
+    sent = sum(row[2] for row in found[0]["communication"])
     values.set("communication_mib", None, [sent / 2**20])
     values.set("parameters", None, [found[0]["parameters"]])
     add_rates(values, spec, devices[0], found[0]["flops"], statistics.median(step_ms), report.ceilings)
@@ -482,10 +482,8 @@ def report_tables(spec: DdpSpec, found: Sequence[Mapping[str, Any]], report: Rep
         "communication",
         [
             Column("operation", "string"),
-            Column("of", "string"),
             Column("size", "integer", "bytes"),
             Column("sent_by_rank", "integer", "bytes"),
-            Column("formula", "string"),
         ],
         found[0]["communication"],
     )

@@ -39,8 +39,16 @@ def spec(**fields: Any) -> DdpSpec:
         ({**FSDP, "cast_before_communication": True}, "cast_before_communication", "choose precision bf16"),
         ({**CAST, "strategy": "flat"}, "cast_before_communication", "choose fsdp"),
         ({**FSDP, "compile": True}, "compile", "choose torch_fsdp"),
-        ({"strategy": "torch_fsdp", "compile": True, "compile_scope": "model"}, "compile_scope", "choose compile_scope"),
-        ({"bucket_size_mb": 1, "first_bucket_size_mb": 2}, "first_bucket_size_mb", "must not exceed bucket_size_mb (1)"),
+        (
+            {"strategy": "torch_fsdp", "compile": True, "compile_scope": "model"},
+            "compile_scope",
+            "choose compile_scope",
+        ),
+        (
+            {"bucket_size_mb": 1, "first_bucket_size_mb": 2},
+            "first_bucket_size_mb",
+            "must not exceed bucket_size_mb (1)",
+        ),
         ({"bucket_size_mb": 0}, "bucket_size_mb", "greater than 0"),
         ({"world_size": 0}, "world_size", "greater than or equal to 1"),
         ({"world_size": 65}, "world_size", "less than or equal to 64"),
