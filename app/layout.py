@@ -147,8 +147,13 @@ def parsed_time(text: str) -> datetime:
     return datetime.fromisoformat(text)
 
 
-def age(text: str, now: datetime | None = None) -> str:
-    """Write how long ago a time of the server was, in its largest unit: "5 s ago", "3 min ago", "12 d ago"."""
+def age(text: str | None, now: datetime | None = None) -> str | None:
+    """Write how long ago a time of the server was, in its largest unit: "5 s ago", "3 min ago", "12 d ago".
+
+    A time that cannot be read is None, and so is its age.
+    """
+    if text is None:
+        return None
     seconds = ((now or datetime.now(UTC)) - parsed_time(text)).total_seconds()
     for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
         if seconds >= size:
@@ -164,6 +169,6 @@ def ran(job: Mapping[str, Any], now: datetime | None = None) -> str | None:
     return duration((end - parsed_time(job["started_at"])).total_seconds())
 
 
-def moment(text: str) -> str:
-    """Write a time of the server to the second, in UTC: "2026-03-01 14:05:09 UTC"."""
-    return f"{parsed_time(text):%Y-%m-%d %H:%M:%S} UTC"
+def moment(text: str | None) -> str | None:
+    """Write a time of the server to the second, in UTC: "2026-03-01 14:05:09 UTC"; None if there is none."""
+    return None if text is None else f"{parsed_time(text):%Y-%m-%d %H:%M:%S} UTC"

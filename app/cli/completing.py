@@ -63,6 +63,12 @@ def sweep_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     )
 
 
+def file_names(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Offer the files of the job on the line."""
+    found = _asked(ctx, f"/jobs/{ctx.params.get('job_id')}/artifacts") or {"data": []}
+    return [file["name"] for file in found["data"] if file["name"].startswith(incomplete)]
+
+
 def job_states(incomplete: str) -> list[str]:
     """Offer the states of jobs."""
     from app.states import JOB_STATES

@@ -53,17 +53,16 @@ def print_job(job: dict[str, Any], place: int | None = None) -> None:
     """Print a job's main facts, one per line. `place` is its place in the queue."""
     echo(f"job {job['id']}: {job['kind']}, {job['state']}" + (f" ({cell(job['name'])})" if job["name"] else ""))
     progress = job["progress"]
-    started, finished = (job[key] and moment(job[key]) for key in ("started_at", "finished_at"))
     facts = {
         "case": case_text(job["summary"]) or None,
         "labels": _text(job["labels"]) if job["labels"] else None,
         "sweep": job["sweep_id"],
-        "priority": job["priority"] or None,
+        "priority": job["priority"],
         "place": f"{place} in the queue" if place is not None else None,
         "waiting": job.get("waiting"),
-        "created": f"{moment(job['created_at'])}, {age(job['created_at'])}",
-        "started": started,
-        "finished": finished,
+        "created": ", ".join(filter(None, (moment(job["created_at"]), age(job["created_at"])))) or None,
+        "started": moment(job["started_at"]),
+        "finished": moment(job["finished_at"]),
         "duration": ran(job),
         "progress": f"{progress['done']}/{progress['total']} {progress['message']}" if progress["total"] else None,
         "attempt": f"{job['attempt']} of {job['max_attempts']}",

@@ -72,12 +72,19 @@ def table(
 
 @with_server
 def compare(
-    server: Client,
-    baseline: Annotated[int, typer.Argument(metavar="BASELINE", help="The id of the job to compare with.")],
+    server: Flopwatch,
+    baseline: Annotated[
+        int,
+        typer.Argument(
+            metavar="BASELINE", help="The id of the job to compare with.", autocompletion=completing.job_ids
+        ),
+    ],
     candidate: Annotated[
         int | None,
         typer.Argument(
-            metavar="[CANDIDATE]", help="The id of the job that is compared; none: the first is a comparison."
+            metavar="[CANDIDATE]",
+            help="The id of the job that is compared; none: the first is a comparison.",
+            autocompletion=completing.job_ids,
         ),
     ] = None,
     *,
@@ -110,7 +117,9 @@ def _refuse(options: dict[str, Any], why: str) -> None:
 def download(
     server: Flopwatch,
     job_id: JobId,
-    name: Annotated[str | None, typer.Argument(help="One file; by default all of them.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="One file; by default all of them.", autocompletion=completing.file_names)
+    ] = None,
     *,
     to: Annotated[
         Path | None, typer.Option(file_okay=False, help="Folder to write into; by default job-ID, below this one.")

@@ -129,3 +129,4 @@ def test_how_long_a_job_ran() -> None:
     assert ran({"started_at": began, "finished_at": ended}) == "1.5 s"
     assert ran({"started_at": began, "finished_at": None}, datetime(2026, 3, 1, 15, 5, 9, 1, UTC)) == "1 h"
     assert moment(began) == "2026-03-01 14:05:09 UTC"
+    assert (moment(None), age(None)) == (None, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import subprocess
@@ -299,30 +300,54 @@ def test_there_is_no_second_derivative(device: str, rng: random.Random) -> None:
         gradient.sum().backward()
 
 
-def test_either_way_of_allowing_tf32_is_followed() -> None:
-    """In processes of their own, forked once all is imported: torch does not take both ways in one."""
-    code = (
-        "import os, torch\n"
-        "from kernels.attention import flash_triton, triton_launch\n"
-        "def precision(allow):\n"
-        "    exec(allow)\n"
-        "    seen = []\n"
-        "    flash_triton.precision_of = lambda q, tf32: seen.append(tf32) or 'tf32'\n"
-        "    flash_triton.launch.forward = lambda *_: None\n"
-        "    flash_triton.flash_attention(*[torch.ones(1, 2, 16, 16, requires_grad=True)] * 3)\n"
-        "    return seen\n"
-        "for allow, expected in WAYS:\n"
-        "    if (pid := os.fork()) == 0:\n"
-        "        found = precision(allow)\n"
-        "        print(allow, found, flush=True)\n"
-        "        os._exit(found != [expected])\n"
-        "    assert os.waitpid(pid, 0)[1] == 0, allow\n"
-    )
-    ways = (
-        ("pass", False),
-        ("torch.set_float32_matmul_precision('high')", True),
-        ("torch.backends.cuda.matmul.allow_tf32 = True", True),
-        ("torch.backends.cuda.matmul.fp32_precision = 'tf32'", True),
-    )
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    subprocess.run([sys.executable, "-c", f"WAYS = {ways!r}\n{code}"], check=True, env=environment)
+WAYS = (
+    ("pass", False),
+    ("torch.set_float32_matmul_precision('high')", True),
+    ("torch.backends.cuda.matmul.allow_tf32 = True", True),
+    ("torch.backends.cuda.matmul.fp32_precision = 'tf32'", True),
+)
+AFRESH = """
+import json, os, sys, torch
+from kernels.attention import flash_triton, triton_launch
+
+def call():
+    return flash_triton.flash_attention(*[torch.ones(1, 2, 16, 16, requires_grad=True)] * 3)
+
+def searched():
+    if not torch.cuda.is_available():
+        call()
+    return "kernels.attention.triton_tuning" in sys.modules
+
+def allowed(way):
+    exec(way)
+    seen = []
+    flash_triton.precision_of = lambda q, tf32: seen.append(tf32) or "tf32"
+    flash_triton.launch.forward = lambda *_: None
+    call()
+    return seen
+
+for name, find in (("searched", searched), *((way, lambda way=way: allowed(way)) for way in WAYS)):
+    if os.fork() == 0:
+        print(json.dumps([name, find()]), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+@pytest.fixture(scope="module")
+def found_afresh() -> dict[str, Any]:
+    """What calls find in processes that called nothing before: forks of one, since importing torch takes seconds."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OPENBLAS_NUM_THREADS": "1"}
+    program = f"WAYS = {[way for way, _ in WAYS]!r}\n{AFRESH}"
+    done = subprocess.run([sys.executable, "-c", program], check=True, env=environment, stdout=subprocess.PIPE)
+    return dict(json.loads(line) for line in done.stdout.splitlines())
+
+
+def test_a_call_does_not_even_import_the_search(found_afresh: dict[str, Any]) -> None:
+    assert found_afresh["searched"] is False
+
+
+@pytest.mark.parametrize(("way", "allowed"), WAYS)
+def test_either_way_of_allowing_tf32_is_followed(found_afresh: dict[str, Any], way: str, allowed: bool) -> None:
+    """torch does not take both ways in one process."""
+    assert found_afresh[way] == [allowed]

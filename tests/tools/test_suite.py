@@ -79,14 +79,14 @@ def test_both_parts_are_run(suite: Path) -> None:
 
 @pytest.mark.parametrize(("chosen", "counts"), [("together", [7]), ("alone and 2", [1])])
 def test_one_part_may_have_no_tests(suite: Path, chosen: str, counts: list[int]) -> None:
-    done = run(suite, "tools.suite", "-q", "tests", "-k", chosen)
+    done = run(suite, "tools.suite", "-q", "--numprocesses=1", "tests", "-k", chosen)
     assert passed(done) == counts, done.stdout + done.stderr
     assert done.returncode == 0
 
 
 def test_a_failure_of_the_second_part_counts(suite: Path) -> None:
     (suite / "tests/test_small.py").write_text(TESTS.replace("FAILS", "1"))
-    done = run(suite, "tools.suite", "-q")
+    done = run(suite, "tools.suite", "-q", "--numprocesses=1")
     assert passed(done) == [7, 3], done.stdout + done.stderr
     assert done.returncode == 1
 

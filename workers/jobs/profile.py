@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from workers.measure.profiling.attention import Part, Roofline
     from workers.measure.profiling.attribution import Attribution, Work
     from workers.measure.profiling.recording import Profile
+    from workers.measure.profiling.usage import ClassUsage
     from workers.measure.table import Scalar
     from workers.model.accounting import Cost
 
@@ -346,11 +347,12 @@ class Profiling:
     def _add_times(self, found: Attribution) -> None:
         from workers.measure.busy import Busy
         from workers.measure.profiling.timeline import step_uses
+        from workers.measure.profiling.usage import in_phases, time_of
 
         work, steps = found.work, len(found.steps)
         for phase in {*PHASES[self.spec.mode], *phases_of(self.spec)}:
-            times = [1e-6 * sum(one.time_ns for one in work if one.phase == phase and one.step == step.step)
-                     for step in found.steps]  # fmt: skip
+            of_phase = in_phases(work, [phase])
+            times = [1e-6 * time_of(one for one in of_phase if one.step == step.step) for step in found.steps]
             self.values.set("work_ms", phase, times if phase in phases_of(self.spec) else None, NO_PHASES)
         uses = step_uses(work, found.windows) if self.on_gpu else []
         self.values.set("profiled_idle_ms", None, [use.idle_ms for use in uses] or None, GPU_ONLY)
@@ -386,8 +388,9 @@ class Profiling:
 
     def _add_classes(self, work: Sequence[Work]) -> None:
         from workers.measure.profiling import tables, usage
+        from workers.measure.profiling.classes import OPTIMIZER
 
-        found = {}
+        found: dict[str, list[ClassUsage]] = {}
         for scope, phases in scopes_of(self.spec).items():
             if phases is None:
                 for name in CLASSES:
@@ -399,6 +402,7 @@ class Profiling:
                 self.values.set(f"{one.class_name}_share_percent", scope, share, "the phases have no work")
         if self.spec.cuda_graph and self.spec.mode == "train_step":
             self.values.set("optimizer_share_percent", "step", None, NO_PHASES)
+            found["step"] = [one for one in found["step"] if one.class_name != OPTIMIZER]
             self._tell("class optimizer", None, None, f"only by kernels' own names: {NO_PHASES}")
         self.report.table("classes", tables.CLASS_SHARES, tables.class_rows(found))
 
@@ -406,10 +410,10 @@ class Profiling:
         from workers.measure.profiling import tables, usage
 
         phases = phases_of(self.spec)
-        totals = {phase: 1e-6 * sum(one.time_ns for one in found.work if one.phase == phase) for phase in phases}
-        per_step = {phase: total / len(found.steps) for phase, total in totals.items()}
-        times = usage.by_range(found.work, phases, len(found.steps))
-        self.report.table("ranges", tables.RANGES, tables.range_rows(times, per_step))
+        steps = len(found.steps)
+        totals = {phase: 1e-6 * usage.time_of(usage.in_phases(found.work, [phase])) / steps for phase in phases}
+        times = usage.by_range(found.work, phases, steps)
+        self.report.table("ranges", tables.RANGES, tables.range_rows(times, totals))
 
     def _add_attention(self, found: Attribution) -> None:
         """Report the parts of attention beside the roofline, or the reason why there are none."""

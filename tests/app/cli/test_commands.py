@@ -398,6 +398,17 @@ def test_jobs_say_what_they_measure_and_where_they_stand(site: Any, flopwatch: A
     ended(flopwatch("cancel", *map(str, waiting), stuck))
 
 
+def test_a_job_whose_row_is_broken_is_listed_and_shown(site: Any, flopwatch: Any) -> None:
+    job_id = submitted(flopwatch, "--label", "row=broken")
+    site.worker.finish(site.worker.claim_job(job_id), validity={"verdict": "valid", "checks": []})
+    columns = ("summary", "validity", "progress", "spec", "created_at", "started_at", "finished_at")
+    with site.services.database.write() as connection:
+        for column in columns:
+            connection.exec_driver_sql(f"update job set {column} = 'nonsense' where id = {job_id}")
+    assert f"\n{job_id} " in ended(flopwatch("jobs", "--label", "row=broken"))
+    assert "broken:   " in ended(flopwatch("show", str(job_id)))
+
+
 def test_a_key_that_was_used_before_is_marked(site: Any, flopwatch: Any) -> None:
     submit = ("submit", *TINY, "--idempotency-key", "cli marked")
     assert "submitted before" not in ended(flopwatch(*submit))

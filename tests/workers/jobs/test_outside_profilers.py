@@ -388,7 +388,7 @@ print(json.dumps({
 def job_of(folder: Path, **fields: Any) -> dict[str, Any]:
     """Run the units under tools of such a job, as an agent does, and return what it left."""
     plugins, root = Path(__file__).parents[2] / "plugins", Path(__file__).parents[3]
-    path = os.pathsep.join(map(str, (root, plugins)))
+    path = os.pathsep.join([str(root), str(plugins), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, "-c", JOB, str(folder / "data"), spec_of(**fields).model_dump_json()],
         env={**os.environ, "PYTHONPATH": path, "TMPDIR": str(folder)},

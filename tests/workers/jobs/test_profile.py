@@ -422,6 +422,54 @@ def test_nothing_of_the_naming_stays_behind(run: Any, monkeypatch: pytest.Monkey
         assert not layer._forward_pre_hooks
 
 
+def with_made_kernels(profile: Profile) -> Profile:
+    """The profile of a CPU with a launch and a kernel for each operator that computes."""
+    host, device = list(profile.recording.host), []
+    for event in profile.recording.host:
+        if event.kind == "operator" and event.name in ("aten::mm", "aten::bmm", "aten::_softmax", "aten::addcdiv_"):
+            launch = 1_000_000 + event.id
+            host.append(dataclasses.replace(event, name="cudaLaunchKernel", kind="launch", id=launch))
+            name = {"aten::_softmax": "softmax_warp_forward", "aten::addcdiv_": "vectorized_elementwise_kernel"}
+            begin = event.begin_ns + 2_000
+            kernel = name.get(event.name, "ampere_sgemm_32x32_nn")
+            device.append(recording.DeviceEvent(kernel, "kernel", 7, begin, begin + 3_000, launch, event.id))
+    host.sort(key=lambda event: (event.begin_ns, -event.end_ns))
+    return Profile(Recording(host, device), profile.save)
+
+
+def test_the_reports_of_a_gpu_with_made_kernels(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of the way from a GPU's events to its tables, on a host without one."""
+    record = recording.record
+
+    def made(work: Any, *, on_gpu: bool, python: bool = False) -> Profile:
+        assert on_gpu
+        return with_made_kernels(record(work, on_gpu=False, python=python))
+
+    monkeypatch.setattr(recording, "record", made)
+    monkeypatch.setattr(module.Profiling, "on_gpu", True)
+    report = run(stacks=True)
+    found = metrics(report)
+    products = 2 * 7 + 1  # of two layers, each with four projections and three matrices of the feed-forward; the head
+    (sgemm,) = [row for row in rows(report, "kernels-forward") if "sgemm" in row["name"]]
+    assert sgemm["calls"] == products + 2 * 2
+    assert sgemm["mean_us"] == sgemm["median_us"] == pytest.approx(3)
+    assert (sgemm["std_us"], sgemm["launch_to_start_us"]) == (0, pytest.approx(2))
+    (operator,) = [row for row in rows(report, "operators-forward") if row["name"] == "aten::mm"]
+    assert operator["device_ms"] == pytest.approx(3e-3 * products)
+    assert sum(row["calls"] for row in rows(report, "kernels-backward") if "sgemm" in row["name"]) == 2 * sgemm["calls"]
+    assert found["top_kernel_calls", "forward"]["median"] == products + 2 * 2
+    assert found["launches", None]["median"] == sum(
+        row["calls"] for phase in PHASES["train_step"] for row in rows(report, f"kernels-{phase}")
+    )
+    assert found["profiled_idle_ms", None]["median"] > found["largest_gap_ms", None]["median"] > 0
+    scores = next(row for row in rows(report, "attention") if (row["part"], row["phase"]) == ("scores", "backward"))
+    assert scores["total_ms"] == scores["product_ms"] == pytest.approx(2 * 2 * 3e-3)
+    ranges = {(row["range"], row["phase"]): row["total_ms"] for row in rows(report, "ranges")}
+    assert ranges["layers.0", "backward"] == pytest.approx(2 * (7 + 2) * 3e-3)
+    lines = report.files["stacks.txt"].read_text().splitlines()
+    assert all("sgemm" in line or "softmax" in line or "elementwise" in line for line in lines)
+
+
 @pytest.mark.gpu
 def test_a_cuda_graph_is_one_phase(run: Any) -> None:
     report = run(device="cuda", cuda_graph=True, optimizer="torch_fused_adamw")
@@ -433,6 +481,7 @@ def test_a_cuda_graph_is_one_phase(run: Any) -> None:
     assert shares(report, "step")["matmul"] > 0
     assert "one phase" in found["matmul_share_percent", "forward"]["reason"]
     assert "one phase" in found["optimizer_share_percent", "step"]["reason"]
+    assert "optimizer" not in shares(report, "step"), "what nobody can tell is no 0"
     assert all("CUDA graph" in row["note"] for row in rows(report, "attention"))
 
 
