@@ -37,6 +37,9 @@ class DdpSpec(TrainingSpec):
     first_bucket_size_mb: float | None = Field(default=None, gt=0, le=1e6)
     """`bucketed` only: size of the first bucket in MB; each further one is twice as large, up to `bucket_size_mb`.
     Null: as large as the others."""
+    gradients_as_views: bool = True
+    """`bucketed` only: copy gradients into their bucket, once. If false, NCCL takes them where they lie, in one launch
+    for each bucket; gloo reduces each by itself."""
     sharded_optimizer: bool = False
     """Each rank keeps and updates a part of the optimizer's state only. With `torch_ddp`, by torch's
     ZeroRedundancyOptimizer."""
@@ -168,7 +171,7 @@ class DdpSpec(TrainingSpec):
         if self.strategy not in WITH_BUCKETS:
             identity["bucket_size_mb"] = None
         if self.strategy != "bucketed":
-            identity["first_bucket_size_mb"] = None
+            identity |= {"first_bucket_size_mb": None, "gradients_as_views": None}
         if self.strategy not in FULLY_SHARDED or self.precision != "bf16":
             identity["cast_before_communication"] = None
         if self.mode != "train_step":

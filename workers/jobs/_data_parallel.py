@@ -158,7 +158,10 @@ def wrap(spec: DdpSpec, strategy: str, module: nn.Module) -> tuple[nn.Module, Ca
             wrapped = parallel.OverlappedDataParallel(module)
         case "bucketed":
             wrapped = parallel.BucketedDataParallel(
-                module, spec.bucket_size_mb, first_bucket_size_mb=spec.first_bucket_size_mb
+                module,
+                spec.bucket_size_mb,
+                first_bucket_size_mb=spec.first_bucket_size_mb,
+                gradients_as_views=spec.gradients_as_views,
             )
         case "fsdp":
             wrapped = parallel.FullyShardedDataParallel(module, cast)

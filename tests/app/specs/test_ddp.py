@@ -12,6 +12,7 @@ from app.specs import spec_adapter
 from app.specs.ddp import DdpSpec
 
 FSDP = {"strategy": "fsdp"}
+COMPILED = {"strategy": "torch_fsdp", "compile": True}
 CAST = {"precision": "bf16", "cast_before_communication": True}
 
 
@@ -80,7 +81,7 @@ def test_each_rank_needs_a_device() -> None:
     [
         ({"strategy": "flat"}, {"bucket_size_mb": None, "first_bucket_size_mb": 1}),
         ({"strategy": "fsdp"}, {"bucket_size_mb": 100}),
-        ({"strategy": "torch_ddp"}, {"first_bucket_size_mb": 1}),
+        ({"strategy": "torch_ddp"}, {"first_bucket_size_mb": 1, "gradients_as_views": False}),
         ({"mode": "forward_backward"}, {"sharded_optimizer": True}),
         ({}, {"trace": True, "trace_max_mib": 2, "step_timeout_s": 5, "measure_steps": 3, "device": "cpu", "seed": 7}),
     ],

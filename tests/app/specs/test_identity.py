@@ -384,7 +384,7 @@ GOLDEN: dict[type[SpecBase], list[str]] = {
         "7e76ddb9a136107f3369",
         "4fe294b08bed8e455bf4",
     ],
-    DdpSpec: ["9536cedd174a0d92e1b2"],
+    DdpSpec: ["31af5ec143ccf7ece8dd"],
     EstimateSpec: ["7480f0412c5a5b580b65"],
     ProfileSpec: ["c04529a6e21e6d5c9cd4"],
     CompareSpec: ["7aed28438ce5401227c7", "f41fdd49b0573e31c571"],

@@ -2,58 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
+
+import pytest
 
 from parallel.process_group import Rank
 from workers.jobs import _data_parallel
 from workers.measure.memory import OutOfMemory
+from workers.model.steps import BackwardStep
 
 
 def run_all(rank: Rank, specs: dict[str, Any], folder: str) -> dict[str, Any]:
     """Measure one spec after the other; the first part of a name may say what to break."""
     found = {}
     for name, spec in specs.items():
-        with broken(rank, name.split(", ")[0]):
+        with pytest.MonkeyPatch.context() as patch:
+            break_down(patch, rank, name.split(", ")[0])
             found[name] = _data_parallel.run_rank(rank, spec, folder)
     return found
 
 
-@contextmanager
-def broken(rank: Rank, how: str) -> Iterator[None]:
-    """Break this process's strategy: it sends nothing, or sends too late, or one rank's memory is too small."""
-    wrap, build, forward = _data_parallel.wrap, _data_parallel.build, _data_parallel.BackwardStep.forward
-    if how == "sends nothing":
-        _data_parallel.wrap = lambda spec, strategy, module: (wrap(spec, strategy, module)[0], None)
-    if how == "does not fit" and rank.index == 1:
+def break_down(patch: pytest.MonkeyPatch, rank: Rank, how: str) -> None:
+    """Break this process: its strategy sends nothing, or its memory is too small for something."""
+    wrap, build, forward = _data_parallel.wrap, _data_parallel.build, BackwardStep.forward
+    parity: list[None] = []
 
-        def build_too_much(spec: Any, strategy: str, *others: Any) -> Any:
-            if strategy == _data_parallel.ALONE:
-                raise OutOfMemory("out of memory in making the model: too much")
-            return build(spec, strategy, *others)
+    def send_nothing(spec: Any, strategy: str, module: Any) -> Any:
+        return wrap(spec, strategy, module)[0], None
 
-        _data_parallel.build = build_too_much
-    if how == "one process does not fit" and rank.index == 0:
-        parity: list[None] = []
+    def build_too_much(spec: Any, strategy: str, *others: Any) -> Any:
+        if strategy == _data_parallel.ALONE:
+            raise OutOfMemory("out of memory in making the model: too much")
+        return build(spec, strategy, *others)
 
-        def build_once(spec: Any, strategy: str, *others: Any) -> Any:
-            if strategy == _data_parallel.ALONE and not parity:
-                parity.append(None)
-                raise OutOfMemory("out of memory in making the model: too much")
-            return build(spec, strategy, *others)
+    def build_too_much_once(spec: Any, strategy: str, *others: Any) -> Any:
+        if strategy == _data_parallel.ALONE and not parity:
+            parity.append(None)
+            raise OutOfMemory("out of memory in making the model: too much")
+        return build(spec, strategy, *others)
 
-        _data_parallel.build = build_once
-    if how == "does not fit later" and rank.index == 1:
+    def run_out(step: Any) -> None:
+        if type(step.module).__name__ == "TransformerLM":  # no wrapper is around it
+            raise RuntimeError("CUDA out of memory. Tried to allocate 1 GiB")
+        forward(step)
 
-        def run_out(step: Any) -> None:
-            if step.module is step.model and type(step.module).__name__ == "TransformerLM":
-                raise RuntimeError("CUDA out of memory. Tried to allocate 1 GiB")
-            forward(step)
-
-        _data_parallel.BackwardStep.forward = run_out  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        _data_parallel.wrap, _data_parallel.build = wrap, build
-        _data_parallel.BackwardStep.forward = forward  # type: ignore[method-assign]
+    match how, rank.index:
+        case "sends nothing", _:
+            patch.setattr(_data_parallel, "wrap", send_nothing)
+        case "does not fit", 1:
+            patch.setattr(_data_parallel, "build", build_too_much)
+        case "does not fit later", 1:
+            patch.setattr(BackwardStep, "forward", run_out)
+        case "one process does not fit", 0:
+            patch.setattr(_data_parallel, "build", build_too_much_once)

@@ -37,6 +37,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "overlapped, no optimizer": {"strategy": "overlapped", "mode": "forward_backward"},
     "bucketed": {"strategy": "bucketed", "bucket_size_mb": None, "measure_steps": 3, "warmup_steps": 1, "trace": True},
     "bucketed, growing": {"strategy": "bucketed", "bucket_size_mb": 0.004, "first_bucket_size_mb": 0.001},
+    "bucketed, where they lie": {"strategy": "bucketed", "gradients_as_views": False},
     "fsdp, checkpointing": {"strategy": "fsdp", "activation_checkpointing": True},
     "fsdp, cast": {"strategy": "fsdp", "precision": "bf16", "cast_before_communication": True},
     "torch_ddp": {"strategy": "torch_ddp", "bucket_size_mb": None},
