@@ -407,6 +407,7 @@ class RankRun:
         self.host_meter = None if self.on_gpu else memory_meter(self.device)
         self.memory = Memory()
         self._told_at = 0.0
+        self._measured = 0
         set_precision(self.spec.precision)
 
     def run(self) -> dict[str, Any]:
@@ -432,6 +433,7 @@ class RankRun:
                 turns.append(self.take_turn(ALONE, steps, None))
             except DoesNotFit as error:
                 found["alone"] = str(error)
+            self._clean()  # the error's frames held the model
         return {**found, "turns": [asdict(turn) for turn in turns], "memory": asdict(self.memory)}
 
     # Agreement
@@ -443,12 +445,13 @@ class RankRun:
         dist.all_gather(parts, mine, group=self.control)
         return [float(part) for part in parts]
 
-    def tell(self, done: int, total: int, message: str) -> None:
-        """Report progress, from one rank and not too often."""
+    def tell(self, message: str) -> None:
+        """Report progress, in measured steps of all turns; from one rank and not too often."""
         now = time.monotonic()
-        if self.rank.index == 0 and (done >= total or now - self._told_at >= REPORT_INTERVAL_S):
+        total = self.spec.measure_steps * (1 if self.spec.strategy == ALONE else 2)
+        if self.rank.index == 0 and (self._measured == total or now - self._told_at >= REPORT_INTERVAL_S):
             self._told_at = now
-            self.rank.report({"done": done, "total": total, "message": message})
+            self.rank.report({"done": self._measured, "total": total, "message": message})
 
     # Turns
 
@@ -530,7 +533,7 @@ class RankRun:
             first = slowest_ms if math.isnan(first) else first
             elapsed_s += 1e-3 * slowest_ms
             warming.add(slowest_ms)
-            self.tell(warming.calls, max(LEAST_CALLS, warming.calls) + steps, f"{what}: warming up")
+            self.tell(f"{what}: warming up")
         gc.collect()
         turn = Turn(trained.strategy, first, warmup=warming.calls, steady=warming.steady, too_slow=warming.too_slow)
         meter = self.host_meter or CudaMemory()
@@ -538,10 +541,11 @@ class RankRun:
         turn.graphs_before = asdict(compilation())
         if self.rank.index == 0:
             self.rank.report({"measuring": turn.warmup > 0})
-        for index in range(steps):
+        for _ in range(steps):
             slowest_ms = max(timing.step(turn))
             turn.first_step_ms = slowest_ms if math.isnan(turn.first_step_ms) else turn.first_step_ms
-            self.tell(index + 1, steps, f"{what}: measuring")
+            self._measured += 1
+            self.tell(f"{what}: measuring")
         turn.graphs_after = asdict(compilation())
         turn.peak_mib, turn.peak_how = meter.peak_mib()
         turn.reserved_mib = meter.reserved_mib()
@@ -627,19 +631,26 @@ class RankRun:
             On rank 0 {"gradient_error", "parameter_error", "why_not"}, JSON-ready: the greatest relative error of any
             gradient of the last step, and of any parameter's change since the beginning; and the names of those.
         """
-        self.tell(0, self.spec.measure_steps, "checking parity")
+        self.tell("checking parity")
         shared = self._trained_by_strategy()
         self._clean()
+        if isinstance(shared, str):
+            return {"gradient_error": None, "parameter_error": None, "why_not": shared}
         found = self._compared_to_one_process(shared)
         self._clean()
         return found if self.rank.index == 0 else None
 
-    def _trained_by_strategy(self) -> dict[str, dict[str, Tensor]]:
-        """Train with the strategy; return gradients and parameters in rank 0's host memory."""
+    def _trained_by_strategy(self) -> dict[str, dict[str, Tensor]] | str:
+        """Train with the strategy; return gradients and parameters in rank 0's host memory, or why they do not fit."""
         trained = build(
             self.spec, self.spec.strategy, self.device, rank_batches(self.spec, self.rank.index, self.device)
         )
         gradients: dict[str, Tensor] = {}
+        # Both, and the parameters as they were in the beginning.
+        needed = 3 * sum(size.numel * size.item_bytes for size in trained.sizes)
+        free = host_memory_free()
+        if self.exchange(float(free is not None and needed > free))[0]:
+            return f"comparing takes {needed / MIB:.0f} MiB of the host's memory, and less is free"
         for number in range(PARITY_STEPS):
             trained.step.prepare()
             for name, work in trained.step.phases.items():
@@ -673,6 +684,15 @@ class RankRun:
             going = bool(self.exchange(float(going))[0])
             self.rank.step_done()
         return found
+
+
+def host_memory_free() -> int | None:
+    """Return the bytes of host memory that this process could take without pushing others out; None: unknown."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
 
 
 def one_process(run: RankRun, shared: dict[str, dict[str, Tensor]], found: dict[str, Any]) -> Iterator[bool]:
@@ -753,6 +773,8 @@ class Timing:
         self._where.prepares()
         with run._alone(self._trained.strategy), memory_needed_in(self._where):
             step.prepare()
+        if run.on_gpu:
+            torch.cuda.synchronize()
         run.exchange(0.0)
         with run._alone(self._trained.strategy), memory_needed_in(self._where):
             run_step(step.phases, self._observers)

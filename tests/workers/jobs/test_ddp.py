@@ -48,6 +48,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "does not fit, flat": {"strategy": "flat"},
     "does not fit later, flat": {"strategy": "flat"},
     "one process does not fit, flat": {"strategy": "flat"},
+    "no host memory, flat": {"strategy": "flat"},
 }
 RIGHT = [name for name in SPECS if name.split(", ")[0] in DdpSpec.model_fields["strategy"].annotation.__args__]  # type: ignore[union-attr]
 
@@ -248,12 +249,20 @@ def test_where_the_step_alone_does_not_fit_the_waiting_of_streams_is_shown(run: 
         assert "see uncovered_communication_ms" in found[metric]["reason"]
 
 
-def test_where_one_process_does_not_fit_parity_is_unknown(run: Any) -> None:
-    report = run("one process does not fit, flat")
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("one process does not fit, flat", "one process does not fit into rank 0's memory: out of memory in making"),
+        ("no host memory, flat", "MiB of the host's memory, and less is free"),
+    ],
+)
+def test_where_one_process_does_not_fit_parity_is_unknown(run: Any, name: str, reason: str) -> None:
+    report = run(name)
     found = values(report)
     assert found["step_ms"]["outcome"] == "ok"
-    assert found["gradient_error"]["outcome"] == "unknown"
-    assert "one process does not fit into rank 0's memory" in found["gradient_error"]["reason"]
+    for metric in ddp.PARITY:
+        assert found[metric]["outcome"] == "unknown"
+        assert reason in found[metric]["reason"]
     (verdict,) = report.verdicts.values()
     assert verdict["verdict"] == "suspect"
 
