@@ -3,8 +3,8 @@
     python3 -m benchmarks.data_parallel --json data_parallel.json    # two GPUs, size xl, about 5 minutes
     python3 -m benchmarks.data_parallel --size tiny --backend gloo   # without GPUs
 
-Needs torch only. The strategies run in turns, the second round in reverse order, each with a model built anew; in fp32
-and under bf16 autocast. A step is forward, backward, the end of the communication, a fused AdamW and dropping the
+Needs torch only. The strategies run in turns, round by round, each with a model built anew; in fp32 and under bf16
+autocast. A step is forward, backward, the end of the communication, a fused AdamW and dropping the
 gradients. Ranks start each step together, and its time is the greatest of any rank. Exposed communication is the
 difference of the median to that of the strategy `none`, which is the same step without communication. The loss after
 the fp32 steps must be the same for all strategies, but `none`.
@@ -34,6 +34,8 @@ from torch import nn
 from torch.optim import AdamW, Optimizer
 
 import parallel
+from parallel.accounting import bus_bandwidth
+from parallel.collectives import MIB, default_group, make_operation, over_ranks, time_operation
 from parallel.process_group import Rank, RanksFailed, launch
 from workers.model import TransformerLM
 from workers.model.batches import RandomBatches
@@ -162,6 +164,10 @@ def run_rank(rank: Rank, settings: Mapping[str, Any], tasks: list[str]) -> None:
     """Measure the tasks' strategies one after the other, and report each; stop when the time is over."""
     until = time.monotonic() + settings["budget_s"]
     longest = 0.0
+    if settings["bandwidths"]:
+        found = bandwidths(rank, settings["bandwidths"])
+        if rank.index == 0:
+            rank.report(found)
     for strategy in tasks:
         began = time.monotonic()
         # All ranks must agree on whether there is time for one more.
@@ -173,6 +179,19 @@ def run_rank(rank: Rank, settings: Mapping[str, Any], tasks: list[str]) -> None:
         longest = max(longest, time.monotonic() - began)
         if rank.index == 0:
             rank.report({"strategy": strategy, "seconds": time.monotonic() - began, **found})
+
+
+def bandwidths(rank: Rank, sizes_mb: list[int]) -> dict[str, Any]:
+    """Return the all-reduce's bus bandwidth in GB/s by size in MB: what the exposed times are to be compared with."""
+    group = default_group()
+    found = {}
+    for size_mb in sizes_mb:
+        operation = make_operation("all_reduce", size_mb * MIB, rank.device, group=group)
+        times = time_operation(operation, rank.device, group=group, warmup=3, steps=7, stepped=rank.step_done)
+        slowest = over_ranks(times, rank.device, group).slowest
+        median_s = statistics.median(slowest) / 1e3
+        found[size_mb] = bus_bandwidth("all_reduce", operation.size_bytes, median_s, rank.world_size) / 1e9
+    return {"bus_gb_per_s": found}
 
 
 def measure(rank: Rank, settings: Mapping[str, Any], strategy: str) -> dict[str, Any]:
@@ -194,6 +213,8 @@ def measure(rank: Rank, settings: Mapping[str, Any], strategy: str) -> dict[str,
     del trained, module
     gc.collect()
     if rank.device.type == "cuda":
+        # Whatever a strategy leaves behind would count against the next one.
+        found["left_gib"] = torch.cuda.memory_allocated(rank.device) / GIB
         torch.cuda.empty_cache()
     return found
 
@@ -237,11 +258,6 @@ def run_steps(
     }
 
 
-def in_turns(names: list[str], rounds: int) -> list[str]:
-    """Every strategy once per round; every other round in reverse order."""
-    return [name for number in range(rounds) for name in (names if number % 2 == 0 else names[::-1])]
-
-
 def run_all(settings: Mapping[str, Any], tasks: list[str], world_size: int, backend: str) -> list[dict[str, Any]]:
     """Run the tasks in as few launches as failures allow: a strategy that fails costs itself only."""
     results: list[dict[str, Any]] = []
@@ -250,6 +266,10 @@ def run_all(settings: Mapping[str, Any], tasks: list[str], world_size: int, back
 
     def reported(index: int, result: Any) -> None:
         results.append(result)
+        if "bus_gb_per_s" in result:
+            rates = ", ".join(f"{size} MB {rate:.0f} GB/s" for size, rate in result["bus_gb_per_s"].items())
+            print(f"all-reduce, bus bandwidth: {rates}", flush=True)
+            return
         left.remove(result["strategy"])
         print(f"{result['strategy']}: {', '.join(summary(result))} ({result['seconds']:.1f} s)", flush=True)
 
@@ -257,6 +277,8 @@ def run_all(settings: Mapping[str, Any], tasks: list[str], world_size: int, back
         with tempfile.TemporaryDirectory(prefix="flopwatch-") as folder:
             try:
                 now = {**settings, "budget_s": until - time.monotonic()}
+                if results:
+                    now["bandwidths"] = []
                 launch(
                     run_rank,
                     now,
@@ -297,7 +319,7 @@ def print_table(results: list[dict[str, Any]], names: list[str]) -> None:
             cells.append("" if median is None else f"{median:.1f}")
             cells.append("" if median is None or base is None else f"{median - base:+.1f}")
             cells.append("" if peak is None else f"{peak:.1f}")
-        losses = [one["fp32"]["loss"] for one in results if one["strategy"] == name and "fp32" in one]
+        losses = [one["fp32"]["loss"] for one in results if one.get("strategy") == name and "fp32" in one]
         cells.append(f"{losses[0]:.4f}" if losses else "")
         print("| " + " | ".join(cells) + " |")
 
@@ -306,7 +328,7 @@ def pooled(results: list[dict[str, Any]], name: str, precision: str, what: str) 
     """Return the median over all rounds of a strategy, or None without any."""
     samples: list[float] = []
     for one in results:
-        if one["strategy"] == name and precision in one and (value := one[precision][what]) is not None:
+        if one.get("strategy") == name and precision in one and (value := one[precision][what]) is not None:
             samples += value if isinstance(value, list) else [value]
     return statistics.median(samples) if samples else None
 
@@ -330,10 +352,12 @@ def main() -> None:
         name: getattr(options, name)
         for name in ("size", "batch_size", "context_length", "warmup_steps", "measure_steps", "budget_s")
     }
-    results = run_all(settings, in_turns(options.strategies, options.rounds), options.world_size, options.backend)
+    settings["bandwidths"] = [1, 10, 25, 100, 1024] if options.backend == "nccl" else [1]
+    results = run_all(settings, options.strategies * options.rounds, options.world_size, options.backend)
     if options.json is not None:
         device = torch.cuda.get_device_name() if options.backend == "nccl" else "cpu"
-        host = {"device": device, "torch": torch.__version__, "world_size": options.world_size}
+        nccl = torch.cuda.nccl.version() if options.backend == "nccl" else None  # type: ignore[no-untyped-call]
+        host = {"device": device, "torch": torch.__version__, "nccl": nccl, "world_size": options.world_size}
         options.json.write_text(json.dumps({"host": host, "settings": settings, "results": results}, indent=1))
     print_table(results, options.strategies)
 

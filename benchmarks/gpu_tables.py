@@ -162,6 +162,17 @@ def memory() -> Iterator[Spec]:
                 }
 
 
+def collectives() -> Spec:
+    """Job of every collective operation between two GPUs."""
+    return {
+        "kind": "collective",
+        "backend": "nccl",
+        "world_size": 2,
+        "size_mb": [1, 10, 100, 1024],
+        "measure_steps": 50,
+    }
+
+
 def short() -> Spec:
     """Jobs with lengths whose launch takes longer than their work."""
     return {
@@ -240,6 +251,12 @@ TABLES = {
         list(buckets()),
         ("bucket_size_mb", "first_bucket_size_mb", "gradients_as_views"),
         DDP_METRICS,
+    ),
+    "collective": Table(
+        "Collective operations, two GPUs",
+        [collectives()],
+        ("operation", "size_mb", "world_size"),
+        ("latency_ms", "skew_ms", "algorithm_gb_per_s", "bus_gb_per_s", "host_us"),
     ),
     "short": Table("Short attention", [short()], ("sequence_length", "implementation"), (*PASSES, "host_us")),
 }

@@ -117,6 +117,22 @@ class DeviceClock:
         self._issued_s.clear()
         return self._take(work, prepare, None)
 
+    def lap_together(self, work: Work, prepare: Work, align: Work) -> Lap:
+        """Time one call that several processes make together, so that none of them may repeat it alone.
+
+        The call is behind a delay and then `align`, in which the devices wait for each other: so all of them start on
+        the call at about the same time. The cache is left as `prepare` leaves it. `hidden` may be False.
+        """
+        prepare()
+        usual_s = statistics.median_low(self._issued_s) if self._issued_s else FIRST_DELAY_S / DELAY_FACTOR
+        self._delay(min(DELAY_FACTOR * usual_s, MAX_DELAY_S))
+        begun = time.perf_counter()
+        align()
+        aligned_s = time.perf_counter() - begun
+        lap = self._between_events(work)
+        self._issued_s.append(aligned_s + 1e-6 * lap.host_us)
+        return Lap(max(lap.device_ms - self.overhead_ms, RESOLUTION_MS), lap.host_us, lap.hidden)
+
     def _take(self, work: Work, prepare: Work, delay_s: float | None) -> Lap:
         prepare()
         self._buffer.zero_()

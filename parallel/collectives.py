@@ -1,7 +1,7 @@
 """Collective operations: what the data-parallel wrappers share, and how long one operation takes.
 
-The first half starts averages, gathers and scatters in a process group, whatever its backend and torch's version. The
-second half times one operation over all ranks and turns the time into bandwidth.
+The first part starts averages, gathers and scatters in a process group, whatever its backend and torch's version. The
+second records when a step's operations ran. The third times one operation over all ranks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import functools
 import hashlib
 import time
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,6 +22,8 @@ from torch import Tensor, nn
 from parallel.accounting import OPERATIONS
 
 MIB = 2**20
+END_S = 1.0
+"""How long the note of an operation's end may take to arrive."""
 
 
 class Work(Protocol):
@@ -75,8 +78,8 @@ def default_group() -> dist.ProcessGroup:
 
 def start_all_reduce(tensor: Tensor, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup) -> Work:
     """Start reducing a tensor in place."""
-    work: Work = dist.all_reduce(tensor, op=operation, group=group, async_op=True)
-    return work
+    start = functools.partial(dist.all_reduce, tensor, op=operation, group=group, async_op=True)
+    return _started("all_reduce", tensor.nbytes, start)
 
 
 def start_all_gather(whole: Tensor, part: Tensor, group: dist.ProcessGroup) -> Work:
@@ -84,16 +87,16 @@ def start_all_gather(whole: Tensor, part: Tensor, group: dist.ProcessGroup) -> W
 
     `part` may be this rank's place in `whole`; NCCL then copies nothing.
     """
-    work: Work = _all_gather(whole, part, group=group, async_op=True)
-    return work
+    start = functools.partial(_all_gather, whole, part, group=group, async_op=True)
+    return _started("all_gather", whole.nbytes, start)
 
 
 def start_reduce_scatter(
     part: Tensor, whole: Tensor, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup
 ) -> Work:
     """Start reducing `whole` over the ranks and leaving this rank's piece of it in `part`."""
-    work: Work = _reduce_scatter(part, whole, op=operation, group=group, async_op=True)
-    return work
+    start = functools.partial(_reduce_scatter, part, whole, op=operation, group=group, async_op=True)
+    return _started("reduce_scatter", whole.nbytes, start)
 
 
 # torch 2.13 renamed both and warns of the former names.
@@ -127,10 +130,15 @@ def start_together(
     """
     if len(starts) < 2 or not uses_nccl(group, device):
         return Started([work for start in starts if (work := start()) is not None], keep)
-    with dist._coalescing_manager(group=group, async_ops=True) as together:  # type: ignore[attr-defined]
-        for start in starts:
-            start()
-    return Started([together], keep)
+
+    def start_all() -> Work:
+        with dist._coalescing_manager(group=group, async_ops=True) as together:  # type: ignore[attr-defined]
+            for start in starts:
+                start()
+        return together  # type: ignore[no-any-return]
+
+    timeline = _recording[-1] if _recording else None
+    return Started([start_all() if timeline is None else timeline.note_together(start_all)], keep)
 
 
 def broadcast_module(module: nn.Module, group: dist.ProcessGroup) -> None:
@@ -239,6 +247,136 @@ class Usage:
     def wait(self) -> None:
         """Wait for the exchange; a GPU's host does not."""
         self._work.wait()
+
+
+# Recording
+
+
+@dataclass(frozen=True)
+class Interval:
+    """When one operation of a step was on its way, in milliseconds from the recording's beginning."""
+
+    operation: str
+    size_bytes: int
+    """Of the whole tensor, or of all tensors that were started together."""
+    start_ms: float
+    end_ms: float
+
+
+class Timeline:
+    """When the operations ran that were started while it recorded: all that this package starts, in any thread.
+
+    On a GPU events take the times. Operations of one group run one after the other there, so one starts when it is
+    started and the one before it has ended. On a CPU they may run at the same time.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._side = torch.cuda.Stream(device) if self._on_gpu else None  # type: ignore[no-untyped-call]
+        self._begin = self._moment()
+        self._notes: list[tuple[str, int, Any, list[Any]]] = []
+        self._inside: list[tuple[str, int]] | None = None
+        """Operations that are being started together."""
+
+    def _moment(self) -> Any:
+        """The host's time, or an event on the current stream."""
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def note(self, name: str, size_bytes: int, start: Callable[[], Work]) -> Work:
+        """Start an operation and note it."""
+        if self._inside is not None:
+            self._inside.append((name, size_bytes))
+            return start()
+        begun = self._moment()
+        work, ended = self._watched(start())
+        self._notes.append((name, size_bytes, begun, ended))
+        return work
+
+    def note_together(self, start: Callable[[], Work]) -> Work:
+        """Start operations at once and note them as one."""
+        self._inside = []
+        begun = self._moment()
+        work, ended = self._watched(start())
+        names, self._inside = self._inside, None
+        self._notes.append((names[0][0], sum(size for _, size in names), begun, ended))
+        return work
+
+    def _watched(self, work: Work) -> tuple[Work, list[Any]]:
+        """Return the operation, and a list that holds the moment of its end when that has come."""
+        ended: list[Any] = []
+        if self._side is not None:
+            # A stream that waits for nothing else.
+            with torch.cuda.stream(self._side):
+                work.wait()
+                ended.append(self._moment())
+            return work, ended
+        try:
+            work.get_future().add_done_callback(lambda future: ended.append(time.perf_counter()))  # type: ignore[attr-defined]
+        except RuntimeError:
+            # gloo does not tell the end of a reduce-scatter: it has come when somebody has waited for it.
+            return _Waited(work, ended), ended
+        return work, ended
+
+    def intervals(self) -> list[Interval]:
+        """Return the operations in the order in which they were started.
+
+        Raises:
+            RuntimeError: one has not ended; it must have been waited for.
+        """
+        if self._on_gpu:
+            torch.cuda.synchronize()
+        until = time.monotonic() + END_S
+        while not all(ended for *_, ended in self._notes):
+            # gloo's threads note an end a moment after whoever waits for it goes on.
+            if time.monotonic() > until:
+                raise RuntimeError("an operation has not ended: wait for all before you ask for their times")
+            time.sleep(0.001)
+        found: list[Interval] = []
+        for name, size_bytes, begun, ended in self._notes:
+            start, end = self._since_begin(begun), self._since_begin(ended[0])
+            if self._on_gpu and found:
+                start = max(start, found[-1].end_ms)
+            found.append(Interval(name, size_bytes, start, end))
+        return found
+
+    def _since_begin(self, moment: Any) -> float:
+        if self._on_gpu:
+            return float(self._begin.elapsed_time(moment))
+        return 1e3 * float(moment - self._begin)
+
+
+class _Waited:
+    """An operation that notes when it has been waited for."""
+
+    def __init__(self, work: Work, ended: list[Any]) -> None:
+        self._work, self._ended = work, ended
+
+    def wait(self) -> None:
+        self._work.wait()
+        self._ended.append(time.perf_counter())
+
+
+_recording: list[Timeline] = []
+"""The timelines that record now; the last one is told."""
+
+
+@contextmanager
+def recorded(device: torch.device) -> Iterator[Timeline]:
+    """Record a timeline of what this rank starts inside."""
+    timeline = Timeline(device)
+    _recording.append(timeline)
+    try:
+        yield timeline
+    finally:
+        _recording.remove(timeline)
+
+
+def _started(name: str, size_bytes: int, start: Callable[[], Work]) -> Work:
+    return _recording[-1].note(name, size_bytes, start) if _recording else start()
 
 
 # Timing

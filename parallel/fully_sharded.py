@@ -51,8 +51,9 @@ Owner = tuple[nn.Module, str]
 class Held:
     """A parameter in its two forms: `part`, which the optimizer sees, and `whole`, with which modules compute.
 
-    `whole` has memory only from `take_memory` to `free`. Autograd may keep it for the backward pass meanwhile: it finds
-    the same values there when the memory has been filled again.
+    Modules have `whole` as their parameter while they run, forward or backward, else `part`. `whole` has memory only
+    from `take_memory` to `free`. Autograd may keep it for the backward pass meanwhile: it finds the same values there
+    when the memory has been filled again.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Held:
         self.memory = memory.data
         self._bytes = memory.untyped_storage().nbytes()
         self.free()
+        self.show(self.part)
 
     def _part_of(self, original: nn.Parameter, rank: int) -> nn.Parameter:
         """Return this rank's elements of the parameter, in one dimension, filled up with zeros."""
@@ -84,14 +86,11 @@ class Held:
         self.memory.untyped_storage().resize_(self._bytes)
 
     def free(self) -> None:
-        """Give the whole parameter's memory back, and show modules this rank's part."""
+        """Give the whole parameter's memory back."""
         self.memory.untyped_storage().resize_(0)
-        self._show(self.part)
 
-    def show_whole(self) -> None:
-        self._show(self.whole)
-
-    def _show(self, parameter: nn.Parameter) -> None:
+    def show(self, parameter: nn.Parameter) -> None:
+        """Let modules have `whole` or `part` as their parameter."""
         for module, name in self.owners:
             # Not by setattr: that would unregister and register, and so change the order of parameters.
             module._parameters[name] = parameter
@@ -119,6 +118,14 @@ class Unit:
         self.in_backward = False
         self.reduced = False
         """Whether its gradients have been reduced since the last end of a synchronization."""
+
+    def show_whole(self) -> None:
+        for one in self.held:
+            one.show(one.whole)
+
+    def show_parts(self) -> None:
+        for one in self.held:
+            one.show(one.part)
 
 
 class FullyShardedDataParallel(nn.Module):
@@ -236,7 +243,7 @@ class FullyShardedDataParallel(nn.Module):
         for unit in self.units:
             before, after = _forward_hooks(this, unit)
             unit.module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
-            unit.module.register_forward_hook(after)
+            unit.module.register_forward_hook(after, always_call=True)
         if self.compute_dtype is not None:
             cast = functools.partial(_cast_inputs, self.compute_dtype)
             for child in self.module.modules():
@@ -274,16 +281,14 @@ class FullyShardedDataParallel(nn.Module):
         if unit.gathering is not None:
             unit.gathering.wait()
             unit.gathering = None
-        if not unit.is_whole:
-            unit.is_whole = True
-            for one in unit.held:
-                one.show_whole()
+        unit.is_whole = True
 
     def _free(self, unit: Unit) -> None:
         if unit.gathering is not None:
             unit.gathering.wait()
             unit.gathering = None
             unit.is_whole = True
+        unit.show_parts()
         if unit.is_whole:
             unit.is_whole = False
             for one in unit.held:
@@ -294,12 +299,14 @@ class FullyShardedDataParallel(nn.Module):
         if unit.in_backward or _in_backward():
             # Activation checkpointing runs it once more.
             self._make_whole(unit)
+            unit.show_whole()
             if unit.in_backward:
                 return
         else:
             place = len(self._order)
             self._order.append(unit)
             self._make_whole(unit)
+            unit.show_whole()
             if place + 1 < len(self._former_order) and self._former_order[place] is unit:
                 self._start_gathering(self._former_order[place + 1])
         if unit.stays or not torch.is_grad_enabled():
@@ -318,6 +325,7 @@ class FullyShardedDataParallel(nn.Module):
                 tensor.register_hook(before)  # type: ignore[no-untyped-call]
         if unit.in_backward or _in_backward():
             return
+        unit.show_parts()
         is_last = len(self._order) == len(self._former_order) and self._former_order[-1:] == [unit]
         if not (torch.is_grad_enabled() and differentiable and (unit.stays or is_last)):
             self._free(unit)
@@ -328,6 +336,8 @@ class FullyShardedDataParallel(nn.Module):
             return
         unit.in_backward = True
         self._make_whole(unit)
+        # Activation checkpointing may run a part of it again.
+        unit.show_whole()
         if unit in self._order:
             place = len(self._order) - 1 - self._order[::-1].index(unit)
             if place > 0:
@@ -446,11 +456,14 @@ class FullyShardedDataParallel(nn.Module):
                 flat.mul_(self._averaging.factor)
             start_all_reduce(flat, self._averaging.operation, self.group).wait()
             pieces = flat.split([parameter.numel() for _, parameter in kind])  # type: ignore[no-untyped-call]
-            for (number, parameter), piece in zip(kind, pieces, strict=True):
-                if parameter.grad is not None:
-                    parameter.grad.copy_(piece.view(parameter.shape))
-                elif usage.anywhere(number):
-                    parameter.grad = piece.view(parameter.shape).clone()
+            averages = [piece.view(parameter.shape) for (_, parameter), piece in zip(kind, pieces, strict=True)]
+            here = [place for place, (_, parameter) in enumerate(kind) if parameter.grad is not None]
+            if here:
+                mine = [gradients[place] for place in here]
+                torch._foreach_copy_(mine, [averages[place] for place in here])
+            for (number, parameter), average in zip(kind, averages, strict=True):
+                if parameter.grad is None and usage.anywhere(number):
+                    parameter.grad = average.clone()
 
     # State
 

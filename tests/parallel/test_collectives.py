@@ -37,6 +37,23 @@ def test_ranks_begin_together(two_ranks: Pool) -> None:
     assert max(two_ranks(timing.late_rank)) < 400  # ms; the last rank came 500 ms late
 
 
+@pytest.mark.parametrize("wrapper", ["naive", "overlapped", "bucketed, one", "fully sharded"])
+def test_a_step_can_be_recorded(two_ranks: Pool, wrapper: str) -> None:
+    for found in two_ranks(timing.timeline, wrapper):
+        intervals = found["intervals"]
+        assert found["after"] == len(intervals)  # nothing is noted after the recording
+        assert all(0 <= start <= end <= found["took_ms"] + 1000 for _, _, start, end in intervals)
+        reduced = [size for name, size, _, _ in intervals if name == "all_reduce"]
+        if wrapper == "fully sharded":
+            names = [name for name, *_ in intervals]
+            assert set(names) == {"all_reduce", "all_gather", "reduce_scatter"}
+            assert names[0] == "all_gather"
+        else:
+            # Every gradient, with gaps for alignment, and a byte per parameter for whether it was used.
+            assert found["gradients"] + found["parameters"] <= sum(reduced) <= 2 * found["gradients"] + 4096
+            assert len(reduced) == (3 if wrapper == "bucketed, one" else found["parameters"] + 1)
+
+
 def test_wrong_uses_are_refused(two_ranks: Pool) -> None:
     with pytest.raises(AssertionError, match="unknown operation 'gather'; known are all_reduce"):
         two_ranks(timing.operation, "gather", 8)

@@ -35,6 +35,10 @@ def test_evaluation_leaves_nothing_behind(two_ranks: Pool) -> None:
     two_ranks(training.fully_sharded_after_evaluation)
 
 
+def test_parameters_are_parts_whenever_no_unit_runs(two_ranks: Pool) -> None:
+    two_ranks(training.fully_sharded_zeroed_between)
+
+
 def test_the_wrapped_module_can_be_called_itself(two_ranks: Pool) -> None:
     for lengths in two_ranks(training.fully_sharded_called_inside):
         assert lengths[0] == lengths[1] == lengths[2] > 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.parallel import overlap, training
+from tests.parallel import overlap, timing, training
 from tests.parallel.pool import Pool
 from tests.parallel.test_data_parallel import WRAPPERS
 
@@ -65,6 +65,16 @@ def test_naive_communication_does_not(two_gpus: Pool) -> None:
     """The control of the test above."""
     for found in two_gpus(overlap.shares, "naive"):
         assert found["beside_computation"] < 0.1, found
+
+
+@pytest.mark.parametrize("wrapper", ["bucketed, in place", "fully sharded"])
+def test_a_step_can_be_recorded(two_gpus: Pool, wrapper: str) -> None:
+    for found in two_gpus(timing.timeline, wrapper):
+        intervals = found["intervals"]
+        assert found["after"] == len(intervals) > 3
+        assert all(0 <= start <= end for _, _, start, end in intervals)
+        ends = [end for *_, end in intervals]
+        assert ends == sorted(ends)
 
 
 def test_memory_beyond_the_gradients(two_gpus: Pool) -> None:

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from parallel.collectives import default_group, make_operation, over_ranks, time_operation
-from tests.parallel.training import device
+from parallel import FullyShardedDataParallel
+from parallel.collectives import default_group, make_operation, over_ranks, recorded, time_operation
+from tests.parallel.models import batch, loss_of
+from tests.parallel.training import WRAPPERS, device, first_ranks_model, part
 
 
 def operation(name: str, size_bytes: int) -> dict[str, Any]:
@@ -36,6 +38,33 @@ def late_rank() -> float:
     group = default_group()
     made = make_operation("all_reduce", 64, device(), group=group)
     return max(time_operation(made, device(), group=group, warmup=0, steps=1))
+
+
+def timeline(wrapper: str) -> dict[str, Any]:
+    """Record one step of a wrapper, and another one without recording."""
+    model = wrap(wrapper)
+    inputs, targets = batch(0)
+    with recorded(device()) as both:
+        began = time.perf_counter()
+        loss_of(model(part(inputs)), part(targets)).backward()
+        model.finish_gradient_synchronization()
+        took_ms = 1e3 * (time.perf_counter() - began)
+    found = both.intervals()
+    loss_of(model(part(inputs)), part(targets)).backward()
+    model.finish_gradient_synchronization()
+    return {
+        "intervals": [(one.operation, one.size_bytes, one.start_ms, one.end_ms) for one in found],
+        "after": len(both.intervals()),
+        "took_ms": took_ms,
+        "gradients": sum(p.nbytes for p in model.parameters() if p.requires_grad),
+        "parameters": len([p for p in model.parameters() if p.requires_grad]),
+    }
+
+
+def wrap(wrapper: str) -> Any:
+    """A model in one of the wrappers."""
+    model = first_ranks_model()
+    return FullyShardedDataParallel(model) if wrapper == "fully sharded" else WRAPPERS[wrapper](model)
 
 
 def results(name: str) -> list[float]:

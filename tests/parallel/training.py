@@ -497,6 +497,30 @@ def fully_sharded_sizes() -> dict[str, Any]:
     }
 
 
+def fully_sharded_zeroed_between() -> None:
+    """Gradients are set to None between forward and backward pass, and an error leaves a forward pass."""
+    model = parallel.FullyShardedDataParallel(different_model())
+    alone = first_ranks_model()
+    at_rest = dict(model.named_parameters())
+    for step in range(3):
+        inputs, targets = batch(step)
+        loss = loss_of(model(part(inputs)), part(targets))
+        assert all(parameter is at_rest[name] for name, parameter in model.named_parameters())
+        model.zero_grad()
+        alone.zero_grad()
+        loss.backward()
+        model.finish_gradient_synchronization()
+        loss_of(alone(inputs.to(device())), targets.to(device())).backward()
+        same_gradients(model, alone)
+        handle = model.module.blocks[1].up.register_forward_hook(lambda module, inputs, output: 1 / 0)
+        try:
+            model(part(inputs))
+        except ZeroDivisionError:
+            assert all(parameter is at_rest[name] for name, parameter in model.named_parameters())
+        handle.remove()
+    same_state(model, alone)
+
+
 def fully_sharded_called_inside() -> list[int]:
     """Call the wrapped module itself, as a method of it that generates would, again and again."""
     model = parallel.FullyShardedDataParallel(first_ranks_model())

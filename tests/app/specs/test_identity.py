@@ -15,6 +15,7 @@ from app.specs._base import flat
 from app.specs.attention import BLOCK_SIZES, NOT_TUNED, AttentionSpec
 from app.specs.benchmark import BenchmarkSpec
 from app.specs.ceiling import CeilingSpec
+from app.specs.collective import CollectiveSpec
 from app.specs.compare import CompareSpec
 from app.specs.ddp import DdpSpec
 from app.specs.estimate import EstimateSpec
@@ -45,6 +46,7 @@ CONTEXTS: dict[str, list[dict[str, Any]]] = {
     "attention": [{}, {"implementations": ["cpu_flash"], "dtypes": ["fp32"]}, {"implementations": ["triton"]}],
     "kernel": [{}],
     "ceiling": [{}],
+    "collective": [{}],
     "mixed_precision": [{}, {"model": {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}}],
     "estimate": [
         {},
@@ -235,6 +237,7 @@ class TestGrids:
             "attention": {"implementations": ["eager", "cpu_flash", "cpu_blocked"], "br": [16, 32], "bc": [8, 64]},
             "kernel": {"rows": [8, 16], "columns": [4, 32]},
             "ceiling": {"matrix_size": 64},
+            "collective": {"size_mb": [0.5, 1], "dtypes": ["fp32", "bf16"]},
             "mixed_precision": {"additions": 10},
         }[kind]
         spec = validated({"kind": kind, **lists})
@@ -387,6 +390,20 @@ GOLDEN: dict[type[SpecBase], list[str]] = {
     DdpSpec: ["31af5ec143ccf7ece8dd"],
     EstimateSpec: ["7480f0412c5a5b580b65"],
     ProfileSpec: ["c04529a6e21e6d5c9cd4"],
+    CollectiveSpec: [
+        "319c3c7bc9aac22ccff8",
+        "5f994924a55e335ebd77",
+        "650c09f4b8a5b1304d04",
+        "b8e7d9f80b019aa45186",
+        "478b00f725f73043fde9",
+        "25b170d1e975269a33e0",
+        "349b42baeea4c8e45f5e",
+        "0ab33fec560544162c9a",
+        "ee42c4d30e3c6c3f3663",
+        "f95a1e5fa551ab3bd5c9",
+        "8d57bf2e6e60d70345aa",
+        "001745a881187759f0d5",
+    ],
     CompareSpec: ["7aed28438ce5401227c7", "f41fdd49b0573e31c571"],
     MemorySpec: ["ed58ec1ab4ef93698d27"],
 }

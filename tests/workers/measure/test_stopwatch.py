@@ -132,6 +132,26 @@ def test_calls_that_mostly_wait_inside_are_exposed(monkeypatch: pytest.MonkeyPat
     assert statistics.median(timing.samples) >= 400
 
 
+def test_a_call_of_several_processes_is_never_repeated() -> None:
+    """Also if the host was late for it: the others would wait for a call that none of them makes."""
+    clock = Simulated([0.001, 0.001, 0.5, 0.001, 0.001], device_ms=0.005)
+    events: list[str] = []
+    laps = [
+        clock.lap_together(device_clock.nothing, lambda: events.append("prepare"), lambda: events.append("align"))
+        for _ in range(5)
+    ]
+    assert [lap.hidden for lap in laps] == [True, True, False, True, True]
+    assert clock.calls == 5
+    assert events == ["prepare", "align"] * 5
+
+
+def test_the_delay_of_a_call_of_several_processes_covers_their_meeting() -> None:
+    clock = Simulated([0.001] * 4, device_ms=0.005)
+    for _ in range(3):
+        clock.lap_together(device_clock.nothing, device_clock.nothing, wait(0.005))
+    assert min(clock._issued_s) >= 0.006
+
+
 @pytest.fixture
 def clock() -> DeviceClock:
     return DeviceClock(CUDA)
@@ -162,6 +182,15 @@ def test_a_host_slower_than_the_device_is_kept_out_of_its_time(small: Tensor) ->
     assert statistics.median(timing.samples) < 0.05, "two kernels of a few µs"
     assert timing.host_bound
     assert not timing.exposed
+
+
+@pytest.mark.gpu
+def test_a_slow_host_is_kept_out_of_calls_of_several_processes(clock: DeviceClock, small: Tensor) -> None:
+    meet = slowly(lambda: small.add_(1))
+    laps = [clock.lap_together(slowly(lambda: small.add_(1)), device_clock.nothing, meet) for _ in range(20)][5:]
+    assert sum(lap.hidden for lap in laps) >= 12
+    assert 2000 <= min(lap.host_us for lap in laps) < 4000
+    assert statistics.median(lap.device_ms for lap in laps) < 0.05, "two kernels of a few µs"
 
 
 @pytest.mark.gpu

@@ -302,7 +302,8 @@ def test_memory_of_presets_on_a_gpu(name: str, precision: Any) -> None:
 
     def allocated() -> int:
         torch.cuda.synchronize()
-        return torch.cuda.memory_allocated()
+        # Of what is allocated, up to 1 MiB of a block may be rest: it depends on what earlier tests have freed.
+        return torch.cuda.memory_stats()["requested_bytes.all.current"]
 
     before = allocated()
     with device:

@@ -1,0 +1,111 @@
+"""`collective`: how long collective operations take between the processes of one host, over sizes and data types."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from app.specs._base import (
+    Device,
+    Resources,
+    Seed,
+    SpecBase,
+    WarmupSteps,
+    check_lists,
+    check_number_of_cells,
+    field_error,
+)
+from app.specs._identity import Scalar
+
+Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
+Dtype = Literal["fp32", "bf16", "fp16"]
+
+DEVICE_TYPES: dict[str, Literal["cpu", "cuda"]] = {"gloo": "cpu", "nccl": "cuda"}
+"""The type of device that each backend's ranks run on."""
+
+
+@dataclass(frozen=True)
+class CollectiveCell:
+    """One operation on a tensor of one size and data type."""
+
+    operation: Operation
+    dtype: Dtype
+    size_mb: float
+
+    def coordinates(self) -> dict[str, Scalar]:
+        """Return the coordinates that tell cells of one job apart."""
+        return asdict(self)
+
+    @property
+    def title(self) -> str:
+        """Return the cell's name for progress lines."""
+        return f"{self.operation}, {self.size_mb:g} MB, {self.dtype}"
+
+
+class CollectiveSpec(SpecBase):
+    """Time collective operations between ranks on one host: latency, skew between ranks, and bandwidth."""
+
+    kind: Literal["collective"] = "collective"
+    operations: list[Operation] = Field(
+        default=["all_reduce", "all_gather", "reduce_scatter", "broadcast"], min_length=1, max_length=4
+    )
+    """Operations. Sums are added up (`all_reduce`, `reduce_scatter`), and rank 0 is the one that broadcasts."""
+    size_mb: list[Annotated[float, Field(ge=0.001, le=16_384)]] = Field(
+        default=[1, 10, 100], min_length=1, max_length=100
+    )
+    """Sizes of the full tensor in MB of 2**20 bytes: what every rank reduces or broadcasts, what an all-gather's ranks
+    end up with, and what a reduce-scatter's ranks begin with. Rounded down to a multiple of 16 bytes per rank."""
+    dtypes: list[Dtype] = Field(default=["fp32"], min_length=1, max_length=3)
+    """Data types of the tensors."""
+    backend: Literal["gloo", "nccl"] = "gloo"
+    """`gloo`: the ranks are processes on the CPU. `nccl`: each rank has a GPU of its own."""
+    world_size: int = Field(default=2, ge=2, le=64)
+    """Ranks. With `nccl` the job waits for a host with so many GPUs; ranks of `gloo` may outnumber the cores, and the
+    verdict says so."""
+    warmup_steps: WarmupSteps = None
+    """Calls of each cell before measuring starts; null: until their times are steady, at least 5."""
+    measure_steps: int = Field(default=20, ge=1, le=10_000)
+    """Calls of each cell measured."""
+    device: Device = "auto"
+    """`auto`: as the backend needs, which is `cpu` for gloo and `cuda` for nccl."""
+    seed: Seed = 0
+    """Seed of the numbers in the tensors."""
+
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "two_gpus": {"backend": "nccl", "world_size": 2, "size_mb": [1, 10, 100, 1024]},
+    }
+    axes: ClassVar[dict[str, str]] = {"operations": "operation", "dtypes": "dtype", "size_mb": "size_mb"}
+    table_rows: ClassVar[tuple[str, ...]] = ("operation", "backend", "world_size", "dtype", "size_mb")
+    table_columns: ClassVar[tuple[str, ...]] = ("latency_ms", "skew_ms", "algorithm_gb_per_s", "bus_gb_per_s")
+
+    @model_validator(mode="after")
+    def _fields_go_together(self) -> Self:
+        check_lists(self)
+        needed = DEVICE_TYPES[self.backend]
+        if self.device not in ("auto", needed):
+            other = next(backend for backend, device in DEVICE_TYPES.items() if device == self.device)
+            raise field_error(
+                "backend",
+                f"{self.backend} runs on {needed}, and device is {self.device}: choose {other}, or device {needed}",
+            )
+        check_number_of_cells(self, "size_mb")
+        return self
+
+    def cells(self) -> list[CollectiveCell]:
+        """Return the cells in the order they run: each operation by itself, the largest size last."""
+        return list(self._cells())
+
+    def number_of_cells(self) -> int:
+        return len(self.operations) * len(self.dtypes) * len(self.size_mb)
+
+    def _cells(self) -> Iterator[CollectiveCell]:
+        for operation, dtype, size in itertools.product(self.operations, self.dtypes, sorted(self.size_mb)):
+            # 1 and 1.0 are one size, and have one case.
+            yield CollectiveCell(operation, dtype, int(size) if size == int(size) else size)
+
+    def resources(self) -> Resources:
+        return Resources(device_type=DEVICE_TYPES[self.backend], devices=self.world_size)

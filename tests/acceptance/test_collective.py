@@ -1,0 +1,87 @@
+"""Jobs of several ranks with the real server and a real worker, on the CPU."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.acceptance.conftest import Site
+from tests.acceptance.sabotage import alive, get
+from tools.service import submit, wait_for_job, wait_until
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
+
+SPEC: dict[str, Any] = {"kind": "collective", "size_mb": [0.01], "warmup_steps": 1, "measure_steps": 3}
+
+
+def ranks_of(site: Site) -> dict[int, int]:
+    """The process of each rank that runs."""
+    found = {}
+    for process in psutil.Process(site.worker.pid).children(recursive=True):
+        try:
+            if "rank_main" in " ".join(process.cmdline()):
+                found[int(process.environ()["RANK"])] = process.pid
+        except psutil.NoSuchProcess:
+            continue
+    return found
+
+
+def test_two_ranks_measure_every_operation(site: Site) -> None:
+    client = site.client
+    job = wait_for_job(client, submit(client, {"spec": SPEC}))
+    assert job["state"] == "succeeded", job["error"]
+    rows = get(client, f"/jobs/{job['id']}/measurements")["rows"]
+    assert {(row["operation"], row["world_size"], row["backend"]) for row in rows} == {
+        (operation, 2, "gloo") for operation in ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+    }
+    assert {row["metric"] for row in rows if row["outcome"] != "ok"} == {"host_us"}
+    assert len(get(client, f"/jobs/{job['id']}/tables/ranks")["rows"]) == 4 * 2
+    shown = client.get("/tables", params={"job": job["id"], "format": "markdown"}).text
+    assert "bus_gb_per_s" in shown
+    assert job["progress"] == {"done": 4, "total": 4, "message": "done"}
+    assert not ranks_of(site)
+
+
+def test_a_killed_rank_fails_the_job_at_once_and_keeps_what_was_measured(site: Site) -> None:
+    client = site.client
+    # The second cell takes many seconds.
+    spec = {**SPEC, "operations": ["all_reduce"], "size_mb": [0.01, 64], "measure_steps": 300}
+    job_id = submit(client, {"spec": spec})
+    wait_until(
+        lambda: get(client, f"/jobs/{job_id}")["progress"]["message"] == "all_reduce, 64 MB, fp32: measuring",
+        timeout_s=90,
+        what="the second cell",
+    )
+    ranks = ranks_of(site)
+    assert ranks.keys() == {0, 1}
+    killed_at = time.monotonic()
+    os.kill(ranks[1], signal.SIGKILL)
+    job = wait_for_job(client, job_id)
+    assert time.monotonic() - killed_at < 10
+    assert (job["state"], job["error"]["code"]) == ("failed", "crashed")
+    assert "rank 1 died" in job["error"]["detail"]
+    rows = get(client, f"/jobs/{job_id}/measurements")["rows"]
+    assert {(row["size_mb"], row["partial"]) for row in rows} == {(0.01, True)}
+    assert {row["n"] for row in rows if row["metric"] == "latency_ms"} == {300}
+    assert not any(alive(pid) for pid in ranks.values())
+
+
+def test_a_world_that_no_host_can_give_waits_and_says_why(site: Site) -> None:
+    client = site.client
+    gpus = sum(device["type"] == "cuda" for worker in get(client, "/workers") for device in worker["devices"])
+    job = get(client, f"/jobs/{submit(client, {'spec': {**SPEC, 'backend': 'nccl', 'world_size': gpus + 2}})}")
+    assert job["state"] == "queued"
+    assert job["waiting"].startswith(f"it needs {gpus + 2} GPUs, and no connected worker has ")
+
+
+def test_a_backend_that_does_not_fit_the_device_is_refused(site: Site) -> None:
+    refused = site.client.post("/jobs", json={"spec": {**SPEC, "backend": "nccl", "device": "cpu"}})
+    assert refused.status_code == 422
+    (error,) = refused.json()["errors"]
+    assert error["pointer"] == "/spec/backend"
+    assert "choose gloo, or device cuda" in error["detail"]

@@ -1,0 +1,79 @@
+"""The spec of `collective`."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from app.specs import spec_adapter
+from app.specs.collective import CollectiveSpec
+
+
+def test_the_default_runs_on_any_host() -> None:
+    spec = CollectiveSpec()
+    assert spec.resources().model_dump() == {"device_type": "cpu", "devices": 2, "exclusive_host": False}
+    assert spec.number_of_cells() == len(spec.cells()) == 12
+    assert [cell.title for cell in spec.cells()][:4] == [
+        "all_reduce, 1 MB, fp32",
+        "all_reduce, 10 MB, fp32",
+        "all_reduce, 100 MB, fp32",
+        "all_gather, 1 MB, fp32",
+    ]
+    assert spec.summary() == {
+        "operation": "all_reduce/all_gather/reduce_scatter/broadcast",
+        "backend": "gloo",
+        "world_size": 2,
+        "dtype": "fp32",
+        "size_mb": "1/10/100",
+    }
+
+
+def test_each_rank_of_nccl_needs_a_gpu() -> None:
+    for device in ("auto", "cuda"):
+        needs = CollectiveSpec(backend="nccl", world_size=4, device=device).resources()
+        assert (needs.device_type, needs.devices) == ("cuda", 4)
+
+
+def test_a_size_is_one_case_however_it_is_written() -> None:
+    texts = ('{"kind": "collective", "size_mb": [1]}', '{"kind": "collective", "size_mb": [1.0]}')
+    whole, point = (spec_adapter.validate_json(text).cases() for text in texts)
+    assert [case.key for case in whole] == [case.key for case in point]
+    assert json.dumps(point[0].coordinates["size_mb"]) == "1"
+
+
+def test_presets_are_valid() -> None:
+    for name, preset in CollectiveSpec.presets.items():
+        spec = spec_adapter.validate_json(json.dumps({"kind": "collective", **preset}))
+        assert spec.resources().device_type == "cuda", name
+
+
+@pytest.mark.parametrize(
+    ("fields", "pointer", "message"),
+    [
+        ({"backend": "nccl", "device": "cpu"}, ("backend",), "choose gloo, or device cuda"),
+        ({"backend": "gloo", "device": "cuda"}, ("backend",), "choose nccl, or device cpu"),
+        ({"backend": "mpi"}, ("backend",), "'gloo' or 'nccl'"),
+        ({"operations": []}, ("operations",), "at least 1 item"),
+        ({"operations": ["reduce"]}, ("operations", 0), "'all_reduce', 'all_gather', 'reduce_scatter' or 'broadcast'"),
+        ({"operations": ["broadcast", "broadcast"]}, ("operations",), "'broadcast' is there twice"),
+        ({"size_mb": [1, 1.0]}, ("size_mb",), "1.0 is there twice"),
+        ({"size_mb": [0]}, ("size_mb", 0), "greater than or equal to 0.001"),
+        ({"size_mb": [20_000]}, ("size_mb", 0), "less than or equal to 16384"),
+        ({"size_mb": [float("nan")]}, ("size_mb", 0), "finite"),
+        ({"dtypes": ["tf32"]}, ("dtypes", 0), "'fp32', 'bf16' or 'fp16'"),
+        ({"world_size": 1}, ("world_size",), "greater than or equal to 2"),
+        ({"world_size": 65}, ("world_size",), "less than or equal to 64"),
+        ({"measure_steps": 0}, ("measure_steps",), "greater than or equal to 1"),
+        ({"precision": "bf16"}, ("precision",), "Extra inputs"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(fields: dict[str, Any], pointer: tuple[str | int, ...], message: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        spec_adapter.validate_python({"kind": "collective", **fields})
+    (error,) = refused.value.errors()
+    assert message in error["msg"]
+    where = error["ctx"]["field"] if error["type"] == "field_error" else error["loc"][1:]
+    assert where in (pointer, pointer[0])

@@ -1,0 +1,38 @@
+"""Ranks with faults in their small cells. Ranks import it by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from parallel.process_group import Rank
+from workers.measure import collectives
+from workers.measure.collectives import OPERATIONS, AllGather, AllReduce, size_bytes
+
+SMALL, LARGE = 0.01, 0.02
+"""Sizes in MB. A small all-gather does not fit on rank 1, and a small all-reduce does nothing after its first call."""
+
+
+class Greedy(AllGather):
+    def make(self) -> None:
+        super().make()
+        if self._rank.index == 1 and self._whole.nbytes == size_bytes(SMALL, 2):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+
+class Lazy(AllReduce):
+    calls = 0
+
+    def call(self) -> None:
+        self.calls += 1
+        if self.calls == 1 or self._tensor.nbytes != size_bytes(SMALL, 2):
+            super().call()
+
+
+def time_cells(rank: Rank, cells: Sequence[Mapping[str, Any]], warmup: int | None, steps: int, seed: int) -> None:
+    """Do what real ranks do, with faulty operations."""
+    print(f"rank {rank.index} speaks", flush=True)
+    collectives.OPERATIONS = {**OPERATIONS, "all_gather": Greedy, "all_reduce": Lazy}  # type: ignore[misc]
+    collectives.time_cells(rank, cells, warmup, steps, seed)

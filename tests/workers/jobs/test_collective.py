@@ -1,0 +1,277 @@
+"""The runner of `collective`: with real ranks over gloo, and what it makes of their faults."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pydantic", reason="the service's dependencies are not installed")
+
+import torch
+
+from app.specs.collective import CollectiveSpec
+from parallel import process_group
+from parallel.process_group import RanksFailed, RanksTimedOut
+from tests.workers.jobs import sabotaged_ranks
+from tests.workers.jobs.sabotaged_ranks import LARGE, SMALL
+from tests.workers.reporting import Report
+from workers.jobs import collective
+from workers.jobs.collective import RUNNER
+from workers.measure import collectives
+from workers.outcome import Crashed, Failed, InvalidEnvironment, RunnerError, Unsupported
+
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+METRICS = ("latency_ms", "skew_ms", "algorithm_gb_per_s", "bus_gb_per_s", "host_us", "tensor_mib")
+
+
+@pytest.fixture(autouse=True)
+def one_thread_per_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def run(report: Report, **fields: Any) -> Report:
+    spec = CollectiveSpec(**{"warmup_steps": 2, "measure_steps": 4, **fields})
+    (unit,) = RUNNER.plan(spec)
+    RUNNER.run(spec, unit, report)
+    return report
+
+
+def ranks_table(report: Report) -> list[dict[str, Any]]:
+    table = report.tables["ranks"]
+    names = [column["name"] for column in table["columns"]]
+    return [dict(zip(names, row, strict=True)) for row in table["rows"]]
+
+
+def check_cell(report: Report, factor: float, **coordinates: Any) -> None:
+    """A cell that was measured: its figures fit each other, and those of its ranks."""
+    cell = report.cell(**coordinates)
+    assert [name for name, _ in cell] == list(METRICS)
+    latency, skew = cell["latency_ms", None], cell["skew_ms", None]
+    assert latency["outcome"] == skew["outcome"] == "ok"
+    assert latency["n"] == skew["n"] == 4, "one sample per step, not one per rank and step"
+    rate = 1e-6 * 2**20 * cell["tensor_mib", None]["median"] / latency["median"]
+    assert cell["algorithm_gb_per_s", None]["median"] == pytest.approx(rate)
+    assert cell["bus_gb_per_s", None]["median"] == pytest.approx(factor * rate)
+    ranks = [row for row in ranks_table(report) if coordinates.items() <= row.items()]
+    assert [row["rank"] for row in ranks] == [0, 1]
+    assert max(row["max_ms"] for row in ranks) == latency["max"]
+    assert max(row["min_ms"] for row in ranks) <= latency["min"]
+    assert sum(row["slowest_steps"] for row in ranks) >= 4
+    assert {row["warmup_steps"] for row in ranks} == {2}
+    assert skew["min"] >= 0
+    assert skew["max"] <= latency["max"]
+
+
+FACTORS = {"all_reduce": 1.0, "all_gather": 0.5, "reduce_scatter": 0.5, "broadcast": 1.0}
+"""Bus bandwidth over algorithm bandwidth, of two ranks."""
+
+
+def test_two_ranks_with_faults_in_some_cells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one launch, since each takes seconds."""
+    monkeypatch.setattr(collectives, "time_cells", sabotaged_ranks.time_cells)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0})
+    report = run(Report(tmp_path), size_mb=[SMALL, LARGE], dtypes=["fp32", "bf16"])
+    for operation, factor in FACTORS.items():
+        for dtype in ("fp32", "bf16"):
+            check_cell(report, factor, operation=operation, dtype=dtype, size_mb=LARGE)
+    for dtype in ("fp32", "bf16"):
+        (oom,) = {
+            (row["outcome"], row["reason"])
+            for row in report.cell(operation="all_gather", dtype=dtype, size_mb=SMALL).values()
+        }
+        assert oom[0] == "oom"
+        assert oom[1].startswith("out of memory in the tensors: CUDA out of memory.")
+        wrong = report.cell(operation="all_reduce", dtype=dtype, size_mb=SMALL).values()
+        assert {row["outcome"] for row in wrong} == {"wrong"}
+        assert "number 0 is" in next(iter(wrong))["reason"]
+    faulty = {("all_gather", SMALL), ("all_reduce", SMALL)}
+    assert {row["outcome"] for row in report.rows if row["metric"] == "host_us"} == {"unknown", "oom", "wrong"}
+    assert not faulty & {(row["operation"], row["size_mb"]) for row in ranks_table(report)}
+    assert [message for _, _, message in report.steps[:3]] == [
+        "all_reduce, 0.01 MB, fp32",
+        "all_reduce, 0.01 MB, fp32: warming up",
+        "all_reduce, 0.01 MB, fp32: measuring",
+    ]
+    assert report.steps[-1] == (16, 16, "done")
+    assert report.cursors == list(range(16))
+    assert len(report.verdicts) == 16
+    last = {"operation": "broadcast", "dtype": "bf16", "size_mb": LARGE}
+    crowded = report.check("cores", **last)
+    assert (crowded["ok"], crowded["detail"]) == (False, "2 ranks on 1 usable cores")
+    assert report.check("steady", **last)["ok"]
+    assert report.fingerprint["device"]["type"] == "cpu"
+    assert "--- output of rank 1 ---\nrank 1 speaks\n" in capsys.readouterr().err
+
+
+Script = Callable[..., None]
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Script]]:
+    """What stands in for launches, one after the other: each is given the cells and how to report."""
+    launches: list[Script] = []
+
+    def launch(_function: object, cells: list[dict[str, Any]], *_: object, reported: Any, **options: Any) -> list[Any]:
+        launches.pop(0)(cells, reported, **options)
+        return [None, None]
+
+    monkeypatch.setattr(process_group, "launch", launch)
+    monkeypatch.setattr(collective, "LOOK_S", 0.01)
+    yield launches
+    assert not launches
+
+
+def done(cell: dict[str, Any], times_ms: list[float], **fields: Any) -> dict[str, Any]:
+    """A rank's report about a cell that it has measured."""
+    figures = {"bytes": 2**20, "times_ms": times_ms, "host_us": None, "hidden": len(times_ms), "threads": 1}
+    warm = {"warmup": 5, "steady": True, "too_slow": False, "wrong": None}
+    return {"position": cell["position"], "event": "done", **figures, **warm, **fields}
+
+
+def measured(cells: list[dict[str, Any]], reported: Any, **_: Any) -> None:
+    """Rank 0 is a cell ahead of rank 1, and each is the slower one in one of the two steps."""
+    for rank, times_ms in enumerate(([1.0, 4.0], [3.0, 2.0])):
+        for cell in cells:
+            reported(rank, {"position": cell["position"], "event": "warming up"})
+            reported(rank, done(cell, times_ms))
+
+
+def test_a_step_takes_as_long_as_its_slowest_rank(tmp_path: Path, script: list[Script]) -> None:
+    script.append(measured)
+    report = run(Report(tmp_path), size_mb=[1, 2], operations=["all_reduce"], measure_steps=2)
+    for size in (1, 2):
+        cell = report.cell(size_mb=size)
+        assert (cell["latency_ms", None]["min"], cell["latency_ms", None]["max"]) == (3.0, 4.0)
+        assert cell["skew_ms", None]["median"] == 2.0
+        assert cell["algorithm_gb_per_s", None]["median"] == pytest.approx(2**20 / 3.5e6)
+    assert [row["slowest_steps"] for row in ranks_table(report)] == [1, 1, 1, 1]
+    assert [row["median_ms"] for row in ranks_table(report)] == [2.5, 2.5, 2.5, 2.5]
+
+
+@pytest.mark.parametrize("outcome", ["failed", "oom", "unsupported"])
+def test_what_an_operation_raises_costs_its_own_cell(tmp_path: Path, script: list[Script], outcome: str) -> None:
+    """Also if others have errors because of it: the launcher says who was first."""
+
+    def raising(cells: list[dict[str, Any]], reported: Any, **_: Any) -> None:
+        measured(cells[:1], reported)
+        for rank, reason in ((0, "Connection closed by peer"), (1, "ValueError: a pineapple")):
+            told = outcome if rank else "failed"
+            reported(rank, {"position": 1, "event": "raised", "outcome": told, "reason": reason})
+        raise RanksFailed(1, "raised ValueError: a pineapple", trace="Traceback …")
+
+    script += [raising, measured]
+    report = run(Report(tmp_path), size_mb=[1, 2, 3], operations=["broadcast"], measure_steps=2)
+    outcomes = [report.cell(size_mb=size)["latency_ms", None]["outcome"] for size in (1, 2, 3)]
+    assert outcomes == ["ok", outcome, "ok"]
+    assert report.cell(size_mb=2)["bus_gb_per_s", None]["reason"] == "rank 1: ValueError: a pineapple"
+
+
+def failing(error: Exception, *, begun: bool) -> Script:
+    """Ranks that fail. Those that have begun tell an error that another one's death has caused."""
+
+    def fail(cells: list[dict[str, Any]], reported: Any, **_: Any) -> None:
+        if begun:
+            reported(0, {"position": 0, "event": "raised", "outcome": "failed", "reason": "Connection closed by peer"})
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("error", "begun", "failure", "message"),
+    [
+        (RanksFailed(1, "died after step 3"), True, Crashed, "rank 1 died after step 3"),
+        (RanksTimedOut(1, "was stopped and made no step"), True, Crashed, "rank 1 was stopped"),
+        (RanksTimedOut(None, "made no step within 60 s"), True, Crashed, "the ranks made no step within 60 s"),
+        (RanksFailed(1, "died after step 0"), False, Crashed, "rank 1 died"),
+        (RanksTimedOut(0, "did not start"), False, InvalidEnvironment, "did not start: rank 0 did not start"),
+        (RanksFailed(0, "raised a", trace="…"), False, InvalidEnvironment, "did not start: rank 0 raised a"),
+        (RanksFailed(1, "raised a", trace="…"), True, RunnerError, "rank 1 raised a"),
+        (OSError("no ports"), False, InvalidEnvironment, "could not be launched: no ports"),
+    ],
+)
+def test_ranks_that_end_fail_the_job(
+    tmp_path: Path, script: list[Script], error: Exception, begun: bool, failure: type[RunnerError], message: str
+) -> None:
+    script.append(failing(error, begun=begun))
+    with pytest.raises(RunnerError, match=message) as failed:
+        run(Report(tmp_path), size_mb=[1, 2], operations=["broadcast"])
+    assert type(failed.value) is failure
+
+
+def test_the_job_of_a_dead_rank_does_not_go_on(tmp_path: Path) -> None:
+    spec = CollectiveSpec()
+    assert RUNNER.resume(spec, RUNNER.plan(spec)[0], 3, Failed("crashed", "rank 1 died")) is None  # type: ignore[func-returns-value]
+
+
+def test_large_tensors_get_longer_before_their_ranks_are_taken_to_hang(tmp_path: Path, script: list[Script]) -> None:
+    timeouts: list[float] = []
+
+    def note(cells: list[dict[str, Any]], reported: Any, *, step_timeout_s: float, **_: Any) -> None:
+        timeouts.append(step_timeout_s)
+        measured(cells, reported)
+
+    script += [note, note]
+    for size in (1, 16_384):
+        (folder := tmp_path / str(size)).mkdir()
+        run(Report(folder), size_mb=[size], operations=["broadcast"], measure_steps=2)
+    assert 60 < timeouts[0] < 61
+    assert timeouts[1] == pytest.approx(60 + 2 * 2**34 / 1e8)
+
+
+def test_gpus_that_are_not_there_are_no_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(Unsupported, match="world_size 2: this worker's process sees 1 GPUs"):
+        run(Report(tmp_path), backend="nccl")
+
+
+@pytest.mark.gpu
+def test_two_gpus(tmp_path: Path) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip(f"needs two GPUs; there are {torch.cuda.device_count()}")
+    started = time.monotonic()
+    report = run(
+        Report(tmp_path), backend="nccl", size_mb=[0.1, 64], dtypes=["fp32", "bf16"], warmup_steps=5, measure_steps=20
+    )
+    assert {row["outcome"] for row in report.rows} == {"ok"}
+    assert len(report.rows) == 4 * 2 * 2 * len(METRICS)
+    for operation in OPERATIONS:
+        small, large = (report.cell(operation=operation, dtype="fp32", size_mb=size) for size in (0.1, 64))
+        assert large["bus_gb_per_s", None]["median"] > 5 * small["bus_gb_per_s", None]["median"]
+        assert 0 < small["latency_ms", None]["median"] < large["latency_ms", None]["median"] < 100
+        assert large["skew_ms", None]["median"] < 0.5 * large["latency_ms", None]["median"]
+        assert report.check("host_bound", operation=operation, dtype="fp32", size_mb=64)["ok"]
+    devices = {row["rank"]: row["device"] for row in ranks_table(report)}
+    assert devices == {0: "cuda:0", 1: "cuda:1"}
+    assert [
+        report.fingerprint["device"]["type"],
+        *(other["type"] for other in report.fingerprint["other_devices"]),
+    ] == [
+        "cuda",
+        "cuda",
+    ]
+    assert statistics.median([row["median_ms"] for row in ranks_table(report)]) > 0
+    assert time.monotonic() - started < 120
+
+
+@pytest.mark.gpu
+def test_a_size_that_no_gpu_holds_is_oom_and_costs_no_other(tmp_path: Path) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip(f"needs two GPUs; there are {torch.cuda.device_count()}")
+    fields = {**dict(CollectiveSpec(backend="nccl", operations=["all_reduce", "broadcast"])), "size_mb": [1, 400_000]}
+    spec = CollectiveSpec.model_construct(**fields)  # larger than a spec may ask for
+    report = Report(tmp_path)
+    RUNNER.run(spec, RUNNER.plan(spec)[0], report)
+    outcomes = [
+        report.cell(operation=operation, size_mb=size)["latency_ms", None]["outcome"]
+        for operation in ("all_reduce", "broadcast")
+        for size in (1, 400_000)
+    ]
+    assert outcomes == ["ok", "oom", "ok", "oom"]

@@ -1,0 +1,134 @@
+"""Ranks that run beside a runner: they report while the runner goes on with what is complete."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from workers.jobs._base import Reporter
+from workers.outcome import Crashed, InvalidEnvironment, RunnerError
+
+LOG_BYTES = 16 << 10
+"""Bytes of a rank's log, from its end, that go into the job's log."""
+LOGS = "rank-{}.log"
+
+
+class RanksBeside:
+    """Ranks that a thread has launched and waits for.
+
+    Args:
+        function: What each rank calls, as `parallel.process_group.launch` takes it.
+        arguments: Its further arguments, plain data.
+        world_size: Number of ranks.
+        backend: "gloo" or "nccl".
+        folder: A new folder for the ranks' logs.
+        step_timeout_s: Seconds that a rank may take from one `step_done` to the next.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        arguments: Sequence[Any],
+        *,
+        world_size: int,
+        backend: str,
+        folder: Path,
+        step_timeout_s: float,
+    ) -> None:
+        self._world_size, self._backend, self._folder = world_size, backend, folder
+        self._reports: queue.SimpleQueue[tuple[int, Any] | Exception | None] = queue.SimpleQueue()
+        self._end: Exception | None = None
+        self._ended = False
+        self.reported = False
+        """True once a rank has reported anything."""
+        folder.mkdir(parents=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(function, arguments, step_timeout_s), name="ranks", daemon=True
+        )
+        self._thread.start()
+
+    def _run(self, function: Callable[..., Any], arguments: Sequence[Any], step_timeout_s: float) -> None:
+        from parallel.process_group import launch
+
+        try:
+            launch(
+                function,
+                *arguments,
+                world_size=self._world_size,
+                backend=self._backend,
+                folder=self._folder,
+                step_timeout_s=step_timeout_s,
+                reported=lambda rank, message: self._reports.put((rank, message)),
+            )
+        except Exception as error:  # noqa: BLE001 - handed to the thread that takes the reports
+            self._reports.put(error)
+        else:
+            self._reports.put(None)
+
+    def next(self, timeout_s: float) -> tuple[int, Any] | None:
+        """Return the next report, with its rank; None if there is none within the timeout.
+
+        Raises:
+            EOFError: all ranks have returned.
+            RanksFailed: a rank has failed, and all were ended; every later call raises it again.
+        """
+        if not self._ended:
+            try:
+                report = self._reports.get(timeout=timeout_s)
+            except queue.Empty:
+                return None
+            if isinstance(report, tuple):
+                self.reported = True
+                return report
+            self._ended, self._end = True, report
+        if self._end is not None:
+            raise self._end
+        raise EOFError("all ranks have returned")
+
+    def join(self) -> None:
+        """Wait until no rank is left. They have returned, or failed, or this waits for their timeout."""
+        self._thread.join()
+
+    def tell_logs(self, report: Reporter, failure: RunnerError | None = None, blamed: int | None = None) -> None:
+        """Copy the end of each rank's output to the job's log. After a failure, keep the blamed rank's log, or all."""
+        from parallel.process_group import log_file
+
+        for rank in range(self._world_size):
+            file = log_file(self._folder, rank)
+            try:
+                content = file.read_bytes()
+            except OSError:
+                continue
+            if not content.strip():
+                continue
+            cut = "" if len(content) <= LOG_BYTES else f" (its last {LOG_BYTES} bytes)"
+            text = content[-LOG_BYTES:].decode(errors="replace").rstrip()
+            sys.stderr.write(f"--- output of rank {rank}{cut} ---\n{text}\n")
+            if failure is not None and blamed in (rank, None):
+                report.artifact(file, name=LOGS.format(rank), kind="log", media_type="text/plain")
+        if failure is not None:
+            sys.stderr.write(f"{failure}\n")
+        sys.stderr.flush()
+
+
+def job_failure(error: Exception, *, started: bool) -> RunnerError:
+    """Return the failure of a job whose ranks have failed.
+
+    Args:
+        error: What `RanksBeside.next` raised.
+        started: Whether the ranks had begun with their work.
+    """
+    from parallel.process_group import RanksFailed, RanksTimedOut
+
+    if not isinstance(error, RanksFailed):
+        return InvalidEnvironment(f"the ranks could not be launched: {error}")
+    who = "the ranks" if error.rank is None else f"rank {error.rank}"
+    log = f"; see {LOGS.format(error.rank)}" if error.rank is not None and error.log else ""
+    told = f"{who} {error.reason}{log}"
+    if not started and (error.trace or isinstance(error, RanksTimedOut)):
+        return InvalidEnvironment(f"the ranks did not start: {told}")
+    return Crashed(told) if not error.trace else RunnerError(told)

@@ -1,0 +1,424 @@
+"""Times collective operations over ranks, and checks their results. `time_cells` is what each rank runs.
+
+A call is timed by each rank for itself, from the moment when all ranks are ready to the moment when this rank has its
+result: on a GPU by events behind a delay and a barrier on the device, on a CPU by the host's clock after a barrier. A
+step's latency is the maximum over the ranks. Ranks' times are never put into one list: that would count each step
+several times, and hide the slowest rank behind the others.
+
+Every call gets its numbers with the opposite sign of the last one's, so a call that does nothing leaves wrong results
+behind. The numbers are small integers whose sums are exact in every data type, in whatever order they are added up.
+"""
+
+from __future__ import annotations
+
+import abc
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from kernels.device_clock import DeviceClock, Lap, host_lap_ms
+from parallel.collectives import default_group, start_all_gather, start_all_reduce, start_reduce_scatter
+from parallel.process_group import Rank
+from workers.measure.memory import gist, is_out_of_memory
+from workers.measure.warmup import WarmUp
+
+MB = 2**20
+PIECE_BYTES = 16
+"""Each rank's piece of a tensor is a multiple of it: NCCL is slow on pieces that begin elsewhere."""
+PATTERN_LENGTH = 2**20 + 7
+"""A prime, so that pieces which change places do not look alike."""
+HIGHEST = 3
+"""Numbers in tensors are 1 to HIGHEST, changed by at most 1. 64 ranks of them sum up to less than 256, and bfloat16
+holds all integers to 256."""
+HALF_A_NUMBER = 0.25
+"""Largest error of a right number. With ranks that are no power of two, the numbers of an all-reduce are divided back
+inexactly after each call, by 1e-7 each time."""
+HEARTBEAT_S = 1.0
+DTYPES: Final[Mapping[str, torch.dtype]] = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+NO_SUCH_DTYPE = ("Invalid scalar type", "Unsupported data type", "unsupported data type")
+"""Parts of the errors of gloo and NCCL for a data type that they do not move."""
+
+
+def size_bytes(size_mb: float, ranks: int) -> int:
+    """Return the size of the full tensor: `size_mb`, rounded down to pieces of PIECE_BYTES for every rank."""
+    unit = ranks * PIECE_BYTES
+    return int(size_mb * MB) // unit * unit
+
+
+class Numbers:
+    """The numbers in the ranks' tensors: rank r has pattern(i) + shift(r) at place i, and the shifts sum up to 0.
+
+    So the sum over all ranks is ranks × pattern(i), and dividing it by the ranks gives what they can add up again.
+    """
+
+    def __init__(self, seed: int, ranks: int, device: torch.device, dtype: torch.dtype) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        pattern = torch.randint(1, HIGHEST + 1, (PATTERN_LENGTH,), generator=generator)
+        self._pattern = pattern.to(device=device, dtype=dtype)
+        self._ranks = ranks
+        self.dtype = dtype
+
+    def shift(self, rank: int) -> int:
+        """Return 1, -1, 1, -1, … by rank, and 0 for the last of an odd number of ranks."""
+        if rank == self._ranks - 1 and self._ranks % 2:
+            return 0
+        return -1 if rank % 2 else 1
+
+    def fill(self, tensor: Tensor, *, rank: int, first: int = 0) -> None:
+        """Write a rank's numbers from place `first` on into a one-dimensional tensor."""
+        for _, part, pattern in self._parts(tensor, first):
+            torch.add(pattern, self.shift(rank), out=part)
+
+    def wrong(self, tensor: Tensor, *, factor: int, shift: int = 0, first: int = 0) -> str | None:
+        """Return what is wrong about a result that should be factor × (pattern + shift); None if nothing is."""
+        for start, part, pattern in self._parts(tensor, first):
+            expected = (pattern + shift) * factor
+            # Written so that a NaN is wrong, too.
+            bad = torch.nonzero(~((part - expected).abs() <= HALF_A_NUMBER))
+            if len(bad):
+                place = int(bad[0])
+                found, right = float(part[place]), float(expected[place])
+                return f"number {first + start + place} is {found:g} instead of {right:g}, and others are wrong, too"
+        return None
+
+    def _parts(self, tensor: Tensor, first: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Yield where each part starts, the part, and the pattern there. A copy of all would double the memory."""
+        start = 0
+        while start < tensor.numel():
+            offset = (first + start) % PATTERN_LENGTH
+            length = min(PATTERN_LENGTH - offset, tensor.numel() - start)
+            yield start, tensor[start : start + length], self._pattern[offset : offset + length]
+            start += length
+
+
+class Operation(abc.ABC):
+    """One operation on tensors of its own, which can be called again and again with other numbers.
+
+    Args:
+        numel: Numbers in the full tensor, a multiple of the group's ranks.
+        numbers: Gives the numbers; their data type is the tensors'.
+        rank: This rank.
+        group: The group whose ranks call it together.
+    """
+
+    def __init__(self, numel: int, numbers: Numbers, rank: Rank, group: dist.ProcessGroup) -> None:
+        self._numbers, self._rank, self._group = numbers, rank, group
+        self._numel, self._piece = numel, numel // rank.world_size
+        self._sign = 0
+        """The sign of the last call's numbers; 0 before the first."""
+        self.make()
+
+    def prepare(self) -> None:
+        """Give the next call its numbers, which have the opposite sign of the last ones."""
+        if self._sign:
+            self.turn()
+        self._sign = -self._sign or 1
+
+    def _empty(self, numel: int) -> Tensor:
+        return torch.empty(numel, dtype=self._numbers.dtype, device=self._rank.device)
+
+    @classmethod
+    @abc.abstractmethod
+    def host_bytes(cls, size: int, ranks: int) -> int:
+        """Return the bytes that a rank needs on a CPU for a full tensor of `size`, with gloo's own copies.
+
+        The copies are what ranks' resident memory grew by with torch 2.13.
+        """
+
+    @abc.abstractmethod
+    def make(self) -> None:
+        """Make the tensors, with the numbers of the first call."""
+
+    @abc.abstractmethod
+    def turn(self) -> None:
+        """Change the sign of this rank's numbers after a call."""
+
+    @abc.abstractmethod
+    def call(self) -> None:
+        """Call the operation. On a GPU the current stream waits for its result, on a CPU the host does."""
+
+    @abc.abstractmethod
+    def wrong(self) -> str | None:
+        """Return what is wrong about the last call's result on this rank; None if nothing is."""
+
+
+class AllReduce(Operation):
+    """Every rank's tensor becomes the sum of all."""
+
+    @classmethod
+    def host_bytes(cls, size: int, ranks: int) -> int:
+        return size + size // 4
+
+    def make(self) -> None:
+        self._tensor = self._empty(self._numel)
+        self._numbers.fill(self._tensor, rank=self._rank.index)
+
+    def turn(self) -> None:
+        self._tensor.mul_(-1 / self._rank.world_size)
+
+    def call(self) -> None:
+        start_all_reduce(self._tensor, dist.ReduceOp.SUM, self._group).wait()
+
+    def wrong(self) -> str | None:
+        return self._numbers.wrong(self._tensor, factor=self._sign * self._rank.world_size)
+
+
+class AllGather(Operation):
+    """Every rank gets the pieces of all, one after the other."""
+
+    @classmethod
+    def host_bytes(cls, size: int, ranks: int) -> int:
+        return 2 * size + size // ranks
+
+    def make(self) -> None:
+        self._whole, self._part = self._empty(self._numel), self._empty(self._piece)
+        self._numbers.fill(self._part, rank=self._rank.index, first=self._rank.index * self._piece)
+
+    def turn(self) -> None:
+        self._part.neg_()
+
+    def call(self) -> None:
+        start_all_gather(self._whole, self._part, self._group).wait()
+
+    def wrong(self) -> str | None:
+        for rank in range(self._rank.world_size):
+            shift, first = self._numbers.shift(rank), rank * self._piece
+            part = self._whole[first : first + self._piece]
+            if wrong := self._numbers.wrong(part, factor=self._sign, shift=shift, first=first):
+                return wrong
+        return None
+
+
+class ReduceScatter(Operation):
+    """Every rank gets its piece of the sum of all tensors."""
+
+    @classmethod
+    def host_bytes(cls, size: int, ranks: int) -> int:
+        return 2 * size + size // ranks
+
+    def make(self) -> None:
+        self._whole, self._part = self._empty(self._numel), self._empty(self._piece)
+        self._numbers.fill(self._whole, rank=self._rank.index)
+
+    def turn(self) -> None:
+        self._whole.neg_()
+
+    def call(self) -> None:
+        start_reduce_scatter(self._part, self._whole, dist.ReduceOp.SUM, self._group).wait()
+
+    def wrong(self) -> str | None:
+        factor, first = self._sign * self._rank.world_size, self._rank.index * self._piece
+        return self._numbers.wrong(self._part, factor=factor, first=first)
+
+
+class Broadcast(Operation):
+    """Every rank gets rank 0's tensor."""
+
+    @classmethod
+    def host_bytes(cls, size: int, ranks: int) -> int:
+        return size
+
+    def make(self) -> None:
+        self._tensor = self._empty(self._numel)
+        # The others begin with numbers that are wrong.
+        self._numbers.fill(self._tensor, rank=0)
+        if self._rank.index:
+            self._tensor.neg_()
+
+    def turn(self) -> None:
+        if self._rank.index == 0:
+            self._tensor.neg_()
+
+    def call(self) -> None:
+        dist.broadcast(self._tensor, 0, group=self._group)
+
+    def wrong(self) -> str | None:
+        return self._numbers.wrong(self._tensor, factor=self._sign, shift=self._numbers.shift(0))
+
+
+OPERATIONS: Final[Mapping[str, type[Operation]]] = {
+    "all_reduce": AllReduce,
+    "all_gather": AllGather,
+    "reduce_scatter": ReduceScatter,
+    "broadcast": Broadcast,
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One operation at one size, as it travels to the ranks.
+
+    Attributes:
+        position: Its place among the job's cells, which all reports about it carry.
+    """
+
+    position: int
+    operation: str
+    dtype: str
+    size_mb: float
+
+
+class CellTimer:
+    """Times cells on one rank, and reports them.
+
+    Every decision that another rank must share (is there memory, is the warm-up over) is exchanged, since a rank that
+    makes one call more than the others would wait for ever.
+    """
+
+    def __init__(self, rank: Rank, warmup: int | None, steps: int, seed: int) -> None:
+        self._rank, self._warmup, self._steps, self._seed = rank, warmup, steps, seed
+        self._group = default_group()
+        self._token = torch.zeros(1, device=rank.device)
+        self._clock = DeviceClock(rank.device) if rank.device.type == "cuda" else None
+        self._beaten_at = float("-inf")
+        self._meet()
+        self._beat()
+
+    def measure(self, cell: Cell) -> None:
+        """Measure one cell and report it: {"event": "oom" | "raised" | "done", …}.
+
+        Raises:
+            Exception: what the operation raised, after it was reported: the others may be waiting for this rank.
+        """
+        try:
+            self._measure(cell)
+        except Exception as error:
+            oom, text = is_out_of_memory(error), f"{type(error).__name__}: {gist(error)}"
+            outcome = "oom" if oom else "unsupported" if any(told in str(error) for told in NO_SUCH_DTYPE) else "failed"
+            self._tell(cell, "raised", outcome=outcome, reason=text)
+            raise
+        if self._clock is not None:
+            torch.cuda.empty_cache()
+        # Nobody goes on before all have reported this cell, and have freed its memory.
+        self._meet()
+
+    def _measure(self, cell: Cell) -> None:
+        self._tell(cell, "warming up")
+        size = size_bytes(cell.size_mb, self._rank.world_size)
+        operation, reason = self._make(cell, size)
+        self._beat()
+        if operation is None:
+            self._tell(cell, "oom", reason=reason)
+            return
+        if self._clock is not None:
+            self._clock.forget()
+        # This call is not timed: it makes what backend and operation need at this size.
+        self._lap(operation)
+        wrong = operation.wrong()
+        warming = WarmUp(self._warmup)
+        while not self._first_says(warming.over):
+            warming.add(self._lap(operation).device_ms)
+        self._tell(cell, "measuring")
+        laps = [self._lap(operation) for _ in range(self._steps)]
+        self._tell(
+            cell,
+            "done",
+            bytes=size,
+            times_ms=[lap.device_ms for lap in laps],
+            host_us=None if self._clock is None else [lap.host_us for lap in laps],
+            hidden=sum(lap.hidden for lap in laps),
+            warmup=warming.calls,
+            steady=warming.steady,
+            too_slow=warming.too_slow,
+            threads=torch.get_num_threads(),
+            wrong=wrong or operation.wrong(),
+        )
+
+    def _make(self, cell: Cell, size: int) -> tuple[Operation | None, str | None]:
+        """Make the operation; return None, and the reason if it is this rank's, if a rank has no memory for it."""
+        kind, dtype = OPERATIONS[cell.operation], DTYPES[cell.dtype]
+        operation, reason = None, None
+        if self._clock is None:
+            reason = why_too_large_for_host(kind.host_bytes(size, self._rank.world_size) * self._rank.world_size)
+        if self._all_say(reason is None):
+            try:
+                numbers = Numbers(self._seed, self._rank.world_size, self._rank.device, dtype)
+                operation = kind(size // dtype.itemsize, numbers, self._rank, self._group)
+            except (RuntimeError, MemoryError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                reason = f"out of memory in the tensors: {gist(error)}"
+            if self._all_say(operation is not None):
+                return operation, None
+        return None, reason
+
+    def _lap(self, operation: Operation) -> Lap:
+        """Call the operation once, together with the other ranks."""
+        if self._clock is not None:
+            lap = self._clock.lap_together(operation.call, operation.prepare, self._align)
+        else:
+            time_ms = host_lap_ms(operation.call, lambda: self._ready(operation))
+            lap = Lap(time_ms, 1e3 * time_ms, hidden=True)
+        self._beat()
+        return lap
+
+    def _ready(self, operation: Operation) -> None:
+        operation.prepare()
+        dist.barrier(self._group)
+
+    def _align(self) -> None:
+        """Let the devices wait for each other, not the hosts."""
+        start_all_reduce(self._token, dist.ReduceOp.SUM, self._group).wait()
+
+    def _meet(self) -> None:
+        """Wait for all ranks."""
+        self._align()
+        self._token.zero_().item()
+
+    def _all_say(self, answer: bool) -> bool:
+        """Return True if every rank says so."""
+        flag = torch.tensor([int(answer)], device=self._rank.device)
+        start_all_reduce(flag, dist.ReduceOp.MIN, self._group).wait()
+        return bool(flag.item())
+
+    def _first_says(self, answer: bool) -> bool:
+        """Return rank 0's answer."""
+        flag = torch.tensor([int(answer)], device=self._rank.device)
+        dist.broadcast(flag, 0, group=self._group)
+        return bool(flag.item())
+
+    def _beat(self) -> None:
+        """Tell, at most once a second, that this rank gets on."""
+        now = time.monotonic()
+        if now - self._beaten_at >= HEARTBEAT_S:
+            self._rank.step_done()
+            self._beaten_at = now
+
+    def _tell(self, cell: Cell, event: str, **content: Any) -> None:
+        self._rank.report({"position": cell.position, "event": event, **content})
+
+
+def time_cells(rank: Rank, cells: Sequence[Mapping[str, Any]], warmup: int | None, steps: int, seed: int) -> None:
+    """Measure cells one after the other on this rank: the function to `launch`.
+
+    Args:
+        rank: This rank.
+        cells: The fields of each Cell.
+        warmup: Calls before measuring; None: until rank 0's times are steady.
+        steps: Calls measured.
+        seed: Seed of the numbers.
+    """
+    timer = CellTimer(rank, warmup, steps, seed)
+    for cell in cells:
+        timer.measure(Cell(**cell))
+
+
+def why_too_large_for_host(needed: int, meminfo: Path = Path("/proc/meminfo")) -> str | None:
+    """Return why the host cannot hold `needed` bytes of all ranks; None if it can, or does not tell.
+
+    The kernel would promise the memory, and kill a rank when it is used.
+    """
+    try:
+        lines = meminfo.read_text().splitlines()
+    except OSError:
+        return None
+    available = next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
+    if available is None or needed <= available:
+        return None
+    return f"out of memory: the ranks need {needed / 2**30:.4g} GiB, and the host has {available / 2**30:.4g} GiB"
