@@ -44,6 +44,8 @@ from workers.model.precision import PRECISIONS
 
 GIB = 2**30
 LEARNING_RATE = 1e-4
+LOSS_TOLERANCE = 1e-3
+"""Relative; the strategies add the same numbers in different orders."""
 SIZES: dict[str, dict[str, int]] = {
     "xl": {"d_model": 1600, "d_ff": 6400, "num_layers": 48, "num_heads": 25, "vocab_size": 10_000},
     "large": {"d_model": 1280, "d_ff": 5120, "num_layers": 36, "num_heads": 20, "vocab_size": 10_000},
@@ -309,6 +311,8 @@ def summary(result: Mapping[str, Any]) -> Iterator[str]:
 def print_table(results: list[dict[str, Any]], names: list[str]) -> None:
     """Print a row per strategy: median step, exposed communication and peak per precision; and the fp32 loss."""
     medians = {(n, p): pooled(results, n, p, "step_ms") for n in names for p in PRECISION_NAMES}
+    losses = [loss for name in names if name != "none" and (loss := pooled(results, name, "fp32", "loss")) is not None]
+    usual = statistics.median(losses) if losses else 0.0
     heads = ["strategy", *(f"{p} {what}" for p in PRECISION_NAMES for what in ("ms", "exposed ms", "peak GiB")), "loss"]
     print("\n| " + " | ".join(heads) + " |\n|" + "---|" * len(heads))
     for name in names:
@@ -319,9 +323,14 @@ def print_table(results: list[dict[str, Any]], names: list[str]) -> None:
             cells.append("" if median is None else f"{median:.1f}")
             cells.append("" if median is None or base is None else f"{median - base:+.1f}")
             cells.append("" if peak is None else f"{peak:.1f}")
-        losses = [one["fp32"]["loss"] for one in results if one.get("strategy") == name and "fp32" in one]
-        cells.append(f"{losses[0]:.4f}" if losses else "")
+        loss = pooled(results, name, "fp32", "loss")
+        cells.append("" if loss is None else f"{loss:.4f}{'' if name == 'none' or agrees(loss, usual) else ' WRONG'}")
         print("| " + " | ".join(cells) + " |")
+
+
+def agrees(loss: float, usual: float) -> bool:
+    """Tell whether a loss is that of the other strategies, but for rounding."""
+    return abs(loss - usual) <= LOSS_TOLERANCE * abs(usual)
 
 
 def pooled(results: list[dict[str, Any]], name: str, precision: str, what: str) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from parallel.accounting import OPERATIONS
-from tests.parallel import timing
+from tests.parallel import timing, training
 from tests.parallel.pool import Pool
 
 
@@ -35,6 +35,11 @@ def test_a_steps_time_is_the_slowest_ranks(ranks: Pool) -> None:
 
 def test_ranks_begin_together(two_ranks: Pool) -> None:
     assert max(two_ranks(timing.late_rank)) < 400  # ms; the last rank came 500 ms late
+
+
+@pytest.mark.parametrize("what", ["bucketed, in place", "fully sharded"])
+def test_operations_can_be_started_together(ranks: Pool, what: str) -> None:
+    assert all(count > 4 for count in ranks(training.together, what))
 
 
 @pytest.mark.parametrize("wrapper", ["naive", "overlapped", "bucketed, one", "fully sharded"])

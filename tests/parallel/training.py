@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import parallel
+import parallel.data_parallel
+import parallel.fully_sharded
 from tests.parallel.models import Branches, Everything, batch, loss_of
 
 WRAPPERS = {
@@ -621,3 +623,27 @@ def fully_sharded_opaque() -> None:
             optimizer.step()
             optimizer.zero_grad()
     same_state(model, alone)
+
+
+def together(what: str) -> int:
+    """Train as on NCCL, with operations started together; gloo knows the same calls. Return how many there were."""
+    from parallel import collectives
+
+    manager, uses_nccl = dist._coalescing_manager, collectives.uses_nccl
+    entered = []
+
+    def counted(*arguments: Any, **named: Any) -> Any:
+        entered.append(1)
+        return manager(*arguments, **named)
+
+    averages = collectives.averaging(collectives.default_group(), device())
+    dist._coalescing_manager = counted
+    collectives.uses_nccl = lambda group, device: True
+    try:
+        # gloo does not average by itself.
+        parallel.data_parallel.averaging = parallel.fully_sharded.averaging = lambda group, device: averages
+        fully_sharded_parity(True) if what == "fully sharded" else parity(what, True)
+    finally:
+        dist._coalescing_manager, collectives.uses_nccl = manager, uses_nccl
+        parallel.data_parallel.averaging = parallel.fully_sharded.averaging = collectives.averaging
+    return len(entered)
