@@ -70,7 +70,13 @@ class DoesNotFit(Exception):
     """The step without communication does not fit into some rank's memory."""
 
 
-def run_rank(rank: Rank, spec: dict[str, Any], folder: str) -> dict[str, Any]:
+def run_rank(rank: Rank, spec: dict[str, Any], folder: str) -> None:
+    """Measure one rank, and report {"found": what `RankRun.run` returns}. See `measure_rank`."""
+    rank.report({"started": True})
+    rank.report({"found": measure_rank(rank, spec, folder)})
+
+
+def measure_rank(rank: Rank, spec: dict[str, Any], folder: str) -> dict[str, Any]:
     """Measure one rank.
 
     Args:
@@ -79,7 +85,8 @@ def run_rank(rank: Rank, spec: dict[str, Any], folder: str) -> dict[str, Any]:
         folder: Where rank 0 leaves the profiler's trace.
 
     Returns:
-        What `RankRun.run` returns. What the rank fails with is reported as {"failed": code, "detail": …} before.
+        What `RankRun.run` returns. If the meaning of an error is known, it is reported as {"failed": code, "detail": …}
+        before it ends this rank.
     """
     parsed = parse_spec(spec)
     assert isinstance(parsed, DdpSpec)

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from app.specs._training import PHASES
 from app.specs.ddp import DdpSpec
 from workers.jobs._base import Reporter, Unit
+from workers.jobs._ranks import RanksBeside, job_failure
 from workers.jobs._values import Metric, Values
-from workers.outcome import Crashed, InvalidEnvironment, Unsupported
+from workers.outcome import InvalidEnvironment, RunnerError, Unsupported
 from workers.torch_host import set_precision, why_no_precision
 
 if TYPE_CHECKING:
@@ -51,7 +52,9 @@ MEMORY = {
     "optimizer_state_mib": "optimizer_state_mib",
 }
 """Metrics of memory, with the fields of `_data_parallel.Memory`."""
-RUNNER_ERRORS = {error.code: error for error in (Unsupported, InvalidEnvironment)}
+LOOK_S = 0.5
+"""Seconds between two looks at the devices while ranks measure."""
+RUNNER_ERRORS: dict[str, type[RunnerError]] = {error.code: error for error in (Unsupported, InvalidEnvironment)}
 
 
 class DdpRunner:
@@ -147,69 +150,63 @@ def run_ranks(spec: DdpSpec, monitor: Monitor, report: Reporter) -> list[dict[st
     """Start the ranks, and return what each has found; or why the memory did not suffice.
 
     Raises:
-        Unsupported, InvalidEnvironment: a rank said so. Crashed: a rank died or made no step in time. RuntimeError: a
-            rank raised something else.
+        Crashed: a rank died or made no step in time.
+        RunnerError: a rank raised an error, or could not start; of the error's class if its meaning is known.
     """
-    from parallel.process_group import START_TIMEOUT_S, RanksFailed, RanksTimedOut, launch
+    from parallel.process_group import START_TIMEOUT_S, RanksFailed
     from workers.jobs._data_parallel import run_rank
 
+    ranks = RanksBeside(
+        run_rank,
+        [spec.model_dump(mode="json"), str(report.scratch)],
+        world_size=spec.world_size,
+        backend=spec.backend,
+        folder=report.scratch / "ranks",
+        step_timeout_s=max(spec.step_timeout_s, START_TIMEOUT_S) if spec.compile else spec.step_timeout_s,
+    )
+    found: dict[int, dict[str, Any]] = {}
     failures: dict[int, dict[str, Any]] = {}
-    turns = 0
-
-    def reported(rank: int, message: dict[str, Any]) -> None:
-        nonlocal turns
+    measuring = False
+    while len(found) < spec.world_size:
+        monitor.watch()
+        try:
+            said = ranks.next(LOOK_S)
+        except Exception as error:
+            blamed = error.rank if isinstance(error, RanksFailed) else None
+            failure = job_failure(error, started=ranks.reported)
+            ranks.tell_logs(report, failure, blamed)
+            if reason := out_of_memory(failures):
+                return reason
+            raise known_failure(failures, blamed) or failure from error
+        if said is None:
+            continue
+        rank, message = said
         if "failed" in message:
             failures[rank] = message
-        elif "measuring" in message:
-            turns += 1
-            if turns == 1:
-                monitor.start(warm=message["measuring"])
-        else:
-            monitor.watch()
+        elif "found" in message:
+            found[rank] = message["found"]
+        elif "measuring" in message and not measuring:
+            measuring = True
+            monitor.start(warm=message["measuring"])
+        elif "message" in message:
             report.progress(message["done"], message["total"], message["message"])
-
-    logs = report.scratch / "ranks"
-    logs.mkdir(exist_ok=True)
-    arguments = (spec.model_dump(mode="json"), str(report.scratch))
-    step_timeout_s = max(spec.step_timeout_s, START_TIMEOUT_S) if spec.compile else spec.step_timeout_s
-    limits = {"start_timeout_s": max(START_TIMEOUT_S, step_timeout_s), "step_timeout_s": step_timeout_s}
-    try:
-        found = launch(
-            run_rank,
-            *arguments,
-            world_size=spec.world_size,
-            backend=spec.backend,
-            folder=logs,
-            reported=reported,
-            **limits,
-        )
-    except RanksFailed as error:
-        sys.stderr.write(f"{error}\n")
-        # Of several failures, one rank's is often what another rank's did to it.
-        known = failures.get(error.rank) if error.rank is not None else None
-        for failure in (known, *failures.values()):
-            if failure is not None and failure["failed"] == "oom":
-                return f"rank {rank_of(failures, failure)}: {failure['detail']}"
-        if known is not None and known["failed"] in RUNNER_ERRORS:
-            raise RUNNER_ERRORS[known["failed"]](f"rank {error.rank}: {known['detail']}") from error
-        if isinstance(error, RanksTimedOut) or not error.trace:
-            raise Crashed(in_short(error)) from error
-        raise RuntimeError(in_short(error)) from error
+    ranks.join()
     monitor.watch(last=True)
-    return found
+    ranks.tell_logs(report)
+    return [found[rank] for rank in range(spec.world_size)]
 
 
-def rank_of(failures: Mapping[int, Mapping[str, Any]], failure: Mapping[str, Any]) -> int:
-    """Return the rank that told of a failure."""
-    return next(rank for rank, one in failures.items() if one is failure)
+def out_of_memory(failures: Mapping[int, Mapping[str, Any]]) -> str | None:
+    """Return which rank lacked memory; the errors of others may be what that did to them."""
+    short = [f"rank {rank}: {failure['detail']}" for rank, failure in failures.items() if failure["failed"] == "oom"]
+    return next(iter(short), None)
 
 
-def in_short(error: Any) -> str:
-    """Return which rank did what; the job's log has its traceback or the end of its log."""
-    who = "the ranks" if error.rank is None else f"rank {error.rank}"
-    last = error.log.strip().splitlines()[-1:] if not error.trace else []
-    said = f"; its log ends with: {last[0]}" if last else ""
-    return f"{who} {error.reason}{said}"
+def known_failure(failures: Mapping[int, Mapping[str, Any]], blamed: int | None) -> RunnerError | None:
+    """Return the failure that the blamed rank has told of; None if it is not known."""
+    failure = None if blamed is None else failures.get(blamed)
+    error_class = None if failure is None else RUNNER_ERRORS.get(failure["failed"])
+    return None if failure is None or error_class is None else error_class(f"rank {blamed}: {failure['detail']}")
 
 
 def turns_of(found: Sequence[Mapping[str, Any]], strategy: str) -> list[list[Mapping[str, Any]]]:
@@ -393,6 +390,7 @@ def check_parity(values: Values, spec: DdpSpec, parity: Mapping[str, Any] | None
 
 def check_times(spec: DdpSpec, turns: Sequence[Sequence[Mapping[str, Any]]], step_ms: Sequence[float]) -> list[Check]:
     """Return the checks of the validity of the steps' times."""
+    from workers.jobs.collective import check_cores
     from workers.measure.validity import check_stability, check_steady
 
     first = [turn[0] for turn in turns]  # ranks agree on the warm-up
@@ -403,20 +401,10 @@ def check_times(spec: DdpSpec, turns: Sequence[Sequence[Mapping[str, Any]]], ste
         *check_stability(step_ms, on_gpu=spec.backend == "nccl"),
     ]
     if spec.backend == "gloo":
-        checks.append(check_cores(spec))
+        checks.append(check_cores(spec.world_size))
     if spec.compile:
         checks += check_graphs(turns)
     return checks
-
-
-def check_cores(spec: DdpSpec) -> Check:
-    """Check that each rank has a core of its own."""
-    from workers.measure.check import Check
-    from workers.measure.environment import host
-
-    cores = host()["usable_threads"]
-    told = f"{spec.world_size} ranks on {cores or 'an unknown number of'} hardware threads"
-    return Check("cores", cores is not None and spec.world_size <= cores, told)
 
 
 def check_graphs(turns: Sequence[Sequence[Mapping[str, Any]]]) -> list[Check]:

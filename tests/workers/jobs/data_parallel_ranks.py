@@ -18,7 +18,7 @@ def run_all(rank: Rank, specs: dict[str, Any], folder: str) -> dict[str, Any]:
     for name, spec in specs.items():
         with pytest.MonkeyPatch.context() as patch:
             break_down(patch, rank, name.split(", ")[0])
-            found[name] = _data_parallel.run_rank(rank, spec, folder)
+            found[name] = _data_parallel.measure_rank(rank, spec, folder)
     return found
 
 

@@ -23,7 +23,7 @@ from tests.workers.jobs.data_parallel_ranks import run_all
 from tests.workers.reporting import Report
 from workers.jobs import _data_parallel, ddp
 from workers.jobs.ddp import RUNNER
-from workers.outcome import Crashed, Unsupported
+from workers.outcome import Crashed, RunnerError, Unsupported
 
 MODEL = {"d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 61}
 MATRICES = 2 * 61 * 16 + 2 * (4 * 16**2 + 3 * 16 * 24)
@@ -76,7 +76,7 @@ def run(measured: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     found, reports, _ = measured
 
     def run(name: str, **fields: Any) -> Report:
-        def already(function: Any, spec: Any, scratch: str, *, reported: Any, **options: Any) -> list[Any]:
+        def already(function: Any, spec: Any, scratch: str, *, reported: Any, **options: Any) -> None:
             assert function is _data_parallel.run_rank
             assert options["world_size"] == 2
             for message in reports:
@@ -84,7 +84,8 @@ def run(measured: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             ranks = [copy.deepcopy(rank[name]) for rank in found]
             if ranks[0]["overlap"]["trace"] is not None:
                 ranks[0]["overlap"]["trace"] = shutil.copy(ranks[0]["overlap"]["trace"], scratch)
-            return ranks
+            for index, rank in enumerate(ranks):
+                reported(index, {"found": rank})
 
         monkeypatch.setattr(process_group, "launch", already)
         spec, report = parsed(**SPECS[name], **fields), Report(tmp_path)
@@ -120,6 +121,7 @@ def test_every_strategy_equals_one_process_on_the_whole_batch(run: Any, name: st
     (verdict,) = report.verdicts.values()
     (check,) = [check for check in verdict["checks"] if check["name"] == "parity"]
     assert check["ok"], check
+    assert "cores" in {check["name"] for check in verdict["checks"]}
     if spec.strategy == "none":
         assert found["gradient_error"]["reason"] == "strategy none does not communicate"
         return
@@ -267,39 +269,36 @@ def test_where_one_process_does_not_fit_parity_is_unknown(run: Any, name: str, r
     assert verdict["verdict"] == "suspect"
 
 
-def test_more_ranks_than_cores_are_suspect(monkeypatch: pytest.MonkeyPatch) -> None:
-    from workers.measure import environment
-
-    for cores, ok in ((4, True), (3, False), (None, False)):
-        monkeypatch.setattr(environment, "host", lambda cores=cores: {"usable_threads": cores})
-        check = ddp.check_cores(parsed(world_size=4))
-        assert (check.ok, check.severity) == (ok, "suspect")
-        assert "4 ranks on" in check.detail
-
-
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Run the runner with ranks that fail."""
 
     def run(error: RanksFailed, *reports: tuple[int, dict[str, Any]]) -> Report:
-        def fail(*_arguments: Any, reported: Any, **_options: Any) -> None:
+        def fail(*_arguments: Any, folder: Path, reported: Any, **_options: Any) -> None:
+            process_group.log_file(folder, 1).write_text("first words\nthe last words\n")
             for rank, message in reports:
                 reported(rank, message)
             raise error
 
         monkeypatch.setattr(process_group, "launch", fail)
-        spec, report = parsed(strategy="flat"), Report(tmp_path)
+        spec = parsed(strategy="flat")
+        reports_of.append(Report(tmp_path / str(len(reports_of))))
+        reports_of[-1].scratch.mkdir()
         (unit,) = RUNNER.plan(spec)
-        RUNNER.run(spec, unit, report)
-        return report
+        RUNNER.run(spec, unit, reports_of[-1])
+        return reports_of[-1]
 
+    reports_of: list[Report] = []
     return run
+
+
+STARTED = (1, {"started": True})
 
 
 def test_a_rank_without_memory_is_a_result(failing: Any, capfd: pytest.CaptureFixture[str]) -> None:
     # Rank 0 lost its peer first; what the peer itself said is the reason.
     told = (1, {"failed": "oom", "detail": "out of memory in backward of step 3: too much"})
-    report = failing(RanksFailed(0, "raised RuntimeError: connection closed by peer", trace="…"), told)
+    report = failing(RanksFailed(0, "raised RuntimeError: connection closed by peer", trace="…"), STARTED, told)
     assert {(row["outcome"], row["median"]) for row in report.rows} == {("oom", None)}
     assert report.rows[0]["reason"] == "rank 1: out of memory in backward of step 3: too much"
     assert "connection closed by peer" in capfd.readouterr().err
@@ -308,16 +307,17 @@ def test_a_rank_without_memory_is_a_result(failing: Any, capfd: pytest.CaptureFi
 def test_what_a_rank_cannot_do_is_the_jobs_failure(failing: Any) -> None:
     error = RanksFailed(1, "raised Unsupported: no such kernel", trace="Traceback …")
     with pytest.raises(Unsupported, match="rank 1: no such kernel"):
-        failing(error, (1, {"failed": "unsupported", "detail": "no such kernel"}))
-    with pytest.raises(RuntimeError, match="rank 1 raised ValueError: a pineapple"):
-        failing(RanksFailed(1, "raised ValueError: a pineapple", trace="Traceback …"))
+        failing(error, STARTED, (1, {"failed": "unsupported", "detail": "no such kernel"}))
+    with pytest.raises(RunnerError, match="rank 1 raised ValueError: a pineapple") as caught:
+        failing(RanksFailed(1, "raised ValueError: a pineapple", trace="Traceback …"), STARTED)
+    assert caught.value.code == "failed"
 
 
 @pytest.mark.parametrize("error", [RanksFailed, RanksTimedOut])
 def test_a_rank_that_dies_or_stops_is_named(failing: Any, error: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(Crashed, match="rank 1 died after step 3; its log ends with: the last words"):
-        failing(error(1, "died after step 3", log="first words\nthe last words\n"))
-    assert "first words" in capfd.readouterr().err
+    with pytest.raises(Crashed, match=r"rank 1 died after step 3; see rank-1\.log"):
+        failing(error(1, "died after step 3", log="the last words"), STARTED)
+    assert "--- output of rank 1 ---\nfirst words\nthe last words" in capfd.readouterr().err
 
 
 def test_too_few_gpus_are_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
