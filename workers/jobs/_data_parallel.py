@@ -441,6 +441,7 @@ class RankRun:
             except DoesNotFit as error:
                 found["alone"] = str(error)
             self._clean()  # the error's frames held the model
+        found |= {"device": str(self.device), "threads": torch.get_num_threads()}
         return {**found, "turns": [asdict(turn) for turn in turns], "memory": asdict(self.memory)}
 
     # Agreement

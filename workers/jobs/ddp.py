@@ -453,13 +453,23 @@ def report_tables(spec: DdpSpec, found: Sequence[Mapping[str, Any]], report: Rep
         steps = [time_ms for turn in own for time_ms in turn["step_ms"]]
         peaks = [turn["peak_mib"] for turn in own if turn["peak_mib"] is not None]
         rows.append(
-            [index, statistics.median(steps), min(steps), max(steps), max(peaks, default=None)]
+            [
+                index,
+                rank["device"],
+                rank["threads"],
+                statistics.median(steps),
+                min(steps),
+                max(steps),
+                max(peaks, default=None),
+            ]
             + [rank["memory"][name] for name in memory]
         )
     report.table(
         "ranks",
         [
             Column("rank", "integer"),
+            Column("device", "string"),
+            Column("threads", "integer"),
             *(Column(f"{what}_step_ms", "number", "ms") for what in ("median", "min", "max")),
             Column("peak_mib", "number", "MiB"),
             *(Column(name, "number", "MiB") for name in memory),

@@ -237,7 +237,7 @@ def test_sharding_halves_what_two_ranks_keep(run: Any, name: str, share: float, 
     assert found["optimizer_state_mib"]["median"] == pytest.approx(state * whole, rel=0.05)
     assert found["memory_after_init_mib"]["reason"] == "known on GPUs only"
     ranks = rows_of(report, "ranks")
-    assert [row["rank"] for row in ranks] == [0, 1]
+    assert [(row["rank"], row["device"]) for row in ranks] == [(0, "cpu"), (1, "cpu")]
     assert all(row["min_step_ms"] <= row["median_step_ms"] <= row["max_step_ms"] for row in ranks)
 
 
