@@ -45,6 +45,51 @@ CATEGORIES = ("parameter", "gradient", "optimizer_state", "activation", "input",
 """What memory is for: the parts of its peak."""
 
 
+DDP: Spec = {
+    "kind": "ddp",
+    "backend": "nccl",
+    "model": {"size": "xl"},
+    "context_length": 512,
+    "batch_size": 2,
+    "optimizer": "torch_fused_adamw",
+    "warmup_steps": 5,
+    "measure_steps": 20,
+}
+"""On two GPUs, about a minute each."""
+DDP_METRICS = (
+    *("step_ms", "exposed_communication_ms", "exposed_communication_error_ms", "communication_ms"),
+    *("uncovered_communication_ms", "communication_mib", "mfu", "peak_memory_mib"),
+    *("memory_after_init_mib", "memory_before_optimizer_mib", "memory_after_optimizer_mib"),
+    *("gradient_error", "parameter_error"),
+)
+
+
+def data_parallel() -> Iterator[Spec]:
+    """Jobs of every strategy, ours beside torch's, in both precisions."""
+    sharded: Spec = {"sharded_optimizer": True}
+    cast: Spec = {"cast_before_communication": True}
+    for precision in ("fp32", "bf16"):
+        for strategy in ("none", "naive", "flat", "overlapped"):
+            yield {**DDP, "precision": precision, "strategy": strategy}
+        for size in (25, 100):
+            yield {**DDP, "precision": precision, "strategy": "bucketed", "bucket_size_mb": size}
+            yield {**DDP, "precision": precision, "strategy": "torch_ddp", "bucket_size_mb": size}
+        for strategy in ("bucketed", "torch_ddp"):
+            yield {**DDP, "precision": precision, "strategy": strategy, "bucket_size_mb": 100, **sharded}
+        for strategy in ("fsdp", "torch_fsdp"):
+            yield {**DDP, "precision": precision, "strategy": strategy}
+            if precision == "bf16":
+                yield {**DDP, "precision": precision, "strategy": strategy, **cast}
+
+
+def buckets() -> Iterator[Spec]:
+    """Jobs with buckets of several sizes, and in several forms."""
+    for size in (1, 10, 100, 1000, None):
+        yield {**DDP, "strategy": "bucketed", "bucket_size_mb": size}
+    yield {**DDP, "strategy": "bucketed", "bucket_size_mb": 100, "first_bucket_size_mb": 5}
+    yield {**DDP, "strategy": "bucketed", "bucket_size_mb": 100, "gradients_as_views": False}
+
+
 def recipe(size: str) -> list[Spec]:
     """Jobs from an eager step to the fastest one."""
     eager = {**FAST, "model": {"size": size}}
@@ -194,6 +239,18 @@ TABLES = {
             "history_entries",
             "snapshot_mib",
         ),
+    ),
+    "ddp": Table(
+        "Data parallelism, xl, two GPUs",
+        list(data_parallel()),
+        ("precision", "strategy", "bucket_size_mb", "sharded_optimizer", "cast_before_communication"),
+        DDP_METRICS,
+    ),
+    "ddp-buckets": Table(
+        "Sizes of buckets, xl, fp32, two GPUs",
+        list(buckets()),
+        ("bucket_size_mb", "first_bucket_size_mb", "gradients_as_views"),
+        DDP_METRICS,
     ),
     "collective": Table(
         "Collective operations, two GPUs",

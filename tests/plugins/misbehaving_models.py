@@ -7,6 +7,7 @@ entry points `flopwatch.models`. Files below $MISBEHAVE_FOLDER tell the test wha
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,15 @@ class Segfault(Plain):
 
     def misbehave(self) -> None:
         misbehaviour.fall_over()
+
+
+class KilledRank(Plain):
+    """The last rank is killed, after its last words, while the others go on and wait for it."""
+
+    def misbehave(self) -> None:
+        if int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1:
+            print("the last words of a rank", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Exits(Plain):

@@ -104,6 +104,14 @@ def clip_gradients(parameters: Iterable[Tensor], max_norm: float) -> Tensor:
     return norm
 
 
+OPTIMIZERS: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
+    "adamw": (AdamW, {}),
+    "torch_adamw": (torch.optim.AdamW, {}),
+    "torch_fused_adamw": (torch.optim.AdamW, {"fused": True}),
+}
+"""The optimizers by their names in specs: class and arguments."""
+
+
 def make_optimizer(name: str, model: nn.Module, lr: float | Tensor = 1e-3, *, capturable: bool = False) -> Optimizer:
     """The benchmark spec's `optimizer` over the model's trainable parameters.
 
@@ -111,11 +119,8 @@ def make_optimizer(name: str, model: nn.Module, lr: float | Tensor = 1e-3, *, ca
     single-kernel one. A `capturable` one may be captured in a CUDA graph, with its learning rate in a tensor.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    match name:
-        case "adamw":
-            return AdamW(parameters, lr=lr, capturable=capturable)
-        case "torch_adamw":
-            return torch.optim.AdamW(parameters, lr=lr, capturable=capturable)
-        case "torch_fused_adamw":
-            return torch.optim.AdamW(parameters, lr=lr, fused=True, capturable=capturable)
-    raise ValueError(f"unknown optimizer {name!r}; known are adamw, torch_adamw, torch_fused_adamw")
+    if name not in OPTIMIZERS:
+        raise ValueError(f"unknown optimizer {name!r}; known are {', '.join(OPTIMIZERS)}")
+    optimizer_class, arguments = OPTIMIZERS[name]
+    made: Optimizer = optimizer_class(parameters, lr=lr, capturable=capturable, **arguments)  # type: ignore[call-arg]
+    return made

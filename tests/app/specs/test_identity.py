@@ -17,6 +17,7 @@ from app.specs.benchmark import BenchmarkSpec
 from app.specs.ceiling import CeilingSpec
 from app.specs.collective import CollectiveSpec
 from app.specs.compare import CompareSpec
+from app.specs.ddp import DdpSpec
 from app.specs.estimate import EstimateSpec
 from app.specs.kernel import KernelSpec
 from app.specs.memory import MemorySpec
@@ -35,6 +36,13 @@ TRAINING: list[dict[str, Any]] = [
 CONTEXTS: dict[str, list[dict[str, Any]]] = {
     "benchmark": TRAINING,
     "profile": TRAINING,
+    "ddp": [
+        {},
+        {"compile": True},
+        {"precision": "bf16", "strategy": "torch_fsdp"},
+        {"strategy": "flat", "optimizer": "torch_fused_adamw", "backend": "nccl"},
+        {"model": {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}},
+    ],
     "attention": [{}, {"implementations": ["cpu_flash"], "dtypes": ["fp32"]}, {"implementations": ["triton"]}],
     "kernel": [{}],
     "ceiling": [{}],
@@ -379,6 +387,7 @@ GOLDEN: dict[type[SpecBase], list[str]] = {
         "7e76ddb9a136107f3369",
         "4fe294b08bed8e455bf4",
     ],
+    DdpSpec: ["31af5ec143ccf7ece8dd"],
     EstimateSpec: ["7480f0412c5a5b580b65"],
     ProfileSpec: ["c04529a6e21e6d5c9cd4"],
     CollectiveSpec: [

@@ -1,0 +1,179 @@
+"""`ddp`: a training step that several ranks share, and what their communication costs."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from app.specs._base import Resources, SpecBase, field_error
+from app.specs._identity import Scalar
+from app.specs._training import TrainingSpec
+
+DEVICE_OF_BACKEND = {"gloo": "cpu", "nccl": "cuda"}
+"""The type of device whose memory each backend moves."""
+FULLY_SHARDED = ("fsdp", "torch_fsdp")
+WITH_BUCKETS = ("bucketed", "torch_ddp")
+
+
+class DdpSpec(TrainingSpec):
+    """Time data-parallel training on several GPUs or, over gloo, in several processes of a CPU. Each rank is a process
+    with `batch_size` sequences of its own. The same step without communication is timed in turns with it.
+    """
+
+    kind: Literal["ddp"] = "ddp"
+    strategy: Literal["none", "naive", "flat", "overlapped", "bucketed", "fsdp", "torch_ddp", "torch_fsdp"] = "bucketed"
+    """How ranks share gradients. `none`: not at all, each rank computes alone. `naive`: after the backward pass, one
+    all-reduce for each parameter. `flat`: after it, one for all. `overlapped`: during it, one for each parameter.
+    `bucketed`: during it, one for each bucket. `fsdp`: parameters, gradients and optimizer state are sharded.
+    `torch_ddp` and `torch_fsdp` (FSDP2) are torch's own."""
+    world_size: int = Field(default=2, ge=1, le=64)
+    """Ranks: GPUs with nccl, processes with gloo, which may be more than the host has cores."""
+    backend: Literal["gloo", "nccl"] = "gloo"
+    """`nccl` runs on GPUs, `gloo` on a CPU."""
+    bucket_size_mb: float | None = Field(default=25.0, gt=0, le=1e6)
+    """`bucketed` and `torch_ddp` only: greatest size of a bucket in MB of 2²⁰ bytes; null: one bucket."""
+    first_bucket_size_mb: float | None = Field(default=None, gt=0, le=1e6)
+    """`bucketed` only: size of the first bucket in MB; each further one is twice as large, up to `bucket_size_mb`.
+    Null: as large as the others."""
+    gradients_as_views: bool = True
+    """`bucketed` only: copy gradients into their bucket, once. If false, NCCL takes them where they lie, in one launch
+    for each bucket; gloo reduces each by itself."""
+    sharded_optimizer: bool = False
+    """Each rank keeps and updates a part of the optimizer's state only. With `torch_ddp`, by torch's
+    ZeroRedundancyOptimizer."""
+    cast_before_communication: bool = False
+    """`fsdp` and `torch_fsdp` with precision bf16 only: cast parameters to bf16 before they travel, and compute in it
+    without autocast; gradients travel in bf16, too."""
+    mode: Literal["forward_backward", "train_step"] = "train_step"
+    """`forward_backward` computes and shares gradients; `train_step` adds the optimizer. Other modes have no gradients
+    to share."""
+    cuda_graph: Literal[False] = False
+    """Always false: ranks do not capture their communication."""
+    new_tokens: int = Field(default=32, ge=2, le=1_048_576)
+    """Without effect: nothing is generated."""
+    batch_size: int = Field(default=2, ge=1, le=65_536)
+    """Sequences per step and rank."""
+    measure_steps: int = Field(default=10, ge=1, le=100_000)
+    """Steps measured with the strategy, and as many without communication; each half of them by turns."""
+    trace: bool = False
+    """Keep a Chrome trace of some steps of rank 0."""
+    trace_max_mib: int = Field(default=50, ge=1, le=1024)
+    """Largest compressed trace that is kept, in MiB; a larger one is cut."""
+    step_timeout_s: float = Field(default=120.0, gt=0, le=3600)
+    """A rank that makes no step for so long, in seconds, ends the job. Its first step may take 5 minutes, and with
+    `compile` every step may."""
+
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        **TrainingSpec.presets,
+        "8b": {
+            "model": {"d_model": 4096, "d_ff": 11_008, "num_layers": 34, "num_heads": 32, "vocab_size": 151_936},
+            "batch_size": 1,
+            "strategy": "fsdp",
+            "backend": "nccl",
+            "precision": "bf16",
+            "optimizer": "torch_fused_adamw",
+        },
+    }
+    unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {
+        *("trace", "trace_max_mib", "step_timeout_s", "new_tokens")
+    }
+    table_rows: ClassVar[tuple[str, ...]] = ("model", "strategy", "bucket_size_mb", "sharded_optimizer", "precision")
+    table_columns: ClassVar[tuple[str, ...]] = (
+        "step_ms",
+        "computation_step_ms",
+        "exposed_communication_ms",
+        "communication_ms",
+        "communication_mib",
+        "tokens_per_s",
+        "mfu",
+        "peak_memory_mib",
+        "gradient_error",
+    )
+
+    @field_validator("cuda_graph", mode="before")
+    @classmethod
+    def _not_in_a_graph(cls, value: Any) -> Any:
+        if value is True:
+            raise PydanticCustomError(
+                "not_captured", "ranks do not capture their communication in a graph: leave cuda_graph out"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _ranks_can_do_it(self) -> Self:
+        self._check_device()
+        if self.sharded_optimizer:
+            self._check_sharded_optimizer()
+        if self.strategy in FULLY_SHARDED:
+            self._check_fully_sharded()
+        elif self.cast_before_communication:
+            raise field_error(
+                "cast_before_communication", f"strategy {self.strategy} shares float32 gradients: choose fsdp"
+            )
+        if (
+            self.strategy == "bucketed"
+            and None not in (self.bucket_size_mb, self.first_bucket_size_mb)
+            and self.first_bucket_size_mb > self.bucket_size_mb  # type: ignore[operator]
+        ):
+            raise field_error(
+                "first_bucket_size_mb",
+                f"must not exceed bucket_size_mb ({self.bucket_size_mb:g}): choose a smaller one",
+            )
+        return self
+
+    def _check_device(self) -> None:
+        needed = DEVICE_OF_BACKEND[self.backend]
+        if self.device not in ("auto", needed):
+            other = "gloo" if self.backend == "nccl" else "nccl"
+            raise field_error(
+                "backend", f"{self.backend} runs on device {needed}: choose backend {other}, or leave device out"
+            )
+        if self.backend == "gloo" and self.precision == "tf32":
+            raise field_error("precision", "tf32 is a GPU format: choose fp32 or bf16, or backend nccl")
+
+    def _check_sharded_optimizer(self) -> None:
+        if self.strategy in FULLY_SHARDED:
+            raise field_error(
+                "sharded_optimizer",
+                f"{self.strategy} shards the optimizer's state already: leave sharded_optimizer out",
+            )
+        if self.strategy == "none":
+            raise field_error(
+                "sharded_optimizer",
+                "strategy none does not communicate, and ranks would have to fetch parameters: choose another strategy",
+            )
+
+    def _check_fully_sharded(self) -> None:
+        if self.precision == "fp16":
+            raise field_error(
+                "precision", f"with {self.strategy}, each rank sees only its part of the overflows: choose bf16"
+            )
+        if self.gradient_clip_norm is not None:
+            raise field_error(
+                "gradient_clip_norm", f"with {self.strategy}, each rank has a part of the norm only: leave it out"
+            )
+        if self.cast_before_communication and self.precision != "bf16":
+            raise field_error("cast_before_communication", "casts to bf16: choose precision bf16, or leave it out")
+        if self.compile and self.strategy == "fsdp":
+            raise field_error("compile", "fsdp swaps parameters behind the compiler's back: choose torch_fsdp")
+        if self.compile and self.compile_scope == "model":
+            raise field_error("compile_scope", "torch_fsdp gathers block by block: choose compile_scope blocks")
+
+    def resources(self) -> Resources:
+        return Resources(device_type="cuda" if self.backend == "nccl" else "cpu", devices=self.world_size)
+
+    def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
+        """Do as other training kinds, and set what the strategy or the mode does not use to null."""
+        identity, labels = super().normalised(identity)
+        del identity["new_tokens"]
+        if self.strategy not in WITH_BUCKETS:
+            identity["bucket_size_mb"] = None
+        if self.strategy != "bucketed":
+            identity |= {"first_bucket_size_mb": None, "gradients_as_views": None}
+        if self.strategy not in FULLY_SHARDED or self.precision != "bf16":
+            identity["cast_before_communication"] = None
+        if self.mode != "train_step":
+            identity["sharded_optimizer"] = None
+        return identity, labels

@@ -1,0 +1,103 @@
+"""What can be asked of `ddp`, and what cannot go together."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from app.specs import spec_adapter
+from app.specs.ddp import DdpSpec
+
+FSDP = {"strategy": "fsdp"}
+COMPILED = {"strategy": "torch_fsdp", "compile": True}
+CAST = {"precision": "bf16", "cast_before_communication": True}
+
+
+def spec(**fields: Any) -> DdpSpec:
+    parsed = spec_adapter.validate_json(json.dumps({"kind": "ddp", **fields}))
+    assert isinstance(parsed, DdpSpec)
+    return parsed
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "words"),
+    [
+        ({"mode": "generate"}, "mode", "'forward_backward' or 'train_step'"),
+        ({"mode": "forward"}, "mode", "'forward_backward' or 'train_step'"),
+        ({"cuda_graph": True}, "cuda_graph", "leave cuda_graph out"),
+        ({"cuda_graph": True, "backend": "nccl", "device": "cuda"}, "cuda_graph", "leave cuda_graph out"),
+        ({"backend": "nccl", "device": "cpu"}, "backend", "choose backend gloo"),
+        ({"backend": "gloo", "device": "cuda"}, "backend", "choose backend nccl"),
+        ({"backend": "gloo", "precision": "tf32"}, "precision", "or backend nccl"),
+        ({**FSDP, "sharded_optimizer": True}, "sharded_optimizer", "leave sharded_optimizer out"),
+        ({"strategy": "torch_fsdp", "sharded_optimizer": True}, "sharded_optimizer", "leave sharded_optimizer out"),
+        ({"strategy": "none", "sharded_optimizer": True}, "sharded_optimizer", "choose another strategy"),
+        ({**FSDP, "precision": "fp16"}, "precision", "choose bf16"),
+        ({"strategy": "torch_fsdp", "gradient_clip_norm": 1.0}, "gradient_clip_norm", "leave it out"),
+        ({**FSDP, "cast_before_communication": True}, "cast_before_communication", "choose precision bf16"),
+        ({**CAST, "strategy": "flat"}, "cast_before_communication", "choose fsdp"),
+        ({**FSDP, "compile": True}, "compile", "choose torch_fsdp"),
+        (
+            {"strategy": "torch_fsdp", "compile": True, "compile_scope": "model"},
+            "compile_scope",
+            "choose compile_scope",
+        ),
+        (
+            {"bucket_size_mb": 1, "first_bucket_size_mb": 2},
+            "first_bucket_size_mb",
+            "must not exceed bucket_size_mb (1)",
+        ),
+        ({"bucket_size_mb": 0}, "bucket_size_mb", "greater than 0"),
+        ({"world_size": 0}, "world_size", "greater than or equal to 1"),
+        ({"world_size": 65}, "world_size", "less than or equal to 64"),
+        ({"strategy": "zero"}, "strategy", "Input should be 'none', 'naive'"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_where_it_stands(fields: dict[str, Any], field: str, words: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        spec(**fields)
+    (error,) = caught.value.errors()
+    assert words in error["msg"]
+    assert field in (error["loc"][-1], error.get("ctx", {}).get("field")), error
+
+
+@pytest.mark.parametrize("strategy", ["none", "naive", "flat", "overlapped", "bucketed", "torch_ddp", "torch_fsdp"])
+def test_compiled_blocks_and_checkpointing_go_with_a_strategy(strategy: str) -> None:
+    assert spec(strategy=strategy, compile=True, activation_checkpointing=True).compile
+
+
+def test_each_rank_needs_a_device() -> None:
+    on_cpu, on_gpus = spec(world_size=3).resources(), spec(world_size=3, backend="nccl").resources()
+    assert (on_cpu.device_type, on_cpu.devices) == ("cpu", 3)
+    assert (on_gpus.device_type, on_gpus.devices) == ("cuda", 3)
+    assert spec(backend="nccl", device="cuda").resources().device_type == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("fields", "others"),
+    [
+        ({"strategy": "flat"}, {"bucket_size_mb": None, "first_bucket_size_mb": 1}),
+        ({"strategy": "fsdp"}, {"bucket_size_mb": 100}),
+        ({"strategy": "torch_ddp"}, {"first_bucket_size_mb": 1, "gradients_as_views": False}),
+        ({"mode": "forward_backward"}, {"sharded_optimizer": True}),
+        ({}, {"trace": True, "trace_max_mib": 2, "step_timeout_s": 5, "measure_steps": 3, "device": "cpu", "seed": 7}),
+    ],
+)
+def test_what_has_no_effect_changes_no_key(fields: dict[str, Any], others: dict[str, Any]) -> None:
+    assert spec(**fields, **others).case().key == spec(**fields).case().key
+
+
+@pytest.mark.parametrize("strategy", ["bucketed", "torch_ddp"])
+def test_the_size_of_buckets_is_part_of_a_case_that_has_them(strategy: str) -> None:
+    keys = {spec(strategy=strategy, bucket_size_mb=size).case().key for size in (1, 25, None)}
+    assert len(keys) == 3
+
+
+def test_the_largest_preset_is_what_several_gpus_are_for() -> None:
+    largest = spec(**DdpSpec.presets["8b"])
+    assert largest.model.shape() == {"d_model": 4096, "d_ff": 11_008, "num_layers": 34, "num_heads": 32}
+    assert largest.model.vocab_size == 151_936
+    assert largest.resources().device_type == "cuda"

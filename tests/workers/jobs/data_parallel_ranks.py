@@ -1,0 +1,59 @@
+"""What the ranks of tests/workers/jobs/test_ddp.py do. Ranks import it by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from parallel.process_group import Rank
+from workers.jobs import _data_parallel
+from workers.measure.memory import OutOfMemory
+from workers.model.steps import BackwardStep
+
+
+def run_all(rank: Rank, specs: dict[str, Any], folder: str) -> dict[str, Any]:
+    """Measure one spec after the other; the first part of a name may say what to break."""
+    found = {}
+    for name, spec in specs.items():
+        with pytest.MonkeyPatch.context() as patch:
+            break_down(patch, rank, name.split(", ")[0])
+            found[name] = _data_parallel.measure_rank(rank, spec, folder)
+    return found
+
+
+def break_down(patch: pytest.MonkeyPatch, rank: Rank, how: str) -> None:
+    """Break this process: its strategy sends nothing, or its memory is too small for something."""
+    wrap, build, forward = _data_parallel.wrap, _data_parallel.build, BackwardStep.forward
+    parity: list[None] = []
+
+    def send_nothing(spec: Any, strategy: str, module: Any) -> Any:
+        return wrap(spec, strategy, module)[0], None
+
+    def build_too_much(spec: Any, strategy: str, *others: Any) -> Any:
+        if strategy == _data_parallel.ALONE:
+            raise OutOfMemory("out of memory in making the model: too much")
+        return build(spec, strategy, *others)
+
+    def build_too_much_once(spec: Any, strategy: str, *others: Any) -> Any:
+        if strategy == _data_parallel.ALONE and not parity:
+            parity.append(None)
+            raise OutOfMemory("out of memory in making the model: too much")
+        return build(spec, strategy, *others)
+
+    def run_out(step: Any) -> None:
+        if type(step.module).__name__ == "TransformerLM":  # no wrapper is around it
+            raise RuntimeError("CUDA out of memory. Tried to allocate 1 GiB")
+        forward(step)
+
+    match how, rank.index:
+        case "sends nothing", _:
+            patch.setattr(_data_parallel, "wrap", send_nothing)
+        case "does not fit", 1:
+            patch.setattr(_data_parallel, "build", build_too_much)
+        case "does not fit later", 1:
+            patch.setattr(BackwardStep, "forward", run_out)
+        case "no host memory", 0:
+            patch.setattr(_data_parallel, "host_memory_free", lambda: 0)
+        case "one process does not fit", 0:
+            patch.setattr(_data_parallel, "build", build_too_much_once)

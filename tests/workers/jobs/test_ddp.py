@@ -1,0 +1,379 @@
+"""The runner of `ddp`: one launch of two ranks measures every strategy, and the runner reports what they return."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pydantic", reason="the service's dependencies are not installed")
+
+import torch
+
+from app.specs import spec_adapter
+from app.specs.ddp import DdpSpec
+from parallel import process_group
+from parallel.process_group import RanksFailed, RanksTimedOut, launch
+from tests.workers.jobs.data_parallel_ranks import run_all
+from tests.workers.reporting import Report
+from workers.jobs import _data_parallel, ddp
+from workers.jobs.ddp import RUNNER
+from workers.outcome import Crashed, RunnerError, Unsupported
+
+MODEL = {"d_model": 16, "d_ff": 24, "num_layers": 2, "num_heads": 2, "vocab_size": 61}
+MATRICES = 2 * 61 * 16 + 2 * (4 * 16**2 + 3 * 16 * 24)
+PARAMETERS = MATRICES + 5 * 16
+MIB = 2**20
+SMALL = {"model": MODEL, "context_length": 8, "warmup_steps": 0, "measure_steps": 1}
+SPECS: dict[str, dict[str, Any]] = {
+    "none": {"strategy": "none"},
+    "naive, sharded": {"strategy": "naive", "sharded_optimizer": True, "gradient_clip_norm": 0.1},
+    "flat, narrow": {"strategy": "flat", "precision": "bf16", "parameter_dtype": "bf16"},
+    "overlapped, no optimizer": {"strategy": "overlapped", "mode": "forward_backward"},
+    "bucketed": {"strategy": "bucketed", "bucket_size_mb": None, "measure_steps": 3, "warmup_steps": 1, "trace": True},
+    "bucketed, growing": {"strategy": "bucketed", "bucket_size_mb": 0.004, "first_bucket_size_mb": 0.001},
+    "bucketed, where they lie": {"strategy": "bucketed", "gradients_as_views": False},
+    "fsdp, checkpointing": {"strategy": "fsdp", "activation_checkpointing": True},
+    "fsdp, cast": {"strategy": "fsdp", "precision": "bf16", "cast_before_communication": True},
+    "torch_ddp": {"strategy": "torch_ddp", "bucket_size_mb": None},
+    "torch_ddp, sharded": {"strategy": "torch_ddp", "sharded_optimizer": True, "precision": "fp16"},
+    "torch_fsdp": {"strategy": "torch_fsdp", "optimizer": "torch_fused_adamw"},
+    "sends nothing, naive": {"strategy": "naive"},
+    "sends nothing, flat": {"strategy": "flat"},
+    "does not fit, flat": {"strategy": "flat"},
+    "does not fit later, flat": {"strategy": "flat"},
+    "one process does not fit, flat": {"strategy": "flat"},
+    "no host memory, flat": {"strategy": "flat"},
+}
+RIGHT = [name for name in SPECS if name.split(", ")[0] in DdpSpec.model_fields["strategy"].annotation.__args__]  # type: ignore[union-attr]
+
+
+def parsed(**fields: Any) -> DdpSpec:
+    spec = spec_adapter.validate_json(json.dumps({"kind": "ddp", **SMALL, **fields}))
+    assert isinstance(spec, DdpSpec)
+    return spec
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[dict[str, Any]], list[Any], Path]:
+    """What two ranks return for each spec, what they reported meanwhile, and their folder."""
+    folder = tmp_path_factory.mktemp("ranks")
+    specs = {name: parsed(**fields).model_dump(mode="json") for name, fields in SPECS.items()}
+    reports: list[Any] = []
+    options: dict[str, Any] = {"world_size": 2, "backend": "gloo", "folder": folder}
+    found = launch(run_all, specs, str(folder), reported=lambda rank, message: reports.append(message), **options)
+    return found, reports, folder
+
+
+@pytest.fixture
+def run(measured: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Run the runner for one of the specs; its ranks are those that have measured already."""
+    found, reports, _ = measured
+
+    def run(name: str, **fields: Any) -> Report:
+        def already(function: Any, spec: Any, scratch: str, *, reported: Any, **options: Any) -> None:
+            assert function is _data_parallel.run_rank
+            assert options["world_size"] == 2
+            for message in reports:
+                reported(0, message)
+            ranks = [copy.deepcopy(rank[name]) for rank in found]
+            if ranks[0]["overlap"]["trace"] is not None:
+                ranks[0]["overlap"]["trace"] = shutil.copy(ranks[0]["overlap"]["trace"], scratch)
+            for index, rank in enumerate(ranks):
+                reported(index, {"found": rank})
+
+        monkeypatch.setattr(process_group, "launch", already)
+        spec, report = parsed(**SPECS[name], **fields), Report(tmp_path)
+        (unit,) = RUNNER.plan(spec)
+        RUNNER.run(spec, unit, report)
+        return report
+
+    return run
+
+
+def values(report: Report) -> dict[str, Any]:
+    rows = {row["metric"]: row for row in report.rows}
+    assert len(rows) == len(report.rows)
+    return rows
+
+
+def rows_of(report: Report, name: str) -> list[dict[str, Any]]:
+    table = report.tables[name]
+    columns = [column["name"] for column in table["columns"]]
+    return [dict(zip(columns, row, strict=True)) for row in table["rows"]]
+
+
+def test_one_unit_starts_the_ranks() -> None:
+    (unit,) = RUNNER.plan(parsed(strategy="flat"))
+    assert unit.title == "d16-f24-l2-h2, flat, 2 ranks"
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_every_strategy_equals_one_process_on_the_whole_batch(run: Any, name: str) -> None:
+    report = run(name)
+    found, spec = values(report), parsed(**SPECS[name])
+    assert found["step_ms"]["outcome"] == "ok"
+    (verdict,) = report.verdicts.values()
+    (check,) = [check for check in verdict["checks"] if check["name"] == "parity"]
+    assert check["ok"], check
+    assert "cores" in {check["name"] for check in verdict["checks"]}
+    if spec.strategy == "none":
+        assert found["gradient_error"]["reason"] == "strategy none does not communicate"
+        return
+    # Two ranks add two numbers, in any order: but for casts, every bit is the same.
+    limit = 0.1 if spec.cast_before_communication else 1e-6
+    assert found["gradient_error"]["median"] <= limit
+    if spec.mode == "train_step":
+        assert found["parameter_error"]["median"] <= 3 * limit
+    else:
+        assert "changes no parameters" in found["parameter_error"]["reason"]
+
+
+@pytest.mark.parametrize("name", ["sends nothing, naive", "sends nothing, flat"])
+def test_a_strategy_that_is_wrong_has_no_speed(run: Any, name: str) -> None:
+    report = run(name)
+    found = values(report)
+    assert found["gradient_error"]["median"] > 0.1
+    assert found["parameter_error"]["median"] > 0.1
+    for metric, row in found.items():
+        if not metric.endswith("_error"):
+            assert (row["outcome"], row["median"]) == ("wrong", None)
+            assert "not equal to one process on the whole batch: gradient_error" in row["reason"]
+    (verdict,) = report.verdicts.values()
+    assert verdict["verdict"] == "invalid"
+
+
+def test_times_are_the_slowest_ranks_and_exposed_is_the_difference_of_turns(run: Any, measured: Any) -> None:
+    found = values(run("bucketed"))
+    ranks = [rank["bucketed"]["turns"] for rank in measured[0]]
+    assert [turn["strategy"] for turn in ranks[0]] == ["bucketed", "none", "bucketed", "none"]
+    assert [len(turn["step_ms"]) for turn in ranks[0]] == [2, 2, 1, 1]
+    slowest = [
+        [max(step) for step in zip(*(rank[turn]["step_ms"] for rank in ranks), strict=True)] for turn in range(4)
+    ]
+    assert found["step_ms"]["n"] == found["computation_step_ms"]["n"] == 3
+    assert found["step_ms"]["max"] == max(slowest[0] + slowest[2])
+    assert found["computation_step_ms"]["max"] == max(slowest[1] + slowest[3])
+    differences = [sum(slowest[0]) / 2 - sum(slowest[1]) / 2, slowest[2][0] - slowest[3][0]]
+    exposed = found["exposed_communication_ms"]
+    assert (exposed["min"], exposed["max"]) == pytest.approx((min(differences), max(differences)))
+    assert found["exposed_communication_error_ms"]["median"] > 0
+    assert found["synchronization_ms"]["n"] == 3
+    tokens = 2 * 2 * 8
+    assert found["tokens_per_s"]["median"] == pytest.approx(1e3 * tokens / found["step_ms"]["median"])
+    assert found["tflops"]["median"] > 0
+    assert found["first_step_ms"]["median"] > 0
+
+
+def test_communication_is_seen_beside_computation(run: Any) -> None:
+    report = run("bucketed")
+    found = values(report)
+    assert found["communication_ms"]["n"] == 2
+    assert found["communication_ms"]["median"] > 0
+    assert found["communication_percent"]["median"] > 0
+    timeline = rows_of(report, "timeline")
+    assert {row["stream"] for row in timeline} == {"compute", "communication", "exposed"}
+    assert {(row["step"], row["rank"]) for row in timeline} == {(1, 0), (1, 1), (2, 0), (2, 1)}
+    assert all(0 <= row["start_ms"] <= row["end_ms"] for row in timeline)
+    exposed = sum(row["end_ms"] - row["start_ms"] for row in timeline if row["stream"] == "exposed")
+    communicated = sum(row["end_ms"] - row["start_ms"] for row in timeline if row["stream"] == "communication")
+    assert 0 <= exposed <= communicated
+
+
+def test_the_trace_of_rank_0_shows_steps_and_collectives(run: Any, measured: Any, tmp_path: Path) -> None:
+    ((name, path),) = run("bucketed").files.items()
+    assert name == "trace.json.gz"
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    assert {"step_1", "step_2", "gloo:all_reduce", "layers.1"} <= {event.get("name") for event in events}
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("bucketed", [("all_reduce", 4 * PARAMETERS, 4 * PARAMETERS)]),
+        (
+            "torch_ddp, sharded",
+            [("all_reduce", 4 * PARAMETERS, 4 * PARAMETERS), ("all_gather", 4 * PARAMETERS, 2 * PARAMETERS)],
+        ),
+        (
+            "fsdp, cast",
+            [
+                ("all_reduce", 4 * 80, 4 * 80),  # of the norms' weights, which every rank keeps
+                ("all_gather", 2 * 2 * MATRICES, 2 * MATRICES),
+                ("reduce_scatter", 2 * MATRICES, MATRICES),
+            ],
+        ),
+        ("none", []),
+    ],
+)
+def test_the_volume_of_communication_by_strategy(run: Any, name: str, rows: list[tuple[Any, ...]]) -> None:
+    report = run(name)
+    found = [tuple(row.values()) for row in rows_of(report, "communication")]
+    assert found == rows
+    assert values(report)["communication_mib"]["median"] == pytest.approx(sum(row[2] for row in rows) / MIB)
+
+
+@pytest.mark.parametrize(
+    ("name", "share", "state"),
+    [
+        ("bucketed", 1.0, 2.0),
+        ("naive, sharded", 1.0, 1.0),
+        ("torch_ddp, sharded", 1.0, 1.0),
+        ("fsdp, checkpointing", 0.5, 1.0),
+    ],
+)
+def test_sharding_halves_what_two_ranks_keep(run: Any, name: str, share: float, state: float) -> None:
+    report = run(name)
+    whole = 4 * PARAMETERS / MIB
+    found = values(report)
+    assert found["parameters"]["median"] == PARAMETERS
+    assert found["parameters_mib"]["median"] == pytest.approx(share * whole, rel=0.05)
+    assert found["gradients_mib"]["median"] == pytest.approx(share * whole, rel=0.05)
+    assert found["optimizer_state_mib"]["median"] == pytest.approx(state * whole, rel=0.05)
+    assert found["memory_after_init_mib"]["reason"] == "known on GPUs only"
+    ranks = rows_of(report, "ranks")
+    assert [(row["rank"], row["device"]) for row in ranks] == [(0, "cpu"), (1, "cpu")]
+    assert all(row["min_step_ms"] <= row["median_step_ms"] <= row["max_step_ms"] for row in ranks)
+
+
+@pytest.mark.parametrize("name", ["does not fit, flat", "does not fit later, flat"])
+def test_where_the_step_alone_does_not_fit_the_waiting_of_streams_is_shown(run: Any, name: str) -> None:
+    found = values(run(name))
+    assert found["step_ms"]["outcome"] == found["uncovered_communication_ms"]["outcome"] == "ok"
+    for metric in ("computation_step_ms", "exposed_communication_ms", "exposed_communication_error_ms"):
+        assert found[metric]["median"] is None
+        assert "without communication it does not fit into the memory of rank 1" in found[metric]["reason"]
+        assert "see uncovered_communication_ms" in found[metric]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("one process does not fit, flat", "one process does not fit into rank 0's memory: out of memory in making"),
+        ("no host memory, flat", "MiB of the host's memory, and less is free"),
+    ],
+)
+def test_where_one_process_does_not_fit_parity_is_unknown(run: Any, name: str, reason: str) -> None:
+    report = run(name)
+    found = values(report)
+    assert found["step_ms"]["outcome"] == "ok"
+    for metric in ddp.PARITY:
+        assert found[metric]["outcome"] == "unknown"
+        assert reason in found[metric]["reason"]
+    (verdict,) = report.verdicts.values()
+    assert verdict["verdict"] == "suspect"
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Run the runner with ranks that fail."""
+
+    def run(error: RanksFailed, *reports: tuple[int, dict[str, Any]]) -> Report:
+        def fail(*_arguments: Any, folder: Path, reported: Any, **_options: Any) -> None:
+            process_group.log_file(folder, 1).write_text("first words\nthe last words\n")
+            for rank, message in reports:
+                reported(rank, message)
+            raise error
+
+        monkeypatch.setattr(process_group, "launch", fail)
+        spec = parsed(strategy="flat")
+        reports_of.append(Report(tmp_path / str(len(reports_of))))
+        reports_of[-1].scratch.mkdir()
+        (unit,) = RUNNER.plan(spec)
+        RUNNER.run(spec, unit, reports_of[-1])
+        return reports_of[-1]
+
+    reports_of: list[Report] = []
+    return run
+
+
+STARTED = (1, {"started": True})
+
+
+def test_a_rank_without_memory_is_a_result(failing: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    # Rank 0 lost its peer first; what the peer itself said is the reason.
+    told = (1, {"failed": "oom", "detail": "out of memory in backward of step 3: too much"})
+    report = failing(RanksFailed(0, "raised RuntimeError: connection closed by peer", trace="…"), STARTED, told)
+    assert {(row["outcome"], row["median"]) for row in report.rows} == {("oom", None)}
+    assert report.rows[0]["reason"] == "rank 1: out of memory in backward of step 3: too much"
+    assert "connection closed by peer" in capfd.readouterr().err
+
+
+def test_what_a_rank_cannot_do_is_the_jobs_failure(failing: Any) -> None:
+    error = RanksFailed(1, "raised Unsupported: no such kernel", trace="Traceback …")
+    with pytest.raises(Unsupported, match="rank 1: no such kernel"):
+        failing(error, STARTED, (1, {"failed": "unsupported", "detail": "no such kernel"}))
+    with pytest.raises(RunnerError, match="rank 1 raised ValueError: a pineapple") as caught:
+        failing(RanksFailed(1, "raised ValueError: a pineapple", trace="Traceback …"), STARTED)
+    assert caught.value.code == "failed"
+
+
+@pytest.mark.parametrize("error", [RanksFailed, RanksTimedOut])
+def test_a_rank_that_dies_or_stops_is_named(failing: Any, error: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(Crashed, match=r"rank 1 died after step 3; see rank-1\.log"):
+        failing(error(1, "died after step 3", log="the last words"), STARTED)
+    assert "--- output of rank 1 ---\nfirst words\nthe last words" in capfd.readouterr().err
+
+
+def test_too_few_gpus_are_unsupported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(Unsupported, match="world_size 2 needs as many GPUs; this worker's process sees 1"):
+        ddp.choose_devices(parsed(backend="nccl"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "gradient", "parameter"),
+    [
+        ({}, 1e-3, 1e-2),
+        ({"precision": "bf16"}, 2e-2, 0.2),
+        ({"precision": "bf16", "parameter_dtype": "bf16"}, 5e-2, 0.5),
+        ({"precision": "bf16", "strategy": "fsdp", "cast_before_communication": True}, 0.3, 1.0),
+    ],
+)
+def test_tolerances_by_dtype(fields: dict[str, Any], gradient: float, parameter: float) -> None:
+    spec = parsed(**fields)
+    assert ddp.tolerance(spec, "gradient_error") == pytest.approx(gradient)
+    assert ddp.tolerance(spec, "parameter_error") == pytest.approx(parameter)
+
+
+def test_errors_that_are_no_numbers() -> None:
+    one, zero = torch.ones(3), torch.zeros(3)
+    assert _data_parallel.relative_error(one * 1.5, one) == pytest.approx(0.5)
+    assert _data_parallel.relative_error(one * 3, one * 2, start=one) == pytest.approx(1.0)
+    assert _data_parallel.relative_error(None, one) == float("inf")
+    assert _data_parallel.relative_error(one * float("nan"), one) == float("inf")
+    assert _data_parallel.relative_error(one, zero) == float("inf")
+    assert _data_parallel.relative_error(zero, zero) == 0.0
+    assert _data_parallel.worst({"a": 0.5, "b": float("nan"), "c": float("inf")})[1] == "b"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"strategy": "bucketed", "sharded_optimizer": True, "optimizer": "torch_fused_adamw", "trace": True},
+        {"strategy": "torch_ddp", "precision": "bf16", "compile": True},
+        {"strategy": "fsdp", "precision": "bf16", "cast_before_communication": True, "activation_checkpointing": True},
+        {"strategy": "torch_fsdp", "precision": "bf16", "compile": True},
+    ],
+    ids=lambda fields: fields["strategy"],
+)
+def test_two_gpus(fields: dict[str, Any], tmp_path: Path) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip(f"needs two GPUs; there are {torch.cuda.device_count()}")
+    spec, report = parsed(**{"backend": "nccl", "warmup_steps": 2, "measure_steps": 4, **fields}), Report(tmp_path)
+    (unit,) = RUNNER.plan(spec)
+    RUNNER.run(spec, unit, report)
+    found = values(report)
+    for metric in ("step_ms", "exposed_communication_ms", "communication_ms", "host_us", "gradient_error"):
+        assert found[metric]["outcome"] == "ok", found[metric]
+    assert found["memory_before_optimizer_mib"]["median"] > found["parameters_mib"]["median"]
+    assert {row["stream"] for row in rows_of(report, "timeline")} >= {"compute", "communication"}
+    assert len(report.fingerprint["other_devices"]) == 1
+    assert ("trace.json.gz" in report.files) == bool(fields.get("trace"))
+    assert list((tmp_path / "ranks").iterdir())

@@ -1,0 +1,105 @@
+"""When a rank computes and when it communicates."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from kernels.ranges import listening, named
+from workers.measure.profiling import overlap
+from workers.measure.profiling.classes import COMMUNICATION, class_of_kernel
+from workers.measure.profiling.overlap import (
+    StepOverlap,
+    at_most,
+    gloo_spans,
+    merged,
+    overlap_of,
+    record_overlap,
+    total_ms,
+    without,
+)
+
+
+def test_spans_become_their_union() -> None:
+    assert merged([(5, 7), (0, 2), (1, 3), (7, 8)]) == [(0, 3), (5, 8)]
+    assert merged([(0, 2), (4, 5), (9, 10)], gap_ns=2) == [(0, 5), (9, 10)]
+    assert merged([]) == []
+
+
+@pytest.mark.parametrize(
+    ("spans", "others", "left"),
+    [
+        ([(0, 10)], [], [(0, 10)]),
+        ([(0, 10)], [(0, 10)], []),
+        ([(0, 10)], [(2, 3), (5, 6)], [(0, 2), (3, 5), (6, 10)]),
+        ([(0, 4), (6, 10)], [(3, 7)], [(0, 3), (7, 10)]),
+        ([(2, 4), (6, 8)], [(0, 1), (1, 20)], []),
+        ([(0, 2), (4, 6)], [(2, 4), (6, 9)], [(0, 2), (4, 6)]),
+    ],
+)
+def test_what_is_left_without_others(spans: Any, others: Any, left: Any) -> None:
+    assert without(spans, others) == left
+
+
+def test_a_step_has_what_happened_in_it_from_its_beginning() -> None:
+    spans = [((90, 120), False), ((130, 150), True), ((140, 160), False), ((190, 230), True), ((300, 310), True)]
+    found = overlap_of(spans, (100, 200))
+    assert found == StepOverlap(100, [(0, 20), (40, 60)], [(30, 50), (90, 100)])
+    assert found.exposed == [(30, 40), (90, 100)]
+    assert set(found.streams()) == {"compute", "communication", "exposed"}
+    assert total_ms([(0, 10**6), (2 * 10**6, 3 * 10**6)]) == pytest.approx(2.0)
+
+
+def test_a_picture_has_only_so_many_spans_and_joins_those_that_are_near() -> None:
+    spans = [(0, 1), (2, 3), (10, 11), (30, 31)]
+    assert at_most(spans, 4) == spans
+    assert at_most(spans, 3) == [(0, 3), (10, 11), (30, 31)]
+    assert at_most(spans, 1) == [(0, 31)]
+
+
+def test_operations_of_gloo_are_those_that_its_threads_end() -> None:
+    def event(name: str, *, is_async: bool) -> Any:
+        values = {"name": name, "is_async": is_async, "start_ns": 5, "duration_ns": 2}
+        return SimpleNamespace(**{key: lambda value=value: value for key, value in values.items()})
+
+    events = [event("gloo:all_reduce", is_async=True), event("gloo:all_reduce", is_async=False)]
+    assert list(gloo_spans([*events, event("aten::mm", is_async=True)])) == [(5, 7)]
+
+
+@pytest.mark.parametrize("name", ["ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"])
+def test_kernels_of_nccl_are_communication(name: str) -> None:
+    assert class_of_kernel(name) == COMMUNICATION
+
+
+def test_steps_are_recorded_with_their_operators(tmp_path: Path) -> None:
+    def work() -> None:
+        with listening():
+            for number in range(2):
+                with named(f"step_{number + 1}"):
+                    torch.ones(64, 64) @ torch.ones(64, 64)
+
+    recorded = record_overlap(work, ["step_1", "step_2"], on_gpu=False)
+    for step in recorded.steps:
+        assert 0 < total_ms(step.compute) <= 1e-6 * step.length_ns
+        assert step.communication == step.exposed == []
+    recorded.save(tmp_path / "trace.json")
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    with pytest.raises(RuntimeError, match="the profiler did not see step_3"):
+        record_overlap(work, ["step_1", "step_3"], on_gpu=False)
+
+
+@pytest.mark.gpu
+def test_what_is_no_collective_is_computation() -> None:
+    def work() -> None:
+        with listening(), named("step_1"):
+            torch.ones(4096, 4096, device="cuda") @ torch.ones(4096, 4096, device="cuda")
+            torch.cuda.synchronize()
+
+    (step,) = overlap.record_overlap(work, ["step_1"], on_gpu=True).steps
+    assert total_ms(step.compute) > 0.1
+    assert step.communication == []

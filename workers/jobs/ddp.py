@@ -1,0 +1,510 @@
+"""Runs `ddp`: a training step that several ranks share, timed in turns with the same step without communication.
+
+The ranks are processes of their own, which this job's process starts and watches; what each does is in
+`_data_parallel.py`. This process puts together what they return: a step takes as long as its slowest rank.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from app.specs._training import PHASES
+from app.specs.ddp import DdpSpec
+from workers.jobs._base import Reporter, Unit
+from workers.jobs._ranks import RanksBeside, job_failure
+from workers.jobs._values import Metric, Values
+from workers.outcome import InvalidEnvironment, RunnerError, Unsupported
+from workers.torch_host import set_precision, why_no_precision
+
+if TYPE_CHECKING:
+    import torch
+
+    from workers.measure.check import Check
+    from workers.measure.table import Scalar
+    from workers.measure.validity import Monitor
+
+TRACE = "trace.json.gz"
+SYNCHRONIZATION = "synchronization"
+PARITY = ("gradient_error", "parameter_error")
+GPU_ONLY = "known on GPUs only"
+NO_COMMUNICATION = "strategy none does not communicate"
+TOLERANCES = {"fp32": 1e-3, "tf32": 1e-3, "bf16": 2e-2, "fp16": 2e-2}
+"""Greatest relative error of a gradient, by precision: ranks run the kernels of one process, and sum in another order.
+"""
+PARAMETER_TOLERANCE = 10
+"""How many times as large a parameter's error may be: Adam divides a gradient by its size, so where that is near zero a
+small error may turn the step around."""
+NARROW_TOLERANCES = {"gradient_error": 5e-2, "parameter_error": 0.5}
+"""With parameters in bf16, whose every step is rounded to 8 bits."""
+CAST_TOLERANCES = {"gradient_error": 0.3, "parameter_error": 1.0}
+"""With `cast_before_communication`: everything is in bf16, and one process computes under autocast."""
+MEMORY = {
+    "memory_after_init_mib": "after_init_mib",
+    "memory_before_optimizer_mib": "before_optimizer_mib",
+    "memory_after_optimizer_mib": "after_optimizer_mib",
+    "parameters_mib": "parameters_mib",
+    "gradients_mib": "gradients_mib",
+    "optimizer_state_mib": "optimizer_state_mib",
+}
+"""Metrics of memory, with the fields of `_data_parallel.Memory`."""
+LOOK_S = 0.5
+"""Seconds between two looks at the devices while ranks measure."""
+RUNNER_ERRORS: dict[str, type[RunnerError]] = {error.code: error for error in (Unsupported, InvalidEnvironment)}
+
+
+class DdpRunner:
+    """The runner of kind `ddp`."""
+
+    kind = "ddp"
+
+    def plan(self, spec: DdpSpec) -> list[Unit]:
+        """Plan one unit, whose process starts the ranks."""
+        ranks = "1 rank" if spec.world_size == 1 else f"{spec.world_size} ranks"
+        return [Unit(title=f"{spec.model.label()}, {spec.strategy}, {ranks}")]
+
+    def run(self, spec: DdpSpec, unit: Unit, report: Reporter) -> None:
+        """Start the ranks, and report what they have measured. Running out of memory is a result.
+
+        Raises:
+            Unsupported: too few GPUs, or ranks that cannot do what the spec asks for.
+            Crashed: a rank died, or made no step in time.
+        """
+        from workers.measure import environment
+        from workers.measure.validity import Monitor
+
+        devices = choose_devices(spec)
+        set_precision(spec.precision)
+        report.environment(environment.fingerprint(devices[0], *devices[1:]))
+        monitor = Monitor(devices)
+        values, case = Values(metrics(spec)), spec.case()
+        found = run_ranks(spec, monitor, report)
+        if isinstance(found, str):
+            monitor.watch(last=True)
+            values.rest("oom", found)
+            checks: list[Check] = []
+        else:
+            checks = add_values(values, spec, devices, found, report)
+            report_tables(spec, found, report)
+        report.validity(monitor.conclude(checks), case.key, unit.title)
+        values.report(case, environment.device_key(devices[0], len(devices)), report)
+
+
+RUNNER = DdpRunner()
+
+
+def choose_devices(spec: DdpSpec) -> list[torch.device]:
+    """Return the ranks' devices: a GPU for each, or the CPU.
+
+    Raises:
+        Unsupported: this process sees too few GPUs, or they lack the precision.
+    """
+    import torch
+
+    if spec.backend == "gloo":
+        return [torch.device("cpu")]
+    seen = torch.cuda.device_count()
+    if seen < spec.world_size:
+        raise Unsupported(f"world_size {spec.world_size} needs as many GPUs; this worker's process sees {seen}")
+    devices = [torch.device("cuda", index) for index in range(spec.world_size)]
+    for device in devices:
+        if reason := why_no_precision(device, spec.precision):
+            raise Unsupported(reason)
+    return devices
+
+
+def metrics(spec: DdpSpec) -> list[Metric]:
+    """Return the metrics in the order of the report."""
+    phases = list(PHASES[spec.mode])
+    phases.insert(2, SYNCHRONIZATION)
+    return [
+        Metric("step_ms", "step", "ms"),
+        *(Metric(f"{phase}_ms", phase, "ms") for phase in phases),
+        Metric("first_step_ms", "first_step", "ms"),
+        Metric("computation_step_ms", None, "ms"),
+        Metric("exposed_communication_ms", None, "ms"),
+        Metric("exposed_communication_error_ms", None, "ms"),
+        Metric("exposed_communication_percent", None, "%"),
+        Metric("communication_ms", None, "ms"),
+        Metric("communication_percent", None, "%"),
+        Metric("uncovered_communication_ms", None, "ms"),
+        Metric("communication_mib", None, "MiB"),
+        Metric("tokens_per_s", None, "tokens/s"),
+        Metric("tflops", None, "TFLOP/s"),
+        Metric("mfu", None, "fraction"),
+        Metric("ceiling_percent", None, "%"),
+        Metric("host_us", None, "µs"),
+        Metric("peak_memory_mib", None, "MiB"),
+        Metric("memory_reserved_mib", None, "MiB"),
+        *(Metric(name, None, "MiB") for name in MEMORY),
+        Metric("parameters", None, "parameters"),
+        *(Metric(name, None, "relative error") for name in PARITY),
+    ]
+
+
+def run_ranks(spec: DdpSpec, monitor: Monitor, report: Reporter) -> list[dict[str, Any]] | str:
+    """Start the ranks, and return what each has found; or why the memory did not suffice.
+
+    Raises:
+        Crashed: a rank died or made no step in time.
+        RunnerError: a rank raised an error, or could not start; of the error's class if its meaning is known.
+    """
+    from parallel.process_group import START_TIMEOUT_S, RanksFailed
+    from workers.jobs._data_parallel import run_rank
+
+    ranks = RanksBeside(
+        run_rank,
+        [spec.model_dump(mode="json"), str(report.scratch)],
+        world_size=spec.world_size,
+        backend=spec.backend,
+        folder=report.scratch / "ranks",
+        step_timeout_s=max(spec.step_timeout_s, START_TIMEOUT_S) if spec.compile else spec.step_timeout_s,
+    )
+    found: dict[int, dict[str, Any]] = {}
+    failures: dict[int, dict[str, Any]] = {}
+    measuring = False
+    while len(found) < spec.world_size:
+        monitor.watch()
+        try:
+            said = ranks.next(LOOK_S)
+        except Exception as error:
+            blamed = error.rank if isinstance(error, RanksFailed) else None
+            failure = job_failure(error, started=ranks.reported)
+            ranks.tell_logs(report, failure, blamed)
+            if reason := out_of_memory(failures):
+                return reason
+            raise known_failure(failures, blamed) or failure from error
+        if said is None:
+            continue
+        rank, message = said
+        if "failed" in message:
+            failures[rank] = message
+        elif "found" in message:
+            found[rank] = message["found"]
+        elif "measuring" in message and not measuring:
+            measuring = True
+            monitor.start(warm=message["measuring"])
+        elif "message" in message:
+            report.progress(message["done"], message["total"], message["message"])
+    ranks.join()
+    monitor.watch(last=True)
+    ranks.tell_logs(report)
+    return [found[rank] for rank in range(spec.world_size)]
+
+
+def out_of_memory(failures: Mapping[int, Mapping[str, Any]]) -> str | None:
+    """Return which rank lacked memory; the errors of others may be what that did to them."""
+    short = [f"rank {rank}: {failure['detail']}" for rank, failure in failures.items() if failure["failed"] == "oom"]
+    return next(iter(short), None)
+
+
+def known_failure(failures: Mapping[int, Mapping[str, Any]], blamed: int | None) -> RunnerError | None:
+    """Return the failure that the blamed rank has told of; None if it is not known."""
+    failure = None if blamed is None else failures.get(blamed)
+    error_class = None if failure is None else RUNNER_ERRORS.get(failure["failed"])
+    return None if failure is None or error_class is None else error_class(f"rank {blamed}: {failure['detail']}")
+
+
+def turns_of(found: Sequence[Mapping[str, Any]], strategy: str) -> list[list[Mapping[str, Any]]]:
+    """Return the turns of a strategy, each as every rank saw it."""
+    each = [[turn for turn in rank["turns"] if turn["strategy"] == strategy] for rank in found]
+    return [list(turn) for turn in zip(*each, strict=True)]
+
+
+def slowest(samples: Sequence[Sequence[float]]) -> list[float]:
+    """Return the maximum over ranks for each step."""
+    return [max(step) for step in zip(*samples, strict=True)]
+
+
+def steps_of(turns: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[float]]:
+    """Return for each turn its steps' times, the maximum over ranks."""
+    return [slowest([rank["step_ms"] for rank in turn]) for turn in turns]
+
+
+def add_values(
+    values: Values, spec: DdpSpec, devices: Sequence[torch.device], found: Sequence[Mapping[str, Any]], report: Reporter
+) -> list[Check]:
+    """Set the values of all metrics, and return the checks of their validity."""
+    turns = turns_of(found, spec.strategy)
+    step_ms = [time_ms for turn in steps_of(turns) for time_ms in turn]
+    add_times(values, turns, step_ms)
+    add_exposed(values, spec, found)
+    add_overlap(values, spec, found, statistics.median(step_ms))
+    add_memory(values, spec, found, turns)
+    sent = sum(row[2] for row in found[0]["communication"])
+    values.set("communication_mib", None, [sent / 2**20])
+    values.set("parameters", None, [found[0]["parameters"]])
+    add_rates(values, spec, devices[0], found[0]["flops"], statistics.median(step_ms), report.ceilings)
+    checks = [check_parity(values, spec, found[0]["parity"]), *check_times(spec, turns, step_ms)]
+    if spec.trace:
+        add_trace(spec, found, report)
+    return checks
+
+
+def add_times(values: Values, turns: Sequence[Sequence[Mapping[str, Any]]], step_ms: Sequence[float]) -> None:
+    """Set the times of the step and its phases: for each step, the maximum over ranks."""
+    values.set("step_ms", "step", step_ms)
+    values.set("first_step_ms", "first_step", [turns[0][0]["first_step_ms"]])
+    for metric in values.metrics:
+        if metric.phase is None or metric.name != f"{metric.phase}_ms" or metric.phase == "step":
+            continue
+        if metric.phase == "first_step":
+            continue
+        samples = [
+            time_ms for turn in turns for time_ms in slowest([rank["phases_ms"].get(metric.phase, []) for rank in turn])
+        ]
+        values.set(metric.name, metric.phase, samples or None, "this strategy finishes within the backward pass")
+    issued = [time_us for turn in turns for time_us in slowest([rank["host_us"] for rank in turn])]
+    values.set("host_us", None, issued or None, "known on GPUs only: a CPU does the work itself")
+
+
+def add_exposed(values: Values, spec: DdpSpec, found: Sequence[Mapping[str, Any]]) -> None:
+    """Set the exposed communication: the difference of the medians of a turn and the turn without communication."""
+    from workers.measure.statistics import summarize
+
+    alone = found[0]["alone"] if spec.strategy != "none" else NO_COMMUNICATION
+    names = ("computation_step_ms", *(f"exposed_communication_{what}" for what in ("ms", "error_ms", "percent")))
+    if alone is not None:
+        reason = alone if spec.strategy == "none" else f"{alone}: see uncovered_communication_ms"
+        for name in names:
+            values.set(name, None, None, reason)
+        return
+    shared, single = steps_of(turns_of(found, spec.strategy)), steps_of(turns_of(found, "none"))
+    differences = [statistics.median(one) - statistics.median(other) for one, other in zip(shared, single, strict=True)]
+    computation = [time_ms for turn in single for time_ms in turn]
+    step_ms = [time_ms for turn in shared for time_ms in turn]
+    values.set("computation_step_ms", None, computation)
+    values.set("exposed_communication_ms", None, differences)
+    error = None
+    if min(len(step_ms), len(computation)) > 1:
+        error = math.hypot(error_of_median(step_ms), error_of_median(computation))
+    values.set("exposed_communication_error_ms", None, None if error is None else [error], "one step has no spread")
+    exposed = summarize(differences).median
+    values.set("exposed_communication_percent", None, [100 * exposed / statistics.median(step_ms)])
+
+
+def error_of_median(samples: Sequence[float]) -> float:
+    """Return the standard error of a median of two or more samples, √(π/2) times that of a mean."""
+    return math.sqrt(math.pi / 2) * statistics.stdev(samples) / math.sqrt(len(samples))
+
+
+def add_overlap(values: Values, spec: DdpSpec, found: Sequence[Mapping[str, Any]], step_ms: float) -> None:
+    """Set what the profiler saw: the time of communication itself, and that during which nothing was computed."""
+    reason = next((rank["overlap"]["why_not"] for rank in found if rank["overlap"]["why_not"]), None)
+    if spec.strategy == "none":
+        reason = NO_COMMUNICATION
+    if reason is not None:
+        for name in ("communication_ms", "communication_percent", "uncovered_communication_ms"):
+            values.set(name, None, None, reason)
+        return
+    # A collective kernel spins while it waits for other ranks: the rank that arrives last tells how long it takes.
+    each = [rank["overlap"]["steps"] for rank in found]
+    communication = [min(one["communication_ms"] for one in step) for step in zip(*each, strict=True)]
+    uncovered = slowest([[step["exposed_ms"] for step in steps] for steps in each])
+    values.set("communication_ms", None, communication)
+    values.set("communication_percent", None, [100 * statistics.median(communication) / step_ms])
+    values.set("uncovered_communication_ms", None, uncovered)
+
+
+def add_memory(
+    values: Values, spec: DdpSpec, found: Sequence[Mapping[str, Any]], turns: Sequence[Sequence[Mapping[str, Any]]]
+) -> None:
+    """Set peaks and categories, of the rank that has the most."""
+    peaks = [rank["peak_mib"] for turn in turns for rank in turn]
+    known = [peak for peak in peaks if peak is not None]
+    values.set("peak_memory_mib", None, [max(known)] if known else None, turns[0][0]["peak_how"])
+    reserved = [rank["reserved_mib"] for turn in turns for rank in turn if rank["reserved_mib"] is not None]
+    values.set("memory_reserved_mib", None, [max(reserved)] if reserved else None, GPU_ONLY)
+    for metric, name in MEMORY.items():
+        amounts = [rank["memory"][name] for rank in found if rank["memory"][name] is not None]
+        why_not = GPU_ONLY if spec.backend == "gloo" and "memory" in metric else f"mode {spec.mode} has no optimizer"
+        values.set(metric, None, [max(amounts)] if amounts else None, why_not)
+
+
+def add_rates(
+    values: Values, spec: DdpSpec, device: torch.device, flops: int | None, step_ms: float, ceilings: Path
+) -> None:
+    """Set the rates of the median step: of all ranks together, and their share of what all devices can do."""
+    from workers.measure.ceilings import Ceilings
+    from workers.measure.environment import device_name
+    from workers.model.accounting import peak_tflops
+
+    seconds, ranks = 1e-3 * step_ms, spec.world_size
+    values.set("tokens_per_s", None, [ranks * spec.batch_size * spec.context_length / seconds])
+    if flops is None:
+        why_not = f"model {spec.model.name!r} does not tell its FLOPs"
+        for name in ("tflops", "mfu", "ceiling_percent"):
+            values.set(name, None, None, why_not)
+        return
+    rate = 1e-12 * ranks * flops / seconds
+    # All processes of a CPU share it; each GPU is one rank's.
+    devices = ranks if spec.backend == "nccl" else 1
+    values.set("tflops", None, [rate])
+    peak, source = peak_tflops(device_name(device), spec.precision)
+    values.set("mfu", None, None if peak is None else [rate / (devices * peak)], source)
+    ceiling, source = Ceilings(ceilings).tflops(device, spec.precision)
+    values.set("ceiling_percent", None, None if ceiling is None else [100 * rate / (devices * ceiling)], source)
+
+
+def tolerance(spec: DdpSpec, name: str) -> float:
+    """Return the greatest relative error of gradients or parameters that is no fault."""
+    if spec.cast_before_communication:
+        return CAST_TOLERANCES[name]
+    if spec.parameter_dtype == "bf16":
+        return NARROW_TOLERANCES[name]
+    return TOLERANCES[spec.precision] * (PARAMETER_TOLERANCE if name == "parameter_error" else 1)
+
+
+def check_parity(values: Values, spec: DdpSpec, parity: Mapping[str, Any] | None) -> Check:
+    """Set the errors against one process on the whole batch; a strategy that is wrong has no speed."""
+    from workers.measure.check import Check
+
+    if parity is None:
+        for name in PARITY:
+            values.set(name, None, None, NO_COMMUNICATION)
+        return Check("parity", True, NO_COMMUNICATION)
+    wrong, told = [], []
+    for name in PARITY:
+        error, limit = parity[name], tolerance(spec, name)
+        why_not = parity["why_not"] or f"mode {spec.mode} changes no parameters"
+        if error is not None and math.isnan(error):
+            error, why_not = None, f"one process has a {name.partition('_')[0]} that is not finite"
+        known = error is not None and math.isfinite(error)
+        values.set(name, None, [error] if known else None, why_not if error is None else "missing or not finite")
+        if error is None:
+            told.append(f"{name}: {why_not}")
+            continue
+        told.append(f"{name} {error:.2g}, limit {limit:g}")
+        if not error <= limit:
+            where = parity[name.removesuffix("_error")]
+            wrong.append(f"{name} {error:.2g} of {where} exceeds {limit:g}")
+    if wrong:
+        values.overrule("wrong", f"not equal to one process on the whole batch: {'; '.join(wrong)}", but=PARITY)
+        return Check("parity", False, "; ".join(wrong), "invalid")
+    return Check("parity", parity["why_not"] is None, "; ".join(told))
+
+
+def check_times(spec: DdpSpec, turns: Sequence[Sequence[Mapping[str, Any]]], step_ms: Sequence[float]) -> list[Check]:
+    """Return the checks of the validity of the steps' times."""
+    from workers.jobs.collective import check_cores
+    from workers.measure.validity import check_stability, check_steady
+
+    first = [turn[0] for turn in turns]  # ranks agree on the warm-up
+    drifting = [turn for turn in first if turn["steady"] is False]
+    shown = (drifting or first)[0]
+    checks = [
+        check_steady(shown["steady"], shown["warmup"], too_slow=shown["too_slow"]),
+        *check_stability(step_ms, on_gpu=spec.backend == "nccl"),
+    ]
+    if spec.backend == "gloo":
+        checks.append(check_cores(spec.world_size))
+    if spec.compile:
+        checks += check_graphs(turns)
+    return checks
+
+
+def check_graphs(turns: Sequence[Sequence[Mapping[str, Any]]]) -> list[Check]:
+    """Check for compilation in the measured steps of the turn that had the most of it."""
+    from workers.measure.compilation import Compilation
+    from workers.measure.validity import check_compilation
+
+    ranks = [rank for turn in turns for rank in turn]
+    worst = max(ranks, key=lambda rank: rank["graphs_after"]["graphs"] - rank["graphs_before"]["graphs"])
+    before, after = Compilation(**worst["graphs_before"]), Compilation(**worst["graphs_after"])
+    return check_compilation(before, after, warmup_steps=worst["warmup"])
+
+
+def add_trace(spec: DdpSpec, found: Sequence[Mapping[str, Any]], report: Reporter) -> None:
+    """Keep the trace of rank 0, cut to the size that the spec allows."""
+    from workers.measure.profiling import trace
+
+    overlap = found[0]["overlap"]
+    if overlap["why_not"] is not None:
+        sys.stderr.write(f"no trace: {overlap['why_not']}\n")
+        return
+    raw, target = Path(overlap["trace"]), report.scratch / TRACE
+    try:
+        kept = trace.write(
+            raw, target, spec.trace_max_mib << 20, [f"step_{n + 1}" for n in range(len(overlap["steps"]))]
+        )
+    except trace.TooSmall as error:
+        sys.stderr.write(f"no trace: trace_max_mib: {error}\n")
+        return
+    finally:
+        raw.unlink(missing_ok=True)
+    if kept.percent < 100:
+        sys.stderr.write(f"the trace has {kept.percent:.3g} % of its events, to fit into {spec.trace_max_mib} MiB\n")
+    report.artifact(target, name=TRACE, kind="trace", media_type="application/gzip")
+
+
+def report_tables(spec: DdpSpec, found: Sequence[Mapping[str, Any]], report: Reporter) -> None:
+    """Report the tables `ranks`, `communication` and `timeline`."""
+    from workers.measure.table import MAX_ROWS, Column
+
+    turns = turns_of(found, spec.strategy)
+    memory = list(found[0]["memory"])
+    rows: list[list[Scalar]] = []
+    for index, rank in enumerate(found):
+        own = [turn[index] for turn in turns]
+        steps = [time_ms for turn in own for time_ms in turn["step_ms"]]
+        peaks = [turn["peak_mib"] for turn in own if turn["peak_mib"] is not None]
+        rows.append(
+            [
+                index,
+                rank["device"],
+                rank["threads"],
+                statistics.median(steps),
+                min(steps),
+                max(steps),
+                max(peaks, default=None),
+            ]
+            + [rank["memory"][name] for name in memory]
+        )
+    report.table(
+        "ranks",
+        [
+            Column("rank", "integer"),
+            Column("device", "string"),
+            Column("threads", "integer"),
+            *(Column(f"{what}_step_ms", "number", "ms") for what in ("median", "min", "max")),
+            Column("peak_mib", "number", "MiB"),
+            *(Column(name, "number", "MiB") for name in memory),
+        ],
+        rows,
+    )
+    report.table(
+        "communication",
+        [
+            Column("operation", "string"),
+            Column("size", "integer", "bytes"),
+            Column("sent_by_rank", "integer", "bytes"),
+        ],
+        found[0]["communication"],
+    )
+    report.table(
+        "timeline",
+        [
+            Column("step", "integer"),
+            Column("rank", "integer"),
+            Column("stream", "string"),
+            Column("start_ms", "number", "ms"),
+            Column("end_ms", "number", "ms"),
+        ],
+        timeline_rows(found)[:MAX_ROWS],
+    )
+
+
+def timeline_rows(found: Sequence[Mapping[str, Any]]) -> list[list[Scalar]]:
+    """Return when each rank computed and communicated in the profiled steps: all ranks of a step, then the next one."""
+    rows: list[list[Scalar]] = []
+    steps = [rank["overlap"].get("steps", []) for rank in found]
+    for number in range(max(map(len, steps))):
+        for index, seen in enumerate(steps):
+            spans_of = seen[number]["spans"] if seen else {}
+            for stream, spans in spans_of.items():
+                rows += [[number + 1, index, stream, 1e-6 * first, 1e-6 * last] for first, last in spans]
+    return rows

@@ -1,0 +1,145 @@
+"""Records when a rank computes and when it communicates, from torch's profiler.
+
+On a GPU, CUPTI tells when each kernel ran: NCCL's are communication, all others are computation. On a CPU, gloo tells
+when each of its operations ran, on threads of its own, and operators are computation. It sees the streams of our own
+wrappers and of torch's alike. A collective kernel that waits for other ranks counts as communication.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity
+
+from workers.measure.profiling.classes import COMMUNICATION, class_of_kernel
+from workers.measure.profiling.recording import device_events, host_events
+
+Span = tuple[int, int]
+"""When something began and ended, in ns."""
+GLOO = "gloo:"
+"""Head of the names of gloo's operations."""
+OPERATORS = ("operator", "backward")
+
+
+@dataclass(frozen=True)
+class StepOverlap:
+    """What a rank did in one step, as spans that begin with the step at 0, in order, and do not overlap."""
+
+    length_ns: int
+    compute: list[Span]
+    communication: list[Span]
+
+    @property
+    def exposed(self) -> list[Span]:
+        """Spans in which the rank communicated and computed nothing."""
+        return without(self.communication, self.compute)
+
+    def streams(self) -> dict[str, list[Span]]:
+        """Return the spans by the names that timelines show."""
+        return {"compute": self.compute, "communication": self.communication, "exposed": self.exposed}
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """The steps that the profiler saw, and the function that writes its Chrome trace, uncompressed JSON."""
+
+    steps: list[StepOverlap]
+    save: Callable[[Path], None]
+
+
+def record_overlap(work: Callable[[], None], steps: Sequence[str], *, on_gpu: bool) -> Recorded:
+    """Run the work under torch's profiler.
+
+    Args:
+        work: Runs the steps, each in a range of its name that ends when the device has finished it.
+        steps: Names of the ranges.
+        on_gpu: Whether the steps run on a GPU.
+
+    Raises:
+        RuntimeError: the profiler failed, or did not see every step.
+    """
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the profiler's warnings are about its use over several cycles
+        with torch.profiler.profile(activities=activities) as profiler:
+            work()
+    inner: Any = profiler.profiler
+    results = inner.kineto_results
+    events = results.events()
+    host = list(host_events(events))
+    ranges = {event.name: (event.begin_ns, event.end_ns) for event in host if event.kind == "range"}
+    if missing := [name for name in steps if name not in ranges]:
+        raise RuntimeError(f"the profiler did not see {', '.join(missing)}")
+    if on_gpu:
+        spans = [((e.begin_ns, e.end_ns), class_of_kernel(e.name) == COMMUNICATION) for e in device_events(events)]
+    else:
+        operators = [e for e in host if e.kind in OPERATORS and not e.name.startswith("c10d::")]
+        spans = [((e.begin_ns, e.end_ns), False) for e in operators] + [(span, True) for span in gloo_spans(events)]
+    found = [overlap_of(spans, ranges[name]) for name in steps]
+    return Recorded(found, lambda path: results.save(str(path)))
+
+
+def gloo_spans(events: Iterable[Any]) -> Iterator[Span]:
+    """Yield the spans of gloo's operations, which its own threads end."""
+    for event in events:
+        if event.is_async() and event.name().startswith(GLOO):
+            yield event.start_ns(), event.start_ns() + event.duration_ns()
+
+
+def overlap_of(spans: Iterable[tuple[Span, bool]], step: Span) -> StepOverlap:
+    """Cut spans, each with whether it is communication, to a step."""
+    begin, end = step
+    kinds: tuple[list[Span], list[Span]] = ([], [])
+    for (first, last), communicates in spans:
+        if first < end and last > begin:
+            kinds[communicates].append((max(first, begin) - begin, min(last, end) - begin))
+    return StepOverlap(end - begin, merged(kinds[False]), merged(kinds[True]))
+
+
+def merged(spans: Iterable[Span], gap_ns: int = 0) -> list[Span]:
+    """Return the union of spans, in order; spans that are at most `gap_ns` apart become one."""
+    found: list[Span] = []
+    for first, last in sorted(spans):
+        if found and first <= found[-1][1] + gap_ns:
+            found[-1] = (found[-1][0], max(found[-1][1], last))
+        else:
+            found.append((first, last))
+    return found
+
+
+def without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
+    """Return what of spans is in none of the others; both in order and without overlaps."""
+    found: list[Span] = []
+    index = 0
+    for first, last in spans:
+        at = first
+        while index < len(others) and others[index][1] <= at:
+            index += 1
+        place = index
+        while place < len(others) and others[place][0] < last:
+            if others[place][0] > at:
+                found.append((at, others[place][0]))
+            at = max(at, others[place][1])
+            place += 1
+        if at < last:
+            found.append((at, last))
+    return found
+
+
+def total_ms(spans: Iterable[Span]) -> float:
+    """Return the length of spans that do not overlap, in ms."""
+    return 1e-6 * sum(last - first for first, last in spans)
+
+
+def at_most(spans: Sequence[Span], most: int) -> list[Span]:
+    """Return at most `most` spans: those with the smallest gaps between them become one. For pictures only."""
+    if len(spans) <= most:
+        return list(spans)
+    gaps = sorted(after[0] - before[1] for before, after in pairwise(spans))
+    return merged(spans, gaps[len(spans) - most - 1])
