@@ -165,7 +165,7 @@ def launch(
         log_file(folder, index).unlink(missing_ok=True)
     with Listener(address, family="AF_UNIX", backlog=world_size, authkey=key) as listener:
         elastic = _Elastic(world_size, folder, json.dumps(vars(request)))
-        ranks = _Ranks(world_size, folder, text, start_timeout_s, step_timeout_s, reported or _nothing)
+        ranks = _Ranks(request.address, world_size, folder, text, start_timeout_s, step_timeout_s, reported or _nothing)
         elastic.start()
         try:
             ranks.connect(listener, elastic)
@@ -311,6 +311,7 @@ class _Ranks:
 
     def __init__(
         self,
+        address: str,
         world_size: int,
         folder: Path,
         arguments: str,
@@ -318,13 +319,14 @@ class _Ranks:
         step_timeout_s: float,
         reported: Callable[[int, Any], None],
     ) -> None:
+        self._address = address
         self._world_size, self._folder, self._arguments = world_size, folder, arguments
         self._start_timeout_s, self._step_timeout_s = start_timeout_s, step_timeout_s
         self._reported = reported
         self.results: dict[int, str] = {}
         self._channels: dict[int, Connection] = {}
         self._processes: dict[int, int] = {}
-        """Descriptors of the ranks' processes, by rank: they cannot come to mean others."""
+        """Descriptors of the ranks' processes, which never come to mean others: by rank, or negative process id."""
         self._pids: dict[int, int] = {}
         self._open: dict[int, Connection] = {}
         """The connections that are not closed yet."""
@@ -343,11 +345,11 @@ class _Ranks:
                 try:
                     channel = listener.accept()
                     index, pid = json.loads(channel.recv_bytes())
+                    process = os.pidfd_open(pid)
                 except (AuthenticationError, EOFError, OSError):
                     continue  # a rank that died at once, which the launcher tells, or a stranger
                 self._channels[index] = self._open[index] = channel
-                self._pids[index] = pid
-                self._processes[index] = os.pidfd_open(pid)
+                self._pids[index], self._processes[index] = pid, process
                 continue
             if not elastic.is_alive():
                 self._never_started(elastic)
@@ -463,6 +465,8 @@ class _Ranks:
     def end(self) -> None:
         """See to it that no rank is left, nor shared memory that one has not removed itself."""
         shared: set[Path] = set()
+        if len(self._pids) < self._world_size:
+            self._find_unconnected()
         if len(self.results) < self._world_size:
             shared = {file for pid in self._pids.values() for file in shared_memory_of(pid)}
             self._kill()
@@ -475,6 +479,17 @@ class _Ranks:
             channel.close()
         for file in shared:
             file.unlink(missing_ok=True)
+
+    def _find_unconnected(self) -> None:
+        """Find ranks that have not connected: children of this process with this launch's request."""
+        for pid in children_of(os.getpid()):
+            if pid in self._pids.values():
+                continue
+            try:
+                if self._address.encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                    self._processes[-pid] = os.pidfd_open(pid)
+            except OSError:
+                continue  # it has ended
 
     def _kill(self) -> None:
         for process in self._processes.values():
@@ -500,6 +515,19 @@ def _is_stopped(pid: int) -> bool:
     except OSError:
         return False
     return state in "Tt"
+
+
+def children_of(parent: int) -> list[int]:
+    """Return the process ids of a process's children, ended ones that nobody has waited for among them."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue  # it has ended
+        if int(fields[1]) == parent:
+            found.append(int(status.parent.name))
+    return found
 
 
 def shared_memory_of(pid: int) -> set[Path]:

@@ -31,6 +31,10 @@ def test_ranks_may_use_different_parameters_of_a_unit(ranks: Pool) -> None:
     ranks(training.fully_sharded_branches, {0: [0, 1], 1: [1, 0, 2], 2: [2]})
 
 
+def test_a_parameter_with_fewer_elements_than_ranks(ranks: Pool) -> None:
+    ranks(training.few, "fully sharded")
+
+
 def test_evaluation_leaves_nothing_behind(two_ranks: Pool) -> None:
     two_ranks(training.fully_sharded_after_evaluation)
 

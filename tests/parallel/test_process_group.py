@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ WITHOUT_TORCH = process_group._RANK_PROGRAM.replace(
 process_group._join = process_group._leave = lambda *request: None
 rank_main()""",
 )
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -224,22 +222,48 @@ def test_each_step_has_its_own_time(light: None, tmp_path: Path) -> None:
     assert failure.value.rank == 1
 
 
-def test_ranks_die_with_the_launching_process(tmp_path: Path) -> None:
-    program = f"""
-import sys; from pathlib import Path
-from parallel import process_group
-from tests.parallel import ranks
-process_group._RANK_PROGRAM = {WITHOUT_TORCH!r}
-process_group.launch(ranks.wait, 60, 1, world_size=2, backend="gloo", folder=Path({str(tmp_path)!r}),
-    reported=lambda index, pid: print(pid, flush=True))
-"""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=environment) as launcher:
-        assert launcher.stdout is not None
-        pids = [int(launcher.stdout.readline()) for _ in range(2)]
-        assert alive(pids) == pids
-        launcher.kill()
+def ranks_of_a_killed_launcher(folder: Path) -> list[int]:
+    """Launch ranks from another process, kill that, and return the ranks' processes."""
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        # A fork, since it has torch: it only starts the launcher's thread, and is killed.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        launcher = os.fork()
+    if launcher == 0:
+        try:
+            launch(
+                ranks.wait,
+                60,
+                1,
+                world_size=2,
+                backend="gloo",
+                folder=folder,
+                reported=lambda index, pid: os.write(writing, f"{pid}\n".encode()),
+            )
+        finally:
+            os._exit(1)
+    os.close(writing)
+    with os.fdopen(reading) as lines:
+        pids = [int(lines.readline()) for _ in range(2)]
+    assert alive(pids) == pids
+    os.kill(launcher, signal.SIGKILL)
+    os.waitpid(launcher, 0)
+    return pids
+
+
+def test_ranks_die_with_the_launching_process(light: None, tmp_path: Path) -> None:
+    pids = ranks_of_a_killed_launcher(tmp_path)
     assert wait_until(lambda: not alive(pids), 5)
+
+
+def test_control_of_ranks_dying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    careless = WITHOUT_TORCH.replace("rank_main()", "process_group._die_with_parent = print\nrank_main()")
+    monkeypatch.setattr(process_group, "_RANK_PROGRAM", careless)
+    pids = ranks_of_a_killed_launcher(tmp_path)
+    left = [] if wait_until(lambda: not alive(pids), 1) else alive(pids)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == pids
 
 
 def test_a_rank_that_cannot_begin_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,6 +271,32 @@ def test_a_rank_that_cannot_begin_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(process_group, "_RANK_PROGRAM", broken)
     with pytest.raises(RanksFailed, match=r"ended before it began.*\n*no torch here"):
         run(ranks.tell, "", folder=tmp_path)
+
+
+def test_a_rank_that_hangs_before_it_connects_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hanging = process_group._RANK_PROGRAM.replace(
+        "rank_main()", "print('hangs', flush=True); import time; time.sleep(60)"
+    )
+    monkeypatch.setattr(process_group, "_RANK_PROGRAM", hanging)
+    before = set(process_group.children_of(os.getpid()))
+    with pytest.raises(RanksTimedOut, match=r"did not start within 2 s.*\n*hangs"):
+        run(ranks.tell, "", folder=tmp_path, start_timeout_s=2)
+    assert wait_until(lambda: not alive(list(set(process_group.children_of(os.getpid())) - before)), 5)
+
+
+def test_control_of_ranks_that_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hanging = process_group._RANK_PROGRAM.replace("rank_main()", "import time; time.sleep(60)")
+    monkeypatch.setattr(process_group, "_RANK_PROGRAM", hanging)
+    monkeypatch.setattr(process_group._Ranks, "_find_unconnected", lambda self: None)
+    monkeypatch.setattr(process_group, "END_S", 0.3)
+    before = set(process_group.children_of(os.getpid()))
+    with pytest.raises(RanksTimedOut, match="did not start"):
+        run(ranks.tell, "", folder=tmp_path, start_timeout_s=2)
+    left = alive(list(set(process_group.children_of(os.getpid())) - before))
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left
+    assert wait_until(lambda: threading.active_count() == 1, 10)
 
 
 def test_wrong_uses_are_refused(light: None, tmp_path: Path) -> None:

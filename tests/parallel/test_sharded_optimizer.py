@@ -25,6 +25,10 @@ def test_each_parameters_state_is_on_one_rank(ranks: Pool) -> None:
         assert one["bytes"] / 2 <= total / len(found) + largest
 
 
+def test_fewer_parameters_than_ranks(ranks: Pool) -> None:
+    ranks(training.few, "sharded optimizer")
+
+
 def test_parameter_groups_and_later_ones(ranks: Pool) -> None:
     ranks(training.optimizer_groups)
 

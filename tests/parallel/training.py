@@ -647,3 +647,27 @@ def together(what: str) -> int:
         dist._coalescing_manager, collectives.uses_nccl = manager, uses_nccl
         parallel.data_parallel.averaging = parallel.fully_sharded.averaging = collectives.averaging
     return len(entered)
+
+
+def few(what: str) -> None:
+    """One parameter with two elements: fewer than there may be ranks."""
+    torch.manual_seed(0)
+    alone = nn.Linear(2, 1, bias=False).to(device())
+    model: Any = copy.deepcopy(alone)
+    theirs = torch.optim.AdamW(alone.parameters(), lr=0.1)
+    if what == "fully sharded":
+        model = parallel.FullyShardedDataParallel(model)
+        ours: Any = torch.optim.AdamW(model.parameters(), lr=0.1)
+    else:
+        model = parallel.BucketedDataParallel(model)
+        ours = parallel.ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=0.1)
+    for step in range(3):
+        inputs = torch.randn(6, 2, generator=torch.Generator().manual_seed(step))
+        model(part(inputs)).square().mean().backward()
+        model.finish_gradient_synchronization()
+        alone(inputs.to(device())).square().mean().backward()
+        for optimizer in (ours, theirs):
+            optimizer.step()
+            optimizer.zero_grad()
+    weight = model.full_state_dict()["weight"] if what == "fully sharded" else model.module.weight
+    close(weight, alone.weight, "weight")
