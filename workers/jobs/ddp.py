@@ -442,7 +442,7 @@ def add_trace(spec: DdpSpec, found: Sequence[Mapping[str, Any]], report: Reporte
 
 
 def report_tables(spec: DdpSpec, found: Sequence[Mapping[str, Any]], report: Reporter) -> None:
-    """Report the tables `ranks`, `communication` and `timeline`."""
+    """Report the tables `ranks`, `communication`, `operations` and `timeline`."""
     from workers.measure.table import MAX_ROWS, Column
 
     turns = turns_of(found, spec.strategy)
@@ -484,6 +484,17 @@ def report_tables(spec: DdpSpec, found: Sequence[Mapping[str, Any]], report: Rep
             Column("sent_by_rank", "integer", "bytes"),
         ],
         found[0]["communication"],
+    )
+    report.table(
+        "operations",
+        [
+            Column("rank", "integer"),
+            Column("operation", "string"),
+            Column("size", "integer", "bytes"),
+            Column("start_ms", "number", "ms"),
+            Column("end_ms", "number", "ms"),
+        ],
+        [[index, *row] for index, rank in enumerate(found) for row in rank["operations"]][:MAX_ROWS],
     )
     report.table(
         "timeline",

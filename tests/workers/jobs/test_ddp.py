@@ -185,6 +185,24 @@ def test_communication_is_seen_beside_computation(run: Any) -> None:
     assert 0 <= exposed <= communicated
 
 
+@pytest.mark.parametrize(
+    ("name", "operations"),
+    [
+        ("bucketed, growing", {"all_reduce"}),
+        ("naive, sharded", {"all_reduce", "all_gather"}),
+        ("fsdp, checkpointing", {"all_gather", "reduce_scatter", "all_reduce"}),
+        ("torch_ddp", set()),  # torch's own are not told
+    ],
+)
+def test_operations_of_our_strategies_tell_when_they_ran(run: Any, name: str, operations: set[str]) -> None:
+    rows = rows_of(run(name), "operations")
+    assert {row["operation"] for row in rows} == operations
+    assert all(0 <= row["start_ms"] <= row["end_ms"] for row in rows)
+    if "all_reduce" in operations and "all_gather" not in operations:
+        sent = sum(row["size"] for row in rows if row["rank"] == 0)
+        assert 4 * PARAMETERS <= sent <= 8 * PARAMETERS  # buckets are aligned, and ranks tell what they have
+
+
 def test_the_trace_of_rank_0_shows_steps_and_collectives(run: Any, measured: Any, tmp_path: Path) -> None:
     ((name, path),) = run("bucketed").files.items()
     assert name == "trace.json.gz"
