@@ -298,8 +298,7 @@ def add_overlap(values: Values, spec: DdpSpec, found: Sequence[Mapping[str, Any]
     if spec.strategy == "none":
         reason = NO_COMMUNICATION
     if reason is not None:
-        for name in ("communication_ms", "communication_percent", "uncovered_communication_ms"):
-            values.set(name, None, None, reason)
+        add_operations(values, found, step_ms, reason)
         return
     # A collective kernel spins while it waits for other ranks: the rank that arrives last tells how long it takes.
     each = [rank["overlap"]["steps"] for rank in found]
@@ -308,6 +307,18 @@ def add_overlap(values: Values, spec: DdpSpec, found: Sequence[Mapping[str, Any]
     values.set("communication_ms", None, communication)
     values.set("communication_percent", None, [100 * statistics.median(communication) / step_ms])
     values.set("uncovered_communication_ms", None, uncovered)
+
+
+def add_operations(values: Values, found: Sequence[Mapping[str, Any]], step_ms: float, why_no_profiler: str) -> None:
+    """Set the time of communication without a profiler: of our own strategies, which tell when each operation ran."""
+    from workers.measure.profiling.overlap import merged, total_ms
+
+    values.set("uncovered_communication_ms", None, None, why_no_profiler)
+    spans = [[(round(1e6 * row[2]), round(1e6 * row[3])) for row in rank["operations"]] for rank in found]
+    communication = min(total_ms(merged(one)) for one in spans) if all(spans) else None
+    values.set("communication_ms", None, None if communication is None else [communication], why_no_profiler)
+    share = None if communication is None else [100 * communication / step_ms]
+    values.set("communication_percent", None, share, why_no_profiler)
 
 
 def add_memory(
