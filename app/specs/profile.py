@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -23,9 +24,17 @@ class NcuSpec(StrictModel):
 
     @model_validator(mode="after")
     def _kernels_is_an_expression(self) -> Self:
+        text = self.kernels or ""
+        if not text.isprintable():
+            raise field_error("kernels", "has a control character, which no command line and no kernel's name holds")
         try:
-            re.compile(self.kernels or "")
-        except re.error as error:
+            with warnings.catch_warnings():
+                warnings.simplefilter(
+                    "ignore"
+                )  # Python's warnings are about its own future, and ncu's rules are others
+                re.compile(text)
+        # Too large a repetition overflows, and too many parentheses recurse too deeply.
+        except (re.error, OverflowError, RecursionError) as error:
             raise field_error("kernels", f"is no regular expression: {error}") from error
         return self
 

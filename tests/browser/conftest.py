@@ -26,7 +26,7 @@ FLAGS = (
 )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
     """A browser with an empty profile, which notes its console and its requests; its start takes seconds of a core."""
     chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")

@@ -36,13 +36,29 @@ def test_without_tools_a_profile_runs_anywhere() -> None:
     assert spec().resources() == KINDS["benchmark"].example().resources()
 
 
-def test_a_filter_that_is_no_regular_expression_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("kernels", "words"),
+    [
+        ("flash(", "is no regular expression"),
+        ("a{99999999999}", "is no regular expression"),
+        ("flash\0", "has a control character"),
+        ("flash\nfmha", "has a control character"),
+    ],
+)
+def test_a_filter_that_is_no_regular_expression_is_refused(kernels: str, words: str) -> None:
     with pytest.raises(ValidationError) as raised:
-        spec(ncu={"kernels": "flash("})
+        spec(ncu={"kernels": kernels})
     (error,) = raised.value.errors()
     assert error["ctx"]["field"] == "kernels"
-    assert "is no regular expression" in error["msg"]
-    assert spec(ncu={"kernels": "flash|fmha"}).ncu is not None
+    assert words in error["msg"]
+
+
+@pytest.mark.parametrize("kernels", ["flash|fmha", "[[a]", "a{2}"])
+@pytest.mark.filterwarnings("error")
+def test_a_filter_may_be_any_regular_expression(kernels: str) -> None:
+    found = spec(ncu={"kernels": kernels}).ncu
+    assert found is not None
+    assert found.kernels == kernels
 
 
 def test_tools_do_not_change_the_measured_work() -> None:

@@ -5,8 +5,8 @@ The rule, in this order; what matches first decides:
 1. Names of collective operations: communication, in every phase.
 2. Everything else that the phase `optimizer` launches: optimizer.
 3. The kernel's own name, by the patterns below, most specific first. What Inductor fused (`triton_poi_…`, `_red_`,
-   `_per_`) is softmax or normalisation if its name has them, or else elementwise or a reduction; its products and
-   attention are templates (`triton_tem_…`).
+   `_per_`) is softmax or normalisation if its name has them, a copy if it names nothing that computes, or else
+   elementwise or a reduction; its products and attention are templates (`triton_tem_…`).
 4. A reduction, elementwise kernel or copy inside a range `norm`: normalisation. Norms written out in PyTorch have no
    kernels of their own.
 5. If its name says nothing: the class of the operator that launched it; or other.
@@ -49,10 +49,18 @@ _COLLECTIVE = re.compile(r"nccl|^c10d::|^gloo:|AllReduce|AllGather|ReduceScatter
 _FUSED = re.compile(r"^triton_(poi|red|per|for)_")
 """Kernels that Inductor fused and named after the operators in them, also after those beside which they run: a cast
 before a product has `mm` in its name."""
+_MOVING = (
+    *("_to_copy", "clone", "copy_?", "cat", "stack", "embedding", "gather", "index", "index_select", "constant_pad_nd"),
+    *("t", "transpose", "permute", "expand", "_?unsafe_view", "view", "_reshape_copy", "squeeze", "unsqueeze"),
+    *("slice", "select", "split", "slice_scatter", "slice_backward", "select_backward", "full", "zeros", "new_zeros"),
+    *("ones", "arange", "mm", "bmm"),
+)
+"""Operators, as Inductor names them in a pointwise kernel, that only move data there. It computes no product itself."""
 _FUSED_KERNELS = _patterns(
     (SOFTMAX, r"softmax|logsumexp"),
     (NORMALISATION, r"(layer|rms|batch|group|instance)_norm|rsqrt|var_mean"),
     (REDUCTION, r"^triton_(red|per)_"),
+    (COPY, rf"^triton_poi_fused(_({'|'.join(_MOVING)}))+(_\d+)?$"),
     (ELEMENTWISE, r""),
 )
 _KERNELS = _patterns(
@@ -128,7 +136,8 @@ def class_of_operator(name: str) -> str:
     """
     if _COLLECTIVE.search(name):
         return COMMUNICATION
-    return _first(_OPERATORS, name)
+    # What a compiler made shows as an operator, too, under its kernel's name.
+    return class_of_kernel(name) if name.startswith("triton_") else _first(_OPERATORS, name)
 
 
 def _first(patterns: Patterns, name: str) -> str:

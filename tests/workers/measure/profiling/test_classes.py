@@ -68,9 +68,15 @@ KERNELS = {
         "triton_poi_fused_mul_silu_5",
         # Named after the operators beside which they run.
         "triton_poi_fused__scaled_dot_product_flash_attention_clone_1",
-        "triton_poi_fused__to_copy_mm_2",
+        "triton_poi_fused__to_copy__unsafe_view_add_flash_attention_mul_slice_stack_sub_transpose_view_2",
+        "triton_poi_fused__unsafe_view_add_7",
+        "triton_poi_fused_clone_tanh_3",
     ],
     "copy": [
+        # Of compiled blocks in bfloat16: the copies of weights, and of transposed heads.
+        "triton_poi_fused__to_copy_1",
+        "triton_poi_fused_clone_transpose_3",
+        "triton_poi_fused__to_copy_mm_2",
         "Memcpy DtoD (Device -> Device)",
         "Memcpy HtoD (Pageable -> Device)",
         "Memset (Device)",
@@ -139,6 +145,19 @@ def test_kernels(name: str, expected: str) -> None:
 @pytest.mark.parametrize(("name", "expected"), [(name, known) for known, names in OPERATORS.items() for name in names])
 def test_operators(name: str, expected: str) -> None:
     assert class_of_operator(name) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("triton_poi_fused__to_copy_1", "copy"),
+        ("triton_poi_fused__to_copy__unsafe_view_add_flash_attention_mul_view_2", "elementwise"),
+        ("triton_per_fused__to_copy_add_mean_mul_pow_rsqrt_0", "normalisation"),
+        ("triton_tem_fused_mm_4", "matmul"),
+    ],
+)
+def test_an_operator_that_a_compiler_made_has_the_class_of_its_kernel(name: str, expected: str) -> None:
+    assert class_of_operator(name) == class_of_kernel(name) == expected
 
 
 def test_every_class_has_examples() -> None:
