@@ -55,7 +55,7 @@ def test_a_rank_that_is_killed_ends_the_job_and_the_next_one_runs(site: Site) ->
     assert (found["gradient_error"]["median"], found["parameter_error"]["median"]) == pytest.approx((0, 0), abs=1e-6)
     assert (found["step_ms"]["strategy"], found["step_ms"]["world_size"]) == ("bucketed", 2)
     tables = {table["name"] for table in get(client, f"/jobs/{sound}/tables")}
-    assert tables == {"ranks", "communication", "timeline"}
+    assert tables == {"ranks", "communication", "operations", "timeline"}
     checks = {check["name"] for check in job["validity"]["checks"]}
     assert {"parity", "cores", "host_load"} <= checks
     shown = client.get("/tables", params={"job": sound, "format": "markdown"}).text

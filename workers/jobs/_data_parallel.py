@@ -15,7 +15,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 import parallel
 from app.specs.ddp import FULLY_SHARDED, DdpSpec
 from parallel.accounting import step_traffic, traffic_factor
+from parallel.collectives import recorded
 from parallel.process_group import Rank
 from workers.jobs import _training
 from workers.jobs._base import parse_spec
@@ -371,6 +372,29 @@ class MemoryMarks:
         return found
 
 
+class OperationsRecorder:
+    """An observer that notes when the operations of our own strategies ran in a step; torch's are not seen."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._open = ExitStack()
+        self.rows: list[list[Any]] = []
+        """(operation, bytes, start in ms since the step's beginning, end)."""
+
+    def step_begins(self) -> None:
+        self._timeline = self._open.enter_context(recorded(self._device))
+
+    def phase_begins(self, name: str) -> None:
+        """Do nothing: operations tell their times themselves."""
+
+    def phase_ends(self, name: str) -> None:
+        """Do nothing: operations tell their times themselves."""
+
+    def step_ends(self) -> None:
+        self._open.close()
+        self.rows = [[one.operation, one.size_bytes, one.start_ms, one.end_ms] for one in self._timeline.intervals()]
+
+
 def state_bytes(optimizer: Optimizer) -> int:
     """Return the bytes of an optimizer's state on this rank."""
     state = getattr(optimizer, "optim", optimizer).state  # ZeroRedundancyOptimizer has this rank's optimizer inside
@@ -424,7 +448,7 @@ class RankRun:
             JSON-ready: "turns" (as Turn), "memory" (as Memory), "alone" (why the step without communication was not
             measured, or None), "parity", "overlap" and facts on the model. Some are None on other ranks than 0.
         """
-        found: dict[str, Any] = {"alone": None, "parity": None, "overlap": None}
+        found: dict[str, Any] = {"alone": None, "parity": None, "overlap": None, "operations": []}
         if self.spec.strategy != ALONE:
             found["parity"] = self.check_parity()
         # What lives now will live on: the collector need not look at it again, least of all in the middle of a step.
@@ -481,6 +505,7 @@ class RankRun:
             if found is not None:
                 found.update(self._facts(trained))
                 self._look_at_memory(trained)
+                found["operations"] = self._record_operations(trained)
                 found["overlap"] = self._record_overlap(trained)
         finally:
             # What is left lives in cycles, of hooks and of errors' frames.
@@ -571,6 +596,12 @@ class RankRun:
         """Note the memory of one more step."""
         Timing(self, trained, [MemoryMarks(trained, self.memory, on_gpu=self.on_gpu)]).step()
 
+    def _record_operations(self, trained: Trained) -> list[list[Any]]:
+        """Note when the operations of one more step ran, by events on a GPU; without a profiler."""
+        recorder = OperationsRecorder(self.device)
+        Timing(self, trained, [recorder]).step()
+        return recorder.rows
+
     def _record_overlap(self, trained: Trained) -> dict[str, Any]:
         """Run some steps under the profiler.
 
@@ -593,12 +624,12 @@ class RankRun:
         compiled_whole = self.spec.compile and self.spec.compile_scope == "model"
         try:
             with named_layers(trained.model, compiled=compiled_whole):
-                recorded = record_overlap(run, names, on_gpu=self.on_gpu)
+                seen = record_overlap(run, names, on_gpu=self.on_gpu)
         except RuntimeError as error:
             return {"why_not": f"the profiler failed: {gist(error)}"}
-        if not any(step.compute for step in recorded.steps):
+        if not any(step.compute for step in seen.steps):
             return {"why_not": "the profiler saw no kernel: another profiler may hold CUPTI"}
-        return {"why_not": None, "steps": [self._seen(step) for step in recorded.steps], "trace": self._save(recorded)}
+        return {"why_not": None, "steps": [self._seen(step) for step in seen.steps], "trace": self._save(seen)}
 
     def _why_no_profiler(self) -> str | None:
         """Return why some rank has no profiler: were it to fail in the middle, the others would wait for that rank."""
@@ -620,11 +651,11 @@ class RankRun:
             "spans": {name: at_most(spans, SPANS_PER_STEP) for name, spans in step.streams().items()},
         }
 
-    def _save(self, recorded: Recorded) -> str | None:
+    def _save(self, seen: Recorded) -> str | None:
         if self.rank.index != 0 or not self.spec.trace:
             return None
         path = self.folder / "trace.json"
-        recorded.save(path)
+        seen.save(path)
         return str(path)
 
     # Parity

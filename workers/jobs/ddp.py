@@ -298,8 +298,7 @@ def add_overlap(values: Values, spec: DdpSpec, found: Sequence[Mapping[str, Any]
     if spec.strategy == "none":
         reason = NO_COMMUNICATION
     if reason is not None:
-        for name in ("communication_ms", "communication_percent", "uncovered_communication_ms"):
-            values.set(name, None, None, reason)
+        add_operations(values, found, step_ms, reason)
         return
     # A collective kernel spins while it waits for other ranks: the rank that arrives last tells how long it takes.
     each = [rank["overlap"]["steps"] for rank in found]
@@ -308,6 +307,18 @@ def add_overlap(values: Values, spec: DdpSpec, found: Sequence[Mapping[str, Any]
     values.set("communication_ms", None, communication)
     values.set("communication_percent", None, [100 * statistics.median(communication) / step_ms])
     values.set("uncovered_communication_ms", None, uncovered)
+
+
+def add_operations(values: Values, found: Sequence[Mapping[str, Any]], step_ms: float, why_no_profiler: str) -> None:
+    """Set the time of communication without a profiler: of our own strategies, which tell when each operation ran."""
+    from workers.measure.profiling.overlap import merged, total_ms
+
+    values.set("uncovered_communication_ms", None, None, why_no_profiler)
+    spans = [[(round(1e6 * row[2]), round(1e6 * row[3])) for row in rank["operations"]] for rank in found]
+    communication = min(total_ms(merged(one)) for one in spans) if all(spans) else None
+    values.set("communication_ms", None, None if communication is None else [communication], why_no_profiler)
+    share = None if communication is None else [100 * communication / step_ms]
+    values.set("communication_percent", None, share, why_no_profiler)
 
 
 def add_memory(
@@ -441,61 +452,52 @@ def add_trace(spec: DdpSpec, found: Sequence[Mapping[str, Any]], report: Reporte
     report.artifact(target, name=TRACE, kind="trace", media_type="application/gzip")
 
 
+RANKS_COLUMNS = (
+    ("rank", "integer", None),
+    ("device", "string", None),
+    ("threads", "integer", None),
+    *((f"{what}_step_ms", "number", "ms") for what in ("median", "min", "max")),
+    ("peak_mib", "number", "MiB"),
+)
+"""Columns of the table `ranks`: name, type and unit; those of `_data_parallel.Memory` follow."""
+COMMUNICATION_COLUMNS = (
+    ("operation", "string", None),
+    ("size", "integer", "bytes"),
+    ("sent_by_rank", "integer", "bytes"),
+)
+WHEN = (("start_ms", "number", "ms"), ("end_ms", "number", "ms"))
+OPERATIONS_COLUMNS = (("rank", "integer", None), ("operation", "string", None), ("size", "integer", "bytes"), *WHEN)
+TIMELINE_COLUMNS = (("step", "integer", None), ("rank", "integer", None), ("stream", "string", None), *WHEN)
+
+
 def report_tables(spec: DdpSpec, found: Sequence[Mapping[str, Any]], report: Reporter) -> None:
-    """Report the tables `ranks`, `communication` and `timeline`."""
+    """Report the tables `ranks`, `communication`, `operations` and `timeline`."""
     from workers.measure.table import MAX_ROWS, Column
 
-    turns = turns_of(found, spec.strategy)
-    memory = list(found[0]["memory"])
+    memory = [(name, "number", "MiB") for name in found[0]["memory"]]
+    operations = [[index, *row] for index, rank in enumerate(found) for row in rank["operations"]]
+    for name, columns, rows in (
+        ("ranks", (*RANKS_COLUMNS, *memory), ranks_rows(spec, found)),
+        ("communication", COMMUNICATION_COLUMNS, found[0]["communication"]),
+        ("operations", OPERATIONS_COLUMNS, operations),
+        ("timeline", TIMELINE_COLUMNS, timeline_rows(found)),
+    ):
+        report.table(name, [Column(*column) for column in columns], rows[:MAX_ROWS])
+
+
+def ranks_rows(spec: DdpSpec, found: Sequence[Mapping[str, Any]]) -> list[list[Scalar]]:
+    """Return times and memory of each rank."""
     rows: list[list[Scalar]] = []
+    turns = turns_of(found, spec.strategy)
     for index, rank in enumerate(found):
         own = [turn[index] for turn in turns]
         steps = [time_ms for turn in own for time_ms in turn["step_ms"]]
         peaks = [turn["peak_mib"] for turn in own if turn["peak_mib"] is not None]
+        times = [statistics.median(steps), min(steps), max(steps)]
         rows.append(
-            [
-                index,
-                rank["device"],
-                rank["threads"],
-                statistics.median(steps),
-                min(steps),
-                max(steps),
-                max(peaks, default=None),
-            ]
-            + [rank["memory"][name] for name in memory]
+            [index, rank["device"], rank["threads"], *times, max(peaks, default=None), *rank["memory"].values()]
         )
-    report.table(
-        "ranks",
-        [
-            Column("rank", "integer"),
-            Column("device", "string"),
-            Column("threads", "integer"),
-            *(Column(f"{what}_step_ms", "number", "ms") for what in ("median", "min", "max")),
-            Column("peak_mib", "number", "MiB"),
-            *(Column(name, "number", "MiB") for name in memory),
-        ],
-        rows,
-    )
-    report.table(
-        "communication",
-        [
-            Column("operation", "string"),
-            Column("size", "integer", "bytes"),
-            Column("sent_by_rank", "integer", "bytes"),
-        ],
-        found[0]["communication"],
-    )
-    report.table(
-        "timeline",
-        [
-            Column("step", "integer"),
-            Column("rank", "integer"),
-            Column("stream", "string"),
-            Column("start_ms", "number", "ms"),
-            Column("end_ms", "number", "ms"),
-        ],
-        timeline_rows(found)[:MAX_ROWS],
-    )
+    return rows
 
 
 def timeline_rows(found: Sequence[Mapping[str, Any]]) -> list[list[Scalar]]:

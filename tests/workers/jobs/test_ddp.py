@@ -75,7 +75,7 @@ def run(measured: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Run the runner for one of the specs; its ranks are those that have measured already."""
     found, reports, _ = measured
 
-    def run(name: str, **fields: Any) -> Report:
+    def run(name: str, *, why_no_profiler: str | None = None, **fields: Any) -> Report:
         def already(function: Any, spec: Any, scratch: str, *, reported: Any, **options: Any) -> None:
             assert function is _data_parallel.run_rank
             assert options["world_size"] == 2
@@ -84,6 +84,8 @@ def run(measured: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             ranks = [copy.deepcopy(rank[name]) for rank in found]
             if ranks[0]["overlap"]["trace"] is not None:
                 ranks[0]["overlap"]["trace"] = shutil.copy(ranks[0]["overlap"]["trace"], scratch)
+            if why_no_profiler is not None:
+                ranks[1]["overlap"] = {"why_not": why_no_profiler}
             for index, rank in enumerate(ranks):
                 reported(index, {"found": rank})
 
@@ -183,6 +185,38 @@ def test_communication_is_seen_beside_computation(run: Any) -> None:
     exposed = sum(row["end_ms"] - row["start_ms"] for row in timeline if row["stream"] == "exposed")
     communicated = sum(row["end_ms"] - row["start_ms"] for row in timeline if row["stream"] == "communication")
     assert 0 <= exposed <= communicated
+
+
+def test_without_a_profiler_our_strategies_still_tell_how_long_they_communicate(run: Any) -> None:
+    report = run("bucketed, growing", why_no_profiler="CUPTI is taken")
+    found = values(report)
+    assert found["communication_ms"]["median"] > 0
+    assert found["uncovered_communication_ms"]["reason"] == "CUPTI is taken"
+    assert {row["rank"] for row in rows_of(report, "timeline")} == {0}
+
+
+def test_without_a_profiler_torchs_strategies_do_not(run: Any) -> None:
+    found = values(run("torch_ddp", why_no_profiler="CUPTI is taken"))
+    for metric in ("communication_ms", "communication_percent", "uncovered_communication_ms"):
+        assert (found[metric]["median"], found[metric]["reason"]) == (None, "CUPTI is taken")
+
+
+@pytest.mark.parametrize(
+    ("name", "operations"),
+    [
+        ("bucketed, growing", {"all_reduce"}),
+        ("naive, sharded", {"all_reduce", "all_gather"}),
+        ("fsdp, checkpointing", {"all_gather", "reduce_scatter", "all_reduce"}),
+        ("torch_ddp", set()),  # torch's own are not told
+    ],
+)
+def test_operations_of_our_strategies_tell_when_they_ran(run: Any, name: str, operations: set[str]) -> None:
+    rows = rows_of(run(name), "operations")
+    assert {row["operation"] for row in rows} == operations
+    assert all(0 <= row["start_ms"] <= row["end_ms"] for row in rows)
+    if "all_reduce" in operations and "all_gather" not in operations:
+        sent = sum(row["size"] for row in rows if row["rank"] == 0)
+        assert 4 * PARAMETERS <= sent <= 8 * PARAMETERS  # buckets are aligned, and ranks tell what they have
 
 
 def test_the_trace_of_rank_0_shows_steps_and_collectives(run: Any, measured: Any, tmp_path: Path) -> None:
