@@ -470,6 +470,8 @@ def test_the_reports_of_a_gpu_with_made_kernels(run: Any, monkeypatch: pytest.Mo
     assert ranges["layers.0", "backward"] == pytest.approx(2 * (7 + 2) * 3e-3)
     lines = report.files["stacks.txt"].read_text().splitlines()
     assert all("sgemm" in line or "softmax" in line or "elementwise" in line for line in lines)
+    microseconds = sum(int(line.rpartition(" ")[2]) for line in lines)
+    assert microseconds == 3 * found["launches", None]["median"], "the stacks hold one step, each kernel once"
 
 
 @pytest.mark.parametrize(
