@@ -57,7 +57,7 @@ WHOLE = (
 """Metrics without a phase, of the whole step, with their units."""
 EACH_PHASE = ("peak_memory_mib", "end_memory_mib", "memory_reserved_mib", "end_reserved_mib", "fragmentation_mib")
 WORK = {"forward": "inference", "forward_backward": "forward and backward pass", "train_step": "full step"}
-"""What a mode's snapshots are of."""
+"""What the snapshots of a mode's phases are of."""
 MAX_UNKNOWN_PERCENT = 2.0
 MAX_DIFFERENCE = 1e-3
 """Largest relative difference between the peak of the history and the allocator's own count of the same."""
@@ -245,12 +245,17 @@ def save_snapshot(session: Session, name: str, recorded: Recorded, report: Repor
     about = {
         **what["flopwatch"],
         "mode": spec.mode,
-        "of": WORK[spec.mode],
+        "of": work_of(session, name),
         "model": spec.model.label(),
         "precision": spec.precision,
     }
     session.files[name] = snapshot.write({**what, "flopwatch": about}, report.scratch / file)
     report.artifact(report.scratch / file, name=file, kind="snapshot", media_type="application/octet-stream")
+
+
+def work_of(session: Session, name: str) -> str:
+    """Return what the work is that a snapshot shows. Memory that ran out while the model was made never saw a step."""
+    return INITIALISATION if name == INITIALISATION or session.initialisation is None else WORK[session.spec.mode]
 
 
 def results(session: Session) -> tuple[Values, list[Check]]:
@@ -512,9 +517,11 @@ def report_snapshots(session: Session, recorded: dict[str, Recorded], report: Re
         Column("complete", "boolean"),
         Column("size_mib", "number", "MiB"),
     ]
-    of = WORK[session.spec.mode]
     rows: list[list[Any]] = [
-        [f"snapshot-{name}.pickle", one.stretch.phase, of, one.history, not one.history_lost, session.files[name] / MIB]
+        [
+            *(f"snapshot-{name}.pickle", one.stretch.phase, work_of(session, name)),
+            *(one.history, not one.history_lost, session.files[name] / MIB),
+        ]
         for name, one in recorded.items()
         if name in session.files
     ]

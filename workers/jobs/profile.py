@@ -35,6 +35,10 @@ if TYPE_CHECKING:
 GRAPH = "graph"
 """The one phase of a step that is a CUDA graph."""
 NO_PHASES = "a CUDA graph replays all its kernels in one launch: to a profiler it is one phase"
+NO_NORMS = (
+    "norms that are written out have no kernels of their own, and a CUDA graph has no ranges that tell them: "
+    "their time is under elementwise and reduction"
+)
 GPU_ONLY = "known on GPUs only"
 PARTS = ("scores", "softmax", "values")
 CLASSES = (
@@ -388,7 +392,6 @@ class Profiling:
 
     def _add_classes(self, work: Sequence[Work]) -> None:
         from workers.measure.profiling import tables, usage
-        from workers.measure.profiling.classes import OPTIMIZER
 
         found: dict[str, list[ClassUsage]] = {}
         for scope, phases in scopes_of(self.spec).items():
@@ -400,11 +403,24 @@ class Profiling:
             for one in found[scope]:
                 share = None if one.share_percent is None else [one.share_percent]
                 self.values.set(f"{one.class_name}_share_percent", scope, share, "the phases have no work")
-        if self.spec.cuda_graph and self.spec.mode == "train_step":
-            self.values.set("optimizer_share_percent", "step", None, NO_PHASES)
-            found["step"] = [one for one in found["step"] if one.class_name != OPTIMIZER]
-            self._tell("class optimizer", None, None, f"only by kernels' own names: {NO_PHASES}")
+        if self.spec.cuda_graph:
+            self._leave_out_what_a_graph_hides(found)
         self.report.table("classes", tables.CLASS_SHARES, tables.class_rows(found))
+
+    def _leave_out_what_a_graph_hides(self, found: dict[str, list[ClassUsage]]) -> None:
+        """Take out the classes that phases and ranges tell: a graph has neither."""
+        from workers.measure.profiling.classes import NORMALISATION, OPTIMIZER
+
+        (scope,) = found
+        hidden = {}
+        if self.spec.mode == "train_step":
+            hidden[OPTIMIZER] = f"only by kernels' own names: {NO_PHASES}"
+        if not any(one.calls for one in found[scope] if one.class_name == NORMALISATION):
+            hidden[NORMALISATION] = NO_NORMS
+        for name, why in hidden.items():
+            self.values.set(f"{name}_share_percent", scope, None, why)
+            self._tell(f"class {name}", None, None, why)
+        found[scope] = [one for one in found[scope] if one.class_name not in hidden]
 
     def _add_ranges(self, found: Attribution) -> None:
         from workers.measure.profiling import tables, usage
@@ -436,7 +452,7 @@ class Profiling:
                     continue
                 made = "forward" if phase == "backward" else phase
                 calls = counts[made, name] // steps
-                cost, note = cost_of(self.spec, name, phase, calls)
+                cost, note = cost_of(self.spec, name, phase, calls, on_gpu=self.on_gpu)
                 work, per_step = work_in(found.work, name, phase), 1e-6 / steps
                 part = Part(name, phase, per_step * time_of(work), per_step * time_of(work, MATMUL), cost)
                 rows.append(self._attention_row(part, per_step * time_of(in_phases(found.work, [phase])), line, note))
@@ -523,7 +539,7 @@ def why_no_parts(spec: ProfileSpec, names: set[str]) -> str | None:
     return f"attention {spec.attention!r} does not name its parts: it computes them together"
 
 
-def cost_of(spec: ProfileSpec, part: str, phase: str, calls: int) -> tuple[Cost | None, str]:
+def cost_of(spec: ProfileSpec, part: str, phase: str, calls: int, *, on_gpu: bool) -> tuple[Cost | None, str]:
     """Return what a part of attention costs in a phase of one step, and what there is to say about it.
 
     Args:
@@ -531,6 +547,7 @@ def cost_of(spec: ProfileSpec, part: str, phase: str, calls: int) -> tuple[Cost 
         part: "scores", "softmax" or "values".
         phase: A phase of the mode, not the optimizer.
         calls: How often the model called the part: in the forward pass, for the backward phase.
+        on_gpu: Whether it ran on a GPU, where autocast computes the softmax in float32.
     """
     from workers.model.accounting import Cost, attention_part
     from workers.model.precision import PRECISIONS
@@ -541,11 +558,12 @@ def cost_of(spec: ProfileSpec, part: str, phase: str, calls: int) -> tuple[Cost 
     if calls != layers * passes:
         return None, f"the model computes attention {calls} times in this phase, not once for each layer: cost unknown"
     width = PRECISIONS[spec.precision].compute_dtype.itemsize
+    wide = 4 if on_gpu else width
     cost, note = Cost(0, 0), "FLOPs of the whole square of scores, which eager attention computes"
     for shape in shapes_of(spec, phase):
-        cost += attention_part(part, shape, width, backward=phase == "backward") * layers
+        cost += attention_part(part, shape, width, softmax_bytes=wide, backward=phase == "backward") * layers
         if phase == "backward" and spec.activation_checkpointing:
-            cost += attention_part(part, shape, width) * layers
+            cost += attention_part(part, shape, width, softmax_bytes=wide) * layers
             note += "; the recomputed forward pass is part of it"
     return cost, note if phase != "decode" else ""
 

@@ -383,21 +383,29 @@ class Cost:
 
 
 def attention_part(
-    part: str, shape: tuple[int, int, int, int, int], element_bytes: int, *, backward: bool = False
+    part: str,
+    shape: tuple[int, int, int, int, int],
+    element_bytes: int,
+    *,
+    softmax_bytes: int | None = None,
+    backward: bool = False,
 ) -> Cost:
     """Cost of one part of written-out attention, of one layer: S = Q Kᵀ/√d, P = softmax(S), O = P V.
 
     The whole square of scores counts, also if it is causal: attention that is written out computes the masked half,
     too. (`attention_flops` counts useful work, so half of it.) The products' backward passes are two products each. The
     bytes are those of inputs and outputs, each read or written once; scaling and masking the scores in passes of their
-    own moves more.
+    own moves more, and so do casts between two types.
 
     Args:
         part: One of ATTENTION_PARTS.
         shape: (batch, heads, queries, keys, head_dim).
         element_bytes: Bytes of one number, in the precision of the products.
+        softmax_bytes: Bytes of one number that the softmax yields, and of its gradient; None: as the products'. On a
+            GPU autocast computes it in float32.
         backward: Of the backward pass instead of the forward pass.
     """
+    wide = (softmax_bytes or element_bytes) / element_bytes
     batch, heads, queries, keys, head_dim = shape
     scores = batch * heads * queries * keys
     q = o = batch * heads * queries * head_dim
@@ -405,19 +413,19 @@ def attention_part(
     product = 2 * scores * head_dim
     forward = {
         "scores": (product, q + k + scores),
-        "softmax": (SOFTMAX_FLOPS * scores, 2 * scores),
-        "values": (product, scores + v + o),
+        "softmax": (SOFTMAX_FLOPS * scores, (1 + wide) * scores),
+        "values": (product, wide * scores + v + o),
     }
     back = {
         # Reads dS, Q and K, and writes dQ and dK.
         "scores": (2 * product, scores + 2 * q + 2 * k),
         # Reads P and dP, and writes dS.
-        "softmax": (SOFTMAX_BACKWARD_FLOPS * scores, 3 * scores),
-        # Reads dO, P and V, and writes dP and dV.
-        "values": (2 * product, 2 * scores + 2 * v + o),
+        "softmax": (SOFTMAX_BACKWARD_FLOPS * scores, (2 * wide + 1) * scores),
+        # Reads dO, V and P as the forward product had it, and writes dP and dV.
+        "values": (2 * product, (1 + wide) * scores + 2 * v + o),
     }
     flops, numbers = (back if backward else forward)[part]
-    return Cost(flops, element_bytes * numbers)
+    return Cost(flops, round(element_bytes * numbers))
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,13 @@ from kernels.registry import ATTENTION
 from tests.workers.reporting import Report
 from workers.jobs import _training, ceiling
 from workers.jobs import profile as module
+from workers.jobs._values import Values
 from workers.jobs.benchmark import RUNNER as BENCHMARK
 from workers.jobs.profile import RUNNER
 from workers.measure.ceilings import Ceilings
 from workers.measure.memory import OutOfMemory
 from workers.measure.profiling import classes, recording, trace
+from workers.measure.profiling.attribution import Work
 from workers.measure.profiling.recording import Profile, Recording
 from workers.model import accounting
 from workers.outcome import InvalidEnvironment
@@ -468,6 +470,34 @@ def test_the_reports_of_a_gpu_with_made_kernels(run: Any, monkeypatch: pytest.Mo
     assert ranges["layers.0", "backward"] == pytest.approx(2 * (7 + 2) * 3e-3)
     lines = report.files["stacks.txt"].read_text().splitlines()
     assert all("sgemm" in line or "softmax" in line or "elementwise" in line for line in lines)
+    microseconds = sum(int(line.rpartition(" ")[2]) for line in lines)
+    assert microseconds == 3 * found["launches", None]["median"], "the stacks hold one step, each kernel once"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "known"), [("vectorized_elementwise_kernel", False), ("vectorized_layer_norm_kernel", True)]
+)
+def test_in_a_graph_norms_are_known_only_by_kernels_of_their_own(report: Report, kernel: str, known: bool) -> None:
+    spec = ProfileSpec(**{**FIELDS, "cuda_graph": True, "mode": "forward", "device": "cuda"})
+    timed = module.Timed(spec, None, 1.0, None)  # type: ignore[arg-type]
+    profiling = module.Profiling(timed, Values(module.profile_metrics(spec)), report)
+    profiling._add_classes([Work(name, "kernel", 0, 9, 9, 1, module.GRAPH) for name in (kernel, "sgemm")])
+    assert ("normalisation" in shares(report, "forward")) is known
+    assert shares(report, "forward")["matmul"] == 50
+    profiling.values.rest("unknown", "not measured here")
+    profiling.values.report(spec.case(), "cuda", report)
+    row = metrics(report)["normalisation_share_percent", "forward"]
+    assert row["outcome"] == ("ok" if known else "unknown")
+    assert known or "written out" in row["reason"]
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_on_a_gpu_the_softmax_under_autocast_is_float32(on_gpu: bool) -> None:
+    spec = ProfileSpec(**{**FIELDS, "precision": "bf16"})
+    scores = 2 * 2 * 2 * 8 * 8  # layers · batch · heads · queries · keys
+    cost, _ = module.cost_of(spec, "softmax", "forward", 2, on_gpu=on_gpu)
+    assert cost is not None
+    assert cost.bytes == (2 + (4 if on_gpu else 2)) * scores
 
 
 @pytest.mark.gpu
@@ -481,7 +511,8 @@ def test_a_cuda_graph_is_one_phase(run: Any) -> None:
     assert shares(report, "step")["matmul"] > 0
     assert "one phase" in found["matmul_share_percent", "forward"]["reason"]
     assert "one phase" in found["optimizer_share_percent", "step"]["reason"]
-    assert "optimizer" not in shares(report, "step"), "what nobody can tell is no 0"
+    assert "written out" in found["normalisation_share_percent", "step"]["reason"]
+    assert not {"optimizer", "normalisation"} & set(shares(report, "step")), "what nobody can tell is no 0"
     assert all("CUDA graph" in row["note"] for row in rows(report, "attention"))
 
 

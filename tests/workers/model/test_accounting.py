@@ -344,6 +344,24 @@ def test_the_parts_of_attention_by_hand(backward: bool) -> None:
         assert cost["scores"].bytes == cost["values"].bytes == 2 * (q + k + pairs)
 
 
+def test_a_wider_softmax_moves_more() -> None:
+    """On a GPU autocast has P and its gradient in float32; the products take copies of 16 bits."""
+    shape = (2, 3, 4, 5, 8)
+    pairs, q, k = 2 * 3 * 4 * 5, 2 * 3 * 4 * 8, 2 * 3 * 5 * 8
+
+    def moved(part: str, *, backward: bool) -> int:
+        return accounting.attention_part(part, shape, 2, softmax_bytes=4, backward=backward).bytes
+
+    # S in bfloat16, P in float32.
+    assert moved("scores", backward=False) == 2 * (q + k + pairs)
+    assert moved("softmax", backward=False) == (2 + 4) * pairs
+    assert moved("values", backward=False) == 4 * pairs + 2 * (k + q)
+    # P and dP in float32, dS in bfloat16; the product has kept its copy of P.
+    assert moved("scores", backward=True) == 2 * (pairs + 2 * q + 2 * k)
+    assert moved("softmax", backward=True) == (4 + 4 + 2) * pairs
+    assert moved("values", backward=True) == (2 + 4) * pairs + 2 * (2 * k + q)
+
+
 def test_the_products_of_the_parts_are_twice_the_useful_ones_of_causal_attention() -> None:
     shape = (2, 3, 16, 8)
     parts = [accounting.attention_part(part, (2, 3, 16, 16, 8), 4).flops for part in ("scores", "values")]
