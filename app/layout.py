@@ -6,6 +6,7 @@ Standard library only: the command line starts in milliseconds.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal, get_args
@@ -172,3 +173,62 @@ def ran(job: Mapping[str, Any], now: datetime | None = None) -> str | None:
 def moment(text: str | None) -> str | None:
     """Write a time of the server to the second, in UTC: "2026-03-01 14:05:09 UTC"; None if there is none."""
     return None if text is None else f"{parsed_time(text):%Y-%m-%d %H:%M:%S} UTC"
+
+
+LONGEST = 60
+"""Most characters of a table's cell on a terminal: a kernel's name may have a thousand."""
+CUT_NOTE = "Long texts are shortened (…) on a terminal; in a file, and with --format csv or json, they are whole."
+
+
+def shortened(markdown: str) -> str:
+    """Shorten the long cells of Markdown tables in their middle, for a terminal, and say so below.
+
+    Columns stay aligned. A name's beginning tells the kernel, its end the types or the shape.
+    """
+    lines = [
+        [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] if line.startswith("|") else line
+        for line in markdown.split("\n")
+    ]
+    cut = [line if isinstance(line, str) else [_cut(cell) for cell in line] for line in lines]
+    if cut == lines:
+        return markdown
+    texts: list[str] = []
+    table: list[list[str]] = []
+    for line in [*cut, ""]:
+        if isinstance(line, str):
+            texts += _aligned(table)
+            table = []
+            texts.append(line)
+        else:
+            table.append(line)
+    return "\n".join(texts[:-1]).rstrip("\n") + f"\n\n{CUT_NOTE}\n"
+
+
+def _cut(text: str) -> str:
+    if len(text) <= LONGEST or not text.strip(":-"):
+        return text
+    end = LONGEST // 3
+    return f"{text[: LONGEST - 1 - end]}…{text[-end:]}"
+
+
+def _aligned(table: Sequence[Sequence[str]]) -> list[str]:
+    """Write the rows of one table, the second of which says how its columns are aligned."""
+    if not table:
+        return []
+    rights = [rule.endswith(":") and not rule.startswith(":") for rule in table[1]]
+    widths = [max(len(row[at]) for row in (table[0], *table[2:])) for at in range(len(rights))]
+    lines = []
+    for number, row in enumerate(table):
+        if number == 1:
+            rules = (
+                "-" * (width + 1) + ":" if right else ":" + "-" * (width + 1)
+                for width, right in zip(widths, rights, strict=True)
+            )
+            lines.append(f"|{'|'.join(rules)}|")
+        else:
+            cells = (
+                text.rjust(width) if right else text.ljust(width)
+                for text, width, right in zip(row, widths, rights, strict=True)
+            )
+            lines.append(f"| {' | '.join(cells)} |")
+    return lines

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from app.layout import shortened
 from app.settings import Settings
 from app.specs import KINDS
 from workers.jobs import runner_for
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from workers.jobs._base import Unit
     from workers.measure.measurement import Measurement
 
-TABLE_ROWS = 20
+TABLE_ROWS = 10
 """Number of rows shown of a table that a unit reports."""
 
 
@@ -195,13 +196,18 @@ def _show(spec: SpecBase, result: dict[str, Any], *, as_json: bool) -> None:
 
     sheet = local_table(spec, result["measurements"])
     lines = sheet.missing or []
-    sys.stdout.write(render(sheet, "markdown"))
-    sys.stdout.write("".join(f"{line}\n" for line in ("", *lines)) if lines else "")
+    parts = [render(sheet, "markdown")]
+    parts += ["".join(f"{line}\n" for line in ("", *lines))] if lines else []
     # All checks of all cases are in the JSON; people read the table of results, and the verdict below.
-    for name in dict.fromkeys(table["name"] for table in result["tables"] if table["name"] != TABLE):
-        parts = [table for table in result["tables"] if table["name"] == name]
-        whole = merged([(part["unit_index"], part["columns"], part["rows"]) for part in parts])
+    names = dict.fromkeys(table["name"] for table in result["tables"] if table["name"] != TABLE)
+    for name in sorted(names, key=spec.table_place):
+        reports = [table for table in result["tables"] if table["name"] == name]
+        whole = merged([(part["unit_index"], part["columns"], part["rows"]) for part in reports])
         cut = f", the first {TABLE_ROWS} of {len(whole.rows)} rows" if len(whole.rows) > TABLE_ROWS else ""
-        sys.stdout.write(f"\n{name}{cut}:\n\n{render(whole.head(TABLE_ROWS), 'markdown')}")
+        parts.append(f"\n{name}{cut}:\n\n{render(whole.head(TABLE_ROWS), 'markdown')}")
+    text = "".join(parts)
+    sys.stdout.write(shortened(text) if sys.stdout.isatty() else text)
+    if result["artifacts"]:
+        sys.stdout.write("".join(f"{line}\n" for line in ("\nfiles:", *(file["path"] for file in result["artifacts"]))))
     if result["validity"] is not None:
         sys.stdout.write(f"\nvalidity: {result['validity']['verdict']}\n")

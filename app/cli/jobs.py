@@ -11,7 +11,7 @@ import typer
 
 from app.cli import arguments, completing
 from app.cli.common import AsJson, JobId, Kind, Label, Preset, Wait, with_server
-from app.cli.terminal import echo, raw
+from app.cli.terminal import echo, echo_table, raw
 
 if TYPE_CHECKING:
     from app.client import Flopwatch
@@ -165,7 +165,8 @@ def sweep(
     if as_json:
         print_json(made)
     elif wait:
-        echo(server.text("/tables", sweep=made["id"], format="markdown"))
+        echo_table(server.text("/tables", sweep=made["id"], format="markdown"))
+        echo()
         echo(", ".join(f"{count} {state}" for state, count in made["counts"].items() if count))
     if wait and made["counts"]["succeeded"] != total:
         raise typer.Exit(1)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from app.cli.terminal import cell, echo, echo_json
+from app.cli.terminal import cell, echo, echo_json, echo_table
 from app.client import Flopwatch, Show, problem_text, progress_bar
 from app.layout import (
     age,
@@ -125,7 +125,7 @@ def print_results(server: Flopwatch, job: dict[str, Any]) -> None:
     if measurements["rows"]:
         echo()
         if job["state"] == "succeeded":
-            echo(server.text("/tables", job=job["id"], format="markdown"), nl=False)
+            echo_table(server.text("/tables", job=job["id"], format="markdown"))
         else:
             _print_partial(measurements)
         print_missing(server.get("/tables", job=job["id"])["missing"])

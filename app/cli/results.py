@@ -13,7 +13,7 @@ import typer
 from app.cli import completing
 from app.cli.arguments import parse_labels
 from app.cli.common import AsJson, JobId, Kind, Label, with_server
-from app.cli.terminal import echo, echo_json
+from app.cli.terminal import echo, echo_json, echo_table
 from app.layout import FORMATS, Statistic
 
 if TYPE_CHECKING:
@@ -103,6 +103,8 @@ def _print(text: str, output_format: TableFormat) -> None:
     """Print a table as the server wrote it."""
     if output_format.value == "json":
         echo_json(text)
+    elif output_format.value == "markdown":
+        echo_table(text)
     else:
         echo(text, nl=not text.endswith("\n"))
 

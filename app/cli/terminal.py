@@ -6,6 +6,7 @@ sends them.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,6 +14,7 @@ from contextvars import ContextVar
 import typer
 
 from app.characters import in_json, one_line, shown
+from app.layout import shortened
 
 _raw: ContextVar[bool] = ContextVar("raw", default=False)
 
@@ -36,6 +38,12 @@ def echo(text: str = "", *, nl: bool = True, err: bool = False) -> None:
     """Print a text. All commands print with this function or with `echo_json`."""
     # color: else typer would drop some of the control characters where the output is no terminal.
     typer.echo(text if _raw.get() else shown(text), nl=nl, err=err, color=True)
+
+
+def echo_table(markdown: str) -> None:
+    """Print tables in Markdown; on a terminal, without the middle of long texts."""
+    fits = shortened(markdown) if sys.stdout.isatty() else markdown
+    echo(fits, nl=not fits.endswith("\n"))
 
 
 def echo_json(text: str) -> None:

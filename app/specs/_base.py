@@ -97,6 +97,16 @@ class SpecBase(StrictModel):
     """Coordinates that make the rows of this kind's default table."""
     table_columns: ClassVar[tuple[str, ...]] = ()
     """Metrics that make the columns of this kind's default table, in this order: the few that people look at first."""
+    first_tables: ClassVar[tuple[str, ...]] = ()
+    """Tables that a unit reports, in the order in which people read them; `kernels` stands for `kernels-forward`, too.
+    Others follow."""
+
+    @classmethod
+    def table_place(cls, name: str) -> int:
+        """Return the place of a reported table among all of this kind's; those of one place stay as reported."""
+        known = cls.first_tables
+        places = [known.index(part) for part in (name, name.partition("-")[0]) if part in known]
+        return places[0] if places else len(known)
 
     def resources(self) -> Resources:
         """Return the devices that this job needs."""

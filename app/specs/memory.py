@@ -40,6 +40,7 @@ class MemorySpec(TrainingSpec):
         *("history_entries", "largest_allocations", "new_tokens")
     }
     table_rows: ClassVar[tuple[str, ...]] = ("model", "context_length", "mode", "precision")
+    first_tables: ClassVar[tuple[str, ...]] = ("categories", "allocations", "snapshots", "timeline")
     table_columns: ClassVar[tuple[str, ...]] = (
         "peak_memory_mib",
         "forward_peak_memory_mib",

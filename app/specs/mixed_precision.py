@@ -89,6 +89,7 @@ class MixedPrecisionSpec(SpecBase):
         )
     }
     table_rows: ClassVar[tuple[str, ...]] = ("subject", "accumulation", "autocast")
+    first_tables: ClassVar[tuple[str, ...]] = ("accumulations", "kept-in-float32", "dtypes")
     table_columns: ClassVar[tuple[str, ...]] = ("sum", "error", "modules", "modules_in_float32")
 
     @model_validator(mode="after")

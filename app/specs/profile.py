@@ -61,6 +61,7 @@ class ProfileSpec(TrainingSpec):
     unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {
         *("profile_steps", "phases", "stacks", "trace_max_mib", "nsys", "ncu")
     }
+    first_tables: ClassVar[tuple[str, ...]] = ("summary", "classes", "attention", "kernels", "operators", "ranges")
     table_columns: ClassVar[tuple[str, ...]] = (
         "unprofiled_step_ms",
         "profiler_overhead_percent",

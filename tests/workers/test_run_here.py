@@ -70,6 +70,7 @@ def test_measurements_are_printed_and_files_written(tmp_path: Path, run: Run) ->
     assert re.search(r"^mfu: unknown: .+$", out, re.MULTILINE)
     assert out.splitlines()[-1].startswith("validity: ")
     assert "3/3 measuring" in err
+    assert f"\nfiles:\n{tmp_path / 'samples.csv.gz'}\n" in out
     with gzip.open(tmp_path / "samples.csv.gz", "rt") as file:
         lines = file.read().splitlines()
     assert lines[0].split(",")[:3] == ["step", "forward_ms", "step_ms"]

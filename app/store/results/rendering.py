@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 EMPTY = "No results.\n"
+LONG = 40
+"""A page breaks texts of more characters into lines, in a column wide enough to read them."""
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
@@ -123,7 +125,10 @@ def _latex(sheet: Sheet) -> str:
 
 
 def _html(sheet: Sheet) -> str:
-    """Write a table element without styles; cells that hold numbers, and their heads, have the class "number"."""
+    """Write a table element without styles.
+
+    Cells that hold numbers, and their heads, have the class "number"; texts too long for one line the class "long".
+    """
     columns, rows = _texts(sheet)
     numeric = [_is_right(column) or column.type in ("number", "integer") for column in columns]
     heads = [_html_cell("th", _head(column), right) for column, right in zip(columns, numeric, strict=True)]
@@ -141,8 +146,9 @@ def _one_line(note: str) -> str:
 
 
 def _html_cell(tag: str, text: str, is_number: bool) -> str:
-    number = ' class="number"' if is_number else ""
-    return f"<{tag}{number}>{html.escape(text)}</{tag}>"
+    name = "number" if is_number else "long" if len(text) > LONG else None
+    attribute = f' class="{name}"' if name else ""
+    return f"<{tag}{attribute}>{html.escape(text)}</{tag}>"
 
 
 _RENDERERS: dict[str, Callable[[Sheet], str]] = {
@@ -171,19 +177,26 @@ def _is_number(value: Any) -> bool:
     return isinstance(number, int | float) and not isinstance(number, bool)
 
 
+_IN_NAMES = {"%": "percent", "µs": "us", "GB/s": "gb_per_s", "TFLOP/s": "tflops"}
+"""How names of columns spell units that are no words."""
+
+
 def _head(column: Column) -> str:
     """Return the column's name, with its unit where the name does not tell it."""
-    is_told = column.unit is None or column.unit.lower() in re.split(r"[\W_]+", column.name.lower())
-    return column.name if is_told or column.role == "metric" else f"{column.name} ({column.unit})"
+    if column.unit in (None, "1") or column.role == "metric":
+        return column.name
+    told = _IN_NAMES.get(column.unit, column.unit.lower())
+    is_told = f"_{told}_" in "_" + re.sub(r"\W+", "_", column.name.lower()) + "_"
+    return column.name if is_told else f"{column.name} ({column.unit})"
 
 
 def _text(value: Any, column: Column) -> str:
     if isinstance(value, Cell):
-        return cell_text(value)
+        return cell_text(value, column.unit)
     if value is None:
         return ""
     if isinstance(value, float) and column.role == "value":
-        return _digits(value)
+        return _digits(value, column.unit)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -191,7 +204,11 @@ TOO_SMALL = 1e-6
 """A smaller number, which six decimals would show as 0, is written with an exponent."""
 
 
-def cell_text(cell: Cell) -> str:
+PURE_DECIMALS = 4
+"""Fewest decimals of a number without a unit: a sum of 10.0001 is another one than 10.0021."""
+
+
+def cell_text(cell: Cell, unit: str | None = None) -> str:
     """Write a metric of a case: "21.346 ± 0.012", "oom", or nothing where it was not measured."""
     if cell.outcome is None:
         return ""
@@ -199,7 +216,9 @@ def cell_text(cell: Cell) -> str:
         return "unknown" if cell.outcome == "ok" else cell.outcome
     value, spread = cell.value, cell.spread
     if spread is None or cell.n is None or cell.n < 2:
-        return _digits(value)
+        return _digits(value, unit)
+    if spread == 0 and float(value).is_integer():
+        return f"{value:.0f} ± 0"
     if any(0 < abs(number) < TOO_SMALL for number in (value, spread)):
         return f"{value:.3g} ± {spread:.2g}"
     # The deviation's two leading digits set the number of the mean's digits that mean something.
@@ -207,8 +226,14 @@ def cell_text(cell: Cell) -> str:
     return f"{value:.{decimals}f} ± {spread:.{decimals}f}"
 
 
-def _digits(value: float) -> str:
-    return f"{value:.3g}" if 0 < abs(value) < TOO_SMALL else f"{value:.{_decimals(value, 4)}f}"
+def _digits(value: float, unit: str | None) -> str:
+    """Write four digits of a number; a whole one, as counts are, without decimals."""
+    if float(value).is_integer():
+        return f"{value:.0f}"
+    if abs(value) < TOO_SMALL:
+        return f"{value:.3g}"
+    decimals = _decimals(value, 4)
+    return f"{value:.{max(decimals, PURE_DECIMALS) if unit == '1' else decimals}f}"
 
 
 def _decimals(value: float, digits: int) -> int:

@@ -8,6 +8,7 @@ only its own parts.
 from __future__ import annotations
 
 import json
+import sys
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from urllib.parse import quote
 from sqlalchemy import Connection, Row, Select, select
 
 from app.errors import Conflict, FieldError, InvalidRequest, NotFound
-from app.specs import Scalar
+from app.specs import KINDS, Scalar
 from app.store import tables
 from app.store.engine import Database
 from app.store.public import checked_id, of_attempt
@@ -32,15 +33,19 @@ Part = tuple[int, Sequence[Mapping[str, Any]], Sequence[Sequence[Scalar]]]
 
 
 def list_tables(database: Database, job_id: int, attempt: int | None = None) -> list[dict[str, Any]]:
-    """Return the tables of an attempt, by default of the last recorded one, by name; `rows` is the number of rows.
+    """Return the tables of an attempt, by default of the last recorded one; `rows` is the number of rows.
+
+    They come in the order of the kind's `first_tables`, those of one place as they were reported; others by name.
 
     Raises NotFound.
     """
     with database.read() as connection:
         parts = _parts(connection, job_id, attempt)
+        kind = connection.execute(select(tables.job.c.kind).where(tables.job.c.id == job_id)).scalar_one()
     by_name: dict[str, list[Row[Any]]] = {}
     for part in parts:
         by_name.setdefault(part.name, []).append(part)
+    by_name = {name: by_name[name] for name in sorted(by_name, key=lambda name: _place(kind, name, by_name[name]))}
     return [
         {
             "name": name,
@@ -52,6 +57,14 @@ def list_tables(database: Database, job_id: int, attempt: int | None = None) -> 
         }
         for name, found in by_name.items()
     ]
+
+
+def _place(kind: str, name: str, parts: Sequence[Row[Any]]) -> tuple[int, int, str]:
+    """Return what tables are ordered by; `kind` may be unknown to this version."""
+    spec = KINDS.get(kind)
+    if spec is None or (place := spec.table_place(name)) == len(spec.first_tables):
+        return sys.maxsize, 0, name
+    return place, min(part.id for part in parts), name
 
 
 def result_table(

@@ -176,7 +176,9 @@ def test_no_such_format() -> None:
     ("mean", "std", "n", "text"),
     [
         (0.0, None, 1, "0"),
-        (5.0, 0.0, 3, "5.000 ± 0.000"),
+        (5.0, 0.0, 3, "5 ± 0"),
+        (21.0, None, 1, "21"),
+        (2.5, 0.0, 3, "2.500 ± 0.000"),
         (0.000123456, 0.0000012, 5, "0.000123 ± 0.000001"),
         (2.346e-7, None, 1, "2.35e-07"),
         (0.000572, 2.4e-7, 5, "0.000572 ± 2.4e-07"),
@@ -188,6 +190,37 @@ def test_no_such_format() -> None:
 )
 def test_digits(mean: float | None, std: float | None, n: int, text: str) -> None:
     assert cell_text(Cell(mean, std, n, "ok")) == text
+
+
+def test_pure_numbers_show_their_decimals() -> None:
+    column = Column("sum", "number", "1", role="metric")
+    sums = [[Cell(value, None, 1, "ok")] for value in (10.000133514, 9.953125, 10.002136, 0.000134, 10.0)]
+    assert [row[0] for row in markdown(Sheet([column], sums))[2:]] == ["10.0001", "9.9531", "10.0021", "0.000134", "10"]
+    reported = Sheet([Column("sum", "number", "1")], [[10.000133514]])
+    assert markdown(reported)[0] == ["sum"]
+    assert markdown(reported)[2] == ["10.0001"]
+
+
+@pytest.mark.parametrize(
+    ("name", "unit", "head"),
+    [
+        ("share_percent", "%", "share_percent"),
+        ("median_us", "µs", "median_us"),
+        ("gb_per_s", "GB/s", "gb_per_s"),
+        ("tflops", "TFLOP/s", "tflops"),
+        ("calls", "calls", "calls"),
+        ("bus_time", "µs", "bus_time (µs)"),
+        ("intensity", "FLOP/byte", "intensity (FLOP/byte)"),
+    ],
+)
+def test_a_head_names_the_unit_once(name: str, unit: str, head: str) -> None:
+    assert markdown(Sheet([Column(name, "number", unit)], [[1.5]]))[0] == [head]
+
+
+def test_html_marks_texts_that_need_a_wide_column() -> None:
+    text = render(Sheet([Column("note", "string")], [["short"], ["why " * 20]]), "html")
+    assert "<td>short</td>" in text
+    assert '<td class="long">why why' in text
 
 
 def test_pandas_is_imported_by_rendering_alone() -> None:

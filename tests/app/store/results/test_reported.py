@@ -43,6 +43,16 @@ def test_a_list_tells_columns_and_number_of_rows(database: Database, profiled: i
     assert (odd["name"], odd["url"]) == ("a/b", f"/jobs/{profiled}/tables/a%2Fb")
 
 
+def test_tables_come_in_the_order_in_which_people_read_them(
+    database: Database, run_job: Callable[..., Claim], queue: Queue, reported: Any
+) -> None:
+    claim = run_job({"kind": "memory"})
+    names = ["timeline", "extra", "categories-forward", "categories-backward", "allocations", "checks"]
+    queue.finish(claim, Finish("succeeded", tables=[reported(name, [[1]], x="integer") for name in names]))
+    found = [table["name"] for table in list_tables(database, claim.job_id)]
+    assert found == ["categories-forward", "categories-backward", "allocations", "timeline", "checks", "extra"]
+
+
 def test_units_are_merged_in_their_order(database: Database, profiled: int) -> None:
     sheet = result_table(database, profiled, "kernels")
     assert sheet.rows == [*([0, *row] for row in ROWS), [1, "e", 0.5, 9, False]]
