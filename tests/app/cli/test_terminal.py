@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import logging
+import sys
 import unicodedata
 from dataclasses import replace
 from pathlib import Path
@@ -138,3 +139,15 @@ def test_the_servers_log_has_a_message_in_one_line() -> None:
     formatter = logs._Formatter(logs.FORMAT)
     record = logging.LogRecord("x", logging.WARNING, "here", 1, "job %s", (f"{HOSTILE}\n2026 forged line",), None)
     assert formatter.format(record).endswith(rf"WARNING job {SHOWN}\n2026 forged line")
+
+
+@pytest.mark.parametrize("on_terminal", [True, False])
+def test_long_texts_are_shortened_on_a_terminal_only(
+    on_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = f"| name |\n|:-----|\n| {'x' * 300} |\n"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: on_terminal)
+    terminal.echo_table(table)
+    printed = capsys.readouterr().out
+    assert ("x" * 300 in printed) is not on_terminal
+    assert (printed == table) is not on_terminal
