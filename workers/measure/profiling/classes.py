@@ -66,11 +66,12 @@ _FUSED_KERNELS = _patterns(
 _KERNELS = _patterns(
     # Our own Triton kernels have short names, so they are matched whole.
     (ATTENTION, r"^(forward|rows|keys|queries|split)_kernel$"),
-    (ATTENTION, r"flash|fmha|attention|attn|sdpa"),
+    (ATTENTION, r"flash|fmha|attention|attn|sdpa|_dot_do_o|convert_dq_"),
     (OPTIMIZER, r"fused_?adam|multi_tensor_apply"),
     (MATMUL, r"gemm|gemv|nvjet|xmma|cutlass|cublas|matmul|split_?k|dot_kernel|^triton_tem_|^triton_mm"),
     (SOFTMAX, r"softmax"),
     (NORMALISATION, r"(layer|rms|batch|group|instance)_?norm|rowwisemoments|gammabeta|welford"),
+    (REDUCTION, r"scatter_gather_.*Reduce(Add|Mean|Minimum|Maximum|Multiply)"),
     (
         COPY,
         r"^memcpy|^memset|direct_copy|copy_kernel|copy_device_to_device|catarray|fillfunctor|(?<!masked_)fill_kernel",
