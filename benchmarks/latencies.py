@@ -204,6 +204,9 @@ def reads(filled: Filled) -> list[Request]:
         Request("GET /tables", at(f"/tables?sweep={sweep}"), title="of the sweep"),
         Request("GET /tables", at(f"/tables?job={large}"), title="of the large job"),
         Request("GET /tables", at("/tables?kind=benchmark"), title="of all jobs: refused"),
+        Request("GET /compare", at(f"/compare?baseline={done}&candidate={done}"), title="a job with itself"),
+        Request("GET /compare", at(f"/compare?baseline={large}&candidate={large}"), title="the large with itself"),
+        Request("GET /queue/places", at(f"/queue/places?job={filled.queued}"), title="of a queued job"),
     ]
 
 

@@ -62,6 +62,7 @@ class ProfileSpec(TrainingSpec):
         *("profile_steps", "phases", "stacks", "trace_max_mib", "nsys", "ncu")
     }
     first_tables: ClassVar[tuple[str, ...]] = ("summary", "classes", "attention", "kernels", "operators", "ranges")
+    table_rows: ClassVar[tuple[str, ...]] = ("model", "context_length", "mode")
     table_columns: ClassVar[tuple[str, ...]] = (
         "unprofiled_step_ms",
         "profiler_overhead_percent",
