@@ -40,6 +40,8 @@ REPORTS = {"nsys": "report.nsys-rep", "ncu": "report.ncu-rep"}
 """The file that each tool writes to its unit's scratch folder, which is also the artifact's name."""
 OUT_OF_MEMORY = "out-of-memory.txt"
 """File in the scratch folder that says why a unit ran no steps."""
+STARTED = "started"
+"""File in the scratch folder of a unit that its tool has started."""
 PHASES = "phases.json"
 """File in the scratch folder with the names of the phases of the steps that ran."""
 WITH_SOURCE = ("detailed", "full")
@@ -172,6 +174,7 @@ def run(spec: ProfileSpec, unit: Unit, report: Reporter) -> None:
     from workers.measure import environment
     from workers.measure.memory import OutOfMemory
 
+    (report.scratch / STARTED).touch()
     device, build_model = _training.prepare(spec)
     facts = environment.fingerprint(device)
     report.environment({**facts, "software": {**facts["software"], unit.params["tool"]: unit.params["version"]}})
@@ -237,12 +240,17 @@ def error_of(spec: ProfileSpec, unit: Unit, scratch: Path, output: str, *, succe
         return None
     if tool == "ncu" and (errors := list(dict.fromkeys(NCU_ERROR.findall(output)))):
         return f"{NAMES[tool]} could not measure: {' '.join(errors)[:LAST_WORDS]}"
-    if not succeeded or (scratch / REPORTS[tool]).exists():
+    words = output[-LAST_WORDS:].strip()
+    told = f"its last words are: {words}" if words else "said nothing"
+    if not succeeded:
+        # An older tool refuses options that it does not know.
+        started = (scratch / STARTED).exists()
+        return None if started else f"{NAMES[tool]} did not get to run the steps, and {told}"
+    if (scratch / REPORTS[tool]).exists():
         return None
     if spec.ncu is not None and (nothing := NOTHING_PROFILED.search(output)):
         return f"{_no_kernel(spec.ncu)}: {' '.join(nothing[1].split())[:LAST_WORDS]}"
-    words = output[-LAST_WORDS:].strip()
-    return f"{NAMES[tool]} wrote no report, and {f'its last words are: {words}' if words else 'said nothing'}"
+    return f"{NAMES[tool]} wrote no report, and {told}"
 
 
 def _no_kernel(spec: NcuSpec) -> str:

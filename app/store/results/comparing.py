@@ -47,7 +47,9 @@ DIFFERENCE = (
     Column("baseline_calls", "number", "calls"),
     Column("candidate_calls", "number", "calls"),
 )
-"""Columns of what differs; `ratio` is candidate / baseline. Null: that side did not run it."""
+"""Columns of what differs; `ratio` is candidate / baseline. Null: that side did not run the kernel or operator,
+or could not tell the class.
+"""
 NOT_ALTERNATED = "The jobs ran one after the other: what changed on the host between them counts as a difference."
 ALTERNATED = "Fresh processes measured both sides in turns."
 
@@ -297,10 +299,12 @@ class _Rows:
             (one, calls), (other, other_calls) = (
                 side.get(key, (None, None)) for side in (self.baseline, self.candidate)
             )
-            change = (other or 0.0) - (one or 0.0)
-            ratio = _difference(one, other)[1]
+            change, ratio = _difference(one, other)
+            # All classes are listed: one that is missing could not be told. A kernel that is missing did not run.
+            if self.kind != "classes":
+                change = (other or 0.0) - (one or 0.0)
             place = (self.kind, self.phase, class_name if self.kind == "classes" else name)
-            rows.append((abs(change), [*place, class_name, one, other, change, ratio, calls, other_calls]))
+            rows.append((abs(change or 0.0), [*place, class_name, one, other, change, ratio, calls, other_calls]))
         return [row for _, row in sorted(rows, key=lambda found: -found[0])]
 
 

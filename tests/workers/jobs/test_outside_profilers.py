@@ -119,6 +119,7 @@ class TestRun:
         assert report.rows == []
         assert report.tables == {}
         assert json.loads((tmp_path / outside.PHASES).read_text()) == ["forward", "backward", "optimizer"]
+        assert (tmp_path / outside.STARTED).exists()
         assert report.fingerprint["software"]["ncu"] == "2025.3.1.0"
         assert report.steps == [
             (1, 3, "warming up"),
@@ -317,8 +318,17 @@ class TestErrors:
 
     def test_a_unit_that_fails_by_itself_is_not_the_tools_fault(self, tmp_path: Path) -> None:
         spec, unit = planned(tmp_path, "ncu")
+        (tmp_path / outside.STARTED).touch()
         output = "==PROF== Connected\nRuntimeError\n==ERROR== The application returned an error code (1).\n"
         assert outside.error_of(spec, unit, tmp_path, output, succeeded=False) is None
+
+    def test_a_tool_that_refuses_its_options_says_so(self, tmp_path: Path) -> None:
+        spec, unit = planned(tmp_path, "nsys")
+        output = "unrecognised option '--python-backtrace=cuda'\n"
+        error = outside.error_of(spec, unit, tmp_path, output, succeeded=False)
+        assert error is not None
+        assert "Nsight Systems did not get to run the steps" in error
+        assert "its last words are: unrecognised option '--python-backtrace=cuda'" in error
 
     def test_a_unit_without_a_tool_has_none(self, tmp_path: Path) -> None:
         assert outside.error_of(spec_of(), Unit("torch's"), tmp_path, "==ERROR== x", succeeded=True) is None

@@ -241,6 +241,18 @@ class TestProfiles:
             ("operators", "forward", "aten::mm", 6.0),
         ]
 
+    def test_a_class_that_one_side_could_not_tell_was_neither_gained_nor_lost(
+        self, database: Database, profile: Callable[..., int]
+    ) -> None:
+        eager = [["step", "matmul", 9.0, 10.0], ["step", "normalisation", 2.0, 50.0]]
+        graph = [["step", "matmul", 8.0, 10.0]]
+        sheet = compare(database, profile(("classes", eager, CLASSES)), profile(("classes", graph, CLASSES)))
+        names = ("name", "baseline_ms", "candidate_ms", "change_ms", "ratio")
+        assert [tuple(row[name] for name in names) for row in rows(sheet)] == [
+            ("matmul", 9.0, 8.0, -1.0, pytest.approx(8 / 9)),
+            ("normalisation", 2.0, None, None, None),
+        ]
+
     def test_on_a_processor_the_hosts_time_is_compared(self, database: Database, profile: Callable[..., int]) -> None:
         jobs = [
             profile(("operators-forward", [["aten::mm", "matmul", None, time, 5.0]], OPERATORS)) for time in (2.0, 3.0)

@@ -146,8 +146,7 @@ def test_kernels(name: str, expected: str) -> None:
 def test_kernels_that_an_h200_ran() -> None:
     """The whole names, of torch 2.11: eager and compiled steps in fp32 and bf16, with each attention, and in a graph.
 
-    What stands under `other` is sorting for the embedding's gradient, which the
-    operator tells.
+    Under `other` is the sorting for the embedding's gradient, which only the operator tells.
     """
     recorded = json.loads((Path(__file__).parent / "h200_kernels.json").read_text())
     assert sum(map(len, recorded.values())) > 150
