@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kernels.attention.library import NO_KERNEL
 from kernels.attention.reference import attention, attention_with_logsumexp
+from kernels.ranges import listening
 from kernels.registry import ATTENTION
 
 CASES = [
@@ -113,7 +114,11 @@ def test_eager_attention_is_divided_into_nvtx_ranges(monkeypatch: pytest.MonkeyP
     seen = []
     monkeypatch.setattr(torch.cuda.nvtx, "range_push", seen.append)
     monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: None)
-    attention(*draw(1, 1, 8, 8, seed=7, device="cuda"), True)
+    inputs = draw(1, 1, 8, 8, seed=7, device="cuda")
+    attention(*inputs, True)
+    assert seen == [], "nobody listens"
+    with listening():
+        attention(*inputs, True)
     assert seen == ["scores", "softmax", "values"]
 
 
