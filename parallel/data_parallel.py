@@ -44,7 +44,7 @@ from parallel.collectives import (
     default_group,
     owns_its_memory,
     start_all_reduce,
-    start_together,
+    start_all_reduces,
     strides_of,
     view_like,
 )
@@ -179,11 +179,16 @@ class FlatDataParallel(DataParallel):
 class Bucket:
     """Parameters of one dtype whose gradients are averaged together, and those gradients on their way.
 
-    The gradients of several parameters are copied next to each other as soon as each is complete, and are views of that
-    memory from then on. A parameter that is alone in its bucket is not copied: its gradient is the bucket. The memory
-    is taken when the first gradient comes, and belongs to the gradients: it goes when they are set to None.
+    When the last gradient is complete, all are copied next to each other by one call, and are views of that memory from
+    then on. A parameter that is alone in its bucket is not copied: its gradient is the bucket. The memory is taken when
+    the bucket is sent, and belongs to the gradients: it goes when they are set to None.
 
     With `copies` False no gradient is copied: the group gets a list of them.
+
+    Autograd notes each gradient that it completes in `arrived`. That is `list.append`, a hook in C, since a hook in
+    Python for each parameter takes the host longer than a small layer's backward pass. Only one parameter has a Python
+    hook, `watch`: the one whose gradient came last in the round before. If another one comes last, the bucket is not
+    full when that hook runs. A later bucket's hook then finds it full, or the end of the round does.
     """
 
     def __init__(self, members: Sequence[tuple[str, nn.Parameter]], *, copies: bool = True) -> None:
@@ -192,79 +197,135 @@ class Bucket:
         self.parameters = [parameter for _, parameter in members]
         first = self.parameters[0]
         self.dtype, self.device = first.dtype, first.device
-        self.offsets: list[int] = []
+        self._places: list[tuple[torch.Size, tuple[int, ...], int]] = []
+        """Of each gradient: shape, strides, and where it begins in the bucket's memory, in elements."""
         self.numel = 0
         for parameter in self.parameters:
-            self.offsets.append(self.numel)
+            self._places.append((parameter.shape, strides_of(parameter), self.numel))
             self.numel += aligned(parameter.numel(), first.element_size())
         self._address = 0
         """Where the memory of the last round lay."""
+        self.arrived: list[Tensor] = []
+        """Parameters in the order in which autograd completed their gradients in this round."""
+        self.watched: nn.Parameter | None = None
+        self._notes = [p.register_post_accumulate_grad_hook(self.arrived.append) for p in self.parameters]  # type: ignore[no-untyped-call]
+        self._watch: Any = None
         self.begin()
 
     def begin(self) -> None:
         """Begin a round: no gradient is here yet."""
+        self.arrived.clear()
+        self.accumulated = False
+        """Whether a pass inside `no_sync` added to a gradient that had arrived."""
         self.memory: Tensor | None = None
-        self.views: dict[int, Tensor] = {}
-        """By the parameter's index: its gradient, here on its way."""
-        self.missing: set[int] = set()
+        self.views: list[Tensor] = []
+        """The gradients, here on their way."""
+        self.missing: list[int] = []
         """Indices of parameters that have no gradient on this rank in this round."""
         self.work: Work | None = None
 
+    def watch(self, parameter: nn.Parameter, hook: Callable[[Tensor], None]) -> None:
+        """Call `hook` when this parameter's gradient is complete, and no longer when the former one's is."""
+        if self._watch is not None:
+            self._watch.remove()
+        self.watched = parameter
+        # Behind the note of its arrival: hooks run in the order of registration.
+        self._watch = parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+
+    def unhook(self) -> None:
+        """Remove all hooks."""
+        for handle in (*self._notes, self._watch):
+            handle.remove()
+        self.arrived.clear()
+
     @property
     def full(self) -> bool:
-        """Whether every parameter's gradient is here."""
-        return len(self.views) == len(self.parameters)
+        """Whether every parameter's gradient has arrived. A second backward pass makes one arrive again."""
+        return len(set(map(id, self.arrived))) == len(self.parameters)
 
-    def take(self, index: int, factor: float) -> None:
-        """Take a parameter's gradient, scaled by `factor`; the parameter has none until the round ends.
+    @property
+    def came_again(self) -> bool:
+        """Whether a gradient was added to after it had arrived."""
+        return self.accumulated or len(set(map(id, self.arrived))) < len(self.arrived)
+
+    @property
+    def last(self) -> nn.Parameter | None:
+        """The parameter that made the bucket full, if no gradient came twice before."""
+        first_pass = self.arrived[: len(self.parameters)]
+        if len(set(map(id, first_pass))) < len(self.parameters):
+            return None
+        return first_pass[-1]  # type: ignore[return-value]
+
+    def forget_after(self, count: int) -> None:
+        """Forget all arrivals but the first `count`: they were not to be sent."""
+        if len(self.arrived) > count:
+            before = set(map(id, self.arrived[:count]))
+            self.accumulated = self.accumulated or not before.isdisjoint(map(id, self.arrived[count:]))
+            del self.arrived[count:]
+
+    def take(self, factor: float) -> None:
+        """Take all gradients, scaled by `factor`; the parameters have none until the round ends.
 
         Autograd may accumulate further gradients meanwhile: they do not touch the memory that is on its way.
         """
-        parameter = self.parameters[index]
-        gradient = dense_gradient(self.names[index], parameter)
-        parameter.grad = None
-        if gradient is None:
-            self.missing.add(index)
-            self.views[index] = self._place(index).zero_()
-            return
-        gradient = gradient.detach()
-        if not self.copies and gradient.stride() == strides_of(parameter) and owns_its_memory(gradient):
-            self.views[index] = gradient if factor == 1.0 else gradient.mul_(factor)
-            return
-        place = self._place(index, gradient)
-        if factor != 1.0:
-            torch.mul(gradient, factor, out=place)
-        elif place.data_ptr() != gradient.data_ptr():
-            place.copy_(gradient)
-        self.views[index] = place
-
-    def _place(self, index: int, gradient: Tensor | None = None) -> Tensor:
-        """Return memory for a parameter's gradient, in the parameter's shape."""
-        parameter = self.parameters[index]
+        gradients = [dense_gradient(name, p) for name, p in zip(self.names, self.parameters, strict=True)]
+        for parameter in self.parameters:
+            parameter.grad = None
+        self.missing = [index for index, gradient in enumerate(gradients) if gradient is None]
         if not self.copies:
-            return view_like(parameter, parameter.new_empty(parameter.numel()), 0)
-        if self.memory is None:
-            self.memory = self._memory_of(gradient, index)
-        return view_like(parameter, self.memory, self.offsets[index])
+            self.views = [self._in_place(index, gradient, factor) for index, gradient in enumerate(gradients)]
+            return
+        memory = self.memory = self._memory_of(gradients)
+        self.views = [memory.as_strided(*place) for place in self._places]
+        to: list[Tensor] = []
+        copied: list[Tensor] = []
+        for view, gradient in zip(self.views, gradients, strict=True):
+            if gradient is None:
+                view.zero_()
+            elif factor != 1.0:
+                torch.mul(gradient, factor, out=view)
+            elif view.data_ptr() != gradient.data_ptr():
+                to.append(view)
+                copied.append(gradient)
+        if to:
+            torch._foreach_copy_(to, copied)
+
+    def _in_place(self, index: int, gradient: Tensor | None, factor: float) -> Tensor:
+        """Return a gradient where it lies, or a copy if others use that memory."""
+        shape, strides, _ = self._places[index]
+        if gradient is not None and gradient.stride() == strides and owns_its_memory(gradient):
+            gradient = gradient.detach()
+            return gradient if factor == 1.0 else gradient.mul_(factor)
+        copy = torch.empty_strided(shape, strides, dtype=self.dtype, device=self.device)
+        return copy.zero_() if gradient is None else torch.mul(gradient, factor, out=copy)
 
     def send(self, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup) -> None:
         """Start reducing the gradients."""
         if self.memory is not None:
             self.work = start_all_reduce(self.memory, operation, group)
             return
-        # In the bucket's order, not in that in which this rank's gradients came.
-        views = [self.views[index] for index in range(len(self.parameters))]
-        flat = [view.as_strided((view.numel(),), (1,)) for view in views]
-        starts = [functools.partial(start_all_reduce, gradient, operation, group) for gradient in flat]
-        self.work = start_together(starts, group, self.device, keep=flat)
+        flat = [view if view.is_contiguous() else view.as_strided((view.numel(),), (1,)) for view in self.views]
+        self.work = start_all_reduces(flat, operation, group)
 
-    def _memory_of(self, gradient: Tensor | None, index: int) -> Tensor:
-        """Return the memory of the round before if this gradient still lies there, else new memory."""
-        if gradient is not None:
-            storage = gradient.untyped_storage()
-            same = storage.data_ptr() == self._address and storage.nbytes() == self.numel * gradient.element_size()
-            if same and gradient.storage_offset() == self.offsets[index]:
-                return gradient.as_strided((self.numel,), (1,), 0)
+    def hand_out(self, used: Callable[[str], bool]) -> None:
+        """Wait for the averages and make them the parameters' gradients; `used` tells who has one on any rank."""
+        assert self.work is not None
+        self.work.wait()
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            parameter.grad = view
+        for index in self.missing:
+            if not used(self.names[index]):
+                self.parameters[index].grad = None
+
+    def _memory_of(self, gradients: Sequence[Tensor | None]) -> Tensor:
+        """Return the memory of the round before if the gradients still lie there, else new memory."""
+        for gradient, (_, _, start) in zip(gradients, self._places, strict=True):
+            if gradient is not None:
+                storage = gradient.untyped_storage()
+                same = storage.data_ptr() == self._address and storage.nbytes() == self.numel * gradient.element_size()
+                if same and gradient.storage_offset() == start:
+                    return gradient.detach().as_strided((self.numel,), (1,), 0)
+                break
         memory = torch.empty(self.numel, dtype=self.dtype, device=self.device)
         self._address = memory.untyped_storage().data_ptr()
         return memory
@@ -274,7 +335,10 @@ class OverlappingDataParallel(DataParallel):
     """What the overlapping wrappers share: buckets that are averaged while the backward pass goes on.
 
     A bucket is sent when it is full and all buckets before it are sent. `finish_gradient_synchronization` sends the
-    rest, waits, and gives every parameter its gradient; between `backward()` and it, gradients are None.
+    rest, waits, and gives every parameter its gradient; from a bucket's sending to then, its gradients are None.
+
+    Each bucket watches the parameter whose gradient came last in the round before, since asking at every parameter
+    takes too much of the host's time. Only the moment of sending depends on that, not what is sent, nor the order.
     """
 
     def __init__(
@@ -292,29 +356,37 @@ class OverlappingDataParallel(DataParallel):
         self._index_of = {name: index for index, name in enumerate(self.trainable)}
         self._sent = 0
         self._usage_now: Usage | None = None
-        this = weakref.ref(self)
-        handles = [
-            parameter.register_post_accumulate_grad_hook(_hook(this, bucket, index))  # type: ignore[no-untyped-call]
-            for bucket in self.buckets
-            for index, parameter in enumerate(bucket.parameters)
-        ]
-        # The hooks of a wrapper that is gone must not take the gradients of the next one.
-        weakref.finalize(self, _remove, handles)
+        self._hook = _hook(weakref.ref(self))
+        for bucket in self.buckets:
+            bucket.watch(bucket.parameters[-1], self._hook)
+        # The hooks of a wrapper that is gone must not keep its parameters, nor take the gradients of the next one.
+        weakref.finalize(self, _unhook, self.buckets)
 
-    def gradient_is_complete(self, bucket: Bucket, index: int) -> None:
-        """Take the gradient that autograd has just completed, and send what can be sent."""
-        if not self.synchronizes:
-            return
-        if index in bucket.views:
-            # A second backward pass before the end of the round: its gradients wait in the parameters for the end.
-            return
-        with torch.no_grad():
-            bucket.take(index, self._averaging.factor)
-            while self._sent < len(self.buckets) and self.buckets[self._sent].full:
-                self._send_next()
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        before = [len(bucket.arrived) for bucket in self.buckets]
+        try:
+            with super().no_sync():
+                yield
+        finally:
+            for bucket, count in zip(self.buckets, before, strict=True):
+                bucket.forget_after(count)
+
+    no_sync.__doc__ = DataParallel.no_sync.__doc__
+
+    def send_full_buckets(self) -> None:
+        """Send what can be sent."""
+        if self.synchronizes and self._next_is_full():
+            with torch.no_grad():
+                while self._next_is_full():
+                    self._send_next()
+
+    def _next_is_full(self) -> bool:
+        return self._sent < len(self.buckets) and self.buckets[self._sent].full
 
     def _send_next(self) -> None:
         bucket = self.buckets[self._sent]
+        bucket.take(self._averaging.factor)
         self._sent += 1
         if self._sent == len(self.buckets):
             # Before the last bucket: behind it, these few bytes would be one more latency that nothing hides.
@@ -323,8 +395,10 @@ class OverlappingDataParallel(DataParallel):
         bucket.send(self._averaging.operation, self.group)
 
     def _finish(self) -> None:
+        # The ranks must agree on a second round, so this does not ask whether a bucket was sent in between.
+        again = any(bucket.came_again for bucket in self.buckets)
         late = self._end_round()
-        if late:
+        if again or late:
             # Averages of averages are the averages: what has been averaged stays as it is.
             for parameter, gradient in late:
                 assert parameter.grad is not None
@@ -333,44 +407,35 @@ class OverlappingDataParallel(DataParallel):
 
     def _end_round(self) -> list[tuple[nn.Parameter, Tensor]]:
         """Send what is left, wait, and hand the averages out; return the gradients that came too late for them."""
-        late = [
-            (parameter, parameter.grad)
-            for bucket in self.buckets
-            for index, parameter in enumerate(bucket.parameters)
-            if index in bucket.views and parameter.grad is not None
-        ]
-        for bucket in self.buckets[self._sent :]:
-            for index in range(len(bucket.parameters)):
-                if index not in bucket.views:
-                    bucket.take(index, self._averaging.factor)
+        sent = self.buckets[: self._sent]
+        late = [(p, gradient) for bucket in sent for p in bucket.parameters if (gradient := p.grad) is not None]
         while self._sent < len(self.buckets):
             self._send_next()
-        assert self._usage_now is not None
+        usage = self._usage_now
+        assert usage is not None
         for bucket in self.buckets:
-            assert bucket.work is not None
-            bucket.work.wait()
-            for index, parameter in enumerate(bucket.parameters):
-                name = bucket.names[index]
-                if index not in bucket.missing or self._usage_now.anywhere(self._index_of[name]):
-                    parameter.grad = bucket.views[index]
+            bucket.hand_out(lambda name: usage.anywhere(self._index_of[name]))
+            last = bucket.last
+            if last is not None and last is not bucket.watched:
+                bucket.watch(last, self._hook)
             bucket.begin()
-        self._usage_now.wait()
+        usage.wait()
         self._usage_now, self._sent = None, 0
         return late
 
 
-def _hook(this: weakref.ReferenceType[OverlappingDataParallel], bucket: Bucket, index: int) -> Callable[[Tensor], None]:
+def _hook(this: weakref.ReferenceType[OverlappingDataParallel]) -> Callable[[Tensor], None]:
     def gradient_is_complete(parameter: Tensor) -> None:
         wrapper = this()
         if wrapper is not None:
-            wrapper.gradient_is_complete(bucket, index)
+            wrapper.send_full_buckets()
 
     return gradient_is_complete
 
 
-def _remove(handles: list[Any]) -> None:
-    for handle in handles:
-        handle.remove()
+def _unhook(buckets: list[Bucket]) -> None:
+    for bucket in buckets:
+        bucket.unhook()
 
 
 class OverlappedDataParallel(OverlappingDataParallel):
