@@ -277,6 +277,10 @@ class Bucket:
             return
         memory = self.memory = self._memory_of(gradients)
         self.views = [memory.as_strided(*place) for place in self._places]
+        if factor == 1.0 and not self.missing and self.views[0].data_ptr() != gradients[0].data_ptr():  # type: ignore[union-attr]
+            # The memory is new: every gradient is elsewhere.
+            torch._foreach_copy_(self.views, gradients)  # type: ignore[arg-type]
+            return
         to: list[Tensor] = []
         copied: list[Tensor] = []
         for view, gradient in zip(self.views, gradients, strict=True):
@@ -302,7 +306,7 @@ class Bucket:
     def send(self, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup) -> None:
         """Start reducing the gradients."""
         if self.memory is not None:
-            self.work = start_all_reduce(self.memory, operation, group)
+            self.work = start_all_reduces([self.memory], operation, group)
             return
         flat = [view if view.is_contiguous() else view.as_strided((view.numel(),), (1,)) for view in self.views]
         self.work = start_all_reduces(flat, operation, group)
@@ -376,13 +380,15 @@ class OverlappingDataParallel(DataParallel):
 
     def send_full_buckets(self) -> None:
         """Send what can be sent."""
-        if self.synchronizes and self._next_is_full():
-            with torch.no_grad():
-                while self._next_is_full():
+        if not self.synchronizes:
+            return
+        while self._sent < len(self.buckets) and self.buckets[self._sent].full:
+            if torch.is_grad_enabled():
+                # The backward pass is itself recorded.
+                with torch.no_grad():
                     self._send_next()
-
-    def _next_is_full(self) -> bool:
-        return self._sent < len(self.buckets) and self.buckets[self._sent].full
+            else:
+                self._send_next()
 
     def _send_next(self) -> None:
         bucket = self.buckets[self._sent]

@@ -630,14 +630,20 @@ def together(what: str) -> int:
     from parallel import collectives
 
     manager, uses_nccl = dist._coalescing_manager, collectives.uses_nccl
+    reduce_together = dist.ProcessGroup.allreduce_coalesced
     entered = []
 
     def counted(*arguments: Any, **named: Any) -> Any:
         entered.append(1)
         return manager(*arguments, **named)
 
+    def counted_reduction(*arguments: Any) -> Any:
+        entered.append(1)
+        return reduce_together(*arguments)
+
     averages = collectives.averaging(collectives.default_group(), device())
     dist._coalescing_manager = counted
+    dist.ProcessGroup.allreduce_coalesced = counted_reduction
     collectives.uses_nccl = lambda group, device: True
     try:
         # gloo does not average by itself.
@@ -645,6 +651,7 @@ def together(what: str) -> int:
         fully_sharded_parity(True) if what == "fully sharded" else parity(what, True)
     finally:
         dist._coalescing_manager, collectives.uses_nccl = manager, uses_nccl
+        dist.ProcessGroup.allreduce_coalesced = reduce_together
         parallel.data_parallel.averaging = parallel.fully_sharded.averaging = collectives.averaging
     return len(entered)
 
