@@ -37,6 +37,40 @@ def test_ranks_may_use_different_parameters(ranks: Pool, wrapper: str) -> None:
     ranks(training.no_gradient_at_all, wrapper)
 
 
+FORWARD, BACKWARD = [0, 1, 2, 3], [3, 2, 1, 0]
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("alone_first", [True, False])
+def test_the_order_of_gradients_may_change(two_ranks: Pool, set_to_none: bool, alone_first: bool) -> None:
+    """The step in which it changes sends at its end; the next one has learned, and sends in the backward pass."""
+    steps = [FORWARD, BACKWARD, BACKWARD, FORWARD, FORWARD]
+    for found in two_ranks(training.orders, "bucketed, one", set_to_none, steps, True, alone_first):
+        assert found["sent"] == [1, 0, 1, 0, 1]
+        assert found["operations"] == [2] * 5  # the bucket, and who used what
+
+
+def test_sending_early_would_cost_a_second_round(two_ranks: Pool) -> None:
+    """The control of the test above: whoever sends without asking whether all gradients are there."""
+    steps = [FORWARD, BACKWARD, BACKWARD]
+    for found in two_ranks(training.orders, "bucketed, one", False, steps, False):
+        assert found["sent"] == [1, 1, 1]
+        assert found["operations"][1] == 4
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_buckets_last_parameter_may_be_unused(two_ranks: Pool, set_to_none: bool) -> None:
+    for found in two_ranks(training.orders, "bucketed, one", set_to_none, [FORWARD, [1, 2, 3], FORWARD]):
+        assert found["sent"] == [1, 0, 1]
+        assert found["operations"] == [2] * 3
+
+
+@pytest.mark.parametrize("wrapper", ["overlapped", "bucketed, tiny", "bucketed, growing"])
+def test_orders_may_change_with_several_buckets(ranks: Pool, wrapper: str) -> None:
+    for found in ranks(training.orders, wrapper, False, [FORWARD, BACKWARD, [1, 3], FORWARD, FORWARD]):
+        assert found["sent"][0] == found["sent"][-1] > 1
+
+
 def test_gradients_are_views_of_the_bucket(two_ranks: Pool) -> None:
     for found in two_ranks(training.bucket_views):
         for mode in (True, False):

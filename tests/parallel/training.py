@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import parallel
 import parallel.data_parallel
 import parallel.fully_sharded
+from parallel import collectives
 from tests.parallel.models import Branches, Everything, batch, loss_of
 
 WRAPPERS = {
@@ -125,6 +126,50 @@ def branches(wrapper: str, chosen: dict[int, list[int]]) -> None:
         for rank in range(world):
             (alone(inputs[rank], chosen[rank]).sum() / world).backward()
         same_as(model.module, alone)
+
+
+def orders(
+    wrapper: str, set_to_none: bool, steps: list[list[int]], checked: bool = True, alone_first: bool = False
+) -> dict[str, list[int]]:
+    """Train steps that use a model's branches in the orders given, each gradient compared with one process's.
+
+    Args:
+        checked: False: every bucket claims to be full.
+        alone_first: Let a pass without synchronization, through all branches, go before each one.
+
+    Returns:
+        Per step the buckets that were sent during the backward pass, and the operations of the whole step.
+    """
+    torch.manual_seed(dist.get_rank())
+    model = WRAPPERS[wrapper](Branches().to(device()))
+    torch.manual_seed(0)
+    alone = Branches().to(device())
+    world = dist.get_world_size()
+    inputs = torch.randn(world, 4, device=device())
+    found: dict[str, list[int]] = {"sent": [], "operations": []}
+    full = parallel.data_parallel.Bucket.full
+    if not checked:
+        parallel.data_parallel.Bucket.full = property(lambda bucket: True)
+    try:
+        for chosen in steps:
+            model.zero_grad(set_to_none=set_to_none)
+            alone.zero_grad(set_to_none=set_to_none)
+            with collectives.recorded(device()) as timeline:
+                if alone_first:
+                    with model.no_sync():
+                        model(inputs[dist.get_rank()], [0, 1, 2, 3]).sum().backward()
+                model(inputs[dist.get_rank()], chosen).sum().backward()
+                found["sent"].append(model._sent)
+                model.finish_gradient_synchronization()
+            found["operations"].append(len(timeline.intervals()))
+            for rank in range(world):
+                if alone_first:
+                    (alone(inputs[rank], [0, 1, 2, 3]).sum() / world).backward()
+                (alone(inputs[rank], chosen).sum() / world).backward()
+            same_as(model.module, alone)
+    finally:
+        parallel.data_parallel.Bucket.full = full
+    return found
 
 
 def no_gradient_at_all(wrapper: str) -> None:
@@ -627,8 +672,6 @@ def fully_sharded_opaque() -> None:
 
 def together(what: str) -> int:
     """Train as on NCCL, with operations started together; gloo knows the same calls. Return how many there were."""
-    from parallel import collectives
-
     manager, uses_nccl = dist._coalescing_manager, collectives.uses_nccl
     reduce_together = dist.ProcessGroup.allreduce_coalesced
     entered = []
