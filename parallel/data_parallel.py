@@ -185,9 +185,9 @@ class Bucket:
 
     With `copies` False no gradient is copied: the group gets a list of them.
 
-    Autograd notes each gradient that it completes in `arrived`. That is `list.append`, a hook in C, since a hook in
-    Python for each parameter takes the host longer than a small layer's backward pass. Only one parameter has a Python
-    hook, `watch`: the one whose gradient came last in the round before. If another one comes last, the bucket is not
+    Autograd notes each gradient that it completes in `arrived`. That is `list.append`, a hook in C: what runs in Python
+    for each parameter holds the backward pass up wherever the host is slower than the device. Only one parameter has a
+    Python hook, set by `watch`: the one whose gradient came last in the round before. If another one comes last, the bucket is not
     full when that hook runs. A later bucket's hook then finds it full, or the end of the round does.
     """
 
@@ -459,7 +459,10 @@ class BucketedDataParallel(OverlappingDataParallel):
 
     Buckets are filled in the reverse order of registration, one dtype each, and gradients are views of their bucket. A
     parameter of a bucket's size or more is a bucket of its own, whose gradient is averaged where autograd left it: only
-    small gradients are copied, once. Beyond the gradients themselves no memory is taken.
+    small gradients are copied, once, all of a bucket by one call. Beyond the gradients themselves, memory is taken for
+    the bucket that is being copied.
+
+    Each bucket has one hook in Python, on the parameter whose gradient came last in the step before (see Bucket).
 
     Bucketing follows Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training" (VLDB 2020),
     section 3.2.3.
