@@ -187,8 +187,8 @@ class Bucket:
 
     Autograd notes each gradient that it completes in `arrived`. That is `list.append`, a hook in C: what runs in Python
     for each parameter holds the backward pass up wherever the host is slower than the device. Only one parameter has a
-    Python hook, set by `watch`: the one whose gradient came last in the round before. If another one comes last, the bucket is not
-    full when that hook runs. A later bucket's hook then finds it full, or the end of the round does.
+    Python hook, set by `watch`: the one whose gradient came last in the round before. If another one comes last, the
+    bucket is not full when that hook runs. A later bucket's hook then finds it full, or the end of the round does.
     """
 
     def __init__(self, members: Sequence[tuple[str, nn.Parameter]], *, copies: bool = True) -> None:
