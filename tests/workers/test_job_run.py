@@ -965,6 +965,6 @@ class TestHugeArtifacts:
     def test_control_of_the_looks_while_storing(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(JobRun, "_go_on_storing", lambda *_: None)
         began = time.monotonic()
-        job = self.store_slowly(site, monkeypatch, 600_000, timeout_s=0.01)
+        job = self.store_slowly(site, monkeypatch, 3_000_000, timeout_s=0.01)
         assert time.monotonic() - began > 0.01 + site.settings.grace_s
         assert job["state"] == "succeeded"
