@@ -129,7 +129,9 @@ def job_failure(error: Exception, *, started: bool) -> RunnerError:
     if not isinstance(error, RanksFailed):
         return InvalidEnvironment(f"the ranks could not be launched: {error}")
     who = "the ranks" if error.rank is None else f"rank {error.rank}"
-    log = f"; see {LOGS.format(error.rank)}" if error.rank is not None and error.log else ""
+    log = ""
+    if error.rank is not None:
+        log = f"; see {LOGS.format(error.rank)}" if error.log else "; it wrote nothing to its log"
     told = f"{who} {error.reason}{log}"
     if not started and (error.trace or isinstance(error, RanksTimedOut)):
         return InvalidEnvironment(f"the ranks did not start: {told}")
