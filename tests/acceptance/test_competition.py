@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from tests.acceptance.conftest import end_all_jobs, environment
+from tests.acceptance.forked import ForkedService
 from tests.acceptance.sabotage import (
     attempt_states,
     get,
@@ -36,7 +37,7 @@ PATIENCE_S = 300.0
 def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A server of the module's."""
     folder = tmp_path_factory.mktemp("shared")
-    with Service(folder / "service", {**environment(folder), **plain_kind()}) as running:
+    with ForkedService(folder / "service", {**environment(folder), **plain_kind()}) as running:
         running.start_server()
         yield running
 
