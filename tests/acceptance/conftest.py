@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.acceptance.forked import ForkedService
+from tests.forked import ForkedService
 from tools.service import Service, wait_for_job
 
 PLUGINS = Path(__file__).resolve().parent.parent / "plugins"

@@ -13,7 +13,6 @@ import httpx
 import pytest
 
 from tests.acceptance.conftest import end_all_jobs, environment
-from tests.acceptance.forked import ForkedService
 from tests.acceptance.sabotage import (
     attempt_states,
     get,
@@ -23,6 +22,7 @@ from tests.acceptance.sabotage import (
     wait_for_state,
     worker_id,
 )
+from tests.forked import ForkedService
 from tools.service import Service, submit, wait_until
 
 pytestmark = pytest.mark.acceptance

@@ -32,7 +32,7 @@ from tests.acceptance.faults import (
     small_disk,
     without,
 )
-from tests.acceptance.forked import ForkedService
+from tests.forked import ForkedService
 from tools.service import Service, wait_until
 
 pytestmark = pytest.mark.acceptance

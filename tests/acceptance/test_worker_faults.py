@@ -18,7 +18,6 @@ import pytest
 from app.errors import DatabaseBusy
 from app.store.engine import Database
 from tests.acceptance.conftest import end_all_jobs, environment
-from tests.acceptance.forked import ForkedService
 from tests.acceptance.sabotage import (
     POLL_S,
     attempt_states,
@@ -34,6 +33,7 @@ from tests.acceptance.sabotage import (
     wait_until_gone,
     worker_id,
 )
+from tests.forked import ForkedService
 from tools.service import Service, submit, wait_until
 
 pytestmark = pytest.mark.acceptance

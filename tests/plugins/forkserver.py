@@ -4,10 +4,10 @@ To import a server takes more than a second of processor time, an agent nearly a
 a hundred of them. A fork runs the same module as `python -m` does, with an environment of its own; the `sitecustomize`
 that this environment names is run anew, so sabotage works as in a new interpreter. The socket FD carries JSON lines:
 
-    test → forkserver   {"arguments": ["app.cli", "serve"], "environment": {…}, "output": path}
+    test → forkserver   {"arguments": ["app.cli", "serve"], "environment": {…}, "output": path, "before": statements}
     forkserver → test   {"pid": …}, and when it has ended {"pid": …, "returncode": …}
 
-The forkserver ends with its socket. tests/acceptance/forked.py talks to it.
+The forkserver ends with its socket. tests/forked.py talks to it.
 """
 
 from __future__ import annotations
@@ -103,6 +103,7 @@ def _become(order: dict[str, Any], close: list[int]) -> NoReturn:
         sys.argv = list(order["arguments"])
         sys.orig_argv = [sys.executable, "-m", *sys.argv]
         runpy.run_path(str(_sitecustomize()))
+        exec(order["before"], {})
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         code = 0
     except SystemExit as end:

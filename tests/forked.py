@@ -20,8 +20,8 @@ from typing import Any
 
 from tools.service import Service
 
-PLUGINS = Path(__file__).resolve().parent.parent / "plugins"
-PROJECT = PLUGINS.parent.parent
+PROJECT = Path(__file__).resolve().parents[1]
+PLUGINS = PROJECT / "tests" / "plugins"
 
 
 class Forkserver:
@@ -45,9 +45,16 @@ class Forkserver:
         self._started: list[int] = []
         self._ended: dict[int, int] = {}
 
-    def start(self, arguments: Sequence[str], environment: Mapping[str, str], output: Path) -> Forked:
-        """Fork `python -m ARGUMENTS`, whose output is appended to a file."""
-        order = {"arguments": list(arguments), "environment": dict(environment), "output": str(output)}
+    def start(
+        self, arguments: Sequence[str], environment: Mapping[str, str], output: Path, *, before: str = ""
+    ) -> Forked:
+        """Fork `python -m ARGUMENTS`, whose output is appended to a file; it runs the statements `before` first."""
+        order = {
+            "arguments": list(arguments),
+            "environment": dict(environment),
+            "output": str(output),
+            "before": before,
+        }
         with self._guard:
             self._socket.sendall(json.dumps(order).encode() + b"\n")
             while not self._started:
