@@ -12,7 +12,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import RedirectResponse
 from pydantic.json_schema import models_json_schema
 
-from app.api import bulk, compare, events, health, jobs, problems, queue, results, specs, sweeps, tables, workers
+from app.api import bulk, compare, events, files, health, jobs, problems, queue, results, specs, sweeps, tables, workers
 from app.api.bodies import JobBody
 from app.api.gate import Gate
 from app.api.hosts import AllowedHosts
@@ -22,7 +22,7 @@ from app.api.sweeps import SweepBody
 from app.settings import Settings
 from app.web import docs, pages
 
-ROUTERS = (jobs, bulk, events, results, sweeps, queue, tables, compare, specs, workers, health, pages, docs)
+ROUTERS = (jobs, bulk, events, results, files, sweeps, queue, tables, compare, specs, workers, health, pages, docs)
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:

@@ -159,6 +159,12 @@ class Sweep(TypedDict):
     links: dict[str, str]
 
 
+class CodeFile(TypedDict):
+    sha256: str
+    size: int
+    url: str
+
+
 class Place(TypedDict):
     id: int
     place: int

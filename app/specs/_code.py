@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, GetJsonSchemaHandler
+from pydantic import Field, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
-from app.specs._base import Location, Needs, StrictModel
+from app.specs._base import Needs, StrictModel
 from app.specs._identity import Scalar
 
 FAMILY, NAME = "code", "uploaded"
@@ -50,14 +50,14 @@ class Uploaded(Needs):
         return {**super().__get_pydantic_json_schema__(schema, handler), ROLE: self.role}
 
 
-def codes_in(model: BaseModel, at: Location = ()) -> Iterator[tuple[Location, CodeSpec]]:
-    """Yield the location of each uploaded function or class that a spec names, those of specs inside it too."""
-    for field in type(model).model_fields:
-        value = getattr(model, field)
-        if isinstance(value, CodeSpec):
-            yield (*at, field), value
-        elif isinstance(value, BaseModel):
-            yield from codes_in(value, (*at, field))
+def codes_of(spec: Mapping[str, Any], at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield the location and the SHA-256 of each uploaded file that a spec, as JSON, names; of specs inside it, too."""
+    for field, value in spec.items():
+        if isinstance(value, Mapping):
+            if set(value) == set(CodeSpec.model_fields):
+                yield (*at, field), str(value["sha256"])
+            else:
+                yield from codes_of(value, (*at, field))
 
 
 def coordinates(identity: Mapping[str, Scalar], field: str, code: CodeSpec | None) -> dict[str, Scalar]:

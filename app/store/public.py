@@ -13,6 +13,7 @@ from sqlalchemy import RowMapping
 from app.errors import NotFound
 from app.states import JOB_STATES
 from app.store.stored_json import broken, is_unreadable
+from app.store.uploads import code_links
 
 MAX_ID = 2**63 - 1
 """The largest id. The database's integers have 64 bits; a number from a URL can have any length."""
@@ -87,6 +88,7 @@ def job_dict(row: RowMapping | Mapping[str, Any], waiting: str | None) -> dict[s
         "links": {
             "self": path,
             **{name: f"{path}/{name}" for name in _JOB_PARTS},
+            **code_links(row),
             "ui": f"/ui{path}",
         },
     }

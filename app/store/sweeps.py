@@ -20,6 +20,7 @@ from app.specs import spec_adapter
 from app.specs._sweep import Point
 from app.store import submission, tables
 from app.store.records import NewJob
+from app.store.uploads import keep_code
 
 _job, _event, _label = tables.job.c, tables.event.c, tables.job_label.c
 _POINT = func.coalesce(cast(_job.point, Text), cast(_job.spec, Text))
@@ -111,6 +112,7 @@ def repeat_ended(connection: Connection, sweep: Mapping[str, Any], now: datetime
     for key, value in sweep["labels"].items():
         labelled = select(_job.id, literal(key, _label.key.type), literal(value, _label.value.type)).where(new)
         connection.execute(insert(tables.job_label).from_select(["job_id", "key", "value"], labelled))
+    keep_code(connection, connection.execute(select(_job.id, _job.requirements, _job.spec).where(new)).mappings().all())
     say_of_each(connection, new, "state", submission.QUEUED_EVENT, now)
     return number
 
