@@ -40,6 +40,7 @@ from app import address
 from app.characters import one_line
 from app.errors import InvalidEnvironment
 from app.layout import Format, Statistic, case_text
+from app.own_code import put_into
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -216,12 +217,17 @@ class Flopwatch:
         unique_key: str | None = None,
         idempotency_key: str | None = None,
         wait_s: int = 0,
+        implementation: str | None = None,
+        model: str | None = None,
     ) -> Answer:
         """Submit one job.
 
         Args:
             spec: the job's spec with its `kind`; fields that are left out have defaults.
             preset: one of the kind's presets, which `spec` then changes.
+            implementation: attention of your own, "my_attention.py:attention"; the file goes up first. In a comparison
+                it is the candidate's.
+            model: likewise, a model class of your own, for training kinds.
             timeout_s: end the job after so many seconds; "none": never; None: the server's default.
             unique_key: refused while another job with this key is queued or runs.
             idempotency_key: submitting again with this key gives the first answer and changes nothing.
@@ -241,8 +247,9 @@ class Flopwatch:
             >>> job["state"], job["spec"]["model"]["size"]
             ('succeeded', 'tiny')
         """
+        chosen = self.with_code(self._with_preset(spec, preset), implementation=implementation, model=model)
         body = {
-            "spec": self._with_preset(spec, preset),
+            "spec": chosen,
             **_options(name, labels, priority, timeout_s, max_attempts),
             "unique_key": unique_key,
         }
@@ -261,6 +268,8 @@ class Flopwatch:
         timeout_s: float | str | None = None,
         max_attempts: int = 2,
         idempotency_key: str | None = None,
+        implementation: str | None = None,
+        model: str | None = None,
     ) -> Answer:
         """Submit one job per combination of the grid's values: all, or none if one of them is not valid.
 
@@ -280,18 +289,29 @@ class Flopwatch:
             3
         """
         body = {
-            "base": self._with_preset(base, preset),
+            "base": self.with_code(self._with_preset(base, preset), implementation=implementation, model=model),
             "grid": {path: list(values) for path, values in grid.items()},
             "exclude": [dict(point) for point in exclude],
             **_options(name, labels, priority, timeout_s, max_attempts),
         }
         return self.post_once("/sweeps", body, idempotency_key)[0]
 
-    def rerun(self, job: Thing, changes: Mapping[str, Any] | None = None, /, **fields: Any) -> Answer:
+    def rerun(
+        self,
+        job: Thing,
+        changes: Mapping[str, Any] | None = None,
+        /,
+        *,
+        implementation: str | None = None,
+        own_model: str | None = None,
+        **fields: Any,
+    ) -> Answer:
         """Submit a new job with a job's spec and options, and other values for some fields of the spec.
 
         Args:
             changes: dotted paths below the spec with their values: {"model.size": "small"}.
+            implementation: attention of your own, as in `submit`.
+            own_model: likewise, a model class of your own; `model` is a field of specs.
             fields: fields of the spec, as keyword arguments.
 
         Example:
@@ -304,13 +324,31 @@ class Flopwatch:
         for path, value in {**fields, **(changes or {})}.items():
             _set(spec, path, value)
         return self.submit(
-            spec,
+            self.with_code(spec, implementation=implementation, model=own_model),
             name=former["name"],
             labels=former["labels"],
             priority=former["priority"],
             timeout_s="none" if former["timeout_s"] is None else former["timeout_s"],
             max_attempts=former["max_attempts"],
         )
+
+    def with_code(self, spec: Answer, *, implementation: str | None = None, model: str | None = None) -> Answer:
+        """Upload the files of code of one's own, and return the spec with it; see `submit`.
+
+        Raises:
+            ClientError: a file cannot be read, or specs of this kind take no such code.
+        """
+        named = {"implementation": implementation, "model": model}
+        if not any(named.values()):
+            return spec
+        changed = copy.deepcopy(spec)
+        try:
+            files = put_into(changed, self.specs(), named)
+        except ValueError as error:
+            raise ClientError(f"{error}.") from error
+        for code in files:
+            self.send("PUT", f"/files/{code.sha256}", content=code.content)
+        return changed
 
     def specs(self) -> list[Answer]:
         """Return every kind of job: its JSON Schema, presets, and an example that runs.
@@ -744,10 +782,12 @@ class Flopwatch:
         *,
         params: Mapping[str, Any] | None = None,
         body: Any = None,
+        content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         timeout_s: float = READ_TIMEOUT_S,
     ) -> httpx.Response:
-        """Send one request to any route; `timeout_s` is the longest silence of the server.
+        """Send one request to any route, with JSON (`body`) or bytes (`content`); `timeout_s` is the longest silence of
+        the server.
 
         Raises:
             Refused: the server answered with a problem.
@@ -756,7 +796,7 @@ class Flopwatch:
         chosen = {name: value for name, value in (params or {}).items() if value is not None}
         with self._explained():
             response = self._http.request(
-                method, path, params=chosen, json=body, headers=headers, timeout=_timeout(timeout_s)
+                method, path, params=chosen, json=body, content=content, headers=headers, timeout=_timeout(timeout_s)
             )
         return checked(response)
 

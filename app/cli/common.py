@@ -35,6 +35,14 @@ Preset = Annotated[
         autocompletion=completing.presets,
     ),
 ]
+Implementation = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE.py:FUNCTION",
+        help="Attention of your own, beside the others or in the model; in a comparison, the candidate's.",
+    ),
+]
+Model = Annotated[str | None, typer.Option(metavar="FILE.py:CLASS", help="A model of your own, for training kinds.")]
 Url = Annotated[str | None, typer.Option(metavar="URL", help="The server's address (FLOPWATCH_URL).")]
 DataDir = Annotated[
     Path | None,

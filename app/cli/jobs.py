@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli import arguments, completing
-from app.cli.common import AsJson, JobId, Kind, Label, Preset, Wait, with_server
+from app.cli.common import AsJson, Implementation, JobId, Kind, Label, Model, Preset, Wait, with_server
 from app.cli.terminal import echo, echo_table, raw
 
 if TYPE_CHECKING:
@@ -70,6 +70,8 @@ def submit(
     fields: Fields = None,
     *,
     preset: Preset = None,
+    implementation: Implementation = None,
+    model: Model = None,
     wait: Wait = False,
     as_json: AsJson = False,
     name: Name = None,
@@ -86,6 +88,7 @@ def submit(
     options = _options(name, label, priority, timeout_s, max_attempts)
     kind, under, lists = chosen(server, source, preset)
     spec = arguments.parse_spec(kind, fields or [], preset=under, lists=lists)
+    spec = server.with_code(spec, implementation=implementation, model=model)
     body = {"spec": spec, **options, "unique_key": unique_key}
     job, replayed = server.post_once("/jobs", body, idempotency_key)
     _go_on(server, job, wait=wait, as_json=as_json, note=f" {SUBMITTED_BEFORE}" if replayed else "")
@@ -129,6 +132,8 @@ def sweep(
         list[str] | None, typer.Option(metavar="KEY=VALUE,…", help="Leave these combinations out; may be repeated.")
     ] = None,
     preset: Preset = None,
+    implementation: Implementation = None,
+    model: Model = None,
     wait: Wait = False,
     as_json: AsJson = False,
     name: Name = None,
@@ -144,6 +149,7 @@ def sweep(
 
     kind, under, lists = chosen(server, source, preset)
     base, grid = arguments.parse_sweep(kind, fields, preset=under, lists=lists)
+    base = server.with_code(base, implementation=implementation, model=model)
     body = {
         "base": base,
         "grid": grid,
@@ -181,13 +187,16 @@ def rerun(
         typer.Argument(metavar="KEY=VALUE…", help="Fields to change.", autocompletion=completing.fields),
     ] = None,
     *,
+    implementation: Implementation = None,
+    model: Model = None,
     wait: Wait = False,
     as_json: AsJson = False,
 ) -> None:
     """Submit a new job with a job's spec and options, and other values for some of its fields."""
     kind = server.job(job_id)["kind"]
     lists = next((arguments.list_fields(spec["schema"]) for spec in server.specs() if spec["kind"] == kind), ())
-    job = server.rerun(job_id, arguments.parse_changes(fields or [], lists))
+    changes = arguments.parse_changes(fields or [], lists)
+    job = server.rerun(job_id, changes, implementation=implementation, own_model=model)
     _go_on(server, job, wait=wait, as_json=as_json)
 
 

@@ -67,6 +67,7 @@ def print_job(job: dict[str, Any], place: int | None = None) -> None:
         "progress": f"{progress['done']}/{progress['total']} {progress['message']}" if progress["total"] else None,
         "attempt": f"{job['attempt']} of {job['max_attempts']}",
         "worker": job["worker_id"],
+        "code": ", ".join(f"{job['links'][name]} ({name})" for name in job["links"] if name.endswith("code")) or None,
         "key": job["unique_key"],
         "timeout": "none" if job["timeout_s"] is None else duration(job["timeout_s"]),
         "broken": (job.get("broken") or {}).get("detail"),

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
+from app.own_code import ROLE
 from app.specs._base import Needs, StrictModel
 from app.specs._identity import Scalar
 
@@ -19,8 +20,6 @@ FAMILY, NAME = "code", "uploaded"
 RUNS_CODE = f"{FAMILY}:{NAME}"
 """The name that a worker started with --allow-code registers, and that jobs with uploaded code need."""
 ALLOW_IT = "start one with `flopwatch worker --allow-code`"
-ROLE = "x-flopwatch-code"
-"""Key in JSON Schema: what the code in a field is, "attention" or "model"."""
 LABEL_DIGITS = 8
 
 Role = Literal["attention", "model"]

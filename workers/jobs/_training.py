@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from app.specs._training import PHASES, WITH_BACKWARD, TrainingSpec
+from workers import uploaded
 from workers.jobs._base import Reporter
 from workers.jobs._values import Metric, Values
 from workers.outcome import Unsupported
@@ -102,13 +103,16 @@ def choose_model(spec: TrainingSpec, device: torch.device) -> Callable[[], torch
     Raises:
         Unsupported: the model or attention does not exist here, or cannot do what the spec asks for.
         InvalidEnvironment: an installed model or attention is broken.
+        BrokenCode: the job's own one is.
     """
     from kernels.registry import ATTENTION
     from workers.model.precision import PRECISIONS
     from workers.model.registry import MODELS
 
-    model_class = load(MODELS, spec.model.name)
-    attention = load(ATTENTION, spec.attention)
+    model_class = load(MODELS, spec.model.name) if spec.code is None else uploaded.load(spec.code)
+    attention = (
+        load(ATTENTION, spec.attention) if spec.attention_code is None else uploaded.implementation(spec.attention_code)
+    )
     dtype = str(PRECISIONS[spec.precision].compute_dtype).removeprefix("torch.")
     if reason := attention.why_not(device.type, dtype, backward=spec.mode in WITH_BACKWARD):
         raise Unsupported(reason)
@@ -123,10 +127,15 @@ def choose_model(spec: TrainingSpec, device: torch.device) -> Callable[[], torch
     def build() -> torch.nn.Module:
         model: torch.nn.Module = model_class(**arguments)
         if generated and not hasattr(model, "new_cache"):
-            raise Unsupported(f"model {spec.model.name!r} has no key-value cache, which mode generate needs")
+            raise Unsupported(f"model {name_of(spec)!r} has no key-value cache, which mode generate needs")
         return model
 
     return build
+
+
+def name_of(spec: TrainingSpec) -> str:
+    """Return the name of the model's class, for messages."""
+    return spec.model.name if spec.code is None else spec.code.label()
 
 
 def options_of(model_class: Callable[..., Any], spec: TrainingSpec, attention: Callable[..., Any]) -> dict[str, Any]:
@@ -143,7 +152,7 @@ def options_of(model_class: Callable[..., Any], spec: TrainingSpec, attention: C
             spec.model.rope_theta,
             spec.model.rope_theta == type(spec.model).model_fields["rope_theta"].default,
         ),
-        "attention": (attention, spec.attention == fields["attention"].default),
+        "attention": (attention, spec.attention_code is None and spec.attention == fields["attention"].default),
         "activation_checkpointing": (spec.activation_checkpointing, not spec.activation_checkpointing),
     }
     try:
@@ -153,7 +162,7 @@ def options_of(model_class: Callable[..., Any], spec: TrainingSpec, attention: C
     takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     for name, (_, left_alone) in options.items():
         if not (takes_all or name in parameters or left_alone):
-            raise Unsupported(f"model {spec.model.name!r} takes no argument {name!r}, which this job sets")
+            raise Unsupported(f"model {name_of(spec)!r} takes no argument {name!r}, which this job sets")
     return {name: value for name, (value, _) in options.items() if takes_all or name in parameters}
 
 
@@ -221,7 +230,7 @@ def compiled(spec: TrainingSpec, model: torch.nn.Module) -> Any:
     try:
         return compile_blocks(model)
     except NoBlocks as error:
-        raise Unsupported(f"model {spec.model.name!r}: {error}") from error
+        raise Unsupported(f"model {name_of(spec)!r}: {error}") from error
 
 
 @contextmanager
@@ -371,7 +380,7 @@ def add_rates(values: Values, training: Training, ceilings: Path) -> None:
     values.set("tokens_per_s", None, [tokens / seconds])
     flops = step_flops(spec, training.model)
     if flops is None:
-        values.rest("unknown", f"model {spec.model.name!r} does not tell its FLOPs")
+        values.rest("unknown", f"model {name_of(spec)!r} does not tell its FLOPs")
         return
     rate = 1e-12 * flops / seconds
     values.set("tflops", None, [rate])
