@@ -68,9 +68,7 @@ class AttentionSpec(SpecBase):
     """Time attention alone: every implementation at every size, checked against one oracle."""
 
     kind: Literal["attention"] = "attention"
-    implementations: list[Annotated[Name, Named("attention")]] = Field(
-        default=["eager", "sdpa_flash"], max_length=100
-    )
+    implementations: list[Annotated[Name, Named("attention")]] = Field(default=["eager", "sdpa_flash"], max_length=100)
     """Attention implementations, as workers register them; empty with `code`: none beside it."""
     code: Annotated[CodeSpec | None, Uploaded("attention")] = None
     """A function of your own, measured and judged beside them: (q, k, v, is_causal) → output, each of the shape

@@ -1,9 +1,10 @@
 """Artifact files, named after their content: `ab/cdef…` under one folder, written whole or not at all.
 
 A content is written to a temporary file, or is a file on the same disk that nobody writes to any more. It is synced,
-linked to its name, and the folder is synced; only then may a row of the table `artifact` or `code_file` refer to it. Between the two,
-the content is *held*: put() or take() keeps a shared lock on a byte of its own, in one lock file for all contents,
-until release(), or until the process ends in any way. So a process holds any number of contents with one descriptor.
+linked to its name, and the folder is synced; only then may a row of the table `artifact` or `code_file` refer to it.
+Between the two, the content is *held*: put() or take() keeps a shared lock on a byte of its own, in one lock file for
+all contents, until release(), or until the process ends in any way. So a process holds any number of contents with one
+descriptor.
 Nobody removes a content that is referred to or held: removal looks for references inside the database's write lock, so
 that none can appear meanwhile, and it finds holds by trying for the exclusive lock. If a hold kept a content from
 removal and no row refers to it in the end, the content is an orphan, which sweep_orphans removes later.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
@@ -41,10 +41,10 @@ def offer(*, allowed: bool) -> Offer:
 
 
 @pytest.fixture
-def able_site(fresh_site: Any) -> Iterator[Any]:
+def able_site(fresh_site: Any) -> Any:
     """A site with a worker that may run uploaded code."""
     fresh_site.worker.register(KINDS, ABLE | {RUNS_CODE})
-    yield fresh_site
+    return fresh_site
 
 
 class TestUploading:
@@ -86,7 +86,7 @@ class TestUploading:
         assert site.http.put(f"/files/{sha256_of(content)}", content=content).status_code == 413
 
     def test_the_token_is_asked_for(self, serve: Callable[..., AbstractContextManager[Any]], tmp_path: Path) -> None:
-        with serve(tmp_path, api_token="secret") as site:  # noqa: S106
+        with serve(tmp_path, api_token="secret") as site:
             assert site.http.put(f"/files/{sha256_of(SOURCE)}", content=SOURCE).status_code == 401
             assert site.http.get(f"/files/{sha256_of(SOURCE)}").status_code == 401
 
