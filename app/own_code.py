@@ -69,7 +69,7 @@ def put_into(
         ValueError: the file cannot be read, or specs of this kind take no such code.
     """
     schemas = {one["kind"]: one["schema"] for one in specs}
-    files = []
+    files: list[OwnCode] = []
     for role, option in OPTIONS.items():
         value = named.get(option)
         if value is None:

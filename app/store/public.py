@@ -94,11 +94,17 @@ def job_dict(row: RowMapping | Mapping[str, Any], waiting: str | None) -> dict[s
     }
 
 
-def sweep_dict(row: RowMapping | Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
-    """Make the public sweep from a row of the table `sweep` and its number of points by their latest job's state."""
+def sweep_dict(
+    row: RowMapping | Mapping[str, Any], counts: Mapping[str, int], searches: list[dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    """Make the public sweep from a row of the table `sweep`, its number of points by their latest job's state, and the
+    state of its searches, if somebody asks for this sweep alone.
+    """
     path = f"/sweeps/{row['id']}"
     return {
         **{field: row[field] for field in ("id", "name", "labels", "base", "grid", "exclude", "options")},
+        "fit": readable(row["fit"]),
+        "searches": searches,
         "created_at": rfc3339(row["created_at"]),
         "broken": broken(row),
         "counts": {state: counts.get(state, 0) for state in JOB_STATES},

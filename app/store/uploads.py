@@ -75,7 +75,7 @@ def known_files(connection: Connection, sha256s: Collection[str]) -> set[str]:
     return set(connection.execute(select(_file.sha256).where(_file.sha256.in_(sha256s))).scalars())
 
 
-def keep_code(connection: Connection, jobs: Sequence[Mapping[str, Any]]) -> None:
+def keep_code(connection: Connection, jobs: Sequence[Mapping[Any, Any]]) -> None:
     """Keep the files that new jobs name, given as rows with ids. Raises Conflict if one was removed meanwhile."""
     rows = [
         {"job_id": job["id"], "sha256": sha256}
