@@ -258,8 +258,9 @@ class Flopwatch:
     def sweep(
         self,
         base: Mapping[str, Any],
-        grid: Mapping[str, Sequence[Any]],
+        grid: Mapping[str, Sequence[Any]] | None = None,
         *,
+        fit: Mapping[str, Any] | None = None,
         exclude: Iterable[Mapping[str, Any]] = (),
         preset: str | None = None,
         name: str | None = None,
@@ -276,6 +277,9 @@ class Flopwatch:
         Args:
             base: the spec that the jobs have in common, with its `kind`.
             grid: dotted paths below the spec, each with its values.
+            fit: search for the largest value that fits into memory, for each point of the grid or, without one, once:
+                {"axis": "context_length", "upto": 65536, "step": 64}. `start` is the value to try first. The sweep's
+                `searches` tell where it stands.
             exclude: points to leave out, such as {"model.size": "xl", "context_length": 1024}.
 
         The other arguments are those of `submit`.
@@ -290,7 +294,8 @@ class Flopwatch:
         """
         body = {
             "base": self.with_code(self._with_preset(base, preset), implementation=implementation, model=model),
-            "grid": {path: list(values) for path, values in grid.items()},
+            "grid": {path: list(values) for path, values in (grid or {}).items()},
+            "fit": None if fit is None else dict(fit),
             "exclude": [dict(point) for point in exclude],
             **_options(name, labels, priority, timeout_s, max_attempts),
         }
@@ -325,12 +330,19 @@ class Flopwatch:
             _set(spec, path, value)
         return self.submit(
             self.with_code(spec, implementation=implementation, model=own_model),
-            name=former["name"],
+            name=self._name_of(former),
             labels=former["labels"],
             priority=former["priority"],
             timeout_s="none" if former["timeout_s"] is None else former["timeout_s"],
             max_attempts=former["max_attempts"],
         )
+
+    def _name_of(self, job: Answer) -> str | None:
+        """Return the name for a new job like this one: of a sweep's job the sweep's, without what told it apart."""
+        if job["sweep_id"] is None:
+            return job["name"]
+        found: str | None = self.get(f"/sweeps/{job['sweep_id']}")["name"]
+        return found
 
     def with_code(self, spec: Answer, *, implementation: str | None = None, model: str | None = None) -> Answer:
         """Upload the files of code of one's own, and return the spec with it; see `submit`.
@@ -425,7 +437,7 @@ class Flopwatch:
                 found: Answer = self.get(f"/sweeps/{sweep_id}")
                 counts = found["counts"]
                 total, done = sum(counts.values()), sum(counts[state] for state in FINISHED)
-                display(done, total, f"{counts['running']} running, {counts['failed']} failed")
+                display(done, total, f"{counts['running']} running, {counts['failed']} failed{_found(found)}")
                 if done >= total:
                     return found
                 if time.monotonic() >= deadline:
@@ -936,6 +948,14 @@ def _server_url(settings: Settings, folder_is_given: bool) -> tuple[str, str]:
 
 def _timeout(silence_s: float) -> httpx.Timeout:
     return httpx.Timeout(CONNECT_TIMEOUT_S, read=silence_s)
+
+
+def _found(sweep: Mapping[str, Any]) -> str:
+    """Return what the one search of a sweep has found so far."""
+    searches = sweep.get("searches") or []
+    if len(searches) != 1 or searches[0]["largest"] is None:
+        return ""
+    return f", {searches[0]['axis']} {searches[0]['largest']} fits"
 
 
 def _deadline(timeout_s: float | None) -> float:

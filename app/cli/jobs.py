@@ -120,14 +120,23 @@ def sweep(
     server: Flopwatch,
     source: Source,
     fields: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="KEY=V1,V2…",
             help="Fields; those with several values make the grid.",
             autocompletion=completing.fields,
         ),
-    ],
+    ] = None,
     *,
+    fit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY=UPTO",
+            help="Search for the largest value up to this one with which the job fits into memory.",
+            autocompletion=completing.fields,
+        ),
+    ] = None,
+    step: Annotated[int, typer.Option(min=1, help="With --fit: try multiples of this only.")] = 1,
     exclude: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE,…", help="Leave these combinations out; may be repeated.")
     ] = None,
@@ -143,16 +152,18 @@ def sweep(
     max_attempts: MaxAttempts = 2,
     idempotency_key: Key = None,
 ) -> None:
-    """Submit one job per combination of values."""
-    from app.cli.output import print_json, progress_display
+    """Submit one job per combination of values; with --fit, search for what fits, once per combination."""
+    from app.cli.output import counts_text, print_json, print_searches, progress_display
     from app.cli.specs import chosen
 
     kind, under, lists = chosen(server, source, preset)
-    base, grid = arguments.parse_sweep(kind, fields, preset=under, lists=lists)
+    search = None if fit is None else arguments.parse_fit(fit, step)
+    base, grid = arguments.parse_sweep(kind, fields or [], preset=under, lists=lists, needs_grid=search is None)
     base = server.with_code(base, implementation=implementation, model=model)
     body = {
         "base": base,
         "grid": grid,
+        "fit": search,
         "exclude": [arguments.parse_point(point, lists) for point in exclude or []],
         **_options(name, label, priority, timeout_s, max_attempts),
     }
@@ -160,7 +171,8 @@ def sweep(
     total = sum(made["counts"].values())
     if not as_json:
         note = f" {SUBMITTED_BEFORE}" if replayed else ""
-        echo(f"sweep {made['id']} with {total} jobs: {server.url}/ui/sweeps/{made['id']}{note}", err=wait)
+        what = f"with {total} jobs" if search is None else f"searches by {total} jobs at a time"
+        echo(f"sweep {made['id']} {what}: {server.url}/ui/sweeps/{made['id']}{note}", err=wait)
     _say_what_waits(server, made["id"])
     if wait:
         with (
@@ -173,9 +185,16 @@ def sweep(
     elif wait:
         echo_table(server.text("/tables", sweep=made["id"], format="markdown"))
         echo()
-        echo(", ".join(f"{count} {state}" for state, count in made["counts"].items() if count))
-    if wait and made["counts"]["succeeded"] != total:
+        echo(counts_text(made["counts"]))
+        print_searches(made)
+    if wait and not _all_well(made):
         raise typer.Exit(1)
+
+
+def _all_well(sweep: dict[str, Any]) -> bool:
+    """Return True if every job of a sweep has succeeded, and every search is at its end."""
+    counts, searches = sweep["counts"], sweep["searches"] or []
+    return sum(counts.values()) == counts["succeeded"] and all(one["state"] == "done" for one in searches)
 
 
 @with_server
@@ -304,9 +323,11 @@ def retry(
     """Run failed or cancelled jobs again; one that cannot be retried does not keep the others from it."""
     if bool(job_ids) == (sweep_id is not None):
         raise typer.BadParameter("give ids, or --sweep, and not both")
+    from app.cli.output import counts_text
+
     if sweep_id is not None:
         counts = server.resume_sweep(sweep_id)["counts"]
-        echo(f"sweep {sweep_id}: {', '.join(f'{count} {state}' for state, count in counts.items() if count)}")
+        echo(f"sweep {sweep_id}: {counts_text(counts)}")
         return
 
     def retry_one(job_id: int) -> str:
