@@ -941,7 +941,9 @@ def _server_url(settings: Settings, folder_is_given: bool) -> tuple[str, str]:
     if not folder_is_given and (url := os.environ.get("FLOPWATCH_URL")):
         return url.rstrip("/"), ""
     if url := address.found(settings.data_dir):
-        return url.rstrip("/"), f" (from {settings.data_dir / address.FILE})"
+        # It is used all the same: a server in another container has a process that cannot be seen from here.
+        gone = ", left by a server whose process is gone" if address.left_by_the_dead(settings.data_dir) else ""
+        return url.rstrip("/"), f" (from {settings.data_dir / address.FILE}{gone})"
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
     return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}", ""
 

@@ -6,10 +6,10 @@ import hashlib
 from typing import Annotated
 
 from fastapi import APIRouter, Path, Request
-from fastapi.responses import Response
+from fastapi.responses import PlainTextResponse, Response
 
 from app.api.bodies import read_limited
-from app.api.parameters import NO_QUERY, ETag, Json
+from app.api.parameters import NO_QUERY, ETag, Json, declared
 from app.api.schemas import CodeFile
 from app.api.services import CurrentServices
 from app.errors import FieldError, InvalidRequest
@@ -53,7 +53,14 @@ def _wrong(detail: str) -> InvalidRequest:
     return InvalidRequest(detail, errors=(FieldError("", detail),))
 
 
-@router.get("/{sha256}", response_class=Response, dependencies=[NO_QUERY], summary="Read an uploaded file")
+@router.get(
+    "/{sha256}",
+    response_class=PlainTextResponse,
+    responses={304: {}},
+    openapi_extra=declared("If-None-Match"),
+    dependencies=[NO_QUERY],
+    summary="Read an uploaded file",
+)
 def read(request: Request, services: CurrentServices, sha256: Sha256) -> Response:
     """Its source as plain text, which no browser runs."""
     content = services.uploads.read(sha256)

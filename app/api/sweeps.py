@@ -14,7 +14,7 @@ from pydantic_core import to_json
 
 from app.api.bodies import Body, JobOptions, json_body, request_body, summary
 from app.api.names import known_names, unknown_names
-from app.api.parameters import NO_QUERY, Cursor, Json, Limit, StrictQuery, SweepId, idempotency
+from app.api.parameters import NO_QUERY, Cursor, Json, Limit, StrictQuery, SweepId, declared, idempotency
 from app.api.pointers import MAX_ERRORS, describe, pointer, sent_location
 from app.api.schemas import Page, Sweep
 from app.api.services import CurrentServices, Services
@@ -69,7 +69,7 @@ class SweepsQuery(StrictQuery):
     "",
     status_code=201,
     responses={201: {"model": Sweep}},
-    openapi_extra=request_body(SweepBody),
+    openapi_extra=request_body(SweepBody) | declared("Idempotency-Key"),
     dependencies=[NO_QUERY],
     summary="Submit a sweep",
 )

@@ -25,6 +25,14 @@ R = TypeVar("R")
 JobId = Annotated[int, typer.Argument(metavar="ID", help="The job's id.", autocompletion=completing.job_ids)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the server's answer.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait until it is done; exit code 0 only when it succeeded.")]
+WaitAtMost = Annotated[
+    float | None,
+    typer.Option(
+        "--wait-at-most", min=0, metavar="SECONDS", help="Wait, but no longer than this; exit code 75 if it goes on."
+    ),
+]
+GOES_ON = 75
+"""Exit code for what was not done in time (EX_TEMPFAIL of sysexits)."""
 Label = Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A label; may be repeated.")]
 Kind = Annotated[str | None, typer.Option(help="Only jobs of this kind.", autocompletion=completing.kinds)]
 Preset = Annotated[

@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli import arguments, completing
-from app.cli.common import AsJson, Implementation, JobId, Kind, Label, Model, Preset, Wait, with_server
+from app.cli.common import (
+    GOES_ON,
+    AsJson,
+    Implementation,
+    JobId,
+    Kind,
+    Label,
+    Model,
+    Preset,
+    Wait,
+    WaitAtMost,
+    with_server,
+)
 from app.cli.terminal import echo, echo_table, raw
 
 if TYPE_CHECKING:
@@ -73,6 +85,7 @@ def submit(
     implementation: Implementation = None,
     model: Model = None,
     wait: Wait = False,
+    wait_at_most: WaitAtMost = None,
     as_json: AsJson = False,
     name: Name = None,
     label: Label = None,
@@ -91,21 +104,27 @@ def submit(
     spec = server.with_code(spec, implementation=implementation, model=model)
     body = {"spec": spec, **options, "unique_key": unique_key}
     job, replayed = server.post_once("/jobs", body, idempotency_key)
-    _go_on(server, job, wait=wait, as_json=as_json, note=f" {SUBMITTED_BEFORE}" if replayed else "")
+    note = f" {SUBMITTED_BEFORE}" if replayed else ""
+    _go_on(server, job, wait=wait, at_most=wait_at_most, as_json=as_json, note=note)
 
 
-def _go_on(server: Flopwatch, job: dict[str, Any], *, wait: bool, as_json: bool, note: str = "") -> None:
+def _go_on(
+    server: Flopwatch, job: dict[str, Any], *, wait: bool, at_most: float | None, as_json: bool, note: str = ""
+) -> None:
     """Say what became of a submission, wait for the job if that is asked, and end with 1 unless it succeeded."""
     from app.cli.output import print_job, print_json, print_results, progress_display
 
+    wait = wait or at_most is not None
     if not as_json:
         echo(f"job {job['id']} {job['state']}: {server.url}{job['links']['ui']}{note}", err=wait)
     if job["waiting"] is not None:
         echo(f"job {job['id']} waits: {job['waiting']}", err=True)
+        if wait and at_most is None:
+            echo("Ctrl-C ends the waiting, and the job stays; --wait-at-most sets a limit", err=True)
     if wait:
         goes_on = f"job {job['id']} goes on; `flopwatch cancel {job['id']}` ends it"
         with _going_on_when_interrupted(goes_on), progress_display() as show:
-            job = server.wait(job, show=show, check=False)
+            job = server.wait(job, timeout_s=at_most, show=show, check=False)
     if as_json:
         print_json(job)
     elif wait:
@@ -144,6 +163,7 @@ def sweep(
     implementation: Implementation = None,
     model: Model = None,
     wait: Wait = False,
+    wait_at_most: WaitAtMost = None,
     as_json: AsJson = False,
     name: Name = None,
     label: Label = None,
@@ -169,6 +189,7 @@ def sweep(
     }
     made, replayed = server.post_once("/sweeps", body, idempotency_key)
     total = sum(made["counts"].values())
+    wait = wait or wait_at_most is not None
     if not as_json:
         note = f" {SUBMITTED_BEFORE}" if replayed else ""
         what = f"with {total} jobs" if search is None else f"searches by {total} jobs at a time"
@@ -179,7 +200,7 @@ def sweep(
             _going_on_when_interrupted(f"sweep {made['id']} goes on; `flopwatch cancel --sweep {made['id']}` ends it"),
             progress_display() as show,
         ):
-            made = server.wait_for_sweep(made, show=show)
+            made = server.wait_for_sweep(made, timeout_s=wait_at_most, show=show)
     if as_json:
         print_json(made)
     elif wait:
@@ -209,6 +230,7 @@ def rerun(
     implementation: Implementation = None,
     model: Model = None,
     wait: Wait = False,
+    wait_at_most: WaitAtMost = None,
     as_json: AsJson = False,
 ) -> None:
     """Submit a new job with a job's spec and options, and other values for some of its fields."""
@@ -216,7 +238,7 @@ def rerun(
     lists = next((arguments.list_fields(spec["schema"]) for spec in server.specs() if spec["kind"] == kind), ())
     changes = arguments.parse_changes(fields or [], lists)
     job = server.rerun(job_id, changes, implementation=implementation, own_model=model)
-    _go_on(server, job, wait=wait, as_json=as_json)
+    _go_on(server, job, wait=wait, at_most=wait_at_most, as_json=as_json)
 
 
 @with_server
@@ -416,8 +438,13 @@ def _options(
 
 @contextlib.contextmanager
 def _going_on_when_interrupted(message: str) -> Iterator[None]:
+    from app.client import WaitTimeout
+
     try:
         yield
     except KeyboardInterrupt:
         echo(message, err=True)
         raise typer.Exit(130) from None
+    except WaitTimeout:
+        echo(f"not done in time: {message}", err=True)
+        raise typer.Exit(GOES_ON) from None

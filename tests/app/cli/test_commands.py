@@ -558,6 +558,14 @@ def test_flags_as_python_writes_them(site: Any, flopwatch: Any, written: str, me
     ended(flopwatch("cancel", str(job["id"])))
 
 
+def test_waiting_has_a_limit_and_an_exit_code_of_its_own(flopwatch: Any) -> None:
+    for command in (["submit", *TINY], ["sweep", *TINY, "seed=1,2"]):
+        late = flopwatch(*command, "--wait-at-most", "0.3")
+        assert late.returncode == 75, late.stderr
+        assert re.search(r"not done in time: (job|sweep) \d+ goes on; `flopwatch cancel", late.stderr)
+        assert "waits: no worker is connected" in late.stderr or "wait: no worker is connected" in late.stderr
+
+
 def test_a_search_prints_what_fits(flopwatch: Any, obedient: Any) -> None:
     done = flopwatch("sweep", *TINY, "context_length=8", "--fit", "context_length=32", "--step", "8", "--wait")
     out = ended(done)
@@ -611,7 +619,7 @@ def test_interrupted_wait_leaves_the_job(site: Any, flopwatch: Any, start: Any) 
     waiting = start("submit", *TINY, "--wait", FLOPWATCH_URL=site.url)
     job_id = int(waiting.stderr.readline().split()[1])
     while (line := waiting.stderr.readline()) != "queued\n":
-        assert "waits" in line
+        assert "wait" in line
     waiting.send_signal(2)
     assert waiting.wait(20) == 130
     assert f"flopwatch cancel {job_id}" in waiting.stderr.read()
