@@ -5,6 +5,7 @@ Each kind adds its own observers of the phases, tables and files.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from workers.measure.busy import Busy
     from workers.measure.check import Check
+    from workers.measure.memory import MemoryMeter
     from workers.measure.timing import Observer, StepTimes
     from workers.measure.validity import Monitor
     from workers.model.generation import CachedModel
@@ -78,6 +80,8 @@ class Training:
     device: torch.device
     model: torch.nn.Module
     step: Step
+    meter: MemoryMeter
+    """Measures from before the model was made."""
     graphed: GraphedStep | None = None
     """The step, if it is a CUDA graph."""
 
@@ -175,10 +179,14 @@ def build(spec: TrainingSpec, device: torch.device, build_model: Callable[[], to
     """
     import torch
 
-    from workers.measure.memory import memory_needed_for
+    from workers.measure.memory import memory_meter, memory_needed_for
     from workers.model.graphed import GraphedStep
     from workers.model.precision import set_parameter_dtype
 
+    if device.type == "cpu":
+        # Optimizers and checkpointing import it, 70 MiB that are no model's. Forks of the warm parent have it already.
+        importlib.import_module("torch._dynamo")
+    meter = memory_meter(device)
     with memory_needed_for("making the model"):
         torch.manual_seed(spec.seed)
         with device:
@@ -186,9 +194,9 @@ def build(spec: TrainingSpec, device: torch.device, build_model: Callable[[], to
         set_parameter_dtype(model, spec.parameter_dtype)
         step = build_step(spec, device, model)
     if not spec.cuda_graph:
-        return Training(spec, device, model, step)
+        return Training(spec, device, model, step, meter)
     graphed = GraphedStep(cast("GraphableStep", step))
-    return Training(spec, device, model, graphed, graphed)
+    return Training(spec, device, model, graphed, meter, graphed)
 
 
 def build_step(spec: TrainingSpec, device: torch.device, model: torch.nn.Module) -> Step:
@@ -261,12 +269,10 @@ def measure(
         OutOfMemory: the memory did not suffice in some phase.
     """
     from workers.measure.busy import measure_busy
-    from workers.measure.memory import memory_meter
     from workers.measure.timing import make_clock, run_step, time_steps
     from workers.measure.warmup import LEAST_CALLS
 
-    spec, step, graphed = training.spec, training.step, training.graphed
-    meter = memory_meter(training.device)
+    spec, step, graphed, meter = training.spec, training.step, training.graphed, training.meter
     least = LEAST_CALLS if spec.warmup_steps is None else spec.warmup_steps
 
     def measuring() -> None:
