@@ -104,6 +104,9 @@ class Settings(BaseSettings):
     max_artifact_bytes: int = Field(
         default=16 << 30, ge=1024, description="Most bytes of one job's artifacts together, and so of each."
     )
+    allow_code: bool = Field(
+        default=False, description="A worker runs code that users upload: whoever reaches the server runs code here."
+    )
     job_core_bytes: int = Field(default=0, ge=0, description="Largest core dump of a job's process, bytes.")
     job_open_files: int = Field(default=65_536, ge=256, description="Most open files of a job's process.")
 
