@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import Connection, Row, delete, func, insert, select, tuple_, update
+from sqlalchemy import Connection, Row, Select, delete, func, insert, select, tuple_, update
 
 from app.errors import Conflict, FieldError, InvalidRequest, NotFound
 from app.layout import case_text
@@ -184,7 +184,7 @@ def _public(connection: Connection, rows: Sequence[Row[Any]]) -> list[dict[str, 
 
 def _jobs(connection: Connection, job: int | None, sweep: int | None) -> list[Row[Any]]:
     """Return the job, or the latest job of each point of the sweep."""
-    query = select(_job.id, _job.kind, _job.state, _job.error).order_by(_job.id)
+    query: Select[Any] = select(_job.id, _job.kind, _job.state, _job.error).order_by(_job.id)
     if job is not None:
         rows = list(connection.execute(query.where(_job.id == checked_id(job, "job"))))
         if not rows:

@@ -19,11 +19,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from pydantic import ValidationError
 from sqlalchemy import Connection, Row
 
 from app.errors import Conflict, FieldError, InvalidRequest
 from app.layout import ARROW, case_text, in_use
-from app.specs import KINDS, Scalar
+from app.specs import KINDS, Scalar, spec_adapter
 from app.states import VERDICTS
 from app.store.baselines import cases_of_baseline
 from app.store.engine import Database
@@ -156,6 +157,7 @@ def compare_with_baseline(
         others = _finished(connection, _listed(candidate))
         _check_kinds(others)
         side = _side(connection, "candidate", others)
+        side = replace(side, cases=[case for job in others for case in _with_planned(job, side.cases)])
         kept = cases_of_baseline(connection, name)
         on = {(case.key, case.coordinates.get("device")) for case in side.cases}
         keys = {key for key, _ in on}
@@ -175,6 +177,18 @@ def compare_with_baseline(
         side = replace(side, cases=[case for case in side.cases if case.key in found])
     baseline = replace(whole, cases=cases, baseline=name)
     return _compared(database, baseline, side, question, alternated=False, by_key=True, more_notes=notes)
+
+
+def _with_planned(job: Row[Any], cases: Sequence[CaseOfJob]) -> list[CaseOfJob]:
+    """Return the job's cases; of a job that measured nothing, those of its spec, which say why they have no numbers."""
+    of_job = [case for case in cases if case.job == job.id]
+    if any(case.key is not None for case in of_job) or not of_job:
+        return of_job
+    try:
+        planned = spec_adapter.validate_json(json.dumps(job.spec)).cases()
+    except (ValidationError, ValueError):  # the spec is of another version, or a comparison, which has no cases
+        return of_job
+    return [replace(of_job[0], coordinates=dict(its.coordinates), key=its.key) for its in planned]
 
 
 def _side(connection: Connection, name: SideName, jobs: Sequence[Row[Any]]) -> _Side:
