@@ -61,6 +61,8 @@ class Sheet:
     """True if metrics come with a standard deviation."""
     notes: Sequence[str] = ()
     """Sentences that formats for people have below the table."""
+    lead: Sequence[str] = ()
+    """Sentences that formats for people have above the table: what it shows."""
     about: Mapping[str, Any] | None = None
     """Facts about the table as a whole, which JSON has beside columns and rows."""
 
