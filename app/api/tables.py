@@ -43,6 +43,8 @@ HTML_PAGE = """<!doctype html>
 
 
 MAX_LIMIT = 100_000
+Caption = Annotated[str, Field(max_length=2000)]
+LatexLabel = Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9:._-]+$")]
 
 
 class ChoiceQuery(StrictQuery):
@@ -95,9 +97,9 @@ class TableQuery(ChoiceQuery):
     """The most rows; by default all."""
     after: Cursor | None = None
     """`next` of the page before."""
-    caption: Annotated[Text, Field(max_length=2000)] | None = None
+    caption: Caption | None = None
     """The table's title, in Markdown, LaTeX and HTML."""
-    latex_label: Annotated[Text, Field(pattern=r"^[\w:.-]+$")] | None = None
+    latex_label: LatexLabel | None = None
     """The name by which LaTeX's `\\ref` finds the table."""
     format: Format = "json"
 
@@ -110,8 +112,8 @@ async def table(services: CurrentServices, request: Request, query: Annotated[Ta
         sheet = results.table(
             services.database,
             **query.chosen(),
-            rows=_split(query.rows),
-            columns=_split(query.columns),
+            rows=split(query.rows),
+            columns=split(query.columns),
             statistic=query.statistic,
             pivot=query.pivot,
             relative_to=dict(query.relative_to),  # type: ignore[arg-type]  # pairs, once validated
@@ -140,5 +142,6 @@ def written(sheet: results.Sheet, format_: Format, *, base_url: str | None = Non
     return Response(text, media_type=MEDIA_TYPES[format_])
 
 
-def _split(names: list[str]) -> list[str] | None:
+def split(names: list[str]) -> list[str] | None:
+    """Return names that were repeated or separated by commas; None if there are none."""
     return [name.strip() for text in names for name in text.split(",") if name.strip()] or None
