@@ -168,6 +168,10 @@ def test_measurements_and_events_need_no_sorting(name: str, database: Database, 
     assert not [number for number in orders if {"measurement", "event"} & set(steps[number - 1].split())]
 
 
+OTHERWISE = {"ix_job_sweep_id": "ix_job_sweep_point"}
+"""The index that would serve in another's place."""
+
+
 @pytest.mark.parametrize(
     ("index", "name"),
     [
@@ -178,5 +182,6 @@ def test_measurements_and_events_need_no_sorting(name: str, database: Database, 
 def test_control_of_the_plans(index: str, name: str, database: Database, sweep_job: int) -> None:
     """Without its index it looks at every row."""
     with database.write() as connection:
-        connection.exec_driver_sql(f"drop index {index}")
+        for dropped in {index, OTHERWISE.get(index, index)}:
+            connection.exec_driver_sql(f"drop index {dropped}")
     assert whole_tables(database, sweep_job, name)
