@@ -34,7 +34,7 @@ def latest_jobs(sweep_ids: Sequence[int]) -> Select[tuple[int]]:
     latest = select(func.max(_job.id).label("id")).where(_job.sweep_id.in_(sweep_ids))
     placed = latest.where(_job.point.is_not(None)).group_by(_job.sweep_id, _job.point)
     of_older = latest.where(_job.point.is_(None)).group_by(_job.sweep_id, _POINT)
-    either = union_all(placed, of_older).subquery()
+    either = union_all(placed, of_older).subquery("points")
     return select(either.c.id)
 
 

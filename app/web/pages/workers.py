@@ -62,13 +62,13 @@ def devices_of(worker: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return each device of a public worker, with what it did at the last heartbeat, and the share of its memory that
     is in use.
     """
-    readings: Sequence[Any] = (worker["readings"] or {}).get("devices") or ()
+    told: Sequence[Any] = (worker["readings"] or {}).get("devices") or ()
+    readings = {(one.get("type"), one.get("uuid")): one for one in told if isinstance(one, dict)}
     found = []
     for device in worker["devices"]:
         if not isinstance(device, dict):
             continue
-        key = (device.get("type"), device.get("uuid"))
-        present = next((one for one in readings if isinstance(one, dict) and (one.get("type"), one.get("uuid")) == key), {})
+        present = readings.get((device.get("type"), device.get("uuid")), {})
         total, used = device.get("memory_mib"), present.get("memory_used_mib")
         share = 100 * used / total if total and used is not None else None
         found.append({**device, **present, "memory_percent": share})

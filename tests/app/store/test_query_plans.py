@@ -131,8 +131,9 @@ READS: dict[str, Callable[[Database, int], Any]] = {
 }
 
 
-LISTED = {"(subquery", "job_label", "CONSTANT", "2-ROW"}
-"""What may be scanned whole: a list of the statement's own making, as its VALUES of one row or two."""
+LISTED = {"(subquery", "job_label", "CONSTANT", "2-ROW", "points"}
+"""What may be scanned whole: a list of the statement's own making, as its VALUES of one row or two, or the ids of the
+latest job of each point of a sweep."""
 
 
 @pytest.fixture
