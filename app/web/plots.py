@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from app.layout import case_text, in_use, number
+from app.metrics import readable
 from app.specs import Scalar
 from app.states import VERDICTS
 from app.store.results.sheet import Cell, Sheet
@@ -183,7 +184,7 @@ def chart(
     layout = {
         "xaxis": _x_axis(axes.x, places, log=_spans(places, WIDE) if log_x is None else log_x and _positive(places)),
         "yaxis": {
-            "title": {"text": metric_title(metric, unit)},
+            "title": {"text": readable(metric, unit)},
             **_y_scale(
                 values, log=_spans(values, TALL) if log_y is None else log_y and _positive(values), bars=not numeric
             ),
@@ -195,7 +196,7 @@ def chart(
         **_legend(),
     }
     table = {
-        "columns": [*map(title_of, axes.by), title_of(axes.x), *_NUMBERS_OF_A_POINT],
+        "columns": [*map(readable, axes.by), readable(axes.x), *_NUMBERS_OF_A_POINT],
         "rows": [
             [*(in_use(point.place.get(name)) for name in (*axes.by, axes.x)), *_numbers(point)]
             for group in series.values()
@@ -231,19 +232,19 @@ def heat_map(points: Sequence[Point], x: str, y: str, metric: str, unit: str | N
         "hovertemplate": "%{customdata}<extra></extra>",
         "hoverongaps": False,
         "colorscale": SCALE,
-        "colorbar": {"title": {"text": metric_title(metric, unit)}, "thickness": 14, **_log_ticks(known, log=log)},
+        "colorbar": {"title": {"text": readable(metric, unit)}, "thickness": 14, **_log_ticks(known, log=log)},
         "xgap": 1,
         "ygap": 1,
     }
     if texts:
         measured |= {"text": [[_written(point) for point in row] for row in grid], "texttemplate": "%{text}"}
     layout = {
-        "xaxis": {"type": "category", "title": {"text": title_of(x)}},
-        "yaxis": {"type": "category", "title": {"text": title_of(y)}},
+        "xaxis": {"type": "category", "title": {"text": readable(x)}},
+        "yaxis": {"type": "category", "title": {"text": readable(y)}},
         "hovermode": "closest",
     }
     table = {
-        "columns": [title_of(x), title_of(y), *_NUMBERS_OF_A_POINT],
+        "columns": [readable(x), readable(y), *_NUMBERS_OF_A_POINT],
         "rows": [
             [in_use(point.place.get(x)), in_use(point.place.get(y)), *_numbers(point)]
             for row in grid
@@ -286,7 +287,7 @@ def distributions(
     layout = {
         "boxmode": "group",
         "xaxis": {"type": "category", "title": {"text": ""}},
-        "yaxis": {"title": {"text": metric_title(metric, unit)}},
+        "yaxis": {"title": {"text": readable(metric, unit)}},
         **_legend(),
     }
     return {"data": traces, "layout": layout}
@@ -320,30 +321,12 @@ def over_steps(groups: Sequence[Samples], metric: str, unit: str | None) -> Figu
             )
     layout = {
         "xaxis": {"title": {"text": "step"}},
-        "yaxis": {"title": {"text": metric_title(metric, unit)}, "rangemode": "tozero"},
+        "yaxis": {"title": {"text": readable(metric, unit)}, "rangemode": "tozero"},
         "hovermode": "closest",
         "showlegend": len(traces) > 1,
         **_legend(),
     }
     return {"data": traces, "layout": layout}
-
-
-SUFFIXES = {"ms": "_ms", "MiB": "_mib", "us": "_us", "µs": "_us", "%": "_percent", "s": "_s", "GB/s": "_gb_per_s"}
-"""How names of metrics end when they tell their unit."""
-
-
-def metric_title(metric: str, unit: str | None) -> str:
-    """Return a metric's name for an axis, with its unit in brackets: "step (ms)", "peak memory (MiB)"."""
-    if unit in (None, "", "1"):
-        return title_of(metric)
-    name = metric.removesuffix(SUFFIXES.get(unit, ""))
-    words = title_of(name or metric)
-    return words if words.replace(" per ", "/") == unit else f"{words} ({unit})"
-
-
-def title_of(coordinate: str) -> str:
-    """Return a coordinate's name in words: "context length"."""
-    return coordinate.replace("_", " ")
 
 
 def _series(points: Sequence[Point], axes: Axes) -> dict[str, list[Point]]:
@@ -369,7 +352,7 @@ def _name(point: Point, by: Sequence[str]) -> str:
     words = []
     for name in by:
         value = point.place.get(name)
-        words.append(f"no {title_of(name)}" if in_use(value) is None else case_text({name: value}))
+        words.append(f"no {name.replace('_', ' ')}" if in_use(value) is None else case_text({name: value}))
     return ", ".join(words)
 
 
@@ -488,7 +471,7 @@ def _hover(point: Point | None, metric: str | None = None, unit: str | None = No
     else:
         told = number(point.value) + ("" if point.spread is None else f" ± {number(point.spread)}") + _unit(unit)
         told += "" if point.n is None or point.n < 2 else f" (n = {point.n})"
-    lines = [place, f"{title_of(metric)}: {told}" if metric else told]
+    lines = [place, f"{readable(metric)}: {told}" if metric else told]
     if point.validity in VERDICTS[1:]:
         lines.append(str(point.validity))
     return "<br>".join(line for line in lines if line)
@@ -499,7 +482,7 @@ def _written(point: Point | None) -> str:
 
 
 def _x_axis(name: str, places: Sequence[Scalar], *, log: bool) -> dict[str, Any]:
-    axis: dict[str, Any] = {"title": {"text": title_of(name)}}
+    axis: dict[str, Any] = {"title": {"text": readable(name)}}
     if not _is_numeric(places):
         return {
             **axis,
