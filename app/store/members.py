@@ -121,15 +121,22 @@ def page(
     return [{**job_dict(row, waiting.get(row["id"])), "values": _values(sweep, row["point"])} for row in rows], total
 
 
-def metrics(database: Database, sweep_id: int, sample: int = RECENT) -> dict[str, str]:
-    """Return the columns of the metrics that the sweep's jobs measured, with their units, as the last `sample` jobs
-    tell them.
+def metrics(
+    database: Database, sweep_id: int | None, jobs: Sequence[int] = (), sample: int = RECENT
+) -> dict[str, str | None]:
+    """Return the columns of the metrics that these jobs measured, with their units, in the order of the measuring; of
+    a sweep, as its last `sample` jobs tell them.
     """
-    jobs = select(_job.id).where(_job.sweep_id == sweep_id, _job.state == "succeeded").order_by(_job.id.desc())
-    found = select(_measurement.metric, _measurement.phase, _measurement.unit).distinct()
+    of_sweep = select(_job.id).where(_job.sweep_id == sweep_id, _job.state == "succeeded").order_by(_job.id.desc())
+    found: dict[str, str | None] = {}
     with database.read() as connection:
-        rows = connection.execute(found.where(_measurement.job_id.in_(jobs.limit(sample)))).all()
-    return {column_name(row.metric, row.phase): row.unit for row in rows}
+        chosen = [*jobs, *(connection.execute(of_sweep.limit(sample)).scalars() if sweep_id is not None else ())]
+        measured = select(_measurement.metric, _measurement.phase, _measurement.unit, func.min(_measurement.id))
+        grouped = measured.group_by(_measurement.metric, _measurement.phase, _measurement.unit)
+        query = grouped.where(_measurement.job_id.in_(chosen)).order_by(func.min(_measurement.id))
+        for row in connection.execute(query):
+            found[column_name(row.metric, row.phase)] = row.unit
+    return found
 
 
 def _conditions(sweep: Mapping[str, Any], choice: Choice) -> list[ColumnElement[bool]]:

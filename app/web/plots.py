@@ -29,6 +29,7 @@ PALETTE = tuple(f"var(--plot-{number})" for number in range(1, 9))
 """Colours of series: the theme's own, which people with any colour vision tell apart."""
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "pentagon", "star", "hexagon")
 DASHES = ("solid", "dash", "dot", "dashdot")
+BAR_PATTERNS = ("", "/", "-", ".")
 OUTCOMES = {"oom": "#d1495b", "wrong": "#8e44ad", "unsupported": "#8d99a6", "timeout": "#c77f1a", "crashed": "#6b2737"}
 """Colours of outcomes without a number."""
 OTHER_OUTCOME = "#5c6770"
@@ -178,7 +179,10 @@ def chart(
     places = values_along(points, axes.x)
     numeric = _is_numeric(places)
     shown = list(series.items())[:MAX_SERIES]
-    traces = [_trace(name, group, axes.x, index, lines=numeric) for index, (name, group) in enumerate(shown)]
+    styles = _styles([group[0] for _, group in shown], axes.by)
+    traces = [
+        _trace(name, group, axes.x, style, lines=numeric) for (name, group), style in zip(shown, styles, strict=True)
+    ]
     traces += _marks([point for _, group in shown for point in group], axes)
     values = [point.value for point in points if point.value is not None]
     layout = {
@@ -240,7 +244,7 @@ def heat_map(points: Sequence[Point], x: str, y: str, metric: str, unit: str | N
         measured |= {"text": [[_written(point) for point in row] for row in grid], "texttemplate": "%{text}"}
     layout = {
         "xaxis": {"type": "category", "title": {"text": readable(x)}},
-        "yaxis": {"type": "category", "title": {"text": readable(y)}},
+        "yaxis": {"type": "category", "title": {"text": readable(y), "standoff": 12}},
         "hovermode": "closest",
     }
     table = {
@@ -356,9 +360,27 @@ def _name(point: Point, by: Sequence[str]) -> str:
     return ", ".join(words)
 
 
-def _trace(name: str, points: Sequence[Point], x: str, index: int, *, lines: bool) -> dict[str, Any]:
+def _styles(firsts: Sequence[Point], by: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the numbers of colour and dash of each series, given by its first point.
+
+    The last coordinate, if it has few values, makes the dash, so that the two precisions of one model have one colour.
+    """
+    last = values_along(firsts, by[-1]) if len(by) > 1 else []
+    if not 1 < len(last) <= len(DASHES):
+        return [(index, index // len(PALETTE)) for index in range(len(firsts))]
+    dashes = {_key(value): index for index, value in enumerate(last)}
+    colours: dict[tuple[str, ...], int] = {}
+    found = []
+    for point in firsts:
+        colour = colours.setdefault(tuple(_key(point.place.get(name)) for name in by[:-1]), len(colours))
+        found.append((colour, dashes[_key(point.place.get(by[-1]))]))
+    return found
+
+
+def _trace(name: str, points: Sequence[Point], x: str, style: tuple[int, int], *, lines: bool) -> dict[str, Any]:
     measured = [point for point in points if point.value is not None]
     places = [in_use(point.place.get(x)) for point in measured]
+    index, dash = style
     color = PALETTE[index % len(PALETTE)]
     doubtful = [point.validity in VERDICTS[1:] for point in measured]
     trace: dict[str, Any] = {
@@ -372,7 +394,8 @@ def _trace(name: str, points: Sequence[Point], x: str, index: int, *, lines: boo
         spreads = [point.spread or 0.0 for point in measured]
         trace["error_y"] = {"type": "data", "array": spreads, "thickness": 1.2, "width": 4}
     if not lines:
-        pattern = {"shape": ["/" if doubt else "" for doubt in doubtful]}
+        shape = BAR_PATTERNS[dash % len(BAR_PATTERNS)]
+        pattern = {"shape": ["x" if doubt else shape for doubt in doubtful]}
         return {**trace, "type": "bar", "marker": {"color": color, "pattern": pattern}}
     symbol = SYMBOLS[index % len(SYMBOLS)]
     # Two values at one place, as of two jobs with the same case, have no line through them.
@@ -381,7 +404,7 @@ def _trace(name: str, points: Sequence[Point], x: str, index: int, *, lines: boo
         **trace,
         "type": "scatter",
         "mode": mode,
-        "line": {"color": color, "width": 2, "dash": DASHES[index // len(PALETTE) % len(DASHES)]},
+        "line": {"color": color, "width": 2, "dash": DASHES[dash % len(DASHES)]},
         "marker": {"color": color, "size": 8, "symbol": [f"{symbol}-open" if doubt else symbol for doubt in doubtful]},
     }
 
