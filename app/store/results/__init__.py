@@ -4,7 +4,7 @@
 the five formats. pandas is imported when something is rendered, and not before.
 """
 
-from app.store.results.comparing import compare, compare_sides
+from app.store.results.comparing import Question, compare, compare_sides
 from app.store.results.pivoting import column_name, local_table, table
 from app.store.results.rendering import render
 from app.store.results.reported import list_tables, merged, result_table
@@ -13,6 +13,7 @@ from app.store.results.sheet import Cell, Column, Sheet
 __all__ = [
     "Cell",
     "Column",
+    "Question",
     "Sheet",
     "column_name",
     "compare",

@@ -104,8 +104,9 @@ def _parts(value: Any, *, spreads: bool) -> Iterator[Any]:
 def _markdown(sheet: Sheet) -> str:
     notes = "".join(f"- {_one_line(note)}\n" for note in sheet.notes)
     notes = f"\n{notes}" if notes else ""
+    lead = "".join(f"{_one_line(sentence)}\n\n" for sentence in sheet.lead)
     if not sheet.rows:
-        return EMPTY + notes
+        return lead + EMPTY + notes
     import tabulate
 
     columns, rows = _texts(sheet)
@@ -113,15 +114,15 @@ def _markdown(sheet: Sheet) -> str:
     align = ["right" if _is_right(column) else "left" for column in columns]
     texts = frame([_head(column).replace("|", "\\|") for column in columns], escaped)
     tabulate.MIN_PADDING = 0  # two spaces for each column are a fifth of a terminal's width
-    return str(texts.to_markdown(index=False, disable_numparse=True, colalign=align)) + "\n" + notes
+    return lead + str(texts.to_markdown(index=False, disable_numparse=True, colalign=align)) + "\n" + notes
 
 
 def _latex(sheet: Sheet) -> str:
     columns, rows = _texts(sheet)
     texts = frame([_head(column) for column in columns], rows)
     layout = "".join("r" if _is_right(column) else "l" for column in columns)
-    notes = "".join(f"% {_one_line(note)}\n" for note in sheet.notes)
-    return str(texts.to_latex(index=False, escape=True, column_format=layout)).replace("±", r"$\pm$") + notes
+    lead, notes = ("".join(f"% {_one_line(text)}\n" for text in texts) for texts in (sheet.lead, sheet.notes))
+    return lead + str(texts.to_latex(index=False, escape=True, column_format=layout)).replace("±", r"$\pm$") + notes
 
 
 def _html(sheet: Sheet) -> str:
@@ -132,7 +133,8 @@ def _html(sheet: Sheet) -> str:
     columns, rows = _texts(sheet)
     numeric = [_is_right(column) or column.type in ("number", "integer") for column in columns]
     heads = [_html_cell("th", _head(column), right) for column, right in zip(columns, numeric, strict=True)]
-    lines = ["<table>", f"<thead><tr>{''.join(heads)}</tr></thead>", "<tbody>"]
+    lead = [f"<p>{html.escape(sentence)}</p>" for sentence in sheet.lead]
+    lines = [*lead, "<table>", f"<thead><tr>{''.join(heads)}</tr></thead>", "<tbody>"]
     shown = [index for index, column in enumerate(sheet.columns) if column.in_text]
     for texts, values in zip(rows, sheet.rows, strict=True):
         cells = [_html_cell("td", text, _is_number(values[index])) for text, index in zip(texts, shown, strict=True)]
