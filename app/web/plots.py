@@ -97,6 +97,19 @@ class Samples:
     """Values of the steps before measuring started, which no statistic has."""
 
 
+@dataclass(frozen=True)
+class Ratio:
+    """A metric of a candidate related to its baseline."""
+
+    label: str
+    ratio: float
+    low: float | None
+    """Lower end of the confidence interval; None if it is unknown."""
+    high: float | None
+    finding: str
+    """better | worse | changed | no_difference | …"""
+
+
 def points_of(sheet: Sheet, metric: str) -> list[Point]:
     """Return the points of one metric of a sheet; a sheet with a column `job` also gives each point its page.
 
@@ -295,6 +308,63 @@ def distributions(
         **_legend(),
     }
     return {"data": traces, "layout": layout}
+
+
+FINDINGS = {"better": "var(--good)", "worse": "var(--bad)", "changed": PALETTE[0]}
+"""Colours of what a comparison found; all else is grey."""
+
+
+def ratios(found: Sequence[Ratio]) -> Figure:
+    """Draw ratios of candidate to baseline below each other, with their confidence intervals and a line at 1."""
+    traces = []
+    for finding in dict.fromkeys(one.finding for one in found):
+        own = [one for one in found if one.finding == finding]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": _plain(finding.replace("_", " ")),
+                "x": [one.ratio for one in own],
+                "y": [_plain(one.label) for one in own],
+                "error_x": {
+                    "type": "data",
+                    "symmetric": False,
+                    "array": [0 if one.high is None else one.high - one.ratio for one in own],
+                    "arrayminus": [0 if one.low is None else one.ratio - one.low for one in own],
+                    "thickness": 1.5,
+                    "width": 4,
+                },
+                "marker": {"color": FINDINGS.get(finding, "var(--quiet)"), "size": 9},
+                "customdata": [_interval(one) for one in own],
+                "hovertemplate": "%{y}<br>%{customdata}<extra></extra>",
+            }
+        )
+    layout = {
+        "height": 140 + 26 * len(found),
+        "xaxis": {"title": {"text": "Candidate / baseline, with 95 % confidence interval"}},
+        "yaxis": {
+            "type": "category",
+            "categoryorder": "array",
+            "categoryarray": [_plain(one.label) for one in reversed(found)],
+        },
+        "shapes": [{"type": "line", "x0": 1, "x1": 1, "y0": 0, "y1": 1, "yref": "paper", "line": _LINE_AT_1}],
+        "hovermode": "closest",
+        "showlegend": len(traces) > 1,
+        **_legend(),
+    }
+    table = {
+        "columns": ["metric and case", "ratio", "low", "high", "finding"],
+        "rows": [[one.label, one.ratio, one.low, one.high, one.finding] for one in found],
+    }
+    return {"data": traces, "layout": layout, "table": table, "empty": NOTHING}
+
+
+_LINE_AT_1 = {"color": "var(--quiet)", "width": 1, "dash": "dash"}
+
+
+def _interval(one: Ratio) -> str:
+    told = number(one.ratio)
+    return told if one.low is None or one.high is None else f"{told} ({number(one.low)} – {number(one.high)})"
 
 
 def over_steps(groups: Sequence[Samples], metric: str, unit: str | None) -> Figure:
