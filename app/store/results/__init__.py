@@ -5,7 +5,7 @@ the five formats. `streaming` writes JSON and CSV of tables that are too large t
 """
 
 from app.store.results.choosing import Choice
-from app.store.results.comparing import compare, compare_sides
+from app.store.results.comparing import Question, compare, compare_sides
 from app.store.results.pivoting import column_name, local_table, table
 from app.store.results.rendering import render
 from app.store.results.reported import list_tables, merged, result_table
@@ -16,6 +16,7 @@ __all__ = [
     "Cell",
     "Choice",
     "Column",
+    "Question",
     "Sheet",
     "column_name",
     "compare",

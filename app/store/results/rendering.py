@@ -184,8 +184,9 @@ def _markdown(sheet: Sheet, base_url: str | None) -> str:
     texts = _Texts(sheet)
     notes = "".join(f"- {_one_line(note)}\n" for note in texts.notes)
     notes = f"\n{notes}" if notes else ""
+    lead = "".join(f"{_one_line(sentence)}\n\n" for sentence in sheet.lead)
     if not sheet.rows:
-        return EMPTY + notes
+        return lead + EMPTY + notes
     import tabulate
 
     def cell(row: int, at: int, text: str) -> str:
@@ -202,7 +203,7 @@ def _markdown(sheet: Sheet, base_url: str | None) -> str:
     tabulate.MIN_PADDING = 0  # two spaces for each column are a fifth of a terminal's width
     body = tabulate.tabulate(rows, headers=heads, tablefmt="pipe", disable_numparse=True, colalign=align)
     title = f"**{_one_line(sheet.caption)}**\n\n" if sheet.caption else ""
-    return f"{title}{body}\n{notes}"
+    return f"{lead}{title}{body}\n{notes}"
 
 
 def _latex(sheet: Sheet, base_url: str | None) -> str:
@@ -227,6 +228,7 @@ def _latex(sheet: Sheet, base_url: str | None) -> str:
     layout = "".join("r" if texts.is_right(column) else "l" for column in texts.columns)
     lines = [
         f"% Needs \\usepackage{{booktabs{',hyperref' if linked else ''}}}",
+        *(f"% {_one_line(sentence)}" for sentence in sheet.lead),
         *([r"\begin{table}", r"\centering"] if floats else []),
         *([rf"\caption{{{_tex(sheet.caption)}}}"] if sheet.caption is not None else []),
         *([rf"\label{{{sheet.latex_label}}}"] if sheet.latex_label is not None else []),
@@ -311,7 +313,7 @@ def _html(sheet: Sheet, base_url: str | None) -> str:
         written += f"<sup>{html.escape(mark)}</sup>" if mark else ""
         return _html_cell("td", text, _is_number(texts.values[row][at]), written)
 
-    lines = ["<table>"]
+    lines = [*(f"<p>{html.escape(sentence)}</p>" for sentence in sheet.lead), "<table>"]
     if sheet.caption:
         lines.append(f"<caption>{html.escape(sheet.caption)}</caption>")
     lines += [f"<thead>{_html_heads(texts)}</thead>", "<tbody>"]
