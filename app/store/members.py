@@ -5,22 +5,24 @@ A sweep has up to 10 000 jobs, so that the database chooses, sorts and counts, a
 
 from __future__ import annotations
 
+import json
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import JSON, ColumnElement, Connection, Select, and_, func, nulls_last, select, type_coerce
+from sqlalchemy import JSON, ColumnElement, Connection, Select, Text, and_, cast, func, nulls_last, select, type_coerce
 
 from app.errors import FieldError, InvalidRequest
 from app.layout import parsed_time
-from app.specs import Scalar
-from app.states import JobState, Verdict
+from app.specs import KINDS, Scalar
+from app.states import FINISHED_STATES, VERDICTS, JobState, Verdict
 from app.store import sweeps, tables
 from app.store.engine import Database
-from app.store.public import job_dict, rfc3339
+from app.store.public import finite, job_dict, rfc3339
 from app.store.results.choosing import JOBS_PER_QUERY
-from app.store.results.pivoting import column_name
+from app.store.results.pivoting import column_name, metric_names
 from app.store.waiting import waiting_reasons
 
 RECENT = 50
@@ -137,6 +139,62 @@ def metrics(
         for row in connection.execute(query):
             found[column_name(row.metric, row.phase)] = row.unit
     return found
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One metric of a point of a sweep. See `Cell` for value, spread, n and outcome."""
+
+    job: int
+    values: Mapping[str, Scalar]
+    value: float | None
+    spread: float | None
+    n: int | None
+    outcome: str | None
+    validity: str | None
+
+
+def has_one_case_each(sweep: Mapping[str, Any]) -> bool:
+    """Return True if each job of the sweep measures a single case, so that its point on the grid tells the case."""
+    kind = KINDS.get(str(sweep["base"].get("kind")))
+    return kind is not None and not kind.axes and not kind.holds_specs
+
+
+def measured(database: Database, sweep: Mapping[str, Any], metric: str) -> list[Measured]:
+    """Return one metric of all points of a sweep whose jobs have one case each, for plots of thousands of points.
+
+    Values are means: of the samples of one process, or of the means of several. A point whose latest job failed or was
+    cancelled has that as its outcome. Points come in the order of submission, without those that have not ended.
+    """
+    ended = select(_job.id, _job.attempt, _job.state, cast(_job.point, Text).label("point"), _job.error)
+    latest = ended.where(_job.id.in_(sweeps.latest_jobs([sweep["id"]])), _job.state.in_(FINISHED_STATES))
+    of_sweep = select(_job.id).where(_job.sweep_id == sweep["id"])
+    names = ("job_id", "attempt", "metric", "phase", "mean", "std", "n", "outcome", "validity")
+    of_metric = _measurement.job_id.in_(of_sweep) & _measurement.metric.in_(metric_names(metric))
+    with database.read() as connection:
+        jobs = connection.execute(latest.order_by(_job.id)).all()
+        rows = connection.execute(select(*(_measurement[name] for name in names)).where(of_metric)).all()
+    processes: dict[tuple[int, int], list[Any]] = {}
+    for row in rows:
+        if column_name(row.metric, row.phase) == metric:
+            processes.setdefault((row.job_id, row.attempt), []).append(row)
+    return [
+        _summed_up(job, _values(sweep, json.loads(job.point or "null")), processes.get((job.id, job.attempt), []))
+        for job in jobs
+    ]
+
+
+def _summed_up(job: Any, values: dict[str, Scalar], rows: Sequence[Any]) -> Measured:
+    outcome = next((row.outcome for row in rows if row.outcome != "ok"), "ok" if rows else None)
+    if job.state != "succeeded":
+        outcome = (job.error or {}).get("code", job.state)
+    validity = next((verdict for verdict in reversed(VERDICTS) if any(row.validity == verdict for row in rows)), None)
+    means = [mean for row in rows if (mean := finite(row.mean)) is not None]
+    if outcome != "ok" or len(means) < len(rows):
+        return Measured(job.id, values, None, None, None, outcome, validity)
+    if len(rows) == 1:
+        return Measured(job.id, values, means[0], finite(rows[0].std), rows[0].n, "ok", validity)
+    return Measured(job.id, values, statistics.fmean(means), statistics.stdev(means), len(means), "ok", validity)
 
 
 def _conditions(sweep: Mapping[str, Any], choice: Choice) -> list[ColumnElement[bool]]:

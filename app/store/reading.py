@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import array
 import functools
 import logging
 import operator
-import sys
-import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -22,6 +19,7 @@ from app.store.claims import QUEUED
 from app.store.engine import Database
 from app.store.filters import JobFilter
 from app.store.hosts import known_hosts
+from app.store.packed import unpack
 from app.store.public import (
     MAX_ID,
     artifact_dict,
@@ -523,7 +521,7 @@ def _measurement(
     value |= {name: titles.get(row["unit_index"]) if name == "unit_title" else row[name] for name in FACTS}
     value |= {name: finite(row[name]) for name in STATISTICS}
     if samples:
-        value["samples"] = _unpack(row["samples"])
+        value["samples"] = unpack(row["samples"])
     return value
 
 
@@ -547,17 +545,3 @@ def _rows_within(counts: Iterable[int | None], limit: int) -> int:
             break
         rows += 1
     return max(rows, 1)
-
-
-def _unpack(samples: bytes | None) -> list[float | None] | None:
-    """Return the samples; None if there are none, or if they are broken, so the statistics stay readable."""
-    try:
-        values = array.array("d", b"" if samples is None else zlib.decompress(samples))
-    except (zlib.error, ValueError):
-        logger.exception("stored samples cannot be read")
-        return None
-    if not values:
-        return None
-    if sys.byteorder == "big":
-        values.byteswap()
-    return [finite(value) for value in values]

@@ -216,7 +216,7 @@ def chart(
         "columns": [*map(readable, axes.by), readable(axes.x), *_NUMBERS_OF_A_POINT],
         "rows": [
             [*(in_use(point.place.get(name)) for name in (*axes.by, axes.x)), *_numbers(point)]
-            for group in series.values()
+            for _, group in shown
             for point in group
         ],
     }
@@ -225,8 +225,12 @@ def chart(
     return {"data": traces, "layout": layout, "table": table, "empty": NOTHING}
 
 
-def heat_map(points: Sequence[Point], x: str, y: str, metric: str, unit: str | None) -> Figure:
+def heat_map(
+    points: Sequence[Point], x: str, y: str, metric: str, unit: str | None, among: Sequence[Point] | None = None
+) -> Figure:
     """Draw a metric over two coordinates. Where several points share a place, the last one counts.
+
+    `among`: all points of the maps beside this one, so that one colour means one value in all of them.
 
     Cells without a number have the colour of their outcome, and its word inside.
     """
@@ -238,17 +242,20 @@ def heat_map(points: Sequence[Point], x: str, y: str, metric: str, unit: str | N
     texts = len(columns) * len(rows) <= MAX_TEXTS
     names = {"x": [_label(value) for value in columns], "y": [_label(value) for value in rows]}
     values = [[None if point is None else point.value for point in row] for row in grid]
-    known = [value for row in values for value in row if value is not None]
+    known = [point.value for point in (points if among is None else among) if point.value is not None]
     log = _spans(known, TALL)
+    ends = [math.log10(end) if log else end for end in (min(known), max(known))] if known else [0, 1]
     measured: dict[str, Any] = {
         "type": "heatmap",
         "name": metric,
         **names,
         "z": [[None if value is None else math.log10(value) if log else value for value in row] for row in values],
-        "customdata": [[_hover(point, metric, unit) for point in row] for row in grid],
-        "hovertemplate": "%{customdata}<extra></extra>",
+        "customdata": [[_told(point, metric, unit) for point in row] for row in grid],
+        "hovertemplate": "%{customdata[0]}<extra></extra>",
         "hoverongaps": False,
         "colorscale": SCALE,
+        "zmin": ends[0],
+        "zmax": ends[1],
         "colorbar": {"title": {"text": readable(metric, unit)}, "thickness": 14, **_log_ticks(known, log=log)},
         "xgap": 1,
         "ygap": 1,
@@ -457,7 +464,7 @@ def _trace(name: str, points: Sequence[Point], x: str, style: tuple[int, int], *
         "name": _plain(name),
         "x": places if lines else [_label(place) for place in places],
         "y": [point.value for point in measured],
-        "customdata": [[_hover(point), point.url] for point in measured],
+        "customdata": [_told(point) for point in measured],
         "hovertemplate": "%{customdata[0]}<extra></extra>",
     }
     if any(point.spread for point in measured):
@@ -498,7 +505,7 @@ def _marks(points: Sequence[Point], axes: Axes) -> list[dict[str, Any]]:
                 "x": places if numeric else [_label(place) for place in places],
                 "y": [max(0.97 - 0.05 * index, 0.5)] * len(group),
                 "marker": {"symbol": "x", "size": 10, "color": OUTCOMES.get(outcome, OTHER_OUTCOME)},
-                "customdata": [[_hover(point), point.url] for point in group],
+                "customdata": [_told(point) for point in group],
                 "hovertemplate": "%{customdata[0]}<extra></extra>",
                 "cliponaxis": False,
             }
@@ -532,8 +539,8 @@ def _outcome_cells(
             "name": _plain(outcome),
             **names,
             "z": [[1 if is_here(point) else None for point in row] for row in grid],
-            "customdata": [[_hover(point) if is_here(point) else "" for point in row] for row in grid],
-            "hovertemplate": "%{customdata}<extra></extra>",
+            "customdata": [[_told(point) if is_here(point) else [] for point in row] for row in grid],
+            "hovertemplate": "%{customdata[0]}<extra></extra>",
             "hoverongaps": False,
             "colorscale": [[0, color], [1, color]],
             "showscale": False,
@@ -552,6 +559,11 @@ _NUMBERS_OF_A_POINT = ("value", "standard deviation", "n", "outcome", "validity"
 
 def _numbers(point: Point) -> Sequence[Scalar]:
     return [point.value, point.spread, point.n, point.outcome, point.validity]
+
+
+def _told(point: Point | None, metric: str | None = None, unit: str | None = None) -> list[str | None]:
+    """Return what a point tells when somebody points at it, and where a click leads."""
+    return [] if point is None else [_hover(point, metric, unit), point.url]
 
 
 def _hover(point: Point | None, metric: str | None = None, unit: str | None = None) -> str:

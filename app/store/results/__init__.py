@@ -6,9 +6,10 @@ the five formats. `streaming` writes JSON and CSV of tables that are too large t
 
 from app.store.results.choosing import Choice
 from app.store.results.comparing import Question, compare, compare_sides
-from app.store.results.pivoting import column_name, local_table, table
+from app.store.results.pivoting import column_name, local_table, metric_table, table
 from app.store.results.rendering import render
 from app.store.results.reported import list_tables, merged, result_table
+from app.store.results.samples import samples_of
 from app.store.results.sheet import Cell, Column, Sheet
 from app.store.results.streaming import is_too_large, stream
 
@@ -25,8 +26,10 @@ __all__ = [
     "list_tables",
     "local_table",
     "merged",
+    "metric_table",
     "render",
     "result_table",
+    "samples_of",
     "stream",
     "table",
 ]

@@ -212,11 +212,16 @@ def check_attempt(connection: Connection, job_id: int, attempt: int) -> None:
         raise NotFound(f"Job {job_id} has had no attempt {attempt}.")
 
 
-def measurements(connection: Connection, jobs: Iterable[Row[Any]], statistic: Statistic) -> list[Row[Any]]:
+def measurements(
+    connection: Connection,
+    jobs: Iterable[Row[Any]],
+    statistic: Statistic,
+    metrics: Collection[str] | None = None,
+) -> list[Row[Any]]:
     """Return the measurements of each job's last recorded attempt, job by job, in the order in which they were made.
 
     Each row has `statistic` as `value`, and beside a mean the standard deviation as `std`; `case` is JSON text, the
-    same for all metrics of a case, so that the caller can decode it once.
+    same for all metrics of a case, so that the caller can decode it once. `metrics`: only these; None: all.
 
     Raises:
         InvalidRequest: there are more than MAX_MEASUREMENTS.
@@ -225,6 +230,8 @@ def measurements(connection: Connection, jobs: Iterable[Row[Any]], statistic: St
     found: list[Row[Any]] = []
     for part in _parts(sorted(recorded)):
         query = _of_attempts(statistic, {job_id: recorded[job_id] for job_id in part})
+        if metrics is not None:
+            query = query.where(_measurement.metric.in_(metrics))
         found += connection.execute(query.limit(MAX_MEASUREMENTS + 1 - len(found)))
         if len(found) > MAX_MEASUREMENTS:
             raise InvalidRequest(

@@ -110,6 +110,12 @@ def column_name(metric: str, phase: str | None) -> str:
     return metric if phase is None or metric.startswith(f"{phase}_") else f"{phase}_{metric}"
 
 
+def metric_names(column: str) -> set[str]:
+    """Return the metrics that may have this column: `forward_tflops` is one by itself, or `tflops` of phase forward."""
+    words = column.split("_")
+    return {"_".join(words[start:]) for start in range(len(words))}
+
+
 Reasons = Callable[[CaseOfJob], Sequence[Doubt]]
 """Tells why a case is not valid."""
 
@@ -201,6 +207,25 @@ def table(
     if limit is not None or after:
         sheet = page(sheet, limit, after)
     return replace(sheet, is_cut=is_cut)
+
+
+def metric_table(
+    database: Database, metrics: Sequence[str], *, sweep: int | None = None, jobs: Collection[int] = ()
+) -> Sheet:
+    """Return the table of these metrics, named as their columns, as `table` does. It reads no others: a page that shows
+    a few need not wait for all.
+
+    Raises:
+        NotFound, InvalidRequest: as `table`.
+    """
+    with database.read() as connection:
+        chosen = choosing.choose_jobs(connection, sweep=sweep, jobs=jobs)
+        refuse_several_kinds(job.kind for job in chosen)
+        found = choosing.measurements(connection, chosen, "mean", set().union(*map(metric_names, metrics)))
+        measured = [row for row in found if column_name(row.metric, row.phase) in metrics]
+        part = Part.read(connection, chosen, "mean", measured)
+    cases, units = part.cases()
+    return _sheet(cases, units, Layout(columns=list(metrics)), part.why)
 
 
 @dataclass(frozen=True)

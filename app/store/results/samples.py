@@ -36,9 +36,7 @@ class CaseSamples:
     values: Sequence[float]
 
 
-def samples_of(
-    database: Database, jobs: Sequence[int], metric: str, coordinates: Sequence[str]
-) -> list[CaseSamples]:
+def samples_of(database: Database, jobs: Sequence[int], metric: str, coordinates: Sequence[str]) -> list[CaseSamples]:
     """Return the samples of a metric, named as its column, in each case of these jobs.
 
     `coordinates`: those that tell the cases apart, and that `case` names.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -21,11 +22,14 @@ from app.specs import Scalar
 from app.store import members, results
 from app.web import plots
 from app.web.live import page_tag, tagged, unchanged
+from app.web.pages.sweeps import told
 
 router = APIRouter()
 
 MAX_MAPS = 4
 """Heat maps beside each other: one for each combination of the coordinates that they do not show."""
+MANY_POINTS = 500
+"""Jobs of a sweep from which on its grid tells the cases."""
 MAX_VALUES = 100
 """Values of a coordinate that a reader can choose from."""
 
@@ -55,27 +59,54 @@ class PlotsQuery(StrictQuery):
 @router.get("/plots")
 def panel(request: Request, services: CurrentServices, query: Annotated[PlotsQuery, Query()]) -> Response:
     """The panel by itself, without a page around it."""
+    if query.sweep is None and not query.job:
+        detail = "Name a sweep, or jobs: /ui/plots?sweep=3 or /ui/plots?job=17."
+        raise InvalidRequest(detail, errors=(FieldError("/sweep", detail),))
     source: dict[str, Any] = {"sweep": query.sweep, "job": query.job}
-    tag = page_tag(versions(services, query), query.model_dump_json())
+    version = versions(services, query)
+    tag = page_tag(version, query.model_dump_json())
     if tag.is_known_to(request):
         return unchanged(tag)
-    sheet = measured(services, query)
-    names = list(sheet.units)
-    metric = query.metric or headline(names)
-    drawn = {} if metric is None else figures(sheet, metric, query)
     return tagged(
         tag,
         request,
         "plots.html",
         source=[(name, value) for name, values in source.items() for value in as_list(values)],
         address="/ui/plots?" + urlencode({name: value for name, value in source.items() if value}, doseq=True),
-        metrics={name: readable(name, unit) for name, unit in sheet.units.items()},
-        metric=metric,
-        **{**NOTHING, **drawn},
+        **drawn(services, version, query.model_dump_json()),
     )
 
 
-NOTHING: dict[str, Any] = {"chart": None, "maps": [], "choices": [], "filters": [], "x": None, "y": None, "left_out": 0}
+@functools.lru_cache(maxsize=8)
+def drawn(services: Services, version: str, query_json: str) -> dict[str, Any]:
+    """Return what the panel shows. It is kept as long as nothing changes: thousands of points take some tenths of a
+    second.
+    """
+    del version  # a part of the key
+    query = PlotsQuery.model_validate_json(query_json)
+    units = members.metrics(services.database, query.sweep, query.job)
+    metric = query.metric or headline(list(units))
+    if metric is None:
+        return NOTHING
+    if metric not in units:
+        detail = f"Nobody has measured {metric!r} there; measured: {', '.join(units) or 'nothing yet'}."
+        raise InvalidRequest(detail, errors=(FieldError("/metric", detail),))
+    points = read_points(services, query, metric)
+    titles = {name: readable(name, unit) for name, unit in units.items()}
+    return {**NOTHING, "metrics": titles, "metric": metric, **figures(points, metric, units[metric], query)}
+
+
+NOTHING: dict[str, Any] = {
+    "metrics": {},
+    "metric": None,
+    "chart": None,
+    "maps": [],
+    "choices": [],
+    "filters": [],
+    "x": None,
+    "y": None,
+    "left_out": 0,
+}
 
 
 def as_list(value: Any) -> list[Any]:
@@ -90,37 +121,32 @@ def versions(services: Services, query: PlotsQuery) -> str:
     return " ".join(parts)
 
 
-class Measured:
-    """A sheet of one metric, and the units of all metrics that could be chosen."""
-
-    def __init__(self, sheet: results.Sheet, units: Mapping[str, str | None]) -> None:
-        self.sheet = sheet
-        self.units = units
-
-
-def measured(services: Services, query: PlotsQuery) -> Measured:
-    """Read the metric that is asked for, or the one that stands for a case."""
-    if query.sweep is None and not query.job:
-        detail = "Name a sweep, or jobs: /ui/plots?sweep=3 or /ui/plots?job=17."
-        raise InvalidRequest(detail, errors=(FieldError("/sweep", detail),))
-    units: Mapping[str, str | None] = members.metrics(services.database, query.sweep, query.job)
-    metric = query.metric or headline(list(units))
-    if metric is not None and metric not in units:
-        detail = f"Nobody has measured {metric!r} there; measured: {', '.join(units) or 'nothing yet'}."
-        raise InvalidRequest(detail, errors=(FieldError("/metric", detail),))
-    sheet = results.table(
-        services.database,
-        sweep=query.sweep,
-        jobs=query.job,
-        columns=None if metric is None else [metric],
-    )
-    return Measured(sheet, units)
+def read_points(services: Services, query: PlotsQuery, metric: str) -> list[plots.Point]:
+    """Return the points of a metric: as tables have them, or of a large sweep by its grid, which takes less time."""
+    if query.sweep is not None and not query.job:
+        sweep = services.reading.sweep(query.sweep)
+        if sum(sweep["counts"].values()) > MANY_POINTS and members.has_one_case_each(sweep):
+            return [
+                plots.Point(
+                    {
+                        path: value if isinstance(value, str | int | float | None) else told(value)
+                        for path, value in one.values.items()
+                    },
+                    one.value,
+                    one.spread,
+                    one.n,
+                    one.outcome,
+                    one.validity,
+                    f"/ui/jobs/{one.job}",
+                )
+                for one in members.measured(services.database, sweep, metric)
+            ]
+    sheet = results.metric_table(services.database, [metric], sweep=query.sweep, jobs=query.job)
+    return plots.points_of(sheet, metric)
 
 
-def figures(measured: Measured, metric: str, query: PlotsQuery) -> dict[str, Any]:
+def figures(every: Sequence[plots.Point], metric: str, unit: str | None, query: PlotsQuery) -> dict[str, Any]:
     """Return the figures of a metric, and what a reader may choose instead."""
-    unit = measured.units.get(metric)
-    every = plots.points_of(measured.sheet, metric)
     values = plots.varying(every)
     only = {name: text for name, _, text in (part.partition(":") for part in query.only if part) if text}
     for name in [*only, *filter(None, (query.x, query.y))]:
@@ -151,7 +177,7 @@ def maps(points: Sequence[plots.Point], x: str, y: str, metric: str, unit: str |
     """Return a heat map for each combination of the coordinates that it does not show."""
     found = []
     for place, group in list(apart(points, x, y).items())[:MAX_MAPS]:
-        found.append({"of": place, **figure(plots.heat_map(group, x, y, metric, unit))})
+        found.append({"of": place, **figure(plots.heat_map(group, x, y, metric, unit, points))})
     return found
 
 

@@ -14,17 +14,19 @@ from pydantic import BeforeValidator, Field
 from app.api.parameters import NO_QUERY, StrictQuery, SweepId, Text
 from app.api.services import CurrentServices, Services
 from app.errors import FieldError, InvalidRequest
-from app.layout import duration, parsed_time
+from app.layout import case_text, duration, parsed_time
+from app.metrics import headline
+from app.specs import KINDS
 from app.states import FINISHED_STATES, JOB_STATES, VERDICTS, JobState, Verdict
 from app.store import members, results
-from app.store.results.rendering import cell_text
+from app.store.results.digits import column_texts
 from app.web.live import page_tag, tagged, unchanged
 from app.web.pages.sweeps import told, varies
 
 router = APIRouter()
 
 JOBS_PER_PAGE = 50
-MAX_METRICS = 6
+MAX_METRICS = 4
 """Metrics beside each job; the table below has all."""
 MAX_CHOICES = 200
 """Values of a path that a reader can choose from."""
@@ -74,7 +76,7 @@ def sweep(
     jobs, number = members.page(
         services.database, found, choice, limit=JOBS_PER_PAGE, offset=(query.page - 1) * JOBS_PER_PAGE
     )
-    values = headline_values(services, jobs)
+    values = headline_values(services, found, jobs)
     return tagged(
         tag,
         request,
@@ -86,7 +88,11 @@ def sweep(
         resumable=bool(found["counts"]["failed"] or found["counts"]["cancelled"]),
         took=took(progress),
         varies=varies(found),
-        jobs=[{**job, **values["jobs"].get(job["id"], NOTHING_MEASURED)} for job in jobs],
+        jobs=[
+            {**job, "cells": values["jobs"].get(job["id"], {}), "case": case_text(job.get("summary") or {})}
+            for job in jobs
+        ],
+        one_case_each=members.has_one_case_each(found),
         metrics=values["metrics"],
         number=number,
         paths=[path for path, options in found["grid"].items() if len(options) > 1] or list(found["grid"]),
@@ -107,28 +113,26 @@ def sweep(
     )
 
 
-NOTHING_MEASURED: dict[str, Any] = {"cells": {}, "cases": 0}
+def headline_values(services: Services, sweep: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the metrics that people look at first, with their units, and each job's cells as text and outcome.
 
-
-def headline_values(services: Services, jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the metrics that people look at first, with their units, and each job's cells as text and outcome. A job
-    of several cases has their number instead.
+    There are none where a job has many cases: those are in the plots and the table.
     """
     ended = [job["id"] for job in jobs if job["state"] in FINISHED_STATES]
-    if not ended:
+    units = members.metrics(services.database, None, ended) if members.has_one_case_each(sweep) else {}
+    first = [name for name in KINDS[sweep["base"]["kind"]].table_columns if name in units] if units else []
+    most_telling = headline(first)
+    shown = sorted(first, key=lambda name: name != most_telling)[:MAX_METRICS]
+    if not shown:
         return {"metrics": {}, "jobs": {}}
-    sheet = results.table(services.database, jobs=ended)
-    names = sheet.names()
-    shown = {column.name: column.unit for column in sheet.columns if column.role == "metric"}
-    first = dict(list(shown.items())[:MAX_METRICS])
-    found: dict[int, dict[str, Any]] = {}
-    for row in sheet.rows:
-        job = found.setdefault(row[names.index("job")], {"cells": {}, "cases": 0})
-        job["cases"] += 1
-        for metric, unit in first.items():
-            cell = row[names.index(metric)]
-            job["cells"][metric] = {"text": cell_text(cell, unit), "outcome": cell.outcome}
-    return {"metrics": first, "jobs": found}
+    sheet = results.metric_table(services.database, shown, jobs=ended)
+    found: dict[int, dict[str, Any]] = {job_id: {} for job_id in sheet.column("job")}
+    for column in sheet.columns:
+        if column.name in shown:
+            cells = sheet.column(column.name)
+            for job_id, text, cell in zip(found, column_texts(cells, column), cells, strict=True):
+                found[job_id][column.name] = {"text": text, "outcome": cell.outcome}
+    return {"metrics": {name: units[name] for name in shown}, "jobs": found}
 
 
 def took(progress: members.Progress) -> str | None:

@@ -207,7 +207,7 @@ def test_a_large_heat_map_has_no_texts_and_holes_where_nothing_is() -> None:
     values = plots.heat_map(points, "a", "b", "m", None)["data"][0]
     assert "texttemplate" not in values
     assert values["z"][4][3] is None
-    assert values["customdata"][4][3] == ""
+    assert values["customdata"][4][3] == []
 
 
 def test_distributions_stand_side_by_side() -> None:
