@@ -65,6 +65,8 @@ MAX_RECONNECTS = 30
 POLL_S = 0.5
 PAGE = 500
 FINISHED = ("succeeded", "failed", "cancelled")
+CHECKED = ("slower", "invalid", "missing", "inconclusive", "passed")
+"""Outcomes of a check, the worst first."""
 
 
 class ClientError(Exception):
@@ -654,21 +656,131 @@ class Flopwatch:
         path = f"/jobs/{_id(job)}/tables/{quote(name, safe='')}"
         return _frame(self._all_rows(path, {"sort": sort, "unit": unit}, limit))
 
-    def compare(self, baseline: Thing, candidate: Thing | None = None, *, limit: int | None = None) -> pd.DataFrame:
-        """Compare two finished jobs, case by case; or, given one job of kind `compare`, its two sides.
+    def compare(
+        self,
+        baseline: Thing | Sequence[Thing] | str,
+        candidate: Thing | Sequence[Thing] | None = None,
+        *,
+        metrics: Sequence[str] | None = None,
+        fail_above_percent: float | None = None,
+        limit: int | None = None,
+    ) -> pd.DataFrame:
+        """Compare finished jobs, case by case; or, given one job of kind `compare`, its two sides.
 
         Args:
+            baseline: a job, several that are samples of the same cases, or a baseline's name.
+            candidate: the job that is compared, or several.
+            metrics: compare and judge only these; by default all are compared, and the first is judged.
+            fail_above_percent: judge also if the candidate is worse by more than this: `attrs["gate"]`.
             limit: of profiles, the most rows of each table and phase.
 
         Returns:
             A frame: one row is a metric of a case, or a kernel, operator or class of a profile, on both sides. Its
-            `attrs` have what the server says of the whole: `alternated` (False: the jobs ran at different times),
-            `baseline`, `candidate`, `differences` of spec and environment, and `notes`.
+            `attrs` have what the server says of the whole: `sentence` and `conclusion`, `alternated` (False: the jobs
+            ran at different times), `baseline`, `candidate`, `differences`, `environment_differences`, and `notes`.
         """
-        sides = {"job": _id(baseline)}
-        if candidate is not None:
-            sides = {"baseline": _id(baseline), "candidate": _id(candidate)}
-        return _frame(self.get("/compare", **sides, limit=limit, format="json"))
+        asked = _compared(baseline, candidate, metrics, fail_above_percent)
+        return _frame(self.get("/compare", **asked, limit=limit, format="json"))
+
+    # Baselines
+
+    def set_baseline(self, name: str, *, job: Thing | None = None, sweep: Thing | None = None) -> Answer:
+        """Put a job, or the jobs of a sweep, into a baseline: they replace the cases that they have.
+
+        Returns:
+            The baseline; `left_out` has the sweep's jobs without complete results.
+
+        Example:
+            >>> flopwatch.set_baseline("main", job=job)["number_of_cases"]
+            1
+        """
+        body = {"job": None if job is None else _id(job), "sweep": None if sweep is None else _id(sweep)}
+        return dict(self.send("PUT", _baseline_path(name), body=body).json())
+
+    def baseline(self, name: str) -> Answer:
+        """Return a baseline with its cases.
+
+        Example:
+            >>> kept = flopwatch.set_baseline("nightly", job=job)
+            >>> flopwatch.baseline("nightly")["cases"][0]["jobs"] == [job["id"]]
+            True
+        """
+        return dict(self.get(_baseline_path(name)))
+
+    def list_baselines(self, limit: int = 50) -> list[Answer]:
+        """Return the baselines by name, without their cases."""
+        return self.pages("/baselines", limit)
+
+    def delete_baseline(self, name: str) -> None:
+        """Delete a baseline. Its jobs stay, and can be deleted from now on."""
+        self.send("DELETE", _baseline_path(name))
+
+    def check(
+        self,
+        baseline: str,
+        jobs: Thing | Sequence[Thing] | None = None,
+        *,
+        metrics: Sequence[str] | None = None,
+        fail_above_percent: float = 5.0,
+        timeout_s: float | None = None,
+        show: Show | None = None,
+    ) -> Answer:
+        """Check jobs against a baseline; without jobs, run its specs again, wait for them, and check those.
+
+        Args:
+            baseline: its name.
+            jobs: finished jobs.
+            metrics: judge these; by default the first of each kind.
+            fail_above_percent: "slower" is what is worse by more than this.
+            timeout_s: raise WaitTimeout after about so many seconds; the jobs go on.
+            show: called with each step of progress, in place of a bar.
+
+        Returns:
+            `outcome`: passed, slower, inconclusive, invalid or missing, the worst of all; on another device or in
+            another environment, inconclusive. `sentence` says it in words, `jobs` are those that were checked, and
+            `comparisons` has the server's answer for each kind of job.
+        """
+        given = [self._rerun_for(baseline, job) for job in self.baseline(baseline)["jobs"]] if jobs is None else jobs
+        asked = [self.job(one) for one in ([given] if isinstance(given, int | Mapping) else given)]
+        if jobs is None:
+            self._wait_for_all(asked, timeout_s, show)
+        by_kind: dict[str, list[int]] = {}
+        for job in asked:
+            by_kind.setdefault(job["kind"], []).append(job["id"])
+        comparisons = [
+            self.get("/compare", **_compared(baseline, ids, metrics, fail_above_percent)) for ids in by_kind.values()
+        ]
+        for one in comparisons:
+            if one["gate"]["outcome"] == "not_comparable":
+                one["gate"] |= {"outcome": "inconclusive", "sentence": f"inconclusive: {one['gate']['sentence']}"}
+        worst = min(comparisons, key=lambda one: CHECKED.index(one["gate"]["outcome"]))["gate"]
+        return {
+            "outcome": worst["outcome"],
+            "sentence": worst["sentence"],
+            "jobs": [job["id"] for job in asked],
+            "comparisons": comparisons,
+        }
+
+    def _rerun_for(self, baseline: str, job_id: int) -> Answer:
+        """Submit a baseline's job once more; the label `check` tells why."""
+        former = self.job(job_id)
+        return self.submit(
+            former["spec"],
+            name=former["name"],
+            labels={**former["labels"], "check": baseline},
+            priority=former["priority"],
+            timeout_s="none" if former["timeout_s"] is None else former["timeout_s"],
+            max_attempts=former["max_attempts"],
+        )
+
+    def _wait_for_all(self, jobs: Sequence[Answer], timeout_s: float | None, show: Show | None) -> None:
+        deadline = _deadline(timeout_s)
+        with contextlib.ExitStack() as stack:
+            display = show or stack.enter_context(progress_bar())
+            for number, job in enumerate(jobs):
+                display(number, len(jobs), f"job {job['id']}, {number + 1} of {len(jobs)}")
+                left_s = None if timeout_s is None else max(0.0, deadline - time.monotonic())
+                self.wait(job, timeout_s=left_s, show=lambda *_: None, check=False)
 
     def list_files(self, job: Thing) -> list[Answer]:
         """Return a job's files: name, kind, size in bytes, SHA-256."""
@@ -1002,6 +1114,36 @@ def _typed(value: Any) -> str:
     if value is None:
         return "none"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _compared(
+    baseline: Thing | Sequence[Thing] | str,
+    candidate: Thing | Sequence[Thing] | None,
+    metrics: Sequence[str] | None,
+    fail_above_percent: float | None,
+) -> Answer:
+    """Return the query that asks for a comparison."""
+
+    def ids(jobs: Thing | Sequence[Thing]) -> list[int]:
+        return [_id(one) for one in ([jobs] if isinstance(jobs, int | Mapping) else jobs)]
+
+    asked: Answer
+    if candidate is None:
+        if isinstance(baseline, str):
+            raise ClientError(f"Say which job is compared with the baseline {baseline!r}.")
+        jobs = ids(baseline)
+        if len(jobs) != 1:
+            raise ClientError("Say which jobs are compared with these; or pass one job of kind compare.")
+        asked = {"job": jobs[0]}
+    elif isinstance(baseline, str):
+        asked = {"baseline_name": baseline, "candidate": ids(candidate)}
+    else:
+        asked = {"baseline": ids(baseline), "candidate": ids(candidate)}
+    return {**asked, "metric": None if metrics is None else list(metrics), "fail_above_percent": fail_above_percent}
+
+
+def _baseline_path(name: str) -> str:
+    return f"/baselines/{quote(name, safe='')}"
 
 
 def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> Answer:

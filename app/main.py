@@ -12,7 +12,22 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import RedirectResponse
 from pydantic.json_schema import models_json_schema
 
-from app.api import bulk, compare, events, health, jobs, problems, queue, results, specs, sweeps, tables, workers
+from app.api import (
+    baselines,
+    bulk,
+    compare,
+    events,
+    health,
+    jobs,
+    problems,
+    queue,
+    results,
+    specs,
+    sweeps,
+    tables,
+    workers,
+)
+from app.api.baselines import BaselineBody
 from app.api.bodies import JobBody
 from app.api.gate import Gate
 from app.api.hosts import AllowedHosts
@@ -23,7 +38,7 @@ from app.api.sweeps import SweepBody
 from app.settings import Settings
 from app.web import docs, pages
 
-ROUTERS = (jobs, bulk, events, results, sweeps, queue, tables, compare, specs, workers, health, pages, docs)
+ROUTERS = (jobs, bulk, events, results, sweeps, queue, tables, compare, baselines, specs, workers, health, pages, docs)
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -70,7 +85,7 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
         _, bodies = models_json_schema(
-            [(body, "validation") for body in (JobBody, SweepBody, PausedBody)],
+            [(body, "validation") for body in (JobBody, SweepBody, PausedBody, BaselineBody)],
             ref_template="#/components/schemas/{model}",
         )
         schema.setdefault("components", {}).setdefault("schemas", {}).update(bodies["$defs"])

@@ -24,12 +24,14 @@ SHOWN_TO_PEOPLE = 20
 
 
 class CompareQuery(StrictQuery):
-    """The jobs to compare: `baseline` and `candidate`, or `job`."""
+    """The jobs to compare: `baseline` or `baseline_name`, and `candidate`; or `job`."""
 
-    baseline: Id | None = None
-    """The id of the job to compare with."""
-    candidate: Id | None = None
-    """The id of the job that is compared."""
+    baseline: list[Id] = Field(default=[], max_length=1000)
+    """The id of the job to compare with; repeat it for several, which are samples of the cases that they share."""
+    baseline_name: Text | None = None
+    """Instead of `baseline`: the name of a baseline, of which the cases of the candidate are taken."""
+    candidate: list[Id] = Field(default=[], max_length=1000)
+    """The id of the job that is compared; repeat it for several."""
     job: Id | None = None
     """Instead of both: the id of a job of kind `compare`, whose sides are compared."""
     metric: list[Text] = Field(default=[], max_length=100)
@@ -59,9 +61,9 @@ async def compare(services: CurrentServices, query: Annotated[CompareQuery, Quer
     def make() -> Response:
         if query.job is not None:
             sheet = results.compare_sides(services.database, query.job, question)
+        elif query.baseline_name is not None:
+            sheet = results.compare_with_baseline(services.database, query.baseline_name, query.candidate, question)
         else:
-            assert query.baseline is not None
-            assert query.candidate is not None
             sheet = results.compare(services.database, query.baseline, query.candidate, question)
         return written(sheet, query.format)
 
@@ -70,12 +72,16 @@ async def compare(services: CurrentServices, query: Annotated[CompareQuery, Quer
 
 def _check(query: CompareQuery) -> None:
     """Refuse a query that names too few jobs, or too many."""
-    given = {name: getattr(query, name) is not None for name in ("baseline", "candidate")}
+    given = {"baseline": bool(query.baseline), "candidate": bool(query.candidate)}
+    named = query.baseline_name is not None
     if query.job is not None:
+        given["baseline_name"] = named
         wrong = [(name, "leave it out: `job` has both sides") for name, is_given in given.items() if is_given]
     else:
         why = "give its id; or `job`, the id of a job of kind compare"
-        wrong = [(name, why) for name, is_given in given.items() if not is_given]
+        wrong = [(name, why) for name, is_given in given.items() if not (is_given or (named and name == "baseline"))]
+        if named and query.baseline:
+            wrong.append(("baseline", "leave it out: `baseline_name` says what to compare with"))
     errors = tuple(FieldError(f"/{name}", f"Query parameter {name!r}: {detail}") for name, detail in wrong)
     if errors:
         raise InvalidRequest("; ".join(error.detail for error in errors), errors=errors)

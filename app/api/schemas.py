@@ -51,6 +51,7 @@ class BulkCancelled(TypedDict):
 class BulkDeleted(TypedDict):
     deleted: int
     unfinished: int
+    in_baselines: int
 
 
 class Attempt(TypedDict):
@@ -97,14 +98,15 @@ class Measurements(TypedDict):
 
 
 class ComparedSide(TypedDict):
-    job: int
+    name: str | None
+    job: int | None
     jobs: list[int]
-    kind: str
-    state: str
+    kind: str | None
+    state: str | None
     validity: str | None
     verdicts: dict[str, int]
     processes: int
-    url: str
+    url: str | None
 
 
 class Difference(TypedDict):
@@ -153,6 +155,36 @@ class Comparison(Measurements):
     environment_differences: list[EnvironmentDifference]
     distributions: list[ComparedProcesses]
     notes: list[str]
+
+
+class Baseline(TypedDict):
+    name: str
+    created_at: str
+    updated_at: str
+    number_of_cases: int
+    jobs: list[int]
+    links: dict[str, str]
+
+
+class CaseOfBaseline(TypedDict):
+    case_key: str
+    device_key: str
+    kind: str
+    case: str
+    jobs: list[int]
+
+
+class BaselineOfCases(Baseline):
+    cases: list[CaseOfBaseline]
+
+
+class LeftOut(TypedDict):
+    job: int
+    why: str
+
+
+class PutBaseline(Baseline):
+    left_out: list[LeftOut]
 
 
 class ReportedTable(TypedDict):

@@ -1,4 +1,4 @@
-"""Commands that fetch results: table, compare, download, specs."""
+"""Commands that fetch results: table, download, specs."""
 
 from __future__ import annotations
 
@@ -104,39 +104,10 @@ def table(
         if job is None or len(job) != 1:
             raise typer.BadParameter("give one --job, whose table it is", param_hint="--name")
         path, chosen = f"/jobs/{job[0]}/tables/{quote(name, safe='')}", of_units
-    _print(server.text(path, format=output_format.value, **chosen, **of_both), output_format)
+    print_table(server.text(path, format=output_format.value, **chosen, **of_both), output_format)
 
 
-@with_server
-def compare(
-    server: Flopwatch,
-    baseline: Annotated[
-        int,
-        typer.Argument(
-            metavar="BASELINE", help="The id of the job to compare with.", autocompletion=completing.job_ids
-        ),
-    ],
-    candidate: Annotated[
-        int | None,
-        typer.Argument(
-            metavar="[CANDIDATE]",
-            help="The id of the job that is compared; none: the first is a comparison.",
-            autocompletion=completing.job_ids,
-        ),
-    ] = None,
-    *,
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, help="Of profiles: at most so many rows of each table and phase, which changed most."),
-    ] = None,
-    output_format: Annotated[TableFormat, typer.Option("--format", help="How to write it.")] = MARKDOWN,
-) -> None:
-    """Compare two finished jobs, or the two sides of a job of kind `compare`: what the candidate gained or lost."""
-    jobs = {"job": baseline} if candidate is None else {"baseline": baseline, "candidate": candidate}
-    _print(server.text("/compare", format=output_format.value, limit=limit, **jobs), output_format)
-
-
-def _print(text: str, output_format: TableFormat) -> None:
+def print_table(text: str, output_format: TableFormat) -> None:
     """Print a table as the server wrote it."""
     if output_format.value == "json":
         echo_json(text)
@@ -255,4 +226,4 @@ def _numbers(fields: dict[str, Any], shapes: dict[str, dict[str, int]]) -> str:
     return ", ".join(f"{name} {number}" for name, number in shapes.get(size, {}).items())
 
 
-COMMANDS = (table, compare, download, specs)
+COMMANDS = (table, download, specs)

@@ -22,10 +22,11 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, literal_column, select, update
 
-from app.errors import Conflict, LeaseLost, NotFound, job_problem
+from app.errors import Conflict, InBaseline, LeaseLost, NotFound, job_problem
 from app.specs._sweep import expand
 from app.states import LivingState
 from app.store import service_settings, staging, submission, sweeps, tables
+from app.store.baselines import baselines_of
 from app.store.claims import QUEUED, next_job
 from app.store.deleting import delete_jobs
 from app.store.engine import Database
@@ -453,15 +454,18 @@ class Queue:
             return job_dict(queued, waiting_reasons(connection, [queued]).get(job_id))
 
     def delete(self, job_id: int) -> list[str]:
-        """Delete a finished job with all that belongs to it; Conflict when it is not finished. It takes several
-        transactions if the job has many rows (see deleting.py).
+        """Delete a finished job with all that belongs to it; Conflict when it is not finished, InBaseline when a
+        baseline needs it. It takes several transactions if the job has many rows (see deleting.py).
 
         Returns the hashes of the contents that no artifact refers to any more, for ArtifactFiles.remove.
         """
         deleted = delete_jobs(Slices(self._database), [_job.id == checked_id(job_id, "job")])
         if not deleted.jobs:
             with self._database.read() as connection:
-                raise Conflict(f"Job {job_id} is {_find(connection, job_id).state}: cancel it first.")
+                state = _find(connection, job_id).state
+                if names := baselines_of(connection, job_id):
+                    raise InBaseline(job_id, names)
+                raise Conflict(f"Job {job_id} is {state}: cancel it first.")
         return deleted.contents
 
     def probe(self) -> None:

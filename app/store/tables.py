@@ -405,6 +405,32 @@ class IdempotencyKey(SQLModel, table=True):
     created_at: datetime = Field(sa_column=_time(nullable=False))
 
 
+class Baseline(SQLModel, table=True):
+    """A named set of results that later ones are compared with."""
+
+    name: str = Field(primary_key=True)
+    created_at: datetime = Field(sa_column=_time(nullable=False))
+    updated_at: datetime = Field(sa_column=_time(nullable=False))
+    """The last time that a job or a sweep was put into it."""
+
+
+class BaselineCase(SQLModel, table=True):
+    """One case of a baseline, on one device, as one job measured it. Several jobs that did are independent samples."""
+
+    __tablename__ = "baseline_case"
+    __table_args__: ClassVar[Any] = (Index("ix_baseline_case_job_id", "job_id"),)
+
+    baseline: str = Field(sa_column=Column(String, ForeignKey("baseline.name", ondelete="CASCADE"), primary_key=True))
+    case_key: str = Field(sa_column=Column(String, primary_key=True))
+    device_key: str = Field(sa_column=Column(String, primary_key=True))
+    job_id: int = Field(
+        sa_column=Column(_ID, ForeignKey("job.id", ondelete="RESTRICT"), primary_key=True, autoincrement=False)
+    )
+    """The job cannot be deleted while it is here (see deleting.py)."""
+    title: str
+    """The case in words, for people."""
+
+
 _tables = SQLModel.metadata.tables
 
 sweep: Final[Table] = _tables["sweep"]
@@ -420,6 +446,8 @@ worker: Final[Table] = _tables["worker"]
 setting: Final[Table] = _tables["setting"]
 known_host: Final[Table] = _tables["known_host"]
 idempotency_key: Final[Table] = _tables["idempotency_key"]
+baseline: Final[Table] = _tables["baseline"]
+baseline_case: Final[Table] = _tables["baseline_case"]
 
 # Indexes for claims.py. They stand here because a class has no columns yet where it declares its other indexes. The
 # columns behind the order are those by which a claim passes over jobs: it need not read these from the table.
