@@ -36,9 +36,25 @@ from app.api.queue import PausedBody
 from app.api.services import running
 from app.api.sweeps import SweepBody
 from app.settings import Settings
-from app.web import docs, pages
+from app.web import docs, export, pages
 
-ROUTERS = (jobs, bulk, events, results, sweeps, queue, tables, compare, baselines, specs, workers, health, pages, docs)
+ROUTERS = (
+    jobs,
+    bulk,
+    events,
+    results,
+    sweeps,
+    queue,
+    tables,
+    compare,
+    baselines,
+    export,
+    specs,
+    workers,
+    health,
+    pages,
+    docs,
+)
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:

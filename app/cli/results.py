@@ -123,6 +123,57 @@ def _refuse(options: dict[str, Any], why: str) -> None:
             raise typer.BadParameter(why, param_hint=f"--{option.replace('_', '-')}")
 
 
+Exported = enum.StrEnum("Exported", {name: name for name in ("job", "sweep", "compare")})  # type: ignore[misc]
+
+
+@with_server
+def export(
+    server: Flopwatch,
+    what: Annotated[Exported, typer.Argument(help="What to export.")],
+    ids: Annotated[
+        list[int],
+        typer.Argument(
+            metavar="ID…",
+            help="The job, or the sweep; of a comparison the baseline and the candidate, or one job of it.",
+        ),
+    ],
+    *,
+    metric: Annotated[str | None, typer.Option(help="Draw this metric, of a job or a sweep.")] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="At most so many rows of the results.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", dir_okay=False, help="The file; `-`: standard output. By default named by its ids."
+        ),
+    ] = None,
+) -> None:
+    """Write a job, a sweep or a comparison as one HTML file, with tables and plots: it opens without the server."""
+    from app.cli.common import fail
+
+    most = 2 if what.value == "compare" else 1
+    if len(ids) > most:
+        raise typer.BadParameter(f"{what.value} takes at most {most}", param_hint="ID…")
+    if what.value == "compare":
+        _refuse({"metric": metric, "rows": rows}, "goes with a job or a sweep")
+        path = "/compare/export"
+        asked: dict[str, Any] = {"job": ids[0]} if len(ids) == 1 else {"baseline": ids[0], "candidate": ids[1]}
+    else:
+        path, asked = f"/{what.value}s/{ids[0]}/export", {"metric": metric, "rows": rows}
+    text = server.text(path, **asked)
+    if str(output) == "-":
+        echo(text, nl=False)
+        return
+    target = output or Path(f"flopwatch-{what.value}-{'-'.join(map(str, ids))}.html")
+    try:
+        with target.open("x", encoding="utf-8") as opened:
+            opened.write(text)
+    except FileExistsError:
+        fail(f"{target} is there already, and is not overwritten: choose another file with --output.")
+    except OSError as error:
+        fail(f"{target}: {error.strerror}: choose another file with --output.")
+    echo(f"{target}: {len(text.encode())} bytes")
+
+
 @with_server
 def download(
     server: Flopwatch,
@@ -226,4 +277,4 @@ def _numbers(fields: dict[str, Any], shapes: dict[str, dict[str, int]]) -> str:
     return ", ".join(f"{name} {number}" for name, number in shapes.get(size, {}).items())
 
 
-COMMANDS = (table, download, specs)
+COMMANDS = (table, export, download, specs)
