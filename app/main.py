@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import RedirectResponse
 from pydantic.json_schema import models_json_schema
@@ -34,14 +34,15 @@ from app.api.baselines import BaselineBody
 from app.api.bodies import JobBody
 from app.api.gate import Gate
 from app.api.hosts import AllowedHosts
+from app.api.parameters import no_repeats
 from app.api.queue import PausedBody
 from app.api.services import running
 from app.api.sweeps import SweepBody
 from app.settings import Settings
-from app.web import docs, pages
+from app.web import docs, export, pages
 
 ROUTERS = (
-    *(jobs, bulk, events, results, files, sweeps, queue, tables, compare, baselines, specs, workers, health),
+    *(jobs, bulk, events, results, files, sweeps, queue, tables, compare, baselines, export, specs, workers, health),
     *(pages, docs),
 )
 
@@ -65,6 +66,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
         responses={"default": problems.DOCUMENTED},
+        dependencies=[Depends(no_repeats)],
     )
     problems.install(app, pages.error_page)
     app.add_middleware(

@@ -96,6 +96,7 @@ _RUNNING = text("state = 'running'")
 HOLDS_ITS_KEY = text("state IN ('queued', 'running') AND unique_key IS NOT NULL")
 """The jobs of which no two have one unique key. With other words SQLite would not see that the index has the answer."""
 _STAGED = text("staged")
+_IN_SWEEP = text("sweep_id IS NOT NULL")
 
 
 class Sweep(SQLModel, table=True):
@@ -130,6 +131,7 @@ class Job(SQLModel, table=True):
             postgresql_where=HOLDS_ITS_KEY,
         ),
         Index("ix_job_finished_at", "finished_at"),
+        Index("ix_job_sweep_point", "sweep_id", "point", sqlite_where=_IN_SWEEP, postgresql_where=_IN_SWEEP),
         _NO_REUSE,
     )
 
@@ -379,6 +381,8 @@ class Worker(SQLModel, table=True):
     """Names that the worker has, as "family:name"."""
     devices: list[Any] = Field(sa_column=_json("array", nullable=False))
     versions: dict[str, Any] = Field(sa_column=_json(nullable=False))
+    readings: dict[str, Any] | None = Field(default=None, sa_column=_json())
+    """What its devices did at a heartbeat, the last that told: {"read_at", "devices": [{"type", …}]}."""
     beat: int
     registered_at: datetime = Field(sa_column=_time(nullable=False))
     last_seen_at: datetime = Field(sa_column=_time(nullable=False))
