@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import array
 import functools
 import logging
 import operator
-import sys
-import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, RowMapping, Select, Text, cast, func, select, tuple_
+from sqlalchemy import Connection, Row, RowMapping, Select, Text, cast, func, select, tuple_, union_all
 
 from app.errors import FieldError, InvalidRequest, NotFound
 from app.layout import FACTS, STATISTICS
@@ -22,6 +19,7 @@ from app.store.claims import QUEUED
 from app.store.engine import Database
 from app.store.filters import JobFilter
 from app.store.hosts import known_hosts
+from app.store.packed import unpack
 from app.store.public import (
     MAX_ID,
     artifact_dict,
@@ -239,7 +237,7 @@ class Reading:
             # Other jobs have this case, too: the index on the job finds the rows.
             query = query.where(cast(measurement.case_key, Text) == case_key).order_by(measurement.id).limit(limit)
             rows = connection.execute(query).mappings().all()
-        return [{**row, "samples": _unpack(row["samples"]) or []} for row in rows]
+        return [{**row, "samples": unpack(row["samples"]) or []} for row in rows]
 
     def cells(
         self,
@@ -294,6 +292,113 @@ class Reading:
             rows = connection.execute(found).mappings().all()
         cells, metrics = _cells([(row.case_key, row.unit_index) for row in chosen], rows)
         return {"sort": sort, "metrics": metrics, "total": chosen[0].total if chosen else 0, "rows": cells}
+
+    def measurements(
+        self,
+        job_id: int,
+        *,
+        samples: bool = False,
+        limit: int = MAX_MEASUREMENTS,
+        after: str | None = None,
+        attempt: int | None = None,
+    ) -> dict[str, Any]:
+        """Return the measurements of an attempt, by default of the last that recorded any: `columns`, `rows`, and
+        `next`, a cursor or None.
+
+        A row is one metric of one case, an object keyed by column name. The columns are the coordinates of this page's
+        cases, then layout.FACTS, layout.STATISTICS in the row's unit, and with `samples` the raw samples, of which a
+        page has at most MAX_SAMPLES. A coordinate with the name of another column is called "case.<name>".
+        """
+        limit = min(limit, MAX_MEASUREMENTS)
+        measurement, unit = tables.measurement.c, tables.unit.c
+        query = select(tables.measurement).where(measurement.job_id == job_id)
+        if after is not None:
+            query = query.where(measurement.id > _cursor(after))
+        with self._database.read() as connection:
+            _job(connection, job_id)
+            attempt = recorded_attempt(connection, job_id, attempt)
+            query = query.where(measurement.attempt == attempt).order_by(measurement.id).limit(limit + 1)
+            if samples:
+                limit = _rows_within(connection.execute(query.with_only_columns(measurement.n)).scalars(), limit)
+            rows = connection.execute(query.limit(limit + 1)).mappings().all()
+            of_units = select(unit.unit_index, unit.title).where(unit.job_id == job_id, unit.attempt == attempt)
+            titles = dict(map(tuple, connection.execute(of_units)))
+        shown = rows[:limit]
+        names = free_names(
+            dict.fromkeys(name for row in shown for name in row["case"]), {*FACTS, *STATISTICS, "samples"}, "case"
+        )
+        values = [_measurement(row, names, titles, samples=samples) for row in shown]
+        return {
+            "columns": _measurement_columns(names.values(), values, samples=samples),
+            "rows": values,
+            "next": str(shown[-1]["id"]) if len(rows) > limit else None,
+        }
+
+    def first_values(
+        self, job_ids: Collection[int], metrics: Collection[str], limit: int = 200
+    ) -> dict[int, list[dict[str, Any]]]:
+        """Return the values of these metrics of each job, by job id: metric, unit, outcome, median, case_key.
+
+        Of each job, it looks at the first `limit` measurements of the last attempt that recorded any.
+        """
+        measurement = tables.measurement.c
+        shown = (measurement.job_id, measurement.attempt, measurement.case_key, measurement.metric)
+        columns = (*shown, measurement.unit, measurement.outcome, measurement.median)
+        parts = []
+        for job_id in job_ids:
+            newest = select(measurement.attempt).where(measurement.job_id == job_id)
+            newest = newest.order_by(measurement.id.desc()).limit(1)
+            first = select(*columns).where(
+                measurement.job_id == job_id, measurement.attempt == newest.scalar_subquery()
+            )
+            part = first.order_by(measurement.id).limit(limit).subquery()
+            parts.append(select(part).where(part.c.metric.in_(metrics)))
+        found: dict[int, list[dict[str, Any]]] = {}
+        if parts:
+            with self._database.read() as connection:
+                for row in connection.execute(union_all(*parts)).mappings():
+                    found.setdefault(row["job_id"], []).append(dict(row))
+        return found
+
+    def axes(self, sweep_ids: Collection[int]) -> dict[int, list[str]]:
+        """Return the paths that each of these sweeps varies, by its id."""
+        sweep = tables.sweep.c
+        with self._database.read() as connection:
+            rows = connection.execute(select(sweep.id, sweep.grid).where(sweep.id.in_(sweep_ids)))
+            return {row.id: [path for path, values in row.grid.items() if len(values) > 1] for row in rows}
+
+    def first_values(
+        self, job_ids: Collection[int], metrics: Collection[str], limit: int = 200
+    ) -> dict[int, list[dict[str, Any]]]:
+        """Return the values of these metrics of each job, by job id: metric, unit, outcome, median, case_key.
+
+        Of each job, it looks at the first `limit` measurements of the last attempt that recorded any.
+        """
+        measurement = tables.measurement.c
+        shown = (measurement.job_id, measurement.attempt, measurement.case_key, measurement.metric)
+        columns = (*shown, measurement.unit, measurement.outcome, measurement.median)
+        parts = []
+        for job_id in job_ids:
+            newest = select(measurement.attempt).where(measurement.job_id == job_id)
+            newest = newest.order_by(measurement.id.desc()).limit(1)
+            first = select(*columns).where(
+                measurement.job_id == job_id, measurement.attempt == newest.scalar_subquery()
+            )
+            part = first.order_by(measurement.id).limit(limit).subquery()
+            parts.append(select(part).where(part.c.metric.in_(metrics)))
+        found: dict[int, list[dict[str, Any]]] = {}
+        if parts:
+            with self._database.read() as connection:
+                for row in connection.execute(union_all(*parts)).mappings():
+                    found.setdefault(row["job_id"], []).append(dict(row))
+        return found
+
+    def axes(self, sweep_ids: Collection[int]) -> dict[int, list[str]]:
+        """Return the paths that each of these sweeps varies, by its id."""
+        sweep = tables.sweep.c
+        with self._database.read() as connection:
+            rows = connection.execute(select(sweep.id, sweep.grid).where(sweep.id.in_(sweep_ids)))
+            return {row.id: [path for path, values in row.grid.items() if len(values) > 1] for row in rows}
 
     def units(self, job_id: int, attempt: int | None = None) -> list[dict[str, Any]]:
         """Return the units of an attempt, by default of the last recorded one, in the plan's order, each with the files
@@ -542,7 +647,7 @@ def _measurement(
     value |= {name: titles.get(row["unit_index"]) if name == "unit_title" else row[name] for name in FACTS}
     value |= {name: finite(row[name]) for name in STATISTICS}
     if samples:
-        value["samples"] = _unpack(row["samples"])
+        value["samples"] = unpack(row["samples"])
     return value
 
 
@@ -578,17 +683,3 @@ def _cells(keys: Iterable[tuple[str, int]], rows: Iterable[RowMapping]) -> tuple
             cell.setdefault("values", {})[row["metric"]] = row
             metrics[row["metric"]] = None
     return list(cells.values()), list(metrics)
-
-
-def _unpack(samples: bytes | None) -> list[float | None] | None:
-    """Return the samples; None if there are none, or if they are broken, so the statistics stay readable."""
-    try:
-        values = array.array("d", b"" if samples is None else zlib.decompress(samples))
-    except (zlib.error, ValueError):
-        logger.exception("stored samples cannot be read")
-        return None
-    if not values:
-        return None
-    if sys.byteorder == "big":
-        values.byteswap()
-    return [finite(value) for value in values]

@@ -17,6 +17,7 @@ from fastapi.templating import Jinja2Templates
 from markupsafe import Markup, escape
 
 from app.layout import FORMATS, age, doubts, duration, notes, number, ran, verdict
+from app.metrics import readable
 from app.store import results
 
 STATIC = Path(__file__).parent / "static"
@@ -54,6 +55,7 @@ def _templates() -> Jinja2Templates:
         "pretty": pretty,
         "plain": plain,
         "commands": commands,
+        "head": readable,
     }
     templates.env.globals["formats_of_tables"] = FORMATS
     templates.env.globals["asset"] = asset
