@@ -34,7 +34,7 @@ from app.store.public import (
 )
 from app.store.registration import ALIVE
 from app.store.results.choosing import check_attempt, recorded_attempt
-from app.store.results.sheet import type_of
+from app.store.results.sheet import free_names, type_of
 from app.store.stored_json import broken, is_unreadable
 from app.store.waiting import waiting_groups, waiting_reasons
 
@@ -333,39 +333,6 @@ class Reading:
             "rows": values,
             "next": str(shown[-1]["id"]) if len(rows) > limit else None,
         }
-
-    def first_values(
-        self, job_ids: Collection[int], metrics: Collection[str], limit: int = 200
-    ) -> dict[int, list[dict[str, Any]]]:
-        """Return the values of these metrics of each job, by job id: metric, unit, outcome, median, case_key.
-
-        Of each job, it looks at the first `limit` measurements of the last attempt that recorded any.
-        """
-        measurement = tables.measurement.c
-        shown = (measurement.job_id, measurement.attempt, measurement.case_key, measurement.metric)
-        columns = (*shown, measurement.unit, measurement.outcome, measurement.median)
-        parts = []
-        for job_id in job_ids:
-            newest = select(measurement.attempt).where(measurement.job_id == job_id)
-            newest = newest.order_by(measurement.id.desc()).limit(1)
-            first = select(*columns).where(
-                measurement.job_id == job_id, measurement.attempt == newest.scalar_subquery()
-            )
-            part = first.order_by(measurement.id).limit(limit).subquery()
-            parts.append(select(part).where(part.c.metric.in_(metrics)))
-        found: dict[int, list[dict[str, Any]]] = {}
-        if parts:
-            with self._database.read() as connection:
-                for row in connection.execute(union_all(*parts)).mappings():
-                    found.setdefault(row["job_id"], []).append(dict(row))
-        return found
-
-    def axes(self, sweep_ids: Collection[int]) -> dict[int, list[str]]:
-        """Return the paths that each of these sweeps varies, by its id."""
-        sweep = tables.sweep.c
-        with self._database.read() as connection:
-            rows = connection.execute(select(sweep.id, sweep.grid).where(sweep.id.in_(sweep_ids)))
-            return {row.id: [path for path, values in row.grid.items() if len(values) > 1] for row in rows}
 
     def first_values(
         self, job_ids: Collection[int], metrics: Collection[str], limit: int = 200

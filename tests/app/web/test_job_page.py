@@ -65,7 +65,7 @@ def test_samples_are_a_line_for_each_phase_and_process(fresh_site: Any, measured
         ("forward, process 2", [0, 1, 2], [1.0, 2.0, 4.0]),
         ("backward, process 2", [0, 1, 2], [1.0, 2.0, 4.0]),
     ]
-    assert figure["layout"]["yaxis"]["title"]["text"] == "time (ms)"
+    assert figure["layout"]["yaxis"]["title"]["text"].lower() == "time (ms)"
     assert fresh_site.http.get(f"/ui/jobs/{job_id}/samples").json() == figure | {"data": figure["data"]}
     nothing = fresh_site.http.get(f"/ui/jobs/{job_id}/samples?case=unknown").json()
     assert (nothing["data"], nothing["empty"]) == ([], "Nothing was sampled repeatedly.")
