@@ -61,7 +61,9 @@ class ProfileSpec(TrainingSpec):
     unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {
         *("profile_steps", "phases", "stacks", "trace_max_mib", "nsys", "ncu")
     }
-    first_tables: ClassVar[tuple[str, ...]] = ("summary", "classes", "attention", "kernels", "operators", "ranges")
+    first_tables: ClassVar[tuple[str, ...]] = (
+        *("summary", "classes", "attention", "products", "ceilings", "kernels", "operators", "ranges"),
+    )
     table_rows: ClassVar[tuple[str, ...]] = ("model", "context_length", "mode")
     table_columns: ClassVar[tuple[str, ...]] = (
         "unprofiled_step_ms",
