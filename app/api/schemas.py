@@ -173,6 +173,7 @@ class Worker(TypedDict):
     capabilities: list[str]
     devices: list[Any]
     versions: dict[str, Any]
+    readings: dict[str, Any] | None
     broken: dict[str, Any] | None
     job_ids: list[int]
     registered_at: str

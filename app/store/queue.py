@@ -235,8 +235,15 @@ class Queue:
                     return claim
         return None
 
-    def renew(self, claims: Sequence[Claim], worker: tuple[str, LivingState] | None = None) -> Renewal:
+    def renew(
+        self,
+        claims: Sequence[Claim],
+        worker: tuple[str, LivingState] | None = None,
+        readings: dict[str, Any] | None = None,
+    ) -> Renewal:
         """Send one heartbeat of each claim, and with them that of the `worker`, by its id, with its state.
+
+        `readings` are what the worker's devices do now; None keeps the last ones.
 
         They are one transaction: a worker that is seen alive has renewed its claims. Returns the lost claims, and those
         of the others that must be cancelled.
@@ -244,7 +251,7 @@ class Queue:
         if not claims and worker is None:
             return Renewal(frozenset(), frozenset())
         with self._database.write() as connection:
-            knows_worker = worker is None or beat(connection, *worker)
+            knows_worker = worker is None or beat(connection, *worker, readings)
             held = [claim.job_id for claim in claims if _beat(connection, claim)]
             asked = select(_job.id).where(_job.id.in_(held), _job.cancel_requested_at.is_not(None))
             cancel_requested = frozenset(connection.execute(asked).scalars())

@@ -38,7 +38,7 @@ from app.store.registration import ALIVE
 from app.store.results.choosing import check_attempt, recorded_attempt
 from app.store.results.sheet import free_names, type_of
 from app.store.stored_json import broken, is_unreadable
-from app.store.waiting import waiting_reasons
+from app.store.waiting import waiting_groups, waiting_reasons
 
 logger = logging.getLogger(__name__)
 
@@ -318,6 +318,11 @@ class Reading:
             rows = connection.execute(select(worker.state, func.count()).group_by(worker.state)).all()
         return {state: dict(map(tuple, rows)).get(state, 0) for state in WORKER_STATES}
 
+    def waiting(self) -> list[dict[str, Any]]:
+        """Return the queued jobs by what they need, with the reason if waiting does not cure it (see waiting.py)."""
+        with self._database.read() as connection:
+            return waiting_groups(connection)
+
     def sweep(self, sweep_id: int) -> dict[str, Any]:
         """Return the public sweep, with the number of its points by the state of their latest job."""
         with self._database.read() as connection:
@@ -403,6 +408,7 @@ def _workers(connection: Connection, rows: Sequence[Row[Any]]) -> list[dict[str,
     return [
         {
             **{name: row._mapping[name] for name in fields},
+            "readings": readable(row.readings),
             "broken": broken(row._mapping),
             "job_ids": running.get(row.id, []),
             "registered_at": rfc3339(row.registered_at),

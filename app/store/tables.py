@@ -354,6 +354,8 @@ class Worker(SQLModel, table=True):
     """Names that the worker has, as "family:name"."""
     devices: list[Any] = Field(sa_column=_json("array", nullable=False))
     versions: dict[str, Any] = Field(sa_column=_json(nullable=False))
+    readings: dict[str, Any] | None = Field(default=None, sa_column=_json())
+    """What its devices did at a heartbeat, the last that told: {"read_at", "devices": [{"type", …}]}."""
     beat: int
     registered_at: datetime = Field(sa_column=_time(nullable=False))
     last_seen_at: datetime = Field(sa_column=_time(nullable=False))
