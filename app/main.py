@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import RedirectResponse
 from pydantic.json_schema import models_json_schema
@@ -16,6 +16,7 @@ from app.api import bulk, compare, events, health, jobs, problems, queue, result
 from app.api.bodies import JobBody
 from app.api.gate import Gate
 from app.api.hosts import AllowedHosts
+from app.api.parameters import no_repeats
 from app.api.queue import PausedBody
 from app.api.services import running
 from app.api.sweeps import SweepBody
@@ -44,6 +45,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
         responses={"default": problems.DOCUMENTED},
+        dependencies=[Depends(no_repeats)],
     )
     problems.install(app, pages.error_page)
     app.add_middleware(

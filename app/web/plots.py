@@ -307,7 +307,7 @@ def over_steps(groups: Sequence[Samples], metric: str, unit: str | None) -> Figu
             steps = list(range(start, start + len(values)))
             traces.append(
                 {
-                    "type": "scattergl" if len(values) > MAX_STRIP else "scatter",
+                    "type": "scatter",
                     "mode": "lines+markers" if len(values) <= MAX_STRIP else "lines",
                     "name": name if symbol == "circle" else f"{name}, warm-up",
                     "legendgroup": name,

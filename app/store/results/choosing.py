@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, Text, cast, func, select, tuple_
+from sqlalchemy import Connection, Row, Select, Text, cast, func, select, tuple_, union_all
 
 from app.errors import InvalidRequest, NotFound
 from app.layout import Statistic
@@ -20,8 +22,10 @@ MAX_MEASUREMENTS = 200_000
 """Most measurements of one table: a table is made in memory, of which this many take some 250 MB."""
 MAX_BEGINNING = 5_000
 """Most measurements that are read for the beginning of a table, as pages show it."""
-# SQLite binds at most 32 766 values in a statement.
-JOBS_PER_QUERY = 1000
+MAX_DOUBTFUL = 200
+"""Most jobs of a table whose verdicts are read, to say why their rows are not valid."""
+JOBS_PER_QUERY = MAX_JOBS
+"""SQLite binds at most 32 766 values in a statement, so that one statement reads the measurements of a table."""
 
 _measurement = tables.measurement.c
 Labels = Sequence[tuple[str, str]]
@@ -30,54 +34,69 @@ Labels = Sequence[tuple[str, str]]
 def choose_jobs(
     connection: Connection,
     *,
-    kind: str | None,
-    sweep: int | None,
-    jobs: Collection[int],
-    labels: Labels,
+    kind: str | Collection[str] | None = None,
+    sweep: int | Collection[int] | None = None,
+    jobs: Collection[int] = (),
+    labels: Labels = (),
+    since: datetime | None = None,
+    until: datetime | None = None,
     first: int | None = None,
 ) -> list[Row[Any]]:
-    """Return the finished jobs that match all filters given, in order of submission: id, kind, state, spec, error.
+    """Return the finished jobs that match all filters given, in order of submission: id, kind, state, spec, error, and
+    `recorded`, the number of the last attempt that recorded results, None if there is none.
 
     Only the latest job of each point of a sweep counts: if the sweep was resumed, an earlier job has failed or was
-        cancelled.
+    cancelled.
 
     Args:
         connection: the database.
-        kind, sweep, jobs, labels: the filters.
+        kind: jobs of this kind, or of one of these.
+        sweep, jobs: jobs of one of these sweeps, and these jobs: the union of both.
+        labels: jobs with all of these labels.
+        since, until: jobs that finished in this time, `since` included.
         first: return only so many; None: all.
 
     Raises:
-        NotFound: the sweep, or one of `jobs`, does not exist.
+        NotFound: a sweep, or one of `jobs`, does not exist.
         InvalidRequest: there are more than MAX_JOBS jobs.
     """
-    job = tables.job.c
-    query: Select[Any] = select(job.id, job.kind, job.state, job.spec, job.error)
-    query = query.where(*JobFilter(kind=kind, labels=labels).conditions)
-    if sweep is not None:
-        _check_sweep(connection, sweep)
-        query = query.where(job.id.in_(sweeps.latest_jobs([sweep])))
-    if jobs:
-        _check_jobs(connection, jobs)
-        query = query.where(job.id.in_(jobs))
+    job, attempt = tables.job.c, tables.attempt.c
+    ended = (attempt.job_id == job.id) & attempt.state.in_(FINISHED_STATES)
+    recorded = select(func.max(attempt.number)).where(ended).scalar_subquery().label("recorded")
+    query: Select[Any] = select(job.id, job.kind, job.state, job.spec, job.error, recorded)
+    query = query.where(*JobFilter(labels=labels).conditions)
+    if kind is not None:
+        query = query.where(job.kind.in_([kind] if isinstance(kind, str) else kind))
+    numbers = [sweep] if isinstance(sweep, int) else list(sweep or ())
+    if numbers or jobs:
+        _check_known(connection, tables.sweep.c.id, numbers, "sweep")
+        _check_known(connection, job.id, jobs, "job")
+        parts: list[Select[Any]] = []
+        if numbers:
+            parts.append(sweeps.latest_jobs(numbers))
+        if jobs:
+            parts.append(select(job.id).where(job.id.in_(jobs)))
+        query = query.where(job.id.in_(parts[0] if len(parts) == 1 else union_all(*parts)))
+    if since is not None:
+        query = query.where(job.finished_at >= since)
+    if until is not None:
+        query = query.where(job.finished_at < until)
     finished = query.where(job.state.in_(FINISHED_STATES))
     found = list(connection.execute(finished.order_by(job.id).limit(MAX_JOBS + 1 if first is None else first)))
     if len(found) > MAX_JOBS:
-        raise InvalidRequest(f"The table would have more than {MAX_JOBS} jobs: choose a sweep, or jobs.")
+        raise InvalidRequest(
+            f"The table would have more than {MAX_JOBS} jobs: choose a sweep, jobs, a label, or since and until."
+        )
     return found
 
 
-def _check_sweep(connection: Connection, sweep: int) -> None:
-    known = select(tables.sweep.c.id).where(tables.sweep.c.id == checked_id(sweep, "sweep"))
-    if connection.execute(known).one_or_none() is None:
-        raise NotFound(f"There is no sweep {sweep}.")
-
-
-def _check_jobs(connection: Connection, jobs: Collection[int]) -> None:
-    job = tables.job.c
-    known = select(job.id).where(job.id.in_([checked_id(number, "job") for number in jobs]))
-    unknown = set(jobs) - set(connection.execute(known).scalars())
+def _check_known(connection: Connection, column: Any, numbers: Collection[int], what: str) -> None:
+    if not numbers:
+        return
+    known = select(column).where(column.in_([checked_id(number, what) for number in numbers]))
+    unknown = set(numbers) - set(connection.execute(known).scalars())
     if unknown:
-        raise NotFound(f"There is no job {min(unknown)}.")
+        raise NotFound(f"There is no {what} {min(unknown)}.")
 
 
 def recorded_attempts(connection: Connection, job_ids: Sequence[int]) -> dict[int, int]:
@@ -122,7 +141,7 @@ def measurements(connection: Connection, jobs: Iterable[Row[Any]], statistic: St
     Raises:
         InvalidRequest: there are more than MAX_MEASUREMENTS.
     """
-    recorded = recorded_attempts(connection, [job.id for job in jobs])
+    recorded = _recorded(jobs)
     found: list[Row[Any]] = []
     for part in _parts(sorted(recorded)):
         query = _of_attempts(statistic, {job_id: recorded[job_id] for job_id in part})
@@ -144,7 +163,7 @@ def first_measurements(
     read whole; none if the job has several units, since later ones may measure the same cases again.
     """
     job_ids = [job.id for job in jobs]
-    recorded = recorded_attempts(connection, job_ids)
+    recorded = _recorded(jobs)
     found = list(connection.execute(_of_attempts(statistic, recorded).limit(MAX_BEGINNING + 1)))
     if len(found) <= MAX_BEGINNING:
         return list(jobs), found, False
@@ -158,18 +177,27 @@ def first_measurements(
     return list(jobs[:1]), [row for row in found if (row.case_key, row.device_key) != cut], True
 
 
+def _recorded(jobs: Iterable[Row[Any]]) -> dict[int, int]:
+    return {job.id: job.recorded for job in jobs if job.recorded is not None}
+
+
 def _of_attempts(statistic: Statistic, attempts: Mapping[int, int]) -> Select[Any]:
     """Build a query for the measurements of these attempts, given by job id: job by job, in the order they were made.
 
     Rows of other attempts of the jobs must not count towards a limit, so the statement itself leaves them out.
     """
     names = ("job_id", "attempt", "unit_index", "case_key", "device_key", "validity", "phase", "metric", "unit")
-    facts = [_measurement[name] for name in (*names, "outcome", "reason", "n", "std")]
+    facts = [_measurement[name] for name in (*names, "outcome", "reason", "partial", "n", "std")]
     case, value = cast(_measurement.case, Text).label("case"), _measurement[statistic].label("value")
-    # The first condition finds the rows by the index on job_id, in order; the second one looks at each.
-    of_jobs = _measurement.job_id.in_(sorted(attempts))
-    of_attempts = tuple_(_measurement.job_id, _measurement.attempt).in_(sorted(attempts.items()))
-    return select(*facts, case, value).where(of_jobs, of_attempts).order_by(_measurement.job_id, _measurement.id)
+    query = select(*facts, case, value).where(_measurement.job_id.in_(sorted(attempts)))
+    # Nearly all jobs ran once, so that one number does for most of them, and costs less than a pair for each.
+    usual = Counter(attempts.values()).most_common(1)[0][0] if attempts else 1
+    others = sorted((job_id, number) for job_id, number in attempts.items() if number != usual)
+    of_attempts = _measurement.attempt == usual
+    if others:
+        of_attempts &= _measurement.job_id.not_in([job_id for job_id, _ in others])
+        of_attempts |= tuple_(_measurement.job_id, _measurement.attempt).in_(others)
+    return query.where(of_attempts).order_by(_measurement.job_id, _measurement.id)
 
 
 def _number_of_units(connection: Connection, job_id: int, attempt: int) -> int:
@@ -188,6 +216,20 @@ def sides(connection: Connection, jobs: Iterable[Row[Any]]) -> dict[tuple[int, i
         (row.job_id, row.attempt, row.unit_index): row.side
         for part in _parts(comparisons)
         for row in connection.execute(query.where(unit.job_id.in_(part)))
+    }
+
+
+def unit_verdicts(
+    connection: Connection, attempts: Mapping[int, int], first: int = MAX_DOUBTFUL
+) -> dict[tuple[int, int], dict[str, Any]]:
+    """Return the verdicts of units of these attempts, given by job id: by (job, unit index). At most `first` jobs."""
+    unit = tables.unit.c
+    wanted = sorted(attempts)[:first]
+    query = select(unit.job_id, unit.attempt, unit.unit_index, unit.validity).where(unit.job_id.in_(wanted))
+    return {
+        (row.job_id, row.unit_index): row.validity
+        for row in (connection.execute(query) if wanted else ())
+        if row.attempt == attempts[row.job_id] and isinstance(row.validity, dict)
     }
 
 

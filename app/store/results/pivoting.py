@@ -7,8 +7,9 @@ stands for. If two rows still look the same, they also show the coordinates in w
 A cell is the mean of its samples with their standard deviation, or another statistic of them. If several processes
 (units of the job) measured a case, each process counts as one value: the cell is the statistic of the processes' own
 statistics, such as the median of their medians, and the standard deviation is that of their means. No average hides a
-missing value: when one process has no value, or the job did not succeed, the cell has an outcome instead ("oom",
-"unsupported", "timeout", …) and its numbers are null.
+missing value: when one process has no value, the cell has an outcome instead ("oom", "unsupported", …) and its numbers
+are null. Of a job that did not succeed, cells that all processes measured are shown and marked partial; the others,
+and the cases that it did not get to, have its code ("timeout", "cancelled", …) as their outcome.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import json
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
+from datetime import datetime
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from pydantic import ValidationError
@@ -26,19 +28,22 @@ from sqlalchemy import Row
 
 from app.errors import FieldError, InvalidRequest
 from app.layout import Statistic, in_use
+from app.metrics import headline
 from app.specs import KINDS, Scalar, SpecBase, spec_adapter
 from app.states import VERDICTS
 from app.store.engine import Database
 from app.store.public import finite
 from app.store.results import choosing
+from app.store.results.arranging import RUN, Line, Related, ordered, page, pivot, relate, stressed
+from app.store.results.footnotes import Doubt, Footnotes, doubts_of, told
 from app.store.results.reasons import Gap, reasons
 from app.store.results.sheet import NOT_MEASURED, Cell, Column, Sheet, free_names, type_of
 
 UNKNOWN = "unknown"
 EVERY_METRIC = "all"
-METRIC_SUFFIXES = ("", "_std", "_n", "_outcome")
+METRIC_SUFFIXES = ("", "_std", "_n", "_outcome", "_job", "_validity", "_speedup", "_gain", "_ratio")
 OF_THE_JOB = ("job", "kind", "case_key")
-RESERVED = (*OF_THE_JOB, "device", "side", "validity")
+RESERVED = (*OF_THE_JOB, "device", "side", "validity", "validity_reason", "partial", RUN)
 """Columns of tables. A coordinate of a case with such a name becomes the column "case.<name>"."""
 
 _Row = Row[Any] | SimpleNamespace
@@ -56,6 +61,8 @@ class CaseOfJob:
     coordinates: dict[str, Scalar]
     key: str | None = None
     stopped: str | None = None
+    planned_processes: int = 1
+    """How many processes were to measure the case."""
     processes: dict[str, list[_Row]] = field(default_factory=dict)
     """The processes' measurements by column: one row per unit."""
 
@@ -80,6 +87,11 @@ class CaseOfJob:
     def outcome(self, metric: str) -> str:
         return next((row.outcome for row in self.processes[metric] if row.outcome != "ok"), "ok")
 
+    @property
+    def partial(self) -> bool:
+        """True if something of it was measured, although the job did not succeed."""
+        return self.stopped is not None and bool(self.processes)
+
     def validity(self) -> str | None:
         """Return the worst verdict of the case's processes."""
         found = {row.validity for rows in self.processes.values() for row in rows}
@@ -92,69 +104,140 @@ def column_name(metric: str, phase: str | None) -> str:
     return metric if phase is None or metric.startswith(f"{phase}_") else f"{phase}_{metric}"
 
 
+Reasons = Callable[[CaseOfJob], Sequence[Doubt]]
+"""Tells why a case is not valid."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the cases of a table are shown; see `table`."""
+
+    rows: Sequence[str] | None = None
+    columns: Sequence[str] | None = None
+    statistic: Statistic = "mean"
+    pivot: str | None = None
+    relative_to: Mapping[str, str] = field(default_factory=dict)
+    best: bool = False
+    links: bool = False
+
+
 def table(
     database: Database,
     *,
-    kind: str | None = None,
-    sweep: int | None = None,
+    kind: str | Collection[str] | None = None,
+    sweep: int | Collection[int] | None = None,
     jobs: Collection[int] = (),
     labels: choosing.Labels = (),
+    since: datetime | None = None,
+    until: datetime | None = None,
     rows: Sequence[str] | None = None,
     columns: Sequence[str] | None = None,
     statistic: Statistic = "mean",
+    pivot: str | None = None,
+    relative_to: Mapping[str, str] = MappingProxyType({}),
+    best: bool = False,
+    links: bool = False,
+    sort: str | None = None,
+    limit: int | None = None,
+    after: int = 0,
     first: int | None = None,
 ) -> Sheet:
-    """Return the results of finished jobs, in submission order. `kind`, `sweep`, `jobs` and `labels` narrow the choice.
+    """Return the results of finished jobs, in submission order. The first six arguments narrow the choice.
 
     Args:
         database: the store.
-        kind: jobs of this kind.
-        sweep: jobs of this sweep, only the latest job of each point.
-        jobs: these jobs.
+        kind: jobs of this kind; of several, only when they are named.
+        sweep, jobs: jobs of one of these sweeps, of which only the latest job of each point counts, and these jobs.
         labels: jobs with all of these (key, value) pairs.
+        since, until: jobs that finished in this time, `since` included.
         rows: coordinates to show first, and always; those that vary follow.
         columns: metrics, named as their columns, in this order; "all" for every one. By default the kind's
-            `table_columns` that somebody has measured.
+            `table_columns` that somebody has measured; in a pivoted table the first that stands for a case.
         statistic: statistic of the samples, and of the processes if there are several.
+        pivot: the coordinate whose values become columns, for each of the metrics.
+        relative_to: coordinates of the rows to relate all others to, in a column of their own: {"precision": "fp32"}.
+            Of the metrics in `columns`, or else of the one that stands for a case.
+        best: stress the best cell of each column, in formats for people.
+        links: show people the job of each row; JSON and CSV have it always.
+        sort: a column, from its least value to its greatest, or "-column" for the other way round.
+        limit, after: at most so many rows, and how many come before them; the notes are of the whole table.
         first: only the beginning of the table: at most so many rows, and fewer if they have very many measurements;
             `Sheet.is_cut` tells if there are more. None: the whole table.
 
     Raises:
         NotFound: there is no such job or sweep.
-        InvalidRequest: no row has this coordinate or metric, the jobs are more than choosing.MAX_JOBS, or their
-            measurements more than choosing.MAX_MEASUREMENTS.
+        InvalidRequest: no row has this coordinate or metric, the jobs are of several kinds, they are more than
+            choosing.MAX_JOBS, or their measurements more than choosing.MAX_MEASUREMENTS.
     """
     is_cut = False
     with database.read() as connection:
-        number = None if first is None else first + 1
-        chosen = choosing.choose_jobs(connection, kind=kind, sweep=sweep, jobs=jobs, labels=labels, first=number)
+        chosen = choosing.choose_jobs(
+            connection,
+            kind=kind,
+            sweep=sweep,
+            jobs=jobs,
+            labels=labels,
+            since=since,
+            until=until,
+            first=None if first is None else first + 1,
+        )
+        if kind is None or isinstance(kind, str):
+            _refuse_several_kinds(chosen)
         if first is None:
             measured = choosing.measurements(connection, chosen, statistic)
         else:
             chosen, measured, is_cut = choosing.first_measurements(connection, chosen, statistic)
         sides = choosing.sides(connection, chosen)
+        verdicts = choosing.unit_verdicts(connection, _doubtful(measured))
 
     def side(row: _Row) -> str | None:
         return sides.get((row.job_id, row.attempt, row.unit_index))
 
+    def why(case: CaseOfJob) -> Sequence[Doubt]:
+        units = {(row.job_id, row.unit_index) for found in case.processes.values() for row in found}
+        return [doubt for unit in sorted(units) for doubt in doubts_of(verdicts.get(unit), case.key)]
+
     cases, units = cases_of(chosen, measured, side)
     if first is not None:
         cases, is_cut = cases[:first], is_cut or len(cases) > first
-    return replace(_sheet(cases, units, rows, columns, statistic), is_cut=is_cut)
+    layout = Layout(rows, columns, statistic, pivot, relative_to, best, links)
+    sheet = ordered(_sheet(cases, units, layout, why), sort)
+    if limit is not None or after:
+        sheet = page(sheet, limit, after)
+    return replace(sheet, is_cut=is_cut)
 
 
-def local_table(spec: SpecBase, measurements: Iterable[Mapping[str, Any]]) -> Sheet:
+def _doubtful(measured: Iterable[_Row]) -> dict[int, int]:
+    """Return the attempts that measured something which is not valid, by job."""
+    return {row.job_id: row.attempt for row in measured if row.validity in VERDICTS[1:]}
+
+
+def _refuse_several_kinds(jobs: Iterable[_Row]) -> None:
+    kinds = sorted({job.kind for job in jobs})
+    if len(kinds) > 1:
+        detail = (
+            f"These jobs are of several kinds, which have different rows and columns: {', '.join(kinds)}. "
+            "Choose one with kind, or name all that shall share the table."
+        )
+        raise InvalidRequest(detail, errors=(FieldError("/kind", detail),))
+
+
+def local_table(
+    spec: SpecBase, measurements: Iterable[Mapping[str, Any]], validity: Mapping[str, Any] | None = None
+) -> Sheet:
     """Return the table of one job that is in no database, with the reasons for missing numbers (`Sheet.missing`).
 
     Args:
         spec: the job's spec.
         measurements: as on the wire (Measurement.to_wire). Each may have "validity", its case's verdict, and in a
             comparison "side".
+        validity: the job's verdict, which says why rows are not valid.
     """
     job = SimpleNamespace(id=None, kind=spec.kind, state="succeeded", spec=spec.model_dump(mode="json"), error=None)
     optional: dict[str, Any] = {"side": None, "validity": None, "unit_index": None}
     rows = [SimpleNamespace(**{**optional, **row, "job_id": None, "value": row["mean"]}) for row in measurements]
-    return _sheet(*cases_of([job], rows, lambda row: row.side), None, None, "mean")
+    cases, units = cases_of([job], rows, lambda row: row.side)
+    return _sheet(cases, units, Layout(), lambda case: doubts_of(validity, case.key))
 
 
 def cases_of(
@@ -170,6 +253,7 @@ def cases_of(
     for job in jobs:
         about = {"job": job.id, "kind": job.kind, "tabled_as": _tabled_as(job)}
         about["stopped"] = None if job.state == "succeeded" else (job.error or {}).get("code", job.state)
+        about["planned_processes"] = _planned_processes(job.spec)
         found: dict[tuple[str, str, str | None], CaseOfJob] = {}
         for row in by_job[job.id]:
             of_side = side(row)
@@ -180,9 +264,33 @@ def cases_of(
                 found[identity] = CaseOfJob(coordinates=coordinates, key=row.case_key, **about)
             found[identity].add(column_name(row.metric, row.phase), row)
         cases += found.values()
-        if not found and about["stopped"] is not None:
-            cases += [CaseOfJob(coordinates=planned, **about) for planned in _planned(job.spec, taken)]
+        if about["stopped"] is not None:
+            measured_keys = {key for key, _, _ in found}
+            cases += [CaseOfJob(key=key, coordinates=left, **about) for key, left in _left(job, measured_keys, taken)]
     return cases, units
+
+
+def _planned_processes(spec: Any) -> int:
+    replicates = spec.get("replicates") if isinstance(spec, dict) else None
+    return replicates if isinstance(replicates, int) else 1
+
+
+def _left(
+    job: _Row, measured: Collection[str], taken: Collection[str]
+) -> Iterable[tuple[str | None, dict[str, Scalar]]]:
+    """Return key and coordinates of the cases that a job did not get to.
+
+    Of one that measured nothing they stand for all its cases: an overview, one per side. Nothing is known when the spec
+    is of another version and no longer valid.
+    """
+    if not measured:
+        return [(None, planned) for planned in _planned(job.spec, taken)]
+    plan = _plan(job.spec)
+    if plan is None or plan.holds_specs:
+        return []
+    left = [(case.key, _renamed(case.coordinates, taken)) for case in plan.cases() if case.key not in measured]
+    # If the keys of what was measured are others than were planned, nobody can tell what is left.
+    return left if len(left) + len(measured) == plan.number_of_cells() else []
 
 
 def _stored_case(stored: str) -> dict[str, Scalar]:
@@ -210,14 +318,21 @@ def _tabled_as(job: _Row) -> tuple[str, ...]:
     return (job.kind, *dict.fromkeys(held))
 
 
+def _plan(spec: dict[str, Any]) -> SpecBase | None:
+    """Return a stored spec; None if it is of another version and no longer valid."""
+    try:
+        return spec_adapter.validate_json(json.dumps(spec))
+    except ValidationError:
+        return None
+
+
 def _planned(spec: dict[str, Any], taken: Collection[str]) -> list[dict[str, Scalar]]:
     """Return the known coordinates of a job that measured nothing: its overview, one per side.
 
     Nothing is known when the spec is of another version and no longer valid.
     """
-    try:
-        plan = spec_adapter.validate_json(json.dumps(spec))
-    except ValidationError:
+    plan = _plan(spec)
+    if plan is None:
         return [{}]
     if not plan.holds_specs:
         return [_renamed(plan.overview(), taken)]
@@ -229,54 +344,201 @@ def _planned(spec: dict[str, Any], taken: Collection[str]) -> list[dict[str, Sca
     ]
 
 
-def _sheet(
-    cases: Sequence[CaseOfJob],
-    units: Mapping[str, str],
-    rows: Sequence[str] | None,
-    columns: Sequence[str] | None,
-    statistic: Statistic,
-) -> Sheet:
-    coordinates = coordinates_of(cases, rows)
-    metrics = _metrics(cases, units, columns)
-    values = [[case.show(name) for name in coordinates] for case in cases]
-    verdicts = [case.validity() for case in cases]
-    is_doubtful = any(verdict in VERDICTS[1:] for verdict in verdicts)
+def _sheet(cases: Sequence[CaseOfJob], units: Mapping[str, str], layout: Layout, why: Reasons) -> Sheet:
+    """Return the table of these cases."""
+    asked = layout.rows
+    if layout.pivot is not None:
+        _refuse_unknown_pivot(cases, layout.pivot)
+        asked = None if asked is None else [name for name in asked if name != layout.pivot]
+    coordinates = coordinates_of(cases, asked, also=layout.pivot)
+    metrics = _metrics(cases, units, layout.columns)
+    shown = (
+        metrics
+        if layout.columns is not None or layout.pivot is None
+        else [name for name in [headline(metrics)] if name]
+    )
+    lines, notes = _lines(cases, shown, layout.statistic, why)
+    related = Related()
+    if layout.relative_to:
+        of = shown if layout.columns is not None else [name for name in [headline(shown)] if name]
+        in_order = dict.fromkeys([*_table_rows(cases), *_known(cases)])
+        varying = [name for name in in_order if _varies(cases, name)]
+        related = relate(lines, layout.relative_to, of, units, varying)
+    columns = _value_columns(shown, units, related)
+    notes = [*_on_statistics(cases, shown, layout.statistic), *related.notes, *notes]
+    if layout.pivot is None:
+        sheet = _unpivoted(lines, coordinates, columns, layout)
+    else:
+        fixed = [name for name in coordinates if name in (asked or _table_rows(cases))]
+        sheet = _pivoted(lines, layout, coordinates, fixed, columns)
+    sheet = replace(
+        sheet,
+        missing=_missing(cases, coordinates, set(shown)),
+        spreads=layout.statistic == "mean",
+        notes=[*notes, *sheet.notes] if cases else [],
+    )
+    return stressed(sheet) if layout.best else sheet
+
+
+def _value_columns(metrics: Sequence[str], units: Mapping[str, str], related: Related) -> list[Column]:
+    """Return the columns of the metrics, each followed by the one that relates it to a reference."""
+    found = []
+    for name in metrics:
+        found.append(Column(name, "number", units.get(name), role="metric"))
+        found += [Column(gain, "number", "1", role="gain") for gain, of in related.columns.items() if of == name]
+    return found
+
+
+def _lines(
+    cases: Sequence[CaseOfJob], metrics: Sequence[str], statistic: Statistic, why: Reasons
+) -> tuple[list[Line], list[str]]:
+    """Return the cells of all cases, with their verdicts, and the footnotes."""
+    footnotes = Footnotes()
+    found: list[tuple[Line, Sequence[Doubt]]] = []
+    for case in cases:
+        verdict = case.validity()
+        doubts = why(case) if verdict in VERDICTS[1:] else ()
+        cells = {metric: cell_of(case, metric, statistic, partial=True) for metric in metrics}
+        partial = case.partial and any(cell.value is not None for cell in cells.values())
+        footnotes.count(verdict, doubts)
+        if partial and case.stopped is not None:
+            footnotes.count_partial(case.job, case.stopped)
+        line = Line(_shown(case), cells, case.job, verdict, told(list(dict.fromkeys(doubts))), partial=partial)
+        found.append((line, doubts))
+    for line, doubts in found:
+        line.mark = footnotes.mark(line.validity, doubts, partial=line.partial)
+    return [line for line, _ in found], footnotes.notes()
+
+
+def _shown(case: CaseOfJob) -> dict[str, Scalar]:
+    return {**case.coordinates, **{name: case.show(name) for name in OF_THE_JOB}}
+
+
+def _on_statistics(cases: Sequence[CaseOfJob], metrics: Sequence[str], statistic: Statistic) -> list[str]:
+    """Return a sentence on what a cell is, and what stands behind ±."""
+    numbers = {
+        len(rows)
+        for case in cases
+        for metric, rows in case.processes.items()
+        if metric in metrics and (len(rows) > 1 or (rows[0].n or 0) > 1)
+    }
+    if not numbers:
+        return []
+    several = max(numbers) > 1
+    counts = sorted(number for number in numbers if number > 1)
+    of = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}" if counts else ""
+    if statistic == "mean":
+        samples, processes = (
+            "mean ± standard deviation of the samples of one process",
+            f"mean ± standard deviation of the means of {of} processes",
+        )
+    else:
+        name = _STATISTIC_NAMES.get(statistic, statistic)
+        samples, processes = f"{name} of the samples", f"{name} of the {name}s of {of} processes"
+    parts = [*([samples] if 1 in numbers else []), *([processes] if several else [])]
+    return [f"Cells: {'; or, where several processes measured a case, '.join(parts)}."]
+
+
+_STATISTIC_NAMES = {"min": "minimum", "max": "maximum"}
+
+
+def _unpivoted(lines: Sequence[Line], coordinates: Sequence[str], columns: Sequence[Column], layout: Layout) -> Sheet:
+    """Return the table with one row per case."""
     described = [
         *(
-            Column(name, type_of(row[index] for row in values), role="coordinate")
-            for index, name in enumerate(coordinates)
+            Column(
+                name,
+                type_of(line.coordinates.get(name) for line in lines),
+                role="coordinate",
+                links=name == "job",
+            )
+            for name in coordinates
         ),
-        *(Column(name, "number", units.get(name), role="metric") for name in metrics),
-        *([Column("validity", "string", in_text=is_doubtful)] if cases else []),
+        *columns,
     ]
-    return Sheet(
-        columns=described,
-        rows=[
-            [*shown, *(cell_of(case, metric, statistic) for metric in metrics), verdict]
-            for case, shown, verdict in zip(cases, values, verdicts, strict=True)
-        ],
-        missing=_missing(cases, coordinates, {*metrics, *(() if columns else _table_columns(cases))}),
-        spreads=statistic == "mean",
-    )
+    if lines:
+        described += _about_rows(None if "job" in coordinates or lines[0].job is None else layout.links)
+    rows = []
+    for line in lines:
+        about = {"validity": line.validity, "validity_reason": line.reason, "partial": line.partial, "job": line.job}
+        place = [line.coordinates.get(name) for name in coordinates]
+        values = [line.cells[column.name] for column in columns]
+        rows.append([*place, *values, *(about[column.name] for column in described[len(place) + len(values) :])])
+    return Sheet(columns=described, rows=rows, marks=_marks(line.mark for line in lines))
 
 
-def cell_of(case: CaseOfJob, metric: str, statistic: Statistic) -> Cell:
-    if case.stopped is not None:
-        return Cell(None, None, None, case.stopped)
-    if metric not in case.processes:
+def _about_rows(links: bool | None) -> list[Column]:
+    """Return the columns that tell of each row how far to trust it, and unless `links` is None, which job made it."""
+    return [
+        Column("validity", "string", in_text=False),
+        Column("validity_reason", "string", in_text=False),
+        Column("partial", "boolean", in_text=False),
+        *([] if links is None else [Column("job", "integer", in_text=links, links=True)]),
+    ]
+
+
+def _marks(marks: Iterable[str]) -> list[str]:
+    found = list(marks)
+    return found if any(found) else []
+
+
+def _pivoted(
+    lines: Sequence[Line], layout: Layout, coordinates: Sequence[str], fixed: Collection[str], columns: Sequence[Column]
+) -> Sheet:
+    """Return the table whose columns are the values of a coordinate."""
+    assert layout.pivot is not None
+    # Cases that look the same get rows of their own below each other, so nothing else has to tell them apart.
+    plain = [name for name in coordinates if name in fixed or name not in OF_THE_JOB]
+    found = pivot(lines, layout.pivot, plain, fixed, columns)
+    described = [
+        *(
+            Column(name, type_of(place[index] for place, _, _ in found.rows), role="coordinate")
+            for index, name in enumerate(found.coordinates)
+        ),
+        *found.columns,
+    ]
+    if lines:
+        described += [*_about_rows(None), Column("jobs", "string", in_text=layout.links, links=True)]
+    rows = []
+    for place, cells, inside in found.rows:
+        verdicts = {line.validity for line in inside}
+        worst = next((verdict for verdict in reversed(VERDICTS) if verdict in verdicts), None)
+        why = "; ".join(dict.fromkeys(line.reason for line in inside if line.reason is not None)) or None
+        jobs = ", ".join(map(str, sorted({line.job for line in inside if line.job is not None})))
+        rows.append([*place, *cells, worst, why, any(line.partial for line in inside), jobs])
+    return Sheet(columns=described, rows=rows, notes=found.notes, traces=True)
+
+
+def cell_of(case: CaseOfJob, metric: str, statistic: Statistic, *, partial: bool = False) -> Cell:
+    """Return what a case's processes measured of a metric.
+
+    Args:
+        case: the case.
+        metric: the name of its column.
+        statistic: statistic of the samples, and of the processes if there are several.
+        partial: if the job did not succeed, show what all planned processes measured; else it has no numbers.
+    """
+    rows = case.processes.get(metric)
+    if case.stopped is not None and (not partial or rows is None or _lacks_processes(case, rows)):
+        return Cell(None, None, None, case.stopped, case.job)
+    if rows is None:
         return NOT_MEASURED
     if (outcome := case.outcome(metric)) != "ok":
-        return Cell(None, None, None, outcome)
-    processes = case.processes[metric]
-    if len(processes) == 1:
-        spread = finite(processes[0].std) if statistic == "mean" else None
-        return Cell(finite(processes[0].value), spread, processes[0].n, "ok")
-    values = [finite(row.value) for row in processes]
+        return Cell(None, None, None, outcome, case.job)
+    if len(rows) == 1:
+        spread = finite(rows[0].std) if statistic == "mean" else None
+        return Cell(finite(rows[0].value), spread, rows[0].n, "ok", case.job)
+    values = [finite(row.value) for row in rows]
     known = [value for value in values if value is not None]
     if len(known) < len(values):
-        return Cell(None, None, len(values), "ok")
+        return Cell(None, None, len(values), "ok", case.job)
     spread = finite(statistics.stdev(known)) if statistic == "mean" else None
-    return Cell(finite(_STATISTICS[statistic](known)), spread, len(known), "ok")
+    return Cell(finite(_STATISTICS[statistic](known)), spread, len(known), "ok", case.job)
+
+
+def _lacks_processes(case: CaseOfJob, rows: Sequence[_Row]) -> bool:
+    """Return True if processes that were to measure it did not get to it. An outcome such as oom is one already."""
+    return len(rows) < case.planned_processes and all(row.outcome == "ok" for row in rows)
 
 
 def _quantile(percent: int) -> Callable[[Sequence[float]], float]:
@@ -295,17 +557,33 @@ _STATISTICS: dict[Statistic, Callable[[Sequence[float]], float]] = {
 }
 
 
-def coordinates_of(cases: Sequence[CaseOfJob], asked: Sequence[str] | None) -> list[str]:
-    """Return the coordinates that the rows show."""
-    known = list(dict.fromkeys(name for case in cases for name in case.coordinates))
+def _known(cases: Iterable[CaseOfJob]) -> list[str]:
+    return list(dict.fromkeys(name for case in cases for name in case.coordinates))
+
+
+def _table_rows(cases: Sequence[CaseOfJob]) -> list[str]:
+    return list(dict.fromkeys(name for kind in _kinds(cases) for name in KINDS[kind].table_rows))
+
+
+def _refuse_unknown_pivot(cases: Sequence[CaseOfJob], name: str) -> None:
+    _refuse_unknown("pivot", [name], [*_known(cases), *OF_THE_JOB], there_is_something=bool(cases))
+
+
+def coordinates_of(cases: Sequence[CaseOfJob], asked: Sequence[str] | None, *, also: str | None = None) -> list[str]:
+    """Return the coordinates that the rows show: those asked for (None: the kind's own), and those that vary.
+
+    also: a coordinate that the table shows in another place than its rows.
+    """
+    known = _known(cases)
     if asked is None:
-        preferred = [name for kind in _kinds(cases) for name in KINDS[kind].table_rows]
-        chosen = [name for name in dict.fromkeys(preferred) if name in known]
+        chosen = [name for name in _table_rows(cases) if name in known]
         if len({case.kind for case in cases}) > 1:
             chosen.insert(0, "kind")
     else:
         _refuse_unknown("rows", asked, [*known, *OF_THE_JOB], there_is_something=bool(cases))
         chosen = list(dict.fromkeys(asked))
+    if also is not None and also not in chosen:
+        chosen.append(also)
     varying = [name for name in known if name not in chosen and _varies(cases, name)]
     hidden = _stood_for(cases, chosen)
     chosen += [name for name in varying if name not in hidden]

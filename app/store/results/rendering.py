@@ -22,7 +22,7 @@ LONG = 40
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
-def render(sheet: Sheet, format: Format) -> str:  # noqa: A002  (the query parameter's name)
+def render(sheet: Sheet, format: Format, *, base_url: str | None = None) -> str:  # noqa: A002  (the parameter's name)
     """Write a table of results as text.
 
     JSON ({"columns", "rows", "next"}, with "missing" for measurements) and CSV have every column; a metric has its
