@@ -13,6 +13,7 @@ from app.states import FINISHED_STATES
 from app.store import results
 from app.store.queue import RETRIED_STATES
 from app.web.live import page_tag, tagged, unchanged
+from app.web.panels import JobResults, panels_of
 from app.web.templates import table
 
 router = APIRouter()
@@ -43,12 +44,17 @@ def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
     artifacts = services.reading.artifacts(job_id)
     attempts = services.reading.attempts(job_id)
     log = services.reading.log(job_id)
+    finished = found["state"] in FINISHED_STATES
+    panels = panels_of(JobResults(found, services.database, services.reading, services.files)) if finished else []
     return tagged(
         tag,
         request,
         "job.html",
+        plots=bool(panels),
         job=found,
-        finished=found["state"] in FINISHED_STATES,
+        panels=panels,
+        perfetto=services.settings.perfetto_url,
+        finished=finished,
         retried=found["state"] in RETRIED_STATES,
         table=table(sheet) if sheet is not None and found["state"] == "succeeded" else "",
         sheet=sheet,

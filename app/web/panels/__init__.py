@@ -20,6 +20,8 @@ from app.web.panels._results import JobResults
 __all__ = ["JobResults", "Panel", "panels_of"]
 
 SHARED = "cells"
+TRACE = "trace"
+"""Kind of the artifacts that are Chrome traces."""
 
 
 def _walk() -> Mapping[str, Callable[[JobResults], list[Panel]]]:
@@ -41,5 +43,11 @@ _PANELS = _walk()
 
 
 def panels_of(results: JobResults) -> list[Panel]:
-    """Return the panels of a job, in the order in which its page shows them."""
-    return _PANELS.get(results.job["kind"], cells.panels)(results)
+    """Return the panels of a job, in the order in which its page shows them. Any kind may have kept a trace."""
+    return [*traces(results), *_PANELS.get(results.job["kind"], cells.panels)(results)]
+
+
+def traces(results: JobResults) -> list[Panel]:
+    """Return a panel for the first Chrome trace of a job."""
+    found = [artifact for artifact in results.artifacts.values() if artifact["kind"] == TRACE]
+    return [Panel("trace", "Trace", template="trace.html", values={"trace": found[0]}) for _ in found[:1]]

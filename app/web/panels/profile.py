@@ -30,7 +30,7 @@ SCOPES: Mapping[str, tuple[str, str | None]] = {
     "decode": ("decode", None),
 }
 """The scopes of the table `classes`, with the phase that each adds to the scope before it."""
-TRACE, STACKS, FLAME_GRAPH = "trace.json.gz", "stacks.txt", "flamegraph.svg"
+STACKS, FLAME_GRAPH = "stacks.txt", "flamegraph.svg"
 MOST_PRODUCTS = 300
 """Most points of the roofline: the products that take the most time."""
 LEAST, MOST = 6.0, 30.0
@@ -40,8 +40,6 @@ LEAST, MOST = 6.0, 30.0
 def panels(results: JobResults) -> list[Panel]:
     """Return what the job's tables and files allow."""
     found = []
-    if TRACE in results.artifacts:
-        found.append(Panel("trace", "Trace", template="trace.html", values={"trace": results.artifacts[TRACE]}))
     if results.has("classes"):
         found.append(
             Panel(

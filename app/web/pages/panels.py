@@ -1,0 +1,78 @@
+"""/ui/jobs/ID/plots/NAME: the plots of a job's panels. /ui/jobs/ID/explore: one of its tables, to search in.
+
+/ui/jobs/ID/stacks: the tree of its flame graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+
+from app.api.parameters import NO_QUERY, JobId, Json
+from app.api.services import CurrentServices, Services
+from app.errors import NotFound
+from app.web.explorer import View, explored
+from app.web.live import REVALIDATED, page_tag, unchanged
+from app.web.panels import JobResults, panels_of
+from app.web.panels.profile import STACKS
+from app.web.stacks import tree
+from app.web.templates import render
+
+router = APIRouter(prefix="/jobs/{job_id}")
+
+
+def results_of(services: Services, job_id: int) -> JobResults:
+    """Return a job's results.
+
+    Raises:
+        NotFound: there is no such job.
+    """
+    job, _version = services.reading.job(job_id)
+    return JobResults(job, services.database, services.reading, services.files)
+
+
+async def made_once(
+    request: Request, services: Services, job_id: int, make: Callable[[JobResults], Any]
+) -> Response:
+    """Answer with JSON that is made of a job's results, and with 304 while the job is as the browser knows it."""
+
+    def answer() -> Response:
+        tag = page_tag(services.reading.job_page_version(job_id))
+        if tag.is_known_to(request):
+            return unchanged(tag)
+        response = Json(make(results_of(services, job_id)))
+        response.headers.update({"ETag": str(tag), **REVALIDATED})
+        return response
+
+    return await run_sync(answer, limiter=services.tables)
+
+
+@router.get("/plots/{name}", dependencies=[NO_QUERY])
+async def plot(request: Request, services: CurrentServices, job_id: JobId, name: str) -> Response:
+    def draw(results: JobResults) -> Any:
+        plots = {panel.name: panel.draw for panel in panels_of(results) if panel.draw is not None}
+        if name not in plots:
+            raise NotFound(f"Job {job_id} has no plot {name!r}; it has: {', '.join(plots) or 'none'}.")
+        return plots[name]()
+
+    return await made_once(request, services, job_id, draw)
+
+
+@router.get("/stacks", dependencies=[NO_QUERY])
+async def stacks(request: Request, services: CurrentServices, job_id: JobId) -> Response:
+    return await made_once(request, services, job_id, lambda results: tree(results.path(STACKS)))
+
+
+@router.get("/explore")
+async def explore(
+    request: Request, services: CurrentServices, job_id: JobId, view: Annotated[View, Query()]
+) -> Response:
+    def answer() -> Response:
+        results = results_of(services, job_id)
+        return render(request, "explore.html", job=results.job, explored=explored(services.database, results, view))
+
+    return await run_sync(answer, limiter=services.tables)
