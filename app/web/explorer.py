@@ -15,11 +15,14 @@ from app.store import results
 from app.store.engine import Database
 from app.store.results.sheet import Column
 from app.web.panels._results import JobResults
+from app.web.plots import metric_title
 
 PAGE = 50
 """Rows of a page."""
-MOST_CHOICES = 24
-"""Most values of a column that a filter offers; a column with more is searched by words."""
+MOST_CHOICES, LONGEST_CHOICE = 16, 32
+"""Most values of a column that a filter offers, and the most characters of one; other columns are searched by words."""
+STACK, SITE = "stack", "site"
+"""A column of calls, each made by the next, "a < b < c", and the one that holds the first of them alone."""
 MAX_ROW = 2**31
 
 NONE_IF_EMPTY = BeforeValidator(lambda value: value or None)
@@ -74,6 +77,11 @@ class Explored:
         """Return the address of the view sorted by a column; of one that is sorted by it, the other way round."""
         return self.link(sort=column if self.view.sort == f"-{column}" else f"-{column}")
 
+    def head(self, column: Column) -> str:
+        """Return a column's name in words, with its unit if its values have one that the name does not tell."""
+        words = metric_title(column.name, column.unit)
+        return words.partition(" (")[0] if words.startswith(f"{column.unit} (") else words
+
     def order(self, column: str) -> str:
         """Return the value of aria-sort of a column."""
         return {column: "ascending", f"-{column}": "descending"}.get(self.view.sort or "", "none")
@@ -94,13 +102,15 @@ def explored(database: Database, job: JobResults, view: View) -> Explored:
     if view.table not in job.tables:
         raise NotFound(f"Job {job.id} has no table {view.table!r}; it has: {', '.join(job.tables) or 'none'}.")
     sheet = results.result_table(database, job.id, view.table, sort=view.sort)
-    shown = [index for index, column in enumerate(sheet.columns) if column.in_text]
-    columns, texts = sheet.names(), [index for index in shown if sheet.columns[index].type == "string"]
+    columns = sheet.names()
+    hidden = {SITE} if STACK in columns else set()
+    shown = [index for index, column in enumerate(sheet.columns) if column.in_text and column.name not in hidden]
+    texts = [index for index in shown if sheet.columns[index].type == "string"]
     wanted = dict(chosen_values(view.only, columns))
     choices = []
     for index in texts:
         values = sorted({str(row[index]) for row in sheet.rows if row[index] is not None})
-        if 1 < len(values) <= MOST_CHOICES and len(values) < len(sheet.rows):
+        if 1 < len(values) <= MOST_CHOICES and max(map(len, values)) <= LONGEST_CHOICE and len(values) < len(sheet.rows):
             choices.append(Choice(columns[index], values, wanted.get(columns[index])))
     words = (view.q or "").lower().split()
     found = [

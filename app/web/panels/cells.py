@@ -7,6 +7,7 @@ a metric into several charts, of which the first is open.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from app.layout import case_text, in_use
@@ -36,25 +37,36 @@ def panels(results: JobResults) -> list[Panel]:
     return found
 
 
-def charts(
-    sheet: Sheet, metric: str, x: str, series: str, text: str = "", *, log_y: bool | None = None, folded: bool = False
-) -> list[Panel]:
-    """Return the charts of a metric along `x`, with a series for each value of `series`.
+@dataclass(frozen=True)
+class Lines:
+    """How the charts of a grid are drawn: a coordinate along a logarithmic axis, and another that makes lines."""
 
-    What varies besides splits them, but for what goes with the series: block sizes that only one implementation has.
+    x: str
+    x_title: str
+    series: str
+
+
+def charts(
+    sheet: Sheet, lines: Lines, metric: str, words: str, text: str = "", *, log_y: bool = True, folded: bool = False
+) -> list[Panel]:
+    """Return the charts of a metric.
+
+    What varies beside the two coordinates splits them, but for what goes with the lines: block sizes that only one
+    implementation has.
 
     Args:
         sheet: The job's cases.
+        lines: The coordinates.
         metric: One of its metrics; no charts if it has no value.
-        x: The coordinate along the axis.
-        series: The coordinate that makes series.
+        words: The metric's name for people, without its unit.
         text: How to read them.
-        log_y: Whether values have a logarithmic axis; None: where they span a wide range.
+        log_y: Whether values have a logarithmic axis.
         folded: Whether the first one is closed, too.
     """
     points = measured(sheet, metric)
     if not any(known(points)):
         return []
+    x, series, heading = lines.x, lines.series, f"{words} ({unit_of(sheet, metric)})"
     others = [name for name in varying(points) if name not in (x, series)]
     splits = [name for name in others if not goes_with(points, name, series)]
     groups: dict[str, list[Point]] = {}
@@ -63,13 +75,12 @@ def charts(
     found = []
     for number, (name, group) in enumerate(list(groups.items())[:MOST_CHARTS]):
         by = (series, *(other for other in others if other not in splits and within(group, other, series)))
-        words = f": {name}" if name else ""
         found.append(
             Panel(
                 metric if number == 0 else f"{metric}-{number + 1}",
-                f"{title(sheet, metric)}{words}",
-                text=text,
-                draw=partial(draw, sheet, metric, group, Axes(x=x, by=by), log_y=log_y),
+                f"{heading}: {name}" if name else heading,
+                text=text if number == 0 else "",
+                draw=partial(draw_lines, sheet, metric, group, Axes(x=x, by=by), (lines.x_title, heading), log_y=log_y),
                 log="x y",
                 folded=folded or number > 0,
             )
@@ -77,11 +88,19 @@ def charts(
     return found
 
 
-def draw(
-    sheet: Sheet, metric: str, points: Sequence[Point], axes: Axes, *, log_y: bool | None = None
-) -> Figure:
+def draw(sheet: Sheet, metric: str, points: Sequence[Point], axes: Axes) -> Figure:
     """Draw one chart."""
-    return chart(points, axes, metric, unit_of(sheet, metric), log_y=log_y)
+    return chart(points, axes, metric, unit_of(sheet, metric))
+
+
+def draw_lines(
+    sheet: Sheet, metric: str, points: Sequence[Point], axes: Axes, titles: tuple[str, str], *, log_y: bool
+) -> Figure:
+    """Draw one chart of lines, with the titles of its axes."""
+    figure = chart(points, axes, metric, unit_of(sheet, metric), log_x=True, log_y=log_y)
+    for name, title in zip(("xaxis", "yaxis"), titles, strict=True):
+        figure["layout"][name]["title"] = {"text": title[:1].lower() + title[1:]}
+    return figure
 
 
 def measured(sheet: Sheet, metric: str) -> list[Point]:

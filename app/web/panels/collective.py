@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults
-from app.web.panels.cells import charts
+from app.web.panels.cells import Lines, charts
 
-BUS = "Bus bandwidth is comparable with the links' peak, however many ranks there are. GB are 10⁹ bytes, MB 2²⁰."
+LINES = Lines("size_mb", "size of the full tensor (MB of 2²⁰ bytes)", "operation")
+BUS = "Comparable with the links' peak, however many ranks there are. GB are 10⁹ bytes."
+ALGORITHM = "The full tensor's bytes divided by the median latency."
+LATENCY = "Time of a call, per step the slowest rank's."
+SKEW = "The slowest rank's time less the fastest one's."
 
 
 def panels(results: JobResults) -> list[Panel]:
     """Return the charts of a job's cells."""
-    sheet, x, series = results.sheet, "size_mb", "operation"
+    sheet = results.sheet
     return [
-        *charts(sheet, "bus_gb_per_s", x, series, BUS, log_y=True),
-        *charts(sheet, "latency_ms", x, series, "Time of a call, per step the slowest rank's.", log_y=True),
-        *charts(sheet, "algorithm_gb_per_s", x, series, log_y=True, folded=True),
-        *charts(sheet, "skew_ms", x, series, "The slowest rank's time less the fastest one's.", folded=True),
+        *charts(sheet, LINES, "bus_gb_per_s", "Bus bandwidth", BUS),
+        *charts(sheet, LINES, "latency_ms", "Latency", LATENCY),
+        *charts(sheet, LINES, "algorithm_gb_per_s", "Algorithm bandwidth", ALGORITHM, folded=True),
+        *charts(sheet, LINES, "skew_ms", "Skew", SKEW, log_y=False, folded=True),
     ]

@@ -23,6 +23,8 @@ CATEGORIES = {
 }
 """Categories from the bottom of the pile to its top, with their colours: what lives longest lies lowest."""
 HEAD = "categories-"
+LEAST_NAMED = 0.06
+"""Share of the history that a phase must have for its name to be written above it."""
 MEMORY_VIZ = "https://pytorch.org/memory_viz"
 
 
@@ -125,8 +127,8 @@ def draw_timeline(rows: Sequence[Row]) -> Figure:
             "hovermode": "x unified",
             "xaxis": {"title": {"text": "entry of the history"}, "showgrid": False},
             "yaxis": {"title": {"text": "memory (MiB)"}, "rangemode": "tozero"},
-            "shapes": [boundary(entries[0]) for _, entries in stretches[1:]],
-            "annotations": [label(phase, entries[0]) for (_, phase), entries in stretches if len(entries) > 1],
+            "shapes": [boundary(found[0]) for _, found in stretches[1:]],
+            "annotations": [label(phase, found[0]) for (_, phase), found in stretches if is_wide(found, entries)],
             "margin": {"l": 56, "r": 16, "t": 34, "b": 44},
             "legend": {"orientation": "h", "y": 1.1, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
         },
@@ -139,6 +141,11 @@ def boundary(entry: Any) -> dict[str, Any]:
     """Return the line where a phase begins."""
     line = {"color": "var(--quiet)", "width": 1, "dash": "dot"}
     return {"type": "line", "xref": "x", "yref": "paper", "x0": entry, "x1": entry, "y0": 0, "y1": 1, "line": line}
+
+
+def is_wide(stretch: Sequence[Any], entries: Sequence[Any]) -> bool:
+    """Return True if a stretch of the history has room for its name."""
+    return bool(stretch[-1] - stretch[0] > LEAST_NAMED * (entries[-1] - entries[0]))
 
 
 def label(phase: Any, entry: Any) -> dict[str, Any]:

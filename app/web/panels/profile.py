@@ -143,13 +143,14 @@ def draw_roofline(products: Sequence[Row], attention: Sequence[Row], ceilings: S
     if traces:
         intensities = [float(row["intensity"] or 1.0) for _, row, _ in points]
         traces += roofs(limits_of(ceilings), min(intensities), max(intensities))
+    decades = {"dtick": 1, "exponentformat": "none"}
     return {
         "data": traces,
         "layout": {
             "height": 460,
             "hovermode": "closest",
-            "xaxis": {"type": "log", "title": {"text": "FLOPs per byte"}},
-            "yaxis": {"type": "log", "title": {"text": "TFLOP/s"}},
+            "xaxis": {"type": "log", "title": {"text": "FLOPs per byte"}, **decades},
+            "yaxis": {"type": "log", "title": {"text": "TFLOP/s"}, **decades},
         },
         "table": {
             "columns": ["what", "phase", "FLOP/byte", "TFLOP/s", "ms per step", "of the limit (%)", "bound"],

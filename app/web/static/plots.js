@@ -71,6 +71,7 @@ async function draw(figure) {
   picture.setAttribute("aria-label", caption?.textContent.trim() ?? figure.getAttribute("aria-label") ?? "Plot");
   figure.prepend(picture);
   const { data, layout } = themed(content);
+  picture.style.minHeight = `${layout.height}px`;
   await Plotly.newPlot(picture, data, layout, {
     responsive: true,
     displaylogo: false,
