@@ -21,7 +21,7 @@ from app.errors import FieldError, InvalidRequest
 from app.specs import SpecBase, spec_adapter
 from app.specs._base import Location
 from app.specs._sweep import Point, expand
-from app.store.records import Submitted
+from app.store.records import Idempotency, Submitted
 
 router = APIRouter(prefix="/sweeps", tags=["sweeps"])
 
@@ -65,26 +65,28 @@ async def submit(
 ) -> Response:
     """All jobs of the grid or, when one of them is not valid, none. `Idempotency-Key` makes repeating safe."""
     key = idempotency(request.headers, "POST /sweeps", body.digest)
-    options = body.model
-
-    def store() -> Submitted:
-        if first := services.queue.first_answer(key):
-            return first
-        points = expand(options.base, options.grid, options.exclude)
-        specs = valid_specs(services, points)
-        default = services.settings.default_timeout_s
-        jobs = [options.new_job(spec, default, point.choice) for spec, point in zip(specs, points, strict=True)]
-        return services.queue.submit_sweep(
-            options.name, options.labels, options.base, options.grid, options.exclude, jobs, key
-        )
-
-    count = math.prod(map(len, options.grid.values()))
-    run = services.writes.run if count <= SHORT_POINTS else services.writes.run_long
-    submitted = await run(store)
+    submitted = await submit_sweep(services, body.model, key)
     headers = {"Location": f"/sweeps/{submitted.response['id']}"}
     if submitted.replayed:
         headers["Idempotency-Replayed"] = "true"
     return Json(submitted.response, status_code=201, headers=headers)
+
+
+async def submit_sweep(services: Services, body: SweepBody, key: Idempotency | None = None) -> Submitted:
+    """Store every job of a sweep, or raise InvalidRequest with pointers into the body."""
+
+    def store() -> Submitted:
+        if first := services.queue.first_answer(key):
+            return first
+        points = expand(body.base, body.grid, body.exclude)
+        specs = valid_specs(services, points)
+        default = services.settings.default_timeout_s
+        jobs = [body.new_job(spec, default, point.choice) for spec, point in zip(specs, points, strict=True)]
+        return services.queue.submit_sweep(body.name, body.labels, body.base, body.grid, body.exclude, jobs, key)
+
+    count = math.prod(map(len, body.grid.values()))
+    run = services.writes.run if count <= SHORT_POINTS else services.writes.run_long
+    return await run(store)
 
 
 def valid_specs(services: Services, points: list[Point]) -> list[SpecBase]:

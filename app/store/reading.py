@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, RowMapping, Select, Text, cast, func, select, tuple_
+from sqlalchemy import Connection, Row, RowMapping, Select, Text, cast, func, select, tuple_, union_all
 
 from app.errors import FieldError, InvalidRequest, NotFound
 from app.layout import FACTS, STATISTICS
@@ -80,9 +80,13 @@ class Reading:
         sweep: int | None = None,
         limit: int = 50,
         after: str | None = None,
+        text: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
     ) -> tuple[list[dict[str, Any]], str | None]:
         """Return the jobs that match everything given, newest first, and the cursor of the next page."""
-        query = select(tables.job).where(*JobFilter(state, kind, labels, sweep).conditions)
+        chosen = JobFilter(state, kind, labels, sweep, text, since, until)
+        query = select(tables.job).where(*chosen.conditions)
         with self._database.read() as connection:
             job = tables.job.c
             large = (job.spec, job.environment, job.validity)
@@ -238,6 +242,39 @@ class Reading:
             "rows": values,
             "next": str(shown[-1]["id"]) if len(rows) > limit else None,
         }
+
+    def first_values(
+        self, job_ids: Collection[int], metrics: Collection[str], limit: int = 200
+    ) -> dict[int, list[dict[str, Any]]]:
+        """Return the values of these metrics of each job, by job id: metric, unit, outcome, median, case_key.
+
+        Of each job, it looks at the first `limit` measurements of the last attempt that recorded any.
+        """
+        measurement = tables.measurement.c
+        shown = (measurement.job_id, measurement.attempt, measurement.case_key, measurement.metric)
+        columns = (*shown, measurement.unit, measurement.outcome, measurement.median)
+        parts = []
+        for job_id in job_ids:
+            newest = select(measurement.attempt).where(measurement.job_id == job_id)
+            newest = newest.order_by(measurement.id.desc()).limit(1)
+            first = select(*columns).where(
+                measurement.job_id == job_id, measurement.attempt == newest.scalar_subquery()
+            )
+            part = first.order_by(measurement.id).limit(limit).subquery()
+            parts.append(select(part).where(part.c.metric.in_(metrics)))
+        found: dict[int, list[dict[str, Any]]] = {}
+        if parts:
+            with self._database.read() as connection:
+                for row in connection.execute(union_all(*parts)).mappings():
+                    found.setdefault(row["job_id"], []).append(dict(row))
+        return found
+
+    def axes(self, sweep_ids: Collection[int]) -> dict[int, list[str]]:
+        """Return the paths that each of these sweeps varies, by its id."""
+        sweep = tables.sweep.c
+        with self._database.read() as connection:
+            rows = connection.execute(select(sweep.id, sweep.grid).where(sweep.id.in_(sweep_ids)))
+            return {row.id: [path for path, values in row.grid.items() if len(values) > 1] for row in rows}
 
     def units(self, job_id: int, attempt: int | None = None) -> list[dict[str, Any]]:
         """Return the units of an attempt, by default of the last recorded one, in the plan's order, each with the files

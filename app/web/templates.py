@@ -59,8 +59,9 @@ def _templates() -> Jinja2Templates:
 
 
 def set_navigation(entries: Sequence[Entry]) -> None:
-    """Show these entries in the head of every page."""
-    _templates().env.globals["navigation"] = list(entries)
+    """Show these entries in the head of every page; templates link others only if `has_page` says that they exist."""
+    paths = {entry.path for entry in entries}
+    _templates().env.globals |= {"navigation": list(entries), "has_page": paths.__contains__}
 
 
 def render(request: Request, template: str, status_code: int = 200, *, plots: bool = False, **values: Any) -> Response:

@@ -257,13 +257,12 @@ def test_a_failed_job_shows_what_it_measured(site: Any, measured: Any) -> None:
     assert "/tables" not in text, "its table would say that it failed, and nothing else"
 
 
-def test_the_case_of_a_job_of_many_cells_is_short_and_behind_its_state(fresh_site: Any) -> None:
+def test_the_case_of_a_job_of_many_cells_is_short(fresh_site: Any) -> None:
     names = [f"implementation_{number}" for number in range(13)]
     spec = {"kind": "attention", "implementations": names, "head_dims": [64], "causal": [True, False]}
     assert fresh_site.http.post("/jobs", json={"spec": spec}).status_code == 201
     text = page(fresh_site, "/ui").text
     assert "13 implementations, bf16, causal=true/false, head_dim=64, sequence_length=256/1024" in text
-    assert text.index("queued", text.index("Finished")) < text.index("13 implementations")
     assert "implementation_7" not in text
 
 
