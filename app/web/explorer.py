@@ -110,13 +110,18 @@ def explored(database: Database, job: JobResults, view: View) -> Explored:
     choices = []
     for index in texts:
         values = sorted({str(row[index]) for row in sheet.rows if row[index] is not None})
-        if 1 < len(values) <= MOST_CHOICES and max(map(len, values)) <= LONGEST_CHOICE and len(values) < len(sheet.rows):
+        if (
+            1 < len(values) <= MOST_CHOICES
+            and max(map(len, values)) <= LONGEST_CHOICE
+            and len(values) < len(sheet.rows)
+        ):
             choices.append(Choice(columns[index], values, wanted.get(columns[index])))
     words = (view.q or "").lower().split()
     found = [
         row
         for row in sheet.rows
-        if all(str(row[columns.index(name)]) == value for name, value in wanted.items()) and has_words(row, texts, words)
+        if all(str(row[columns.index(name)]) == value for name, value in wanted.items())
+        and has_words(row, texts, words)
     ]
     return Explored(
         view=view,

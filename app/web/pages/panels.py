@@ -35,9 +35,7 @@ def results_of(services: Services, job_id: int) -> JobResults:
     return JobResults(job, services.database, services.reading, services.files)
 
 
-async def made_once(
-    request: Request, services: Services, job_id: int, make: Callable[[JobResults], Any]
-) -> Response:
+async def made_once(request: Request, services: Services, job_id: int, make: Callable[[JobResults], Any]) -> Response:
     """Answer with JSON that is made of a job's results, and with 304 while the job is as the browser knows it."""
 
     def answer() -> Response:

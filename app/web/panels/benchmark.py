@@ -35,9 +35,7 @@ def panels(results: JobResults) -> list[Panel]:
             )
         )
     if any(row["metric"] in MEMORY and row["outcome"] == "ok" for row in results.measurements):
-        found.append(
-            Panel("memory", "Memory (MiB)", "Peaks over the measured steps.", partial(draw_memory, processes))
-        )
+        found.append(Panel("memory", "Memory (MiB)", "Peaks over the measured steps.", partial(draw_memory, processes)))
     return found
 
 

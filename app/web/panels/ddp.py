@@ -37,7 +37,9 @@ def panels(results: JobResults) -> list[Panel]:
                     f"timeline-{number}",
                     f"Computation and communication of each rank, profiled step {number}",
                     "Time runs from the beginning of the step. Communication while the rank computes is hidden; "
-                    "exposed is what remains, waiting for other ranks included." if number == 1 else "",
+                    "exposed is what remains, waiting for other ranks included."
+                    if number == 1
+                    else "",
                     partial(draw_timeline, [row for row in rows if row["step"] == number]),
                     folded=number > 1,
                 )

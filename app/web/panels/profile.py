@@ -62,9 +62,7 @@ def panels(results: JobResults) -> list[Panel]:
         )
     kernels = next((name for name in results.tables if name.startswith("kernels-") and results.has(name)), None)
     if kernels is not None:
-        found.append(
-            Panel("kernels", "Kernels and operators", template="explorer.html", values={"table": kernels})
-        )
+        found.append(Panel("kernels", "Kernels and operators", template="explorer.html", values={"table": kernels}))
     if STACKS in results.artifacts:
         values = {"stacks": results.artifacts[STACKS], "drawn": results.artifacts.get(FLAME_GRAPH)}
         found.append(Panel("flame-graph", "Flame graph", template="flame_graph.html", values=values))
@@ -94,7 +92,8 @@ def phase_times(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
 def draw_classes(rows: Sequence[Row]) -> Figure:
     """Draw a bar for each phase: ms of each class of kernels in one step."""
     times = {
-        phase: {name: time for name, time in classes.items() if time > 0} for phase, classes in phase_times(rows).items()
+        phase: {name: time for name, time in classes.items() if time > 0}
+        for phase, classes in phase_times(rows).items()
     }
     order = [*CLASSES, *(name for classes in times.values() for name in classes if name not in CLASSES)]
     parts = [name for name in dict.fromkeys(order) if any(name in classes for classes in times.values())]
@@ -167,7 +166,9 @@ def cloud(
     name: str, points: Sequence[tuple[Row, str]], longest_ms: float, *, symbol: str, colour: str
 ) -> dict[str, Any]:
     """Return the trace of some points of the roofline; the area of a point grows with its time."""
-    sizes = [LEAST + (MOST - LEAST) * math.sqrt(float(row["total_ms"] or 0.0) / (longest_ms or 1.0)) for row, _ in points]
+    sizes = [
+        LEAST + (MOST - LEAST) * math.sqrt(float(row["total_ms"] or 0.0) / (longest_ms or 1.0)) for row, _ in points
+    ]
     return {
         "type": "scatter",
         "mode": "markers",
@@ -199,7 +200,9 @@ def roofs(limits: Mapping[str, Row], least: float, most: float) -> list[dict[str
         lines.append(roof(name, x, y, "solid"))
     elif compute is not None:
         rate = float(compute["value"] or 0)
-        lines.append(roof(f"measured: {rate:.4g} TFLOP/s in {compute['precision']}", [left, right], [rate, rate], "solid"))
+        lines.append(
+            roof(f"measured: {rate:.4g} TFLOP/s in {compute['precision']}", [left, right], [rate, rate], "solid")
+        )
     elif copy is not None:
         bandwidth = float(copy["value"] or 0)
         y = [1e-3 * left * bandwidth, 1e-3 * right * bandwidth]
