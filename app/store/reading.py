@@ -179,18 +179,23 @@ class Reading:
 
     def log(self, job_id: int, attempt: int | None = None) -> str:
         """Return the output of an attempt, by default of the last: as recorded at its end, or as far as reported."""
+        return self.log_so_far(job_id, attempt)[0]
+
+    def log_so_far(self, job_id: int, attempt: int | None = None) -> tuple[str, int]:
+        """Return the output as `log` does, and the id of the job's last event, whose followers miss no line of it."""
         event = tables.event.c
         with self._database.read() as connection:
             _job(connection, job_id)
+            last = connection.execute(select(func.max(event.id)).where(event.job_id == job_id)).scalar_one() or 0
             attempts = _attempts(connection, job_id)
             if attempt is not None:
                 check_attempt(connection, job_id, attempt)
                 attempts = [row for row in attempts if row.number == attempt]
             if not attempts:
-                return ""
+                return "", last
             recorded = select(tables.attempt.c.log).where(tables.attempt.c.id == attempts[-1].id)
             if (whole := connection.execute(recorded).scalar_one()) is not None:
-                return str(whole)
+                return str(whole), last
             query = select(event.type, event.data).where(
                 event.job_id == job_id, event.attempt == attempts[-1].number, event.type.in_(("state", "log"))
             )
@@ -200,7 +205,106 @@ class Reading:
                     text.append(row.data.get("text", ""))
                 elif "worker_id" in row.data:  # a claim: an earlier one that was given back had the same number
                     text.clear()
-        return "".join(text)
+        return "".join(text), last
+
+    def progress(self, job_id: int, limit: int = 300) -> list[dict[str, Any]]:
+        """Return the last progress events of the job's current attempt, in order: data and created_at."""
+        event, job = tables.event.c, tables.job.c
+        current = select(job.attempt).where(job.id == job_id).scalar_subquery()
+        query = select(event.data, event.created_at).where(
+            event.job_id == job_id, event.type == "progress", event.attempt == current
+        )
+        with self._database.read() as connection:
+            rows = connection.execute(query.order_by(event.id.desc()).limit(limit)).all()
+        return [
+            {"data": row.data, "created_at": rfc3339(row.created_at)}
+            for row in reversed(rows)
+            if not is_unreadable(row.data)
+        ]
+
+    def samples(self, job_id: int, case_key: str | None = None, limit: int = 64) -> list[dict[str, Any]]:
+        """Return what was sampled several times of one case, by default the first: case, metric, phase, unit,
+        unit_index, samples. At most `limit` measurements, of the last attempt that recorded any.
+        """
+        measurement = tables.measurement.c
+        with self._database.read() as connection:
+            _job(connection, job_id)
+            attempt = recorded_attempt(connection, job_id, None)
+            sampled = (measurement.job_id == job_id, measurement.attempt == attempt, measurement.n > 1)
+            if case_key is None:
+                first = select(measurement.case_key).where(*sampled).order_by(measurement.id).limit(1)
+                case_key = connection.execute(first).scalar_one_or_none()
+            names = ("case", "metric", "phase", "unit", "unit_index", "samples")
+            query = select(*(measurement[name] for name in names)).where(*sampled)
+            # Other jobs have this case, too: the index on the job finds the rows.
+            query = query.where(cast(measurement.case_key, Text) == case_key).order_by(measurement.id).limit(limit)
+            rows = connection.execute(query).mappings().all()
+        return [{**row, "samples": _unpack(row["samples"]) or []} for row in rows]
+
+    def cells(
+        self,
+        job_id: int,
+        sort: str | None = None,
+        *,
+        descending: bool = False,
+        text: str | None = None,
+        offset: int = 0,
+        limit: int = 100,
+    ) -> dict[str, Any]:
+        """Return a page of a job's cells, each with all its metrics: `sort`, `metrics`, `total`, `rows`.
+
+        A row has `case`, `case_key`, `unit_index`, `validity`, and by metric `values`: median, unit, outcome, reason.
+
+        Args:
+            job_id: the job.
+            sort: the metric whose median orders the cells, unknown ones last; None: as they were measured.
+            descending: the greatest first.
+            text: part of the case, as JSON; None: every cell.
+            offset: cells before the page.
+            limit: most cells of the page.
+        """
+        measurement = tables.measurement.c
+        with self._database.read() as connection:
+            _job(connection, job_id)
+            attempt = recorded_attempt(connection, job_id, None)
+            of_job = (measurement.job_id == job_id, measurement.attempt == attempt)
+            first = select(measurement.metric).where(*of_job).order_by(measurement.id).limit(1)
+            told = connection.execute(first).scalar_one_or_none() if sort is None else sort
+            value = measurement.median.desc() if descending else measurement.median
+            order = [measurement.median.is_(None), value] if sort is not None else []
+            keys = select(measurement.case_key, measurement.unit_index, func.count().over().label("total"))
+            keys = keys.where(*of_job, measurement.metric == told)
+            if text:
+                keys = keys.where(cast(measurement.case, Text).icontains(text, autoescape=True))
+            chosen = connection.execute(keys.order_by(*order, measurement.id).limit(limit).offset(offset)).all()
+            names = (
+                "case",
+                "case_key",
+                "unit_index",
+                "validity",
+                "metric",
+                "phase",
+                "median",
+                "unit",
+                "outcome",
+                "reason",
+            )
+            wanted = cast(measurement.case_key, Text).in_([row.case_key for row in chosen])
+            found = select(*(measurement[name] for name in names)).where(*of_job, wanted).order_by(measurement.id)
+            rows = connection.execute(found).mappings().all()
+        cells: dict[tuple[str, int], dict[str, Any]] = {(row.case_key, row.unit_index): {} for row in chosen}
+        metrics: dict[str, None] = {}
+        for row in rows:
+            if (cell := cells.get((row["case_key"], row["unit_index"]))) is not None:
+                cell |= {name: row[name] for name in ("case", "case_key", "unit_index", "validity")}
+                cell.setdefault("values", {})[row["metric"]] = row
+                metrics[row["metric"]] = None
+        return {
+            "sort": sort,
+            "metrics": list(metrics),
+            "total": chosen[0].total if chosen else 0,
+            "rows": list(cells.values()),
+        }
 
     def measurements(
         self,

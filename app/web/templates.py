@@ -51,6 +51,7 @@ def _templates() -> Jinja2Templates:
         "duration": duration,
         "moment": moment,
         "pretty": pretty,
+        "plain": plain,
         "commands": commands,
     }
     templates.env.globals["formats_of_tables"] = FORMATS
@@ -90,6 +91,15 @@ def commands(text: str) -> Markup:
 def pretty(value: Any) -> str:
     """Indented JSON."""
     return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def plain(value: Any) -> str:
+    """A value as people write it: texts as they are, lists with commas, all else as JSON; "–" if there is none."""
+    if value is None:
+        return "–"
+    if isinstance(value, list):
+        return ", ".join(map(plain, value))
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def table(sheet: results.Sheet) -> Markup:

@@ -1,6 +1,7 @@
-"""/ui/jobs/ID/plots/NAME: the plots of a job's panels. /ui/jobs/ID/explore: one of its tables, to search in.
+"""Parts of a job's page that show what its kind measures.
 
-/ui/jobs/ID/stacks: the tree of its flame graph.
+/ui/jobs/ID/panels: the panels, which the page asks for when it is there. /ui/jobs/ID/plots/NAME: their plots.
+/ui/jobs/ID/stacks: the tree of the flame graph. /ui/jobs/ID/explore: one of the job's tables, to search in.
 """
 
 from __future__ import annotations
@@ -45,6 +46,16 @@ async def made_once(request: Request, services: Services, job_id: int, make: Cal
         response = Json(make(results_of(services, job_id)))
         response.headers.update({"ETag": str(tag), **REVALIDATED})
         return response
+
+    return await run_sync(answer, limiter=services.tables)
+
+
+@router.get("/panels", dependencies=[NO_QUERY])
+async def panels(request: Request, services: CurrentServices, job_id: JobId) -> Response:
+    def answer() -> Response:
+        results = results_of(services, job_id)
+        perfetto = services.settings.perfetto_url
+        return render(request, "panels.html", job=results.job, panels=panels_of(results), perfetto=perfetto)
 
     return await run_sync(answer, limiter=services.tables)
 
