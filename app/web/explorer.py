@@ -31,11 +31,11 @@ NONE_IF_EMPTY = BeforeValidator(lambda value: value or None)
 class View(StrictQuery):
     """The part of a table that a reader asks for; a form sends every field, the empty ones too."""
 
-    table: Text
-    """The table's name."""
+    table: Annotated[Text | None, NONE_IF_EMPTY] = None
+    """The table's name; by default the first one's."""
     q: Annotated[Text | None, NONE_IF_EMPTY] = None
     """Words; rows of which some text has all of them."""
-    only: Annotated[list[Annotated[Text, Field(max_length=500)]], Field(max_length=10)] = []
+    only: Annotated[list[Text], Field(default_factory=list, max_length=10)]
     """`column:value`: only rows with this value; empty: all."""
     sort: Annotated[Text | None, NONE_IF_EMPTY] = None
     """A column; `-column` from its greatest value to its least."""
@@ -57,6 +57,7 @@ class Explored:
     """What a page shows of a table."""
 
     view: View
+    """What was asked for, with the table's name."""
     tables: Sequence[str]
     """Names of all tables of the job."""
     columns: Sequence[Column]
@@ -67,6 +68,8 @@ class Explored:
     choices: Sequence[Choice]
     address: str
     """The page's address without its query."""
+    url: str
+    """The address of the table in the API."""
 
     def link(self, **changed: Any) -> str:
         """Return the address of the same view with some fields changed, from its beginning."""
@@ -89,7 +92,7 @@ class Explored:
     @property
     def data(self) -> str:
         """The address of the whole table as CSV."""
-        return f"{self.address.removeprefix('/ui').removesuffix('/explore')}/tables/{self.view.table}?format=csv"
+        return f"{self.url}?format=csv"
 
 
 def explored(database: Database, job: JobResults, view: View) -> Explored:
@@ -99,9 +102,10 @@ def explored(database: Database, job: JobResults, view: View) -> Explored:
         NotFound: the job has no such table.
         InvalidRequest: there is no such column to sort or filter by.
     """
-    if view.table not in job.tables:
-        raise NotFound(f"Job {job.id} has no table {view.table!r}; it has: {', '.join(job.tables) or 'none'}.")
-    sheet = results.result_table(database, job.id, view.table, sort=view.sort)
+    name = view.table or next(iter(job.tables), "")
+    if name not in job.tables:
+        raise NotFound(f"Job {job.id} has no table {name!r}; it has: {', '.join(job.tables) or 'none'}.")
+    sheet = results.result_table(database, job.id, name, sort=view.sort)
     columns = sheet.names()
     hidden = {SITE} if STACK in columns else set()
     shown = [index for index, column in enumerate(sheet.columns) if column.in_text and column.name not in hidden]
@@ -124,7 +128,7 @@ def explored(database: Database, job: JobResults, view: View) -> Explored:
         and has_words(row, texts, words)
     ]
     return Explored(
-        view=view,
+        view=view.model_copy(update={"table": name}),
         tables=list(job.tables),
         columns=[sheet.columns[index] for index in shown],
         rows=[[row[index] for index in shown] for row in found[view.after : view.after + PAGE]],
@@ -132,6 +136,7 @@ def explored(database: Database, job: JobResults, view: View) -> Explored:
         total=len(sheet.rows),
         choices=choices,
         address=f"/ui/jobs/{job.id}/explore",
+        url=job.tables[name]["url"],
     )
 
 

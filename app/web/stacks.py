@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 LEAST_SHARE = 0.0005
-"""Frames with a smaller share of the time are left out, as if they were the frame below."""
+"""Frames with a smaller share of the time are left out."""
 MOST_FRAMES = 20_000
 """Most frames that a browser is sent, those with the most time."""
 MOST_BYTES = 64 << 20
 """Most of a file that is read; the runner's own limit is lower."""
+MOST_DEPTH = 400
+"""Deepest frame; what is below it counts for it."""
 
 
 @dataclass
@@ -22,38 +26,41 @@ class Frame:
     time_us: int = 0
     callees: dict[str, Frame] = field(default_factory=dict)
 
-    def public(self, least_us: float) -> list[Any]:
-        """Return [name, µs, callees] with the frames that take at least so long; the largest callees come first."""
-        callees = sorted(self.callees.values(), key=lambda frame: -frame.time_us)
-        return [self.name, self.time_us, [one.public(least_us) for one in callees if one.time_us >= least_us]]
-
 
 def tree(path: Path) -> list[Any]:
     """Return the tree of a file of folded stacks, `frame;frame;frame µs` a line, as [name, µs, callees].
 
-    The root is `all`. A line that is no stack is left out.
+    The root is `all`, and the longest callees come first. A line that is no stack is left out.
     """
-    root, depth_limit = Frame("all"), 400
+    root = Frame("all")
     with path.open("rb") as file:
         text = file.read(MOST_BYTES).decode(errors="replace")
     for line in text.splitlines():
         frames, _, time = line.rpartition(" ")
-        if not frames or not time.isdecimal():
+        if not frames or not (time.isascii() and time.isdigit()):
             continue
         root.time_us += int(time)
         at = root
-        for name in frames.split(";")[:depth_limit]:
+        for name in frames.split(";")[:MOST_DEPTH]:
             at = at.callees.setdefault(name, Frame(name))
             at.time_us += int(time)
-    return root.public(least_time(root))
+    return largest(root)
 
 
-def least_time(root: Frame) -> float:
-    """Return the least time in µs of a frame that is sent: a share of all, and more where there are too many frames."""
-    times, waiting = list[int](), [root]
-    while waiting:
-        frame = waiting.pop()
-        times.append(frame.time_us)
-        waiting += frame.callees.values()
-    least = LEAST_SHARE * root.time_us
-    return least if len(times) <= MOST_FRAMES else max(least, sorted(times, reverse=True)[MOST_FRAMES])
+def largest(root: Frame) -> list[Any]:
+    """Return the frames with the most time. No callee takes longer than its caller, so callers come before callees."""
+    found: list[Any] = [root.name, root.time_us, []]
+    order = count()  # frames of the same time are not compared
+    waiting = [(-root.time_us, next(order), root, found)]
+    for _ in range(MOST_FRAMES):
+        if not waiting:
+            break
+        _, _, frame, shown = heapq.heappop(waiting)
+        if frame is not root:
+            own: list[Any] = [frame.name, frame.time_us, []]
+            shown[2].append(own)
+            shown = own
+        for callee in frame.callees.values():
+            if callee.time_us >= LEAST_SHARE * root.time_us:
+                heapq.heappush(waiting, (-callee.time_us, next(order), callee, shown))
+    return found

@@ -15,7 +15,7 @@ from fastapi.responses import Response
 
 from app.api.parameters import NO_QUERY, JobId, Json
 from app.api.services import CurrentServices, Services
-from app.errors import NotFound
+from app.errors import Conflict, NotFound
 from app.web.explorer import View, explored
 from app.web.live import REVALIDATED, page_tag, unchanged
 from app.web.panels import JobResults, panels_of
@@ -43,7 +43,13 @@ async def made_once(request: Request, services: Services, job_id: int, make: Cal
         tag = page_tag(services.reading.job_page_version(job_id))
         if tag.is_known_to(request):
             return unchanged(tag)
-        response = Json(make(results_of(services, job_id)))
+        results = results_of(services, job_id)
+        try:
+            content = make(results)
+        except (KeyError, TypeError, ValueError) as error:
+            # Another version's job, or a plug-in's, may have a table of this name with other columns.
+            raise Conflict(f"What job {job_id} reported is not what this version draws: {error!r}.") from error
+        response = Json(content)
         response.headers.update({"ETag": str(tag), **REVALIDATED})
         return response
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from app.web.panels._panel import plain
 from app.web.plots import PALETTE, Figure
 
 BAR = 34
@@ -44,12 +45,12 @@ def bars_of(
             {
                 "type": "bar",
                 "orientation": "h",
-                "name": part,
-                "y": names,
+                "name": plain(part),
+                "y": [plain(name) for name in names],
                 "x": values,
                 "marker": {"color": (colours or {}).get(part, PALETTE[index % len(PALETTE)])},
                 "customdata": shares,
-                "hovertemplate": f"%{{y}}<br>{part}: %{{x:.4g}} {unit}%{{customdata}}<extra></extra>",
+                "hovertemplate": f"%{{y}}<br>{plain(part)}: %{{x:.4g}} {unit}%{{customdata}}<extra></extra>",
             }
         )
     layout = {

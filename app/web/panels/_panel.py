@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any
 
 from app.web.plots import Figure
+
+
+def plain(text: object) -> str:
+    """Return a text of a job's results as Plotly shows it: without what it would take for markup."""
+    return escape(str(text), quote=False)
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from app.store.engine import Database
 from app.store.reading import Reading
 from app.store.results.sheet import Sheet
 
-MOST_ROWS = 10_000
-"""Most rows of a table that one plot reads."""
+MOST_ROWS = 50_000
+"""Most rows of a table that one plot reads; a unit's table has no more."""
 MOST_CASES = 2000
 """Most cases of a job that its plots show."""
 

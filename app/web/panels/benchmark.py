@@ -45,7 +45,7 @@ def by_process(measurements: Sequence[Measurement]) -> dict[str, list[Measuremen
     for row in measurements:
         units.setdefault(row["unit_index"], []).append(row)
     if len(units) == 1:
-        return {"one process": rows for rows in units.values()}
+        return dict(zip(["one process"], units.values(), strict=True))
     return {f"process {index + 1}": rows for index, rows in list(units.items())[:MOST_PROCESSES]}
 
 

@@ -66,6 +66,8 @@ def charts(
     points = measured(sheet, metric)
     if not any(known(points)):
         return []
+    if sheet.is_cut:
+        text = f"{text} The first {len(points)} cells are drawn; the table has all.".strip()
     x, series, heading = lines.x, lines.series, f"{words} ({unit_of(sheet, metric)})"
     others = [name for name in varying(points) if name not in (x, series)]
     splits = [name for name in others if not goes_with(points, name, series)]
@@ -136,7 +138,7 @@ def split_name(place: Mapping[str, Scalar], splits: Sequence[str]) -> str:
 
 
 def goes_with(points: Sequence[Point], name: str, series: str) -> bool:
-    """Return True if a coordinate belongs to some series only, or has one value in each: it makes no chart of its own."""
+    """Return True if a coordinate belongs to some series only, or has one value in each: it splits no chart."""
     values = values_by_series(points, name, series)
     return all(len(found) == 1 for found in values) or any(found == {None} for found in values)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from app.layout import case_text, in_use
 from app.store.results.sheet import Cell, Sheet
 from app.web.panels._bars import bars_of
-from app.web.panels._panel import Panel
+from app.web.panels._panel import Panel, plain
 from app.web.panels._results import JobResults, Row
 from app.web.plots import Figure
 
@@ -19,6 +20,8 @@ COLOURS = {"compute": "var(--plot-1)", "communication": "var(--plot-3)", "expose
 ROW = 16
 """Height of a stream, in pixels."""
 AROUND = 140
+MOST_SPANS = 3000
+"""Most blocks of one timeline; close neighbours are drawn as one, and the table counts them all."""
 MOST_RANKS = 16
 """Ranks that a timeline shows; the table has all of them."""
 COMPUTATION, EXPOSED = "computation", "exposed communication"
@@ -31,19 +34,7 @@ def panels(results: JobResults) -> list[Panel]:
     found = []
     if results.has("timeline"):
         rows = results.rows("timeline")
-        for number in sorted({int(row["step"] or 0) for row in rows}):
-            found.append(
-                Panel(
-                    f"timeline-{number}",
-                    f"Computation and communication of each rank, profiled step {number}",
-                    "Time runs from the beginning of the step. Communication while the rank computes is hidden; "
-                    "exposed is what remains, waiting for other ranks included."
-                    if number == 1
-                    else "",
-                    partial(draw_timeline, [row for row in rows if row["step"] == number]),
-                    folded=number > 1,
-                )
-            )
+        found += [timeline(rows, number) for number in sorted({int(row["step"] or 0) for row in rows})]
     if results.has("operations"):
         found.append(
             Panel(
@@ -64,12 +55,27 @@ def panels(results: JobResults) -> list[Panel]:
             Panel(
                 "exposed",
                 f"Exposed communication by strategy: {of}",
-                "A step of each strategy: what it takes without communication, and what communication adds, by turns of "
-                "both. Communication that is hidden behind computation adds nothing.",
+                "A step of each strategy: what it takes without communication, and what communication adds, measured "
+                "in turns. Communication that is hidden behind computation adds nothing.",
                 partial(draw_exposed, strategies),
             )
         )
     return found
+
+
+def timeline(rows: Sequence[Row], step: int) -> Panel:
+    """Return the panel of one profiled step; the first one is open."""
+    first = step == min(int(row["step"] or 0) for row in rows)
+    return Panel(
+        f"timeline-{step}",
+        f"Computation and communication of each rank, profiled step {step}",
+        "Time runs from the beginning of the step. Communication while the rank computes is hidden; exposed is what "
+        "remains, waiting for other ranks included. Close neighbours are drawn as one."
+        if first
+        else "",
+        lambda: draw_timeline([row for row in rows if row["step"] == step]),
+        folded=not first,
+    )
 
 
 def parts_of_steps(sheet: Sheet) -> dict[str, dict[str, float]]:
@@ -127,11 +133,11 @@ def draw_timeline(rows: Sequence[Row]) -> Figure:
     lines = [(rank, stream) for rank in shown for stream in streams]
     traces = []
     for stream in streams:
-        spans = [
-            (lines.index((int(row["rank"] or 0), stream)), float(row["start_ms"] or 0), float(row["end_ms"] or 0))
-            for row in rows
-            if row["stream"] == stream and row["rank"] in shown
-        ]
+        spans = []
+        for rank in shown:
+            own = [row for row in rows if row["rank"] == rank and row["stream"] == stream]
+            times = [(float(row["start_ms"] or 0), float(row["end_ms"] or 0)) for row in own]
+            spans += [(lines.index((rank, stream)), *span) for span in joined(times, MOST_SPANS // len(lines))]
         traces.append(blocks(STREAMS[stream], COLOURS[stream], spans))
     names = [f"rank {rank}, {STREAMS[stream].removesuffix(' communication')}" for rank, stream in lines]
     figure = rows_of_time(traces, names, "time since the step's beginning (ms)")
@@ -142,6 +148,19 @@ def draw_timeline(rows: Sequence[Row]) -> Figure:
     if len(ranks) > len(shown):
         figure["layout"]["annotations"] = [note(f"The first {len(shown)} of {len(ranks)} ranks")]
     return figure
+
+
+def joined(spans: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
+    """Return at most `most` of these spans, which are in order: those with the least gaps between them become one."""
+    gaps = sorted(after[0] - before[1] for before, after in pairwise(spans))
+    widest = gaps[len(spans) - most - 1] if len(spans) > most else None
+    found: list[tuple[float, float]] = []
+    for begin, end in spans:
+        if found and widest is not None and begin - found[-1][1] <= widest:
+            found[-1] = (found[-1][0], end)
+        else:
+            found.append((begin, end))
+    return found
 
 
 def busy(rows: Sequence[Row], rank: int, stream: str) -> tuple[float, int]:
@@ -209,8 +228,8 @@ def draw_operations(rows: Sequence[Row]) -> Figure:
             (ranks.index(int(row["rank"] or 0)), float(row["start_ms"] or 0) - first, float(row["end_ms"] or 0) - first)
             for row in of_kind
         ]
-        trace = blocks(kind, f"var(--plot-{index % 8 + 1})", spans)
-        told = [f"{kind}, {int(row['size'] or 0):,} bytes" for row in of_kind]
+        trace = blocks(plain(kind), f"var(--plot-{index % 8 + 1})", spans)
+        told = [f"{plain(kind)}, {int(row['size'] or 0):,} bytes" for row in of_kind]
         trace["customdata"] = [text for text in told for _ in range(6)]
         trace["hovertemplate"] = "%{customdata}<br>%{x:.4g} ms<extra></extra>"
         traces.append(trace)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from itertools import groupby
 from typing import Any
 
 from app.web.panels._bars import bars_of
-from app.web.panels._panel import Panel
+from app.web.panels._panel import Panel, plain
 from app.web.panels._results import JobResults, Row
 from app.web.plots import Figure
 
@@ -151,19 +150,19 @@ def is_wide(stretch: Sequence[Any], entries: Sequence[Any]) -> bool:
 def label(phase: Any, entry: Any) -> dict[str, Any]:
     """Return a phase's name, above the place where it begins."""
     place = {"x": entry, "xref": "x", "xanchor": "left", "y": 1, "yref": "paper", "yanchor": "bottom"}
-    return {**place, "text": str(phase), "showarrow": False, "font": {"size": 11, "color": "var(--quiet)"}}
+    return {**place, "text": plain(phase), "showarrow": False, "font": {"size": 11, "color": "var(--quiet)"}}
 
 
 def told(row: Row) -> str:
     """Return what an entry made or released, and the lines of code that made it, the innermost first."""
     change = row.get("change_mib")
     if change is None:
-        return f"{row['phase']}"
+        return plain(row["phase"])
     what = f"{'+' if float(change) >= 0 else '−'}{abs(float(change)):.4g} MiB {row['category']}".replace("_", " ")
     name = row.get("name")
     stack = str(row["stack"]).split(" < ") if row.get("stack") else ["no line of code outside torch"]
     lines = [f"{row['phase']}: {what}" + (f", {name}" if name else ""), *stack]
-    return "<br>".join(escape(line, quote=False) for line in lines)
+    return "<br>".join(map(plain, lines))
 
 
 def draw_peaks(tables: Mapping[str, Sequence[Row]]) -> Figure:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from app.web.panels._bars import bars_of
-from app.web.panels._panel import Panel
+from app.web.panels._panel import Panel, plain
 from app.web.panels._results import JobResults, Row
 from app.web.plots import PALETTE, SYMBOLS, Figure
 
@@ -109,8 +109,8 @@ def roofline_text(ceilings: Sequence[Row]) -> str:
     """Return how to read the roofline, and which of its limits are not known."""
     text = (
         "A point is a matrix product of one shape, or a part of attention: the larger, the more of the step it takes. "
-        "Under the slope memory limits it, under the level arithmetic does. Bytes are those of inputs and outputs, each "
-        "once. What other operators compute and move is not known, so they have no point."
+        "Under the slope memory limits it, under the level arithmetic does. Bytes are those of inputs and outputs, "
+        "each once. What other operators compute and move is not known, so they have no point."
     )
     missing = [f"{row['limit']}: {row['source']}" for row in ceilings if row["value"] is None]
     if missing:
@@ -126,8 +126,8 @@ def draw_roofline(products: Sequence[Row], attention: Sequence[Row], ceilings: S
         attention: The table `attention`; parts without a known cost are left out.
         ceilings: The table `ceilings`.
     """
-    points = [("products", row, f"{row['operator']} {row['product']}, {row['dtype']}") for row in products]
-    points += [("attention", row, str(row["part"])) for row in attention]
+    points = [("products", row, plain(f"{row['operator']} {row['product']}, {row['dtype']}")) for row in products]
+    points += [("attention", row, plain(row["part"])) for row in attention]
     points = [point for point in points if point[1]["tflops"] and point[1]["intensity"]]
     points = sorted(points, key=lambda point: -float(point[1]["total_ms"] or 0.0))[:MOST_PRODUCTS]
     longest = max((float(row["total_ms"] or 0.0) for _, row, _ in points), default=0.0)
@@ -138,7 +138,7 @@ def draw_roofline(products: Sequence[Row], attention: Sequence[Row], ceilings: S
             own = [(row, words) for of, row, words in points if of == group and row["phase"] == phase]
             if own:
                 colour = PALETTE[index % len(PALETTE)]
-                traces.append(cloud(f"{group}, {phase}", own, longest, symbol=symbol, colour=colour))
+                traces.append(cloud(plain(f"{group}, {phase}"), own, longest, symbol=symbol, colour=colour))
     if traces:
         intensities = [float(row["intensity"] or 1.0) for _, row, _ in points]
         traces += roofs(limits_of(ceilings), min(intensities), max(intensities))
@@ -158,7 +158,7 @@ def draw_roofline(products: Sequence[Row], attention: Sequence[Row], ceilings: S
                 for _, row, words in points
             ],
         },
-        "empty": "No operator's FLOPs and bytes are known: a CUDA graph, fused kernels or compiled ones have no shapes.",
+        "empty": "No operator's FLOPs and bytes are known: a CUDA graph and what a compiler fused have no shapes.",
     }
 
 
@@ -177,8 +177,8 @@ def cloud(
         "y": [row["tflops"] for row, _ in points],
         "marker": {"size": sizes, "symbol": symbol, "color": colour, "opacity": 0.7},
         "customdata": [
-            f"{words}<br>{row['phase']}: {float(row['total_ms'] or 0.0):.4g} ms per step"
-            + (f"<br>{row['limit_percent']:.3g} % of its limit, {row['bound']}" if row["limit_percent"] else "")
+            f"{words}<br>{plain(row['phase'])}: {float(row['total_ms'] or 0.0):.4g} ms per step"
+            + (f"<br>{row['limit_percent']:.3g} % of its limit, {plain(row['bound'])}" if row["limit_percent"] else "")
             for row, words in points
         ],
         "hovertemplate": "%{customdata}<br>%{x:.3g} FLOP/byte, %{y:.4g} TFLOP/s<extra></extra>",

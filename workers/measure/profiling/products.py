@@ -1,7 +1,8 @@
 """The matrix products of a step by shape: what each computes and moves, for the roofline.
 
-The profiler notes the shapes and types of operators' inputs, so FLOPs and bytes of a product are known exactly. Of other
-operators they are not: what an elementwise operator writes, or what a fused one keeps in registers, no input tells.
+The profiler notes the shapes and types of operators' inputs, so FLOPs and bytes of a product are known exactly. Of
+other operators they are not: no input tells what an elementwise operator writes, or what a fused one keeps in
+registers.
 Products inside a compiler's own kernels, or replayed by a CUDA graph, are no operators, and so are not here.
 """
 
