@@ -557,23 +557,34 @@ class Flopwatch:
         self,
         *,
         job: Thing | Sequence[Thing] | None = None,
-        sweep: Thing | None = None,
-        kind: str | None = None,
+        sweep: Thing | Sequence[Thing] | None = None,
+        kind: str | Sequence[str] | None = None,
         labels: Mapping[str, str] | None = None,
+        since: str | None = None,
+        until: str | None = None,
         rows: Sequence[str] | None = None,
         columns: Sequence[str] | None = None,
         statistic: Statistic | None = None,
+        pivot: str | None = None,
+        relative_to: Mapping[str, Any] | None = None,
+        sort: str | None = None,
+        limit: int | None = None,
     ) -> pd.DataFrame:
         """Return the measurements of jobs as a table: one row per case, one column per metric.
 
         Args:
-            job: of this job, or of these.
-            sweep: of the jobs of this sweep.
-            kind: of jobs of this kind.
+            job, sweep: of this job, or of these, and of the jobs of this sweep, or of these.
+            kind: of jobs of this kind; of several only if all are named.
             labels: of jobs with these labels.
+            since, until: of jobs that finished in this time: "7d", "12h" or "90min" ago, a date, or a time.
             rows: coordinates that make the rows; by default the kind's own.
             columns: metrics that make the columns; by default the kind's own; ["all"]: every one.
             statistic: of the samples; by default the mean, with the standard deviation in `<metric>_std`.
+            pivot: the coordinate whose values become columns.
+            relative_to: coordinates of the rows that all others are related to: {"precision": "fp32"}; a column
+                `<metric>_speedup` has how many times faster each row is.
+            sort: sort by this column; "-column" sorts from its greatest value down.
+            limit: at most so many rows.
 
         Returns:
             A frame. Its `attrs["units"]` has the columns' units, `attrs["missing"]` why cells have no numbers.
@@ -583,28 +594,46 @@ class Flopwatch:
             >>> float(table["forward_ms"].mean()), table.attrs["units"]["forward_ms"]
             (1.25, 'ms')
         """
-        asked = _table_query(job, sweep, kind, labels, rows, columns, statistic)
-        return _frame(self.get("/tables", format="json", **asked))
+        asked = _chosen(job, sweep, kind, labels, since, until) | _layout(rows, columns, statistic, pivot, relative_to)
+        return _frame(self.get("/tables", format="json", **asked, sort=sort, limit=limit))
 
     def table_text(
         self,
         format: Format = "markdown",  # noqa: A002  (the query parameter's name)
         *,
         job: Thing | Sequence[Thing] | None = None,
-        sweep: Thing | None = None,
-        kind: str | None = None,
+        sweep: Thing | Sequence[Thing] | None = None,
+        kind: str | Sequence[str] | None = None,
         labels: Mapping[str, str] | None = None,
+        since: str | None = None,
+        until: str | None = None,
         rows: Sequence[str] | None = None,
         columns: Sequence[str] | None = None,
         statistic: Statistic | None = None,
+        pivot: str | None = None,
+        relative_to: Mapping[str, Any] | None = None,
+        sort: str | None = None,
+        limit: int | None = None,
+        best: bool = False,
+        links: bool = False,
+        caption: str | None = None,
+        latex_label: str | None = None,
     ) -> str:
         """Return the same table as `table`, written as "markdown", "latex", "csv", "html" or "json".
+
+        Args:
+            best: stress the best cell of each column.
+            links: show the job of each row, with its address.
+            caption, latex_label: the table's title, and the name by which LaTeX's \\ref finds it.
 
         Example:
             >>> "forward_ms" in flopwatch.table_text("latex", job=job).replace("\\\\_", "_")
             True
         """
-        asked = _table_query(job, sweep, kind, labels, rows, columns, statistic)
+        asked = _chosen(job, sweep, kind, labels, since, until) | _layout(rows, columns, statistic, pivot, relative_to)
+        asked |= {"sort": sort, "limit": limit, "caption": caption, "latex_label": latex_label}
+        # What is not asked for is left out.
+        asked |= {"best": best or None, "links": links or None}
         return self.text("/tables", format=format, **asked)
 
     def list_tables(self, job: Thing) -> list[Answer]:
@@ -935,25 +964,44 @@ def _label_filter(labels: Mapping[str, str] | None) -> list[str] | None:
     return [f"{key}:{value}" for key, value in (labels or {}).items()] or None
 
 
-def _table_query(
+def _chosen(
     job: Thing | Sequence[Thing] | None,
-    sweep: Thing | None,
-    kind: str | None,
+    sweep: Thing | Sequence[Thing] | None,
+    kind: str | Sequence[str] | None,
     labels: Mapping[str, str] | None,
+    since: str | None,
+    until: str | None,
+) -> Answer:
+    """Return the query parameters that choose the jobs of a table."""
+    kinds = [kind] if isinstance(kind, str) else kind
+    chosen = {"job": _ids(job), "sweep": _ids(sweep), "kind": None if kinds is None else list(kinds)}
+    return {**chosen, "label": _label_filter(labels), "since": since, "until": until}
+
+
+def _ids(things: Thing | Sequence[Thing] | None) -> list[int] | None:
+    one_or_more = [things] if isinstance(things, int | Mapping) else things
+    return None if one_or_more is None else [_id(one) for one in one_or_more]
+
+
+def _layout(
     rows: Sequence[str] | None,
     columns: Sequence[str] | None,
     statistic: Statistic | None,
+    pivot: str | None,
+    relative_to: Mapping[str, Any] | None,
 ) -> Answer:
-    jobs: Sequence[Thing] | None = [job] if isinstance(job, int | Mapping) else job
-    return {
-        "job": None if jobs is None else [_id(one) for one in jobs],
-        "sweep": None if sweep is None else _id(sweep),
-        "kind": kind,
-        "label": _label_filter(labels),
-        "rows": None if rows is None else list(rows),
-        "columns": None if columns is None else list(columns),
-        "statistic": statistic,
-    }
+    """Return the query parameters that lay a table out."""
+    reference = [f"{name}={_typed(value)}" for name, value in (relative_to or {}).items()]
+    names = {"rows": rows, "columns": columns}
+    listed = {name: None if given is None else list(given) for name, given in names.items()}
+    return {**listed, "statistic": statistic, "pivot": pivot, "relative_to": reference or None}
+
+
+def _typed(value: Any) -> str:
+    """Write a coordinate's value as people type it."""
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> Answer:

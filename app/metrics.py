@@ -100,4 +100,4 @@ def readable(name: str, unit: str | None = None) -> str:
     words = [_WORDS.get(word, word) for word in name.replace(".", " ").split("_")]
     text = " ".join(words)
     text = text[:1].upper() + text[1:]
-    return text if unit in (None, "1", "fraction") else f"{text} ({unit})"
+    return text if unit in (None, "1", "fraction", text.lower()) else f"{text} ({unit})"

@@ -200,6 +200,19 @@ def reads(filled: Filled) -> list[Request]:
         Request("GET /sweeps/{sweep_id}", at(f"/sweeps/{sweep}")),
         Request("GET /ui/sweeps/{sweep_id}", at(f"/ui/sweeps/{sweep}")),
         Request("GET /ui/sweeps/{sweep_id}", at(f"/ui/sweeps/{sweep}"), title="unchanged", revalidates=True),
+        Request("GET /ui/sweeps", at("/ui/sweeps")),
+        Request(
+            "GET /ui/sweeps/{sweep_id}", at(f"/ui/sweeps/{sweep}?sort=-context_length&page=50"), title="sorted, page 50"
+        ),
+        Request("GET /ui/sweeps/{sweep_id}", at(f"/ui/sweeps/{sweep}?sort=step_ms"), title="sorted by a metric"),
+        Request("GET /ui/plots", at(f"/ui/plots?sweep={sweep}"), title="of the sweep"),
+        Request("GET /ui/plots", at(f"/ui/plots?job={done}"), title="of a job"),
+        Request("GET /ui/tables", at("/ui/tables"), title="nothing chosen"),
+        Request("GET /ui/tables", at(f"/ui/tables?sweep={sweep}"), title="of the sweep"),
+        Request("GET /ui/tables", at(f"/ui/tables?job={done}&pivot=context_length"), title="of a job, pivoted"),
+        Request("GET /ui/compare", at("/ui/compare"), title="nothing chosen"),
+        Request("GET /ui/compare", at(f"/ui/compare?job={done}&job={done + 3}"), title="two jobs"),
+        Request("GET /ui/compare/add", at(f"/ui/compare/add?job={done}+{large}")),
         Request("GET /tables", at(f"/tables?job={done}"), title="of a job"),
         Request("GET /tables", at(f"/tables?sweep={sweep}"), title="of the sweep"),
         Request("GET /tables", at(f"/tables?job={large}"), title="of the large job"),
@@ -221,6 +234,10 @@ def writes(filled: Filled, fresh: Callable[[str, Any], int]) -> list[Request]:
         Request("POST /jobs/{job_id}/retry", at(f"/jobs/{done}/retry"), title="of a succeeded job: 409"),
         Request("POST /ui/jobs/{job_id}/retry", at(f"/ui/jobs/{done}/retry"), title="409", headers=FORM),
         Request("POST /sweeps/{sweep_id}/cancel", lambda: f"/sweeps/{fresh('/sweeps', SWEEP)}/cancel"),
+        Request(
+            "POST /ui/sweeps/{sweep_id}/cancel", lambda: f"/ui/sweeps/{fresh('/sweeps', SWEEP)}/cancel", headers=FORM
+        ),
+        Request("POST /ui/sweeps/{sweep_id}/resume", at(f"/ui/sweeps/{sweep}/resume"), title="409", headers=FORM),
         Request("POST /sweeps/{sweep_id}/resume", at(f"/sweeps/{sweep}/resume"), title="nothing to resume: 409"),
         Request("DELETE /jobs/{job_id}", lambda: f"/jobs/{next(filled.deletable)}"),
         Request("PUT /queue/paused", at("/queue/paused"), body={"kinds": []}),

@@ -1,4 +1,4 @@
-"""/compare: two finished jobs beside each other, or the two sides of one that measured both in turns."""
+"""/compare: two finished jobs beside each other, or the two sides of one that measured both in turns, and a verdict."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query
 from fastapi.responses import Response
 from pydantic import Field
 
-from app.api.parameters import Id, StrictQuery
+from app.api.parameters import Id, StrictQuery, Text
 from app.api.schemas import Comparison
 from app.api.services import CurrentServices
 from app.api.tables import written
@@ -32,6 +32,11 @@ class CompareQuery(StrictQuery):
     """The id of the job that is compared."""
     job: Id | None = None
     """Instead of both: the id of a job of kind `compare`, whose sides are compared."""
+    metric: list[Text] = Field(default=[], max_length=100)
+    """A metric, named as its column (`step_ms`); repeat it for several. Only these are compared, and `sentence` and
+    `gate` are about them. By default all are compared, and the first of those that people look at is judged."""
+    fail_above_percent: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = None
+    """Ask for `gate`: is the candidate worse by more than so many percent?"""
     limit: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Of profiles: the most rows of each table and phase, those that changed most; by default 20 in Markdown, LaTeX and
     HTML, and all in JSON and CSV."""
@@ -40,21 +45,24 @@ class CompareQuery(StrictQuery):
 
 @router.get("", responses={200: {"model": Comparison}}, summary="Two jobs, or two sides, compared")
 async def compare(services: CurrentServices, query: Annotated[CompareQuery, Query()]) -> Response:
-    """Of profiles, what each kernel, operator and class gained or lost per step; of other kinds, the metrics' medians.
+    """Of profiles, what each kernel, operator and class gained or lost per step; of other kinds, the metrics' medians,
+    with interval, test and power.
 
-    `alternated` says whether fresh processes measured both sides in turns.
+    `sentence` says in words what was found, `alternated` if fresh processes measured both sides in turns.
     """
     _check(query)
     for_people = query.format in ("markdown", "latex", "html")
     limit = SHOWN_TO_PEOPLE if query.limit is None and for_people else query.limit
 
+    question = results.Question(limit, list(dict.fromkeys(query.metric)), query.fail_above_percent)
+
     def make() -> Response:
         if query.job is not None:
-            sheet = results.compare_sides(services.database, query.job, limit=limit)
+            sheet = results.compare_sides(services.database, query.job, question)
         else:
             assert query.baseline is not None
             assert query.candidate is not None
-            sheet = results.compare(services.database, query.baseline, query.candidate, limit=limit)
+            sheet = results.compare(services.database, query.baseline, query.candidate, question)
         return written(sheet, query.format)
 
     return await run_sync(make, limiter=services.tables)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from typing_extensions import TypedDict
 
@@ -96,11 +96,14 @@ class Measurements(TypedDict):
     next: str | None
 
 
-class ComparedJob(TypedDict):
+class ComparedSide(TypedDict):
     job: int
+    jobs: list[int]
     kind: str
     state: str
     validity: str | None
+    verdicts: dict[str, int]
+    processes: int
     url: str
 
 
@@ -110,11 +113,45 @@ class Difference(TypedDict):
     candidate: str | int | float | bool | None
 
 
+class EnvironmentDifference(Difference):
+    decisive: bool
+
+
+class ComparedProcesses(TypedDict):
+    row: int
+    baseline: list[float]
+    candidate: list[float]
+
+
+class Gate(TypedDict):
+    fail_above_percent: float
+    metrics: list[str]
+    outcome: Literal["passed", "slower", "inconclusive", "invalid", "missing", "not_comparable"]
+    sentence: str
+
+
 class Comparison(Measurements):
+    sentence: str
+    conclusion: Literal[
+        "better",
+        "worse",
+        "changed",
+        "mixed",
+        "no_difference",
+        "inconclusive",
+        "invalid",
+        "missing",
+        "not_comparable",
+    ]
+    headline: str | None
     alternated: bool
-    baseline: ComparedJob
-    candidate: ComparedJob
+    gate: Gate | None
+    baseline: ComparedSide
+    candidate: ComparedSide
     differences: list[Difference]
+    spec_differences: list[Difference]
+    environment_differences: list[EnvironmentDifference]
+    distributions: list[ComparedProcesses]
     notes: list[str]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import Response
+from fastapi.responses import Response, StreamingResponse
 from pydantic import Field
 
 from app.api.parameters import Coordinate, Cursor, Id, Label, Moment, StrictQuery, Text
@@ -43,6 +43,8 @@ HTML_PAGE = """<!doctype html>
 
 
 MAX_LIMIT = 100_000
+Caption = Annotated[str, Field(max_length=2000)]
+LatexLabel = Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9:._-]+$")]
 
 
 class ChoiceQuery(StrictQuery):
@@ -95,23 +97,45 @@ class TableQuery(ChoiceQuery):
     """The most rows; by default all."""
     after: Cursor | None = None
     """`next` of the page before."""
-    caption: Annotated[Text, Field(max_length=2000)] | None = None
+    caption: Caption | None = None
     """The table's title, in Markdown, LaTeX and HTML."""
-    latex_label: Annotated[Text, Field(pattern=r"^[\w:.-]+$")] | None = None
+    latex_label: LatexLabel | None = None
     """The name by which LaTeX's `\\ref` finds the table."""
     format: Format = "json"
+
+    @property
+    def streams(self) -> bool:
+        """True if the table can be made part by part: nothing in it needs all of its rows."""
+        whole = (self.pivot, self.sort, self.limit, self.after, *self.relative_to)
+        return self.format in ("json", "csv") and not any(whole)
 
 
 @router.get("", summary="A table of measurements")
 async def table(services: CurrentServices, request: Request, query: Annotated[TableQuery, Query()]) -> Response:
-    """One row per case, one column per metric; in JSON `missing` tells why cells have no numbers."""
+    """One row per case, one column per metric; in JSON `missing` tells why cells have no numbers.
+
+    JSON and CSV of more than 200 000 measurements or 10 000 jobs are sent while they are made.
+    """
+
+    chosen = query.chosen()
 
     def make() -> Response:
+        choice = results.Choice(**chosen)
+        if query.streams and results.is_too_large(services.database, choice):
+            pieces = results.stream(
+                services.database,
+                query.format,  # type: ignore[arg-type]  # one of the two that can be streamed
+                choice,
+                rows=split(query.rows),
+                columns=split(query.columns),
+                statistic=query.statistic,
+            )
+            return StreamingResponse(pieces, media_type=MEDIA_TYPES[query.format])
         sheet = results.table(
             services.database,
-            **query.chosen(),
-            rows=_split(query.rows),
-            columns=_split(query.columns),
+            **chosen,
+            rows=split(query.rows),
+            columns=split(query.columns),
             statistic=query.statistic,
             pivot=query.pivot,
             relative_to=dict(query.relative_to),  # type: ignore[arg-type]  # pairs, once validated
@@ -140,5 +164,6 @@ def written(sheet: results.Sheet, format_: Format, *, base_url: str | None = Non
     return Response(text, media_type=MEDIA_TYPES[format_])
 
 
-def _split(names: list[str]) -> list[str] | None:
+def split(names: list[str]) -> list[str] | None:
+    """Return names that were repeated or separated by commas; None if there are none."""
     return [name.strip() for text in names for name in text.split(",") if name.strip()] or None

@@ -100,6 +100,15 @@ class SpecBase(StrictModel):
     first_tables: ClassVar[tuple[str, ...]] = ()
     """Tables that a unit reports, in the order in which people read them; `kernels` stands for `kernels-forward`, too.
     Others follow."""
+    first_columns: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Columns that people see first of tables with very many, by the table's name or its part before "-"; of other
+    tables they see all."""
+
+    @classmethod
+    def columns_first(cls, name: str) -> tuple[str, ...] | None:
+        """Return the columns that people see first of a reported table; None: all of them."""
+        known = cls.first_columns
+        return next((known[part] for part in (name, name.partition("-")[0]) if part in known), None)
 
     @classmethod
     def table_place(cls, name: str) -> int:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import array
 import functools
 import logging
 import operator
-import sys
-import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -22,6 +19,7 @@ from app.store.claims import QUEUED
 from app.store.engine import Database
 from app.store.filters import JobFilter
 from app.store.hosts import known_hosts
+from app.store.packed import unpack
 from app.store.public import (
     MAX_ID,
     artifact_dict,
@@ -239,7 +237,7 @@ class Reading:
             # Other jobs have this case, too: the index on the job finds the rows.
             query = query.where(cast(measurement.case_key, Text) == case_key).order_by(measurement.id).limit(limit)
             rows = connection.execute(query).mappings().all()
-        return [{**row, "samples": _unpack(row["samples"]) or []} for row in rows]
+        return [{**row, "samples": unpack(row["samples"]) or []} for row in rows]
 
     def cells(
         self,
@@ -292,19 +290,8 @@ class Reading:
             wanted = cast(measurement.case_key, Text).in_([row.case_key for row in chosen])
             found = select(*(measurement[name] for name in names)).where(*of_job, wanted).order_by(measurement.id)
             rows = connection.execute(found).mappings().all()
-        cells: dict[tuple[str, int], dict[str, Any]] = {(row.case_key, row.unit_index): {} for row in chosen}
-        metrics: dict[str, None] = {}
-        for row in rows:
-            if (cell := cells.get((row["case_key"], row["unit_index"]))) is not None:
-                cell |= {name: row[name] for name in ("case", "case_key", "unit_index", "validity")}
-                cell.setdefault("values", {})[row["metric"]] = row
-                metrics[row["metric"]] = None
-        return {
-            "sort": sort,
-            "metrics": list(metrics),
-            "total": chosen[0].total if chosen else 0,
-            "rows": list(cells.values()),
-        }
+        cells, metrics = _cells([(row.case_key, row.unit_index) for row in chosen], rows)
+        return {"sort": sort, "metrics": metrics, "total": chosen[0].total if chosen else 0, "rows": cells}
 
     def measurements(
         self,
@@ -627,7 +614,7 @@ def _measurement(
     value |= {name: titles.get(row["unit_index"]) if name == "unit_title" else row[name] for name in FACTS}
     value |= {name: finite(row[name]) for name in STATISTICS}
     if samples:
-        value["samples"] = _unpack(row["samples"])
+        value["samples"] = unpack(row["samples"])
     return value
 
 
@@ -653,15 +640,13 @@ def _rows_within(counts: Iterable[int | None], limit: int) -> int:
     return max(rows, 1)
 
 
-def _unpack(samples: bytes | None) -> list[float | None] | None:
-    """Return the samples; None if there are none, or if they are broken, so the statistics stay readable."""
-    try:
-        values = array.array("d", b"" if samples is None else zlib.decompress(samples))
-    except (zlib.error, ValueError):
-        logger.exception("stored samples cannot be read")
-        return None
-    if not values:
-        return None
-    if sys.byteorder == "big":
-        values.byteswap()
-    return [finite(value) for value in values]
+def _cells(keys: Iterable[tuple[str, int]], rows: Iterable[RowMapping]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the cells with these keys, in this order, each with its rows by metric, and the names of all metrics."""
+    cells: dict[tuple[str, int], dict[str, Any]] = {key: {} for key in keys}
+    metrics: dict[str, None] = {}
+    for row in rows:
+        if (cell := cells.get((row["case_key"], row["unit_index"]))) is not None:
+            cell |= {name: row[name] for name in ("case", "case_key", "unit_index", "validity")}
+            cell.setdefault("values", {})[row["metric"]] = row
+            metrics[row["metric"]] = None
+    return list(cells.values()), list(metrics)

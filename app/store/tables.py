@@ -96,6 +96,7 @@ _RUNNING = text("state = 'running'")
 HOLDS_ITS_KEY = text("state IN ('queued', 'running') AND unique_key IS NOT NULL")
 """The jobs of which no two have one unique key. With other words SQLite would not see that the index has the answer."""
 _STAGED = text("staged")
+_IN_SWEEP = text("sweep_id IS NOT NULL")
 
 
 class Sweep(SQLModel, table=True):
@@ -128,6 +129,7 @@ class Job(SQLModel, table=True):
             postgresql_where=HOLDS_ITS_KEY,
         ),
         Index("ix_job_finished_at", "finished_at"),
+        Index("ix_job_sweep_point", "sweep_id", "point", sqlite_where=_IN_SWEEP, postgresql_where=_IN_SWEEP),
         _NO_REUSE,
     )
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from app.layout import case_text, in_use, number
+from app.metrics import readable
 from app.specs import Scalar
 from app.states import VERDICTS
 from app.store.results.sheet import Cell, Sheet
@@ -28,6 +29,7 @@ PALETTE = tuple(f"var(--plot-{number})" for number in range(1, 9))
 """Colours of series: the theme's own, which people with any colour vision tell apart."""
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "pentagon", "star", "hexagon")
 DASHES = ("solid", "dash", "dot", "dashdot")
+BAR_PATTERNS = ("", "/", "-", ".")
 OUTCOMES = {"oom": "#d1495b", "wrong": "#8e44ad", "unsupported": "#8d99a6", "timeout": "#c77f1a", "crashed": "#6b2737"}
 """Colours of outcomes without a number."""
 OTHER_OUTCOME = "#5c6770"
@@ -93,6 +95,19 @@ class Samples:
     phase: str | None = None
     warmup: Sequence[float] = field(default=())
     """Values of the steps before measuring started, which no statistic has."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A metric of a candidate related to its baseline."""
+
+    label: str
+    ratio: float
+    low: float | None
+    """Lower end of the confidence interval; None if it is unknown."""
+    high: float | None
+    finding: str
+    """better | worse | changed | no_difference | …"""
 
 
 def points_of(sheet: Sheet, metric: str) -> list[Point]:
@@ -177,13 +192,16 @@ def chart(
     places = values_along(points, axes.x)
     numeric = _is_numeric(places)
     shown = list(series.items())[:MAX_SERIES]
-    traces = [_trace(name, group, axes.x, index, lines=numeric) for index, (name, group) in enumerate(shown)]
+    styles = _styles([group[0] for _, group in shown], axes.by)
+    traces = [
+        _trace(name, group, axes.x, style, lines=numeric) for (name, group), style in zip(shown, styles, strict=True)
+    ]
     traces += _marks([point for _, group in shown for point in group], axes)
     values = [point.value for point in points if point.value is not None]
     layout = {
         "xaxis": _x_axis(axes.x, places, log=_spans(places, WIDE) if log_x is None else log_x and _positive(places)),
         "yaxis": {
-            "title": {"text": metric_title(metric, unit)},
+            "title": {"text": readable(metric, unit)},
             **_y_scale(
                 values, log=_spans(values, TALL) if log_y is None else log_y and _positive(values), bars=not numeric
             ),
@@ -195,10 +213,10 @@ def chart(
         **_legend(),
     }
     table = {
-        "columns": [*map(title_of, axes.by), title_of(axes.x), *_NUMBERS_OF_A_POINT],
+        "columns": [*map(readable, axes.by), readable(axes.x), *_NUMBERS_OF_A_POINT],
         "rows": [
             [*(in_use(point.place.get(name)) for name in (*axes.by, axes.x)), *_numbers(point)]
-            for group in series.values()
+            for _, group in shown
             for point in group
         ],
     }
@@ -207,8 +225,12 @@ def chart(
     return {"data": traces, "layout": layout, "table": table, "empty": NOTHING}
 
 
-def heat_map(points: Sequence[Point], x: str, y: str, metric: str, unit: str | None) -> Figure:
+def heat_map(
+    points: Sequence[Point], x: str, y: str, metric: str, unit: str | None, among: Sequence[Point] | None = None
+) -> Figure:
     """Draw a metric over two coordinates. Where several points share a place, the last one counts.
+
+    `among`: all points of the maps beside this one, so that one colour means one value in all of them.
 
     Cells without a number have the colour of their outcome, and its word inside.
     """
@@ -220,30 +242,33 @@ def heat_map(points: Sequence[Point], x: str, y: str, metric: str, unit: str | N
     texts = len(columns) * len(rows) <= MAX_TEXTS
     names = {"x": [_label(value) for value in columns], "y": [_label(value) for value in rows]}
     values = [[None if point is None else point.value for point in row] for row in grid]
-    known = [value for row in values for value in row if value is not None]
+    known = [point.value for point in (points if among is None else among) if point.value is not None]
     log = _spans(known, TALL)
+    ends = [math.log10(end) if log else end for end in (min(known), max(known))] if known else [0, 1]
     measured: dict[str, Any] = {
         "type": "heatmap",
         "name": metric,
         **names,
         "z": [[None if value is None else math.log10(value) if log else value for value in row] for row in values],
-        "customdata": [[_hover(point, metric, unit) for point in row] for row in grid],
-        "hovertemplate": "%{customdata}<extra></extra>",
+        "customdata": [[_told(point, metric, unit) for point in row] for row in grid],
+        "hovertemplate": "%{customdata[0]}<extra></extra>",
         "hoverongaps": False,
         "colorscale": SCALE,
-        "colorbar": {"title": {"text": metric_title(metric, unit)}, "thickness": 14, **_log_ticks(known, log=log)},
+        "zmin": ends[0],
+        "zmax": ends[1],
+        "colorbar": {"title": {"text": readable(metric, unit)}, "thickness": 14, **_log_ticks(known, log=log)},
         "xgap": 1,
         "ygap": 1,
     }
     if texts:
         measured |= {"text": [[_written(point) for point in row] for row in grid], "texttemplate": "%{text}"}
     layout = {
-        "xaxis": {"type": "category", "title": {"text": title_of(x)}},
-        "yaxis": {"type": "category", "title": {"text": title_of(y)}},
+        "xaxis": {"type": "category", "title": {"text": readable(x)}},
+        "yaxis": {"type": "category", "title": {"text": readable(y), "standoff": 12}},
         "hovermode": "closest",
     }
     table = {
-        "columns": [title_of(x), title_of(y), *_NUMBERS_OF_A_POINT],
+        "columns": [readable(x), readable(y), *_NUMBERS_OF_A_POINT],
         "rows": [
             [in_use(point.place.get(x)), in_use(point.place.get(y)), *_numbers(point)]
             for row in grid
@@ -286,10 +311,67 @@ def distributions(
     layout = {
         "boxmode": "group",
         "xaxis": {"type": "category", "title": {"text": ""}},
-        "yaxis": {"title": {"text": metric_title(metric, unit)}},
+        "yaxis": {"title": {"text": readable(metric, unit)}},
         **_legend(),
     }
     return {"data": traces, "layout": layout}
+
+
+FINDINGS = {"better": "var(--good)", "worse": "var(--bad)", "changed": PALETTE[0]}
+"""Colours of what a comparison found; all else is grey."""
+
+
+def ratios(found: Sequence[Ratio]) -> Figure:
+    """Draw ratios of candidate to baseline below each other, with their confidence intervals and a line at 1."""
+    traces = []
+    for finding in dict.fromkeys(one.finding for one in found):
+        own = [one for one in found if one.finding == finding]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": _plain(finding.replace("_", " ")),
+                "x": [one.ratio for one in own],
+                "y": [_plain(one.label) for one in own],
+                "error_x": {
+                    "type": "data",
+                    "symmetric": False,
+                    "array": [0 if one.high is None else one.high - one.ratio for one in own],
+                    "arrayminus": [0 if one.low is None else one.ratio - one.low for one in own],
+                    "thickness": 1.5,
+                    "width": 4,
+                },
+                "marker": {"color": FINDINGS.get(finding, "var(--quiet)"), "size": 9},
+                "customdata": [_interval(one) for one in own],
+                "hovertemplate": "%{y}<br>%{customdata}<extra></extra>",
+            }
+        )
+    layout = {
+        "height": 140 + 26 * len(found),
+        "xaxis": {"title": {"text": "Candidate / baseline, with 95 % confidence interval"}},
+        "yaxis": {
+            "type": "category",
+            "categoryorder": "array",
+            "categoryarray": [_plain(one.label) for one in reversed(found)],
+        },
+        "shapes": [{"type": "line", "x0": 1, "x1": 1, "y0": 0, "y1": 1, "yref": "paper", "line": _LINE_AT_1}],
+        "hovermode": "closest",
+        "showlegend": len(traces) > 1,
+        **_legend(),
+    }
+    table = {
+        "columns": ["metric and case", "ratio", "low", "high", "finding"],
+        "rows": [[one.label, one.ratio, one.low, one.high, one.finding] for one in found],
+    }
+    return {"data": traces, "layout": layout, "table": table, "empty": NOTHING}
+
+
+_LINE_AT_1 = {"color": "var(--quiet)", "width": 1, "dash": "dash"}
+
+
+def _interval(one: Ratio) -> str:
+    told = number(one.ratio)
+    return told if one.low is None or one.high is None else f"{told} ({number(one.low)} – {number(one.high)})"
 
 
 def over_steps(groups: Sequence[Samples], metric: str, unit: str | None) -> Figure:
@@ -320,30 +402,12 @@ def over_steps(groups: Sequence[Samples], metric: str, unit: str | None) -> Figu
             )
     layout = {
         "xaxis": {"title": {"text": "step"}},
-        "yaxis": {"title": {"text": metric_title(metric, unit)}, "rangemode": "tozero"},
+        "yaxis": {"title": {"text": readable(metric, unit)}, "rangemode": "tozero"},
         "hovermode": "closest",
         "showlegend": len(traces) > 1,
         **_legend(),
     }
     return {"data": traces, "layout": layout}
-
-
-SUFFIXES = {"ms": "_ms", "MiB": "_mib", "us": "_us", "µs": "_us", "%": "_percent", "s": "_s", "GB/s": "_gb_per_s"}
-"""How names of metrics end when they tell their unit."""
-
-
-def metric_title(metric: str, unit: str | None) -> str:
-    """Return a metric's name for an axis, with its unit in brackets: "step (ms)", "peak memory (MiB)"."""
-    if unit in (None, "", "1"):
-        return title_of(metric)
-    name = metric.removesuffix(SUFFIXES.get(unit, ""))
-    words = title_of(name or metric)
-    return words if words.replace(" per ", "/") == unit else f"{words} ({unit})"
-
-
-def title_of(coordinate: str) -> str:
-    """Return a coordinate's name in words: "context length"."""
-    return coordinate.replace("_", " ")
 
 
 def _series(points: Sequence[Point], axes: Axes) -> dict[str, list[Point]]:
@@ -369,27 +433,46 @@ def _name(point: Point, by: Sequence[str]) -> str:
     words = []
     for name in by:
         value = point.place.get(name)
-        words.append(f"no {title_of(name)}" if in_use(value) is None else case_text({name: value}))
+        words.append(f"no {name.replace('_', ' ')}" if in_use(value) is None else case_text({name: value}))
     return ", ".join(words)
 
 
-def _trace(name: str, points: Sequence[Point], x: str, index: int, *, lines: bool) -> dict[str, Any]:
+def _styles(firsts: Sequence[Point], by: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the numbers of colour and dash of each series, given by its first point.
+
+    The last coordinate, if it has few values, makes the dash, so that the two precisions of one model have one colour.
+    """
+    last = values_along(firsts, by[-1]) if len(by) > 1 else []
+    if not 1 < len(last) <= len(DASHES):
+        return [(index, index // len(PALETTE)) for index in range(len(firsts))]
+    dashes = {_key(value): index for index, value in enumerate(last)}
+    colours: dict[tuple[str, ...], int] = {}
+    found = []
+    for point in firsts:
+        colour = colours.setdefault(tuple(_key(point.place.get(name)) for name in by[:-1]), len(colours))
+        found.append((colour, dashes[_key(point.place.get(by[-1]))]))
+    return found
+
+
+def _trace(name: str, points: Sequence[Point], x: str, style: tuple[int, int], *, lines: bool) -> dict[str, Any]:
     measured = [point for point in points if point.value is not None]
     places = [in_use(point.place.get(x)) for point in measured]
+    index, dash = style
     color = PALETTE[index % len(PALETTE)]
     doubtful = [point.validity in VERDICTS[1:] for point in measured]
     trace: dict[str, Any] = {
         "name": _plain(name),
         "x": places if lines else [_label(place) for place in places],
         "y": [point.value for point in measured],
-        "customdata": [[_hover(point), point.url] for point in measured],
+        "customdata": [_told(point) for point in measured],
         "hovertemplate": "%{customdata[0]}<extra></extra>",
     }
     if any(point.spread for point in measured):
         spreads = [point.spread or 0.0 for point in measured]
         trace["error_y"] = {"type": "data", "array": spreads, "thickness": 1.2, "width": 4}
     if not lines:
-        pattern = {"shape": ["/" if doubt else "" for doubt in doubtful]}
+        shape = BAR_PATTERNS[dash % len(BAR_PATTERNS)]
+        pattern = {"shape": ["x" if doubt else shape for doubt in doubtful]}
         return {**trace, "type": "bar", "marker": {"color": color, "pattern": pattern}}
     symbol = SYMBOLS[index % len(SYMBOLS)]
     # Two values at one place, as of two jobs with the same case, have no line through them.
@@ -398,7 +481,7 @@ def _trace(name: str, points: Sequence[Point], x: str, index: int, *, lines: boo
         **trace,
         "type": "scatter",
         "mode": mode,
-        "line": {"color": color, "width": 2, "dash": DASHES[index // len(PALETTE) % len(DASHES)]},
+        "line": {"color": color, "width": 2, "dash": DASHES[dash % len(DASHES)]},
         "marker": {"color": color, "size": 8, "symbol": [f"{symbol}-open" if doubt else symbol for doubt in doubtful]},
     }
 
@@ -422,7 +505,7 @@ def _marks(points: Sequence[Point], axes: Axes) -> list[dict[str, Any]]:
                 "x": places if numeric else [_label(place) for place in places],
                 "y": [max(0.97 - 0.05 * index, 0.5)] * len(group),
                 "marker": {"symbol": "x", "size": 10, "color": OUTCOMES.get(outcome, OTHER_OUTCOME)},
-                "customdata": [[_hover(point), point.url] for point in group],
+                "customdata": [_told(point) for point in group],
                 "hovertemplate": "%{customdata[0]}<extra></extra>",
                 "cliponaxis": False,
             }
@@ -456,8 +539,8 @@ def _outcome_cells(
             "name": _plain(outcome),
             **names,
             "z": [[1 if is_here(point) else None for point in row] for row in grid],
-            "customdata": [[_hover(point) if is_here(point) else "" for point in row] for row in grid],
-            "hovertemplate": "%{customdata}<extra></extra>",
+            "customdata": [[_told(point) if is_here(point) else [] for point in row] for row in grid],
+            "hovertemplate": "%{customdata[0]}<extra></extra>",
             "hoverongaps": False,
             "colorscale": [[0, color], [1, color]],
             "showscale": False,
@@ -478,6 +561,11 @@ def _numbers(point: Point) -> Sequence[Scalar]:
     return [point.value, point.spread, point.n, point.outcome, point.validity]
 
 
+def _told(point: Point | None, metric: str | None = None, unit: str | None = None) -> list[str | None]:
+    """Return what a point tells when somebody points at it, and where a click leads."""
+    return [] if point is None else [_hover(point, metric, unit), point.url]
+
+
 def _hover(point: Point | None, metric: str | None = None, unit: str | None = None) -> str:
     """Return the lines that a point shows when somebody points at it."""
     if point is None:
@@ -488,7 +576,7 @@ def _hover(point: Point | None, metric: str | None = None, unit: str | None = No
     else:
         told = number(point.value) + ("" if point.spread is None else f" ± {number(point.spread)}") + _unit(unit)
         told += "" if point.n is None or point.n < 2 else f" (n = {point.n})"
-    lines = [place, f"{title_of(metric)}: {told}" if metric else told]
+    lines = [place, f"{readable(metric)}: {told}" if metric else told]
     if point.validity in VERDICTS[1:]:
         lines.append(str(point.validity))
     return "<br>".join(line for line in lines if line)
@@ -499,7 +587,7 @@ def _written(point: Point | None) -> str:
 
 
 def _x_axis(name: str, places: Sequence[Scalar], *, log: bool) -> dict[str, Any]:
-    axis: dict[str, Any] = {"title": {"text": title_of(name)}}
+    axis: dict[str, Any] = {"title": {"text": readable(name)}}
     if not _is_numeric(places):
         return {
             **axis,

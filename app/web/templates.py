@@ -17,6 +17,7 @@ from fastapi.templating import Jinja2Templates
 from markupsafe import Markup, escape
 
 from app.layout import FORMATS, age, doubts, duration, notes, number, ran, verdict
+from app.metrics import readable
 from app.store import results
 
 STATIC = Path(__file__).parent / "static"
@@ -47,12 +48,14 @@ def _templates() -> Jinja2Templates:
         "doubts": doubts,
         "notes": notes,
         "age": age,
+        "ago": ago,
         "ran": ran,
         "duration": duration,
         "moment": moment,
         "pretty": pretty,
         "plain": plain,
         "commands": commands,
+        "head": readable,
     }
     templates.env.globals["formats_of_tables"] = FORMATS
     templates.env.globals["asset"] = asset
@@ -81,6 +84,12 @@ def asset(name: str) -> str:
 def moment(time: str | None) -> str:
     """2026-01-02T03:04:05.678901Z → 2026-01-02 03:04:05 UTC."""
     return "–" if time is None else f"{time[:10]} {time[11:19]} UTC"
+
+
+def ago(time: str) -> str:
+    """How long ago a time was, to the minute: a page that refreshes itself need not change every second."""
+    text = age(time) or ""
+    return "just now" if text.endswith(" s ago") else text
 
 
 def commands(text: str) -> Markup:

@@ -211,7 +211,11 @@ def pivot(
         for number, run in enumerate(runs, start=1):
             first = next(iter(run.values()))
             place = [first.coordinates.get(name) for name in shown] + ([number] if repeated else [])
-            cells = [_cell(run.get(value), column.name) for column in metrics for value in values]
+            cells = [
+                _cell(run.get(value), column.name, marked=column.role == "metric")
+                for column in metrics
+                for value in values
+            ]
             found.append((place, cells, list(run.values())))
     notes = [f"The columns differ in {', '.join(dependent)}, too."] if dependent else []
     if repeated:
@@ -219,11 +223,11 @@ def pivot(
     return Pivoted([*shown, *([RUN] if repeated else [])], columns, found, notes)
 
 
-def _cell(line: Line | None, name: str) -> Cell:
+def _cell(line: Line | None, name: str, *, marked: bool) -> Cell:
     if line is None:
         return NOT_MEASURED
     cell = line.cells[name]
-    return cell if cell.outcome is None else replace(cell, mark=line.mark, validity=line.validity)
+    return cell if cell.outcome is None else replace(cell, mark=line.mark if marked else "", validity=line.validity)
 
 
 def _in_order(values: Iterable[tuple[type, Scalar]]) -> list[tuple[type, Scalar]]:
@@ -256,8 +260,6 @@ def stressed(sheet: Sheet) -> Sheet:
 
 
 def _direction(column: Column) -> str | None:
-    if column.role == "gain":
-        return "higher"
     return better(column.group or column.name, column.unit) if column.role == "metric" else None
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, Text, cast, func, select, tuple_, union_all
+from sqlalchemy import ColumnElement, Connection, Row, Select, Text, cast, func, select, tuple_, union_all
 
 from app.errors import InvalidRequest, NotFound
 from app.layout import Statistic
@@ -31,6 +32,55 @@ _measurement = tables.measurement.c
 Labels = Sequence[tuple[str, str]]
 
 
+@dataclass(frozen=True)
+class Choice:
+    """The finished jobs that a table shows: those that match all filters given.
+
+    Only the latest job of each point of a sweep counts: if the sweep was resumed, an earlier job has failed or was
+    cancelled.
+    """
+
+    kind: str | Collection[str] | None = None
+    """Jobs of this kind, or of one of these."""
+    sweep: int | Collection[int] | None = None
+    jobs: Collection[int] = ()
+    """Jobs of one of these sweeps, and these jobs: the union of both."""
+    labels: Labels = ()
+    """Jobs with all of these labels."""
+    since: datetime | None = None
+    until: datetime | None = None
+    """Jobs that finished in this time, `since` included."""
+
+    @property
+    def sweeps(self) -> list[int]:
+        return [self.sweep] if isinstance(self.sweep, int) else list(self.sweep or ())
+
+    @property
+    def conditions(self) -> list[ColumnElement[bool]]:
+        """The conditions for `where(…)` on the table `job`."""
+        job = tables.job.c
+        found = [job.state.in_(FINISHED_STATES), *JobFilter(labels=self.labels).conditions]
+        if self.kind is not None:
+            found.append(job.kind.in_([self.kind] if isinstance(self.kind, str) else self.kind))
+        parts: list[Select[Any]] = []
+        if self.sweeps:
+            parts.append(sweeps.latest_jobs(self.sweeps))
+        if self.jobs:
+            parts.append(select(job.id).where(job.id.in_(self.jobs)))
+        if parts:
+            found.append(job.id.in_(parts[0] if len(parts) == 1 else union_all(*parts)))
+        if self.since is not None:
+            found.append(job.finished_at >= self.since)
+        if self.until is not None:
+            found.append(job.finished_at < self.until)
+        return found
+
+    def check(self, connection: Connection) -> None:
+        """Raise NotFound when a sweep, or one of the jobs, does not exist."""
+        _check_known(connection, tables.sweep.c.id, self.sweeps, "sweep")
+        _check_known(connection, tables.job.c.id, self.jobs, "job")
+
+
 def choose_jobs(
     connection: Connection,
     *,
@@ -41,58 +91,88 @@ def choose_jobs(
     since: datetime | None = None,
     until: datetime | None = None,
     first: int | None = None,
+    after: int = 0,
 ) -> list[Row[Any]]:
-    """Return the finished jobs that match all filters given, in order of submission: id, kind, state, spec, error, and
-    `recorded`, the number of the last attempt that recorded results, None if there is none.
-
-    Only the latest job of each point of a sweep counts: if the sweep was resumed, an earlier job has failed or was
-    cancelled.
+    """Return the finished jobs of a Choice, in order of submission: id, kind, state, spec, error, and `recorded`, the
+    number of the last attempt that recorded results, None if there is none.
 
     Args:
         connection: the database.
-        kind: jobs of this kind, or of one of these.
-        sweep, jobs: jobs of one of these sweeps, and these jobs: the union of both.
-        labels: jobs with all of these labels.
-        since, until: jobs that finished in this time, `since` included.
+        kind, sweep, jobs, labels, since, until: the choice.
         first: return only so many; None: all.
+        after: only jobs with a greater id.
 
     Raises:
         NotFound: a sweep, or one of `jobs`, does not exist.
         InvalidRequest: there are more than MAX_JOBS jobs.
     """
-    job, attempt = tables.job.c, tables.attempt.c
-    ended = (attempt.job_id == job.id) & attempt.state.in_(FINISHED_STATES)
-    recorded = select(func.max(attempt.number)).where(ended).scalar_subquery().label("recorded")
-    query: Select[Any] = select(job.id, job.kind, job.state, job.spec, job.error, recorded)
-    query = query.where(*JobFilter(labels=labels).conditions)
-    if kind is not None:
-        query = query.where(job.kind.in_([kind] if isinstance(kind, str) else kind))
-    numbers = [sweep] if isinstance(sweep, int) else list(sweep or ())
-    if numbers or jobs:
-        _check_known(connection, tables.sweep.c.id, numbers, "sweep")
-        _check_known(connection, job.id, jobs, "job")
-        parts: list[Select[Any]] = []
-        if numbers:
-            parts.append(sweeps.latest_jobs(numbers))
-        if jobs:
-            parts.append(select(job.id).where(job.id.in_(jobs)))
-        query = query.where(job.id.in_(parts[0] if len(parts) == 1 else union_all(*parts)))
-    if since is not None:
-        query = query.where(job.finished_at >= since)
-    if until is not None:
-        query = query.where(job.finished_at < until)
-    finished = query.where(job.state.in_(FINISHED_STATES))
-    found = list(connection.execute(finished.order_by(job.id).limit(MAX_JOBS + 1 if first is None else first)))
+    choice = Choice(kind, sweep, jobs, labels, since, until)
+    choice.check(connection)
+    found = jobs_of(connection, choice, MAX_JOBS + 1 if first is None else first, after)
     if len(found) > MAX_JOBS:
         raise InvalidRequest(
-            f"The table would have more than {MAX_JOBS} jobs: choose a sweep, jobs, a label, or since and until."
+            f"The table would have more than {MAX_JOBS} jobs: choose a sweep, jobs, a label, or since and until; "
+            "or take it as JSON or CSV, in the order of submission, which have no such limit."
         )
     return found
 
 
+def jobs_of(connection: Connection, choice: Choice, first: int, after: int = 0) -> list[Row[Any]]:
+    """Return the first jobs of a choice whose id is above `after`, as `choose_jobs` does."""
+    job, attempt = tables.job.c, tables.attempt.c
+    ended = (attempt.job_id == job.id) & attempt.state.in_(FINISHED_STATES)
+    recorded = select(func.max(attempt.number)).where(ended).scalar_subquery().label("recorded")
+    query: Select[Any] = select(job.id, job.kind, job.state, job.spec, job.error, recorded).where(*choice.conditions)
+    if after:
+        query = query.where(job.id > after)
+    return list(connection.execute(query.order_by(job.id).limit(first)))
+
+
+def kinds_of(connection: Connection, choice: Choice) -> list[str]:
+    """Return the kinds of the jobs of a choice, by name."""
+    kind = tables.job.c.kind
+    return list(connection.execute(select(kind).where(*choice.conditions).distinct().order_by(kind)).scalars())
+
+
+def is_too_large(connection: Connection, choice: Choice) -> bool:
+    """Return True if a choice has more jobs, or measurements, than a table that is made as a whole."""
+    job = tables.job.c
+    chosen = select(job.id).where(*choice.conditions)
+    number = select(func.count()).select_from(chosen.limit(MAX_JOBS + 1).subquery())
+    if connection.execute(number).scalar_one() > MAX_JOBS:
+        return True
+    measured = select(_measurement.id).where(_measurement.job_id.in_(chosen)).limit(MAX_MEASUREMENTS + 1)
+    count: int = connection.execute(select(func.count()).select_from(measured.subquery())).scalar_one()
+    return count > MAX_MEASUREMENTS
+
+
+def distinct_cases(connection: Connection, choice: Choice) -> list[Row[Any]]:
+    """Return each case that the chosen jobs measured, once for each device: kind, case as JSON text, device_key."""
+    job = tables.job.c
+    case = cast(_measurement.case, Text).label("case")
+    joined = tables.job.join(tables.measurement, _measurement.job_id == job.id)
+    query = select(job.kind, case, _measurement.device_key).select_from(joined).where(*choice.conditions).distinct()
+    return list(connection.execute(query))
+
+
+def distinct_metrics(connection: Connection, choice: Choice) -> list[Row[Any]]:
+    """Return each metric that the chosen jobs measured, once for each outcome: metric, phase, unit, outcome."""
+    columns = [_measurement[name] for name in ("metric", "phase", "unit", "outcome")]
+    chosen = select(tables.job.c.id).where(*choice.conditions)
+    query = select(*columns, func.min(_measurement.id).label("first")).where(_measurement.job_id.in_(chosen))
+    return list(connection.execute(query.group_by(*columns).order_by("first")))
+
+
+def counts(connection: Connection, jobs: Iterable[Row[Any]]) -> dict[int, int]:
+    """Return the number of measurements of each job, of all its attempts."""
+    of_jobs = _measurement.job_id.in_([job.id for job in jobs])
+    query = select(_measurement.job_id, func.count()).where(of_jobs).group_by(_measurement.job_id)
+    return dict(map(tuple, connection.execute(query)))
+
+
 def _check_known(connection: Connection, column: Any, numbers: Collection[int], what: str) -> None:
     if not numbers:
-        return
+        return  # nearly always one of both is empty, and needs no statement
     known = select(column).where(column.in_([checked_id(number, what) for number in numbers]))
     unknown = set(numbers) - set(connection.execute(known).scalars())
     if unknown:
@@ -132,11 +212,16 @@ def check_attempt(connection: Connection, job_id: int, attempt: int) -> None:
         raise NotFound(f"Job {job_id} has had no attempt {attempt}.")
 
 
-def measurements(connection: Connection, jobs: Iterable[Row[Any]], statistic: Statistic) -> list[Row[Any]]:
+def measurements(
+    connection: Connection,
+    jobs: Iterable[Row[Any]],
+    statistic: Statistic,
+    metrics: Collection[str] | None = None,
+) -> list[Row[Any]]:
     """Return the measurements of each job's last recorded attempt, job by job, in the order in which they were made.
 
     Each row has `statistic` as `value`, and beside a mean the standard deviation as `std`; `case` is JSON text, the
-    same for all metrics of a case, so that the caller can decode it once.
+    same for all metrics of a case, so that the caller can decode it once. `metrics`: only these; None: all.
 
     Raises:
         InvalidRequest: there are more than MAX_MEASUREMENTS.
@@ -145,6 +230,8 @@ def measurements(connection: Connection, jobs: Iterable[Row[Any]], statistic: St
     found: list[Row[Any]] = []
     for part in _parts(sorted(recorded)):
         query = _of_attempts(statistic, {job_id: recorded[job_id] for job_id in part})
+        if metrics is not None:
+            query = query.where(_measurement.metric.in_(metrics))
         found += connection.execute(query.limit(MAX_MEASUREMENTS + 1 - len(found)))
         if len(found) > MAX_MEASUREMENTS:
             raise InvalidRequest(

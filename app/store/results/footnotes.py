@@ -53,7 +53,8 @@ class _Group:
             why = "; ".join(f"{name}: {_short(detail)}" if detail else name for name, detail in self.doubts)
         else:
             name, detail = self.doubts[0]
-            such = f", such as {name}: {_short(detail)}" if detail else ""
+            of = "" if len(self.doubts) == 1 else f"{name}: "
+            such = f", such as {of}{_short(detail)}" if detail else ""
             why = f"{', '.join(name for name, _ in self.doubts)}{such}"
         count = "" if self.rows == 1 else f" ({self.rows} rows)"
         return f"{mark} {self.verdict}{count}: {why}."

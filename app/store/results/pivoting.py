@@ -24,7 +24,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from pydantic import ValidationError
-from sqlalchemy import Row
+from sqlalchemy import Connection, Row
 
 from app.errors import FieldError, InvalidRequest
 from app.layout import Statistic, in_use
@@ -102,6 +102,12 @@ class CaseOfJob:
 def column_name(metric: str, phase: str | None) -> str:
     """Return the name of a metric's column, which depends on nothing else: `forward_ms`, `forward_tflops`, `tflops`."""
     return metric if phase is None or metric.startswith(f"{phase}_") else f"{phase}_{metric}"
+
+
+def metric_names(column: str) -> set[str]:
+    """Return the metrics that may have this column: `forward_tflops` is one by itself, or `tflops` of phase forward."""
+    words = column.split("_")
+    return {"_".join(words[start:]) for start in range(len(words))}
 
 
 Reasons = Callable[[CaseOfJob], Sequence[Doubt]]
@@ -182,41 +188,147 @@ def table(
             first=None if first is None else first + 1,
         )
         if kind is None or isinstance(kind, str):
-            _refuse_several_kinds(chosen)
-        if first is None:
-            measured = choosing.measurements(connection, chosen, statistic)
-        else:
+            refuse_several_kinds(job.kind for job in chosen)
+        measured = None
+        if first is not None:
             chosen, measured, is_cut = choosing.first_measurements(connection, chosen, statistic)
-        sides = choosing.sides(connection, chosen)
-        verdicts = choosing.unit_verdicts(connection, _doubtful(measured))
-
-    def side(row: _Row) -> str | None:
-        return sides.get((row.job_id, row.attempt, row.unit_index))
-
-    def why(case: CaseOfJob) -> Sequence[Doubt]:
-        units = {(row.job_id, row.unit_index) for found in case.processes.values() for row in found}
-        return [doubt for unit in sorted(units) for doubt in doubts_of(verdicts.get(unit), case.key)]
-
-    cases, units = cases_of(chosen, measured, side)
+        part = Part.read(connection, chosen, statistic, measured)
+    cases, units = part.cases()
     if first is not None:
         cases, is_cut = cases[:first], is_cut or len(cases) > first
     layout = Layout(rows, columns, statistic, pivot, relative_to, best, links)
-    sheet = ordered(_sheet(cases, units, layout, why), sort)
+    sheet = ordered(_sheet(cases, units, layout, part.why), sort)
     if limit is not None or after:
         sheet = page(sheet, limit, after)
     return replace(sheet, is_cut=is_cut)
 
 
-def _doubtful(measured: Iterable[_Row]) -> dict[int, int]:
-    """Return the attempts that measured something which is not valid, by job."""
-    return {row.job_id: row.attempt for row in measured if row.validity in VERDICTS[1:]}
+def metric_table(
+    database: Database, metrics: Sequence[str], *, sweep: int | None = None, jobs: Collection[int] = ()
+) -> Sheet:
+    """Return the table of these metrics, named as their columns, as `table` does. It reads no others: a page that shows
+    a few need not wait for all.
+
+    Raises:
+        NotFound, InvalidRequest: as `table`.
+    """
+    with database.read() as connection:
+        chosen = choosing.choose_jobs(connection, sweep=sweep, jobs=jobs)
+        refuse_several_kinds(job.kind for job in chosen)
+        found = choosing.measurements(connection, chosen, "mean", set().union(*map(metric_names, metrics)))
+        measured = [row for row in found if column_name(row.metric, row.phase) in metrics]
+        part = Part.read(connection, chosen, "mean", measured)
+    cases, units = part.cases()
+    return _sheet(cases, units, Layout(columns=list(metrics)), part.why)
 
 
-def _refuse_several_kinds(jobs: Iterable[_Row]) -> None:
-    kinds = sorted({job.kind for job in jobs})
-    if len(kinds) > 1:
+@dataclass(frozen=True)
+class Part:
+    """Some jobs with what they measured: all of a table, or a part of one that is streamed."""
+
+    jobs: Sequence[_Row]
+    measured: Sequence[_Row]
+    sides: Mapping[tuple[int, int, int], str]
+    verdicts: Mapping[tuple[int, int], Mapping[str, Any]]
+
+    @classmethod
+    def read(
+        cls,
+        connection: Connection,
+        jobs: Sequence[Row[Any]],
+        statistic: Statistic,
+        measured: Sequence[Row[Any]] | None = None,
+    ) -> Part:
+        """Read what belongs to these jobs, and their measurements, unless those are given."""
+        if measured is None:
+            measured = choosing.measurements(connection, jobs, statistic)
+        doubtful = {row.job_id: row.attempt for row in measured if row.validity in VERDICTS[1:]}
+        verdicts = choosing.unit_verdicts(connection, doubtful)
+        return cls(jobs, measured, choosing.sides(connection, jobs), verdicts)
+
+    def cases(self, units: Mapping[str, str] | None = None) -> tuple[list[CaseOfJob], dict[str, str]]:
+        """Return the cases, and the unit of each metric's column; `units` has those of columns that are not here."""
+
+        def side(row: _Row) -> str | None:
+            return self.sides.get((row.job_id, row.attempt, row.unit_index))
+
+        return cases_of(self.jobs, self.measured, side, units)
+
+    def why(self, case: CaseOfJob) -> Sequence[Doubt]:
+        """Return why a case is not valid."""
+        units = {(row.job_id, row.unit_index) for found in case.processes.values() for row in found}
+        return [doubt for unit in sorted(units) for doubt in doubts_of(self.verdicts.get(unit), case.key)]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The columns of a table that is made part by part."""
+
+    coordinates: Sequence[str]
+    metrics: Sequence[str]
+    units: Mapping[str, str]
+    columns: Sequence[Column]
+    statistic: Statistic
+    notes: Sequence[str]
+
+    def rows(self, part: Part) -> list[list[Any]]:
+        """Return the rows of a part: scalars and cells."""
+        cases, _ = part.cases(self.units)
+        lines, _ = _lines(cases, self.metrics, self.statistic, part.why)
+        return _rows(lines, self.coordinates, self.columns)
+
+
+def plan_of(
+    cases: Iterable[_Row],
+    measured: Iterable[_Row],
+    rows: Sequence[str] | None,
+    columns: Sequence[str] | None,
+    statistic: Statistic,
+) -> Plan:
+    """Return the columns of a table of cases that are not read yet.
+
+    Args:
+        cases: each case once for each device: kind, case (JSON text), device_key.
+        measured: each metric once for each outcome: metric, phase, unit, outcome.
+        rows, columns, statistic: as for `table`.
+
+    Raises:
+        InvalidRequest: there is no such coordinate or metric.
+    """
+    units: dict[str, str] = {}
+    outcomes: dict[str, set[str]] = {}
+    for row in measured:
+        name = column_name(row.metric, row.phase)
+        units.setdefault(name, row.unit)
+        outcomes.setdefault(name, set()).add(row.outcome)
+    taken = _taken(units)
+    found = []
+    for row in cases:
+        holds_specs = row.kind in KINDS and KINDS[row.kind].holds_specs
+        coordinates = {**_of_side("" if holds_specs else None), **_renamed(_stored_case(row.case), taken)}
+        coordinates["device"] = row.device_key
+        # Something that it measured, so that it counts where coordinates are asked if they vary.
+        case = CaseOfJob(None, row.kind, (row.kind,), coordinates, processes={name: [] for name in list(units)[:1]})
+        found.append(case)
+    chosen = coordinates_of(found, rows, apart=False)
+    chosen += [name for name in ("case_key", "job") if name not in chosen]
+    metrics = _metrics(_table_columns(found), units, outcomes, columns)
+    described = [
+        *(_coordinate_column(name, (case.show(name) for case in found)) for name in chosen),
+        *_value_columns(metrics, units, Related()),
+        *_about_rows(None),
+    ]
+    described = [replace(column, type="integer") if column.name == "job" else column for column in described]
+    note = f"Cells: {statistic} of the samples; where several processes measured a case, of the processes' own."
+    return Plan(chosen, metrics, units, described, statistic, [note])
+
+
+def refuse_several_kinds(kinds: Iterable[str]) -> None:
+    """Raise InvalidRequest when the kinds are several, naming them."""
+    several = sorted(set(kinds))
+    if len(several) > 1:
         detail = (
-            f"These jobs are of several kinds, which have different rows and columns: {', '.join(kinds)}. "
+            f"These jobs are of several kinds, which have different rows and columns: {', '.join(several)}. "
             "Choose one with kind, or name all that shall share the table."
         )
         raise InvalidRequest(detail, errors=(FieldError("/kind", detail),))
@@ -241,11 +353,17 @@ def local_table(
 
 
 def cases_of(
-    jobs: Sequence[_Row], measured: Sequence[_Row], side: Callable[[_Row], str | None]
+    jobs: Sequence[_Row],
+    measured: Sequence[_Row],
+    side: Callable[[_Row], str | None],
+    units: Mapping[str, str] | None = None,
 ) -> tuple[list[CaseOfJob], dict[str, str]]:
-    """Return the rows of the table, and the unit of each metric's column."""
-    units = {column_name(row.metric, row.phase): row.unit for row in measured}
-    taken = {*RESERVED, *(unit + suffix for unit in units for suffix in METRIC_SUFFIXES)}
+    """Return the rows of the table, and the unit of each metric's column.
+
+    units: those of all columns of the table, if `measured` is only a part of it.
+    """
+    units = {**(units or {}), **{column_name(row.metric, row.phase): row.unit for row in measured}}
+    taken = _taken(units)
     by_job: dict[int | None, list[_Row]] = {job.id: [] for job in jobs}
     for row in measured:
         by_job[row.job_id].append(row)
@@ -267,7 +385,7 @@ def cases_of(
         if about["stopped"] is not None:
             measured_keys = {key for key, _, _ in found}
             cases += [CaseOfJob(key=key, coordinates=left, **about) for key, left in _left(job, measured_keys, taken)]
-    return cases, units
+    return cases, dict(units)
 
 
 def _planned_processes(spec: Any) -> int:
@@ -291,6 +409,11 @@ def _left(
     left = [(case.key, _renamed(case.coordinates, taken)) for case in plan.cases() if case.key not in measured]
     # If the keys of what was measured are others than were planned, nobody can tell what is left.
     return left if len(left) + len(measured) == plan.number_of_cells() else []
+
+
+def _taken(metrics: Iterable[str]) -> set[str]:
+    """Return the names that no coordinate can have, with these metrics in the table."""
+    return {*RESERVED, *(name + suffix for name in metrics for suffix in METRIC_SUFFIXES)}
 
 
 def _stored_case(stored: str) -> dict[str, Scalar]:
@@ -351,7 +474,7 @@ def _sheet(cases: Sequence[CaseOfJob], units: Mapping[str, str], layout: Layout,
         _refuse_unknown_pivot(cases, layout.pivot)
         asked = None if asked is None else [name for name in asked if name != layout.pivot]
     coordinates = coordinates_of(cases, asked, also=layout.pivot)
-    metrics = _metrics(cases, units, layout.columns)
+    metrics = _metrics(_table_columns(cases), units, _outcomes(cases), layout.columns)
     shown = (
         metrics
         if layout.columns is not None or layout.pivot is None
@@ -445,26 +568,29 @@ _STATISTIC_NAMES = {"min": "minimum", "max": "maximum"}
 def _unpivoted(lines: Sequence[Line], coordinates: Sequence[str], columns: Sequence[Column], layout: Layout) -> Sheet:
     """Return the table with one row per case."""
     described = [
-        *(
-            Column(
-                name,
-                type_of(line.coordinates.get(name) for line in lines),
-                role="coordinate",
-                links=name == "job",
-            )
-            for name in coordinates
-        ),
+        *(_coordinate_column(name, (line.coordinates.get(name) for line in lines)) for name in coordinates),
         *columns,
     ]
     if lines:
         described += _about_rows(None if "job" in coordinates or lines[0].job is None else layout.links)
+    rows = _rows(lines, coordinates, described)
+    return Sheet(columns=described, rows=rows, marks=_marks(line.mark for line in lines))
+
+
+def _coordinate_column(name: str, values: Iterable[Scalar]) -> Column:
+    return Column(name, type_of(values), role="coordinate", links=name == "job")
+
+
+def _rows(lines: Sequence[Line], coordinates: Sequence[str], columns: Sequence[Column]) -> list[list[Any]]:
+    """Return the rows with one case each: first its coordinates, then its cells, then what is known of it."""
+    metrics = [column.name for column in columns if column.role in ("metric", "gain")]
+    facts = [column.name for column in columns[len(coordinates) + len(metrics) :]]
     rows = []
     for line in lines:
         about = {"validity": line.validity, "validity_reason": line.reason, "partial": line.partial, "job": line.job}
         place = [line.coordinates.get(name) for name in coordinates]
-        values = [line.cells[column.name] for column in columns]
-        rows.append([*place, *values, *(about[column.name] for column in described[len(place) + len(values) :])])
-    return Sheet(columns=described, rows=rows, marks=_marks(line.mark for line in lines))
+        rows.append([*place, *(line.cells[name] for name in metrics), *(about[name] for name in facts)])
+    return rows
 
 
 def _about_rows(links: bool | None) -> list[Column]:
@@ -569,10 +695,16 @@ def _refuse_unknown_pivot(cases: Sequence[CaseOfJob], name: str) -> None:
     _refuse_unknown("pivot", [name], [*_known(cases), *OF_THE_JOB], there_is_something=bool(cases))
 
 
-def coordinates_of(cases: Sequence[CaseOfJob], asked: Sequence[str] | None, *, also: str | None = None) -> list[str]:
+def coordinates_of(
+    cases: Sequence[CaseOfJob], asked: Sequence[str] | None, *, also: str | None = None, apart: bool = True
+) -> list[str]:
     """Return the coordinates that the rows show: those asked for (None: the kind's own), and those that vary.
 
-    also: a coordinate that the table shows in another place than its rows.
+    Args:
+        cases: the cases.
+        asked: the coordinates asked for.
+        also: a coordinate that the table shows in another place than its rows.
+        apart: add whatever tells apart rows that look the same.
     """
     known = _known(cases)
     if asked is None:
@@ -587,7 +719,8 @@ def coordinates_of(cases: Sequence[CaseOfJob], asked: Sequence[str] | None, *, a
     varying = [name for name in known if name not in chosen and _varies(cases, name)]
     hidden = _stood_for(cases, chosen)
     chosen += [name for name in varying if name not in hidden]
-    _tell_apart(cases, chosen, [*(name for name in varying if name in hidden), "job", "case_key"])
+    if apart:
+        _tell_apart(cases, chosen, [*(name for name in varying if name in hidden), "job", "case_key"])
     return chosen
 
 
@@ -624,8 +757,20 @@ def _tell_apart(cases: Sequence[CaseOfJob], chosen: list[str], more: Iterable[st
             chosen.append(name)
 
 
-def _metrics(cases: Sequence[CaseOfJob], units: Mapping[str, str], asked: Sequence[str] | None) -> list[str]:
-    preferred = _table_columns(cases)
+def _metrics(
+    preferred: Sequence[str],
+    units: Mapping[str, str],
+    outcomes: Mapping[str, Collection[str]],
+    asked: Sequence[str] | None,
+) -> list[str]:
+    """Return the metrics that are columns.
+
+    Args:
+        preferred: those that the kind shows.
+        units: the unit of each that was measured.
+        outcomes: the outcomes of each, in any case.
+        asked: those that were asked for.
+    """
     every = [*(name for name in preferred if name in units), *(name for name in units if name not in preferred)]
     if asked is not None:
         offered = {name for kind in KINDS.values() for name in kind.table_columns}
@@ -633,14 +778,18 @@ def _metrics(cases: Sequence[CaseOfJob], units: Mapping[str, str], asked: Sequen
         _refuse_unknown("columns", asked, known, there_is_something=bool(units))
         return list(dict.fromkeys(name for word in asked for name in (every if word == EVERY_METRIC else [word])))
     if not units:  # all jobs failed before they measured anything: their outcomes need a column
-        return preferred[:1]
-    outcomes: dict[str, set[str]] = {}
-    for case in cases:
-        for name in case.processes:
-            outcomes.setdefault(name, set()).add(case.outcome(name))
+        return list(preferred[:1])
     # A column that is unknown in some cell and "ok" in none is left out, even if other cells have a worse outcome.
     told = {name for name, found in outcomes.items() if "ok" in found or UNKNOWN not in found}
     return [name for name in preferred if name in told] or [name for name in units if name in told] or every[:1]
+
+
+def _outcomes(cases: Iterable[CaseOfJob]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for case in cases:
+        for name in case.processes:
+            found.setdefault(name, set()).add(case.outcome(name))
+    return found
 
 
 def _table_columns(cases: Sequence[CaseOfJob]) -> list[str]:

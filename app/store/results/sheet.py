@@ -87,6 +87,8 @@ class Sheet:
     """The table's title, in formats for people."""
     latex_label: str | None = None
     """The name by which LaTeX's \\ref finds the table."""
+    lead: Sequence[str] = ()
+    """Sentences that formats for people have above the table: what it shows."""
     about: Mapping[str, Any] | None = None
     """Facts about the table as a whole, which JSON has beside columns and rows."""
 

@@ -23,7 +23,7 @@ from app.store import results
 from app.store.queue import RETRIED_STATES
 from app.web import facts
 from app.web.live import page_tag, tagged, unchanged
-from app.web.plots import Figure, Samples, over_steps
+from app.web.plots import PALETTE, Figure, Samples, over_steps
 from app.web.templates import render, table
 
 router = APIRouter()
@@ -186,6 +186,15 @@ def samples_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
         for row in sorted(shown, key=lambda row: row["unit_index"])
     ]
     figure = over_steps(groups, "time_ms" if unit == "ms" else shown[0]["metric"] if shown else "", unit)
+    phases = list(dict.fromkeys(group.side for group in groups))
+    for trace, group in zip(figure["data"], groups, strict=False):
+        # A phase has one colour and one entry in the legend, however many processes measured it.
+        colour = PALETTE[phases.index(group.side) % len(PALETTE)]
+        trace |= {"legendgroup": group.side, "line": {"width": 1, "color": colour}}
+        trace["marker"] = {**trace["marker"], "color": colour}
+        if len(processes) > 1:
+            trace |= {"showlegend": group.case == "process 1", "text": group.case}
+            trace["name"] = group.side if group.case == "process 1" else trace["name"]
     return {**figure, "data": [thinned(trace) for trace in figure["data"]], "empty": "Nothing was sampled repeatedly."}
 
 
@@ -227,6 +236,12 @@ def cells(
         offset=(query.page - 1) * CELLS_PER_PAGE,
         limit=CELLS_PER_PAGE,
     )
+    known = [
+        name
+        for name in page["metrics"]
+        if name == sort
+        or any(row["values"][name]["outcome"] != "unknown" for row in page["rows"] if name in row["values"])
+    ]
     coordinates = list(dict.fromkeys(name for row in page["rows"] for name in row["case"]))
     varying = [name for name in coordinates if len({str(row["case"].get(name)) for row in page["rows"]}) > 1]
 
@@ -241,8 +256,14 @@ def cells(
         case=case_text(found["summary"] or {}),
         query=query,
         page_of=page,
+        metrics=known,
         columns=varying or coordinates[:6],
         address=address,
         first=(query.page - 1) * CELLS_PER_PAGE + 1,
         more=query.page * CELLS_PER_PAGE < page["total"],
     )
+
+
+def _is_told(row: Mapping[str, Any], metric: str) -> bool:
+    """Whether a cell has more to say of a metric than that it is unknown."""
+    return metric in row["values"] and row["values"][metric]["outcome"] != "unknown"

@@ -78,6 +78,11 @@ async function draw(figure) {
     modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
     toImageButtonOptions: { format: "svg", filename: document.title },
   });
+  // A point with a second value in its customdata leads there: to the job that measured it.
+  picture.on("plotly_click", ({ points }) => {
+    const to = points[0]?.customdata?.[1];
+    if (typeof to === "string" && to.startsWith("/ui/")) window.location.assign(to);
+  });
   figure.append(tools(figure, picture, Plotly, layout), numbers(content, picture));
   figure.dataset.drawn = "yes";
 }

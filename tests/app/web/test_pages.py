@@ -164,10 +164,10 @@ def test_a_page_reads_a_bounded_number_of_measurements(
     for length in (1000, 2000, 3000):
         cases = [measured(f"{phase}_ms", 1.0, context_length=length) for phase in ("forward", "backward")]
         fresh_site.worker.finish(fresh_site.worker.claim(), measurements=cases)
-    found = page(fresh_site, f"/ui/sweeps/{sweep['id']}")
-    assert "The first 2 rows; all of them." in found.text
-    assert "2000" in found.text
-    assert "3000" not in found.text, "of whose measurements only one would have been read"
+    panel = fresh_site.http.get("/ui/tables", params={"sweep": sweep["id"], "panel": "true"}).text
+    assert "Rows 1 to 2" in panel
+    assert "2000" in panel
+    assert "3000" not in panel, "of whose measurements only one would have been read"
     job_id = fresh_site.submit()["id"]
     lengths = [measured(f"{phase}_ms", 1.0, context_length=length) for length in range(4) for phase in ("step", "x")]
     fresh_site.worker.finish(fresh_site.worker.claim_job(job_id), measurements=lengths)
@@ -254,7 +254,7 @@ def test_a_failed_job_shows_what_it_measured(site: Any, measured: Any) -> None:
     job_id = finished(site, measured("forward_ms", 1.0, model="tiny", context_length=8), state="failed")
     text = site.http.get(f"/ui/jobs/{job_id}").text
     assert '<details id="measurements" open>' in text
-    assert "/tables" not in text, "its table would say that it failed, and nothing else"
+    assert "/tables?job=" not in text, "its table would say that it failed, and nothing else"
 
 
 def test_the_case_of_a_job_of_many_cells_is_short(fresh_site: Any) -> None:

@@ -1,4 +1,4 @@
-"""Keep what a worker's devices did at its last heartbeat."""
+"""Keep what a worker's devices did at its last heartbeat; find the latest job of each point of a sweep by an index."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ depends_on = None
 
 def upgrade() -> None:
     op.add_column("worker", sa.Column("readings", sa.JSON(), nullable=True))
+    where = sa.text("sweep_id IS NOT NULL")
+    op.create_index("ix_job_sweep_point", "job", ["sweep_id", "point"], sqlite_where=where, postgresql_where=where)
 
 
 def downgrade() -> None:
