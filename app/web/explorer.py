@@ -11,11 +11,11 @@ from pydantic import BeforeValidator, Field
 
 from app.api.parameters import StrictQuery, Text
 from app.errors import FieldError, InvalidRequest, NotFound
+from app.metrics import readable
 from app.store import results
 from app.store.engine import Database
 from app.store.results.sheet import Column
 from app.web.panels._results import JobResults
-from app.web.plots import metric_title
 
 PAGE = 50
 """Rows of a page."""
@@ -82,8 +82,7 @@ class Explored:
 
     def head(self, column: Column) -> str:
         """Return a column's name in words, with its unit if its values have one that the name does not tell."""
-        words = metric_title(column.name, column.unit)
-        return words.partition(" (")[0] if words.startswith(f"{column.unit} (") else words
+        return readable(column.name, column.unit)
 
     def order(self, column: str) -> str:
         """Return the value of aria-sort of a column."""
@@ -105,7 +104,7 @@ def explored(database: Database, job: JobResults, view: View) -> Explored:
     name = view.table or next(iter(job.tables), "")
     if name not in job.tables:
         raise NotFound(f"Job {job.id} has no table {name!r}; it has: {', '.join(job.tables) or 'none'}.")
-    sheet = results.result_table(database, job.id, name, sort=view.sort)
+    sheet = results.result_table(database, job.id, name, sort=view.sort, columns=["all"])
     columns = sheet.names()
     hidden = {SITE} if STACK in columns else set()
     shown = [index for index, column in enumerate(sheet.columns) if column.in_text and column.name not in hidden]

@@ -91,7 +91,8 @@ def test_a_profile_with_kernels_flame_graph_and_trace(site: Site, page: Page, wa
 
 
 def hand_the_trace_over(page: Page, watch: Watch, trace: bytes) -> None:
-    page.context.route("https://ui.perfetto.dev/**", lambda route: route.fulfill(body=PERFETTO, content_type="text/html"))
+    answer = {"body": PERFETTO, "content_type": "text/html"}
+    page.context.route("https://ui.perfetto.dev/**", lambda route: route.fulfill(**answer))
     watch.expect("postMessage")  # Chromium logs each message that comes before the tab has its address
     assert watch.strangers == []
     with page.expect_popup() as popup:

@@ -78,7 +78,7 @@ class JobResults:
         if table not in self.tables:
             return []
         unit = min(self.tables[table]["units"])
-        sheet = results.result_table(self._database, self.id, table, unit=unit, limit=MOST_ROWS)
+        sheet = results.result_table(self._database, self.id, table, unit=unit, limit=MOST_ROWS, columns=["all"])
         names = sheet.names()
         return [dict(zip(names, row, strict=True)) for row in sheet.rows]
 

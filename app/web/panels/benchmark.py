@@ -66,7 +66,7 @@ def draw_phases(processes: Mapping[str, Sequence[Measurement]]) -> Figure:
     """Draw a stacked bar for each process: ms of each phase."""
     times = {name: medians(rows) for name, rows in processes.items()}
     phases = [phase for phase in (*PHASES, DECODING, REST) if any(phase in found for found in times.values())]
-    return bars_of(phases, times, "median time (ms)", "ms")
+    return bars_of(phases, times, "Median time (ms)", "ms")
 
 
 def draw_memory(processes: Mapping[str, Sequence[Measurement]]) -> Figure:
@@ -76,4 +76,4 @@ def draw_memory(processes: Mapping[str, Sequence[Measurement]]) -> Figure:
         for name, rows in processes.items()
     }
     kinds = [kind for kind in MEMORY.values() if any(kind in found for found in peaks.values())]
-    return bars_of(kinds, peaks, "memory (MiB)", "MiB", mode="group")
+    return bars_of(kinds, peaks, "Memory (MiB)", "MiB", mode="group")

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 
 from app.layout import case_text, in_use
+from app.metrics import readable
 from app.specs import Scalar
 from app.store.results.sheet import Sheet
 from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults
-from app.web.plots import Axes, Figure, Point, axes_of, chart, metric_title, points_of, varying
+from app.web.plots import Axes, Figure, Point, axes_of, chart, points_of, varying
 
 MOST_METRICS = 4
 """Metrics that a kind without panels of its own has charts of."""
@@ -101,7 +102,7 @@ def draw_lines(
     """Draw one chart of lines, with the titles of its axes."""
     figure = chart(points, axes, metric, unit_of(sheet, metric), log_x=True, log_y=log_y)
     for name, title in zip(("xaxis", "yaxis"), titles, strict=True):
-        figure["layout"][name]["title"] = {"text": title[:1].lower() + title[1:]}
+        figure["layout"][name]["title"] = {"text": title}
     return figure
 
 
@@ -124,8 +125,7 @@ def unit_of(sheet: Sheet, metric: str) -> str | None:
 
 def title(sheet: Sheet, metric: str) -> str:
     """Return a metric's name as a heading: "Forward backward (ms)"."""
-    words = metric_title(metric, unit_of(sheet, metric))
-    return words[:1].upper() + words[1:]
+    return readable(metric, unit_of(sheet, metric))
 
 
 def split_name(place: Mapping[str, Scalar], splits: Sequence[str]) -> str:

@@ -6,7 +6,7 @@ from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults
 from app.web.panels.cells import Lines, charts
 
-LINES = Lines("size_mb", "size of the full tensor (MB of 2²⁰ bytes)", "operation")
+LINES = Lines("size_mb", "Size of the full tensor (MB of 2²⁰ bytes)", "operation")
 BUS = "Comparable with the links' peak, however many ranks there are. GB are 10⁹ bytes."
 ALGORITHM = "The full tensor's bytes divided by the median latency."
 LATENCY = "Time of a call, per step the slowest rank's."

@@ -124,8 +124,8 @@ def draw_timeline(rows: Sequence[Row]) -> Figure:
         "layout": {
             "height": 420,
             "hovermode": "x unified",
-            "xaxis": {"title": {"text": "entry of the history"}, "showgrid": False},
-            "yaxis": {"title": {"text": "memory (MiB)"}, "rangemode": "tozero"},
+            "xaxis": {"title": {"text": "Entry of the history"}, "showgrid": False},
+            "yaxis": {"title": {"text": "Memory (MiB)"}, "rangemode": "tozero"},
             "shapes": [boundary(found[0]) for _, found in stretches[1:]],
             "annotations": [label(phase, found[0]) for (_, phase), found in stretches if is_wide(found, entries)],
             "margin": {"l": 56, "r": 16, "t": 34, "b": 44},
@@ -176,4 +176,4 @@ def draw_peaks(tables: Mapping[str, Sequence[Row]]) -> Figure:
         for phase, rows in tables.items()
     }
     parts = [name for name in CATEGORIES if any(name in bar for bar in bars.values())]
-    return bars_of(parts, bars, "memory at the peak (MiB)", "MiB", colours=CATEGORIES)
+    return bars_of(parts, bars, "Memory at the peak (MiB)", "MiB", colours=CATEGORIES)

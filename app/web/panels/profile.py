@@ -97,7 +97,7 @@ def draw_classes(rows: Sequence[Row]) -> Figure:
     }
     order = [*CLASSES, *(name for classes in times.values() for name in classes if name not in CLASSES)]
     parts = [name for name in dict.fromkeys(order) if any(name in classes for classes in times.values())]
-    return bars_of(parts, times, "time per step (ms)", "ms", colours=CLASSES)
+    return bars_of(parts, times, "Time per step (ms)", "ms", colours=CLASSES)
 
 
 def limits_of(rows: Sequence[Row]) -> dict[str, Row]:

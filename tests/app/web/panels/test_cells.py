@@ -7,7 +7,7 @@ from typing import Any
 from app.store.results.sheet import NOT_MEASURED, Cell, Column, Sheet
 from app.web.panels.cells import Lines, charts
 
-LINES = Lines("sequence_length", "sequence length (tokens)", "implementation")
+LINES = Lines("sequence_length", "Sequence length (tokens)", "implementation")
 
 
 def ok(value: float) -> Cell:
@@ -42,8 +42,8 @@ def test_a_line_for_each_implementation_and_a_chart_for_each_mask() -> None:
         ("cpu_flash", [64, 128], [128, 256]),
     ]
     assert figure["layout"]["xaxis"]["type"] == figure["layout"]["yaxis"]["type"] == "log"
-    assert figure["layout"]["xaxis"]["title"]["text"] == "sequence length (tokens)"
-    assert figure["layout"]["yaxis"]["title"]["text"] == "forward pass (ms)"
+    assert figure["layout"]["xaxis"]["title"]["text"] == "Sequence length (tokens)"
+    assert figure["layout"]["yaxis"]["title"]["text"] == "Forward pass (ms)"
 
 
 def test_block_sizes_of_one_implementation_make_lines_of_it() -> None:

@@ -152,7 +152,7 @@ def explored(site: Site, job_id: int, **query: Any) -> str:
 def test_a_table_is_searched_filtered_sorted_and_paged(site: Site, profile: int) -> None:
     found = page(site, f"/ui/jobs/{profile}/explore?table=kernels-forward")
     assert "Rows 1 to 50 of 120." in found.text
-    assert "total (ms)" in found.text
+    assert "Total (ms)" in found.text
     for reference in set(found.references):
         assert site.http.get(reference).status_code == 200, reference
     both = explored(site, profile, table="kernels-forward", q="GEMM 1", only=["class:matmul", ""], sort="-total_ms")
