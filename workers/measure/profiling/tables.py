@@ -176,14 +176,14 @@ def ceiling_rows(ceiling: Ceiling | None, precision: str, peak: tuple[float | No
 
     A limit that is not known has no value, and `source` says why.
     """
-    missing = NO_CEILING if ceiling is None else f"no measured ceiling of this device in {precision} is on record"
     rate = None if ceiling is None else ceiling.tflops.get(precision)
     copy = None if ceiling is None else ceiling.copy_gb_per_s
-    measured = [
-        [limit, of, None, unit, missing] if one is None else [limit, of, one.value, unit, f"measured {one.measured_at}"]
-        for limit, of, one, unit in (("products", precision, rate, "TFLOP/s"), ("copies", None, copy, "GB/s"))
-    ]
-    return [*measured, ["vendor's peak", precision, peak[0], "TFLOP/s", peak[1]]]
+    rows: Rows = []
+    for limit, of, known, unit in (("products", precision, rate, "TFLOP/s"), ("copies", None, copy, "GB/s")):
+        missing = NO_CEILING if ceiling is None else f"no measured ceiling of this device's {limit} is on record"
+        source = missing if known is None else f"measured at {known.measured_at}"
+        rows.append([limit, of, None if known is None else known.value, unit, source])
+    return [*rows, ["vendor's peak", precision, peak[0], "TFLOP/s", peak[1]]]
 
 
 def attention_row(
