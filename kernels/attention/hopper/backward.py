@@ -226,9 +226,7 @@ def add_up(
                     row += who * (M // 2)
                 else:
                     column = who * (D // 2)
-                add_through_copy_engine(
-                    dq_sum, [batch, key_head * group + member, row, column], dq_tiles.index(who)
-                )
+                add_through_copy_engine(dq_sum, [batch, key_head * group + member, row, column], dq_tiles.index(who))
             tma.store_wait(0)
             mbarrier.arrive(dq_empty.index(0), count=1)
             mbarrier.arrive(dq_empty.index(1), count=1)
@@ -256,7 +254,9 @@ def backward_kernel(
     do_tiles = gl.allocate_shared_memory(q.dtype, [2, 1, 1, M, D], do.layout)
     ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([N, M], q.dtype)
     ds_tiles = gl.allocate_shared_memory(q.dtype, [2, N, M], ds_layout)
-    dq_tiles = gl.allocate_shared_memory(gl.float32, [2, 1, 1, dq_sum.block_shape[2], dq_sum.block_shape[3]], dq_sum.layout)
+    dq_tiles = gl.allocate_shared_memory(
+        gl.float32, [2, 1, 1, dq_sum.block_shape[2], dq_sum.block_shape[3]], dq_sum.layout
+    )
     numbers = gl.allocate_shared_memory(gl.float32, [4, M], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())

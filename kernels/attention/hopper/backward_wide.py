@@ -26,6 +26,7 @@ def visit(
     begin, end, count, token, dk, dv, k, v, q_tiles, do_tiles, p_tiles, ds_tiles, numbers, dq_sum,
     q_full, q_empty, do_full, do_empty, numbers_full, start, keys, scale,
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, MASKED: gl.constexpr,
+    TOGETHER: gl.constexpr,
 ):  # fmt: skip
     """dK and dV after the tiles of queries from `begin` to `end`."""
     PART: gl.constexpr = M // 2
@@ -33,8 +34,20 @@ def visit(
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PART, 16])
     d_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
     column_layout: gl.constexpr = gl.SliceLayout(0, s_layout)
-    dq_rows = gl.arange(0, M, gl.SliceLayout(1, d_layout))
-    dq_columns = WHO * HALF + gl.arange(0, HALF, gl.SliceLayout(0, d_layout))
+    # A product leaves two columns to a thread. Neighbours exchange columns for rows to add four numbers at once.
+    dq_layout: gl.constexpr = (
+        d_layout
+        if TOGETHER == 2
+        else gl.DistributedLinearLayout(
+            [[0, 1], [0, 2], [0, 8], [0, 16], [0, 32], [0, 64]],
+            [[8, 0], [0, 4], [1, 0], [2, 0], [4, 0]],
+            [[16, 0], [32, 0]],
+            [],
+            [M, HALF],
+        )
+    )
+    dq_rows = gl.arange(0, M, gl.SliceLayout(1, dq_layout))
+    dq_columns = WHO * HALF + gl.arange(0, HALF, gl.SliceLayout(0, dq_layout))
     dq_places = dq_rows[:, None] * D + dq_columns[None, :]
     for index in range(begin, end):
         stage = count % 2
@@ -69,7 +82,7 @@ def visit(
         dv = warpgroup_mma(p_tiles.index(stage), do.slice(WHO * HALF, HALF, 1), dv, is_async=True)
         dk = warpgroup_mma(ds, q.slice(WHO * HALF, HALF, 1), dk, is_async=True)
         dq = warpgroup_mma_wait(2, deps=[dq])
-        gl.atomic_add(dq_sum + index * (M * D) + dq_places, dq, sem="relaxed")
+        gl.atomic_add(dq_sum + index * (M * D) + dq_places, gl.convert_layout(dq, dq_layout), sem="relaxed")
         dv = warpgroup_mma_wait(1, deps=[dv])
         mbarrier.arrive(do_empty.index(stage), count=1)
         dk = warpgroup_mma_wait(0, deps=[dk])
@@ -84,6 +97,7 @@ def consume(
     kv_full, q_full, q_empty, do_full, do_empty, numbers_full,
     start, batch, key_head, heads, group, queries, keys, padded, scale, root,
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
+    TOGETHER: gl.constexpr,
 ):  # fmt: skip
     HALF: gl.constexpr = D // 2
     d_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
@@ -99,12 +113,12 @@ def consume(
         plane_sum = dq_sum + (batch * heads + key_head * group + member).to(gl.int64) * padded * D
         count, token, dk, dv = visit(
             first, free, count, token, dk, dv, k, v, q_tiles, do_tiles, p_tiles, ds_tiles, numbers, plane_sum,
-            q_full, q_empty, do_full, do_empty, numbers_full, start, keys, scale, WHO, M, N, D, CAUSAL, True,
+            q_full, q_empty, do_full, do_empty, numbers_full, start, keys, scale, WHO, M, N, D, CAUSAL, True, TOGETHER,
         )  # fmt: skip
         count, token, dk, dv = visit(
             gl.maximum(first, free), end, count, token, dk, dv, k, v, q_tiles, do_tiles, p_tiles, ds_tiles, numbers,
             plane_sum, q_full, q_empty, do_full, do_empty, numbers_full, start, keys, scale,
-            WHO, M, N, D, CAUSAL, False,
+            WHO, M, N, D, CAUSAL, False, TOGETHER,
         )  # fmt: skip
     meet(token)  # the other consumer has read the tiles of queries for the last time
     dk_room = q_tiles._reinterpret(q_tiles.dtype, [4, 1, 1, N, HALF], dk_out.layout).index(WHO)
@@ -123,11 +137,12 @@ def consume_first(
     kv_full, q_full, q_empty, do_full, do_empty, numbers_full,
     start, batch, key_head, heads, group, queries, keys, padded, scale, root,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
+    TOGETHER: gl.constexpr,
 ):  # fmt: skip
     consume(
         dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, p_tiles, ds_tiles, numbers, dq_sum,
         kv_full, q_full, q_empty, do_full, do_empty, numbers_full,
-        start, batch, key_head, heads, group, queries, keys, padded, scale, root, 0, M, N, D, CAUSAL,
+        start, batch, key_head, heads, group, queries, keys, padded, scale, root, 0, M, N, D, CAUSAL, TOGETHER,
     )  # fmt: skip
 
 
@@ -137,11 +152,12 @@ def consume_second(
     kv_full, q_full, q_empty, do_full, do_empty, numbers_full,
     start, batch, key_head, heads, group, queries, keys, padded, scale, root,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
+    TOGETHER: gl.constexpr,
 ):  # fmt: skip
     consume(
         dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, p_tiles, ds_tiles, numbers, dq_sum,
         kv_full, q_full, q_empty, do_full, do_empty, numbers_full,
-        start, batch, key_head, heads, group, queries, keys, padded, scale, root, 1, M, N, D, CAUSAL,
+        start, batch, key_head, heads, group, queries, keys, padded, scale, root, 1, M, N, D, CAUSAL, TOGETHER,
     )  # fmt: skip
 
 
@@ -149,7 +165,8 @@ def consume_second(
 @gluon.jit(do_not_specialize=["heads", "key_heads", "group", "queries", "keys", "padded"])
 def wide_backward_kernel(
     q, k, v, do, exponents, deltas, dq_sum, dk_out, dv_out, heads, key_heads, group, queries, keys, padded, scale, root,
-    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REGISTERS: gl.constexpr,
+    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, TOGETHER: gl.constexpr,
+    REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """As `backward_kernel`; `dq_sum` is a pointer."""
     tiles = (keys + N - 1) // N
@@ -184,12 +201,12 @@ def wide_backward_kernel(
         (consume_first, (
             dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, p_tiles, ds_tiles, numbers, dq_sum,
             kv_full, q_full, q_empty, do_full, do_empty, numbers_full,
-            start, batch, key_head, heads, group, queries, keys, padded, scale, root, M, N, D, CAUSAL,
+            start, batch, key_head, heads, group, queries, keys, padded, scale, root, M, N, D, CAUSAL, TOGETHER,
         )),
         (consume_second, (
             dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, p_tiles, ds_tiles, numbers, dq_sum,
             kv_full, q_full, q_empty, do_full, do_empty, numbers_full,
-            start, batch, key_head, heads, group, queries, keys, padded, scale, root, M, N, D, CAUSAL,
+            start, batch, key_head, heads, group, queries, keys, padded, scale, root, M, N, D, CAUSAL, TOGETHER,
         )),
         (produce, (
             q, k, v, do, exponents, deltas, k_tiles, v_tiles, q_tiles, do_tiles, numbers,

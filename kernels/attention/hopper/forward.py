@@ -37,10 +37,10 @@ def place(index, tiles, planes, span, CAUSAL: gl.constexpr):
 
 
 @gluon.jit
-def next_unit(round, program, programs):
-    """The unit of a program's round: every other round goes backwards, so that nobody always gets the longer rows."""
-    back = round % 2
-    return round * programs + program * (1 - back) + (programs - 1 - program) * back
+def next_unit(turn, program, programs):
+    """The unit of a program's turn: every other round goes backwards, so that nobody always gets the longer rows."""
+    back = turn % 2
+    return turn * programs + program * (1 - back) + (programs - 1 - program) * back
 
 
 @gluon.jit
@@ -53,15 +53,21 @@ def key_tiles(start, queries, keys, ROWS: gl.constexpr, N: gl.constexpr, CAUSAL:
 
 
 @gluon.jit
+def mask(s, rows, first, keys, CAUSAL: gl.constexpr, N: gl.constexpr):
+    """Scores of the keys from `first` on, −∞ where a query does not see a key."""
+    columns = first + gl.arange(0, N, gl.SliceLayout(0, s.type.layout))
+    visible = (columns < keys)[None, :]
+    if CAUSAL:
+        visible = visible & (columns[None, :] <= rows[:, None])
+    return gl.where(visible, s, -float("inf"))
+
+
+@gluon.jit
 def softmax_step(s, maximum, total, rows, first, keys, scale, MASKED: gl.constexpr, CAUSAL: gl.constexpr,
                  N: gl.constexpr):  # fmt: skip
     """(weights, maximum, total, shrink) after one more tile of scores."""
     if MASKED:
-        columns = first + gl.arange(0, N, gl.SliceLayout(0, s.type.layout))
-        visible = (columns < keys)[None, :]
-        if CAUSAL:
-            visible = visible & (columns[None, :] <= rows[:, None])
-        s = gl.where(visible, s, -float("inf"))
+        s = mask(s, rows, first, keys, CAUSAL, N)
     raised = gl.maximum(maximum, gl.max(s, 1) * scale)
     base = gl.where(raised == -float("inf"), 0.0, raised)  # as long as a row has seen scores of −∞ only
     p = gl.exp2(s * scale - base[:, None])
@@ -75,7 +81,7 @@ def attend(
     begin, end, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
     rows, keys, scale,
     WHO: gl.constexpr, CONSUMERS: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
-    MASKED: gl.constexpr, TURNS: gl.constexpr,
+    MASKED: gl.constexpr,
 ):  # fmt: skip
     """The running softmax after the tiles of keys from `begin` to `end`, whose weights are not multiplied yet."""
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
@@ -85,20 +91,16 @@ def attend(
         stage = count % STAGES
         before = (count - 1) % STAGES
         mbarrier.wait(k_full.index(stage), (count // STAGES) & 1)
-        if TURNS:
-            token = await_turn(token, WHO)
+        token = await_turn(token, WHO)
         zeros = gl.zeros([acc.shape[0], N], gl.float32, s_layout)
         s_future = warpgroup_mma(q, k_tiles.index(stage).reshape([N, acc.shape[1]]).permute((1, 0)), zeros,
                                  use_acc=False, is_async=True)  # fmt: skip
         mbarrier.wait(v_full.index(before), ((count - 1) // STAGES) & 1)
         acc_future = warpgroup_mma(weights, v_tiles.index(before).reshape([N, acc.shape[1]]), acc, is_async=True)
-        if TURNS:
-            token = give_turn(token, (WHO + 1) % CONSUMERS)
+        token = give_turn(token, (WHO + 1) % CONSUMERS)
         s = warpgroup_mma_wait(1, deps=[s_future])
         mbarrier.arrive(k_empty.index(stage), count=1)
-        p, maximum, total, shrink = softmax_step(
-            s, maximum, total, rows, index * N, keys, scale, MASKED, CAUSAL, N
-        )
+        p, maximum, total, shrink = softmax_step(s, maximum, total, rows, index * N, keys, scale, MASKED, CAUSAL, N)
         acc = warpgroup_mma_wait(0, deps=[acc_future])
         mbarrier.arrive(v_empty.index(before), count=1)
         acc = acc * gl.convert_layout(shrink, row_layout)[:, None]
@@ -112,7 +114,8 @@ def consume(
     out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
     tiles, heads, planes, span, queries, keys, scale,
     WHO: gl.constexpr, CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
-    STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr, TURNS: gl.constexpr,
+    STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
+    MASK_FIRST: gl.constexpr,
 ):  # fmt: skip
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -121,16 +124,13 @@ def consume(
     program = gl.program_id(0)
     programs = gl.num_programs(0)
     count = 0
-    token = 0
-    if TURNS:
-        if WHO == CONSUMERS - 1:
-            token = give_turn(program, 0)
-        else:
-            token = program
+    token = program
+    if WHO == CONSUMERS - 1:
+        token = give_turn(program, 0)
     rounds = (tiles * planes + programs - 1) // programs
     done = 0
-    for round in range(rounds):
-        unit = next_unit(round, program, programs)
+    for turn in range(rounds):
+        unit = next_unit(turn, program, programs)
         if unit < tiles * planes:
             tile, plane = place(unit, tiles, planes, span, CAUSAL)
             start = tile * (CONSUMERS * M)
@@ -139,40 +139,43 @@ def consume(
             free = keys // N
             if CAUSAL:
                 free = gl.minimum(start + WHO * M, keys) // N
-            free = gl.maximum(free, 1)
             acc = gl.zeros([M, D], gl.float32, acc_layout)
             maximum = gl.full([M], -float("inf"), gl.float32, row_layout)
             total = gl.zeros([M], gl.float32, row_layout)
-            mbarrier.wait(q_full.index(WHO), done & 1)
-            q = q_tiles.index(WHO).reshape([M, D])
+            held = done % Q_STAGES * CONSUMERS + WHO
+            mbarrier.wait(q_full.index(held), (done // Q_STAGES) & 1)
+            q = q_tiles.index(held).reshape([M, D])
             mbarrier.wait(k_full.index(count % STAGES), (count // STAGES) & 1)
             zeros = gl.zeros([M, N], gl.float32, s_layout)
             s = warpgroup_mma(q, k_tiles.index(count % STAGES).reshape([N, D]).permute((1, 0)), zeros,
                               use_acc=False, is_async=True)  # fmt: skip
             s = warpgroup_mma_wait(0, deps=[s])
             mbarrier.arrive(k_empty.index(count % STAGES), count=1)
-            p, maximum, total, _shrink = softmax_step(
-                s, maximum, total, rows, 0, keys, scale, True, CAUSAL, N
-            )
+            if not MASK_FIRST:  # noqa: SIM102 - this is decided by the compiler, the other by the program
+                if free < 1:
+                    s = mask(s, rows, 0, keys, CAUSAL, N)
+            p, maximum, total, _shrink = softmax_step(s, maximum, total, rows, 0, keys, scale, MASK_FIRST, CAUSAL, N)
             weights = gl.convert_layout(p.to(k_tiles.dtype), weights_layout)
             count += 1
             count, token, weights, acc, maximum, total = attend(
-                1, free, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
-                rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, False, TURNS,
+                1, free, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full,
+                v_empty,
+                rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, False,
             )  # fmt: skip
             count, token, weights, acc, maximum, total = attend(
-                free, number, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full,
-                v_empty, rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, True, TURNS,
+                gl.maximum(free, 1), number, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full,
+                k_empty, v_full,
+                v_empty, rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, True,
             )  # fmt: skip
             if OWN_ROOM:
-                mbarrier.arrive(q_empty.index(WHO), count=1)
+                mbarrier.arrive(q_empty.index(held), count=1)
             last = (count - 1) % STAGES
             mbarrier.wait(v_full.index(last), ((count - 1) // STAGES) & 1)
             acc = warpgroup_mma(weights, v_tiles.index(last).reshape([N, D]), acc, is_async=True)
             acc = warpgroup_mma_wait(0, deps=[acc])
             mbarrier.arrive(v_empty.index(last), count=1)
             acc = acc / gl.convert_layout(total, gl.SliceLayout(1, acc_layout))[:, None]
-            room = out_tiles.index(WHO)
+            room = out_tiles.index(WHO if OWN_ROOM else held)
             if OWN_ROOM:
                 tma.store_wait(0)
             room.reshape([M, D]).store(acc.to(k_tiles.dtype))
@@ -182,12 +185,11 @@ def consume(
                      mask=rows < queries)  # fmt: skip
             if not OWN_ROOM:
                 tma.store_wait(0)
-                mbarrier.arrive(q_empty.index(WHO), count=1)
+                mbarrier.arrive(q_empty.index(held), count=1)
             done += 1
     tma.store_wait(0)
-    if TURNS:
-        if WHO == 0:
-            await_turn(token, 0)
+    if WHO == 0:
+        await_turn(token, 0)  # the last one's turn is over, too
 
 
 @gluon.jit
@@ -195,11 +197,13 @@ def consume_first(
     out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
     tiles, heads, planes, span, queries, keys, scale,
     CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
-    STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr, TURNS: gl.constexpr,
+    STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
+    MASK_FIRST: gl.constexpr,
 ):  # fmt: skip
     consume(
         out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-        tiles, heads, planes, span, queries, keys, scale, 0, CONSUMERS, M, N, D, STAGES, CAUSAL, OWN_ROOM, TURNS,
+        tiles, heads, planes, span, queries, keys, scale, 0, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL, OWN_ROOM,
+        MASK_FIRST,
     )  # fmt: skip
 
 
@@ -208,11 +212,13 @@ def consume_second(
     out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
     tiles, heads, planes, span, queries, keys, scale,
     CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
-    STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr, TURNS: gl.constexpr,
+    STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
+    MASK_FIRST: gl.constexpr,
 ):  # fmt: skip
     consume(
         out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-        tiles, heads, planes, span, queries, keys, scale, 1, CONSUMERS, M, N, D, STAGES, CAUSAL, OWN_ROOM, TURNS,
+        tiles, heads, planes, span, queries, keys, scale, 1, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL, OWN_ROOM,
+        MASK_FIRST,
     )  # fmt: skip
 
 
@@ -221,11 +227,13 @@ def consume_third(
     out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
     tiles, heads, planes, span, queries, keys, scale,
     CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
-    STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr, TURNS: gl.constexpr,
+    STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
+    MASK_FIRST: gl.constexpr,
 ):  # fmt: skip
     consume(
         out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-        tiles, heads, planes, span, queries, keys, scale, 2, CONSUMERS, M, N, D, STAGES, CAUSAL, OWN_ROOM, TURNS,
+        tiles, heads, planes, span, queries, keys, scale, 2, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL, OWN_ROOM,
+        MASK_FIRST,
     )  # fmt: skip
 
 
@@ -233,15 +241,16 @@ def consume_third(
 def produce(
     q, k, v, q_tiles, k_tiles, v_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
     tiles, heads, planes, span, queries, keys, group,
-    CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
+    CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, Q_STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr,
 ):  # fmt: skip
     program = gl.program_id(0)
     programs = gl.num_programs(0)
     count = 0
     done = 0
     rounds = (tiles * planes + programs - 1) // programs
-    for round in range(rounds):
-        unit = next_unit(round, program, programs)
+    for turn in range(rounds):
+        unit = next_unit(turn, program, programs)
         if unit < tiles * planes:
             tile, plane = place(unit, tiles, planes, span, CAUSAL)
             start = tile * (CONSUMERS * M)
@@ -250,10 +259,11 @@ def produce(
             key_head = head // group
             number = key_tiles(start, queries, keys, CONSUMERS * M, N, CAUSAL)
             for who in gl.static_range(CONSUMERS):
-                mbarrier.wait(q_empty.index(who), (done & 1) ^ 1)
-                mbarrier.expect(q_full.index(who), q.block_type.nbytes)
+                held = done % Q_STAGES * CONSUMERS + who
+                mbarrier.wait(q_empty.index(held), ((done // Q_STAGES) & 1) ^ 1)
+                mbarrier.expect(q_full.index(held), q.block_type.nbytes)
                 tma.async_copy_global_to_shared(
-                    q, [batch, head, start + who * M, 0], q_full.index(who), q_tiles.index(who)
+                    q, [batch, head, start + who * M, 0], q_full.index(held), q_tiles.index(held)
                 )
             for index in range(number):
                 stage = count % STAGES
@@ -277,24 +287,25 @@ def produce(
 def forward_kernel(
     q, k, v, out, logsumexp, heads, planes, span, queries, keys, group, scale,
     CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr, TURNS: gl.constexpr, REGISTERS: gl.constexpr,
+    Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr, MASK_FIRST: gl.constexpr,
+    REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """out and its log-sum-exp (natural, contiguous). `scale` is log2(e)/√d; `planes` is batches · heads."""
-    q_tiles = gl.allocate_shared_memory(q.dtype, [CONSUMERS, 1, 1, M, D], q.layout)
+    q_tiles = gl.allocate_shared_memory(q.dtype, [Q_STAGES * CONSUMERS, 1, 1, M, D], q.layout)
     k_tiles = gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, N, D], k.layout)
     v_tiles = gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, N, D], v.layout)
     out_tiles = q_tiles
     if OWN_ROOM:
         out_tiles = gl.allocate_shared_memory(q.dtype, [CONSUMERS, 1, 1, M, D], out.layout)
-    q_full = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
-    q_empty = gl.allocate_shared_memory(gl.int64, [CONSUMERS, 1], mbarrier.MBarrierLayout())
+    q_full = gl.allocate_shared_memory(gl.int64, [Q_STAGES * CONSUMERS, 1], mbarrier.MBarrierLayout())
+    q_empty = gl.allocate_shared_memory(gl.int64, [Q_STAGES * CONSUMERS, 1], mbarrier.MBarrierLayout())
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for who in gl.static_range(CONSUMERS):
-        mbarrier.init(q_full.index(who), count=1)
-        mbarrier.init(q_empty.index(who), count=1)
+    for held in gl.static_range(Q_STAGES * CONSUMERS):
+        mbarrier.init(q_full.index(held), count=1)
+        mbarrier.init(q_empty.index(held), count=1)
     for stage in gl.static_range(STAGES):
         mbarrier.init(k_full.index(stage), count=1)
         mbarrier.init(k_empty.index(stage), count=CONSUMERS)
@@ -306,33 +317,38 @@ def forward_kernel(
         gl.warp_specialize([
             (consume_first, (
                 out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-                tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, CAUSAL, OWN_ROOM, TURNS,
+                tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
+                OWN_ROOM, MASK_FIRST,
             )),
             (consume_second, (
                 out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-                tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, CAUSAL, OWN_ROOM, TURNS,
+                tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
+                OWN_ROOM, MASK_FIRST,
             )),
             (produce, (
                 q, k, v, q_tiles, k_tiles, v_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-                tiles, heads, planes, span, queries, keys, group, CONSUMERS, M, N, STAGES, CAUSAL,
+                tiles, heads, planes, span, queries, keys, group, CONSUMERS, M, N, STAGES, Q_STAGES, CAUSAL,
             )),
         ], [4, 1], [REGISTERS, 24])  # fmt: skip
     else:
         gl.warp_specialize([
             (consume_first, (
                 out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-                tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, CAUSAL, OWN_ROOM, TURNS,
+                tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
+                OWN_ROOM, MASK_FIRST,
             )),
             (consume_second, (
                 out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-                tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, CAUSAL, OWN_ROOM, TURNS,
+                tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
+                OWN_ROOM, MASK_FIRST,
             )),
             (consume_third, (
                 out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-                tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, CAUSAL, OWN_ROOM, TURNS,
+                tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
+                OWN_ROOM, MASK_FIRST,
             )),
             (produce, (
                 q, k, v, q_tiles, k_tiles, v_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
-                tiles, heads, planes, span, queries, keys, group, CONSUMERS, M, N, STAGES, CAUSAL,
+                tiles, heads, planes, span, queries, keys, group, CONSUMERS, M, N, STAGES, Q_STAGES, CAUSAL,
             )),
         ], [4, 4, 1], [REGISTERS, REGISTERS, 24])  # fmt: skip
