@@ -26,7 +26,7 @@ from app.errors import Conflict, InBaseline, LeaseLost, NotFound, job_problem
 from app.specs._sweep import expand
 from app.states import LivingState
 from app.store import service_settings, staging, submission, sweeps, tables
-from app.store.baselines import baselines_of
+from app.store.baseline_rows import baselines_of
 from app.store.claims import QUEUED, next_job
 from app.store.deleting import delete_jobs
 from app.store.engine import Database

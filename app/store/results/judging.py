@@ -93,7 +93,10 @@ class Row:
         """Return how many processes each side needs to find a difference of so many percent."""
         if self.estimate is None or self.estimate.spread is None:
             return None
-        return inference.replicates_for(percent / 100, self.estimate.spread, self.alpha)
+        freedom = len(self.baseline) + len(self.candidate) - 2
+        return inference.replicates_for(
+            percent / 100, inference.spread_limit(self.estimate.spread, freedom), self.alpha
+        )
 
     @property
     def bound(self) -> float | None:
