@@ -35,6 +35,9 @@ POWER = 0.8
 FEWEST = 4
 """Fewest processes of each side. With 3, even sides without any overlap have a p-value of 0.1."""
 RESAMPLES = 9999
+FEWEST_RESAMPLES = 999
+MAX_RESAMPLED = 2_000_000
+"""Most values that are drawn for one side's interval: with many processes, fewer resamples do."""
 SEED = 0
 """Seed of the bootstrap: the same samples have the same interval."""
 MAX_EXACT = 60
@@ -101,6 +104,9 @@ def _interval(baseline: Sequence[float], candidate: Sequence[float], resamples: 
     """Return the percentile bootstrap interval of the ratio of medians; each side is resampled by itself."""
     import numpy as np
     from scipy import stats
+
+    largest = max(len(baseline), len(candidate))
+    resamples = min(resamples, max(FEWEST_RESAMPLES, MAX_RESAMPLED // largest))
 
     def ratio(one: Any, other: Any, axis: int = -1) -> Any:
         return np.median(other, axis=axis) / np.median(one, axis=axis)

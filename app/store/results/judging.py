@@ -28,7 +28,6 @@ RELEVANT_PERCENT = 5.0
 """Where no difference is found and one larger than this cannot be excluded, the answer is "inconclusive"."""
 DEFAULT_REPLICATES = 8
 MANY_TESTS = 200
-FEWER_RESAMPLES = 999
 
 NOTHING = Estimate(None, None, None, None, None)
 """The estimate where there is nothing to compare."""
@@ -233,7 +232,7 @@ def judge(rows: Sequence[Row], headline: str | None, *, alternated: bool, asked:
         asked: the only metrics that are asked for; they share ALPHA. None: all.
     """
     tested = [index for index, row in enumerate(rows) if row.baseline and row.candidate]
-    resamples = inference.RESAMPLES if len(tested) <= MANY_TESTS else FEWER_RESAMPLES
+    resamples = inference.RESAMPLES if len(tested) <= MANY_TESTS else inference.FEWEST_RESAMPLES
     judged = list(rows)
     for index in tested:
         row = rows[index]
