@@ -61,8 +61,8 @@ def test_of_many_measurements_few_are_read_at_once(
     read: list[int] = []
     original = choosing.measurements
 
-    def counted(connection: Any, chosen: Any, *rest: Any) -> Any:
-        found = original(connection, chosen, *rest)
+    def counted(*given: Any, **options: Any) -> Any:
+        found = original(*given, **options)
         read.append(len(found))
         return found
 
