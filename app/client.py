@@ -40,6 +40,7 @@ from app import address
 from app.characters import one_line
 from app.errors import InvalidEnvironment
 from app.layout import Format, Statistic, case_text
+from app.own_code import put_into
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -218,12 +219,17 @@ class Flopwatch:
         unique_key: str | None = None,
         idempotency_key: str | None = None,
         wait_s: int = 0,
+        implementation: str | None = None,
+        model: str | None = None,
     ) -> Answer:
         """Submit one job.
 
         Args:
             spec: the job's spec with its `kind`; fields that are left out have defaults.
             preset: one of the kind's presets, which `spec` then changes.
+            implementation: attention of your own, "my_attention.py:attention"; the file goes up first. In a comparison
+                it is the candidate's.
+            model: likewise, a model class of your own, for training kinds.
             timeout_s: end the job after so many seconds; "none": never; None: the server's default.
             unique_key: refused while another job with this key is queued or runs.
             idempotency_key: submitting again with this key gives the first answer and changes nothing.
@@ -243,8 +249,9 @@ class Flopwatch:
             >>> job["state"], job["spec"]["model"]["size"]
             ('succeeded', 'tiny')
         """
+        chosen = self.with_code(self._with_preset(spec, preset), implementation=implementation, model=model)
         body = {
-            "spec": self._with_preset(spec, preset),
+            "spec": chosen,
             **_options(name, labels, priority, timeout_s, max_attempts),
             "unique_key": unique_key,
         }
@@ -253,8 +260,9 @@ class Flopwatch:
     def sweep(
         self,
         base: Mapping[str, Any],
-        grid: Mapping[str, Sequence[Any]],
+        grid: Mapping[str, Sequence[Any]] | None = None,
         *,
+        fit: Mapping[str, Any] | None = None,
         exclude: Iterable[Mapping[str, Any]] = (),
         preset: str | None = None,
         name: str | None = None,
@@ -263,12 +271,17 @@ class Flopwatch:
         timeout_s: float | str | None = None,
         max_attempts: int = 2,
         idempotency_key: str | None = None,
+        implementation: str | None = None,
+        model: str | None = None,
     ) -> Answer:
         """Submit one job per combination of the grid's values: all, or none if one of them is not valid.
 
         Args:
             base: the spec that the jobs have in common, with its `kind`.
             grid: dotted paths below the spec, each with its values.
+            fit: search for the largest value that fits into memory, for each point of the grid or, without one, once:
+                {"axis": "context_length", "upto": 65536, "step": 64}. `start` is the value to try first. The sweep's
+                `searches` tell where it stands.
             exclude: points to leave out, such as {"model.size": "xl", "context_length": 1024}.
 
         The other arguments are those of `submit`.
@@ -282,18 +295,30 @@ class Flopwatch:
             3
         """
         body = {
-            "base": self._with_preset(base, preset),
-            "grid": {path: list(values) for path, values in grid.items()},
+            "base": self.with_code(self._with_preset(base, preset), implementation=implementation, model=model),
+            "grid": {path: list(values) for path, values in (grid or {}).items()},
+            "fit": None if fit is None else dict(fit),
             "exclude": [dict(point) for point in exclude],
             **_options(name, labels, priority, timeout_s, max_attempts),
         }
         return self.post_once("/sweeps", body, idempotency_key)[0]
 
-    def rerun(self, job: Thing, changes: Mapping[str, Any] | None = None, /, **fields: Any) -> Answer:
+    def rerun(
+        self,
+        job: Thing,
+        changes: Mapping[str, Any] | None = None,
+        /,
+        *,
+        implementation: str | None = None,
+        own_model: str | None = None,
+        **fields: Any,
+    ) -> Answer:
         """Submit a new job with a job's spec and options, and other values for some fields of the spec.
 
         Args:
             changes: dotted paths below the spec with their values: {"model.size": "small"}.
+            implementation: attention of your own, as in `submit`.
+            own_model: likewise, a model class of your own; `model` is a field of specs.
             fields: fields of the spec, as keyword arguments.
 
         Example:
@@ -306,13 +331,38 @@ class Flopwatch:
         for path, value in {**fields, **(changes or {})}.items():
             _set(spec, path, value)
         return self.submit(
-            spec,
-            name=former["name"],
+            self.with_code(spec, implementation=implementation, model=own_model),
+            name=self._name_of(former),
             labels=former["labels"],
             priority=former["priority"],
             timeout_s="none" if former["timeout_s"] is None else former["timeout_s"],
             max_attempts=former["max_attempts"],
         )
+
+    def _name_of(self, job: Answer) -> str | None:
+        """Return the name for a new job like this one: of a sweep's job the sweep's, without what told it apart."""
+        if job["sweep_id"] is None:
+            return job["name"]
+        found: str | None = self.get(f"/sweeps/{job['sweep_id']}")["name"]
+        return found
+
+    def with_code(self, spec: Answer, *, implementation: str | None = None, model: str | None = None) -> Answer:
+        """Upload the files of code of one's own, and return the spec with it; see `submit`.
+
+        Raises:
+            ClientError: a file cannot be read, or specs of this kind take no such code.
+        """
+        named = {"implementation": implementation, "model": model}
+        if not any(named.values()):
+            return spec
+        changed = copy.deepcopy(spec)
+        try:
+            files = put_into(changed, self.specs(), named)
+        except ValueError as error:
+            raise ClientError(f"{error}.") from error
+        for code in files:
+            self.send("PUT", f"/files/{code.sha256}", content=code.content)
+        return changed
 
     def specs(self) -> list[Answer]:
         """Return every kind of job: its JSON Schema, presets, and an example that runs.
@@ -389,7 +439,7 @@ class Flopwatch:
                 found: Answer = self.get(f"/sweeps/{sweep_id}")
                 counts = found["counts"]
                 total, done = sum(counts.values()), sum(counts[state] for state in FINISHED)
-                display(done, total, f"{counts['running']} running, {counts['failed']} failed")
+                display(done, total, f"{counts['running']} running, {counts['failed']} failed{_found(found)}")
                 if done >= total:
                     return found
                 if time.monotonic() >= deadline:
@@ -885,10 +935,12 @@ class Flopwatch:
         *,
         params: Mapping[str, Any] | None = None,
         body: Any = None,
+        content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         timeout_s: float = READ_TIMEOUT_S,
     ) -> httpx.Response:
-        """Send one request to any route; `timeout_s` is the longest silence of the server.
+        """Send one request to any route, with JSON (`body`) or bytes (`content`); `timeout_s` is the longest silence of
+        the server.
 
         Raises:
             Refused: the server answered with a problem.
@@ -897,7 +949,7 @@ class Flopwatch:
         chosen = {name: value for name, value in (params or {}).items() if value is not None}
         with self._explained():
             response = self._http.request(
-                method, path, params=chosen, json=body, headers=headers, timeout=_timeout(timeout_s)
+                method, path, params=chosen, json=body, content=content, headers=headers, timeout=_timeout(timeout_s)
             )
         return checked(response)
 
@@ -1030,13 +1082,23 @@ def _server_url(settings: Settings, folder_is_given: bool) -> tuple[str, str]:
     if not folder_is_given and (url := os.environ.get("FLOPWATCH_URL")):
         return url.rstrip("/"), ""
     if url := address.found(settings.data_dir):
-        return url.rstrip("/"), f" (from {settings.data_dir / address.FILE})"
+        # It is used all the same: a server in another container has a process that cannot be seen from here.
+        gone = ", left by a server whose process is gone" if address.left_by_the_dead(settings.data_dir) else ""
+        return url.rstrip("/"), f" (from {settings.data_dir / address.FILE}{gone})"
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
     return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}", ""
 
 
 def _timeout(silence_s: float) -> httpx.Timeout:
     return httpx.Timeout(CONNECT_TIMEOUT_S, read=silence_s)
+
+
+def _found(sweep: Mapping[str, Any]) -> str:
+    """Return what the one search of a sweep has found so far."""
+    searches = sweep.get("searches") or []
+    if len(searches) != 1 or searches[0]["largest"] is None:
+        return ""
+    return f", {searches[0]['axis']} {searches[0]['largest']} fits"
 
 
 def _deadline(timeout_s: float | None) -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import re
 from collections.abc import AsyncIterator
 from importlib.metadata import version
 from typing import Any
@@ -17,6 +19,7 @@ from app.api import (
     bulk,
     compare,
     events,
+    files,
     health,
     jobs,
     problems,
@@ -39,21 +42,8 @@ from app.settings import Settings
 from app.web import docs, export, pages
 
 ROUTERS = (
-    jobs,
-    bulk,
-    events,
-    results,
-    sweeps,
-    queue,
-    tables,
-    compare,
-    baselines,
-    export,
-    specs,
-    workers,
-    health,
-    pages,
-    docs,
+    *(jobs, bulk, events, results, files, sweeps, queue, tables, compare, baselines, export, specs, workers, health),
+    *(pages, docs),
 )
 
 
@@ -105,5 +95,20 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
             ref_template="#/components/schemas/{model}",
         )
         schema.setdefault("components", {}).setdefault("schemas", {}).update(bodies["$defs"])
-        app.openapi_schema = schema
+        app.openapi_schema = _with_named_pages(schema)
     return app.openapi_schema
+
+
+def _with_named_pages(schema: dict[str, Any]) -> dict[str, Any]:
+    """Name the page of each kind of thing ("JobPage"); FastAPI titles all of them Page."""
+    schemas = schema["components"]["schemas"]
+    pages = {name: f"{found[1]}Page" for name in schemas if (found := re.fullmatch(r"Page_(\w+)_", name))}
+    text = json.dumps(schema)
+    for name, better in pages.items():
+        text = text.replace(f'"#/components/schemas/{name}"', f'"#/components/schemas/{better}"')
+    named: dict[str, Any] = json.loads(text)
+    of_all = named["components"]["schemas"]
+    named["components"]["schemas"] = {
+        pages.get(name, name): {**one, "title": pages[name]} if name in pages else one for name, one in of_all.items()
+    }
+    return named

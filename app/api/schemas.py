@@ -214,6 +214,25 @@ class Unit(TypedDict):
     artifacts: list[FileOfUnit]
 
 
+class TriedValue(TypedDict):
+    value: int
+    job: int
+    state: JobState
+    outcome: str | None
+
+
+class Search(TypedDict):
+    point: dict[str, Any]
+    axis: str
+    state: str
+    reason: str | None
+    largest: int | None
+    largest_job: int | None
+    too_large: int | None
+    too_large_job: int | None
+    tried: list[TriedValue]
+
+
 class Sweep(TypedDict):
     id: int
     name: str | None
@@ -222,10 +241,18 @@ class Sweep(TypedDict):
     grid: dict[str, list[Any]]
     exclude: list[dict[str, Any]]
     options: dict[str, Any]
+    fit: dict[str, Any] | None
+    searches: list[Search] | None
     created_at: str
     broken: dict[str, Any] | None
     counts: dict[str, int]
     links: dict[str, str]
+
+
+class CodeFile(TypedDict):
+    sha256: str
+    size: int
+    url: str
 
 
 class Place(TypedDict):

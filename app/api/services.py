@@ -28,6 +28,7 @@ from app.store.queue import Queue
 from app.store.reading import Reading
 from app.store.registration import Registration
 from app.store.slices import Slices
+from app.store.uploads import Uploads
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class Services:
     registration: Registration
     reading: Reading
     files: ArtifactFiles
+    uploads: Uploads
     changes: Changes
     writes: Writes
     slices: Slices
@@ -79,6 +81,7 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
         registration=Registration(database),
         reading=Reading(database),
         files=files,
+        uploads=Uploads(database, files),
         changes=Changes(database),
         writes=Writes(settings.busy_timeout_s),
         slices=slices,
