@@ -217,6 +217,15 @@ def reads(filled: Filled) -> list[Request]:
         Request("GET /tables", at(f"/tables?sweep={sweep}"), title="of the sweep"),
         Request("GET /tables", at(f"/tables?job={large}"), title="of the large job"),
         Request("GET /tables", at("/tables?kind=benchmark"), title="of all jobs: refused"),
+        Request(
+            "GET /tables", at(f"/tables?sweep={sweep}&sort=step_ms&limit=50"), title="of the sweep, sorted, 50 rows"
+        ),
+        Request("GET /jobs/{job_id}/export", at(f"/jobs/{done}/export")),
+        Request("GET /jobs/{job_id}/export", at(f"/jobs/{large}/export"), title="of the large job"),
+        Request("GET /sweeps/{sweep_id}/export", at(f"/sweeps/{sweep}/export")),
+        Request(
+            "GET /compare/export", at(f"/compare/export?baseline={done}&candidate={done}"), title="a job with itself"
+        ),
         Request("GET /compare", at(f"/compare?baseline={done}&candidate={done}"), title="a job with itself"),
         Request("GET /compare", at(f"/compare?baseline={large}&candidate={large}"), title="the large with itself"),
         Request("GET /queue/places", at(f"/queue/places?job={filled.queued}"), title="of a queued job"),
