@@ -67,7 +67,7 @@ async function draw(figure) {
   const caption = figure.querySelector("figcaption");
   const picture = document.createElement("div");
   picture.className = "plot";
-  picture.setAttribute("role", "img");
+  picture.setAttribute("role", "group");
   picture.setAttribute("aria-label", caption?.textContent.trim() ?? figure.getAttribute("aria-label") ?? "Plot");
   figure.prepend(picture);
   const { data, layout } = themed(content);
