@@ -69,7 +69,7 @@ def sweep(
 ) -> Response:
     tag = page_tag(services.reading.sweep_page_version(sweep_id), str(request.query_params))
     if tag.is_known_to(request):
-        return unchanged(tag)
+        return unchanged(tag, plots=True)
     found = services.reading.sweep(sweep_id)
     progress = members.progress(services.database, found, datetime.now(UTC))
     choice = query.choice()
