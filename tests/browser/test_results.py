@@ -5,6 +5,7 @@ A server in this process, with results that the test makes up: what is drawn doe
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
+from app.specs import spec_adapter
 from app.store.records import UnitRecord
 from tests.app.conftest import CAPABILITIES, KINDS, Site, record, serving
 from tests.browser.checks import assert_readable
@@ -48,7 +50,7 @@ def finish(
     """Play the worker: finish the next job with a case that follows from its spec."""
     claim = site.worker.claim()
     spec = claim.spec
-    case = {"model": "tiny", "context_length": spec["context_length"], "precision": spec["precision"]}
+    case = dict(spec_adapter.validate_json(json.dumps(spec)).case().coordinates)
     ms = factor * spec["context_length"] / 64 * (0.5 if spec["precision"] == "bf16" else 1.0)
     rows = []
     for unit in range(PROCESSES):

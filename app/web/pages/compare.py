@@ -41,10 +41,15 @@ class CompareQuery(StrictQuery):
     metric: Annotated[Text | None, BeforeValidator(lambda value: value or None)] = None
 
 
+class AddQuery(StrictQuery):
+    job: list[Text] = Field(default=[], max_length=100)
+    """Ids, each parameter with one or several, separated by spaces or commas."""
+
+
 @router.get("/compare/add")
-def add(request: Request) -> Response:
+def add(query: Annotated[AddQuery, Query()]) -> Response:
     """Where the form that takes ids in one field sends them: answers with the page of those jobs."""
-    texts = [part for value in request.query_params.getlist("job") for part in re.split(r"[\s,]+", value) if part]
+    texts = [part for value in query.job for part in re.split(r"[\s,]+", value) if part]
     wrong = [text for text in texts if not (text.isascii() and text.isdecimal())]
     if wrong:
         detail = f"{wrong[0]!r} is no id of a job: ids are numbers, such as 17."

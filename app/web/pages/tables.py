@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
-from pydantic import ValidationError
+from pydantic import ValidationError, create_model
 
+from app.api.parameters import StrictQuery
 from app.api.services import CurrentServices, Services
 from app.api.tables import TableQuery
 from app.errors import InvalidRequest
@@ -37,8 +38,21 @@ OWN = ("panel", "after")
 """Parameters of the page that exports and commands leave out."""
 
 
+SentQuery: Any = create_model(
+    "SentQuery",
+    __base__=StrictQuery,
+    panel=(str | None, None),
+    **{
+        name: (list[str], []) if name in SEPARATED else (str | None, None)
+        for name in TableQuery.model_fields
+        if name != "format"
+    },
+)
+"""The parameters of `GET /tables` as a form sends them: also empty, and several values in one."""
+
+
 @router.get("/tables")
-def tables(request: Request, services: CurrentServices) -> Response:
+def tables(request: Request, services: CurrentServices, _sent: Annotated[SentQuery, Query()]) -> Response:
     given = given_parameters(request)
     panel = given.pop("panel", None) is not None
     query = read_query(given)
