@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Row, RowMapping, Select, Text, cast, func, se
 from app.errors import FieldError, InvalidRequest, NotFound
 from app.layout import FACTS, STATISTICS
 from app.states import JOB_STATES, WORKER_STATES, JobState, WorkerState
-from app.store import sweeps, tables
+from app.store import fitting, sweeps, tables
 from app.store.claims import QUEUED
 from app.store.engine import Database
 from app.store.filters import JobFilter
@@ -454,13 +454,16 @@ class Reading:
             return waiting_groups(connection)
 
     def sweep(self, sweep_id: int) -> dict[str, Any]:
-        """Return the public sweep, with the number of its points by the state of their latest job."""
+        """Return the public sweep, with the number of its points by the state of their latest job, and where its
+        searches stand.
+        """
         with self._database.read() as connection:
             query = select(tables.sweep).where(tables.sweep.c.id == checked_id(sweep_id, "sweep"))
             row = connection.execute(query).mappings().one_or_none()
             if row is None:
                 raise NotFound(f"There is no sweep {sweep_id}.")
-            return sweep_dict(row, sweeps.counts(connection, [sweep_id]).get(sweep_id, {}))
+            counts = sweeps.counts(connection, [sweep_id]).get(sweep_id, {})
+            return sweep_dict(row, counts, None if broken(row) else fitting.searches(connection, row))
 
     def job_page_version(self, job_id: int) -> str:
         """Return a text that changes with all that a job's page shows, but for the reason to wait."""

@@ -8,6 +8,7 @@
 //   <form data-picked="job">                   enables its buttons that act on picked rows, and counts those
 
 import { drawPlots, forgetPlots } from "./plots.js";
+import "./panels.js";
 
 // A refresh must not undo what a reader did: what is open stays open, what is drawn stays drawn.
 htmx.registerExtension("flopwatch", {

@@ -71,11 +71,11 @@ async function draw(figure) {
   const caption = figure.querySelector("figcaption");
   const picture = document.createElement("div");
   picture.className = "plot";
-  // No "img": the picture has buttons inside.
-  picture.setAttribute("role", "group");
-  picture.setAttribute("aria-label", caption?.textContent.trim() ?? figure.getAttribute("aria-label") ?? "Plot");
+  picture.setAttribute("role", "group"); // no image: it holds the buttons of Plotly's bar
+  picture.setAttribute("aria-label", figure.getAttribute("aria-label") ?? caption?.textContent.trim() ?? "Plot");
   figure.prepend(picture);
   const { data, layout } = themed(content);
+  picture.style.minHeight = `${layout.height}px`;
   await Plotly.newPlot(picture, data, layout, {
     responsive: true,
     displaylogo: false,
