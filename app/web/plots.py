@@ -348,7 +348,7 @@ def ratios(found: Sequence[Ratio]) -> Figure:
         )
     layout = {
         "height": 140 + 26 * len(found),
-        "xaxis": {"title": {"text": "Candidate / baseline, with 95 % confidence interval"}},
+        "xaxis": {"title": {"text": "Candidate / baseline, 95 % interval"}},
         "yaxis": {
             "type": "category",
             "categoryorder": "array",
