@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import array
+import dataclasses
 import json
 import re
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +19,7 @@ from app.web.pages.sweeps import listed, told
 from app.web.pages.tables import command
 from tests.app.web.checker import page
 
+TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
 GRID = {"precision": ["fp32", "bf16"], "context_length": [64, 128, 256]}
 
 
@@ -104,6 +108,22 @@ class TestSweeps:
         assert listed(list(range(100))) == "0, 1 … 99 (100 values)"
 
 
+def test_a_search_shows_what_fits(filled: Any, measured: Any) -> None:
+    body = {"base": TINY, "fit": {"axis": "context_length", "upto": 512, "step": 256}, "priority": 9, "grid": {}}
+    answer = filled.http.post("/sweeps", json=body)
+    assert answer.status_code == 201, answer.text
+    for outcome in ("ok", "oom"):
+        claim = filled.worker.claim()
+        case = dict(spec_adapter.validate_json(json.dumps(claim.spec)).case().coordinates)
+        filled.worker.finish(
+            claim, measurements=[measured("step_ms", 1.0 if outcome == "ok" else None, outcome, **case)]
+        )
+    text = " ".join(page(filled, f"/ui/sweeps/{answer.json()['id']}").text.split())
+    assert "Largest that fits" in text
+    assert re.search(r"256 job \d+ 512 job \d+", text), text
+    assert "the largest that fits, up to 512" in text
+
+
 class TestPlots:
     def test_lines_and_a_heat_map_with_the_outcomes(self, filled: Any) -> None:
         text = filled.http.get("/ui/plots?sweep=1").text
@@ -189,6 +209,20 @@ class TestTables:
 
 
 class TestCompare:
+    def test_of_few_processes_the_samples_are_drawn(self, filled: Any, measured: Any) -> None:
+        jobs = []
+        for factor in (1.0, 2.0):
+            filled.submit(spec={"context_length": 16}, priority=9)
+            row = measured("step_ms", factor, model="tiny", context_length=16)
+            packed = zlib.compress(array.array("d", [factor, factor + 0.5]).tobytes())
+            claim = filled.worker.claim()
+            filled.worker.finish(claim, measurements=[dataclasses.replace(row, samples=packed)])
+            jobs.append(claim.job_id)
+        text = filled.http.get(f"/ui/compare?job={jobs[0]}&job={jobs[1]}").text
+        distributions = figures(text)[0]
+        assert [trace["y"] for trace in distributions["data"]] == [[1.0, 1.5], [2.0, 2.5]]
+        assert "one dot for each sample" in text
+
     def test_without_jobs_it_says_how_to_choose(self, filled: Any) -> None:
         assert "The first is the baseline" in page(filled, "/ui/compare").text
 
