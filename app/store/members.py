@@ -217,7 +217,8 @@ def _conditions(sweep: Mapping[str, Any], choice: Choice) -> list[ColumnElement[
 
 
 def _index_on(path: str) -> ColumnElement[int]:
-    return type_coerce(_job.point, JSON)[path].as_integer()
+    index: ColumnElement[int] = type_coerce(_job.point, JSON)[path].as_integer()
+    return index
 
 
 def _sort_key(

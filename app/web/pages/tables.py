@@ -38,16 +38,12 @@ OWN = ("panel", "after")
 """Parameters of the page that exports and commands leave out."""
 
 
-SentQuery: Any = create_model(
-    "SentQuery",
-    __base__=StrictQuery,
-    panel=(str | None, None),
-    **{
-        name: (list[str], []) if name in SEPARATED else (str | None, None)
-        for name in TableQuery.model_fields
-        if name != "format"
-    },
-)
+_SENT: dict[str, Any] = {
+    name: (list[str], []) if name in SEPARATED else (str | None, None)
+    for name in (*TableQuery.model_fields, "panel")
+    if name != "format"
+}
+SentQuery: Any = create_model("SentQuery", __base__=StrictQuery, **_SENT)
 """The parameters of `GET /tables` as a form sends them: also empty, and several values in one."""
 
 
@@ -119,12 +115,12 @@ def read_query(given: Mapping[str, Any]) -> TableQuery:
 def read_table(services: Services, query: TableQuery) -> dict[str, Any]:
     """Return a page of the table; or the problem, if these jobs make none, so that the form stays."""
     after = int(query.after or 0)
-    layout = {
+    layout: dict[str, Any] = {
         "rows": query.rows or None,
         "columns": query.columns or None,
         "statistic": query.statistic,
         "pivot": query.pivot,
-        "relative_to": dict(query.relative_to),
+        "relative_to": dict(_references(query)),
         "best": query.best,
         "links": True,
         "sort": query.sort,
