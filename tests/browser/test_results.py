@@ -149,6 +149,11 @@ def test_jobs_are_compared_and_the_first_is_the_baseline(site: PlayedSite, page:
     claim = site.worker.claim_job(other)
     site.worker.finish(claim, measurements=[record("prefill_ms", 1.0, model="tiny", context_length=64)])
 
+    page.goto("/ui")
+    for job in jobs[:2]:
+        page.locator(f"input[name=job][value='{job}']").check()
+    page.get_by_role("button", name="Compare", exact=True).click()
+    expect(page.locator(".sentence")).to_have_count(1)
     page.goto("/ui/compare")
     expect(page.locator("main")).to_contain_text("The first is the baseline")
     page.get_by_label("Jobs, the baseline first").fill(" ".join(map(str, jobs)))

@@ -41,6 +41,8 @@ class CompareQuery(StrictQuery):
 
     job: list[Id] = Field(default=[], max_length=MAX_JOBS)
     metric: Annotated[Text | None, BeforeValidator(lambda value: value or None)] = None
+    back: Annotated[str, Field(max_length=2000)] = ""
+    """The query of the list of jobs in which they were picked."""
 
 
 class AddQuery(StrictQuery):
@@ -76,6 +78,7 @@ def compare(request: Request, services: CurrentServices, query: Annotated[Compar
         plots=True,
         jobs=[{**job, "links_to": _links(ids, at)} for at, job in enumerate(jobs)],
         ids=ids,
+        list_of_jobs="/ui" + (f"?{query.back}" if query.back else ""),
         alone=len(jobs) == 1 and not jobs[0]["holds_both"],
         comparisons=comparisons,
         metrics=metrics,

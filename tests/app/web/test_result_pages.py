@@ -244,6 +244,11 @@ class TestCompare:
     def test_what_cannot_be_compared_is_told_on_the_page(self, filled: Any, other: int, why: str) -> None:
         assert why in page(filled, f"/ui/compare?job=1&job={other}").text
 
+    def test_the_jobs_that_were_picked_in_a_list(self, filled: Any) -> None:
+        found = page(filled, "/ui/compare?back=state%3Dsucceeded&job=4&job=1")
+        assert "Job 1 against job 4" not in found.text, "one candidate needs no heading"
+        assert "/ui?state=succeeded" in found.references
+
     def test_ids_in_one_field(self, filled: Any) -> None:
         answer = filled.http.get("/ui/compare/add?job=1&job=4,5+4", follow_redirects=False)
         assert (answer.status_code, answer.headers["location"]) == (303, "/ui/compare?job=1&job=4&job=5")
