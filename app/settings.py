@@ -111,6 +111,9 @@ class Settings(BaseSettings):
     max_artifact_bytes: int = Field(
         default=16 << 30, ge=1024, description="Most bytes of one job's artifacts together, and so of each."
     )
+    allow_code: bool = Field(
+        default=False, description="A worker runs code that users upload: whoever reaches the server runs code here."
+    )
     perfetto_url: Annotated[str, AfterValidator(_is_a_site)] = Field(
         default="https://ui.perfetto.dev",
         description="Perfetto's address, which a job's page opens on a click, and hands the trace; empty: no button.",

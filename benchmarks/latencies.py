@@ -93,16 +93,16 @@ def fill(database: Database, client: httpx.Client, size: Size) -> Filled:
     answer = client.post("/sweeps", json={"base": TINY, "grid": grid}, timeout=TIMEOUT_S).raise_for_status().json()
     of_sweep = size.side**2
     with database.write() as connection:
-        _finish(connection, tables.job.c.id != queued)
+        finish_jobs(connection, tables.job.c.id != queued)
         others = max(0, size.measurements - size.large)
         copies = max(1, size.finished - of_sweep - 2)
         each = max(1, others // (copies + of_sweep + 1))
         connection.execute(insert(tables.measurement), [_measurement(done, number) for number in range(each)])
-        connection.execute(insert(tables.attempt), _attempt(done))
+        connection.execute(insert(tables.attempt), attempt_row(done))
         copy_rows(connection, (tables.attempt, tables.measurement), done, tables.job.c.sweep_id.is_not(None))
-        connection.execute(insert(tables.attempt), _attempt(large))
+        connection.execute(insert(tables.attempt), attempt_row(large))
     for start in range(0, size.large, BATCH):
-        rows = [_cell(large, number) for number in range(start, min(start + BATCH, size.large))]
+        rows = [cell_row(large, number) for number in range(start, min(start + BATCH, size.large))]
         with database.write() as connection:
             connection.execute(insert(tables.measurement), rows)
     finished = copy_jobs(database, done, copies)
@@ -112,7 +112,7 @@ def fill(database: Database, client: httpx.Client, size: Size) -> Filled:
     return Filled(done, large, queued, answer["id"], itertools.chain(reversed(finished)))
 
 
-def _finish(connection: Connection, which: Any) -> None:
+def finish_jobs(connection: Connection, which: Any) -> None:
     now = tables.utc_now()
     values = {"state": "succeeded", "attempt": 1, "started_at": now, "finished_at": now}
     connection.execute(update(tables.job).where(which).values(**values))
@@ -128,7 +128,7 @@ def _let_some_fail(connection: Connection, ids: range) -> None:
     connection.execute(insert(tables.job_label).from_select(["job_id", "key", "value"], label))
 
 
-def _attempt(job_id: int) -> dict[str, Any]:
+def attempt_row(job_id: int) -> dict[str, Any]:
     now, log = tables.utc_now(), "step\n" * 200
     values = {"job_id": job_id, "number": 1, "token": "0", "worker_id": "worker", "state": "succeeded", "beat": 3}
     return {**values, "log": log, "started_at": now, "finished_at": now}
@@ -155,7 +155,7 @@ def _measurement(job_id: int, number: int, **changes: Any) -> dict[str, Any]:
     }
 
 
-def _cell(job_id: int, number: int) -> dict[str, Any]:
+def cell_row(job_id: int, number: int) -> dict[str, Any]:
     """One metric of one cell of a large grid."""
     cell = number // CELL_METRICS
     case = {"implementation": "eager", "dtype": "bf16", "causal": True, "head_dim": 64, "sequence_length": cell}

@@ -19,6 +19,7 @@ import psutil
 
 from app.errors import STORE_UNAVAILABLE, DatabaseBusy, FlopwatchError
 from app.settings import Settings
+from app.specs._code import RUNS_CODE
 from app.states import LivingState, WorkerState
 from app.store.artifacts import ArtifactFiles
 from app.store.engine import Database, open_database
@@ -49,10 +50,11 @@ an agent without threads or descriptors does not use up the attempts of the whol
 """
 
 
-def capabilities() -> frozenset[str]:
+def capabilities(*, allow_code: bool) -> frozenset[str]:
     """Return this host's names, as "family:name". Registries list names without importing the code behind them."""
     names = {"attention": ATTENTION.names(), "model": MODELS.names(), tools.FAMILY: tools.installed()}
-    return frozenset(f"{family}:{name}" for family, members in names.items() for name in members)
+    found = {f"{family}:{name}" for family, members in names.items() for name in members}
+    return frozenset(found | {RUNS_CODE} if allow_code else found)
 
 
 def versions() -> dict[str, str]:
@@ -82,7 +84,7 @@ class Agent:
         self._locks = DeviceLocks(self._host)
         self._readings = Readings(self._host, settings.lease_s / 3)
         self._launcher = Launcher()
-        self._capabilities = capabilities()
+        self._capabilities = capabilities(allow_code=settings.allow_code)
         self._runs: dict[int, JobRun] = {}
         self._refused_with: Offer | None = None
         self._next_beat = self._next_poll = self._claim_after = 0.0

@@ -28,6 +28,7 @@ from pydantic import ValidationError
 from app.layout import shortened
 from app.settings import Settings
 from app.specs import KINDS
+from workers import uploaded
 from workers.jobs import runner_for
 from workers.jobs._base import parse_spec
 from workers.measure.table import Column, Scalar, Table
@@ -116,6 +117,7 @@ def run_here(arguments: list[str]) -> int:
     parser.add_argument("spec", help="a JSON file with the spec; - reads standard input")
     parser.add_argument("--json", action="store_true", help="print everything as JSON instead of a table")
     parser.add_argument("--output", type=Path, default=Path(), help="folder for artifacts (default: here)")
+    parser.add_argument("--code", type=Path, action="append", default=[], help="a file that the spec's `code` names")
     options = parser.parse_args(arguments)
     try:
         spec = _read(options.spec)
@@ -123,6 +125,8 @@ def run_here(arguments: list[str]) -> int:
         sys.stderr.write(f"flopwatch run: {options.spec}: {_explain(error)}\n")
         return 2
     with tempfile.TemporaryDirectory(prefix="flopwatch-") as folder:
+        if options.code:
+            os.environ.update(uploaded.write(Path(folder) / "code", [file.read_bytes() for file in options.code]))
         reporter = LocalReporter(Path(folder), options.output, Settings.from_environment().ceilings_dir)
         try:
             with _prints_to_stderr():

@@ -24,6 +24,7 @@ from app.api.parameters import (
     Limit,
     StrictQuery,
     Text,
+    declared,
     idempotency,
     wait_seconds,
 )
@@ -55,7 +56,7 @@ class JobsQuery(StrictQuery):
     "",
     status_code=201,
     responses={201: {"model": Job}},
-    openapi_extra=request_body(JobBody),
+    openapi_extra=request_body(JobBody) | declared("Idempotency-Key", "Prefer"),
     dependencies=[NO_QUERY],
     summary="Submit a job",
 )
@@ -130,7 +131,13 @@ def list_jobs(services: CurrentServices, query: Annotated[JobsQuery, Query()]) -
     return Json({"data": jobs, "next": following})
 
 
-@router.get("/{job_id}", responses={200: {"model": Job}, 304: {}}, dependencies=[NO_QUERY], summary="Show a job")
+@router.get(
+    "/{job_id}",
+    responses={200: {"model": Job}, 304: {}},
+    openapi_extra=declared("If-None-Match"),
+    dependencies=[NO_QUERY],
+    summary="Show a job",
+)
 def show(request: Request, services: CurrentServices, job_id: JobId) -> Response:
     job, version = services.reading.job(job_id)
     # The reason to wait changes with the workers, so the job's version does not cover it.

@@ -116,6 +116,30 @@ async def no_query(request: Request) -> None:
 NO_QUERY = Depends(no_query)
 
 
+_HEADERS = {
+    "Idempotency-Key": "Repeating the request with the same key and body gets the first answer and changes nothing.",
+    "Prefer": "`wait=N` holds the answer for up to N seconds, at most 60, until the job is done.",
+    "If-None-Match": "The `ETag` of an answer that the client has: 304 if it still holds.",
+    "Range": "`bytes=0-1023`: a part of the file.",
+}
+
+
+def declared(*headers: str) -> dict[str, Any]:
+    """Return the /openapi.json entry of request headers, which the routes read by themselves."""
+    return {
+        "parameters": [
+            {
+                "name": name,
+                "in": "header",
+                "required": False,
+                "description": _HEADERS[name],
+                "schema": {"type": "string"},
+            }
+            for name in headers
+        ]
+    }
+
+
 async def no_repeats(request: Request) -> None:
     """Refuse a query parameter that is there twice and takes one value: one of both would be dropped unseen."""
     counts = Counter(name for name, _ in request.query_params.multi_items())

@@ -11,7 +11,7 @@ from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import FileResponse, PlainTextResponse, Response
 from pydantic import Field
 
-from app.api.parameters import NO_QUERY, Cursor, ETag, JobId, Json, StrictQuery, Text, sendable_media_type
+from app.api.parameters import NO_QUERY, Cursor, ETag, JobId, Json, StrictQuery, Text, declared, sendable_media_type
 from app.api.schemas import Artifact, Attempt, Measurements, Page, ReportedTable, Unit
 from app.api.services import CurrentServices
 from app.api.tables import Caption, LatexLabel, split, written
@@ -126,7 +126,13 @@ def artifacts(services: CurrentServices, job_id: JobId, query: Annotated[Attempt
     return Json({"data": services.reading.artifacts(job_id, query.attempt), "next": None})
 
 
-@router.get("/artifacts/{name}", response_class=FileResponse, summary="Download a file")
+@router.get(
+    "/artifacts/{name}",
+    response_class=FileResponse,
+    responses={206: {}, 304: {}},
+    openapi_extra=declared("Range", "If-None-Match"),
+    summary="Download a file",
+)
 def artifact(
     request: Request, services: CurrentServices, job_id: JobId, name: str, query: Annotated[AttemptQuery, Query()]
 ) -> Response:

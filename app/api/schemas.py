@@ -51,6 +51,7 @@ class BulkCancelled(TypedDict):
 class BulkDeleted(TypedDict):
     deleted: int
     unfinished: int
+    in_baselines: int
 
 
 class Attempt(TypedDict):
@@ -97,14 +98,15 @@ class Measurements(TypedDict):
 
 
 class ComparedSide(TypedDict):
-    job: int
+    name: str | None
+    job: int | None
     jobs: list[int]
-    kind: str
-    state: str
+    kind: str | None
+    state: str | None
     validity: str | None
     verdicts: dict[str, int]
     processes: int
-    url: str
+    url: str | None
 
 
 class Difference(TypedDict):
@@ -155,6 +157,36 @@ class Comparison(Measurements):
     notes: list[str]
 
 
+class Baseline(TypedDict):
+    name: str
+    created_at: str
+    updated_at: str
+    number_of_cases: int
+    jobs: list[int]
+    links: dict[str, str]
+
+
+class CaseOfBaseline(TypedDict):
+    case_key: str
+    device_key: str
+    kind: str
+    case: str
+    jobs: list[int]
+
+
+class BaselineOfCases(Baseline):
+    cases: list[CaseOfBaseline]
+
+
+class LeftOut(TypedDict):
+    job: int
+    why: str
+
+
+class PutBaseline(Baseline):
+    left_out: list[LeftOut]
+
+
 class ReportedTable(TypedDict):
     name: str
     columns: list[Column]
@@ -182,6 +214,25 @@ class Unit(TypedDict):
     artifacts: list[FileOfUnit]
 
 
+class TriedValue(TypedDict):
+    value: int
+    job: int
+    state: JobState
+    outcome: str | None
+
+
+class Search(TypedDict):
+    point: dict[str, Any]
+    axis: str
+    state: str
+    reason: str | None
+    largest: int | None
+    largest_job: int | None
+    too_large: int | None
+    too_large_job: int | None
+    tried: list[TriedValue]
+
+
 class Sweep(TypedDict):
     id: int
     name: str | None
@@ -190,10 +241,18 @@ class Sweep(TypedDict):
     grid: dict[str, list[Any]]
     exclude: list[dict[str, Any]]
     options: dict[str, Any]
+    fit: dict[str, Any] | None
+    searches: list[Search] | None
     created_at: str
     broken: dict[str, Any] | None
     counts: dict[str, int]
     links: dict[str, str]
+
+
+class CodeFile(TypedDict):
+    sha256: str
+    size: int
+    url: str
 
 
 class Place(TypedDict):

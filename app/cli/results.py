@@ -1,4 +1,4 @@
-"""Commands that fetch results: table, compare, download, specs."""
+"""Commands that fetch results: table, download, specs."""
 
 from __future__ import annotations
 
@@ -104,39 +104,10 @@ def table(
         if job is None or len(job) != 1:
             raise typer.BadParameter("give one --job, whose table it is", param_hint="--name")
         path, chosen = f"/jobs/{job[0]}/tables/{quote(name, safe='')}", of_units
-    _print(server.text(path, format=output_format.value, **chosen, **of_both), output_format)
+    print_table(server.text(path, format=output_format.value, **chosen, **of_both), output_format)
 
 
-@with_server
-def compare(
-    server: Flopwatch,
-    baseline: Annotated[
-        int,
-        typer.Argument(
-            metavar="BASELINE", help="The id of the job to compare with.", autocompletion=completing.job_ids
-        ),
-    ],
-    candidate: Annotated[
-        int | None,
-        typer.Argument(
-            metavar="[CANDIDATE]",
-            help="The id of the job that is compared; none: the first is a comparison.",
-            autocompletion=completing.job_ids,
-        ),
-    ] = None,
-    *,
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, help="Of profiles: at most so many rows of each table and phase, which changed most."),
-    ] = None,
-    output_format: Annotated[TableFormat, typer.Option("--format", help="How to write it.")] = MARKDOWN,
-) -> None:
-    """Compare two finished jobs, or the two sides of a job of kind `compare`: what the candidate gained or lost."""
-    jobs = {"job": baseline} if candidate is None else {"baseline": baseline, "candidate": candidate}
-    _print(server.text("/compare", format=output_format.value, limit=limit, **jobs), output_format)
-
-
-def _print(text: str, output_format: TableFormat) -> None:
+def print_table(text: str, output_format: TableFormat) -> None:
     """Print a table as the server wrote it."""
     if output_format.value == "json":
         echo_json(text)
@@ -150,6 +121,57 @@ def _refuse(options: dict[str, Any], why: str) -> None:
     for option, value in options.items():
         if value is not None:
             raise typer.BadParameter(why, param_hint=f"--{option.replace('_', '-')}")
+
+
+Exported = enum.StrEnum("Exported", {name: name for name in ("job", "sweep", "compare")})  # type: ignore[misc]
+
+
+@with_server
+def export(
+    server: Flopwatch,
+    what: Annotated[Exported, typer.Argument(help="What to export.")],
+    ids: Annotated[
+        list[int],
+        typer.Argument(
+            metavar="ID…",
+            help="The job, or the sweep; of a comparison the baseline and the candidate, or one job of it.",
+        ),
+    ],
+    *,
+    metric: Annotated[str | None, typer.Option(help="Draw this metric, of a job or a sweep.")] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="At most so many rows of the results.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", dir_okay=False, help="The file; `-`: standard output. By default named by its ids."
+        ),
+    ] = None,
+) -> None:
+    """Write a job, a sweep or a comparison as one HTML file, with tables and plots: it opens without the server."""
+    from app.cli.common import fail
+
+    most = 2 if what.value == "compare" else 1
+    if len(ids) > most:
+        raise typer.BadParameter(f"{what.value} takes at most {most}", param_hint="ID…")
+    if what.value == "compare":
+        _refuse({"metric": metric, "rows": rows}, "goes with a job or a sweep")
+        path = "/compare/export"
+        asked: dict[str, Any] = {"job": ids[0]} if len(ids) == 1 else {"baseline": ids[0], "candidate": ids[1]}
+    else:
+        path, asked = f"/{what.value}s/{ids[0]}/export", {"metric": metric, "rows": rows}
+    text = server.text(path, **asked)
+    if str(output) == "-":
+        echo(text, nl=False)
+        return
+    target = output or Path(f"flopwatch-{what.value}-{'-'.join(map(str, ids))}.html")
+    try:
+        with target.open("x", encoding="utf-8") as opened:
+            opened.write(text)
+    except FileExistsError:
+        fail(f"{target} is there already, and is not overwritten: choose another file with --output.")
+    except OSError as error:
+        fail(f"{target}: {error.strerror}: choose another file with --output.")
+    echo(f"{target}: {len(text.encode())} bytes")
 
 
 @with_server
@@ -255,4 +277,4 @@ def _numbers(fields: dict[str, Any], shapes: dict[str, dict[str, int]]) -> str:
     return ", ".join(f"{name} {number}" for name, number in shapes.get(size, {}).items())
 
 
-COMMANDS = (table, compare, download, specs)
+COMMANDS = (table, export, download, specs)

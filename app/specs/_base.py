@@ -74,6 +74,10 @@ class Resources(StrictModel):
     """True if nothing else may run on the host meanwhile. CPU jobs run alone even if this is False."""
 
 
+CHECKS_FIRST = ("case", "check", "ok", "severity", "detail")
+"""Columns that people see first of the table of all checks, which jobs of every kind may have."""
+
+
 class SpecBase(StrictModel):
     """Base of every job kind's spec. A subclass sets `kind` to a Literal with its file's name as the default."""
 
@@ -107,7 +111,7 @@ class SpecBase(StrictModel):
     @classmethod
     def columns_first(cls, name: str) -> tuple[str, ...] | None:
         """Return the columns that people see first of a reported table; None: all of them."""
-        known = cls.first_columns
+        known = {"checks": CHECKS_FIRST, **cls.first_columns}
         return next((known[part] for part in (name, name.partition("-")[0]) if part in known), None)
 
     @classmethod

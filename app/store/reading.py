@@ -9,12 +9,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, RowMapping, Select, Text, cast, func, select, tuple_, union_all
+from sqlalchemy import Connection, Row, RowMapping, Select, Text, cast, func, select, tuple_
 
 from app.errors import FieldError, InvalidRequest, NotFound
 from app.layout import FACTS, STATISTICS
 from app.states import JOB_STATES, WORKER_STATES, JobState, WorkerState
-from app.store import sweeps, tables
+from app.store import fitting, sweeps, tables
 from app.store.claims import QUEUED
 from app.store.engine import Database
 from app.store.filters import JobFilter
@@ -273,7 +273,7 @@ class Reading:
             keys = select(measurement.case_key, measurement.unit_index, func.count().over().label("total"))
             keys = keys.where(*of_job, measurement.metric == told)
             if text:
-                keys = keys.where(cast(measurement.case, Text).icontains(text, autoescape=True))
+                keys = keys.where(cast(measurement.case, Text).contains(text, autoescape=True))
             chosen = connection.execute(keys.order_by(*order, measurement.id).limit(limit).offset(offset)).all()
             names = (
                 "case",
@@ -341,23 +341,25 @@ class Reading:
 
         Of each job, it looks at the first `limit` measurements of the last attempt that recorded any.
         """
-        measurement = tables.measurement.c
-        shown = (measurement.job_id, measurement.attempt, measurement.case_key, measurement.metric)
-        columns = (*shown, measurement.unit, measurement.outcome, measurement.median)
-        parts = []
-        for job_id in job_ids:
-            newest = select(measurement.attempt).where(measurement.job_id == job_id)
-            newest = newest.order_by(measurement.id.desc()).limit(1)
-            first = select(*columns).where(
-                measurement.job_id == job_id, measurement.attempt == newest.scalar_subquery()
-            )
-            part = first.order_by(measurement.id).limit(limit).subquery()
-            parts.append(select(part).where(part.c.metric.in_(metrics)))
+        job, measurement, other = tables.job.c, tables.measurement.c, tables.measurement.alias().c
+        newest = (
+            select(other.attempt).where(other.job_id == job.id).order_by(other.id.desc()).limit(1).scalar_subquery()
+        )
+        chosen = select(job.id, newest.label("attempt")).where(job.id.in_(job_ids)).cte().prefix_with("MATERIALIZED")
+        beyond = select(other.id).where(other.job_id == chosen.c.id, other.attempt == chosen.c.attempt)
+        beyond = beyond.order_by(other.id).limit(1).offset(limit)
+        bounds = select(chosen, beyond.scalar_subquery().label("beyond")).cte().prefix_with("MATERIALIZED")
+        names = ("job_id", "case_key", "metric", "unit", "outcome", "median")
+        query = select(*(measurement[name] for name in names)).where(
+            measurement.job_id == bounds.c.id,
+            measurement.attempt == bounds.c.attempt,
+            measurement.id < func.coalesce(bounds.c.beyond, MAX_ID),
+            measurement.metric.in_(metrics),
+        )
         found: dict[int, list[dict[str, Any]]] = {}
-        if parts:
-            with self._database.read() as connection:
-                for row in connection.execute(union_all(*parts)).mappings():
-                    found.setdefault(row["job_id"], []).append(dict(row))
+        with self._database.read() as connection:
+            for row in connection.execute(query.order_by(measurement.id)).mappings():
+                found.setdefault(row["job_id"], []).append(dict(row))
         return found
 
     def axes(self, sweep_ids: Collection[int]) -> dict[int, list[str]]:
@@ -452,13 +454,16 @@ class Reading:
             return waiting_groups(connection)
 
     def sweep(self, sweep_id: int) -> dict[str, Any]:
-        """Return the public sweep, with the number of its points by the state of their latest job."""
+        """Return the public sweep, with the number of its points by the state of their latest job, and where its
+        searches stand.
+        """
         with self._database.read() as connection:
             query = select(tables.sweep).where(tables.sweep.c.id == checked_id(sweep_id, "sweep"))
             row = connection.execute(query).mappings().one_or_none()
             if row is None:
                 raise NotFound(f"There is no sweep {sweep_id}.")
-            return sweep_dict(row, sweeps.counts(connection, [sweep_id]).get(sweep_id, {}))
+            counts = sweeps.counts(connection, [sweep_id]).get(sweep_id, {})
+            return sweep_dict(row, counts, None if broken(row) else fitting.searches(connection, row))
 
     def job_page_version(self, job_id: int) -> str:
         """Return a text that changes with all that a job's page shows, but for the reason to wait."""

@@ -74,6 +74,11 @@ def render(request: Request, template: str, status_code: int = 200, *, plots: bo
     return _templates().TemplateResponse(request, template, values, status_code=status_code, headers=headers)
 
 
+def page_text(template: str, **values: Any) -> str:
+    """Return the text of a page that stands alone; values are escaped."""
+    return str(_templates().get_template(template).render(**values))
+
+
 @functools.cache
 def asset(name: str) -> str:
     """Return the address of a static file, which changes with its content, so that browsers may keep it for ever."""

@@ -60,7 +60,7 @@ class ProfileRunner:
 
     def plan(self, spec: ProfileSpec) -> list[Unit]:
         """Plan a unit for torch's profiler, and one for each outside profiler: CUPTI takes one subscriber."""
-        title = f"{spec.model.label()}, context {spec.context_length}"
+        title = f"{spec.label()}, context {spec.context_length}"
         return [Unit(title=title), *_outside_profilers.units(spec, title)]
 
     def run(self, spec: ProfileSpec, unit: Unit, report: Reporter) -> None:
@@ -534,7 +534,7 @@ class Profiling:
             self._tell("stacks", stacks.MAX_STACKS, "stacks", f"the top ones of {len(found)}")
         what = "time of the GPU by the stack that launched its work" if self.on_gpu else "time of the host"
         subtitle = f"{what}; one step, which took {laps_ms[0]:.4g} ms while stacks were recorded"
-        label = f"{self.spec.model.label()}, context {self.spec.context_length}, {self.spec.mode}"
+        label = f"{self.spec.label()}, context {self.spec.context_length}, {self.spec.mode}"
         files = {
             STACKS: (stacks.folded(found), "text/plain"),
             FLAME_GRAPH: (flame_graph.draw(found, label, subtitle), "image/svg+xml"),

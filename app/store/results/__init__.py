@@ -5,7 +5,7 @@ the five formats. `streaming` writes JSON and CSV of tables that are too large t
 """
 
 from app.store.results.choosing import Choice
-from app.store.results.comparing import Question, compare, compare_sides
+from app.store.results.comparing import Question, compare, compare_sides, compare_with_baseline
 from app.store.results.pivoting import column_name, local_table, metric_table, table
 from app.store.results.rendering import render
 from app.store.results.reported import list_tables, merged, result_table
@@ -22,6 +22,7 @@ __all__ = [
     "column_name",
     "compare",
     "compare_sides",
+    "compare_with_baseline",
     "is_too_large",
     "list_tables",
     "local_table",

@@ -19,12 +19,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from pydantic import ValidationError
 from sqlalchemy import Connection, Row
 
 from app.errors import Conflict, FieldError, InvalidRequest
 from app.layout import ARROW, case_text, in_use
-from app.specs import KINDS, Scalar
+from app.specs import KINDS, Scalar, spec_adapter
 from app.states import VERDICTS
+from app.store.baselines import cases_of_baseline
 from app.store.engine import Database
 from app.store.public import finite
 from app.store.results import choosing, circumstances, judging
@@ -88,6 +90,8 @@ class _Side:
     units: frozenset[int] | None
     """Indexes of the side's units; None: all of the job."""
     circumstances: Circumstances
+    baseline: str | None = None
+    """The name of the baseline that the side is."""
 
     @property
     def validity(self) -> str | None:
@@ -96,17 +100,18 @@ class _Side:
         return next((verdict for verdict in reversed(VERDICTS) if verdict in found), None)
 
     def about(self) -> dict[str, Any]:
-        first = self.jobs[0]
+        first = self.jobs[0] if self.jobs else None
         verdicts = Counter(verdict for case in self.cases if (verdict := case.validity()) is not None)
         return {
-            "job": first.id,
+            "name": self.baseline,
+            "job": first and first.id,
             "jobs": [job.id for job in self.jobs],
-            "kind": first.kind,
-            "state": first.state,
+            "kind": first and first.kind,
+            "state": first and first.state,
             "validity": self.validity,
             "verdicts": {verdict: verdicts[verdict] for verdict in VERDICTS if verdict in verdicts},
             "processes": max((len(rows) for case in self.cases for rows in case.processes.values()), default=0),
-            "url": f"/jobs/{first.id}",
+            "url": first and f"/jobs/{first.id}",
         }
 
 
@@ -114,6 +119,8 @@ def compare(
     database: Database, baseline: int | Sequence[int], candidate: int | Sequence[int], question: Question = PLAIN
 ) -> Sheet:
     """Compare two finished jobs of one kind, or two sets of them. `Sheet.about` has both, and what differs.
+
+    Jobs of one side that measured the same case are several samples of it.
 
     Args:
         database: the store.
@@ -126,21 +133,70 @@ def compare(
         Conflict: a job is not finished.
         InvalidRequest: the jobs are of different kinds, or have no such metric.
     """
-    wanted = [_listed(baseline), _listed(candidate)]
     with database.read() as connection:
-        jobs = _finished(connection, [*wanted[0], *wanted[1]])
-        chosen = [[jobs[job_id] for job_id in ids] for ids in wanted]
-        _check_kinds(chosen)
-        measured = choosing.measurements(connection, list(jobs.values()), "median")
-        of_units = choosing.sides(connection, list(jobs.values()))
-        how = [circumstances.read(connection, side) for side in chosen]
-    sides = []
-    for name, of_side, its in zip(SIDES, chosen, how, strict=True):
-        ids = {job.id for job in of_side}
-        rows = [row for row in measured if row.job_id in ids]
-        cases, metrics = cases_of(of_side, rows, lambda row: of_units.get((row.job_id, row.attempt, row.unit_index)))
-        sides.append(_Side(name, of_side, cases, metrics, None, its))
+        ones, others = (_finished(connection, _listed(jobs)) for jobs in (baseline, candidate))
+        _check_kinds(ones, others)
+        sides = [_side(connection, name, jobs) for name, jobs in zip(SIDES, (ones, others), strict=True)]
     return _compared(database, sides[0], sides[1], question, alternated=False)
+
+
+def compare_with_baseline(
+    database: Database, name: str, candidate: int | Sequence[int], question: Question = PLAIN
+) -> Sheet:
+    """Compare finished jobs of one kind with the results that a baseline has of their cases, as `compare`.
+
+    Cases meet by their keys. Results of the same device are taken; if there are none, those of another device, which
+    cannot be compared, as the sentence then says.
+
+    Raises:
+        NotFound: there is no such baseline or job.
+        Conflict: a job is not finished.
+        InvalidRequest: the jobs are of different kinds, or have no such metric.
+    """
+    with database.read() as connection:
+        others = _finished(connection, _listed(candidate))
+        _check_kinds(others)
+        side = _side(connection, "candidate", others)
+        side = replace(side, cases=[case for job in others for case in _with_planned(job, side.cases)])
+        kept = cases_of_baseline(connection, name)
+        on = {(case.key, case.coordinates.get("device")) for case in side.cases}
+        keys = {key for key, _ in on}
+        same = {one.case_key for one in kept if (one.case_key, one.device_key) in on}
+        chosen = {
+            (one.job_id, one.case_key, one.device_key)
+            for one in kept
+            if one.case_key in keys and (one.case_key not in same or (one.case_key, one.device_key) in on)
+        }
+        ones = _finished(connection, sorted({job_id for job_id, _, _ in chosen}))
+        whole = _side(connection, "baseline", ones)
+    cases = [case for case in whole.cases if (case.job, case.key, case.coordinates.get("device")) in chosen]
+    found = {case.key for case in cases}
+    notes = []
+    if new := keys - found:
+        notes.append(f"{len(new)} of {len(keys)} cases are not in the baseline {name}, and have nothing to meet.")
+        side = replace(side, cases=[case for case in side.cases if case.key in found])
+    baseline = replace(whole, cases=cases, baseline=name)
+    return _compared(database, baseline, side, question, alternated=False, by_key=True, more_notes=notes)
+
+
+def _with_planned(job: Row[Any], cases: Sequence[CaseOfJob]) -> list[CaseOfJob]:
+    """Return the job's cases; of a job that measured nothing, those of its spec, which say why they have no numbers."""
+    of_job = [case for case in cases if case.job == job.id]
+    if any(case.key is not None for case in of_job) or not of_job:
+        return of_job
+    try:
+        planned = spec_adapter.validate_json(json.dumps(job.spec)).cases()
+    except (ValidationError, ValueError):  # the spec is of another version, or a comparison, which has no cases
+        return of_job
+    return [replace(of_job[0], coordinates=dict(its.coordinates), key=its.key) for its in planned]
+
+
+def _side(connection: Connection, name: SideName, jobs: Sequence[Row[Any]]) -> _Side:
+    """Read one side, all of whose units count."""
+    measured = choosing.measurements(connection, jobs, "median")
+    of_units = choosing.sides(connection, jobs)
+    cases, metrics = cases_of(jobs, measured, lambda row: of_units.get((row.job_id, row.attempt, row.unit_index)))
+    return _Side(name, jobs, cases, metrics, None, circumstances.read(connection, jobs))
 
 
 def compare_sides(database: Database, job_id: int, question: Question = PLAIN) -> Sheet:
@@ -152,8 +208,7 @@ def compare_sides(database: Database, job_id: int, question: Question = PLAIN) -
         InvalidRequest: it is no comparison, or has no such metric.
     """
     with database.read() as connection:
-        jobs = _finished(connection, [job_id])
-        job = jobs[job_id]
+        (job,) = _finished(connection, [job_id])
         if job.kind not in KINDS or not KINDS[job.kind].holds_specs:
             detail = f"Job {job_id} is of kind {job.kind}, no comparison: pass two jobs, as baseline and candidate."
             raise InvalidRequest(detail, errors=(FieldError("/job", detail),))
@@ -179,35 +234,47 @@ def _listed(jobs: int | Sequence[int]) -> list[int]:
     return [jobs] if isinstance(jobs, int) else list(dict.fromkeys(jobs))
 
 
-def _check_kinds(sides: Sequence[Sequence[Row[Any]]]) -> None:
+def _check_kinds(*sides: Sequence[Row[Any]]) -> None:
     first = sides[0][0]
-    for job in (*sides[0], *sides[1]):
+    for job in (job for side in sides for job in side):
         if job.kind != first.kind:
             kinds = f"job {first.id} is of kind {first.kind}, job {job.id} of kind {job.kind}"
             detail = f"Compare jobs of one kind: {kinds}."
             raise InvalidRequest(detail, errors=(FieldError("/candidate", detail),))
 
 
-def _finished(connection: Connection, wanted: Sequence[int]) -> dict[int, Row[Any]]:
-    """Return these jobs by id.
+def _finished(connection: Connection, wanted: Sequence[int]) -> list[Row[Any]]:
+    """Return these jobs, in this order.
 
     Raises:
         NotFound: there is no such job.
         Conflict: one is not finished.
     """
+    if not wanted:
+        return []
     chosen = choosing.choose_jobs(connection, kind=None, sweep=None, jobs=wanted, labels=())
     found = {job.id: job for job in chosen}
     for job_id in wanted:
         if job_id not in found:
             raise Conflict(f"Job {job_id} is not finished: wait for its end, then compare.")
-    return found
+    return [found[job_id] for job_id in wanted]
 
 
-def _compared(database: Database, baseline: _Side, candidate: _Side, question: Question, *, alternated: bool) -> Sheet:
+def _compared(
+    database: Database,
+    baseline: _Side,
+    candidate: _Side,
+    question: Question,
+    *,
+    alternated: bool,
+    by_key: bool = False,
+    more_notes: Sequence[str] = (),
+) -> Sheet:
+    """Compare two sides; cases meet by their keys, or else by the coordinates in which the sides do not differ."""
     differences = _differences(baseline, candidate)
     _check_metrics(question.metrics, {**baseline.metrics, **candidate.metrics})
-    rows = _joined_rows(baseline, candidate, differences, question.metrics)
-    kind = next((case.tabled_as[-1] for side in (baseline, candidate) for case in side.cases), baseline.jobs[0].kind)
+    rows = _joined_rows(baseline, candidate, differences, question.metrics, by_key=by_key)
+    kind = next((case.tabled_as[-1] for side in (candidate, baseline) for case in side.cases), candidate.jobs[0].kind)
     judged_rows = [row.judged for row in rows]
     headline = question.metrics[0] if question.metrics else judging.headline_of(judged_rows, _columns_of(kind))
     judged = judging.judge(judged_rows, headline, alternated=alternated, asked=question.metrics)
@@ -220,7 +287,7 @@ def _compared(database: Database, baseline: _Side, candidate: _Side, question: Q
         asked=question.metrics,
         fail_above_percent=question.fail_above_percent,
     )
-    notes = _notes(baseline, candidate, differences, environments, alternated=alternated)
+    notes = [*_notes(baseline, candidate, differences, environments, alternated=alternated), *more_notes]
     tables = _Tables() if question.metrics else _Tables.read(database, baseline, candidate)
     distributions: list[dict[str, Any]] = []
     if tables.joined:
@@ -287,7 +354,7 @@ def _notes(
                 code = (job.error or {}).get("code", job.state)
                 notes.append(f"The {side.name}, job {job.id}, did not succeed ({code}): it has no numbers.")
         if all(job.state == "succeeded" for job in side.jobs) and side.validity not in (None, VERDICTS[0]):
-            which = f"job {side.jobs[0].id}" if len(side.jobs) == 1 else f"{len(side.jobs)} jobs"
+            which = f"job {side.jobs[0].id}" if len(side.jobs) == 1 else f"of {len(side.jobs)} jobs"
             notes.append(f"The {side.name}, {which}, is {side.validity}; its verdict says why.")
     return notes
 
@@ -322,13 +389,17 @@ class _JoinedRow:
 
 
 def _joined_rows(
-    baseline: _Side, candidate: _Side, differences: Mapping[str, Any], asked: Sequence[str]
+    baseline: _Side, candidate: _Side, differences: Mapping[str, Any], asked: Sequence[str], *, by_key: bool
 ) -> list[_JoinedRow]:
     """Return a row for each metric of each case."""
     apart = {*differences, "side"}
 
     def joined(side: _Side) -> dict[str, CaseOfJob]:
-        return {json.dumps(sorted(_known(case, apart))): case for case in side.cases}
+        alike: dict[str, list[CaseOfJob]] = {}
+        for case in side.cases:
+            key = str(case.key) if by_key else json.dumps(sorted(_known(case, apart)))
+            alike.setdefault(key, []).append(case)
+        return {key: _pooled(cases) for key, cases in alike.items()}
 
     ones, others = joined(baseline), joined(candidate)
     keys = list(dict.fromkeys([*ones, *others]))
@@ -356,6 +427,19 @@ def _joined_rows(
             )
             rows.append(_JoinedRow(place, pair, row))
     return rows
+
+
+def _pooled(cases: Sequence[CaseOfJob]) -> CaseOfJob:
+    """Return a case with the processes of all jobs that measured it. If one of the jobs failed, it has no numbers."""
+    if len(cases) == 1:
+        return cases[0]
+    processes: dict[str, list[Any]] = {}
+    for case in cases:
+        for metric, rows in case.processes.items():
+            processes.setdefault(metric, []).extend(rows)
+    return replace(
+        cases[0], processes=processes, stopped=next((case.stopped for case in cases if case.stopped is not None), None)
+    )
 
 
 def _verdict(case: CaseOfJob | None) -> str | None:
@@ -527,7 +611,7 @@ class _Tables:
     def read(cls, database: Database, baseline: _Side, candidate: _Side) -> _Tables:
         """Read the tables of both sides; none if one of the jobs has not succeeded, or a side has several."""
         found = cls()
-        if any(len(side.jobs) > 1 or side.jobs[0].state != "succeeded" for side in (baseline, candidate)):
+        if any(len(side.jobs) != 1 or side.jobs[0].state != "succeeded" for side in (baseline, candidate)):
             return found
         ones, others = (_names(database, side) for side in (baseline, candidate))
         for name in sorted({*ones, *others}, key=_place):

@@ -178,7 +178,7 @@ def _standard_errors(freedom: int, alpha: float) -> float:
 
 
 @dataclass(frozen=True)
-class Tested:
+class Hypothesis:
     """One hypothesis of a comparison: a metric of a case."""
 
     baseline: Sequence[float]
@@ -188,7 +188,7 @@ class Tested:
     """Hypotheses of one family share its part of ALPHA."""
 
 
-def adjusted(tests: Sequence[Tested], shares: Mapping[str, float]) -> tuple[list[float], dict[str, float]]:
+def adjusted(tests: Sequence[Hypothesis], shares: Mapping[str, float]) -> tuple[list[float], dict[str, float]]:
     """Return Holm's adjusted p-value of each test, and the p-value that the first of each family has to reach.
 
     Metrics that are proportional to each other, or one to the other's inverse, are one hypothesis and count once:

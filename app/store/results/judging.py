@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from app.store.results import inference
-from app.store.results.inference import ALPHA, FEWEST, Estimate, Tested
+from app.store.results.inference import ALPHA, FEWEST, Estimate, Hypothesis
 from app.store.results.sheet import Cell
 
 Better = Literal["less", "more"]
@@ -239,7 +239,8 @@ def judge(rows: Sequence[Row], headline: str | None, *, alternated: bool, asked:
     family = {index: _family(rows[index].metric, headline, asked) for index in tested}
     with_p = [index for index in tested if (judged[index].estimate or NOTHING).p_value is not None]
     tests = [
-        Tested(rows[index].baseline, rows[index].candidate, _p_value(judged[index]), family[index]) for index in with_p
+        Hypothesis(rows[index].baseline, rows[index].candidate, _p_value(judged[index]), family[index])
+        for index in with_p
     ]
     shares = {"headline": HEADLINE_SHARE, "others": 1 - HEADLINE_SHARE}
     values, needed = inference.adjusted(tests, shares)

@@ -71,7 +71,10 @@ class CaseOfJob:
 
         Each row without a unit counts as a process of its own.
         """
-        rows = self.processes.setdefault(metric, [])
+        rows = self.processes.get(metric)
+        if rows is None:
+            self.processes[metric] = [row]
+            return
         for index, former in enumerate(rows):
             if row.unit_index is not None and former.unit_index == row.unit_index:
                 if former.outcome != "ok" and row.outcome == "ok":
@@ -85,7 +88,10 @@ class CaseOfJob:
         return self.coordinates.get(name)
 
     def outcome(self, metric: str) -> str:
-        return next((row.outcome for row in self.processes[metric] if row.outcome != "ok"), "ok")
+        for row in self.processes[metric]:
+            if row.outcome != "ok":
+                return str(row.outcome)
+        return "ok"
 
     @property
     def partial(self) -> bool:
@@ -250,7 +256,7 @@ class Part:
         """Return the cases, and the unit of each metric's column; `units` has those of columns that are not here."""
 
         def side(row: _Row) -> str | None:
-            return self.sides.get((row.job_id, row.attempt, row.unit_index))
+            return self.sides.get((row.job_id, row.attempt, row.unit_index)) if self.sides else None
 
         return cases_of(self.jobs, self.measured, side, units)
 
@@ -362,7 +368,9 @@ def cases_of(
 
     units: those of all columns of the table, if `measured` is only a part of it.
     """
-    units = {**(units or {}), **{column_name(row.metric, row.phase): row.unit for row in measured}}
+    units = dict(units or {})
+    for row in measured:
+        units[column_name(row.metric, row.phase)] = row.unit
     taken = _taken(units)
     by_job: dict[int | None, list[_Row]] = {job.id: [] for job in jobs}
     for row in measured:
@@ -376,16 +384,17 @@ def cases_of(
         for row in by_job[job.id]:
             of_side = side(row)
             identity = (row.case_key, row.device_key, of_side)
-            if identity not in found:
-                case = _stored_case(row.case) if isinstance(row.case, str) else row.case
-                coordinates = {**_of_side(of_side), **_renamed(case, taken), "device": row.device_key}
-                found[identity] = CaseOfJob(coordinates=coordinates, key=row.case_key, **about)
-            found[identity].add(column_name(row.metric, row.phase), row)
+            case = found.get(identity)
+            if case is None:
+                stored = _stored_case(row.case) if isinstance(row.case, str) else row.case
+                coordinates = {**_of_side(of_side), **_renamed(stored, taken), "device": row.device_key}
+                case = found[identity] = CaseOfJob(coordinates=coordinates, key=row.case_key, **about)
+            case.add(column_name(row.metric, row.phase), row)
         cases += found.values()
         if about["stopped"] is not None:
             measured_keys = {key for key, _, _ in found}
             cases += [CaseOfJob(key=key, coordinates=left, **about) for key, left in _left(job, measured_keys, taken)]
-    return cases, dict(units)
+    return cases, units
 
 
 def _planned_processes(spec: Any) -> int:
@@ -652,8 +661,8 @@ def cell_of(case: CaseOfJob, metric: str, statistic: Statistic, *, partial: bool
     if (outcome := case.outcome(metric)) != "ok":
         return Cell(None, None, None, outcome, case.job)
     if len(rows) == 1:
-        spread = finite(rows[0].std) if statistic == "mean" else None
-        return Cell(finite(rows[0].value), spread, rows[0].n, "ok", case.job)
+        (row,) = rows
+        return Cell(finite(row.value), finite(row.std) if statistic == "mean" else None, row.n, "ok", case.job)
     values = [finite(row.value) for row in rows]
     known = [value for value in values if value is not None]
     if len(known) < len(values):

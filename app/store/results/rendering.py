@@ -13,8 +13,10 @@ from typing import Any
 from app.errors import InvalidRequest
 from app.layout import FORMATS, Format
 from app.metrics import readable
-from app.store.results.digits import column_texts
+from app.store.results.digits import cell_text, column_texts
 from app.store.results.sheet import Cell, Column, Sheet
+
+__all__ = ["cell_text", "csv_lines", "json_columns", "render", "scalar_columns", "scalars"]
 
 EMPTY = "No results.\n"
 LONG = 40

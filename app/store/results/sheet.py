@@ -16,9 +16,13 @@ Type = Literal["number", "integer", "string", "boolean"]
 Role = Literal["coordinate", "metric", "gain", "value"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Cell:
-    """One metric of one case. `value` is None if `outcome` is not "ok", or if the number is not finite."""
+    """One metric of one case. `value` is None if `outcome` is not "ok", or if the number is not finite.
+
+    Nobody changes a cell once it is made. It is not frozen, since a table has tens of thousands: that made each three
+    times as slow to make.
+    """
 
     value: float | None
     spread: float | None

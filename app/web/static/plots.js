@@ -37,8 +37,12 @@ export function drawPlots(root) {
   }
 }
 
+// Figures whose numbers a reader has opened: they are open again when the figure is drawn anew.
+const opened = new WeakSet();
+
 export function forgetPlots(figure) {
   nearby.unobserve(figure);
+  if (figure.querySelector(".plot-data[open]")) opened.add(figure);
   const picture = figure.querySelector(".plot");
   if (picture && window.Plotly) window.Plotly.purge(picture);
   for (const part of figure.querySelectorAll(".plot, .plot-tools, .plot-data, .plot-note")) part.remove();
@@ -87,7 +91,9 @@ async function draw(figure) {
     const to = points[0]?.customdata?.[1];
     if (typeof to === "string" && to.startsWith("/ui/")) window.location.assign(to);
   });
-  figure.append(tools(figure, picture, Plotly, layout), numbers(content, picture));
+  const details = numbers(content, picture);
+  figure.append(tools(figure, picture, Plotly, layout), details);
+  details.open = opened.delete(figure);
   figure.dataset.drawn = "yes";
 }
 

@@ -39,6 +39,7 @@ def test_json_has_all_rows_and_says_what_differs(site: Any, profiles: list[int])
     assert answer["alternated"] is False
     assert answer["differences"] == [{"name": "precision", "baseline": "fp32", "candidate": "bf16"}]
     assert answer["baseline"] == {
+        "name": None,
         "job": one,
         "jobs": [one],
         "kind": "benchmark",
