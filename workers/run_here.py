@@ -201,7 +201,7 @@ def _show(spec: SpecBase, result: dict[str, Any], *, as_json: bool) -> None:
     # Imported here, since pandas takes half a second to import, and the job must not wait for it.
     from app.store.results import local_table, merged, render
 
-    sheet = local_table(spec, result["measurements"])
+    sheet = local_table(spec, result["measurements"], result["validity"])
     lines = sheet.missing or []
     parts = [render(sheet, "markdown")]
     parts += ["".join(f"{line}\n" for line in ("", *lines))] if lines else []
@@ -209,7 +209,8 @@ def _show(spec: SpecBase, result: dict[str, Any], *, as_json: bool) -> None:
     names = dict.fromkeys(table["name"] for table in result["tables"] if table["name"] != TABLE)
     for name in sorted(names, key=spec.table_place):
         reports = [table for table in result["tables"] if table["name"] == name]
-        whole = merged([(part["unit_index"], part["columns"], part["rows"]) for part in reports])
+        parts_of_units = [(part["unit_index"], part["columns"], part["rows"]) for part in reports]
+        whole = merged(parts_of_units, spec.columns_first(name))
         cut = f", the first {TABLE_ROWS} of {len(whole.rows)} rows" if len(whole.rows) > TABLE_ROWS else ""
         parts.append(f"\n{name}{cut}:\n\n{render(whole.head(TABLE_ROWS), 'markdown')}")
     text = "".join(parts)

@@ -71,15 +71,7 @@ async def submit(
     """
     seconds = wait_seconds(request.headers)
     key = idempotency(request.headers, "POST /jobs", body.digest, awaits=seconds is not None)
-    spec, options = body.model.spec, body.model
-
-    def store() -> Submitted:
-        if first := services.queue.first_answer(key):
-            return first
-        check_names(spec, known_names(services), "/spec")
-        return services.queue.submit(options.new_job(spec, services.settings.default_timeout_s), key)
-
-    submitted = await services.writes.run(store)
+    submitted = await submit_job(services, body.model, key)
     job = submitted.response
     headers = {"Location": f"/jobs/{job['id']}"}
     if submitted.replayed:
@@ -91,6 +83,18 @@ async def submit(
         if key is not None and not await request.is_disconnected():
             job = await _first_awaited(services, key, job)
     return Json(job, status_code=201, headers=headers)
+
+
+async def submit_job(services: Services, body: JobBody, key: Idempotency | None = None) -> Submitted:
+    """Store a job, or raise InvalidRequest with pointers into the body."""
+
+    def store() -> Submitted:
+        if first := services.queue.first_answer(key):
+            return first
+        check_names(body.spec, known_names(services), "/spec")
+        return services.queue.submit(body.new_job(body.spec, services.settings.default_timeout_s), key)
+
+    return await services.writes.run(store)
 
 
 async def _first_awaited(services: Services, key: Idempotency, job: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from app.api.writing import Writes
 from app.errors import STORE_UNAVAILABLE
 from app.settings import Settings
 from app.store.artifacts import ArtifactFiles
+from app.store.baselines import Baselines
 from app.store.bulk import Bulk
 from app.store.engine import Database, open_database
 from app.store.lease import Watcher, agreed
@@ -57,6 +58,7 @@ class Services:
     writes: Writes
     slices: Slices
     bulk: Bulk
+    baselines: Baselines
     tables: CapacityLimiter
     """Threads for tables, of which each may take seconds and hundreds of megabytes: other requests keep theirs."""
 
@@ -84,6 +86,7 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
         writes=Writes(settings.busy_timeout_s),
         slices=slices,
         bulk=Bulk(slices, queue, files),
+        baselines=Baselines(database),
         tables=CapacityLimiter(TABLES_AT_ONCE),
     )
     pruning = Pruning(slices, files, Retention.of(settings))

@@ -78,24 +78,7 @@ async def submit(
 ) -> Response:
     """All jobs of the grid or, when one of them is not valid, none. `Idempotency-Key` makes repeating safe."""
     key = idempotency(request.headers, "POST /sweeps", body.digest)
-    options = body.model
-
-    def store() -> Submitted:
-        if first := services.queue.first_answer(key):
-            return first
-        default = services.settings.default_timeout_s
-        if options.fit is not None:
-            return search(services, options, options.fit, key)
-        points = expand(options.base, options.grid, options.exclude)
-        specs = valid_specs(services, points)
-        jobs = [options.new_job(spec, default, point.choice) for spec, point in zip(specs, points, strict=True)]
-        return services.queue.submit_sweep(
-            options.name, options.labels, options.base, options.grid, options.exclude, jobs, key
-        )
-
-    count = math.prod(map(len, options.grid.values()))
-    run = services.writes.run if count <= SHORT_POINTS else services.writes.run_long
-    submitted = await run(store)
+    submitted = await submit_sweep(services, body.model, key)
     headers = {"Location": f"/sweeps/{submitted.response['id']}"}
     if submitted.replayed:
         headers["Idempotency-Replayed"] = "true"
@@ -156,6 +139,25 @@ def _axis(spec: SpecBase, axis: str) -> tuple[Any, int]:
 def _wrong(location: Location, detail: str) -> InvalidRequest:
     field = FieldError(pointer(location), detail)
     return InvalidRequest(summary((field,)), errors=(field,))
+
+
+async def submit_sweep(services: Services, body: SweepBody, key: Idempotency | None = None) -> Submitted:
+    """Store every job of a sweep, or raise InvalidRequest with pointers into the body."""
+
+    def store() -> Submitted:
+        if first := services.queue.first_answer(key):
+            return first
+        if body.fit is not None:
+            return search(services, body, body.fit, key)
+        points = expand(body.base, body.grid, body.exclude)
+        specs = valid_specs(services, points)
+        default = services.settings.default_timeout_s
+        jobs = [body.new_job(spec, default, point.choice) for spec, point in zip(specs, points, strict=True)]
+        return services.queue.submit_sweep(body.name, body.labels, body.base, body.grid, body.exclude, jobs, key)
+
+    count = math.prod(map(len, body.grid.values()))
+    run = services.writes.run if count <= SHORT_POINTS else services.writes.run_long
+    return await run(store)
 
 
 def valid_specs(services: Services, points: Sequence[Point]) -> list[SpecBase]:

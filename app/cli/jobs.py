@@ -376,7 +376,8 @@ def delete(
     if chosen is not None:
         done = server.send("DELETE", "/jobs", params=chosen, timeout_s=BULK_TIMEOUT_S).json()
         left = f"; queued or running, so not deleted: {done['unfinished']}" if done["unfinished"] else ""
-        echo(f"jobs deleted: {done['deleted']}{left}")
+        needed = f"; in baselines, so not deleted: {done['in_baselines']}" if done["in_baselines"] else ""
+        echo(f"jobs deleted: {done['deleted']}{left}{needed}")
         return
 
     def delete_one(job_id: int) -> str:

@@ -23,11 +23,12 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, literal_column, select, update
 
-from app.errors import Conflict, LeaseLost, NotFound, job_problem
+from app.errors import Conflict, InBaseline, LeaseLost, NotFound, job_problem
 from app.specs._fit import Fit
 from app.specs._sweep import expand, member_name
 from app.states import LivingState
 from app.store import fitting, service_settings, staging, submission, sweeps, tables
+from app.store.baselines import baselines_of
 from app.store.claims import QUEUED, next_job
 from app.store.deleting import delete_jobs
 from app.store.engine import Database
@@ -242,8 +243,15 @@ class Queue:
                     return claim
         return None
 
-    def renew(self, claims: Sequence[Claim], worker: tuple[str, LivingState] | None = None) -> Renewal:
+    def renew(
+        self,
+        claims: Sequence[Claim],
+        worker: tuple[str, LivingState] | None = None,
+        readings: dict[str, Any] | None = None,
+    ) -> Renewal:
         """Send one heartbeat of each claim, and with them that of the `worker`, by its id, with its state.
+
+        `readings` are what the worker's devices do now; None keeps the last ones.
 
         They are one transaction: a worker that is seen alive has renewed its claims. Returns the lost claims, and those
         of the others that must be cancelled.
@@ -251,7 +259,7 @@ class Queue:
         if not claims and worker is None:
             return Renewal(frozenset(), frozenset())
         with self._database.write() as connection:
-            knows_worker = worker is None or beat(connection, *worker)
+            knows_worker = worker is None or beat(connection, *worker, readings)
             held = [claim.job_id for claim in claims if _beat(connection, claim)]
             asked = select(_job.id).where(_job.id.in_(held), _job.cancel_requested_at.is_not(None))
             cancel_requested = frozenset(connection.execute(asked).scalars())
@@ -455,15 +463,18 @@ class Queue:
             return job_dict(queued, waiting_reasons(connection, [queued]).get(job_id))
 
     def delete(self, job_id: int) -> list[str]:
-        """Delete a finished job with all that belongs to it; Conflict when it is not finished. It takes several
-        transactions if the job has many rows (see deleting.py).
+        """Delete a finished job with all that belongs to it; Conflict when it is not finished, InBaseline when a
+        baseline needs it. It takes several transactions if the job has many rows (see deleting.py).
 
         Returns the hashes of the contents that no artifact refers to any more, for ArtifactFiles.remove.
         """
         deleted = delete_jobs(Slices(self._database), [_job.id == checked_id(job_id, "job")])
         if not deleted.jobs:
             with self._database.read() as connection:
-                raise Conflict(f"Job {job_id} is {_find(connection, job_id).state}: cancel it first.")
+                state = _find(connection, job_id).state
+                if names := baselines_of(connection, job_id):
+                    raise InBaseline(job_id, names)
+                raise Conflict(f"Job {job_id} is {state}: cancel it first.")
         return deleted.contents
 
     def probe(self) -> None:

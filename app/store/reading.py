@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import array
 import functools
 import logging
 import operator
-import sys
-import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, RowMapping, Select, Text, cast, func, select, tuple_
+from sqlalchemy import Connection, Row, RowMapping, Select, Text, cast, func, select, tuple_, union_all
 
 from app.errors import FieldError, InvalidRequest, NotFound
 from app.layout import FACTS, STATISTICS
@@ -22,6 +19,7 @@ from app.store.claims import QUEUED
 from app.store.engine import Database
 from app.store.filters import JobFilter
 from app.store.hosts import known_hosts
+from app.store.packed import unpack
 from app.store.public import (
     MAX_ID,
     artifact_dict,
@@ -38,7 +36,7 @@ from app.store.registration import ALIVE
 from app.store.results.choosing import check_attempt, recorded_attempt
 from app.store.results.sheet import free_names, type_of
 from app.store.stored_json import broken, is_unreadable
-from app.store.waiting import waiting_reasons
+from app.store.waiting import waiting_groups, waiting_reasons
 
 logger = logging.getLogger(__name__)
 
@@ -80,9 +78,13 @@ class Reading:
         sweep: int | None = None,
         limit: int = 50,
         after: str | None = None,
+        text: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
     ) -> tuple[list[dict[str, Any]], str | None]:
         """Return the jobs that match everything given, newest first, and the cursor of the next page."""
-        query = select(tables.job).where(*JobFilter(state, kind, labels, sweep).conditions)
+        chosen = JobFilter(state, kind, labels, sweep, text, since, until)
+        query = select(tables.job).where(*chosen.conditions)
         with self._database.read() as connection:
             job = tables.job.c
             large = (job.spec, job.environment, job.validity)
@@ -239,6 +241,39 @@ class Reading:
             "next": str(shown[-1]["id"]) if len(rows) > limit else None,
         }
 
+    def first_values(
+        self, job_ids: Collection[int], metrics: Collection[str], limit: int = 200
+    ) -> dict[int, list[dict[str, Any]]]:
+        """Return the values of these metrics of each job, by job id: metric, unit, outcome, median, case_key.
+
+        Of each job, it looks at the first `limit` measurements of the last attempt that recorded any.
+        """
+        measurement = tables.measurement.c
+        shown = (measurement.job_id, measurement.attempt, measurement.case_key, measurement.metric)
+        columns = (*shown, measurement.unit, measurement.outcome, measurement.median)
+        parts = []
+        for job_id in job_ids:
+            newest = select(measurement.attempt).where(measurement.job_id == job_id)
+            newest = newest.order_by(measurement.id.desc()).limit(1)
+            first = select(*columns).where(
+                measurement.job_id == job_id, measurement.attempt == newest.scalar_subquery()
+            )
+            part = first.order_by(measurement.id).limit(limit).subquery()
+            parts.append(select(part).where(part.c.metric.in_(metrics)))
+        found: dict[int, list[dict[str, Any]]] = {}
+        if parts:
+            with self._database.read() as connection:
+                for row in connection.execute(union_all(*parts)).mappings():
+                    found.setdefault(row["job_id"], []).append(dict(row))
+        return found
+
+    def axes(self, sweep_ids: Collection[int]) -> dict[int, list[str]]:
+        """Return the paths that each of these sweeps varies, by its id."""
+        sweep = tables.sweep.c
+        with self._database.read() as connection:
+            rows = connection.execute(select(sweep.id, sweep.grid).where(sweep.id.in_(sweep_ids)))
+            return {row.id: [path for path, values in row.grid.items() if len(values) > 1] for row in rows}
+
     def units(self, job_id: int, attempt: int | None = None) -> list[dict[str, Any]]:
         """Return the units of an attempt, by default of the last recorded one, in the plan's order, each with the files
         that it left.
@@ -317,6 +352,11 @@ class Reading:
         with self._database.read() as connection:
             rows = connection.execute(select(worker.state, func.count()).group_by(worker.state)).all()
         return {state: dict(map(tuple, rows)).get(state, 0) for state in WORKER_STATES}
+
+    def waiting(self) -> list[dict[str, Any]]:
+        """Return the queued jobs by what they need, with the reason if waiting does not cure it (see waiting.py)."""
+        with self._database.read() as connection:
+            return waiting_groups(connection)
 
     def sweep(self, sweep_id: int) -> dict[str, Any]:
         """Return the public sweep, with the number of its points by the state of their latest job, and where its
@@ -406,6 +446,7 @@ def _workers(connection: Connection, rows: Sequence[Row[Any]]) -> list[dict[str,
     return [
         {
             **{name: row._mapping[name] for name in fields},
+            "readings": readable(row.readings),
             "broken": broken(row._mapping),
             "job_ids": running.get(row.id, []),
             "registered_at": rfc3339(row.registered_at),
@@ -483,7 +524,7 @@ def _measurement(
     value |= {name: titles.get(row["unit_index"]) if name == "unit_title" else row[name] for name in FACTS}
     value |= {name: finite(row[name]) for name in STATISTICS}
     if samples:
-        value["samples"] = _unpack(row["samples"])
+        value["samples"] = unpack(row["samples"])
     return value
 
 
@@ -507,17 +548,3 @@ def _rows_within(counts: Iterable[int | None], limit: int) -> int:
             break
         rows += 1
     return max(rows, 1)
-
-
-def _unpack(samples: bytes | None) -> list[float | None] | None:
-    """Return the samples; None if there are none, or if they are broken, so the statistics stay readable."""
-    try:
-        values = array.array("d", b"" if samples is None else zlib.decompress(samples))
-    except (zlib.error, ValueError):
-        logger.exception("stored samples cannot be read")
-        return None
-    if not values:
-        return None
-    if sys.byteorder == "big":
-        values.byteswap()
-    return [finite(value) for value in values]

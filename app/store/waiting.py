@@ -10,10 +10,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Text, cast, func, select
 
 from app.specs._code import ALLOW_IT, RUNS_CODE
-from app.store.hosts import Host, Needs, hosts
+from app.store import tables
+from app.store.claims import QUEUED
+from app.store.hosts import Host, Needs, hosts, names_in
 from app.store.pausing import paused_kinds, why_paused
 
 START_ONE = "start one with `flopwatch worker`"
@@ -33,6 +35,31 @@ def waiting_reasons(connection: Connection, jobs: Iterable[Mapping[Any, Any]]) -
         if reason := why_paused(job["kind"], paused) or why_it_waits(Needs.of(job), connected):
             found[int(job["id"])] = reason
     return found
+
+
+def waiting_groups(connection: Connection) -> list[dict[str, Any]]:
+    """Return the queued jobs by what they need, the largest group first: kind, devices, names, their number, the id of
+    the one that was submitted first, and the reason as above.
+    """
+    job = tables.job.c
+    needs = (job.kind, job.device_type, job.devices, cast(job.requirements, Text))
+    query = select(*needs, func.count(), func.min(job.id)).where(QUEUED).group_by(*needs)
+    connected, paused = hosts(connection, ("active", "draining")), paused_kinds(connection)
+    found = []
+    for kind, device_type, devices, requirements, number, first in connection.execute(query):
+        needed = Needs(kind, device_type, devices, frozenset(names_in(requirements)))
+        found.append(
+            {
+                "kind": kind,
+                "device_type": device_type,
+                "devices": devices,
+                "requirements": sorted(needed.requirements),
+                "jobs": number,
+                "first_job": first,
+                "waiting": why_paused(kind, paused) or why_it_waits(needed, connected),
+            }
+        )
+    return sorted(found, key=lambda group: (-group["jobs"], group["first_job"]))
 
 
 def why_it_waits(job: Needs, connected: Sequence[Host]) -> str | None:

@@ -143,7 +143,7 @@ def test_units_and_their_tables(site: Any, flopwatch: Any, reported: Any) -> Non
     assert f"`{command}`" in shown
     table = ended(flopwatch(*shlex.split(command)[1:], "--sort", "-total_ms", "--limit", "2"))
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
-    assert cells[2:] == [["0", "c", "5.500"], ["1", "d", "3"]]
+    assert cells[2:] == [["0", "c", "5.500"], ["1", "d", "3.000"]]
     alone = ended(flopwatch(*shlex.split(command)[1:], "--unit", "1", "--format", "csv"))
     assert alone == "unit_index,kernel,total_ms\n1,d,3.0\n"
     assert "it has: kernels forward" in ended(flopwatch("table", "--job", str(job_id), "--name", "x"), 1)
@@ -154,10 +154,11 @@ def test_units_and_their_tables(site: Any, flopwatch: Any, reported: Any) -> Non
     [
         ("--name", "kernels"),
         ("--name", "kernels", "--job", "1", "--job", "2"),
-        ("--name", "kernels", "--job", "1", "--columns", "step_ms"),
+        ("--name", "kernels", "--job", "1", "--pivot", "precision"),
+        ("--name", "kernels", "--job", "1", "--relative-to", "precision=fp32"),
+        ("--name", "kernels", "--job", "1", "--best"),
         ("--name", "kernels", "--job", "1", "--statistic", "p95"),
-        ("--job", "1", "--sort", "step_ms"),
-        ("--job", "1", "--limit", "3"),
+        ("--job", "1", "--unit", "3"),
         ("--job", "1", "--statistic", "mode"),
     ],
 )
