@@ -18,7 +18,7 @@ from app.cli.commands import cli
 
 PAGE = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
 SKIPPED = "…"
-WORKERS_MEMORY = 1 << 30
+WORKERS_MEMORY = 128 << 20
 """Bytes beside those that the warm parent has, as the page says."""
 JOBS = ("show", "compare", "rerun", "download", "baseline", "check")
 """Commands whose plain numbers are ids of jobs."""
@@ -34,9 +34,11 @@ class Step:
 
 def steps() -> Iterator[Step]:
     for block in re.findall(r"```console\n(.*?)```", PAGE, flags=re.DOTALL):
-        for part in re.split(r"^\$ ", block.replace("\\\n", " "), flags=re.MULTILINE)[1:]:
-            command, *expected = part.rstrip("\n").split("\n")
-            yield Step(" ".join(command.split()), tuple(expected))
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            found = re.fullmatch(r"((?:[^\n]*\\\n)*[^\n]*)\n(.*)", part, flags=re.DOTALL)
+            assert found is not None
+            command = " ".join(found[1].replace("\\\n", " ").split())
+            yield Step(command, tuple(found[2].splitlines()))
 
 
 def structure(line: str) -> str:
@@ -50,44 +52,54 @@ def structure(line: str) -> str:
     line = re.sub(r"-?\d+(\.\d+)?(e[+-]?\d+)?", "#", line)
     line = re.sub(r"# ± #|# \$\\pm\$ #", "#", line)
     line = re.sub(r"(# (ms|s|min|h)\b ?)+(ago)?", "# ", line)
-    line = re.sub(r"\| … \|$", "|", line)
     return " ".join(line.split())
 
 
 def check_output(step: Step, printed: str) -> None:
-    """Every line of the page is there, in order; "…" stands for any number of others, or the rest of a row."""
+    """Every line of the page is there, in order; "…" stands for any number of others, or for the rest of a line."""
     actual = [structure(line) for line in printed.splitlines() if line.strip()]
     at, may_skip = 0, False
     for line in filter(str.strip, step.expected):
         if line == SKIPPED:
             may_skip = True
             continue
-        wanted, prefix = structure(line), line.endswith("| … |")
-        found = next(
-            (
-                index
-                for index, candidate in enumerate(actual[at:], start=at)
-                if candidate == wanted or (prefix and candidate.startswith(wanted))
-            ),
-            None,
-        )
+        wanted = structure(line.removesuffix(SKIPPED))
+        same = str.startswith if line.endswith(SKIPPED) else str.__eq__
+        found = next((index for index, one in enumerate(actual[at:], start=at) if same(one, wanted)), None)
         assert found is not None, f"{step.command}: no line like {line!r} in\n{printed}"
         assert may_skip or found == at, f"{step.command}: between the lines of the page there are others:\n{printed}"
         at, may_skip = found + 1, False
     assert may_skip or at == len(actual), f"{step.command}: prints more than the page says:\n{printed}"
 
 
-def words_of(command: str, jobs: int, sweeps: int) -> list[str]:
-    """The words of a command of the page, with the ids that the shared service gives where the page's are 1, 2, …"""
-    words = shlex.split(command)[1:]
-    job_at = {index + 1 for index, word in enumerate(words) if word == "--job"}
-    sweep_at = {index + 1 for index, word in enumerate(words) if word == "--sweep"}
-    if words[0] in JOBS:
-        job_at |= {index for index, word in enumerate(words) if word.isdigit()}
-    if words[:2] == ["export", "sweep"]:
-        sweep_at.add(2)
-    moved = {**dict.fromkeys(job_at, jobs), **dict.fromkeys(sweep_at, sweeps)}
-    return [str(int(word) + moved[index]) if index in moved else word for index, word in enumerate(words)]
+class Ids:
+    """The ids that the shared service gives where the page, on a service of its own, has 1, 2, …"""
+
+    def __init__(self, jobs: int, sweeps: int) -> None:
+        self._before = {"job": jobs, "sweep": sweeps}
+        self._known: dict[tuple[str, int], int] = {}
+
+    def note(self, step: Step, printed: str) -> None:
+        """Learn what a submission became: a search may take another number of jobs than on the page."""
+        for what, number in re.findall(
+            r"^(job|sweep) (\d+) (?:queued|with|searches)", "\n".join(step.expected), re.MULTILINE
+        ):
+            found = re.search(rf"^{what} (\d+) (?:queued|with|searches)", printed, re.MULTILINE)
+            assert found is not None
+            self._known[what, int(number)] = int(found[1])
+
+    def words_of(self, command: str) -> list[str]:
+        """Return the words of a command of the page, with this service's ids."""
+        words = shlex.split(command)[1:]
+        kinds = {index + 1: word[2:] for index, word in enumerate(words) if word in ("--job", "--sweep")}
+        if words[0] in JOBS:
+            kinds |= {index: "job" for index, word in enumerate(words) if word.isdigit()}
+        if words[:2] == ["export", "sweep"]:
+            kinds[2] = "sweep"
+        return [self._moved(kinds[index], int(word)) if index in kinds else word for index, word in enumerate(words)]
+
+    def _moved(self, what: str, number: int) -> str:
+        return str(self._known.get((what, number), number + self._before[what]))
 
 
 def last_id(client: Any, path: str) -> int:
@@ -109,12 +121,13 @@ def test_the_recipes(site: Any, little_memory: None, tmp_path: Path, monkeypatch
     (source,) = re.findall(r"`my_attention.py`:\n\n```python\n(.*?)```", PAGE, flags=re.DOTALL)
     (tmp_path / "my_attention.py").write_text(source)
     monkeypatch.chdir(tmp_path)
-    jobs, sweeps = last_id(site.client, "/jobs"), last_id(site.client, "/sweeps")
+    ids = Ids(last_id(site.client, "/jobs"), last_id(site.client, "/sweeps"))
     environment = {"FLOPWATCH_URL": str(site.client.base_url).rstrip("/")}
     for step in steps():
         command, tells_code = re.subn(r"; echo \$\?$", "", step.command)
-        result = CliRunner().invoke(cli, words_of(command, jobs, sweeps), env=environment)
+        result = CliRunner().invoke(cli, ids.words_of(command), env=environment)
         assert tells_code or result.exit_code == 0, f"{step.command}: {result.output}"
+        ids.note(step, result.output)
         check_output(step, result.output + (f"{result.exit_code}\n" if tells_code else ""))
     assert "<svg" in (tmp_path / "warm-up.html").read_text()
     assert [path.name for path in tmp_path.glob("job-*/*")] == ["samples.csv.gz"]
