@@ -42,22 +42,8 @@ from app.settings import Settings
 from app.web import docs, export, pages
 
 ROUTERS = (
-    jobs,
-    bulk,
-    events,
-    results,
-    files,
-    sweeps,
-    queue,
-    tables,
-    compare,
-    baselines,
-    export,
-    specs,
-    workers,
-    health,
-    pages,
-    docs,
+    *(jobs, bulk, events, results, files, sweeps, queue, tables, compare, baselines, export, specs, workers, health),
+    *(pages, docs),
 )
 
 

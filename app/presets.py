@@ -24,7 +24,10 @@ MODEL_SIZES: Final[dict[str, ModelShape]] = {
     "large": {"d_model": 1280, "d_ff": 5120, "num_layers": 36, "num_heads": 20},
     "xl": {"d_model": 1600, "d_ff": 6400, "num_layers": 48, "num_heads": 25},
     "2.7b": {"d_model": 2560, "d_ff": 10240, "num_layers": 32, "num_heads": 32},
+    "8b": {"d_model": 4096, "d_ff": 11_008, "num_layers": 34, "num_heads": 32},
 }
+VOCABULARY_SIZES: Final[dict[str, int]] = {"8b": 151_936}
+"""Of the presets whose vocabulary has another size than VOCABULARY_SIZE."""
 
 ATTENTION_PRESETS: Final[dict[str, dict[str, Any]]] = {
     # CS336's leaderboard problem: one forward and backward pass.

@@ -85,6 +85,25 @@ async def submit(
     return Json(submitted.response, status_code=201, headers=headers)
 
 
+async def submit_sweep(services: Services, body: SweepBody, key: Idempotency | None = None) -> Submitted:
+    """Store every job of a sweep, or raise InvalidRequest with pointers into the body."""
+
+    def store() -> Submitted:
+        if first := services.queue.first_answer(key):
+            return first
+        if body.fit is not None:
+            return search(services, body, body.fit, key)
+        default = services.settings.default_timeout_s
+        points = expand(body.base, body.grid, body.exclude)
+        specs = valid_specs(services, points)
+        jobs = [body.new_job(spec, default, point.choice) for spec, point in zip(specs, points, strict=True)]
+        return services.queue.submit_sweep(body.name, body.labels, body.base, body.grid, body.exclude, jobs, key)
+
+    count = math.prod(map(len, body.grid.values()))
+    run = services.writes.run if count <= SHORT_POINTS else services.writes.run_long
+    return await run(store)
+
+
 @dataclass(frozen=True)
 class SearchPoint(Point):
     """A point of a search, with a value on its axis."""
@@ -139,25 +158,6 @@ def _axis(spec: SpecBase, axis: str) -> tuple[Any, int]:
 def _wrong(location: Location, detail: str) -> InvalidRequest:
     field = FieldError(pointer(location), detail)
     return InvalidRequest(summary((field,)), errors=(field,))
-
-
-async def submit_sweep(services: Services, body: SweepBody, key: Idempotency | None = None) -> Submitted:
-    """Store every job of a sweep, or raise InvalidRequest with pointers into the body."""
-
-    def store() -> Submitted:
-        if first := services.queue.first_answer(key):
-            return first
-        if body.fit is not None:
-            return search(services, body, body.fit, key)
-        points = expand(body.base, body.grid, body.exclude)
-        specs = valid_specs(services, points)
-        default = services.settings.default_timeout_s
-        jobs = [body.new_job(spec, default, point.choice) for spec, point in zip(specs, points, strict=True)]
-        return services.queue.submit_sweep(body.name, body.labels, body.base, body.grid, body.exclude, jobs, key)
-
-    count = math.prod(map(len, body.grid.values()))
-    run = services.writes.run if count <= SHORT_POINTS else services.writes.run_long
-    return await run(store)
 
 
 def valid_specs(services: Services, points: Sequence[Point]) -> list[SpecBase]:

@@ -185,7 +185,8 @@ def set_(
     if as_json:
         print_json(kept)
         return
-    echo(f"baseline {name}: {kept['number_of_cases']} cases of {_jobs(kept['jobs'])}")
+    number = kept["number_of_cases"]
+    echo(f"baseline {name}: {number} case{'s' if number != 1 else ''} of {_jobs(kept['jobs'])}")
     for one in kept["left_out"]:
         echo(f"left out: job {one['job']}, {one['why']}", err=True)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from app.presets import BATCH_SIZE, MODEL_SIZES, VOCABULARY_SIZE
+from app.presets import BATCH_SIZE, MODEL_SIZES, VOCABULARY_SIZE, VOCABULARY_SIZES
 from app.specs._base import (
     Device,
     Name,
@@ -22,9 +22,14 @@ from app.specs._base import (
 from app.specs._code import CodeSpec, Uploaded, coordinates, names
 from app.specs._identity import Scalar
 
-ModelSize = Literal["tiny", "small", "medium", "large", "xl", "2.7b"]
+ModelSize = Literal["tiny", "small", "medium", "large", "xl", "2.7b", "8b"]
 SHAPES = "x-flopwatch-shapes"
 """Key in JSON Schema: the hyper-parameters that each preset size stands for."""
+SIZES: dict[str, Any] = {
+    size: {**shape, **({"vocab_size": VOCABULARY_SIZES[size]} if size in VOCABULARY_SIZES else {})}
+    for size, shape in MODEL_SIZES.items()
+}
+"""What each preset size sets."""
 HYPER_PARAMETERS = ("d_model", "d_ff", "num_layers", "num_heads")
 WITH_BACKWARD = ("forward_backward", "train_step")
 PHASES = {
@@ -42,8 +47,8 @@ class ModelSpec(StrictModel):
 
     name: Annotated[Name, Named("model")] = "transformer_lm"
     """Model implementation, as a worker registers it."""
-    size: ModelSize | None = Field(default=None, json_schema_extra={SHAPES: {**MODEL_SIZES}})  # type: ignore[dict-item]
-    """Preset; sets those of the four hyper-parameters below that are not given."""
+    size: ModelSize | None = Field(default=None, json_schema_extra={SHAPES: SIZES})
+    """Preset; sets those of the four hyper-parameters below that are not given, and `8b` the vocabulary, too."""
     d_model: int | None = Field(default=None, ge=2, le=65_536)
     """Width of the residual stream."""
     d_ff: int | None = Field(default=None, ge=1, le=262_144)
@@ -53,9 +58,16 @@ class ModelSpec(StrictModel):
     num_heads: int | None = Field(default=None, ge=1, le=1024)
     """Number of attention heads; divides d_model into even head dimensions."""
     vocab_size: int = Field(default=VOCABULARY_SIZE, ge=2, le=4_194_304)
-    """Number of tokens in the vocabulary."""
+    """Number of tokens in the vocabulary; of size `8b` 151 936 by default."""
     rope_theta: float = Field(default=10_000.0, gt=0, le=1e12)
     """Base of the rotary position embedding's angles."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _vocabulary_of_the_preset(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and given.get("size") in VOCABULARY_SIZES and "vocab_size" not in given:
+            return {**given, "vocab_size": VOCABULARY_SIZES[given["size"]]}
+        return given
 
     @model_validator(mode="after")
     def _size_or_all_hyper_parameters(self) -> Self:

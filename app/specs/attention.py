@@ -31,7 +31,7 @@ BLOCK_SIZES = {"cpu_flash": {"br": 32, "bc": 128}, "cpu_blocked": {"br": 32}}
 holds the number itself, so that its key still means the same work if the library's own size changes."""
 
 NOT_TUNED = frozenset(
-    {"compiled", "cpu_blocked", "cpu_flash", "cpu_fused", "cpu_naive", "eager", "flex", "tiled"}
+    {"compiled", "cpu_blocked", "cpu_flash", "cpu_fused", "cpu_naive", "eager", "flex", "hopper", "tiled"}
     | {"sdpa_cudnn", "sdpa_efficient", "sdpa_flash", "sdpa_math"}
 )
 """Built-in implementations that have nothing to tune, so that `autotune` has no effect on them. The server cannot know

@@ -22,7 +22,7 @@ class JobFilter:
     labels: Sequence[tuple[str, str]] = ()
     sweep: int | None = None
     text: str | None = None
-    """Part of the name, the kind, a label or the case, in any case of letters; or the whole id."""
+    """Part of the name, a label or the case, in any case of letters; or the whole id."""
     since: datetime | None = None
     """The time of submission, or later."""
     until: datetime | None = None
@@ -56,8 +56,9 @@ def _mentions(text: str) -> ColumnElement[bool]:
     environment, so that looking through a hundred thousand jobs takes a tenth of a second.
     """
     job = tables.job.c
-    words = [job.name, job.kind, cast(job.labels, Text), cast(job.summary, Text)]
-    found = [column.icontains(text, autoescape=True) for column in words]
+    words = [job.name, cast(job.labels, Text), cast(job.summary, Text)]
+    # SQLite's LIKE takes letters of both cases for equal, without a copy of each row in lower case.
+    found = [column.contains(text, autoescape=True) for column in words]
     if text.isascii() and text.isdecimal() and len(text) < len(str(MAX_ID)):
         found.append(job.id == int(text))
     return or_(*found)

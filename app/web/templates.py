@@ -48,10 +48,12 @@ def _templates() -> Jinja2Templates:
         "doubts": doubts,
         "notes": notes,
         "age": age,
+        "ago": ago,
         "ran": ran,
         "duration": duration,
         "moment": moment,
         "pretty": pretty,
+        "plain": plain,
         "commands": commands,
         "head": readable,
     }
@@ -89,6 +91,12 @@ def moment(time: str | None) -> str:
     return "–" if time is None else f"{time[:10]} {time[11:19]} UTC"
 
 
+def ago(time: str) -> str:
+    """How long ago a time was, to the minute: a page that refreshes itself need not change every second."""
+    text = age(time) or ""
+    return "just now" if text.endswith(" s ago") else text
+
+
 def commands(text: str) -> Markup:
     """Escape a text, and set what stands in `backticks` as code."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704 - all of it is escaped
@@ -97,6 +105,15 @@ def commands(text: str) -> Markup:
 def pretty(value: Any) -> str:
     """Indented JSON."""
     return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def plain(value: Any) -> str:
+    """A value as people write it: texts as they are, lists with commas, all else as JSON; "–" if there is none."""
+    if value is None:
+        return "–"
+    if isinstance(value, list):
+        return ", ".join(map(plain, value))
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def table(sheet: results.Sheet) -> Markup:

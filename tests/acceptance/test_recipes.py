@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import resource
 import shlex
@@ -18,7 +19,7 @@ from app.cli.commands import cli
 
 PAGE = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
 SKIPPED = "…"
-WORKERS_MEMORY = 128 << 20
+JOBS_MEMORY = 384 << 20
 """Bytes beside those that the warm parent has, as the page says."""
 JOBS = ("show", "compare", "rerun", "download", "baseline", "check")
 """Commands whose plain numbers are ids of jobs."""
@@ -107,17 +108,19 @@ def last_id(client: Any, path: str) -> int:
     return found[0]["id"] if found else 0
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def little_memory(site: Any) -> Iterator[None]:
-    """What the worker starts gets no more address space than the page says."""
+    """Inside, the processes that the worker forks get no more address space than the page says."""
     (warm,) = (one for one in psutil.Process(site.worker.pid).children() if "warm" in one.cmdline())
     former = resource.prlimit(warm.pid, resource.RLIMIT_AS)
-    resource.prlimit(warm.pid, resource.RLIMIT_AS, (warm.memory_info().vms + WORKERS_MEMORY, former[1]))
-    yield
-    resource.prlimit(warm.pid, resource.RLIMIT_AS, former)
+    resource.prlimit(warm.pid, resource.RLIMIT_AS, (warm.memory_info().vms + JOBS_MEMORY, former[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(warm.pid, resource.RLIMIT_AS, former)
 
 
-def test_the_recipes(site: Any, little_memory: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_recipes(site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (source,) = re.findall(r"`my_attention.py`:\n\n```python\n(.*?)```", PAGE, flags=re.DOTALL)
     (tmp_path / "my_attention.py").write_text(source)
     monkeypatch.chdir(tmp_path)
@@ -125,7 +128,8 @@ def test_the_recipes(site: Any, little_memory: None, tmp_path: Path, monkeypatch
     environment = {"FLOPWATCH_URL": str(site.client.base_url).rstrip("/")}
     for step in steps():
         command, tells_code = re.subn(r"; echo \$\?$", "", step.command)
-        result = CliRunner().invoke(cli, ids.words_of(command), env=environment)
+        with little_memory(site) if "--fit" in command else contextlib.nullcontext():
+            result = CliRunner().invoke(cli, ids.words_of(command), env=environment)
         assert tells_code or result.exit_code == 0, f"{step.command}: {result.output}"
         ids.note(step, result.output)
         check_output(step, result.output + (f"{result.exit_code}\n" if tells_code else ""))

@@ -4,9 +4,11 @@
 //   <pre data-log hx-sse:connect=…>            appends the events `log` of a job
 //   <button data-confirm="Cancel job 17?">     asks before its form is sent
 //   <button data-copy="#id">                   copies the text of that element
+//   <select data-plot-choice="#id">            options are the addresses of plots; the figure draws the chosen one
 //   <form data-picked="job">                   enables its buttons that act on picked rows, and counts those
 
 import { drawPlots, forgetPlots } from "./plots.js";
+import "./panels.js";
 
 // A refresh must not undo what a reader did: what is open stays open, what is drawn stays drawn.
 htmx.registerExtension("flopwatch", {
@@ -71,7 +73,15 @@ function countPicked() {
   }
 }
 
-document.addEventListener("change", countPicked);
+document.addEventListener("change", (event) => {
+  countPicked();
+  const choice = event.target.closest?.("select[data-plot-choice]");
+  if (!choice) return;
+  const figure = document.querySelector(choice.dataset.plotChoice);
+  forgetPlots(figure);
+  figure.dataset.plot = choice.value;
+  drawPlots(document);
+});
 
 for (const log of document.querySelectorAll("[data-log]")) log.scrollTop = log.scrollHeight;
 countPicked();

@@ -36,8 +36,12 @@ export function drawPlots(root) {
   }
 }
 
+// Figures whose numbers a reader has opened: they are open again when the figure is drawn anew.
+const opened = new WeakSet();
+
 export function forgetPlots(figure) {
   nearby.unobserve(figure);
+  if (figure.querySelector(".plot-data[open]")) opened.add(figure);
   const picture = figure.querySelector(".plot");
   if (picture && window.Plotly) window.Plotly.purge(picture);
   for (const part of figure.querySelectorAll(".plot, .plot-tools, .plot-data, .plot-note")) part.remove();
@@ -67,10 +71,11 @@ async function draw(figure) {
   const caption = figure.querySelector("figcaption");
   const picture = document.createElement("div");
   picture.className = "plot";
-  picture.setAttribute("role", "img");
-  picture.setAttribute("aria-label", caption?.textContent.trim() ?? figure.getAttribute("aria-label") ?? "Plot");
+  picture.setAttribute("role", "group"); // no image: it holds the buttons of Plotly's bar
+  picture.setAttribute("aria-label", figure.getAttribute("aria-label") ?? caption?.textContent.trim() ?? "Plot");
   figure.prepend(picture);
   const { data, layout } = themed(content);
+  picture.style.minHeight = `${layout.height}px`;
   await Plotly.newPlot(picture, data, layout, {
     responsive: true,
     displaylogo: false,
@@ -82,7 +87,9 @@ async function draw(figure) {
     const to = points[0]?.customdata?.[1];
     if (typeof to === "string" && to.startsWith("/ui/")) window.location.assign(to);
   });
-  figure.append(tools(figure, picture, Plotly, layout), numbers(content, picture));
+  const details = numbers(content, picture);
+  figure.append(tools(figure, picture, Plotly, layout), details);
+  details.open = opened.delete(figure);
   figure.dataset.drawn = "yes";
 }
 
