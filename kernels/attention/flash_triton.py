@@ -154,9 +154,11 @@ def _gradients(
         logsumexp_gradient = logsumexp_gradient.contiguous()
     rest = logsumexp, logsumexp_gradient, is_causal
     with on_device(q.device):
-        all_needed = dq_room is not None and dk_room is not None and dv_room is not None
-        in_one_pass = all_needed and not torch.are_deterministic_algorithms_enabled()
-        if not (in_one_pass and hopper.backward(out_gradient, q, k, v, out, dq_room, dk_room, dv_room, *rest)):
+        if (
+            dq_room is None or dk_room is None or dv_room is None
+            or torch.are_deterministic_algorithms_enabled()
+            or not hopper.backward(out_gradient, q, k, v, out, dq_room, dk_room, dv_room, *rest)
+        ):  # fmt: skip
             launch.backward(out_gradient, q, k, v, out, dq_room, dk_room, dv_room, *rest, precision_of(q, tf32))
     return dq, dk if needed[1] else None, dv if needed[2] else None
 

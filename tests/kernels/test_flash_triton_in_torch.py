@@ -26,7 +26,7 @@ from kernels.attention import TritonFlashAttention2, triton_inputs, triton_launc
 from kernels.attention.flash_triton import _backward_operation, _forward_operation, flash_attention
 from tests.kernels.flash import DEVICES, Shape, assert_right, check, draw, draw_inputs, exact
 
-pytestmark = pytest.mark.usefixtures("_small_tiles_in_the_interpreter")
+pytestmark = pytest.mark.usefixtures("_small_tiles_in_the_interpreter", "_without_hopper")
 
 
 @pytest.fixture
