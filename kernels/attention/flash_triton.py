@@ -3,7 +3,8 @@
 Takes float32, bfloat16 and float16; head dimensions up to 256; any strides (the last axis is made contiguous if it is
 not); grouped keys and values (a multiple of their heads in the queries); any lengths, also different ones. Memory grows
 linearly with the length. Products are of the inputs' dtype with float32 sums; products of float32 keep its precision
-(see triton_operands for how, and for infinities), unless torch allows tf32.
+(see triton_operands for how, and for infinities), unless torch allows tf32. Under autocast inputs are cast as those of
+torch's scaled_dot_product_attention are.
 
 `flash_attention` is the function to call. Under it lie two `torch.library` operations, which `torch.compile` takes as
 they are, without a graph break; `TritonFlashAttention2` is the same as an autograd.Function.
@@ -28,6 +29,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from kernels.attention import triton_launch as launch
 from kernels.attention.hopper import launch as hopper
 from kernels.attention.triton_inputs import (
+    as_autocast_asks,
     check_device,
     like,
     on_device,
@@ -64,6 +66,7 @@ def flash_attention(
     Raises:
         ValueError: shapes, dtypes or devices do not fit together, or are not taken.
     """
+    q, k, v = as_autocast_asks(q, k, v)
     if tf32 is None:
         tf32 = q.dtype == torch.float32 and tf32_is_allowed()
     out: Tensor
@@ -88,6 +91,7 @@ class TritonFlashAttention2(torch.autograd.Function):
         only_hopper: bool = False,
     ) -> Tensor:
         """The output; saves it, the inputs, and the log-sum-exp of each query's scores."""
+        q, k, v = as_autocast_asks(q, k, v)
         if tf32 is None:
             tf32 = q.dtype == torch.float32 and tf32_is_allowed()
         out, logsumexp = (_forward if _is_plain(q, k, v) else _forward_operation)(q, k, v, is_causal, tf32, only_hopper)
@@ -116,7 +120,8 @@ def _is_plain(*tensors: Tensor) -> bool:
         not torch.compiler.is_compiling()
         and not is_in_torch_dispatch_mode()
         and not torch._C._are_functorch_transforms_active()  # autograd.Function checks the same
-        and all(type(tensor) in PLAIN and not tensor.is_meta for tensor in tensors)
+        and PLAIN.issuperset(map(type, tensors))
+        and not tensors[0].is_meta
     )
 
 

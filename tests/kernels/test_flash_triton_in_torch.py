@@ -224,6 +224,29 @@ def test_devices_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) ->
         triton_inputs.check_device(torch.device("cuda"))
 
 
+@pytest.mark.parametrize("device", DEVICES)
+def test_autocast_casts_as_it_does_for_torchs_own_attention(device: str, rng: random.Random) -> None:
+    inputs = draw_inputs(Shape(1, 1, 1, 20, 20, 16), rng, device=device)
+    mixed = (*inputs[:2], inputs[2].bfloat16())
+    narrow = [tensor.bfloat16().requires_grad_() for tensor in inputs]
+    expected = flash_attention(*narrow, True)
+    right = torch.autograd.grad(expected, narrow, torch.ones_like(expected))
+    for given in (inputs, mixed):
+        leaves = [tensor.detach().requires_grad_() for tensor in given]
+        for function in (flash_attention, TritonFlashAttention2.apply):
+            with torch.autocast(device, torch.bfloat16):
+                out = function(*leaves, True)
+                theirs = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=True)
+            assert out.dtype == theirs.dtype == torch.bfloat16
+            assert torch.equal(out, expected)
+            gradients = torch.autograd.grad(out, leaves, torch.ones_like(out))
+            for gradient, leaf, wanted in zip(gradients, leaves, right, strict=True):
+                assert gradient.dtype == leaf.dtype
+                assert torch.equal(gradient, wanted.to(leaf.dtype))
+    with pytest.raises(ValueError, match=r"not torch\.float32, torch\.float32 and torch\.bfloat16"):
+        flash_attention(*mixed, True)
+
+
 def test_tensors_without_data_give_shapes() -> None:
     q = torch.ones(1, 2, 5, 16, device="meta")
     assert flash_attention(q, q, q).shape == q.shape
