@@ -24,7 +24,10 @@ MODEL_SIZES: Final[dict[str, ModelShape]] = {
     "large": {"d_model": 1280, "d_ff": 5120, "num_layers": 36, "num_heads": 20},
     "xl": {"d_model": 1600, "d_ff": 6400, "num_layers": 48, "num_heads": 25},
     "2.7b": {"d_model": 2560, "d_ff": 10240, "num_layers": 32, "num_heads": 32},
+    "8b": {"d_model": 4096, "d_ff": 11_008, "num_layers": 34, "num_heads": 32},
 }
+VOCABULARY_SIZES: Final[dict[str, int]] = {"8b": 151_936}
+"""Of the presets whose vocabulary has another size than VOCABULARY_SIZE."""
 
 ATTENTION_PRESETS: Final[dict[str, dict[str, Any]]] = {
     # CS336's leaderboard problem: one forward and backward pass.
@@ -75,3 +78,15 @@ ATTENTION_PRESETS: Final[dict[str, dict[str, Any]]] = {
 }
 """Partial specs of kind `attention`. Those of sizes for a GPU ask for one: on a host without any, the job says at once
 that it waits, and does not run for hours on a CPU."""
+
+DEMO_SWEEPS: Final[dict[str, dict[str, Any]]] = {
+    "cpu": {
+        "base": {"kind": "benchmark", "batch_size": 1, "warmup_steps": 1, "measure_steps": 3},
+        "grid": {"model.size": ["tiny", "small"], "context_length": [128, 256]},
+    },
+    "cuda": {
+        "base": {"kind": "benchmark"},
+        "grid": {"model.size": ["tiny", "small", "medium", "large"], "context_length": [256, 512]},
+    },
+}
+"""A first sweep, by the type of device, of `make demo` and of the page that greets: minutes at most."""

@@ -56,6 +56,9 @@ DDP: Spec = {
     "measure_steps": 20,
 }
 """On two GPUs, about a minute each."""
+DDP_COORDINATES = (
+    *("strategy", "bucket_size_mb", "gradients_as_views", "sharded_optimizer", "cast_before_communication"),
+)
 DDP_METRICS = (
     *("step_ms", "exposed_communication_ms", "exposed_communication_error_ms", "communication_ms"),
     *("uncovered_communication_ms", "communication_mib", "mfu", "peak_memory_mib"),
@@ -80,6 +83,18 @@ def data_parallel() -> Iterator[Spec]:
             yield {**DDP, "precision": precision, "strategy": strategy}
             if precision == "bf16":
                 yield {**DDP, "precision": precision, "strategy": strategy, **cast}
+    yield from compiled_data_parallel()
+
+
+def compiled_data_parallel() -> Iterator[Spec]:
+    """Jobs whose step the device limits in bf16, too: of an eager or a small one the host's time is the longer one."""
+    compiled: Spec = {**DDP, "precision": "bf16", "compile": True, "batch_size": 8}
+    yield {**compiled, "strategy": "none"}
+    for size in (25, 100):
+        yield {**compiled, "strategy": "bucketed", "bucket_size_mb": size}
+        yield {**compiled, "strategy": "torch_ddp", "bucket_size_mb": size}
+    yield {**compiled, "strategy": "bucketed", "bucket_size_mb": 100, "gradients_as_views": False}
+    yield {**compiled, "strategy": "torch_fsdp"}
 
 
 def buckets() -> Iterator[Spec]:
@@ -243,7 +258,7 @@ TABLES = {
     "ddp": Table(
         "Data parallelism, xl, two GPUs",
         list(data_parallel()),
-        ("precision", "strategy", "bucket_size_mb", "sharded_optimizer", "cast_before_communication"),
+        ("precision", "compile", "batch_size", *DDP_COORDINATES),
         DDP_METRICS,
     ),
     "ddp-buckets": Table(

@@ -93,16 +93,16 @@ def fill(database: Database, client: httpx.Client, size: Size) -> Filled:
     answer = client.post("/sweeps", json={"base": TINY, "grid": grid}, timeout=TIMEOUT_S).raise_for_status().json()
     of_sweep = size.side**2
     with database.write() as connection:
-        _finish(connection, tables.job.c.id != queued)
+        finish_jobs(connection, tables.job.c.id != queued)
         others = max(0, size.measurements - size.large)
         copies = max(1, size.finished - of_sweep - 2)
         each = max(1, others // (copies + of_sweep + 1))
         connection.execute(insert(tables.measurement), [_measurement(done, number) for number in range(each)])
-        connection.execute(insert(tables.attempt), _attempt(done))
+        connection.execute(insert(tables.attempt), attempt_row(done))
         copy_rows(connection, (tables.attempt, tables.measurement), done, tables.job.c.sweep_id.is_not(None))
-        connection.execute(insert(tables.attempt), _attempt(large))
+        connection.execute(insert(tables.attempt), attempt_row(large))
     for start in range(0, size.large, BATCH):
-        rows = [_cell(large, number) for number in range(start, min(start + BATCH, size.large))]
+        rows = [cell_row(large, number) for number in range(start, min(start + BATCH, size.large))]
         with database.write() as connection:
             connection.execute(insert(tables.measurement), rows)
     finished = copy_jobs(database, done, copies)
@@ -112,7 +112,7 @@ def fill(database: Database, client: httpx.Client, size: Size) -> Filled:
     return Filled(done, large, queued, answer["id"], itertools.chain(reversed(finished)))
 
 
-def _finish(connection: Connection, which: Any) -> None:
+def finish_jobs(connection: Connection, which: Any) -> None:
     now = tables.utc_now()
     values = {"state": "succeeded", "attempt": 1, "started_at": now, "finished_at": now}
     connection.execute(update(tables.job).where(which).values(**values))
@@ -128,7 +128,7 @@ def _let_some_fail(connection: Connection, ids: range) -> None:
     connection.execute(insert(tables.job_label).from_select(["job_id", "key", "value"], label))
 
 
-def _attempt(job_id: int) -> dict[str, Any]:
+def attempt_row(job_id: int) -> dict[str, Any]:
     now, log = tables.utc_now(), "step\n" * 200
     values = {"job_id": job_id, "number": 1, "token": "0", "worker_id": "worker", "state": "succeeded", "beat": 3}
     return {**values, "log": log, "started_at": now, "finished_at": now}
@@ -155,7 +155,7 @@ def _measurement(job_id: int, number: int, **changes: Any) -> dict[str, Any]:
     }
 
 
-def _cell(job_id: int, number: int) -> dict[str, Any]:
+def cell_row(job_id: int, number: int) -> dict[str, Any]:
     """One metric of one cell of a large grid."""
     cell = number // CELL_METRICS
     case = {"implementation": "eager", "dtype": "bf16", "causal": True, "head_dim": 64, "sequence_length": cell}
@@ -200,6 +200,19 @@ def reads(filled: Filled) -> list[Request]:
         Request("GET /sweeps/{sweep_id}", at(f"/sweeps/{sweep}")),
         Request("GET /ui/sweeps/{sweep_id}", at(f"/ui/sweeps/{sweep}")),
         Request("GET /ui/sweeps/{sweep_id}", at(f"/ui/sweeps/{sweep}"), title="unchanged", revalidates=True),
+        Request("GET /ui/sweeps", at("/ui/sweeps")),
+        Request(
+            "GET /ui/sweeps/{sweep_id}", at(f"/ui/sweeps/{sweep}?sort=-context_length&page=50"), title="sorted, page 50"
+        ),
+        Request("GET /ui/sweeps/{sweep_id}", at(f"/ui/sweeps/{sweep}?sort=step_ms"), title="sorted by a metric"),
+        Request("GET /ui/plots", at(f"/ui/plots?sweep={sweep}"), title="of the sweep"),
+        Request("GET /ui/plots", at(f"/ui/plots?job={done}"), title="of a job"),
+        Request("GET /ui/tables", at("/ui/tables"), title="nothing chosen"),
+        Request("GET /ui/tables", at(f"/ui/tables?sweep={sweep}"), title="of the sweep"),
+        Request("GET /ui/tables", at(f"/ui/tables?job={done}&pivot=context_length"), title="of a job, pivoted"),
+        Request("GET /ui/compare", at("/ui/compare"), title="nothing chosen"),
+        Request("GET /ui/compare", at(f"/ui/compare?job={done}&job={done + 3}"), title="two jobs"),
+        Request("GET /ui/compare/add", at(f"/ui/compare/add?job={done}+{large}")),
         Request("GET /tables", at(f"/tables?job={done}"), title="of a job"),
         Request("GET /tables", at(f"/tables?sweep={sweep}"), title="of the sweep"),
         Request("GET /tables", at(f"/tables?job={large}"), title="of the large job"),
@@ -221,6 +234,10 @@ def writes(filled: Filled, fresh: Callable[[str, Any], int]) -> list[Request]:
         Request("POST /jobs/{job_id}/retry", at(f"/jobs/{done}/retry"), title="of a succeeded job: 409"),
         Request("POST /ui/jobs/{job_id}/retry", at(f"/ui/jobs/{done}/retry"), title="409", headers=FORM),
         Request("POST /sweeps/{sweep_id}/cancel", lambda: f"/sweeps/{fresh('/sweeps', SWEEP)}/cancel"),
+        Request(
+            "POST /ui/sweeps/{sweep_id}/cancel", lambda: f"/ui/sweeps/{fresh('/sweeps', SWEEP)}/cancel", headers=FORM
+        ),
+        Request("POST /ui/sweeps/{sweep_id}/resume", at(f"/ui/sweeps/{sweep}/resume"), title="409", headers=FORM),
         Request("POST /sweeps/{sweep_id}/resume", at(f"/sweeps/{sweep}/resume"), title="nothing to resume: 409"),
         Request("DELETE /jobs/{job_id}", lambda: f"/jobs/{next(filled.deletable)}"),
         Request("PUT /queue/paused", at("/queue/paused"), body={"kinds": []}),

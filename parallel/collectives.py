@@ -1,7 +1,7 @@
-"""Collective operations: what the data-parallel wrappers share, and how long one operation takes.
+"""Collective operations, as the data-parallel wrappers share them.
 
 The first part starts averages, gathers and scatters in a process group, whatever its backend and torch's version. The
-second records when a step's operations ran. The third times one operation over all ranks.
+second records when a step's operations ran.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import time
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,8 +17,6 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-
-from parallel.accounting import OPERATIONS
 
 MIB = 2**20
 END_S = 1.0
@@ -403,136 +400,3 @@ def recorded(device: torch.device) -> Iterator[Timeline]:
 
 def _started(name: str, size_bytes: int, start: Callable[[], Work]) -> Work:
     return _recording[-1].note(name, size_bytes, start) if _recording else start()
-
-
-# Timing
-
-
-@dataclass(frozen=True)
-class Operation:
-    """One collective operation on tensors of its own, ready to be timed."""
-
-    name: str
-    size_bytes: int
-    """Of the whole tensor: what was asked for, rounded up to an equal number of elements per rank."""
-    run: Callable[[], None]
-    """Do it once; on a GPU the current stream waits for the result."""
-    prepare: Callable[[], None]
-    """Restore what `run` has overwritten."""
-
-
-def make_operation(
-    name: str, size_bytes: int, device: torch.device, *, dtype: torch.dtype = torch.float32, group: dist.ProcessGroup
-) -> Operation:
-    """Make an all_reduce, all_gather, reduce_scatter or broadcast, whose sizes count the whole tensor.
-
-    Raises:
-        ValueError: no such operation, or a size below 1.
-    """
-    if size_bytes < 1:
-        raise ValueError(f"size_bytes must be 1 or more, not {size_bytes}")
-    ranks = group.size()
-    element = torch.empty((), dtype=dtype).element_size()
-    piece = -(-size_bytes // (element * ranks))
-    whole = torch.rand(piece * ranks, device=device).to(dtype)
-    part = whole[:piece].clone()
-    run: Callable[[], Any]
-    prepare: Callable[[], Any] = _nothing
-    match name:
-        case "all_reduce":
-            original = whole.clone()
-            run = functools.partial(dist.all_reduce, whole, group=group)
-            # Sums of sums would overflow.
-            prepare = functools.partial(whole.copy_, original)
-        case "all_gather":
-            run = functools.partial(_all_gather, whole, part, group=group)
-        case "reduce_scatter":
-            run = functools.partial(_reduce_scatter, part, whole, group=group)
-        case "broadcast":
-            run = functools.partial(dist.broadcast, whole, dist.get_global_rank(group, 0), group=group)
-        case _:
-            raise ValueError(f"unknown operation {name!r}; known are {', '.join(OPERATIONS)}")
-    return Operation(name, whole.nbytes, run, prepare)
-
-
-def _nothing() -> None:
-    """Prepare nothing."""
-
-
-def time_operation(
-    operation: Operation,
-    device: torch.device,
-    *,
-    group: dist.ProcessGroup,
-    warmup: int,
-    steps: int,
-    stepped: Callable[[], None] = _nothing,
-) -> array[float]:
-    """Time an operation on this rank; every rank calls it alike.
-
-    The ranks begin each step together, behind a barrier. On a GPU two events on the current stream take the time, so it
-    holds the launch's latency on the device but not the host's.
-
-    Args:
-        warmup: Untimed steps before; the first one connects the ranks.
-        steps: Timed steps.
-        stepped: Called after each step.
-
-    Returns:
-        Milliseconds per step, on this rank alone: see `over_ranks`.
-    """
-    times = array("d")
-    for step in range(warmup + steps):
-        operation.prepare()
-        lap = _gpu_lap_ms if device.type == "cuda" else _cpu_lap_ms
-        dist.barrier(group=group)
-        elapsed = lap(operation.run)
-        if step >= warmup:
-            times.append(elapsed)
-        stepped()
-    return times
-
-
-def _cpu_lap_ms(run: Callable[[], None]) -> float:
-    began = time.perf_counter()
-    run()
-    return 1e3 * (time.perf_counter() - began)
-
-
-def _gpu_lap_ms(run: Callable[[], None]) -> float:
-    torch.cuda.synchronize()
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    start.record()
-    run()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end))
-
-
-@dataclass(frozen=True)
-class OverRanks:
-    """Times of the same steps on all ranks."""
-
-    slowest: array[float]
-    """Per step the greatest time of any rank: the step's time, since all must have finished it."""
-    skew: array[float]
-    """Per step the difference between the slowest and the fastest rank."""
-    per_rank: list[array[float]]
-
-
-def over_ranks(times: array[float], device: torch.device, group: dist.ProcessGroup) -> OverRanks:
-    """Bring all ranks' times together, on every rank. Samples of several ranks are never pooled: they are one step's.
-
-    Args:
-        times: This rank's, one per step, as many on every rank.
-    """
-    mine = torch.tensor(times, dtype=torch.float64, device=device)
-    everybody = torch.empty(group.size() * len(times), dtype=torch.float64, device=device)
-    start_all_gather(everybody, mine, group).wait()
-    table = everybody.view(group.size(), len(times)).cpu()
-    slowest, fastest = table.amax(0), table.amin(0)
-    return OverRanks(
-        array("d", slowest.tolist()),
-        array("d", (slowest - fastest).tolist()),
-        [array("d", rank.tolist()) for rank in table],
-    )

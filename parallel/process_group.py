@@ -18,6 +18,7 @@ from __future__ import annotations
 import ctypes
 import datetime
 import faulthandler
+import gc
 import importlib
 import json
 import logging
@@ -555,9 +556,13 @@ def rank_main() -> None:
     channel.send_bytes(json.dumps([index, os.getpid()]).encode())
     try:
         arguments = json.loads(channel.recv_bytes())
+        # The garbage collector would look through all that is imported again and again, and find nothing.
+        gc.disable()
         device = _join(request)
         module, _, name = request.function.partition(":")
         function = getattr(importlib.import_module(module), name)
+        gc.freeze()
+        gc.enable()
         result = function(Rank(index, world_size, request.backend, device, channel), *arguments)
         text = _to_json(result, f"what {name} returns")
     except BaseException as error:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -83,16 +83,21 @@ class Service:
     ) -> tuple[subprocess.Popen[bytes], Path]:
         """Start `python -m ARGUMENTS`; its output goes to a file, whose path is returned too."""
         log = self.folder / f"{next(self._numbers):02d}-{name}.log"
+        log.touch()
+        process = self.launch(arguments, {**self.environment, **environment}, log)
+        self.processes.append(process)
+        return process, log
+
+    def launch(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+        """Start `python -m ARGUMENTS` in an environment, with its output in the file `log`."""
         with log.open("wb") as output:
-            process = subprocess.Popen(
+            return subprocess.Popen(
                 [sys.executable, "-m", *arguments],
-                env={**self.environment, **environment},
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
             )
-        self.processes.append(process)
-        return process, log
 
     def start_server(self, **environment: str) -> httpx.Client:
         """Start the server and wait until it answers; returns a client. A restarted server keeps its port."""

@@ -68,7 +68,7 @@ class DdpSpec(TrainingSpec):
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         **TrainingSpec.presets,
         "8b": {
-            "model": {"d_model": 4096, "d_ff": 11_008, "num_layers": 34, "num_heads": 32, "vocab_size": 151_936},
+            "model": {"size": "8b"},
             "batch_size": 1,
             "strategy": "fsdp",
             "backend": "nccl",

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.forked import ForkedService
 from tools.service import Service, wait_for_job
 
 PLUGINS = Path(__file__).resolve().parent.parent / "plugins"
@@ -45,7 +46,7 @@ def misbehave_folder(tmp_path: Path) -> Path:
 def service(tmp_path: Path, misbehave_folder: Path) -> Iterator[Service]:
     """A service of one test's own that is not started yet."""
     assert misbehave_folder.parent == tmp_path
-    with Service(tmp_path / "service", environment(tmp_path)) as running:
+    with ForkedService(tmp_path / "service", environment(tmp_path)) as running:
         try:
             yield running
         finally:
@@ -66,9 +67,9 @@ def started_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[
     """A service with one worker that tests share, of all modules: to start one takes seconds of a core."""
     folder = tmp_path_factory.mktemp("site")
     (folder / "misbehave").mkdir()
-    with Service(folder / "service", environment(folder, "plain_kind")) as running:
+    with ForkedService(folder / "service", environment(folder, "plain_kind")) as running:
         running.start_server()
-        yield running, running.start_worker(WARM_PARENT="torch")
+        yield running, running.start_worker(WARM_PARENT="torch", FLOPWATCH_ALLOW_CODE="true")
 
 
 @pytest.fixture
@@ -92,7 +93,7 @@ def site(started_service: tuple[Service, subprocess.Popen[bytes]]) -> Iterator[S
 def server_without_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A server for the controls that take something out of a worker only."""
     folder = tmp_path_factory.mktemp("controls")
-    with Service(folder / "service", environment(folder, "plain_kind")) as running:
+    with ForkedService(folder / "service", environment(folder, "plain_kind")) as running:
         running.start_server()
         yield running
 

@@ -22,6 +22,7 @@ from tests.acceptance.sabotage import (
     wait_for_state,
     worker_id,
 )
+from tests.forked import ForkedService
 from tools.service import Service, submit, wait_until
 
 pytestmark = pytest.mark.acceptance
@@ -36,7 +37,7 @@ PATIENCE_S = 300.0
 def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A server of the module's."""
     folder = tmp_path_factory.mktemp("shared")
-    with Service(folder / "service", {**environment(folder), **plain_kind()}) as running:
+    with ForkedService(folder / "service", {**environment(folder), **plain_kind()}) as running:
         running.start_server()
         yield running
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.acceptance.conftest import Site
-from tests.acceptance.sabotage import get
-from tools.service import submit, wait_for_job
+from tests.acceptance.sabotage import get, wait_until_gone
+from tools.service import submit, wait_for_job, wait_until
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
 
+GONE_S = 5.0
+"""How soon the ranks of a killed worker's job are gone, on a busy machine."""
 DDP: dict[str, Any] = {
     "kind": "ddp",
     "model": {"d_model": 8, "d_ff": 8, "num_layers": 1, "num_heads": 1, "vocab_size": 16},
@@ -20,6 +25,36 @@ DDP: dict[str, Any] = {
     "warmup_steps": 1,
     "measure_steps": 2,
 }
+
+
+def ranks_below(process: psutil.Process) -> list[psutil.Process]:
+    """The ranks that a worker's job runs."""
+    found = []
+    for child in process.children(recursive=True):
+        try:
+            if "RANK" in child.environ():
+                found.append(child)
+        except psutil.Error:  # it has just ended
+            continue
+    return found
+
+
+def shared_memory() -> set[str]:
+    """Names of all files in shared memory."""
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def ports(processes: list[psutil.Process]) -> set[int]:
+    """The ports at which processes listen."""
+    found: set[int] = set()
+    for process in processes:
+        found |= {one.laddr.port for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN}
+    return found
+
+
+def listening() -> set[int]:
+    """The ports at which any process of this host listens."""
+    return {one.laddr.port for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN}
 
 
 def ranks_alive() -> list[str]:
@@ -62,3 +97,46 @@ def test_a_rank_that_is_killed_ends_the_job_and_the_next_one_runs(site: Site) ->
     assert "exposed_communication_ms" in shown
     assert "bucketed" in shown
     assert not ranks_alive()
+
+
+def test_four_ranks_of_a_killed_worker_are_gone_and_the_next_worker_tells_a_stopped_one(
+    start_beside: Callable[..., Site],
+) -> None:
+    """The job's first worker is killed while four ranks measure. Its second attempt runs on the same devices, and ends
+    when one of its ranks is stopped for longer than a step may take.
+    """
+    before = shared_memory()
+    endless = {**DDP, "world_size": 4, "measure_steps": 100_000, "step_timeout_s": 4}
+    first = start_beside()
+    job_id = submit(first.client, {"spec": endless})
+
+    def ranks_that_measure(site: Site) -> list[psutil.Process] | None:
+        job = get(site.client, f"/jobs/{job_id}")
+        if job["state"] not in ("queued", "running"):
+            pytest.fail(f"the job has ended: {job['error']}")
+        ranks = ranks_below(psutil.Process(site.worker.pid))
+        measures = job["state"] == "running" and (job["progress"]["done"] or 0) > 0
+        return ranks if measures and len(ranks) == 4 else None
+
+    ranks = wait_until(lambda: ranks_that_measure(first), timeout_s=90, what="four ranks that measure")
+    descendants = psutil.Process(first.worker.pid).children(recursive=True)
+    held = ports(descendants)
+    assert held
+    first.worker.kill()
+    wait_until_gone(*(one.pid for one in ranks), timeout_s=GONE_S)
+    wait_until_gone(*(one.pid for one in descendants), timeout_s=GONE_S)
+    assert not held & listening()
+    assert shared_memory() <= before
+
+    second = start_beside()
+    ranks = wait_until(lambda: ranks_that_measure(second), timeout_s=90, what="four ranks of the second attempt")
+    assert get(second.client, f"/jobs/{job_id}")["attempt"] == 2
+    stopped = ranks[2]
+    number = stopped.environ()["RANK"]
+    stopped.send_signal(signal.SIGSTOP)
+    job = wait_for_job(second.client, job_id, timeout_s=30)
+    assert (job["state"], job["error"]["code"]) == ("failed", "crashed")
+    assert job["error"]["detail"].startswith(f"rank {number} was stopped and made no step within 4 s after step ")
+    assert job["error"]["detail"].endswith("; it wrote nothing to its log")
+    wait_until_gone(*(one.pid for one in ranks), timeout_s=GONE_S)
+    assert shared_memory() <= before

@@ -32,6 +32,7 @@ from tests.acceptance.faults import (
     small_disk,
     without,
 )
+from tests.forked import ForkedService
 from tools.service import Service, wait_until
 
 pytestmark = pytest.mark.acceptance
@@ -246,7 +247,7 @@ def locked(service: Service, program: str, end: int | None) -> Iterator[None]:
 def impatient_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A server that waits for its database for BUSY_TIMEOUT_S, for all tests of the module that end well."""
     folder = tmp_path_factory.mktemp("impatient")
-    with Service(folder / "service", environment(folder)) as running:
+    with ForkedService(folder / "service", environment(folder)) as running:
         running.start_server(FLOPWATCH_BUSY_TIMEOUT_S=str(BUSY_TIMEOUT_S))
         yield running
 

@@ -33,6 +33,7 @@ from tests.acceptance.sabotage import (
     wait_until_gone,
     worker_id,
 )
+from tests.forked import ForkedService
 from tools.service import Service, submit, wait_until
 
 pytestmark = pytest.mark.acceptance
@@ -55,7 +56,7 @@ def settings(folder: Path) -> dict[str, str]:
 def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A server of the module's."""
     folder = tmp_path_factory.mktemp("shared")
-    with Service(folder / "service", settings(folder)) as running:
+    with ForkedService(folder / "service", settings(folder)) as running:
         running.start_server()
         yield running
 
@@ -74,7 +75,7 @@ def service(shared_server: Service, tmp_path: Path, misbehave_folder: Path) -> I
 @pytest.fixture
 def own_service(tmp_path: Path, misbehave_folder: Path) -> Iterator[Service]:
     """For controls that take something out of the server, too."""
-    with Service(tmp_path / "service", settings(tmp_path)) as running:
+    with ForkedService(tmp_path / "service", settings(tmp_path)) as running:
         yield running
         print(running.logs()[-20_000:])
 

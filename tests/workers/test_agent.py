@@ -6,7 +6,6 @@ import fcntl
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,16 +16,16 @@ from typing import Any
 import pytest
 
 from app.settings import Settings
-from app.specs import spec_adapter
 from app.states import FINISHED_STATES
 from app.store.engine import Database, open_database
 from app.store.queue import Queue
 from app.store.reading import Reading
 from app.store.records import Claim, NewJob
+from tests.forked import PLUGINS, PROJECT, forkserver
+from tests.plugins.plain_kind.specs.plain import PlainSpec
 from workers.agent import MAX_ON_PAPER, Agent
 from workers.devices import DeviceLocks, Host, Lease
 
-PROJECT = Path(__file__).resolve().parents[2]
 BUSY_TIMEOUT_S = 0.3
 
 
@@ -51,23 +50,30 @@ def database(settings: Settings) -> Iterator[Database]:
 
 
 @pytest.fixture
-def agent(tmp_path: Path, settings: Settings, database: Database) -> Iterator[subprocess.Popen[str]]:
+def agent(tmp_path: Path, settings: Settings, database: Database) -> Iterator[subprocess.Popen[bytes]]:
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(PROJECT), str(PROJECT / "tests" / "plugins")]),
+        "PYTHONPATH": os.pathsep.join(map(str, [PLUGINS / "plain_kind", PROJECT, PLUGINS])),
         "MISBEHAVE_FOLDER": str(tmp_path),
         "TMPDIR": str(tmp_path),
         "FLOPWATCH_DATA_DIR": str(settings.data_dir),
         "FLOPWATCH_BUSY_TIMEOUT_S": str(BUSY_TIMEOUT_S),
         "FLOPWATCH_GRACE_S": "1",
     }
-    command = [sys.executable, "-m", "workers", "agent"]
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    log = tmp_path / "log"
+    log.touch()
+    process = forkserver().start(["workers", "agent"], environment, log)
     try:
         yield process
     finally:
         process.kill()
-        print(process.communicate()[1])
+        process.wait()
+        print(log.read_text())
+
+
+def submit_a_gated_job(database: Database) -> int:
+    """Submit a job of the kind in tests/plugins/plain_kind, which waits until a file `open` is there; its id."""
+    return int(Queue(database).submit(NewJob(PlainSpec(behaviour="gated"))).response["id"])
 
 
 @contextmanager
@@ -79,11 +85,9 @@ def locked(settings: Settings) -> Iterator[None]:
 
 
 def test_a_locked_database_costs_no_job_when_the_worker_is_stopped(
-    tmp_path: Path, settings: Settings, database: Database, agent: subprocess.Popen[str]
+    tmp_path: Path, settings: Settings, database: Database, agent: subprocess.Popen[bytes]
 ) -> None:
-    shape = {"d_model": 8, "d_ff": 8, "num_layers": 1, "num_heads": 1, "vocab_size": 16}
-    spec = {"kind": "benchmark", "model": {"name": "gated", **shape}, "batch_size": 1, "context_length": 1}
-    job_id = Queue(database).submit(NewJob(spec_adapter.validate_python({**spec, "mode": "forward"}))).response["id"]
+    job_id = submit_a_gated_job(database)
     wait_for((tmp_path / "started").exists, "the job's start")
     with locked(settings):
         agent.send_signal(signal.SIGTERM)
@@ -98,12 +102,9 @@ def test_a_locked_database_costs_no_job_when_the_worker_is_stopped(
 
 
 def test_a_database_that_is_gone_for_a_while_costs_no_job(
-    tmp_path: Path, settings: Settings, database: Database, agent: subprocess.Popen[str]
+    tmp_path: Path, settings: Settings, database: Database, agent: subprocess.Popen[bytes]
 ) -> None:
-    shape = {"d_model": 8, "d_ff": 8, "num_layers": 1, "num_heads": 1, "vocab_size": 16}
-    spec = {"kind": "benchmark", "model": {"name": "gated", **shape}, "batch_size": 1, "context_length": 1}
-    short = {**spec, "mode": "forward", "warmup_steps": 0, "measure_steps": 1}
-    job_id = Queue(database).submit(NewJob(spec_adapter.validate_python(short))).response["id"]
+    job_id = submit_a_gated_job(database)
     wait_for((tmp_path / "started").exists, "the job's start")
     file, aside = settings.data_dir / "flopwatch.sqlite3", settings.data_dir / "aside"
     file.rename(aside)

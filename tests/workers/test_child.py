@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -17,7 +18,7 @@ LEAVES_A_THREAD = """
 import atexit, sys, threading, time
 from workers import child
 
-def run_request(_request, _messages):
+def run_request(_request, _messages, **_options):
     threading.Thread(target=time.sleep, args=(3600,)).start()
     atexit.register(print, "said goodbye")
     return 69
@@ -89,3 +90,20 @@ def test_a_unit_that_leaves_says_why(
     assert message["code"] == "failed"
     assert message["detail"].startswith(detail)
     assert f"raise self.error\n{type(error).__name__}" in capfd.readouterr().err, "the log has the traceback"
+
+
+@pytest.mark.parametrize(
+    ("kind", "task", "imported"),
+    [("benchmark", "run", True), ("benchmark", "collect", False), ("estimate", "run", False)],
+)
+def test_a_new_interpreter_imports_torch_without_the_garbage_collector(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, task: Any, imported: bool
+) -> None:
+    (tmp_path / "torch.py").write_text("import gc; WAS_ENABLED = gc.isenabled()")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    child._import_torch(Request(kind, {}, {}, "", task=task))
+    found = sys.modules.get("torch")
+    assert (found is not None) == imported
+    assert found is None or found.WAS_ENABLED is False
+    assert gc.isenabled()

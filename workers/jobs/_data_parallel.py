@@ -63,6 +63,8 @@ ROUNDS = 2
 SPANS_PER_STEP = 300
 """Most spans of one step, rank and stream in the timeline."""
 REPORT_INTERVAL_S = 0.5
+KEPT_SHARE = 0.85
+"""The share of a GPU's memory up to which what is compared stays there; the rest is for fragmentation."""
 SYNCHRONIZATION = "synchronization"
 """The phase between backward and optimizer in which our wrappers finish their communication."""
 
@@ -437,6 +439,8 @@ class RankRun:
         self.on_gpu = self.device.type == "cuda"
         self.host_meter = None if self.on_gpu else memory_meter(self.device)
         self.memory = Memory()
+        self.keeper = torch.device("cpu")
+        """Where rank 0 keeps gradients and parameters until it compares them."""
         self._told_at = 0.0
         self._measured = 0
         set_precision(self.spec.precision)
@@ -523,6 +527,8 @@ class RankRun:
         return trained
 
     def _clean(self) -> None:
+        # What the first pass frees may have held, from C++, what the second one finds.
+        gc.collect()
         gc.collect()
         if self.on_gpu:
             torch.cuda.empty_cache()
@@ -680,13 +686,16 @@ class RankRun:
         return found if self.rank.index == 0 else None
 
     def _trained_by_strategy(self) -> dict[str, dict[str, Tensor]] | str:
-        """Train with the strategy; return gradients and parameters in rank 0's host memory, or why they do not fit."""
+        """Train with the strategy; return gradients and parameters, kept by rank 0, or why they do not fit."""
+        if self.on_gpu:
+            torch.cuda.reset_peak_memory_stats()
         trained = build(
             self.spec, self.spec.strategy, self.device, rank_batches(self.spec, self.rank.index, self.device)
         )
         gradients: dict[str, Tensor] = {}
+        model_bytes = sum(size.numel * size.item_bytes for size in trained.sizes)
         # Both, and the parameters as they were in the beginning.
-        needed = 3 * sum(size.numel * size.item_bytes for size in trained.sizes)
+        needed = 3 * model_bytes
         free = host_memory_free()
         if self.exchange(float(free is not None and needed > free))[0]:
             return f"comparing takes {needed / MIB:.0f} MiB of the host's memory, and less is free"
@@ -694,17 +703,32 @@ class RankRun:
             trained.step.prepare()
             for name, work in trained.step.phases.items():
                 if name == "optimizer" and number == PARITY_STEPS - 1:
-                    gradients = self._on_host(full_gradients(trained))
+                    self._choose_keeper(model_bytes)
+                    gradients = self._kept(full_gradients(trained))
                 work()
             self.rank.step_done()
         if trained.optimizer is None:
-            gradients = self._on_host(full_gradients(trained))
-        return {"gradients": gradients, "parameters": self._on_host(full_parameters(trained))}
+            self._choose_keeper(model_bytes)
+            gradients = self._kept(full_gradients(trained))
+        return {"gradients": gradients, "parameters": self._kept(full_parameters(trained))}
 
-    def _on_host(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _choose_keeper(self, model_bytes: int) -> None:
+        """Choose where rank 0 keeps what it compares: on its GPU if all fits there, since copying takes many seconds.
+
+        The one process takes no more than this rank's peak, of which a strategy that shards lacks parameters, gradients
+        and two states of the optimizer, of at most 4 bytes for each element where parameters have 2.
+        """
+        if not self.on_gpu:
+            return
+        missing = 4 * model_bytes * (2 if self.spec.parameter_dtype == "bf16" else 1)
+        needed = torch.cuda.max_memory_allocated() + missing + 3 * model_bytes
+        total = torch.cuda.mem_get_info()[1]
+        self.keeper = self.device if needed < KEPT_SHARE * total else torch.device("cpu")
+
+    def _kept(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if self.rank.index != 0:
             return {}
-        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+        return {name: tensor.detach().to(self.keeper, copy=True) for name, tensor in tensors.items()}
 
     def _compared_to_one_process(self, shared: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
         """Train on rank 0 alone. The other ranks go with it step by step, so that nobody takes them for stuck."""
@@ -740,7 +764,7 @@ def one_process(run: RankRun, shared: dict[str, dict[str, Tensor]], found: dict[
     batches = [rank_batches(spec, index, run.device) for index in range(world_size)]
     trained = build(spec, ALONE, run.device, batches[0])
     step = trained.step
-    start = {name: parameter.detach().to("cpu", copy=True) for name, parameter in trained.model.named_parameters()}
+    start = {name: parameter.detach().to(run.keeper, copy=True) for name, parameter in trained.model.named_parameters()}
     for number in range(PARITY_STEPS):
         for index in range(world_size):
             if index == 0:

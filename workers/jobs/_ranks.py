@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import sys
 import threading
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from workers.jobs._base import Reporter
+from workers.measure.check import Check
 from workers.outcome import Crashed, InvalidEnvironment, RunnerError
 
 LOG_BYTES = 16 << 10
@@ -127,8 +129,16 @@ def job_failure(error: Exception, *, started: bool) -> RunnerError:
     if not isinstance(error, RanksFailed):
         return InvalidEnvironment(f"the ranks could not be launched: {error}")
     who = "the ranks" if error.rank is None else f"rank {error.rank}"
-    log = f"; see {LOGS.format(error.rank)}" if error.rank is not None and error.log else ""
+    log = ""
+    if error.rank is not None:
+        log = f"; see {LOGS.format(error.rank)}" if error.log else "; it wrote nothing to its log"
     told = f"{who} {error.reason}{log}"
     if not started and (error.trace or isinstance(error, RanksTimedOut)):
         return InvalidEnvironment(f"the ranks did not start: {told}")
     return Crashed(told) if not error.trace else RunnerError(told)
+
+
+def check_cores(ranks: int) -> Check:
+    """Check that each rank on the CPU has a core of its own: check `cores`."""
+    cores = len(os.sched_getaffinity(0))
+    return Check("cores", ranks <= cores, f"{ranks} ranks on {cores} usable cores")

@@ -7,7 +7,6 @@ the job as `crashed`; the cells that were finished are kept.
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from app.specs.collective import CollectiveCell, CollectiveSpec
 from workers.jobs._base import Reporter, Unit
 from workers.jobs._cells import GPU_ONLY
 from workers.jobs._grid import Context, GridRunner, Trial
-from workers.jobs._ranks import RanksBeside, job_failure
+from workers.jobs._ranks import RanksBeside, check_cores, job_failure
 from workers.jobs._values import Metric
 from workers.measure.check import Check
 from workers.measure.table import Column, Scalar
@@ -272,12 +271,6 @@ def check_hidden(answers: Sequence[Mapping[str, Any]], steps: int) -> Check:
     each = ", ".join(f"{count} of {steps} on rank {rank}" for rank, count in late.items())
     # Half of the steps decide the median.
     return Check("host_bound", max(late.values()) <= steps // 2, f"calls that the host issued too late: {each}")
-
-
-def check_cores(ranks: int) -> Check:
-    """Check that each rank on the CPU has a core of its own: check `cores`."""
-    cores = len(os.sched_getaffinity(0))
-    return Check("cores", ranks <= cores, f"{ranks} ranks on {cores} usable cores")
 
 
 def rank_row(

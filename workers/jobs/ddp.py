@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from app.specs._training import PHASES
 from app.specs.ddp import DdpSpec
 from workers.jobs._base import Reporter, Unit
-from workers.jobs._ranks import RanksBeside, job_failure
+from workers.jobs._ranks import RanksBeside, check_cores, job_failure
 from workers.jobs._values import Metric, Values
 from workers.outcome import InvalidEnvironment, RunnerError, Unsupported
 from workers.torch_host import set_precision, why_no_precision
@@ -401,7 +401,6 @@ def check_parity(values: Values, spec: DdpSpec, parity: Mapping[str, Any] | None
 
 def check_times(spec: DdpSpec, turns: Sequence[Sequence[Mapping[str, Any]]], step_ms: Sequence[float]) -> list[Check]:
     """Return the checks of the validity of the steps' times."""
-    from workers.jobs.collective import check_cores
     from workers.measure.validity import check_stability, check_steady
 
     first = [turn[0] for turn in turns]  # ranks agree on the warm-up

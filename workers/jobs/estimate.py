@@ -88,6 +88,7 @@ class EstimateRunner:
     """The runner of kind `estimate`."""
 
     kind = "estimate"
+    needs_torch = False
 
     def plan(self, spec: EstimateSpec) -> list[Unit]:
         """Plan one unit."""

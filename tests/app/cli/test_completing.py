@@ -48,7 +48,7 @@ def test_kinds(offered: Offer, command: str) -> None:
         ("submit benchmark context", ["context_length="]),
         ("run benchmark prec", ["precision="]),
         ("sweep benchmark model.s", ["model.size="]),
-        ("submit benchmark model.size=", ["tiny", "small", "medium", "large", "xl", "2.7b"]),
+        ("submit benchmark model.size=", ["tiny", "small", "medium", "large", "xl", "2.7b", "8b"]),
         ("submit benchmark model.size=t", ["tiny"]),
         ("submit benchmark model.size=tiny precision=b", ["bf16"]),
         ("submit benchmark compile=", ["true", "false"]),

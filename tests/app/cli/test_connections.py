@@ -23,6 +23,7 @@ import pytest
 
 from app.cli.connections import MIN_CONNECTIONS, RESERVED_FILES, connections_within
 from app.cli.logs import BURST, WINDOW_S, RateLimit
+from tests.forked import PLUGINS, forkserver
 
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
 FILES = 400
@@ -33,7 +34,7 @@ FLOODED_S = 2.0
 PAUSE_S = 0.5
 """Between two rounds over all of them: what is tried here is their number, not how busy one client makes the server."""
 
-SERVE = "import sys; {sabotage}; sys.argv = ['flopwatch', 'serve', '--port', '0']; from app.cli import main; main()"
+LIMITED = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({FILES // 2}, {FILES}))"
 NO_CAP = "from app.cli.connections import Incoming; Incoming.make_room = lambda self: None"
 NO_LOOK_AT_READERS = (
     "from app.cli.connections import Connection, Incoming; Connection._look_at_reader = lambda self: None; "
@@ -71,14 +72,19 @@ def run(tmp_path: Path, until: Any) -> Iterator[Callable[..., Server]]:
 
     def start(sabotage: str = "pass", **settings: str) -> Server:
         log = tmp_path / "log"
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-c", SERVE.format(sabotage=sabotage)],
-                env={**os.environ, "FLOPWATCH_DATA_DIR": str(tmp_path / "data"), **settings},
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (FILES // 2, FILES)),
-            )
+        log.touch()
+        process = forkserver().start(
+            ["app.cli", "serve", "--port", "0"],
+            {
+                **os.environ,
+                "PYTHONPATH": str(PLUGINS),
+                "PYTHONUNBUFFERED": "1",
+                "FLOPWATCH_DATA_DIR": str(tmp_path / "data"),
+                **settings,
+            },
+            log,
+            before=f"{LIMITED}; {sabotage}",
+        )
         processes.append(process)
         found = until(lambda: re.search(rb"listening on (http://\S+)", log.read_bytes()), "the server", 60)
         return Server(process, log, found[1].decode())

@@ -59,3 +59,11 @@ def test_what_makes_no_sense_is_refused_where_it_stands(fields: dict[str, object
 def test_warmup_goes_on_until_times_are_steady_unless_a_number_is_given() -> None:
     assert BenchmarkSpec().warmup_steps is None
     assert BenchmarkSpec(warmup_steps=0).warmup_steps == 0
+
+
+def test_a_preset_can_set_the_vocabulary() -> None:
+    assert BenchmarkSpec(model={"size": "8b"}).model.vocab_size == 151_936
+    assert BenchmarkSpec(model={"size": "8b", "vocab_size": 1000}).model.vocab_size == 1000
+    assert BenchmarkSpec(model={"size": "xl"}).model.vocab_size == 10_000
+    spelled_out = {"d_model": 4096, "d_ff": 11_008, "num_layers": 34, "num_heads": 32, "vocab_size": 151_936}
+    assert BenchmarkSpec(model={"size": "8b"}).case().key == BenchmarkSpec(model=spelled_out).case().key

@@ -1,6 +1,6 @@
-"""A worker process of test_processes.py: claims and finishes until nothing is left, then prints the ids it ran.
+"""The worker processes of test_processes.py: they claim and finish until nothing is left; prints the ids each ran.
 
-    python claimant.py URL NAME [--sabotage]
+    python claimant.py URL NUMBER [--sabotage]
 
 With --sabotage there is no write lock, no transaction and no condition on the job's state: what the test must notice.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import sys
 import time
 from typing import Any
@@ -45,19 +46,25 @@ def sabotage() -> None:
     ).returning(*queue._TAKE.exported_columns)
 
 
-def main() -> None:
-    hesitate()
-    if "--sabotage" in sys.argv:
-        sabotage()
-    workers_queue = Queue(Database(sys.argv[1], busy_timeout_s=30))
+def claim_all(name: str) -> list[int]:
+    """Run jobs as this worker until none is left, from the moment at which all workers are ready; their ids."""
+    workers_queue = Queue(Database(URL, busy_timeout_s=30))
     offer = Offer(frozenset({"benchmark"}), frozenset(), 0, 0, idle=True)
-    print("ready", flush=True)
-    sys.stdin.readline()
+    ALL_READY.wait()
     ran = []
-    while claim := workers_queue.claim(sys.argv[2], offer):
+    while claim := workers_queue.claim(name, offer):
         workers_queue.finish(claim, Finish("succeeded"))
         ran.append(claim.job_id)
-    print(json.dumps(ran), flush=True)
+    return ran
 
 
-main()
+hesitate()
+if "--sabotage" in sys.argv:
+    sabotage()
+URL = sys.argv[1]
+NAMES = [f"worker-{number}" for number in range(int(sys.argv[2]))]
+# Forks, since each new interpreter would import all of this anew.
+FORKS = multiprocessing.get_context("fork")
+ALL_READY = FORKS.Barrier(len(NAMES))
+with FORKS.Pool(len(NAMES)) as pool:
+    print(json.dumps(pool.map(claim_all, NAMES, chunksize=1)))

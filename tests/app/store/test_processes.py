@@ -35,25 +35,11 @@ while True:
 
 def run_claimants(url: str, number: int, *options: str) -> list[list[int]]:
     """What each of several processes ran, all let go at once."""
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(CLAIMANT), url, f"worker-{name}", *options],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for name in range(number)
-    ]
-    for process in processes:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-    outputs = [process.communicate(timeout=60)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0] * number
-    return [json.loads(output) for output in outputs]
+    command = [sys.executable, str(CLAIMANT), url, str(number), *options]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=60)
+    ran: list[list[int]] = json.loads(done.stdout)
+    assert len(ran) == number
+    return ran
 
 
 def each_ran_once(ran: list[list[int]], reading: Reading) -> bool:

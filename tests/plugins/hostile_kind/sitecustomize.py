@@ -20,4 +20,4 @@ runpy.run_path(str(FOLDER.parent / "worker_sabotage" / "sitecustomize.py"))
 if "warm" in sys.orig_argv:
     from workers import warm
 
-    warm.PRELOADED = ("app.specs", "workers.jobs")
+    warm.PRELOADED = ()

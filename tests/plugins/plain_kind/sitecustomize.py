@@ -21,4 +21,4 @@ runpy.run_path(str(FOLDER.parent / "worker_sabotage" / "sitecustomize.py"))
 if "warm" in sys.orig_argv and os.environ.get("WARM_PARENT") != "torch":
     from workers import warm
 
-    warm.PRELOADED = ("app.specs", "workers.jobs")
+    warm.PRELOADED = ()  # what `warm` itself imports suffices: some modules of runners import torch

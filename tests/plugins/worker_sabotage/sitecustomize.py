@@ -8,6 +8,7 @@ Every mechanism imports what it needs by itself: most processes of a worker are 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from datetime import datetime, timedelta, tzinfo
 from pathlib import Path
@@ -15,9 +16,16 @@ from typing import Any, Self
 
 
 def replace(owner: Any, name: str, replacement: Any) -> None:
-    """Put something else in the place of an attribute of a module or class."""
-    getattr(owner, name)  # it must be there still
+    """Put something else in the place of an attribute of a module or class.
+
+    Modules of the product that were imported before (see forkserver.py) may have taken a module's function by name.
+    """
+    original = getattr(owner, name)  # it must be there still
     setattr(owner, name, replacement)
+    if getattr(original, "__module__", None) == getattr(owner, "__name__", ""):
+        for module in [*sys.modules.values()]:
+            if module.__name__.startswith(("app.", "workers.")) and vars(module).get(name) is original:
+                setattr(module, name, replacement)
 
 
 def watcher() -> None:

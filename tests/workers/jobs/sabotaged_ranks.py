@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,10 +10,13 @@ import torch
 
 from parallel.process_group import Rank
 from workers.measure import collectives
-from workers.measure.collectives import OPERATIONS, AllGather, AllReduce, size_bytes
+from workers.measure.collectives import OPERATIONS, AllGather, AllReduce, Broadcast, size_bytes
 
 SMALL, LARGE = 0.01, 0.02
-"""Sizes in MB. A small all-gather does not fit on rank 1, and a small all-reduce does nothing after its first call."""
+"""Sizes in MB. A small all-gather does not fit on rank 1, a small all-reduce does nothing after its first call, and to
+the first measured small broadcast rank 1 comes late.
+"""
+LATE_S = 0.5
 
 
 class Greedy(AllGather):
@@ -31,8 +35,18 @@ class Lazy(AllReduce):
             super().call()
 
 
+class Late(Broadcast):
+    preparations = 0
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.preparations += 1
+        if self.preparations == 4 and self._rank.index == 1 and self._tensor.nbytes == size_bytes(SMALL, 2):
+            time.sleep(LATE_S)
+
+
 def time_cells(rank: Rank, cells: Sequence[Mapping[str, Any]], warmup: int | None, steps: int, seed: int) -> None:
     """Do what real ranks do, with faulty operations."""
     print(f"rank {rank.index} speaks", flush=True)
-    collectives.OPERATIONS = {**OPERATIONS, "all_gather": Greedy, "all_reduce": Lazy}  # type: ignore[misc]
+    collectives.OPERATIONS = {**OPERATIONS, "all_gather": Greedy, "all_reduce": Lazy, "broadcast": Late}  # type: ignore[misc]
     collectives.time_cells(rank, cells, warmup, steps, seed)

@@ -91,6 +91,9 @@ def test_two_ranks_with_faults_in_some_cells(
         wrong = report.cell(operation="all_reduce", dtype=dtype, size_mb=SMALL).values()
         assert {row["outcome"] for row in wrong} == {"wrong"}
         assert "number 0 is" in next(iter(wrong))["reason"]
+        # Ranks begin a call together: that one came 500 ms late is in nobody's time.
+        late = report.cell(operation="broadcast", dtype=dtype, size_mb=SMALL)["latency_ms", None]
+        assert late["max"] < 1e3 * sabotaged_ranks.LATE_S - 100
     faulty = {("all_gather", SMALL), ("all_reduce", SMALL)}
     assert {row["outcome"] for row in report.rows if row["metric"] == "host_us"} == {"unknown", "oom", "wrong"}
     assert not faulty & {(row["operation"], row["size_mb"]) for row in ranks_table(report)}

@@ -50,7 +50,7 @@ def test_tables_come_in_the_order_in_which_people_read_them(
     names = ["timeline", "extra", "categories-forward", "categories-backward", "allocations", "checks"]
     queue.finish(claim, Finish("succeeded", tables=[reported(name, [[1]], x="integer") for name in names]))
     found = [table["name"] for table in list_tables(database, claim.job_id)]
-    assert found == ["categories-forward", "categories-backward", "allocations", "timeline", "checks", "extra"]
+    assert found == ["categories-backward", "categories-forward", "allocations", "timeline", "checks", "extra"]
 
 
 def test_units_are_merged_in_their_order(database: Database, profiled: int) -> None:

@@ -39,6 +39,7 @@ class HostileRunner:
     """The runner of kind `hostile`."""
 
     kind = "hostile"
+    needs_torch = False
 
     def plan(self, spec: Any) -> list[Unit]:
         """As many units as the spec says."""

@@ -17,6 +17,7 @@ class PlainRunner:
     """The runner of kind `plain`."""
 
     kind = "plain"
+    needs_torch = False
 
     def plan(self, spec: Any) -> list[Unit]:
         """One unit."""

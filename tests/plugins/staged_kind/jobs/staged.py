@@ -23,6 +23,7 @@ class StagedRunner:
     """The runner of kind `staged`."""
 
     kind = "staged"
+    needs_torch = False
 
     def plan(self, spec: Any) -> list[Unit]:
         """The first stage runs under the tests' wrapper."""

@@ -1,0 +1,145 @@
+"""`python -m forkserver FD`: forks servers and workers for tests, from a process that has imported them already.
+
+To import a server takes more than a second of processor time, an agent nearly as much, and the acceptance tests start
+a hundred of them. A fork runs the same module as `python -m` does, with an environment of its own; the `sitecustomize`
+that this environment names is run anew, so sabotage works as in a new interpreter. The socket FD carries JSON lines:
+
+    test → forkserver   {"arguments": ["app.cli", "serve"], "environment": {…}, "output": path, "before": statements}
+    forkserver → test   {"pid": …}, and when it has ended {"pid": …, "returncode": …}
+
+The forkserver ends with its socket. tests/forked.py talks to it.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+PRELOADED = (
+    "alembic.command",
+    "app.cli.access",
+    "app.cli.commands",
+    "app.cli.server",
+    "app.store.lease",
+    "pysqlite3",
+    "sqlalchemy.dialects.sqlite",
+    "workers.agent",
+)
+
+
+def main(descriptor: int) -> None:
+    """Serve forks until the socket ends."""
+    gc.disable()
+    for name in PRELOADED:
+        importlib.import_module(name)
+    assert threading.active_count() == 1, "a fork of several threads may deadlock"
+    gc.freeze()
+    wakeup, wakeup_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wakeup_in, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    server = socket.socket(fileno=descriptor)
+    server.set_inheritable(False)
+    orders = server.makefile("rb", buffering=0)
+    while True:
+        ready, _, _ = select.select([server, wakeup], [], [])
+        if wakeup in ready:
+            os.read(wakeup, 4096)
+            _tell_of_ended(server)
+        if server in ready:
+            line = orders.readline()
+            if not line:
+                return
+            order = json.loads(line)
+            if (pid := os.fork()) == 0:
+                _become(order, close=[descriptor, wakeup, wakeup_in])
+            _tell(server, pid=pid)
+
+
+def _tell_of_ended(server: socket.socket) -> None:
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        _tell(server, pid=pid, returncode=os.waitstatus_to_exitcode(status))
+
+
+def _tell(server: socket.socket, **message: int) -> None:
+    server.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _become(order: dict[str, Any], close: list[int]) -> NoReturn:
+    """Run a module as its own program would, and end this process."""
+    code = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for descriptor in close:
+            os.close(descriptor)
+        output = os.open(order["output"], os.O_WRONLY | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.close(output)
+        os.environ.clear()
+        os.environ.update(order["environment"])
+        tempfile.tempdir = None  # the one of that environment
+        gc.enable()
+        sys.argv = list(order["arguments"])
+        sys.orig_argv = [sys.executable, "-m", *sys.argv]
+        runpy.run_path(str(_sitecustomize()))
+        exec(order["before"], {})
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as end:
+        code = _code_of(end)
+    except BaseException:  # noqa: BLE001 - as an interpreter does
+        traceback.print_exc()
+    finally:
+        _leave(code)
+
+
+def _sitecustomize() -> Path:
+    """Return the one that a new interpreter would import."""
+    folders = os.environ["PYTHONPATH"].split(os.pathsep)
+    return next(file for folder in folders if (file := Path(folder) / "sitecustomize.py").exists())
+
+
+def _code_of(end: SystemExit) -> int:
+    """Return the exit code, as Python makes it of what was raised."""
+    if end.code is None or isinstance(end.code, int):
+        return end.code or 0
+    print(end.code, file=sys.stderr)
+    return 1
+
+
+def _leave(code: int) -> NoReturn:
+    """End as an interpreter does: wait for threads, call what is registered."""
+    import atexit
+
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
