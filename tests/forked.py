@@ -29,7 +29,7 @@ class Forkserver:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        path = [PLUGINS / "plain_kind", PROJECT, PLUGINS]
+        path = [PLUGINS / "plain_kind", PROJECT, PLUGINS, *filter(None, [os.environ.get("PYTHONPATH")])]
         hidden = ("FLOPWATCH_", "SABOTAGE", "MOVED_CLOCK", "TRITON_INTERPRET")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
         with theirs:
