@@ -16,7 +16,8 @@ FILE = "server.json"
 def leave(folder: Path, url: str) -> None:
     """Write down that this process's server listens at `url`; a later server replaces it."""
     partial = folder / f"{FILE}.{os.getpid()}"
-    partial.write_text(json.dumps({"url": url, "pid": os.getpid()}), encoding="utf-8")
+    said = {"url": url, "pid": os.getpid(), "started": _start_of(os.getpid())}
+    partial.write_text(json.dumps(said), encoding="utf-8")
     partial.replace(folder / FILE)
 
 
@@ -24,6 +25,19 @@ def found(folder: Path) -> str | None:
     """Return the address that the last server of this folder left; None if it left none, or none that can be read."""
     said = _said(folder).get("url")
     return said if isinstance(said, str) and said.startswith("http") else None
+
+
+def left_by_the_dead(folder: Path) -> bool:
+    """Return True if the server that left its address was killed: its process is gone, and did not take it away.
+
+    A process of another container or host cannot be seen from here; its address is then no worse than before.
+    """
+    said = _said(folder)
+    pid, start = said.get("pid"), said.get("started")
+    if not isinstance(pid, int):
+        return False
+    now = _start_of(pid)
+    return now is None or (start is not None and now != start)
 
 
 def remove(folder: Path) -> None:
@@ -39,3 +53,14 @@ def _said(folder: Path) -> dict[str, object]:
     except (OSError, ValueError):
         return {}
     return said if isinstance(said, dict) else {}
+
+
+def _start_of(pid: int) -> str | None:
+    """Return when a process started, in the kernel's ticks since boot, by which a later process of this pid differs;
+    None if there is no such process.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return stat.rpartition(")")[2].split()[19]

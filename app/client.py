@@ -39,10 +39,12 @@ import httpx
 from app import address
 from app.characters import one_line
 from app.errors import InvalidEnvironment
-from app.layout import Format, Statistic, case_text
+from app.layout import Format, Statistic, case_text, duration
+from app.own_code import put_into
 
 if TYPE_CHECKING:
     import pandas as pd
+    from rich.progress import Progress
 
     from app.settings import Settings
 
@@ -65,6 +67,8 @@ MAX_RECONNECTS = 30
 POLL_S = 0.5
 PAGE = 500
 FINISHED = ("succeeded", "failed", "cancelled")
+CHECKED = ("slower", "invalid", "missing", "inconclusive", "passed")
+"""Outcomes of a check, the worst first."""
 
 
 class ClientError(Exception):
@@ -216,12 +220,17 @@ class Flopwatch:
         unique_key: str | None = None,
         idempotency_key: str | None = None,
         wait_s: int = 0,
+        implementation: str | None = None,
+        model: str | None = None,
     ) -> Answer:
         """Submit one job.
 
         Args:
             spec: the job's spec with its `kind`; fields that are left out have defaults.
             preset: one of the kind's presets, which `spec` then changes.
+            implementation: attention of your own, "my_attention.py:attention"; the file goes up first. In a comparison
+                it is the candidate's.
+            model: likewise, a model class of your own, for training kinds.
             timeout_s: end the job after so many seconds; "none": never; None: the server's default.
             unique_key: refused while another job with this key is queued or runs.
             idempotency_key: submitting again with this key gives the first answer and changes nothing.
@@ -241,8 +250,9 @@ class Flopwatch:
             >>> job["state"], job["spec"]["model"]["size"]
             ('succeeded', 'tiny')
         """
+        chosen = self.with_code(self._with_preset(spec, preset), implementation=implementation, model=model)
         body = {
-            "spec": self._with_preset(spec, preset),
+            "spec": chosen,
             **_options(name, labels, priority, timeout_s, max_attempts),
             "unique_key": unique_key,
         }
@@ -251,8 +261,9 @@ class Flopwatch:
     def sweep(
         self,
         base: Mapping[str, Any],
-        grid: Mapping[str, Sequence[Any]],
+        grid: Mapping[str, Sequence[Any]] | None = None,
         *,
+        fit: Mapping[str, Any] | None = None,
         exclude: Iterable[Mapping[str, Any]] = (),
         preset: str | None = None,
         name: str | None = None,
@@ -261,12 +272,17 @@ class Flopwatch:
         timeout_s: float | str | None = None,
         max_attempts: int = 2,
         idempotency_key: str | None = None,
+        implementation: str | None = None,
+        model: str | None = None,
     ) -> Answer:
         """Submit one job per combination of the grid's values: all, or none if one of them is not valid.
 
         Args:
             base: the spec that the jobs have in common, with its `kind`.
             grid: dotted paths below the spec, each with its values.
+            fit: search for the largest value that fits into memory, for each point of the grid or, without one, once:
+                {"axis": "context_length", "upto": 65536, "step": 64}. `start` is the value to try first. The sweep's
+                `searches` tell where it stands.
             exclude: points to leave out, such as {"model.size": "xl", "context_length": 1024}.
 
         The other arguments are those of `submit`.
@@ -280,18 +296,30 @@ class Flopwatch:
             3
         """
         body = {
-            "base": self._with_preset(base, preset),
-            "grid": {path: list(values) for path, values in grid.items()},
+            "base": self.with_code(self._with_preset(base, preset), implementation=implementation, model=model),
+            "grid": {path: list(values) for path, values in (grid or {}).items()},
+            "fit": None if fit is None else dict(fit),
             "exclude": [dict(point) for point in exclude],
             **_options(name, labels, priority, timeout_s, max_attempts),
         }
         return self.post_once("/sweeps", body, idempotency_key)[0]
 
-    def rerun(self, job: Thing, changes: Mapping[str, Any] | None = None, /, **fields: Any) -> Answer:
+    def rerun(
+        self,
+        job: Thing,
+        changes: Mapping[str, Any] | None = None,
+        /,
+        *,
+        implementation: str | None = None,
+        own_model: str | None = None,
+        **fields: Any,
+    ) -> Answer:
         """Submit a new job with a job's spec and options, and other values for some fields of the spec.
 
         Args:
             changes: dotted paths below the spec with their values: {"model.size": "small"}.
+            implementation: attention of your own, as in `submit`.
+            own_model: likewise, a model class of your own; `model` is a field of specs.
             fields: fields of the spec, as keyword arguments.
 
         Example:
@@ -304,13 +332,38 @@ class Flopwatch:
         for path, value in {**fields, **(changes or {})}.items():
             _set(spec, path, value)
         return self.submit(
-            spec,
-            name=former["name"],
+            self.with_code(spec, implementation=implementation, model=own_model),
+            name=self._name_of(former),
             labels=former["labels"],
             priority=former["priority"],
             timeout_s="none" if former["timeout_s"] is None else former["timeout_s"],
             max_attempts=former["max_attempts"],
         )
+
+    def _name_of(self, job: Answer) -> str | None:
+        """Return the name for a new job like this one: of a sweep's job the sweep's, without what told it apart."""
+        if job["sweep_id"] is None:
+            return job["name"]
+        found: str | None = self.get(f"/sweeps/{job['sweep_id']}")["name"]
+        return found
+
+    def with_code(self, spec: Answer, *, implementation: str | None = None, model: str | None = None) -> Answer:
+        """Upload the files of code of one's own, and return the spec with it; see `submit`.
+
+        Raises:
+            ClientError: a file cannot be read, or specs of this kind take no such code.
+        """
+        named = {"implementation": implementation, "model": model}
+        if not any(named.values()):
+            return spec
+        changed = copy.deepcopy(spec)
+        try:
+            files = put_into(changed, self.specs(), named)
+        except ValueError as error:
+            raise ClientError(f"{error}.") from error
+        for code in files:
+            self.send("PUT", f"/files/{code.sha256}", content=code.content)
+        return changed
 
     def specs(self) -> list[Answer]:
         """Return every kind of job: its JSON Schema, presets, and an example that runs.
@@ -347,7 +400,8 @@ class Flopwatch:
 
         Args:
             timeout_s: raise WaitTimeout after about so many seconds; the job goes on.
-            show: called with each step of progress, in place of the bar.
+            show: called with each step of progress, in place of the bar. If it has a method `tell`, that gets a line
+                about each finished cell.
             check: raise JobFailed unless the job succeeded.
 
         Returns:
@@ -360,9 +414,17 @@ class Flopwatch:
         job_id = _id(job)
         with contextlib.ExitStack() as stack:
             display = show or stack.enter_context(progress_bar())
+            tell = getattr(display, "tell", None)
+            seconds: list[float] = []
             for event in self.events(job_id, timeout_s=timeout_s):
                 if event.type == "progress":
-                    display(event.data["done"], event.data["total"], event.data["message"])
+                    done, total, message = (event.data[name] for name in ("done", "total", "message"))
+                    if "cell" in event.data:
+                        seconds.append(event.data["cell"]["seconds"])
+                        message += _left(seconds, total - done)
+                        if tell is not None:
+                            tell(f"{done}/{total} {message}")
+                    display(done, total, message)
                 elif event.type == "state":
                     display(0, 0, event.data["state"])
         done = self.job(job_id)
@@ -387,7 +449,7 @@ class Flopwatch:
                 found: Answer = self.get(f"/sweeps/{sweep_id}")
                 counts = found["counts"]
                 total, done = sum(counts.values()), sum(counts[state] for state in FINISHED)
-                display(done, total, f"{counts['running']} running, {counts['failed']} failed")
+                display(done, total, f"{counts['running']} running, {counts['failed']} failed{_found(found)}")
                 if done >= total:
                     return found
                 if time.monotonic() >= deadline:
@@ -557,23 +619,34 @@ class Flopwatch:
         self,
         *,
         job: Thing | Sequence[Thing] | None = None,
-        sweep: Thing | None = None,
-        kind: str | None = None,
+        sweep: Thing | Sequence[Thing] | None = None,
+        kind: str | Sequence[str] | None = None,
         labels: Mapping[str, str] | None = None,
+        since: str | None = None,
+        until: str | None = None,
         rows: Sequence[str] | None = None,
         columns: Sequence[str] | None = None,
         statistic: Statistic | None = None,
+        pivot: str | None = None,
+        relative_to: Mapping[str, Any] | None = None,
+        sort: str | None = None,
+        limit: int | None = None,
     ) -> pd.DataFrame:
         """Return the measurements of jobs as a table: one row per case, one column per metric.
 
         Args:
-            job: of this job, or of these.
-            sweep: of the jobs of this sweep.
-            kind: of jobs of this kind.
+            job, sweep: of this job, or of these, and of the jobs of this sweep, or of these.
+            kind: of jobs of this kind; of several only if all are named.
             labels: of jobs with these labels.
+            since, until: of jobs that finished in this time: "7d", "12h" or "90min" ago, a date, or a time.
             rows: coordinates that make the rows; by default the kind's own.
             columns: metrics that make the columns; by default the kind's own; ["all"]: every one.
             statistic: of the samples; by default the mean, with the standard deviation in `<metric>_std`.
+            pivot: the coordinate whose values become columns.
+            relative_to: coordinates of the rows that all others are related to: {"precision": "fp32"}; a column
+                `<metric>_speedup` has how many times faster each row is.
+            sort: sort by this column; "-column" sorts from its greatest value down.
+            limit: at most so many rows.
 
         Returns:
             A frame. Its `attrs["units"]` has the columns' units, `attrs["missing"]` why cells have no numbers.
@@ -583,28 +656,46 @@ class Flopwatch:
             >>> float(table["forward_ms"].mean()), table.attrs["units"]["forward_ms"]
             (1.25, 'ms')
         """
-        asked = _table_query(job, sweep, kind, labels, rows, columns, statistic)
-        return _frame(self.get("/tables", format="json", **asked))
+        asked = _chosen(job, sweep, kind, labels, since, until) | _layout(rows, columns, statistic, pivot, relative_to)
+        return _frame(self.get("/tables", format="json", **asked, sort=sort, limit=limit))
 
     def table_text(
         self,
         format: Format = "markdown",  # noqa: A002  (the query parameter's name)
         *,
         job: Thing | Sequence[Thing] | None = None,
-        sweep: Thing | None = None,
-        kind: str | None = None,
+        sweep: Thing | Sequence[Thing] | None = None,
+        kind: str | Sequence[str] | None = None,
         labels: Mapping[str, str] | None = None,
+        since: str | None = None,
+        until: str | None = None,
         rows: Sequence[str] | None = None,
         columns: Sequence[str] | None = None,
         statistic: Statistic | None = None,
+        pivot: str | None = None,
+        relative_to: Mapping[str, Any] | None = None,
+        sort: str | None = None,
+        limit: int | None = None,
+        best: bool = False,
+        links: bool = False,
+        caption: str | None = None,
+        latex_label: str | None = None,
     ) -> str:
         """Return the same table as `table`, written as "markdown", "latex", "csv", "html" or "json".
+
+        Args:
+            best: stress the best cell of each column.
+            links: show the job of each row, with its address.
+            caption, latex_label: the table's title, and the name by which LaTeX's \\ref finds it.
 
         Example:
             >>> "forward_ms" in flopwatch.table_text("latex", job=job).replace("\\\\_", "_")
             True
         """
-        asked = _table_query(job, sweep, kind, labels, rows, columns, statistic)
+        asked = _chosen(job, sweep, kind, labels, since, until) | _layout(rows, columns, statistic, pivot, relative_to)
+        asked |= {"sort": sort, "limit": limit, "caption": caption, "latex_label": latex_label}
+        # What is not asked for is left out.
+        asked |= {"best": best or None, "links": links or None}
         return self.text("/tables", format=format, **asked)
 
     def list_tables(self, job: Thing) -> list[Answer]:
@@ -625,21 +716,131 @@ class Flopwatch:
         path = f"/jobs/{_id(job)}/tables/{quote(name, safe='')}"
         return _frame(self._all_rows(path, {"sort": sort, "unit": unit}, limit))
 
-    def compare(self, baseline: Thing, candidate: Thing | None = None, *, limit: int | None = None) -> pd.DataFrame:
-        """Compare two finished jobs, case by case; or, given one job of kind `compare`, its two sides.
+    def compare(
+        self,
+        baseline: Thing | Sequence[Thing] | str,
+        candidate: Thing | Sequence[Thing] | None = None,
+        *,
+        metrics: Sequence[str] | None = None,
+        fail_above_percent: float | None = None,
+        limit: int | None = None,
+    ) -> pd.DataFrame:
+        """Compare finished jobs, case by case; or, given one job of kind `compare`, its two sides.
 
         Args:
+            baseline: a job, several that are samples of the same cases, or a baseline's name.
+            candidate: the job that is compared, or several.
+            metrics: compare and judge only these; by default all are compared, and the first is judged.
+            fail_above_percent: judge also if the candidate is worse by more than this: `attrs["gate"]`.
             limit: of profiles, the most rows of each table and phase.
 
         Returns:
             A frame: one row is a metric of a case, or a kernel, operator or class of a profile, on both sides. Its
-            `attrs` have what the server says of the whole: `alternated` (False: the jobs ran at different times),
-            `baseline`, `candidate`, `differences` of spec and environment, and `notes`.
+            `attrs` have what the server says of the whole: `sentence` and `conclusion`, `alternated` (False: the jobs
+            ran at different times), `baseline`, `candidate`, `differences`, `environment_differences`, and `notes`.
         """
-        sides = {"job": _id(baseline)}
-        if candidate is not None:
-            sides = {"baseline": _id(baseline), "candidate": _id(candidate)}
-        return _frame(self.get("/compare", **sides, limit=limit, format="json"))
+        asked = _compared(baseline, candidate, metrics, fail_above_percent)
+        return _frame(self.get("/compare", **asked, limit=limit, format="json"))
+
+    # Baselines
+
+    def set_baseline(self, name: str, *, job: Thing | None = None, sweep: Thing | None = None) -> Answer:
+        """Put a job, or the jobs of a sweep, into a baseline: they replace the cases that they have.
+
+        Returns:
+            The baseline; `left_out` has the sweep's jobs without complete results.
+
+        Example:
+            >>> flopwatch.set_baseline("main", job=job)["number_of_cases"]
+            1
+        """
+        body = {"job": None if job is None else _id(job), "sweep": None if sweep is None else _id(sweep)}
+        return dict(self.send("PUT", _baseline_path(name), body=body).json())
+
+    def baseline(self, name: str) -> Answer:
+        """Return a baseline with its cases.
+
+        Example:
+            >>> kept = flopwatch.set_baseline("nightly", job=job)
+            >>> flopwatch.baseline("nightly")["cases"][0]["jobs"] == [job["id"]]
+            True
+        """
+        return dict(self.get(_baseline_path(name)))
+
+    def list_baselines(self, limit: int = 50) -> list[Answer]:
+        """Return the baselines by name, without their cases."""
+        return self.pages("/baselines", limit)
+
+    def delete_baseline(self, name: str) -> None:
+        """Delete a baseline. Its jobs stay, and can be deleted from now on."""
+        self.send("DELETE", _baseline_path(name))
+
+    def check(
+        self,
+        baseline: str,
+        jobs: Thing | Sequence[Thing] | None = None,
+        *,
+        metrics: Sequence[str] | None = None,
+        fail_above_percent: float = 5.0,
+        timeout_s: float | None = None,
+        show: Show | None = None,
+    ) -> Answer:
+        """Check jobs against a baseline; without jobs, run its specs again, wait for them, and check those.
+
+        Args:
+            baseline: its name.
+            jobs: finished jobs.
+            metrics: judge these; by default the first of each kind.
+            fail_above_percent: "slower" is what is worse by more than this.
+            timeout_s: raise WaitTimeout after about so many seconds; the jobs go on.
+            show: called with each step of progress, in place of a bar.
+
+        Returns:
+            `outcome`: passed, slower, inconclusive, invalid or missing, the worst of all; on another device or in
+            another environment, inconclusive. `sentence` says it in words, `jobs` are those that were checked, and
+            `comparisons` has the server's answer for each kind of job.
+        """
+        given = [self._rerun_for(baseline, job) for job in self.baseline(baseline)["jobs"]] if jobs is None else jobs
+        asked = [self.job(one) for one in ([given] if isinstance(given, int | Mapping) else given)]
+        if jobs is None:
+            self._wait_for_all(asked, timeout_s, show)
+        by_kind: dict[str, list[int]] = {}
+        for job in asked:
+            by_kind.setdefault(job["kind"], []).append(job["id"])
+        comparisons = [
+            self.get("/compare", **_compared(baseline, ids, metrics, fail_above_percent)) for ids in by_kind.values()
+        ]
+        for one in comparisons:
+            if one["gate"]["outcome"] == "not_comparable":
+                one["gate"] |= {"outcome": "inconclusive", "sentence": f"inconclusive: {one['gate']['sentence']}"}
+        worst = min(comparisons, key=lambda one: CHECKED.index(one["gate"]["outcome"]))["gate"]
+        return {
+            "outcome": worst["outcome"],
+            "sentence": worst["sentence"],
+            "jobs": [job["id"] for job in asked],
+            "comparisons": comparisons,
+        }
+
+    def _rerun_for(self, baseline: str, job_id: int) -> Answer:
+        """Submit a baseline's job once more; the label `check` tells why."""
+        former = self.job(job_id)
+        return self.submit(
+            former["spec"],
+            name=former["name"],
+            labels={**former["labels"], "check": baseline},
+            priority=former["priority"],
+            timeout_s="none" if former["timeout_s"] is None else former["timeout_s"],
+            max_attempts=former["max_attempts"],
+        )
+
+    def _wait_for_all(self, jobs: Sequence[Answer], timeout_s: float | None, show: Show | None) -> None:
+        deadline = _deadline(timeout_s)
+        with contextlib.ExitStack() as stack:
+            display = show or stack.enter_context(progress_bar())
+            for number, job in enumerate(jobs):
+                display(number, len(jobs), f"job {job['id']}, {number + 1} of {len(jobs)}")
+                left_s = None if timeout_s is None else max(0.0, deadline - time.monotonic())
+                self.wait(job, timeout_s=left_s, show=lambda *_: None, check=False)
 
     def list_files(self, job: Thing) -> list[Answer]:
         """Return a job's files: name, kind, size in bytes, SHA-256."""
@@ -744,10 +945,12 @@ class Flopwatch:
         *,
         params: Mapping[str, Any] | None = None,
         body: Any = None,
+        content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         timeout_s: float = READ_TIMEOUT_S,
     ) -> httpx.Response:
-        """Send one request to any route; `timeout_s` is the longest silence of the server.
+        """Send one request to any route, with JSON (`body`) or bytes (`content`); `timeout_s` is the longest silence of
+        the server.
 
         Raises:
             Refused: the server answered with a problem.
@@ -756,7 +959,7 @@ class Flopwatch:
         chosen = {name: value for name, value in (params or {}).items() if value is not None}
         with self._explained():
             response = self._http.request(
-                method, path, params=chosen, json=body, headers=headers, timeout=_timeout(timeout_s)
+                method, path, params=chosen, json=body, content=content, headers=headers, timeout=_timeout(timeout_s)
             )
         return checked(response)
 
@@ -836,14 +1039,23 @@ def progress_bar() -> Iterator[Show]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("waiting", total=None)
+        yield _Bar(bar)
 
-        def show(done: int, total: int, message: str) -> None:
-            bar.update(task, description=one_line(message))
-            if total:
-                bar.update(task, completed=done, total=total)
 
-        yield show
+class _Bar:
+    """Shows progress by one of rich's bars; lines about finished cells stay above it."""
+
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+        self._task = bar.add_task("waiting", total=None)
+
+    def __call__(self, done: int, total: int, message: str) -> None:
+        self._bar.update(self._task, description=one_line(message))
+        if total:
+            self._bar.update(self._task, completed=done, total=total)
+
+    def tell(self, line: str) -> None:
+        self._bar.console.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def parse_stream(lines: Iterable[str]) -> Iterator[tuple[str, Event]]:
@@ -889,13 +1101,29 @@ def _server_url(settings: Settings, folder_is_given: bool) -> tuple[str, str]:
     if not folder_is_given and (url := os.environ.get("FLOPWATCH_URL")):
         return url.rstrip("/"), ""
     if url := address.found(settings.data_dir):
-        return url.rstrip("/"), f" (from {settings.data_dir / address.FILE})"
+        # It is used all the same: a server in another container has a process that cannot be seen from here.
+        gone = ", left by a server whose process is gone" if address.left_by_the_dead(settings.data_dir) else ""
+        return url.rstrip("/"), f" (from {settings.data_dir / address.FILE}{gone})"
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
     return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}", ""
 
 
 def _timeout(silence_s: float) -> httpx.Timeout:
     return httpx.Timeout(CONNECT_TIMEOUT_S, read=silence_s)
+
+
+def _left(seconds: Sequence[float], cells: int) -> str:
+    """Return how long the other cells will take, if they take as long as those before."""
+    left_s = cells * sum(seconds) / len(seconds)
+    return f"; about {duration(left_s)} left" if left_s >= 1 else ""
+
+
+def _found(sweep: Mapping[str, Any]) -> str:
+    """Return what the one search of a sweep has found so far."""
+    searches = sweep.get("searches") or []
+    if len(searches) != 1 or searches[0]["largest"] is None:
+        return ""
+    return f", {searches[0]['axis']} {searches[0]['largest']} fits"
 
 
 def _deadline(timeout_s: float | None) -> float:
@@ -935,25 +1163,74 @@ def _label_filter(labels: Mapping[str, str] | None) -> list[str] | None:
     return [f"{key}:{value}" for key, value in (labels or {}).items()] or None
 
 
-def _table_query(
+def _chosen(
     job: Thing | Sequence[Thing] | None,
-    sweep: Thing | None,
-    kind: str | None,
+    sweep: Thing | Sequence[Thing] | None,
+    kind: str | Sequence[str] | None,
     labels: Mapping[str, str] | None,
+    since: str | None,
+    until: str | None,
+) -> Answer:
+    """Return the query parameters that choose the jobs of a table."""
+    kinds = [kind] if isinstance(kind, str) else kind
+    chosen = {"job": _ids(job), "sweep": _ids(sweep), "kind": None if kinds is None else list(kinds)}
+    return {**chosen, "label": _label_filter(labels), "since": since, "until": until}
+
+
+def _ids(things: Thing | Sequence[Thing] | None) -> list[int] | None:
+    one_or_more = [things] if isinstance(things, int | Mapping) else things
+    return None if one_or_more is None else [_id(one) for one in one_or_more]
+
+
+def _layout(
     rows: Sequence[str] | None,
     columns: Sequence[str] | None,
     statistic: Statistic | None,
+    pivot: str | None,
+    relative_to: Mapping[str, Any] | None,
 ) -> Answer:
-    jobs: Sequence[Thing] | None = [job] if isinstance(job, int | Mapping) else job
-    return {
-        "job": None if jobs is None else [_id(one) for one in jobs],
-        "sweep": None if sweep is None else _id(sweep),
-        "kind": kind,
-        "label": _label_filter(labels),
-        "rows": None if rows is None else list(rows),
-        "columns": None if columns is None else list(columns),
-        "statistic": statistic,
-    }
+    """Return the query parameters that lay a table out."""
+    reference = [f"{name}={_typed(value)}" for name, value in (relative_to or {}).items()]
+    names = {"rows": rows, "columns": columns}
+    listed = {name: None if given is None else list(given) for name, given in names.items()}
+    return {**listed, "statistic": statistic, "pivot": pivot, "relative_to": reference or None}
+
+
+def _typed(value: Any) -> str:
+    """Write a coordinate's value as people type it."""
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _compared(
+    baseline: Thing | Sequence[Thing] | str,
+    candidate: Thing | Sequence[Thing] | None,
+    metrics: Sequence[str] | None,
+    fail_above_percent: float | None,
+) -> Answer:
+    """Return the query that asks for a comparison."""
+
+    def ids(jobs: Thing | Sequence[Thing]) -> list[int]:
+        return [_id(one) for one in ([jobs] if isinstance(jobs, int | Mapping) else jobs)]
+
+    asked: Answer
+    if candidate is None:
+        if isinstance(baseline, str):
+            raise ClientError(f"Say which job is compared with the baseline {baseline!r}.")
+        jobs = ids(baseline)
+        if len(jobs) != 1:
+            raise ClientError("Say which jobs are compared with these; or pass one job of kind compare.")
+        asked = {"job": jobs[0]}
+    elif isinstance(baseline, str):
+        asked = {"baseline_name": baseline, "candidate": ids(candidate)}
+    else:
+        asked = {"baseline": ids(baseline), "candidate": ids(candidate)}
+    return {**asked, "metric": None if metrics is None else list(metrics), "fail_above_percent": fail_above_percent}
+
+
+def _baseline_path(name: str) -> str:
+    return f"/baselines/{quote(name, safe='')}"
 
 
 def _merged(under: Mapping[str, Any], over: Mapping[str, Any]) -> Answer:

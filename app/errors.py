@@ -8,6 +8,7 @@
     ├── NotFound                   404
     ├── Conflict                   409  the job's state does not allow it
     │   ├── KeyTaken               409  another job with its unique_key is queued or running
+    │   ├── InBaseline             409  a baseline needs the job
     │   └── LeaseLost              409  this worker no longer owns the attempt; nothing was recorded
     ├── Gone                       410  it was deleted; `extensions` name it
     ├── BodyTooLarge               413
@@ -27,6 +28,7 @@ A job that fails raises no exception in the service: its `error` is a value, a p
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -134,6 +136,20 @@ class KeyTaken(Conflict):
     @property
     def extensions(self) -> dict[str, Any]:
         return {"job_id": self.job_id}
+
+
+class InBaseline(Conflict):
+    code = "in_baseline"
+    title = "A baseline needs this job"
+
+    def __init__(self, job_id: int, baselines: Sequence[str]) -> None:
+        named = f"baseline{'s' if len(baselines) > 1 else ''} {', '.join(baselines)}"
+        super().__init__(f"Job {job_id} is in the {named}: set another job in its place, or delete the baseline first.")
+        self.baselines = list(baselines)
+
+    @property
+    def extensions(self) -> dict[str, Any]:
+        return {"baselines": self.baselines}
 
 
 class LeaseLost(Conflict):

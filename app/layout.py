@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, get_args
 
 Format = Literal["json", "csv", "markdown", "latex", "html"]
@@ -146,6 +146,29 @@ def duration(seconds: float) -> str:
 def parsed_time(text: str) -> datetime:
     """Return the time that the server wrote."""
     return datetime.fromisoformat(text)
+
+
+_SPANS = {"min": 60, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def moment_of(text: str, now: datetime | None = None) -> datetime:
+    """Return the time that people name: a span before now ("90min", "12h", "7d", "2w"), a date, or an RFC 3339 time.
+
+    A date is its first moment; what names no time zone is UTC.
+
+    Raises:
+        ValueError: it is none of these, or before the year 1.
+    """
+    if found := re.fullmatch(r"(\d{1,9})(min|m|h|d|w)", text.strip(), re.ASCII):
+        try:
+            return (now or datetime.now(UTC)) - timedelta(seconds=int(found[1]) * _SPANS[found[2]])
+        except OverflowError:
+            raise ValueError("is before the year 1") from None
+    try:
+        time = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise ValueError("must be a span such as 90min, 12h, 7d or 2w, a date such as 2026-03-01, or a time") from None
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
 
 
 def age(text: str | None, now: datetime | None = None) -> str | None:

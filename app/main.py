@@ -3,26 +3,48 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import re
 from collections.abc import AsyncIterator
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import RedirectResponse
 from pydantic.json_schema import models_json_schema
 
-from app.api import bulk, compare, events, health, jobs, problems, queue, results, specs, sweeps, tables, workers
+from app.api import (
+    baselines,
+    bulk,
+    compare,
+    events,
+    files,
+    health,
+    jobs,
+    problems,
+    queue,
+    results,
+    specs,
+    sweeps,
+    tables,
+    workers,
+)
+from app.api.baselines import BaselineBody
 from app.api.bodies import JobBody
 from app.api.gate import Gate
 from app.api.hosts import AllowedHosts
+from app.api.parameters import no_repeats
 from app.api.queue import PausedBody
 from app.api.services import running
 from app.api.sweeps import SweepBody
 from app.settings import Settings
-from app.web import docs, pages
+from app.web import docs, export, pages
 
-ROUTERS = (jobs, bulk, events, results, sweeps, queue, tables, compare, specs, workers, health, pages, docs)
+ROUTERS = (
+    *(jobs, bulk, events, results, files, sweeps, queue, tables, compare, baselines, export, specs, workers, health),
+    *(pages, docs),
+)
 
 
 def create_app(settings: Settings | None = None) -> FastAPI:
@@ -44,6 +66,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
         responses={"default": problems.DOCUMENTED},
+        dependencies=[Depends(no_repeats)],
     )
     problems.install(app, pages.error_page)
     app.add_middleware(
@@ -68,9 +91,24 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
         schema = get_openapi(title=app.title, version=app.version, summary=app.summary, routes=app.routes)
         _, bodies = models_json_schema(
-            [(body, "validation") for body in (JobBody, SweepBody, PausedBody)],
+            [(body, "validation") for body in (JobBody, SweepBody, PausedBody, BaselineBody)],
             ref_template="#/components/schemas/{model}",
         )
         schema.setdefault("components", {}).setdefault("schemas", {}).update(bodies["$defs"])
-        app.openapi_schema = schema
+        app.openapi_schema = _with_named_pages(schema)
     return app.openapi_schema
+
+
+def _with_named_pages(schema: dict[str, Any]) -> dict[str, Any]:
+    """Name the page of each kind of thing ("JobPage"); FastAPI titles all of them Page."""
+    schemas = schema["components"]["schemas"]
+    pages = {name: f"{found[1]}Page" for name in schemas if (found := re.fullmatch(r"Page_(\w+)_", name))}
+    text = json.dumps(schema)
+    for name, better in pages.items():
+        text = text.replace(f'"#/components/schemas/{name}"', f'"#/components/schemas/{better}"')
+    named: dict[str, Any] = json.loads(text)
+    of_all = named["components"]["schemas"]
+    named["components"]["schemas"] = {
+        pages.get(name, name): {**one, "title": pages[name]} if name in pages else one for name, one in of_all.items()
+    }
+    return named

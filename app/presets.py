@@ -78,3 +78,15 @@ ATTENTION_PRESETS: Final[dict[str, dict[str, Any]]] = {
 }
 """Partial specs of kind `attention`. Those of sizes for a GPU ask for one: on a host without any, the job says at once
 that it waits, and does not run for hours on a CPU."""
+
+DEMO_SWEEPS: Final[dict[str, dict[str, Any]]] = {
+    "cpu": {
+        "base": {"kind": "benchmark", "batch_size": 1, "warmup_steps": 1, "measure_steps": 3},
+        "grid": {"model.size": ["tiny", "small"], "context_length": [128, 256]},
+    },
+    "cuda": {
+        "base": {"kind": "benchmark"},
+        "grid": {"model.size": ["tiny", "small", "medium", "large"], "context_length": [256, 512]},
+    },
+}
+"""A first sweep, by the type of device, of `make demo` and of the page that greets: minutes at most."""

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Self
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -31,6 +32,12 @@ def _is_a_token(token: SecretStr) -> SecretStr:
     if text != text.strip():
         raise ValueError("begins or ends with a blank, which no client can send")
     return token
+
+
+def _is_a_site(address: str) -> str:
+    if address and not (address.startswith(("http://", "https://")) and urlsplit(address).hostname):
+        raise ValueError("must be an address such as https://ui.perfetto.dev, or empty")
+    return address
 
 
 MAX_TIMEOUT_S = 30 * 86_400.0
@@ -103,6 +110,13 @@ class Settings(BaseSettings):
     max_artifacts: int = Field(default=10_000, ge=1, le=1_000_000, description="Most artifacts of one job.")
     max_artifact_bytes: int = Field(
         default=16 << 30, ge=1024, description="Most bytes of one job's artifacts together, and so of each."
+    )
+    allow_code: bool = Field(
+        default=False, description="A worker runs code that users upload: whoever reaches the server runs code here."
+    )
+    perfetto_url: Annotated[str, AfterValidator(_is_a_site)] = Field(
+        default="https://ui.perfetto.dev",
+        description="Perfetto's address, which a job's page opens on a click, and hands the trace; empty: no button.",
     )
     job_core_bytes: int = Field(default=0, ge=0, description="Largest core dump of a job's process, bytes.")
     job_open_files: int = Field(default=65_536, ge=256, description="Most open files of a job's process.")

@@ -183,6 +183,7 @@ ATTENTION = Registry(
         "cpu_naive": "kernels.attention.cpu.implementations:cpu_naive",
         "eager": "kernels.attention.library:eager",
         "flex": "kernels.attention.library:flex",
+        "hopper": "kernels.attention.flash_triton:hopper_implementation",
         "sdpa_cudnn": "kernels.attention.library:sdpa_cudnn",
         "sdpa_efficient": "kernels.attention.library:sdpa_efficient",
         "sdpa_flash": "kernels.attention.library:sdpa_flash",

@@ -185,6 +185,10 @@ class FullyShardedDataParallel(nn.Module):
         self._unclear: list[tuple[Held, Tensor]] = []
         """Reduced gradients of parameters that this rank did not use: another one may have."""
         self._used: set[str] = set()
+        self._watches: list[Any] = []
+        """Hooks on the inputs of units. One on several tensors holds the nodes that hold it, so that none of them would
+        ever be freed, nor the unit: they are removed when the backward pass is over."""
+        weakref.finalize(self, _remove_all, self._watches)
         self._attach()
 
     def forward(self, *inputs: Any, **named_inputs: Any) -> Any:
@@ -314,7 +318,7 @@ class FullyShardedDataParallel(nn.Module):
         differentiable = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) and leaf.requires_grad]
         if differentiable:
             after = _backward_hook(weakref.ref(self), unit, FullyShardedDataParallel.after_backward)
-            torch.autograd.graph.register_multi_grad_hook(differentiable, after)
+            self._watches.append(torch.autograd.graph.register_multi_grad_hook(differentiable, after))
 
     def after_forward(self, unit: Unit, outputs: Any) -> None:
         """Free a unit, unless its backward pass comes next."""
@@ -440,6 +444,7 @@ class FullyShardedDataParallel(nn.Module):
             usage.wait()
         self._unclear.clear()
         self._used.clear()
+        _remove_all(self._watches)
         for unit in self.units:
             self._free(unit)
             unit.in_backward = unit.reduced = False
@@ -503,6 +508,12 @@ def _unit_modules(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Modu
             yield f"{prefix}{name}", child
         else:
             yield from _unit_modules(child, f"{prefix}{name}.")
+
+
+def _remove_all(hooks: list[Any]) -> None:
+    for hook in hooks:
+        hook.remove()
+    hooks.clear()
 
 
 def _in_backward() -> bool:

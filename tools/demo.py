@@ -20,10 +20,10 @@ from types import FrameType
 
 import httpx
 
+from app.presets import DEMO_SWEEPS
+from app.spelling import sweep_fields
 from tools.service import Service
 
-ON_A_CPU = "model.size=tiny,small context_length=128,256 batch_size=1 warmup_steps=1 measure_steps=3"
-ON_A_GPU = "model.size=tiny,small,medium,large context_length=256,512"
 COLUMNS = "forward_ms,backward_ms,optimizer_ms,step_ms"
 SETTINGS = {"FLOPWATCH_GRACE_S": "2"}  # a user who interrupts a demo does not want to wait
 SHOWN_LOG_CHARACTERS = 8000
@@ -90,7 +90,7 @@ def run(service: Service, fields: Sequence[str]) -> None:
     place = gpus[0] if gpus else "the CPU, so models are small and steps few"
     print(f"The server is at {service.url}; the worker measures on {place}.", flush=True)
     environment = {**service.environment, "FLOPWATCH_URL": service.url}
-    fields = fields or (ON_A_GPU if gpus else ON_A_CPU).split()
+    fields = fields or sweep_fields(**DEMO_SWEEPS["cuda" if gpus else "cpu"])
     code, answer = command(environment, "sweep", "benchmark", *fields, "--wait", "--json")
     if not answer:
         raise DemoFailed(f"flopwatch sweep ended with exit code {code}")

@@ -19,7 +19,8 @@ import psutil
 
 from app.errors import STORE_UNAVAILABLE, DatabaseBusy, FlopwatchError
 from app.settings import Settings
-from app.states import WorkerState
+from app.specs._code import RUNS_CODE
+from app.states import LivingState, WorkerState
 from app.store.artifacts import ArtifactFiles
 from app.store.engine import Database, open_database
 from app.store.hosts import gpus_of_one_job
@@ -35,6 +36,7 @@ from workers.jobs import RUNNERS
 from workers.launch import Launcher
 from workers.model.registry import MODELS
 from workers.outcome import Abandoned, Cancelled, GivenBack, in_words
+from workers.readings import Readings
 
 logger = logging.getLogger(__name__)
 
@@ -48,10 +50,11 @@ an agent without threads or descriptors does not use up the attempts of the whol
 """
 
 
-def capabilities() -> frozenset[str]:
+def capabilities(*, allow_code: bool) -> frozenset[str]:
     """Return this host's names, as "family:name". Registries list names without importing the code behind them."""
     names = {"attention": ATTENTION.names(), "model": MODELS.names(), tools.FAMILY: tools.installed()}
-    return frozenset(f"{family}:{name}" for family, members in names.items() for name in members)
+    found = {f"{family}:{name}" for family, members in names.items() for name in members}
+    return frozenset(found | {RUNS_CODE} if allow_code else found)
 
 
 def versions() -> dict[str, str]:
@@ -79,8 +82,9 @@ class Agent:
         self._watcher = Watcher(self._queue, self._registration, settings.lease_s)
         self._host = discover()
         self._locks = DeviceLocks(self._host)
+        self._readings = Readings(self._host, settings.lease_s / 3)
         self._launcher = Launcher()
-        self._capabilities = capabilities()
+        self._capabilities = capabilities(allow_code=settings.allow_code)
         self._runs: dict[int, JobRun] = {}
         self._refused_with: Offer | None = None
         self._next_beat = self._next_poll = self._claim_after = 0.0
@@ -100,11 +104,13 @@ class Agent:
         # Without this, the first job would spend its timeout on importing torch, while another worker could run it.
         self._launcher.wait_until_warm()
         self._register()
+        self._readings.start()
         error: str | None = "the worker ended by an error"
         try:
             self._loop()
             error = None
         finally:
+            self._readings.stop()
             self._give_back_all(error)
             self._launcher.close()
             self._watch.close()
@@ -162,7 +168,8 @@ class Agent:
     def _beat(self) -> None:
         claims = [run.claim for run in self._runs.values()]
         try:
-            renewal = self._queue.renew(claims, (self.id, "active" if self._drain_until is None else "draining"))
+            state: LivingState = "active" if self._drain_until is None else "draining"
+            renewal = self._queue.renew(claims, (self.id, state), self._readings.latest())
         except STORE_UNAVAILABLE:
             self._watcher.skip()  # others could not renew their claims either
             raise

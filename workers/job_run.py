@@ -14,13 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from app.errors import STORE_UNAVAILABLE, DiskFull, LeaseLost, job_problem
+from app.errors import STORE_UNAVAILABLE, DiskFull, LeaseLost, NotFound, job_problem
 from app.settings import Settings
 from app.specs import SpecBase
+from app.specs._base import MAX_CELLS
+from app.specs._code import ALLOW_IT, codes_of
 from app.store.artifacts import ArtifactFiles
 from app.store.queue import Queue
 from app.store.records import Claim, Finish, NewEvent
-from workers import checked
+from workers import checked, uploaded
 from workers.devices import Lease
 from workers.jobs import runner_for
 from workers.jobs._base import Collecting, Resumable, Runner, Unit, Wrapping, parse_spec
@@ -34,9 +36,11 @@ from workers.outcome import (
     Failed,
     GivenBack,
     HostExhausted,
+    InvalidEnvironment,
     Outcome,
     RunnerError,
     Succeeded,
+    Unsupported,
     failure_code,
     in_words,
     is_exhausted,
@@ -119,6 +123,8 @@ class JobRun:
         self._launcher = launcher
         self._grace_s = settings.grace_s
         self._ceilings = settings.ceilings_dir
+        self._allow_code = settings.allow_code
+        self._code_environment: dict[str, str] = {}
         self._limits = Limits(settings.job_core_bytes, settings.job_open_files)
         self._neighbours = neighbours
         self._on_end = on_end
@@ -129,6 +135,7 @@ class JobRun:
         """Bytes of the artifacts that are stored, or were when they were handed over."""
         self._storing_until = float("inf")
         self._events: list[NewEvent] = []
+        self._cells = 0
         self._taken: list[_Taken] = []
         self._held: list[str] = []
         self._scratch = scratch_root(settings) / f"{os.getpid()}-{claim.job_id}-{claim.attempt}"
@@ -172,6 +179,7 @@ class JobRun:
     def _run_units(self) -> Outcome:
         try:
             runner, spec = runner_for(self.claim.kind), parse_spec(self.claim.spec)
+            self._fetch_code()
             units = runner.plan(spec)
         except RunnerError as error:
             return Failed(error.code, str(error))
@@ -191,6 +199,24 @@ class JobRun:
             if not isinstance(outcome, Succeeded):
                 return outcome
         return Succeeded()
+
+    def _fetch_code(self) -> None:
+        """Write the files that the spec names to a folder of the job's.
+
+        Raises:
+            Unsupported: this worker runs no uploaded code.
+            InvalidEnvironment: a file is not there.
+        """
+        wanted = {sha256 for _, sha256 in codes_of(self.claim.spec)}
+        if not wanted:
+            return
+        if not self._allow_code:
+            raise Unsupported(f"this worker runs no uploaded code: {ALLOW_IT}")
+        try:
+            contents = [self._artifacts.open_path(sha256).read_bytes() for sha256 in wanted]
+        except (NotFound, OSError) as error:
+            raise InvalidEnvironment(f"the uploaded code cannot be read: {error}") from error
+        self._code_environment = uploaded.write(self._scratch / "code", contents)
 
     def _clear_devices(self) -> Outcome | None:
         """End what the jobs of killed agents have left behind; return the job's outcome if that is impossible.
@@ -304,7 +330,7 @@ class JobRun:
             spec=self.claim.spec,
             unit=asdict(process.unit),
             scratch=str(process.scratch),
-            environment={"CUDA_VISIBLE_DEVICES": visible, **process.unit.environment},
+            environment={"CUDA_VISIBLE_DEVICES": visible, **self._code_environment, **process.unit.environment},
             ceilings=str(self._ceilings),
             task=process.task,
             limits=asdict(self._limits),
@@ -327,6 +353,8 @@ class JobRun:
                     self._progress(index * total + done, count * total, text)
                 else:
                     self._progress(index + 1, count, text)
+            case "cell":
+                self._cell(process, message)
             case "cursor":
                 process.cursor = checked.count(message["position"], "the cursor's position")
             case "measurement":
@@ -409,10 +437,24 @@ class JobRun:
         self._check_size(public_name, size)
 
     def _progress(self, done: int, total: int, message: str) -> None:
-        # Only the newest progress counts: followers want to know where the job is, not where it was.
-        self._events = [event for event in self._events if event.type != "progress"]
+        # Only the newest progress counts: followers want to know where the job is, not where it was. Cells are results.
+        self._events = [event for event in self._events if event.type != "progress" or "cell" in event.data]
         content = {"done": done, "total": total, "message": checked.cut(message)}
         self._events.append(NewEvent("progress", content))
+
+    def _cell(self, process: _Process, message: dict[str, Any]) -> None:
+        """Tell that a cell is finished: an event of its own, which a later progress does not replace."""
+        self._cells += 1
+        if self._cells > MAX_CELLS * process.count:  # a unit that resumes after each crash has no more, either
+            raise ValueError(f"more than {MAX_CELLS} cells are finished")
+        done, total = checked.count(message["done"], "done"), checked.count(message["total"], "total")
+        cell = {
+            **{name: checked.cut(str(message[name])) for name in ("title", "outcome", "told")},
+            "seconds": float(message["seconds"]),
+        }
+        text = f"{cell['title']}: {cell['told']} ({cell['seconds']:.2g} s)"
+        self._progress(process.index * total + done, process.count * total, text)
+        self._events[-1] = NewEvent("progress", {**self._events[-1].data, "cell": cell})
 
     def _flush(self) -> None:
         """Write new events to the queue. When the store is not available, they wait for the next call."""

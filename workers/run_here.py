@@ -28,6 +28,7 @@ from pydantic import ValidationError
 from app.layout import shortened
 from app.settings import Settings
 from app.specs import KINDS
+from workers import uploaded
 from workers.jobs import runner_for
 from workers.jobs._base import parse_spec
 from workers.measure.table import Column, Scalar, Table
@@ -56,6 +57,9 @@ class LocalReporter:
 
     def progress(self, done: int, total: int, message: str) -> None:
         sys.stderr.write(f"{done}/{total} {message}\n")
+
+    def finished(self, done: int, total: int, *, title: str, outcome: str, told: str, seconds: float) -> None:
+        sys.stderr.write(f"{done}/{total} {title}: {told} ({seconds:.2g} s)\n")
 
     def cursor(self, position: int) -> None:
         """Ignore the position: no agent could resume the unit if this process dies."""
@@ -116,6 +120,7 @@ def run_here(arguments: list[str]) -> int:
     parser.add_argument("spec", help="a JSON file with the spec; - reads standard input")
     parser.add_argument("--json", action="store_true", help="print everything as JSON instead of a table")
     parser.add_argument("--output", type=Path, default=Path(), help="folder for artifacts (default: here)")
+    parser.add_argument("--code", type=Path, action="append", default=[], help="a file that the spec's `code` names")
     options = parser.parse_args(arguments)
     try:
         spec = _read(options.spec)
@@ -123,6 +128,8 @@ def run_here(arguments: list[str]) -> int:
         sys.stderr.write(f"flopwatch run: {options.spec}: {_explain(error)}\n")
         return 2
     with tempfile.TemporaryDirectory(prefix="flopwatch-") as folder:
+        if options.code:
+            os.environ.update(uploaded.write(Path(folder) / "code", [file.read_bytes() for file in options.code]))
         reporter = LocalReporter(Path(folder), options.output, Settings.from_environment().ceilings_dir)
         try:
             with _prints_to_stderr():
@@ -194,7 +201,7 @@ def _show(spec: SpecBase, result: dict[str, Any], *, as_json: bool) -> None:
     # Imported here, since pandas takes half a second to import, and the job must not wait for it.
     from app.store.results import local_table, merged, render
 
-    sheet = local_table(spec, result["measurements"])
+    sheet = local_table(spec, result["measurements"], result["validity"])
     lines = sheet.missing or []
     parts = [render(sheet, "markdown")]
     parts += ["".join(f"{line}\n" for line in ("", *lines))] if lines else []
@@ -202,7 +209,8 @@ def _show(spec: SpecBase, result: dict[str, Any], *, as_json: bool) -> None:
     names = dict.fromkeys(table["name"] for table in result["tables"] if table["name"] != TABLE)
     for name in sorted(names, key=spec.table_place):
         reports = [table for table in result["tables"] if table["name"] == name]
-        whole = merged([(part["unit_index"], part["columns"], part["rows"]) for part in reports])
+        parts_of_units = [(part["unit_index"], part["columns"], part["rows"]) for part in reports]
+        whole = merged(parts_of_units, spec.columns_first(name))
         cut = f", the first {TABLE_ROWS} of {len(whole.rows)} rows" if len(whole.rows) > TABLE_ROWS else ""
         parts.append(f"\n{name}{cut}:\n\n{render(whole.head(TABLE_ROWS), 'markdown')}")
     text = "".join(parts)

@@ -137,6 +137,8 @@ def _as_json(check: Check, verdict: CaseVerdict, *, with_case: bool, with_unit: 
     entry: dict[str, Any] = asdict(check)
     if with_case and verdict.title:
         entry["case"] = verdict.title
+    if with_case and verdict.case_key is not None:
+        entry["case_key"] = verdict.case_key  # tables of results tell by it which row a check is about
     if with_unit:
         entry["unit"] = verdict.unit_title
     return entry

@@ -52,7 +52,7 @@ async def cancel(services: CurrentServices, query: Annotated[CancelQuery, Query(
 async def delete(services: CurrentServices, query: Annotated[DeleteQuery, Query()]) -> Response:
     """Deletes finished jobs that match every filter, with their results and files; without any filter 422.
 
-    `unfinished` is the number of jobs that match too, and stay because they are queued or running.
+    Of the jobs that match and stay, `unfinished` are queued or running, and baselines need those `in_baselines`.
     """
     chosen = _filter(query, query.state, "delete")
     return Json(asdict(await services.writes.run_long(lambda: services.bulk.delete(chosen))))

@@ -1,4 +1,4 @@
-"""/compare: two finished jobs beside each other, or the two sides of one that measured both in turns."""
+"""/compare: two finished jobs beside each other, or the two sides of one that measured both in turns, and a verdict."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from fastapi import APIRouter, Query
 from fastapi.responses import Response
 from pydantic import Field
 
-from app.api.parameters import Id, StrictQuery
+from app.api.parameters import Id, StrictQuery, Text
 from app.api.schemas import Comparison
 from app.api.services import CurrentServices
 from app.api.tables import written
 from app.errors import FieldError, InvalidRequest
 from app.layout import Format
 from app.store import results
+from app.store.engine import Database
 
 router = APIRouter(prefix="/compare", tags=["results"])
 
@@ -23,51 +24,72 @@ SHOWN_TO_PEOPLE = 20
 """Rows of each table and phase of a profile in the formats for people, unless they ask for others."""
 
 
-class CompareQuery(StrictQuery):
-    """The jobs to compare: `baseline` and `candidate`, or `job`."""
+class ComparedQuery(StrictQuery):
+    """The jobs to compare: `baseline` or `baseline_name`, and `candidate`; or `job`."""
 
-    baseline: Id | None = None
-    """The id of the job to compare with."""
-    candidate: Id | None = None
-    """The id of the job that is compared."""
+    baseline: list[Id] = Field(default=[], max_length=1000)
+    """The id of the job to compare with; repeat it for several, which are samples of the cases that they share."""
+    baseline_name: Text | None = None
+    """Instead of `baseline`: the name of a baseline, of which the cases of the candidate are taken."""
+    candidate: list[Id] = Field(default=[], max_length=1000)
+    """The id of the job that is compared; repeat it for several."""
     job: Id | None = None
     """Instead of both: the id of a job of kind `compare`, whose sides are compared."""
+    metric: list[Text] = Field(default=[], max_length=100)
+    """A metric, named as its column (`step_ms`); repeat it for several. Only these are compared, and `sentence` and
+    `gate` are about them. By default all are compared, and the first of those that people look at is judged."""
+    fail_above_percent: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = None
+    """Ask for `gate`: is the candidate worse by more than so many percent?"""
     limit: Annotated[int, Field(ge=1, le=100_000)] | None = None
     """Of profiles: the most rows of each table and phase, those that changed most; by default 20 in Markdown, LaTeX and
     HTML, and all in JSON and CSV."""
+
+    def sheet(self, database: Database, limit: int | None) -> results.Sheet:
+        """Compare the jobs; of each table and phase of a profile, return at most `limit` rows."""
+        question = results.Question(limit, list(dict.fromkeys(self.metric)), self.fail_above_percent)
+        if self.job is not None:
+            return results.compare_sides(database, self.job, question)
+        if self.baseline_name is not None:
+            return results.compare_with_baseline(database, self.baseline_name, self.candidate, question)
+        return results.compare(database, self.baseline, self.candidate, question)
+
+    def check(self) -> None:
+        """Raise InvalidRequest when the query names too few jobs, or too many."""
+        given = {"baseline": bool(self.baseline), "candidate": bool(self.candidate)}
+        named = self.baseline_name is not None
+        if self.job is not None:
+            given["baseline_name"] = named
+            wrong = [(name, "leave it out: `job` has both sides") for name, is_given in given.items() if is_given]
+        else:
+            why = "give its id; or `job`, the id of a job of kind compare"
+            wrong = [
+                (name, why) for name, is_given in given.items() if not (is_given or (named and name == "baseline"))
+            ]
+            if named and self.baseline:
+                wrong.append(("baseline", "leave it out: `baseline_name` says what to compare with"))
+        errors = tuple(FieldError(f"/{name}", f"Query parameter {name!r}: {detail}") for name, detail in wrong)
+        if errors:
+            raise InvalidRequest("; ".join(error.detail for error in errors), errors=errors)
+
+
+class CompareQuery(ComparedQuery):
+    """The jobs to compare, and how the answer is written."""
+
     format: Format = "json"
 
 
 @router.get("", responses={200: {"model": Comparison}}, summary="Two jobs, or two sides, compared")
 async def compare(services: CurrentServices, query: Annotated[CompareQuery, Query()]) -> Response:
-    """Of profiles, what each kernel, operator and class gained or lost per step; of other kinds, the metrics' medians.
+    """Of profiles, what each kernel, operator and class gained or lost per step; of other kinds, the metrics' medians,
+    with interval, test and power.
 
-    `alternated` says whether fresh processes measured both sides in turns.
+    `sentence` says in words what was found, `alternated` if fresh processes measured both sides in turns.
     """
-    _check(query)
+    query.check()
     for_people = query.format in ("markdown", "latex", "html")
     limit = SHOWN_TO_PEOPLE if query.limit is None and for_people else query.limit
 
     def make() -> Response:
-        if query.job is not None:
-            sheet = results.compare_sides(services.database, query.job, limit=limit)
-        else:
-            assert query.baseline is not None
-            assert query.candidate is not None
-            sheet = results.compare(services.database, query.baseline, query.candidate, limit=limit)
-        return written(sheet, query.format)
+        return written(query.sheet(services.database, limit), query.format)
 
     return await run_sync(make, limiter=services.tables)
-
-
-def _check(query: CompareQuery) -> None:
-    """Refuse a query that names too few jobs, or too many."""
-    given = {name: getattr(query, name) is not None for name in ("baseline", "candidate")}
-    if query.job is not None:
-        wrong = [(name, "leave it out: `job` has both sides") for name, is_given in given.items() if is_given]
-    else:
-        why = "give its id; or `job`, the id of a job of kind compare"
-        wrong = [(name, why) for name, is_given in given.items() if not is_given]
-    errors = tuple(FieldError(f"/{name}", f"Query parameter {name!r}: {detail}") for name, detail in wrong)
-    if errors:
-        raise InvalidRequest("; ".join(error.detail for error in errors), errors=errors)

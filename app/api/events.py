@@ -43,7 +43,7 @@ async def events(
     services: CurrentServices,
     job_id: JobId,
     query: Annotated[EventsQuery, Query()],
-    last_event_id: Annotated[Cursor | None, Header()] = None,
+    last_event_id: Annotated[Cursor | None, Header(alias="Last-Event-ID")] = None,
 ) -> Response:
     """With `Accept: text/event-stream` a stream of `state`, `progress`, `log` and, last, `done`; else a list.
 

@@ -24,6 +24,7 @@ from app.api.parameters import (
     Limit,
     StrictQuery,
     Text,
+    declared,
     idempotency,
     wait_seconds,
 )
@@ -55,7 +56,7 @@ class JobsQuery(StrictQuery):
     "",
     status_code=201,
     responses={201: {"model": Job}},
-    openapi_extra=request_body(JobBody),
+    openapi_extra=request_body(JobBody) | declared("Idempotency-Key", "Prefer"),
     dependencies=[NO_QUERY],
     summary="Submit a job",
 )
@@ -70,15 +71,7 @@ async def submit(
     """
     seconds = wait_seconds(request.headers)
     key = idempotency(request.headers, "POST /jobs", body.digest, awaits=seconds is not None)
-    spec, options = body.model.spec, body.model
-
-    def store() -> Submitted:
-        if first := services.queue.first_answer(key):
-            return first
-        check_names(spec, known_names(services), "/spec")
-        return services.queue.submit(options.new_job(spec, services.settings.default_timeout_s), key)
-
-    submitted = await services.writes.run(store)
+    submitted = await submit_job(services, body.model, key)
     job = submitted.response
     headers = {"Location": f"/jobs/{job['id']}"}
     if submitted.replayed:
@@ -90,6 +83,18 @@ async def submit(
         if key is not None and not await request.is_disconnected():
             job = await _first_awaited(services, key, job)
     return Json(job, status_code=201, headers=headers)
+
+
+async def submit_job(services: Services, body: JobBody, key: Idempotency | None = None) -> Submitted:
+    """Store a job, or raise InvalidRequest with pointers into the body."""
+
+    def store() -> Submitted:
+        if first := services.queue.first_answer(key):
+            return first
+        check_names(body.spec, known_names(services), "/spec")
+        return services.queue.submit(body.new_job(body.spec, services.settings.default_timeout_s), key)
+
+    return await services.writes.run(store)
 
 
 async def _first_awaited(services: Services, key: Idempotency, job: dict[str, Any]) -> dict[str, Any]:
@@ -126,7 +131,13 @@ def list_jobs(services: CurrentServices, query: Annotated[JobsQuery, Query()]) -
     return Json({"data": jobs, "next": following})
 
 
-@router.get("/{job_id}", responses={200: {"model": Job}, 304: {}}, dependencies=[NO_QUERY], summary="Show a job")
+@router.get(
+    "/{job_id}",
+    responses={200: {"model": Job}, 304: {}},
+    openapi_extra=declared("If-None-Match"),
+    dependencies=[NO_QUERY],
+    summary="Show a job",
+)
 def show(request: Request, services: CurrentServices, job_id: JobId) -> Response:
     job, version = services.reading.job(job_id)
     # The reason to wait changes with the workers, so the job's version does not cover it.

@@ -1,26 +1,35 @@
 """Names that only workers know (kinds, models, attention implementations): checking them and naming them in schemas.
 
 The server cannot know these names by itself, since it imports no torch. While no worker has registered, it accepts any
-name, and the worker that claims the job decides.
+name, and the worker that claims the job decides. Uploaded code is different: nobody runs it unless a worker has
+registered that it may, so it is refused until one has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from app.api.pointers import pointer, shown
 from app.api.services import Services
 from app.errors import FieldError, InvalidRequest
 from app.specs import SpecBase
 from app.specs._base import Location, names_in
+from app.specs._code import ALLOW_IT, RUNS_CODE, codes_of
+from app.store.uploads import url_of
+
+NOBODY_RUNS_CODE = f"No worker runs uploaded code: {ALLOW_IT}"
 
 
 class Known:
     """The names that registered workers have, per family; false while no worker has ever registered."""
 
-    def __init__(self, names: dict[str, set[str]]) -> None:
+    def __init__(
+        self, names: dict[str, set[str]], known_files: Callable[[Collection[str]], set[str]] = lambda _: set()
+    ) -> None:
         self.kinds = frozenset(names["kinds"])
         self.capabilities = frozenset(names["capabilities"])
+        self.known_files = known_files
+        """Returns those of some uploaded files, given by their SHA-256, that are there."""
 
     def __bool__(self) -> bool:
         return bool(self.kinds or self.capabilities)
@@ -34,7 +43,7 @@ class Known:
 
 
 def known_names(services: Services) -> Known:
-    return Known(services.reading.known_names())
+    return Known(services.reading.known_names(), services.uploads.known)
 
 
 def check_names(spec: SpecBase, known: Known, at: str) -> None:
@@ -46,15 +55,28 @@ def check_names(spec: SpecBase, known: Known, at: str) -> None:
 
 def unknown_names(spec: SpecBase, known: Known) -> Iterator[tuple[Location, str]]:
     """Yield an error for each kind or name in `spec` that no worker has: its location, and the names to choose from."""
+    if RUNS_CODE in spec.requirements():
+        yield from _wrong_code(spec, known)
     if not known:
         return
     for where, kind in _kinds_in(spec):
         if kind not in known.kinds:
             yield where, f"No worker runs {shown(kind)}; they run: {', '.join(sorted(known.kinds))}"
     for where, family, name in names_in(spec):
-        if f"{family}:{name}" not in known.capabilities:
+        if f"{family}:{name}" not in {RUNS_CODE, *known.capabilities}:
             choices = ", ".join(known.family(family)) or "none at all"
             yield where, f"No worker has the {family} {shown(name)}; they have: {choices}"
+
+
+def _wrong_code(spec: SpecBase, known: Known) -> Iterator[tuple[Location, str]]:
+    """Yield an error for each uploaded function that nobody may run, or whose file is not there."""
+    named = list(codes_of(spec.model_dump(mode="json")))
+    files = known.known_files({sha256 for _, sha256 in named})
+    for where, sha256 in named:
+        if RUNS_CODE not in known.capabilities:
+            yield where, NOBODY_RUNS_CODE
+        elif sha256 not in files:
+            yield (*where, "sha256"), f"Nobody has uploaded such a file: send it first, with PUT {url_of(sha256)}"
 
 
 def _kinds_in(spec: SpecBase, at: Location = ()) -> Iterator[tuple[Location, str]]:

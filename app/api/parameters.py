@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from datetime import datetime
+from typing import Annotated, Any, get_args, get_origin
 
 from fastapi import Depends, Path, Request
 from fastapi.responses import Response
+from fastapi.routing import APIRoute
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError, to_json
 
 from app.errors import FieldError, InvalidRequest, NotFound
+from app.layout import moment_of
 from app.store.public import MAX_ID
 from app.store.records import Idempotency
 
@@ -76,9 +80,28 @@ def _text(value: str) -> str:
     return value
 
 
+def _moment(value: str) -> datetime:
+    # A "+" before a time zone's offset that nobody escaped arrives as a space.
+    try:
+        return moment_of(re.sub(r"(:\d{2}(?:\.\d+)?) (\d{2}:?\d{2})$", r"\1+\2", value))
+    except (ValueError, OverflowError) as error:
+        raise PydanticCustomError("moment", "{why}", {"why": str(error)}) from None
+
+
+def _coordinate(value: str) -> tuple[str, str]:
+    name, equals, wanted = value.partition("=")
+    if not name.strip() or not equals:
+        raise PydanticCustomError("coordinate", "must be written coordinate=value, such as precision=fp32")
+    return name.strip(), wanted.strip()
+
+
 Text = Annotated[str, Field(max_length=200), AfterValidator(_text)]
 Cursor = Annotated[Text, AfterValidator(_cursor)]
 Label = Annotated[Text, AfterValidator(_label)]
+Moment = Annotated[Text, AfterValidator(_moment)]
+"""A time as people name it: 7d, 2026-03-01, 2026-03-01T14:00:00Z; the validator makes a datetime of it."""
+Coordinate = Annotated[Text, AfterValidator(_coordinate)]
+"""coordinate=value; the validator makes a pair of it."""
 Limit = Annotated[int, Field(ge=1, le=500)]
 
 
@@ -91,6 +114,62 @@ async def no_query(request: Request) -> None:
 
 
 NO_QUERY = Depends(no_query)
+
+
+_HEADERS = {
+    "Idempotency-Key": "Repeating the request with the same key and body gets the first answer and changes nothing.",
+    "Prefer": "`wait=N` holds the answer for up to N seconds, at most 60, until the job is done.",
+    "If-None-Match": "The `ETag` of an answer that the client has: 304 if it still holds.",
+    "Range": "`bytes=0-1023`: a part of the file.",
+}
+
+
+def declared(*headers: str) -> dict[str, Any]:
+    """Return the /openapi.json entry of request headers, which the routes read by themselves."""
+    return {
+        "parameters": [
+            {
+                "name": name,
+                "in": "header",
+                "required": False,
+                "description": _HEADERS[name],
+                "schema": {"type": "string"},
+            }
+            for name in headers
+        ]
+    }
+
+
+async def no_repeats(request: Request) -> None:
+    """Refuse a query parameter that is there twice and takes one value: one of both would be dropped unseen."""
+    counts = Counter(name for name, _ in request.query_params.multi_items())
+    repeated = [name for name, count in counts.items() if count > 1]
+    if not repeated:
+        return
+    several = _taking_several(request.scope["route"])
+    errors = tuple(
+        FieldError(f"/{name}", f"Query parameter {name!r} is there {counts[name]} times, and takes one value.")
+        for name in repeated
+        if name not in several
+    )
+    if errors:
+        raise InvalidRequest(" ".join(error.detail for error in errors), errors=errors)
+
+
+def _taking_several(route: Any) -> frozenset[str]:
+    """Return the names of a route's query parameters that take a list."""
+    parameters = route.dependant.query_params if isinstance(route, APIRoute) else []
+    found = set()
+    for parameter in parameters:
+        model: Any = parameter.field_info.annotation
+        is_model = isinstance(model, type) and issubclass(model, BaseModel)
+        fields = model.model_fields if is_model else {parameter.alias: parameter.field_info}
+        found |= {field.alias or name for name, field in fields.items() if _is_list(field.annotation)}
+    return frozenset(found)
+
+
+def _is_list(annotation: Any) -> bool:
+    return get_origin(annotation) is list or any(_is_list(part) for part in get_args(annotation))
 
 
 def wait_seconds(headers: Mapping[str, str]) -> int | None:

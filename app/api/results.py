@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Annotated
 
 from anyio.to_thread import run_sync
@@ -10,10 +11,10 @@ from fastapi import APIRouter, HTTPException, Query, Request
 from fastapi.responses import FileResponse, PlainTextResponse, Response
 from pydantic import Field
 
-from app.api.parameters import NO_QUERY, Cursor, ETag, JobId, Json, StrictQuery, Text, sendable_media_type
+from app.api.parameters import NO_QUERY, Cursor, ETag, JobId, Json, StrictQuery, Text, declared, sendable_media_type
 from app.api.schemas import Artifact, Attempt, Measurements, Page, ReportedTable, Unit
 from app.api.services import CurrentServices
-from app.api.tables import written
+from app.api.tables import Caption, LatexLabel, split, written
 from app.layout import Format
 from app.store import results
 from app.store.public import MAX_ID
@@ -54,6 +55,13 @@ class ReportedTableQuery(AttemptQuery):
     after: Cursor | None = None
     unit: Annotated[int, Field(ge=0, le=MAX_UNIT)] | None = None
     """The index of a unit; by default the rows of all units."""
+    columns: list[Text] = Field(default=[], max_length=100)
+    """Columns to show, repeated or separated by commas; `all` for every one. By default Markdown, LaTeX and HTML show
+    those that people look at first, and JSON and CSV have all."""
+    caption: Caption | None = None
+    """The table's title, in Markdown, LaTeX and HTML."""
+    latex_label: LatexLabel | None = None
+    """The name by which LaTeX's `\\ref` finds the table."""
 
 
 @router.get("/logs", response_class=PlainTextResponse, summary="A job's output")
@@ -100,7 +108,9 @@ async def reported_table(
             limit=limit,
             after=int(query.after or 0),
             attempt=query.attempt,
+            columns=split(query.columns),
         )
+        sheet = replace(sheet, caption=query.caption, latex_label=query.latex_label)
         return written(sheet, query.format)
 
     return await run_sync(make, limiter=services.tables)
@@ -116,7 +126,13 @@ def artifacts(services: CurrentServices, job_id: JobId, query: Annotated[Attempt
     return Json({"data": services.reading.artifacts(job_id, query.attempt), "next": None})
 
 
-@router.get("/artifacts/{name}", response_class=FileResponse, summary="Download a file")
+@router.get(
+    "/artifacts/{name}",
+    response_class=FileResponse,
+    responses={206: {}, 304: {}},
+    openapi_extra=declared("Range", "If-None-Match"),
+    summary="Download a file",
+)
 def artifact(
     request: Request, services: CurrentServices, job_id: JobId, name: str, query: Annotated[AttemptQuery, Query()]
 ) -> Response:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, TypeVar
 
 from typing_extensions import TypedDict
 
@@ -51,6 +51,7 @@ class BulkCancelled(TypedDict):
 class BulkDeleted(TypedDict):
     deleted: int
     unfinished: int
+    in_baselines: int
 
 
 class Attempt(TypedDict):
@@ -96,12 +97,16 @@ class Measurements(TypedDict):
     next: str | None
 
 
-class ComparedJob(TypedDict):
-    job: int
-    kind: str
-    state: str
+class ComparedSide(TypedDict):
+    name: str | None
+    job: int | None
+    jobs: list[int]
+    kind: str | None
+    state: str | None
     validity: str | None
-    url: str
+    verdicts: dict[str, int]
+    processes: int
+    url: str | None
 
 
 class Difference(TypedDict):
@@ -110,12 +115,76 @@ class Difference(TypedDict):
     candidate: str | int | float | bool | None
 
 
+class EnvironmentDifference(Difference):
+    decisive: bool
+
+
+class ComparedProcesses(TypedDict):
+    row: int
+    baseline: list[float]
+    candidate: list[float]
+
+
+class Gate(TypedDict):
+    fail_above_percent: float
+    metrics: list[str]
+    outcome: Literal["passed", "slower", "inconclusive", "invalid", "missing", "not_comparable"]
+    sentence: str
+
+
 class Comparison(Measurements):
+    sentence: str
+    conclusion: Literal[
+        "better",
+        "worse",
+        "changed",
+        "mixed",
+        "no_difference",
+        "inconclusive",
+        "invalid",
+        "missing",
+        "not_comparable",
+    ]
+    headline: str | None
     alternated: bool
-    baseline: ComparedJob
-    candidate: ComparedJob
+    gate: Gate | None
+    baseline: ComparedSide
+    candidate: ComparedSide
     differences: list[Difference]
+    spec_differences: list[Difference]
+    environment_differences: list[EnvironmentDifference]
+    distributions: list[ComparedProcesses]
     notes: list[str]
+
+
+class Baseline(TypedDict):
+    name: str
+    created_at: str
+    updated_at: str
+    number_of_cases: int
+    jobs: list[int]
+    links: dict[str, str]
+
+
+class CaseOfBaseline(TypedDict):
+    case_key: str
+    device_key: str
+    kind: str
+    case: str
+    jobs: list[int]
+
+
+class BaselineOfCases(Baseline):
+    cases: list[CaseOfBaseline]
+
+
+class LeftOut(TypedDict):
+    job: int
+    why: str
+
+
+class PutBaseline(Baseline):
+    left_out: list[LeftOut]
 
 
 class ReportedTable(TypedDict):
@@ -145,6 +214,25 @@ class Unit(TypedDict):
     artifacts: list[FileOfUnit]
 
 
+class TriedValue(TypedDict):
+    value: int
+    job: int
+    state: JobState
+    outcome: str | None
+
+
+class Search(TypedDict):
+    point: dict[str, Any]
+    axis: str
+    state: str
+    reason: str | None
+    largest: int | None
+    largest_job: int | None
+    too_large: int | None
+    too_large_job: int | None
+    tried: list[TriedValue]
+
+
 class Sweep(TypedDict):
     id: int
     name: str | None
@@ -153,10 +241,18 @@ class Sweep(TypedDict):
     grid: dict[str, list[Any]]
     exclude: list[dict[str, Any]]
     options: dict[str, Any]
+    fit: dict[str, Any] | None
+    searches: list[Search] | None
     created_at: str
     broken: dict[str, Any] | None
     counts: dict[str, int]
     links: dict[str, str]
+
+
+class CodeFile(TypedDict):
+    sha256: str
+    size: int
+    url: str
 
 
 class Place(TypedDict):
@@ -173,6 +269,7 @@ class Worker(TypedDict):
     capabilities: list[str]
     devices: list[Any]
     versions: dict[str, Any]
+    readings: dict[str, Any] | None
     broken: dict[str, Any] | None
     job_ids: list[int]
     registered_at: str

@@ -18,6 +18,7 @@ from app.api.writing import Writes
 from app.errors import STORE_UNAVAILABLE
 from app.settings import Settings
 from app.store.artifacts import ArtifactFiles
+from app.store.baselines import Baselines
 from app.store.bulk import Bulk
 from app.store.engine import Database, open_database
 from app.store.lease import Watcher, agreed
@@ -27,6 +28,7 @@ from app.store.queue import Queue
 from app.store.reading import Reading
 from app.store.registration import Registration
 from app.store.slices import Slices
+from app.store.uploads import Uploads
 
 logger = logging.getLogger(__name__)
 
@@ -51,10 +53,12 @@ class Services:
     registration: Registration
     reading: Reading
     files: ArtifactFiles
+    uploads: Uploads
     changes: Changes
     writes: Writes
     slices: Slices
     bulk: Bulk
+    baselines: Baselines
     tables: CapacityLimiter
     """Threads for tables, of which each may take seconds and hundreds of megabytes: other requests keep theirs."""
 
@@ -77,10 +81,12 @@ async def running(settings: Settings) -> AsyncIterator[Services]:
         registration=Registration(database),
         reading=Reading(database),
         files=files,
+        uploads=Uploads(database, files),
         changes=Changes(database),
         writes=Writes(settings.busy_timeout_s),
         slices=slices,
         bulk=Bulk(slices, queue, files),
+        baselines=Baselines(database),
         tables=CapacityLimiter(TABLES_AT_ONCE),
     )
     pruning = Pruning(slices, files, Retention.of(settings))

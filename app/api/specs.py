@@ -8,11 +8,12 @@ from typing import Any
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from app.api.names import Known, known_names
+from app.api.names import NOBODY_RUNS_CODE, Known, known_names
 from app.api.parameters import NO_QUERY, Json
 from app.api.services import CurrentServices
 from app.specs import KINDS, SpecBase
 from app.specs._base import NAMED, NEEDED
+from app.specs._code import RUNS_CODE
 
 router = APIRouter(prefix="/specs", tags=["specs"])
 
@@ -54,7 +55,8 @@ def with_names(schema: Any, known: Known) -> Any:
         return schema
     named = {key: with_names(part, known) for key, part in schema.items()}
     if known and isinstance(needed := schema.get(NEEDED), str) and needed not in known.capabilities:
-        about = f"{schema['description']} No worker has the {needed.replace(':', ' ')}."
+        lacking = NOBODY_RUNS_CODE if needed == RUNS_CODE else f"No worker has the {needed.replace(':', ' ')}"
+        about = f"{schema['description']} {lacking}."
         return {**named, "description": about, "enum": [schema["default"]]}
     names = known.family(schema[NAMED]) if isinstance(schema.get(NAMED), str) else []
     return {**named, "enum": names} if names else named

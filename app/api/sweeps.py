@@ -3,41 +3,54 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Self
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import Response
-from pydantic import Field, JsonValue, StringConstraints, ValidationError
+from pydantic import Field, JsonValue, ValidationError, model_validator
 from pydantic_core import to_json
 
 from app.api.bodies import Body, JobOptions, json_body, request_body, summary
 from app.api.names import known_names, unknown_names
-from app.api.parameters import NO_QUERY, Cursor, Json, Limit, StrictQuery, SweepId, idempotency
+from app.api.parameters import NO_QUERY, Cursor, Json, Limit, StrictQuery, SweepId, declared, idempotency
 from app.api.pointers import MAX_ERRORS, describe, pointer, sent_location
 from app.api.schemas import Page, Sweep
 from app.api.services import CurrentServices, Services
 from app.errors import FieldError, InvalidRequest
 from app.specs import SpecBase, spec_adapter
-from app.specs._base import Location
+from app.specs._base import Location, field_error
+from app.specs._fit import MAX_SEARCHES, Fit, FitBody, GridPath
 from app.specs._sweep import Point, expand
-from app.store.records import Submitted
+from app.store.records import Idempotency, Submitted
 
 router = APIRouter(prefix="/sweeps", tags=["sweeps"])
 
-GridPath = Annotated[str, StringConstraints(max_length=200, pattern=r"^[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)*$")]
 GridValues = Annotated[list[JsonValue], Field(min_length=1, max_length=1000)]
 
 
 class SweepBody(JobOptions):
-    """The body of `POST /sweeps`; name, labels and the other options go to every job."""
+    """The body of `POST /sweeps`; labels and the other options go to every job, and so does the name, followed by what
+    tells the job apart."""
 
     base: dict[str, JsonValue]
     """The spec that the jobs have in common, with its kind."""
-    grid: dict[GridPath, GridValues] = Field(min_length=1, max_length=32)
-    """Dotted paths below the spec, each with the values to try; one job per combination."""
+    grid: dict[GridPath, GridValues] = Field(default={}, max_length=32)
+    """Dotted paths below the spec, each with the values to try; one job per combination. With `fit`, one search per
+    combination, or a single one if there is no grid."""
+    fit: FitBody | None = None
+    """Instead of all values of an axis, search for the largest with which the job does not run out of memory."""
     exclude: list[dict[str, JsonValue]] = Field(default=[], max_length=1000)
     """Partial points, such as {"model.size": "xl"}; combinations that match one are left out."""
+
+    @model_validator(mode="after")
+    def _there_is_something_to_do(self) -> Self:
+        if not self.grid and self.fit is None:
+            raise field_error("grid", "give at least one path with values, or fit")
+        if self.fit is not None and self.fit.axis in self.grid:
+            raise field_error("fit/axis", "The grid sets it, too: take it out of the grid")
+        return self
 
 
 read_sweep_body = json_body(SweepBody)
@@ -56,7 +69,7 @@ class SweepsQuery(StrictQuery):
     "",
     status_code=201,
     responses={201: {"model": Sweep}},
-    openapi_extra=request_body(SweepBody),
+    openapi_extra=request_body(SweepBody) | declared("Idempotency-Key"),
     dependencies=[NO_QUERY],
     summary="Submit a sweep",
 )
@@ -65,29 +78,89 @@ async def submit(
 ) -> Response:
     """All jobs of the grid or, when one of them is not valid, none. `Idempotency-Key` makes repeating safe."""
     key = idempotency(request.headers, "POST /sweeps", body.digest)
-    options = body.model
-
-    def store() -> Submitted:
-        if first := services.queue.first_answer(key):
-            return first
-        points = expand(options.base, options.grid, options.exclude)
-        specs = valid_specs(services, points)
-        default = services.settings.default_timeout_s
-        jobs = [options.new_job(spec, default, point.choice) for spec, point in zip(specs, points, strict=True)]
-        return services.queue.submit_sweep(
-            options.name, options.labels, options.base, options.grid, options.exclude, jobs, key
-        )
-
-    count = math.prod(map(len, options.grid.values()))
-    run = services.writes.run if count <= SHORT_POINTS else services.writes.run_long
-    submitted = await run(store)
+    submitted = await submit_sweep(services, body.model, key)
     headers = {"Location": f"/sweeps/{submitted.response['id']}"}
     if submitted.replayed:
         headers["Idempotency-Replayed"] = "true"
     return Json(submitted.response, status_code=201, headers=headers)
 
 
-def valid_specs(services: Services, points: list[Point]) -> list[SpecBase]:
+async def submit_sweep(services: Services, body: SweepBody, key: Idempotency | None = None) -> Submitted:
+    """Store every job of a sweep, or raise InvalidRequest with pointers into the body."""
+
+    def store() -> Submitted:
+        if first := services.queue.first_answer(key):
+            return first
+        if body.fit is not None:
+            return search(services, body, body.fit, key)
+        default = services.settings.default_timeout_s
+        points = expand(body.base, body.grid, body.exclude)
+        specs = valid_specs(services, points)
+        jobs = [body.new_job(spec, default, point.choice) for spec, point in zip(specs, points, strict=True)]
+        return services.queue.submit_sweep(body.name, body.labels, body.base, body.grid, body.exclude, jobs, key)
+
+    count = math.prod(map(len, body.grid.values()))
+    run = services.writes.run if count <= SHORT_POINTS else services.writes.run_long
+    return await run(store)
+
+
+@dataclass(frozen=True)
+class SearchPoint(Point):
+    """A point of a search, with a value on its axis."""
+
+    fit: Fit
+    said_by: str
+    """The field of `fit` that has the value."""
+
+    def origin(self, location: Location) -> Location:
+        """Return where the sweep's body sets the spec's field at `location`."""
+        axis = tuple(self.fit.axis.split("."))
+        return ("fit", self.said_by) if location[: len(axis)] == axis else super().origin(location)
+
+
+def search(services: Services, options: SweepBody, body: FitBody, key: Idempotency | None) -> Submitted:
+    """Submit the first job of each search; raises InvalidRequest if its first or its largest value is not valid."""
+    points = expand(options.base, options.grid, options.exclude) if options.grid else [Point(options.base, {})]
+    if len(points) > MAX_SEARCHES:
+        raise _wrong(("grid",), f"{len(points)} searches; a sweep has at most {MAX_SEARCHES}: split it")
+    present, least = _axis(valid_specs(services, points[:1])[0], body.axis)
+    fit = Fit.of(body, present, least)
+    firsts, lasts = (
+        [SearchPoint(fit.spec(point.spec, value), {**point.choice, fit.axis: value}, fit, said_by) for point in points]
+        for value, said_by in ((fit.start, "start"), (fit.upto, "upto"))
+    )
+    specs = valid_specs(services, [*firsts, *lasts])
+    default = services.settings.default_timeout_s
+    jobs = [options.new_job(spec, default, point.choice) for spec, point in zip(specs, firsts, strict=False)]
+    return services.queue.submit_sweep(
+        options.name, options.labels, options.base, options.grid, options.exclude, jobs, key, fit
+    )
+
+
+def _axis(spec: SpecBase, axis: str) -> tuple[Any, int]:
+    """Return the value of an axis in a spec, and the smallest that its field takes."""
+    schema = type(spec).model_json_schema()
+    place: Any = schema
+    value: Any = spec.model_dump(mode="json")
+    for part in axis.split("."):
+        place = schema["$defs"][place["$ref"].rpartition("/")[2]] if "$ref" in place else place
+        place = place.get("properties", {}).get(part)
+        if place is None:
+            raise _wrong(("fit", "axis"), f"Kind {spec.kind} has no such field")
+        value = value.get(part) if isinstance(value, dict) else None
+    variants = [variant.get("items", variant) for variant in place.get("anyOf", [place])]
+    integers = [variant for variant in variants if variant.get("type") == "integer"]
+    if not integers:
+        raise _wrong(("fit", "axis"), "Must be a field that takes integers, or a list of them")
+    return value, max(int(integers[0].get("minimum", 1)), 1)
+
+
+def _wrong(location: Location, detail: str) -> InvalidRequest:
+    field = FieldError(pointer(location), detail)
+    return InvalidRequest(summary((field,)), errors=(field,))
+
+
+def valid_specs(services: Services, points: Sequence[Point]) -> list[SpecBase]:
     """Return every point's validated spec; raises InvalidRequest that points into base and grid.
 
     It looks at no further point after MAX_ERRORS wrong ones, since most of a sweep's points are wrong in the same way.
@@ -132,7 +205,7 @@ def list_sweeps(services: CurrentServices, query: Annotated[SweepsQuery, Query()
 
 @router.get("/{sweep_id}", responses={200: {"model": Sweep}}, dependencies=[NO_QUERY], summary="Show a sweep")
 def show(services: CurrentServices, sweep_id: SweepId) -> Response:
-    """The sweep, with `counts` of its points by the state of their latest job."""
+    """The sweep, with `counts` of its points by the state of their latest job, and with `fit` its `searches`."""
     return Json(services.reading.sweep(sweep_id))
 
 

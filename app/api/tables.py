@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, Query
-from fastapi.responses import Response
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response, StreamingResponse
 from pydantic import Field
 
-from app.api.parameters import Id, Label, StrictQuery, Text
+from app.api.parameters import Coordinate, Cursor, Id, Label, Moment, StrictQuery, Text
 from app.api.services import CurrentServices
 from app.layout import Format, Statistic
 from app.store import results
@@ -41,15 +42,37 @@ HTML_PAGE = """<!doctype html>
 """
 
 
-class TableQuery(StrictQuery):
-    """The jobs that a table shows, and the layout of their measurements."""
+MAX_LIMIT = 100_000
+Caption = Annotated[str, Field(max_length=2000)]
+LatexLabel = Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9:._-]+$")]
 
-    kind: Text | None = None
-    sweep: Id | None = None
+
+class ChoiceQuery(StrictQuery):
+    """The finished jobs that a table shows: those of `job` and `sweep` together, narrowed by all the others."""
+
+    kind: list[Text] = Field(default=[], max_length=100)
+    """Jobs of this kind. A table of several kinds names each: repeat it."""
+    sweep: list[Id] = Field(default=[], max_length=1000)
+    """A sweep's id; repeat it for several. Of each point, the latest job counts."""
     job: list[Id] = Field(default=[], max_length=1000)
-    """A job's id; repeat it for several."""
+    """A job's id; repeat it for several. Beside `sweep`: these jobs, too."""
     label: list[Label] = Field(default=[], max_length=20)
     """`key:value`; repeat it for jobs that have several labels."""
+    since: Moment | None = None
+    """Jobs that finished since then: `90min`, `12h`, `7d` or `2w` ago, a date (`2026-03-01`) or a time
+    (`2026-03-01T14:00:00Z`). UTC, if it names no time zone."""
+    until: Moment | None = None
+    """Jobs that finished before then; written like `since`."""
+
+    def chosen(self) -> dict[str, Any]:
+        """Return the choice as arguments of `results.table`."""
+        values = {"sweep": self.sweep, "jobs": self.job, "labels": self.label}
+        return {**values, "kind": one_or_all(self.kind), "since": self.since, "until": self.until}
+
+
+class TableQuery(ChoiceQuery):
+    """The jobs that a table shows, and the layout of their measurements."""
+
     rows: list[Text] = Field(default=[], max_length=100)
     """Coordinates that make the rows, repeated or separated by commas; by default the kind's own."""
     columns: list[Text] = Field(default=[], max_length=100)
@@ -58,37 +81,89 @@ class TableQuery(StrictQuery):
     statistic: Statistic = "mean"
     """The statistic of each case's samples; if several processes measured a case, of the processes' own statistics.
     """
+    pivot: Text | None = None
+    """The coordinate whose values become columns, for each metric in `columns`, or else for the one that stands for a
+    case."""
+    relative_to: list[Coordinate] = Field(default=[], max_length=20)
+    """`coordinate=value` of the rows that all others are related to, in a column of its own (`step_ms_speedup`); repeat
+    it for a reference that needs several. Of each metric in `columns`, or else of the one that stands for a case."""
+    best: bool = False
+    """Stress the best cell of each column, in Markdown, LaTeX and HTML."""
+    links: bool = False
+    """Show the job of each row in Markdown, LaTeX and HTML, too, with its address."""
+    sort: Text | None = None
+    """A column to sort by; `-column` sorts from its greatest value to its least. Unknown values come last."""
+    limit: Annotated[int, Field(ge=1, le=MAX_LIMIT)] | None = None
+    """The most rows; by default all."""
+    after: Cursor | None = None
+    """`next` of the page before."""
+    caption: Caption | None = None
+    """The table's title, in Markdown, LaTeX and HTML."""
+    latex_label: LatexLabel | None = None
+    """The name by which LaTeX's `\\ref` finds the table."""
     format: Format = "json"
+
+    @property
+    def streams(self) -> bool:
+        """True if the table can be made part by part: nothing in it needs all of its rows."""
+        whole = (self.pivot, self.sort, self.limit, self.after, *self.relative_to)
+        return self.format in ("json", "csv") and not any(whole)
 
 
 @router.get("", summary="A table of measurements")
-async def table(services: CurrentServices, query: Annotated[TableQuery, Query()]) -> Response:
-    """One row per case, one column per metric; in JSON `missing` tells why cells have no numbers."""
-    labels: Any = query.label  # the validator has made pairs of them
+async def table(services: CurrentServices, request: Request, query: Annotated[TableQuery, Query()]) -> Response:
+    """One row per case, one column per metric; in JSON `missing` tells why cells have no numbers.
+
+    JSON and CSV of more than 200 000 measurements or 10 000 jobs are sent while they are made.
+    """
+
+    chosen = query.chosen()
 
     def make() -> Response:
+        choice = results.Choice(**chosen)
+        if query.streams and results.is_too_large(services.database, choice):
+            pieces = results.stream(
+                services.database,
+                query.format,  # type: ignore[arg-type]  # one of the two that can be streamed
+                choice,
+                rows=split(query.rows),
+                columns=split(query.columns),
+                statistic=query.statistic,
+            )
+            return StreamingResponse(pieces, media_type=MEDIA_TYPES[query.format])
         sheet = results.table(
             services.database,
-            kind=query.kind,
-            sweep=query.sweep,
-            jobs=query.job,
-            labels=labels,
-            rows=_split(query.rows),
-            columns=_split(query.columns),
+            **chosen,
+            rows=split(query.rows),
+            columns=split(query.columns),
             statistic=query.statistic,
+            pivot=query.pivot,
+            relative_to=dict(query.relative_to),  # type: ignore[arg-type]  # pairs, once validated
+            best=query.best,
+            links=query.links,
+            sort=query.sort,
+            limit=query.limit,
+            after=int(query.after or 0),
         )
-        return written(sheet, query.format)
+        sheet = replace(sheet, caption=query.caption, latex_label=query.latex_label)
+        return written(sheet, query.format, base_url=str(request.base_url) if query.links else None)
 
     return await run_sync(make, limiter=services.tables)
 
 
-def written(sheet: results.Sheet, format_: Format) -> Response:
-    """A table of results in one of the formats; HTML as a whole page."""
-    text = results.render(sheet, format_)
+def one_or_all(names: list[str]) -> str | list[str] | None:
+    """Return a single name as it is; a list of one would say that several may share the table."""
+    return names[0] if len(names) == 1 else names or None
+
+
+def written(sheet: results.Sheet, format_: Format, *, base_url: str | None = None) -> Response:
+    """A table of results in one of the formats; HTML as a whole page. `base_url` is the server's, for links to jobs."""
+    text = results.render(sheet, format_, base_url=base_url)
     if format_ == "html":
         text = HTML_PAGE.format(table=text)
     return Response(text, media_type=MEDIA_TYPES[format_])
 
 
-def _split(names: list[str]) -> list[str] | None:
+def split(names: list[str]) -> list[str] | None:
+    """Return names that were repeated or separated by commas; None if there are none."""
     return [name.strip() for text in names for name in text.split(",") if name.strip()] or None

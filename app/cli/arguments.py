@@ -158,6 +158,7 @@ def parse_sweep(
     *,
     preset: Mapping[str, Any] | None = None,
     lists: Collection[str] = (),
+    needs_grid: bool = True,
 ) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """Make a sweep's base and grid: keys with several values make the grid. One value of a list field is a list.
 
@@ -173,9 +174,20 @@ def parse_sweep(
         else:
             fields.note(key)
             grid[key] = values
-    if not grid:
-        raise typer.BadParameter("No key has several values (key=v1,v2); use `flopwatch submit` for a single job.")
+    if needs_grid and not grid:
+        raise typer.BadParameter(
+            "No key has several values (key=v1,v2), and there is no --fit; use `flopwatch submit` for a single job."
+        )
     return fields.spec, grid
+
+
+def parse_fit(argument: str, step: int) -> dict[str, Any]:
+    """Parse what to search for: "context_length=65536" is the largest that fits, up to 65 536."""
+    axis, text = split_pair(argument)
+    upto = parse_value(text)
+    if isinstance(upto, bool) or not isinstance(upto, int):
+        raise typer.BadParameter(f"{text!r} is no whole number; give the largest value to try", param_hint="--fit")
+    return {"axis": axis, "upto": upto, "step": step}
 
 
 def parse_labels(arguments: Iterable[str]) -> dict[str, str]:

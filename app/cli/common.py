@@ -25,6 +25,14 @@ R = TypeVar("R")
 JobId = Annotated[int, typer.Argument(metavar="ID", help="The job's id.", autocompletion=completing.job_ids)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the server's answer.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait until it is done; exit code 0 only when it succeeded.")]
+WaitAtMost = Annotated[
+    float | None,
+    typer.Option(
+        "--wait-at-most", min=0, metavar="SECONDS", help="Wait, but no longer than this; exit code 75 if it goes on."
+    ),
+]
+GOES_ON = 75
+"""Exit code for what was not done in time (EX_TEMPFAIL of sysexits)."""
 Label = Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A label; may be repeated.")]
 Kind = Annotated[str | None, typer.Option(help="Only jobs of this kind.", autocompletion=completing.kinds)]
 Preset = Annotated[
@@ -35,6 +43,14 @@ Preset = Annotated[
         autocompletion=completing.presets,
     ),
 ]
+Implementation = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE.py:FUNCTION",
+        help="Attention of your own, beside the others or in the model; in a comparison, the candidate's.",
+    ),
+]
+Model = Annotated[str | None, typer.Option(metavar="FILE.py:CLASS", help="A model of your own, for training kinds.")]
 Url = Annotated[str | None, typer.Option(metavar="URL", help="The server's address (FLOPWATCH_URL).")]
 DataDir = Annotated[
     Path | None,

@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from app.cli import arguments, completing
-from app.cli.common import AsJson, JobId, Kind, Label, Preset, Wait, with_server
+from app.cli.common import (
+    GOES_ON,
+    AsJson,
+    Implementation,
+    JobId,
+    Kind,
+    Label,
+    Model,
+    Preset,
+    Wait,
+    WaitAtMost,
+    with_server,
+)
 from app.cli.terminal import echo, echo_table, raw
 
 if TYPE_CHECKING:
@@ -70,7 +82,10 @@ def submit(
     fields: Fields = None,
     *,
     preset: Preset = None,
+    implementation: Implementation = None,
+    model: Model = None,
     wait: Wait = False,
+    wait_at_most: WaitAtMost = None,
     as_json: AsJson = False,
     name: Name = None,
     label: Label = None,
@@ -86,23 +101,30 @@ def submit(
     options = _options(name, label, priority, timeout_s, max_attempts)
     kind, under, lists = chosen(server, source, preset)
     spec = arguments.parse_spec(kind, fields or [], preset=under, lists=lists)
+    spec = server.with_code(spec, implementation=implementation, model=model)
     body = {"spec": spec, **options, "unique_key": unique_key}
     job, replayed = server.post_once("/jobs", body, idempotency_key)
-    _go_on(server, job, wait=wait, as_json=as_json, note=f" {SUBMITTED_BEFORE}" if replayed else "")
+    note = f" {SUBMITTED_BEFORE}" if replayed else ""
+    _go_on(server, job, wait=wait, at_most=wait_at_most, as_json=as_json, note=note)
 
 
-def _go_on(server: Flopwatch, job: dict[str, Any], *, wait: bool, as_json: bool, note: str = "") -> None:
+def _go_on(
+    server: Flopwatch, job: dict[str, Any], *, wait: bool, at_most: float | None, as_json: bool, note: str = ""
+) -> None:
     """Say what became of a submission, wait for the job if that is asked, and end with 1 unless it succeeded."""
     from app.cli.output import print_job, print_json, print_results, progress_display
 
+    wait = wait or at_most is not None
     if not as_json:
         echo(f"job {job['id']} {job['state']}: {server.url}{job['links']['ui']}{note}", err=wait)
     if job["waiting"] is not None:
         echo(f"job {job['id']} waits: {job['waiting']}", err=True)
+        if wait and at_most is None:
+            echo("Ctrl-C ends the waiting, and the job stays; --wait-at-most sets a limit", err=True)
     if wait:
         goes_on = f"job {job['id']} goes on; `flopwatch cancel {job['id']}` ends it"
         with _going_on_when_interrupted(goes_on), progress_display() as show:
-            job = server.wait(job, show=show, check=False)
+            job = server.wait(job, timeout_s=at_most, show=show, check=False)
     if as_json:
         print_json(job)
     elif wait:
@@ -117,19 +139,31 @@ def sweep(
     server: Flopwatch,
     source: Source,
     fields: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="KEY=V1,V2…",
             help="Fields; those with several values make the grid.",
             autocompletion=completing.fields,
         ),
-    ],
+    ] = None,
     *,
+    fit: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KEY=UPTO",
+            help="Search for the largest value up to this one with which the job fits into memory.",
+            autocompletion=completing.fields,
+        ),
+    ] = None,
+    step: Annotated[int, typer.Option(min=1, help="With --fit: try multiples of this only.")] = 1,
     exclude: Annotated[
         list[str] | None, typer.Option(metavar="KEY=VALUE,…", help="Leave these combinations out; may be repeated.")
     ] = None,
     preset: Preset = None,
+    implementation: Implementation = None,
+    model: Model = None,
     wait: Wait = False,
+    wait_at_most: WaitAtMost = None,
     as_json: AsJson = False,
     name: Name = None,
     label: Label = None,
@@ -138,38 +172,50 @@ def sweep(
     max_attempts: MaxAttempts = 2,
     idempotency_key: Key = None,
 ) -> None:
-    """Submit one job per combination of values."""
-    from app.cli.output import print_json, progress_display
+    """Submit one job per combination of values; with --fit, search for what fits, once per combination."""
+    from app.cli.output import counts_text, print_json, print_searches, progress_display
     from app.cli.specs import chosen
 
     kind, under, lists = chosen(server, source, preset)
-    base, grid = arguments.parse_sweep(kind, fields, preset=under, lists=lists)
+    search = None if fit is None else arguments.parse_fit(fit, step)
+    base, grid = arguments.parse_sweep(kind, fields or [], preset=under, lists=lists, needs_grid=search is None)
+    base = server.with_code(base, implementation=implementation, model=model)
     body = {
         "base": base,
         "grid": grid,
+        "fit": search,
         "exclude": [arguments.parse_point(point, lists) for point in exclude or []],
         **_options(name, label, priority, timeout_s, max_attempts),
     }
     made, replayed = server.post_once("/sweeps", body, idempotency_key)
     total = sum(made["counts"].values())
+    wait = wait or wait_at_most is not None
     if not as_json:
         note = f" {SUBMITTED_BEFORE}" if replayed else ""
-        echo(f"sweep {made['id']} with {total} jobs: {server.url}/ui/sweeps/{made['id']}{note}", err=wait)
+        what = f"with {total} jobs" if search is None else f"searches by {total} jobs at a time"
+        echo(f"sweep {made['id']} {what}: {server.url}/ui/sweeps/{made['id']}{note}", err=wait)
     _say_what_waits(server, made["id"])
     if wait:
         with (
             _going_on_when_interrupted(f"sweep {made['id']} goes on; `flopwatch cancel --sweep {made['id']}` ends it"),
             progress_display() as show,
         ):
-            made = server.wait_for_sweep(made, show=show)
+            made = server.wait_for_sweep(made, timeout_s=wait_at_most, show=show)
     if as_json:
         print_json(made)
     elif wait:
         echo_table(server.text("/tables", sweep=made["id"], format="markdown"))
         echo()
-        echo(", ".join(f"{count} {state}" for state, count in made["counts"].items() if count))
-    if wait and made["counts"]["succeeded"] != total:
+        echo(counts_text(made["counts"]))
+        print_searches(made)
+    if wait and not _all_well(made):
         raise typer.Exit(1)
+
+
+def _all_well(sweep: dict[str, Any]) -> bool:
+    """Return True if every job of a sweep has succeeded, and every search is at its end."""
+    counts, searches = sweep["counts"], sweep["searches"] or []
+    return sum(counts.values()) == counts["succeeded"] and all(one["state"] == "done" for one in searches)
 
 
 @with_server
@@ -181,14 +227,18 @@ def rerun(
         typer.Argument(metavar="KEY=VALUE…", help="Fields to change.", autocompletion=completing.fields),
     ] = None,
     *,
+    implementation: Implementation = None,
+    model: Model = None,
     wait: Wait = False,
+    wait_at_most: WaitAtMost = None,
     as_json: AsJson = False,
 ) -> None:
     """Submit a new job with a job's spec and options, and other values for some of its fields."""
     kind = server.job(job_id)["kind"]
     lists = next((arguments.list_fields(spec["schema"]) for spec in server.specs() if spec["kind"] == kind), ())
-    job = server.rerun(job_id, arguments.parse_changes(fields or [], lists))
-    _go_on(server, job, wait=wait, as_json=as_json)
+    changes = arguments.parse_changes(fields or [], lists)
+    job = server.rerun(job_id, changes, implementation=implementation, own_model=model)
+    _go_on(server, job, wait=wait, at_most=wait_at_most, as_json=as_json)
 
 
 @with_server
@@ -295,9 +345,11 @@ def retry(
     """Run failed or cancelled jobs again; one that cannot be retried does not keep the others from it."""
     if bool(job_ids) == (sweep_id is not None):
         raise typer.BadParameter("give ids, or --sweep, and not both")
+    from app.cli.output import counts_text
+
     if sweep_id is not None:
         counts = server.resume_sweep(sweep_id)["counts"]
-        echo(f"sweep {sweep_id}: {', '.join(f'{count} {state}' for state, count in counts.items() if count)}")
+        echo(f"sweep {sweep_id}: {counts_text(counts)}")
         return
 
     def retry_one(job_id: int) -> str:
@@ -324,7 +376,8 @@ def delete(
     if chosen is not None:
         done = server.send("DELETE", "/jobs", params=chosen, timeout_s=BULK_TIMEOUT_S).json()
         left = f"; queued or running, so not deleted: {done['unfinished']}" if done["unfinished"] else ""
-        echo(f"jobs deleted: {done['deleted']}{left}")
+        needed = f"; in baselines, so not deleted: {done['in_baselines']}" if done["in_baselines"] else ""
+        echo(f"jobs deleted: {done['deleted']}{left}{needed}")
         return
 
     def delete_one(job_id: int) -> str:
@@ -386,8 +439,13 @@ def _options(
 
 @contextlib.contextmanager
 def _going_on_when_interrupted(message: str) -> Iterator[None]:
+    from app.client import WaitTimeout
+
     try:
         yield
     except KeyboardInterrupt:
         echo(message, err=True)
         raise typer.Exit(130) from None
+    except WaitTimeout:
+        echo(f"not done in time: {message}", err=True)
+        raise typer.Exit(GOES_ON) from None

@@ -67,18 +67,23 @@ def print_job(job: dict[str, Any], place: int | None = None) -> None:
         "progress": f"{progress['done']}/{progress['total']} {progress['message']}" if progress["total"] else None,
         "attempt": f"{job['attempt']} of {job['max_attempts']}",
         "worker": job["worker_id"],
+        "code": ", ".join(f"{job['links'][name]} ({name})" for name in job["links"] if name.endswith("code")) or None,
         "key": job["unique_key"],
         "timeout": "none" if job["timeout_s"] is None else duration(job["timeout_s"]),
         "broken": (job.get("broken") or {}).get("detail"),
         "validity": verdict(job["validity"]) if job["validity"] is not None else None,
     }
-    for name, value in facts.items():
-        if value is not None:
-            echo(f"  {name + ':':10}{cell(str(value))}")
+    _print_facts(facts)
     for line in (*doubts(job["validity"] or {}), *notes(job["validity"] or {})):
         echo(f"    {line}")
     if job["error"] is not None:
         echo(problem_text(job["error"]))
+
+
+def _print_facts(facts: Mapping[str, Any]) -> None:
+    for name, value in facts.items():
+        if value is not None:
+            echo(f"  {name + ':':10}{cell(str(value))}")
 
 
 def print_job_list(jobs: Sequence[dict[str, Any]], places: Mapping[int, int]) -> None:
@@ -131,6 +136,47 @@ def print_results(server: Flopwatch, job: dict[str, Any]) -> None:
         print_missing(server.get("/tables", job=job["id"])["missing"])
     _print_units(server.get(f"/jobs/{job['id']}/units")["data"])
     _print_tables(job["id"], server.get(f"/jobs/{job['id']}/tables")["data"])
+
+
+def grid_text(sweep: Mapping[str, Any]) -> str:
+    """Write a sweep's grid in short: "2 model.size × 3 context_length", "largest context_length up to 4096"."""
+    paths = [f"{len(values)} {path}" for path, values in sweep["grid"].items()]
+    fit = sweep["fit"]
+    return " × ".join([*paths, *([] if fit is None else [f"largest {fit['axis']} up to {fit['upto']}"])])
+
+
+def counts_text(counts: Mapping[str, int]) -> str:
+    """Write the numbers of jobs by state: "3 succeeded, 1 failed"."""
+    return ", ".join(f"{count} {state}" for state, count in counts.items() if count)
+
+
+def print_sweep(sweep: Mapping[str, Any]) -> None:
+    """Print a sweep's main facts, one per line, and what its searches have found."""
+    echo(f"sweep {sweep['id']}: {sweep['base'].get('kind')}" + (f" ({cell(sweep['name'])})" if sweep["name"] else ""))
+    facts = {
+        "grid": grid_text(sweep),
+        "labels": _text(sweep["labels"]) if sweep["labels"] else None,
+        "jobs": counts_text(sweep["counts"]),
+        "created": ", ".join(filter(None, (moment(sweep["created_at"]), age(sweep["created_at"])))) or None,
+        "broken": (sweep["broken"] or {}).get("detail"),
+    }
+    _print_facts(facts)
+    print_searches(sweep)
+    echo(f"`flopwatch jobs --sweep {sweep['id']}` lists its jobs, `flopwatch table --sweep {sweep['id']}` its results")
+
+
+def print_searches(sweep: Mapping[str, Any]) -> None:
+    """Print what each search of a sweep has found: the largest value that fits, and the first that does not."""
+    for one in sweep["searches"] or ():
+        point = ", ".join(f"{path}={value}" for path, value in one["point"].items())
+        told = "nothing fits yet" if one["state"] == "searching" else "nothing fits"
+        if one["largest"] is not None:
+            told = f"{one['axis']}={one['largest']} fits (job {one['largest_job']})"
+        if one["too_large"] is not None:
+            told += f", {one['too_large']} does not (job {one['too_large_job']})"
+        state = "" if one["state"] == "done" else f" [{one['state']}]"
+        reason = f". {one['reason']}" if one["reason"] else ""
+        echo(cell(f"{f'{point}: ' if point else ''}{told}{state}{reason}"))
 
 
 def print_missing(lines: Sequence[str]) -> None:

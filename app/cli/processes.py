@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from app.cli import completing
-from app.cli.common import DataDir, Preset, fail, use_data_dir, warn_of_unknown_settings
+from app.cli.common import DataDir, Implementation, Model, Preset, fail, use_data_dir, warn_of_unknown_settings
 from app.cli.terminal import echo
 from app.importing import without_collector
 
@@ -32,6 +32,14 @@ Port = Annotated[
 Insecure = Annotated[
     bool,
     typer.Option("--insecure", help="Serve other hosts even without a token (FLOPWATCH_INSECURE)."),
+]
+
+AllowCode = Annotated[
+    bool,
+    typer.Option(
+        "--allow-code",
+        help="Run code that users upload (FLOPWATCH_ALLOW_CODE): whoever reaches the server runs code as this user.",
+    ),
 ]
 
 LOOK_S = 0.1
@@ -48,9 +56,10 @@ def serve(host: Host = None, port: Port = None, *, insecure: Insecure = False, d
     raise typer.Exit(listen(settings))
 
 
-def worker(data_dir: DataDir = None) -> None:
+def worker(*, allow_code: AllowCode = False, data_dir: DataDir = None) -> None:
     """Run a worker on this host; it takes over this very process."""
     use_data_dir(data_dir)
+    _use(allow_code=allow_code)
     warn_of_unknown_settings()
     _become_workers("agent")
 
@@ -72,6 +81,8 @@ def run(
     ] = None,
     *,
     preset: Preset = None,
+    implementation: Implementation = None,
+    model: Model = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON, not a table.")] = False,
     output: Annotated[Path, typer.Option(help="Folder for the job's files; none is overwritten.")] = Path(),
     data_dir: DataDir = None,
@@ -81,13 +92,22 @@ def run(
 
     use_data_dir(data_dir)
     warn_of_unknown_settings()
-    spec = local(source, fields or [], preset)
-    _become_workers("run", _as_file(spec), "--output", str(output), *(["--json"] if as_json else []))
+    spec, code = local(source, fields or [], preset, {"implementation": implementation, "model": model})
+    files = [word for one in code for word in ("--code", str(one.path))]
+    _become_workers("run", _as_file(spec), "--output", str(output), *files, *(["--json"] if as_json else []))
 
 
-def up(host: Host = None, port: Port = None, *, insecure: Insecure = False, data_dir: DataDir = None) -> None:
+def up(
+    host: Host = None,
+    port: Port = None,
+    *,
+    insecure: Insecure = False,
+    allow_code: AllowCode = False,
+    data_dir: DataDir = None,
+) -> None:
     """Run server and worker together until interrupted."""
     use_data_dir(data_dir)
+    _use(allow_code=allow_code)
     settings = _server_settings(host, port, insecure=insecure)
     stop_signals: list[int] = []
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -219,6 +239,12 @@ def _settings(**changes: object) -> Settings:
         return Settings.from_environment()
     except InvalidEnvironment as error:
         fail(error.detail)
+
+
+def _use(*, allow_code: bool) -> None:
+    """Let this process and its children run uploaded code, if the option says so; else the environment decides."""
+    if allow_code:
+        os.environ["FLOPWATCH_ALLOW_CODE"] = "true"
 
 
 def _server_settings(host: str | None, port: int | None, *, insecure: bool) -> Settings:

@@ -1,4 +1,4 @@
-"""Commands that fetch results: table, compare, download, specs."""
+"""Commands that fetch results: table, download, specs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 
 from app.cli import completing
 from app.cli.arguments import parse_labels
-from app.cli.common import AsJson, JobId, Kind, Label, with_server
+from app.cli.common import AsJson, JobId, Label, with_server
 from app.cli.terminal import echo, echo_json, echo_table
 from app.layout import FORMATS, Statistic
 
@@ -26,39 +26,93 @@ TableStatistic = enum.StrEnum("TableStatistic", {name: name for name in get_args
 MARKDOWN = TableFormat("markdown")
 
 
+Sweeps = Annotated[
+    list[int] | None,
+    typer.Option(metavar="ID", help="Jobs of this sweep; may be repeated.", autocompletion=completing.sweep_ids),
+]
+Jobs = Annotated[
+    list[int] | None,
+    typer.Option(
+        metavar="ID", help="This job, beside those of --sweep; may be repeated.", autocompletion=completing.job_ids
+    ),
+]
+Kinds = Annotated[
+    list[str] | None,
+    typer.Option(help="Only jobs of this kind; repeat it for several.", autocompletion=completing.kinds),
+]
+Since = Annotated[
+    str | None, typer.Option(metavar="WHEN", help="Finished since: 7d, 12h, 90min, 2026-03-01, or a time.")
+]
+Until = Annotated[str | None, typer.Option(metavar="WHEN", help="Finished before.")]
+Rows = Annotated[str | None, typer.Option(metavar="NAMES", help="Coordinates that make the rows.")]
+Columns = Annotated[
+    str | None, typer.Option(metavar="NAMES", help="Metrics that make the columns; `all` for every one.")
+]
+StatisticOption = Annotated[TableStatistic | None, typer.Option(help="Of the samples; by default the mean.")]
+Pivot = Annotated[str | None, typer.Option(metavar="COORDINATE", help="Make this coordinate's values columns.")]
+RelativeTo = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="COORDINATE=VALUE", help="Say how many times faster each row is than the one with this coordinate."
+    ),
+]
+Best = Annotated[bool, typer.Option("--best", help="Stress the best cell of each column.")]
+Links = Annotated[bool, typer.Option("--links", help="Show the job of each row, with its address.")]
+OwnTable = Annotated[
+    str | None, typer.Option(help="Instead of measurements, this table of one job; `flopwatch show` lists them.")
+]
+Sort = Annotated[str | None, typer.Option(metavar="COLUMN", help="Sort by this column; -COLUMN: descending.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="At most so many rows.")]
+UnitIndex = Annotated[int | None, typer.Option(min=0, metavar="INDEX", help="With --name: rows of this unit.")]
+Caption = Annotated[str | None, typer.Option(help="The table's title.")]
+LatexLabel = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The name by which LaTeX's \\ref finds the table.")
+]
+TableFormatOption = Annotated[TableFormat, typer.Option("--format", help="How to write it.")]
+
+
 @with_server
 def table(
     server: Flopwatch,
     *,
-    sweep: Annotated[
-        int | None, typer.Option(metavar="ID", help="Jobs of this sweep.", autocompletion=completing.sweep_ids)
-    ] = None,
-    job: Annotated[
-        list[int] | None,
-        typer.Option(metavar="ID", help="This job; may be repeated.", autocompletion=completing.job_ids),
-    ] = None,
-    kind: Kind = None,
+    sweep: Sweeps = None,
+    job: Jobs = None,
+    kind: Kinds = None,
     label: Label = None,
-    rows: Annotated[str | None, typer.Option(metavar="NAMES", help="Coordinates that make the rows.")] = None,
-    columns: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Metrics that make the columns; `all` for every one.")
-    ] = None,
-    statistic: Annotated[TableStatistic | None, typer.Option(help="Of the samples; by default the mean.")] = None,
-    name: Annotated[
-        str | None, typer.Option(help="Instead of measurements, this table of one job; `flopwatch show` lists them.")
-    ] = None,
-    sort: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="With --name: sort by this column; -COLUMN: descending.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="With --name: at most so many rows.")] = None,
-    unit: Annotated[int | None, typer.Option(min=0, metavar="INDEX", help="With --name: rows of this unit.")] = None,
-    output_format: Annotated[TableFormat, typer.Option("--format", help="How to write it.")] = MARKDOWN,
+    since: Since = None,
+    until: Until = None,
+    rows: Rows = None,
+    columns: Columns = None,
+    statistic: StatisticOption = None,
+    pivot: Pivot = None,
+    relative_to: RelativeTo = None,
+    best: Best = False,
+    links: Links = False,
+    name: OwnTable = None,
+    sort: Sort = None,
+    limit: Limit = None,
+    unit: UnitIndex = None,
+    caption: Caption = None,
+    latex_label: LatexLabel = None,
+    output_format: TableFormatOption = MARKDOWN,
 ) -> None:
     """Print a table of measurements, one row per case and one column per metric; or a table that a job's units made."""
     labels = [f"{key}:{value}" for key, value in parse_labels(label or []).items()] or None
-    of_measurements: dict[str, Any] = {"sweep": sweep, "kind": kind, "label": labels, "rows": rows, "columns": columns}
-    of_measurements["statistic"] = statistic and statistic.value
-    of_units: dict[str, Any] = {"sort": sort, "limit": limit, "unit": unit}
+    of_measurements: dict[str, Any] = {
+        "sweep": sweep,
+        "kind": kind,
+        "label": labels,
+        "since": since,
+        "until": until,
+        "rows": rows,
+        "statistic": statistic and statistic.value,
+        "pivot": pivot,
+        "relative_to": relative_to,
+        "best": best or None,
+        "links": links or None,
+    }
+    of_both = {"columns": columns, "sort": sort, "limit": limit, "caption": caption, "latex_label": latex_label}
+    of_units: dict[str, Any] = {"unit": unit}
     if name is None:
         _refuse(of_units, "goes with --name, which prints a table that a job's units made")
         path, chosen = "/tables", {**of_measurements, "job": job}
@@ -67,39 +121,10 @@ def table(
         if job is None or len(job) != 1:
             raise typer.BadParameter("give one --job, whose table it is", param_hint="--name")
         path, chosen = f"/jobs/{job[0]}/tables/{quote(name, safe='')}", of_units
-    _print(server.text(path, format=output_format.value, **chosen), output_format)
+    print_table(server.text(path, format=output_format.value, **chosen, **of_both), output_format)
 
 
-@with_server
-def compare(
-    server: Flopwatch,
-    baseline: Annotated[
-        int,
-        typer.Argument(
-            metavar="BASELINE", help="The id of the job to compare with.", autocompletion=completing.job_ids
-        ),
-    ],
-    candidate: Annotated[
-        int | None,
-        typer.Argument(
-            metavar="[CANDIDATE]",
-            help="The id of the job that is compared; none: the first is a comparison.",
-            autocompletion=completing.job_ids,
-        ),
-    ] = None,
-    *,
-    limit: Annotated[
-        int | None,
-        typer.Option(min=1, help="Of profiles: at most so many rows of each table and phase, which changed most."),
-    ] = None,
-    output_format: Annotated[TableFormat, typer.Option("--format", help="How to write it.")] = MARKDOWN,
-) -> None:
-    """Compare two finished jobs, or the two sides of a job of kind `compare`: what the candidate gained or lost."""
-    jobs = {"job": baseline} if candidate is None else {"baseline": baseline, "candidate": candidate}
-    _print(server.text("/compare", format=output_format.value, limit=limit, **jobs), output_format)
-
-
-def _print(text: str, output_format: TableFormat) -> None:
+def print_table(text: str, output_format: TableFormat) -> None:
     """Print a table as the server wrote it."""
     if output_format.value == "json":
         echo_json(text)
@@ -112,7 +137,58 @@ def _print(text: str, output_format: TableFormat) -> None:
 def _refuse(options: dict[str, Any], why: str) -> None:
     for option, value in options.items():
         if value is not None:
-            raise typer.BadParameter(why, param_hint=f"--{option}")
+            raise typer.BadParameter(why, param_hint=f"--{option.replace('_', '-')}")
+
+
+Exported = enum.StrEnum("Exported", {name: name for name in ("job", "sweep", "compare")})  # type: ignore[misc]
+
+
+@with_server
+def export(
+    server: Flopwatch,
+    what: Annotated[Exported, typer.Argument(help="What to export.")],
+    ids: Annotated[
+        list[int],
+        typer.Argument(
+            metavar="ID…",
+            help="The job, or the sweep; of a comparison the baseline and the candidate, or one job of it.",
+        ),
+    ],
+    *,
+    metric: Annotated[str | None, typer.Option(help="Draw this metric, of a job or a sweep.")] = None,
+    rows: Annotated[int | None, typer.Option(min=1, help="At most so many rows of the results.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", dir_okay=False, help="The file; `-`: standard output. By default named by its ids."
+        ),
+    ] = None,
+) -> None:
+    """Write a job, a sweep or a comparison as one HTML file, with tables and plots: it opens without the server."""
+    from app.cli.common import fail
+
+    most = 2 if what.value == "compare" else 1
+    if len(ids) > most:
+        raise typer.BadParameter(f"{what.value} takes at most {most}", param_hint="ID…")
+    if what.value == "compare":
+        _refuse({"metric": metric, "rows": rows}, "goes with a job or a sweep")
+        path = "/compare/export"
+        asked: dict[str, Any] = {"job": ids[0]} if len(ids) == 1 else {"baseline": ids[0], "candidate": ids[1]}
+    else:
+        path, asked = f"/{what.value}s/{ids[0]}/export", {"metric": metric, "rows": rows}
+    text = server.text(path, **asked)
+    if str(output) == "-":
+        echo(text, nl=False)
+        return
+    target = output or Path(f"flopwatch-{what.value}-{'-'.join(map(str, ids))}.html")
+    try:
+        with target.open("x", encoding="utf-8") as opened:
+            opened.write(text)
+    except FileExistsError:
+        fail(f"{target} is there already, and is not overwritten: choose another file with --output.")
+    except OSError as error:
+        fail(f"{target}: {error.strerror}: choose another file with --output.")
+    echo(f"{target}: {len(text.encode())} bytes")
 
 
 @with_server
@@ -218,4 +294,4 @@ def _numbers(fields: dict[str, Any], shapes: dict[str, dict[str, int]]) -> str:
     return ", ".join(f"{name} {number}" for name, number in shapes.get(size, {}).items())
 
 
-COMMANDS = (table, compare, download, specs)
+COMMANDS = (table, export, download, specs)

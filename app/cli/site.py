@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from app.cli import completing
 from app.cli.common import AsJson, with_server
 from app.cli.terminal import echo
 
@@ -21,25 +22,37 @@ Limit = Annotated[int, typer.Option(min=1, help="How many.")]
 
 
 @with_server
-def sweeps(server: Flopwatch, *, limit: Limit = 50, as_json: AsJson = False) -> None:
-    """List sweeps, newest first: the grid of each, and how many of its jobs are in which state."""
-    from app.cli.output import print_columns, print_json
+def sweeps(
+    server: Flopwatch,
+    sweep_id: Annotated[
+        int | None, typer.Argument(metavar="[ID]", help="One sweep, by itself.", autocompletion=completing.sweep_ids)
+    ] = None,
+    *,
+    limit: Limit = 50,
+    as_json: AsJson = False,
+) -> None:
+    """List sweeps, newest first: the grid of each, and how many of its jobs are in which state; or show one."""
+    from app.cli.output import counts_text, grid_text, print_columns, print_json, print_sweep
     from app.layout import age
 
-    found = server.list_sweeps(limit)
+    if sweep_id is not None:
+        found = server.get(f"/sweeps/{sweep_id}")
+        print_json(found) if as_json else print_sweep(found)
+        return
+    listed = server.list_sweeps(limit)
     if as_json:
-        print_json(found)
+        print_json(listed)
         return
     rows = [
         (
             sweep["id"],
             sweep["base"].get("kind"),
-            " × ".join(f"{len(values)} {path}" for path, values in sweep["grid"].items()),
-            ", ".join(f"{count} {state}" for state, count in sweep["counts"].items() if count),
+            grid_text(sweep),
+            counts_text(sweep["counts"]),
             age(sweep["created_at"]),
             sweep["name"],
         )
-        for sweep in found
+        for sweep in listed
     ]
     print_columns(("id", "kind", "grid", "jobs", "age", "name"), rows)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import typer
 
 from app.cli.arguments import list_fields, parse_spec
 from app.cli.common import fail
+from app.own_code import OwnCode, put_into
 
 if TYPE_CHECKING:
     from app.client import Flopwatch
@@ -31,8 +33,12 @@ def chosen(server: Flopwatch, source: str, preset: str | None) -> tuple[Any, dic
     return source, server.preset(source, preset) if preset is not None else {}, _lists(specs, source)
 
 
-def local(source: str, fields: list[str], preset: str | None) -> str:
-    """Return a job's spec as JSON, checked without a server; exits with 2 if it is not valid, in the server's words."""
+def local(
+    source: str, fields: list[str], preset: str | None, code: Mapping[str, str | None]
+) -> tuple[str, list[OwnCode]]:
+    """Return a job's spec as JSON, checked without a server, and the files of code of one's own; exits with 2 if it is
+    not valid, in the server's words.
+    """
     from pydantic import ValidationError
 
     from app.api.pointers import describe, pointer, sent_location
@@ -43,7 +49,12 @@ def local(source: str, fields: list[str], preset: str | None) -> str:
         kind = under.pop("kind", None)
     else:
         kind, under = source, _local_preset(source, preset)
-    spec = parse_spec(kind, fields, preset=under, lists=_lists(local_specs(), kind))
+    specs = local_specs()
+    spec = parse_spec(kind, fields, preset=under, lists=_lists(specs, kind))
+    try:
+        files = put_into(spec, specs, code)
+    except ValueError as error:
+        fail(f"{error}.", 2)
     text = json.dumps(spec)
     try:
         spec_adapter.validate_json(text)
@@ -53,7 +64,7 @@ def local(source: str, fields: list[str], preset: str | None) -> str:
             for one in error.errors(include_url=False)
         ]
         fail("\n".join(["The spec is not valid", *dict.fromkeys(wrong)]), 2)
-    return text
+    return text, files
 
 
 def local_specs() -> list[dict[str, Any]]:

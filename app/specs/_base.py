@@ -74,6 +74,10 @@ class Resources(StrictModel):
     """True if nothing else may run on the host meanwhile. CPU jobs run alone even if this is False."""
 
 
+CHECKS_FIRST = ("case", "check", "ok", "severity", "detail")
+"""Columns that people see first of the table of all checks, which jobs of every kind may have."""
+
+
 class SpecBase(StrictModel):
     """Base of every job kind's spec. A subclass sets `kind` to a Literal with its file's name as the default."""
 
@@ -100,6 +104,15 @@ class SpecBase(StrictModel):
     first_tables: ClassVar[tuple[str, ...]] = ()
     """Tables that a unit reports, in the order in which people read them; `kernels` stands for `kernels-forward`, too.
     Others follow."""
+    first_columns: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Columns that people see first of tables with very many, by the table's name or its part before "-"; of other
+    tables they see all."""
+
+    @classmethod
+    def columns_first(cls, name: str) -> tuple[str, ...] | None:
+        """Return the columns that people see first of a reported table; None: all of them."""
+        known = {"checks": CHECKS_FIRST, **cls.first_columns}
+        return next((known[part] for part in (name, name.partition("-")[0]) if part in known), None)
 
     @classmethod
     def table_place(cls, name: str) -> int:

@@ -22,6 +22,8 @@ from app.specs._base import Location
 MAX_JOBS = 10_000
 MAX_BYTES = 64 << 20
 """Most bytes of a sweep's bases together, as JSON: every job has one."""
+MAX_NAME = 200
+"""Most characters of a job's name."""
 MAX_PROBLEMS = 50
 """Most problems of one sweep that are told."""
 
@@ -60,6 +62,23 @@ def expand(
         field = FieldError("/exclude", "Every combination is excluded: no job is left")
         raise InvalidRequest(f"{field.pointer}: {field.detail}", errors=(field,))
     return points
+
+
+def member_name(name: str | None, grid: Mapping[str, Sequence[Any]], choice: Mapping[str, int]) -> str | None:
+    """Return the name of a sweep's job: the sweep's, and what tells the job apart from the others.
+
+    A path of `choice` that is not in the grid is the axis of a search, with its value.
+    """
+    differing = {path: index for path, index in choice.items() if path not in grid or len(grid[path]) > 1}
+    told = ", ".join(
+        f"{path}={_short(grid[path][index] if path in grid else index)}" for path, index in differing.items()
+    )
+    whole = ": ".join(filter(None, (name, told)))
+    return f"{whole[: MAX_NAME - 1]}…" if len(whole) > MAX_NAME else whole or None
+
+
+def _short(value: Any) -> str:
+    return value if isinstance(value, str) and value.isprintable() else json.dumps(value)
 
 
 def _choices(

@@ -19,6 +19,7 @@ from app.specs._base import (
     WarmupSteps,
     field_error,
 )
+from app.specs._code import CodeSpec, Uploaded, coordinates, names
 from app.specs._identity import Scalar
 
 ModelSize = Literal["tiny", "small", "medium", "large", "xl", "2.7b", "8b"]
@@ -99,6 +100,9 @@ class TrainingSpec(SpecBase):
     """A training step of one model at one batch size and context length, or a part of one."""
 
     model: ModelSpec = ModelSpec(size="small")
+    code: Annotated[CodeSpec | None, Uploaded("model")] = None
+    """A model class of your own in place of `model.name`, which takes the sizes of `model` as TransformerLM does. Only
+    workers started with --allow-code run it."""
     batch_size: int = Field(default=BATCH_SIZE, ge=1, le=65_536)
     """Sequences per step."""
     context_length: int = Field(default=256, ge=1, le=1_048_576)
@@ -118,6 +122,9 @@ class TrainingSpec(SpecBase):
     """Capture the whole step in one CUDA graph and replay that, so that the host launches once for each step."""
     attention: Annotated[Name, Named("attention")] = "eager"
     """Attention implementation, as a worker registers it."""
+    attention_code: Annotated[CodeSpec | None, Uploaded("attention")] = None
+    """A function of your own in place of `attention`: (q, k, v, is_causal) → output. Only workers started with
+    --allow-code run it."""
     activation_checkpointing: bool = False
     """Recompute each block's activations in the backward pass."""
     optimizer: Literal["adamw", "torch_adamw", "torch_fused_adamw"] = "adamw"
@@ -138,7 +145,10 @@ class TrainingSpec(SpecBase):
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         size: {"model": {"size": size}, "batch_size": BATCH_SIZE} for size in MODEL_SIZES
     }
-    labels: ClassVar[dict[str, tuple[str, ...]]] = {"model": tuple(f"model.{name}" for name in HYPER_PARAMETERS)}
+    labels: ClassVar[dict[str, tuple[str, ...]]] = {
+        "model": (*(f"model.{name}" for name in HYPER_PARAMETERS), *names("code")),
+        "attention": names("attention_code"),
+    }
     table_rows: ClassVar[tuple[str, ...]] = ("model", "context_length")
 
     @model_validator(mode="after")
@@ -149,6 +159,12 @@ class TrainingSpec(SpecBase):
             raise field_error("parameter_dtype", "parameters in bf16 need precision bf16: nothing would compute wider")
         if self.cuda_graph:
             self._check_cuda_graph()
+        for field, given, default in (
+            ("code", self.model.name, type(self.model).model_fields["name"].default),
+            ("attention_code", self.attention, type(self).model_fields["attention"].default),
+        ):
+            if getattr(self, field) is not None and given != default:
+                raise field_error(field, f"stands in the place of {given!r}, which this spec names, too: leave one out")
         return self
 
     def _check_cuda_graph(self) -> None:
@@ -170,6 +186,12 @@ class TrainingSpec(SpecBase):
         """Spell out the model's preset, and set fields that the mode does not use to null."""
         del identity["model.size"]
         identity |= {f"model.{name}": size for name, size in self.model.shape().items()}
+        identity = coordinates(identity, "code", self.code)
+        identity = coordinates(identity, "attention_code", self.attention_code)
+        if self.code is not None:
+            identity["model.name"] = None
+        if self.attention_code is not None:
+            identity["attention"] = self.attention_code.label()
         if not self.compile:
             identity["compile_scope"] = None
         if self.mode not in WITH_BACKWARD:
@@ -178,4 +200,8 @@ class TrainingSpec(SpecBase):
             identity |= {"optimizer": None, "gradient_clip_norm": None}
         if self.mode != "generate":
             identity["new_tokens"] = None
-        return identity, {"model": self.model.label()}
+        return identity, {"model": self.label()}
+
+    def label(self) -> str:
+        """Return the model's name for people, with that of uploaded code."""
+        return self.model.label() if self.code is None else f"{self.code.label()} {self.model.label()}"

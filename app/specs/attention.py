@@ -21,7 +21,9 @@ from app.specs._base import (
     check_lists,
     check_number_of_cells,
     field_error,
+    listed,
 )
+from app.specs._code import CodeSpec, Uploaded, coordinates, names
 from app.specs._identity import Scalar
 
 BLOCK_SIZES = {"cpu_flash": {"br": 32, "bc": 128}, "cpu_blocked": {"br": 32}}
@@ -29,7 +31,7 @@ BLOCK_SIZES = {"cpu_flash": {"br": 32, "bc": 128}, "cpu_blocked": {"br": 32}}
 holds the number itself, so that its key still means the same work if the library's own size changes."""
 
 NOT_TUNED = frozenset(
-    {"compiled", "cpu_blocked", "cpu_flash", "cpu_fused", "cpu_naive", "eager", "flex", "tiled"}
+    {"compiled", "cpu_blocked", "cpu_flash", "cpu_fused", "cpu_naive", "eager", "flex", "hopper", "tiled"}
     | {"sdpa_cudnn", "sdpa_efficient", "sdpa_flash", "sdpa_math"}
 )
 """Built-in implementations that have nothing to tune, so that `autotune` has no effect on them. The server cannot know
@@ -66,10 +68,11 @@ class AttentionSpec(SpecBase):
     """Time attention alone: every implementation at every size, checked against one oracle."""
 
     kind: Literal["attention"] = "attention"
-    implementations: list[Annotated[Name, Named("attention")]] = Field(
-        default=["eager", "sdpa_flash"], min_length=1, max_length=100
-    )
-    """Attention implementations, as workers register them."""
+    implementations: list[Annotated[Name, Named("attention")]] = Field(default=["eager", "sdpa_flash"], max_length=100)
+    """Attention implementations, as workers register them; empty with `code`: none beside it."""
+    code: Annotated[CodeSpec | None, Uploaded("attention")] = None
+    """A function of your own, measured and judged beside them: (q, k, v, is_causal) → output, each of the shape
+    (batch, heads, sequence, head_dim). Only workers started with --allow-code run it."""
     head_dims: list[Annotated[int, Field(ge=1, le=1024)]] = Field(default=[64], min_length=1, max_length=100)
     """Head dimensions."""
     sequence_lengths: list[Annotated[int, Field(ge=1, le=1_048_576)]] = Field(
@@ -114,6 +117,7 @@ class AttentionSpec(SpecBase):
         "br": "br",
         "bc": "bc",
     }
+    labels: ClassVar[dict[str, tuple[str, ...]]] = {"implementation": names("code")}
     table_rows: ClassVar[tuple[str, ...]] = ("implementation", "dtype", "causal", "head_dim", "sequence_length")
     table_columns: ClassVar[tuple[str, ...]] = (
         "forward_ms",
@@ -127,6 +131,8 @@ class AttentionSpec(SpecBase):
     @model_validator(mode="after")
     def _lists_make_sense(self) -> Self:
         check_lists(self)
+        if not self.implementations and self.code is None:
+            raise field_error("implementations", "there is nothing to measure: name at least one, or give code")
         if self.device == "cpu" and "tf32" in self.dtypes:
             raise field_error("dtypes", "tf32 is a GPU format: leave it out, or choose device cuda")
         check_number_of_cells(self, "implementations")
@@ -138,11 +144,15 @@ class AttentionSpec(SpecBase):
 
     def number_of_cells(self) -> int:
         sizes = len(self.dtypes) * len(self.causal) * len(self.head_dims) * len(self.sequence_lengths)
-        return sizes * sum(len(br) * len(bc) for br, bc in map(self._block_sizes, self.implementations))
+        return sizes * sum(len(br) * len(bc) for br, bc in map(self._block_sizes, self._names()))
+
+    def _names(self) -> list[str]:
+        """Return the names of the implementations as cells have them, that of uploaded code last."""
+        return [*self.implementations, *([] if self.code is None else [self.code.label()])]
 
     def _cells(self) -> Iterator[AttentionCell]:
         sizes = itertools.product(self.dtypes, self.causal, self.head_dims, sorted(self.sequence_lengths))
-        for (dtype, causal, head_dim, length), name in itertools.product(sizes, self.implementations):
+        for (dtype, causal, head_dim, length), name in itertools.product(sizes, self._names()):
             for br, bc in itertools.product(*self._block_sizes(name)):
                 yield AttentionCell(name, dtype, causal, head_dim, length, br, bc)
 
@@ -154,8 +164,20 @@ class AttentionSpec(SpecBase):
         return br, bc
 
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
-        """Set `autotune` to null for implementations that have nothing to tune."""
-        return ({**identity, "autotune": None} if identity.get("implementation") in NOT_TUNED else identity), {}
+        """Set `autotune` to null for implementations that have nothing to tune, and `code` for all but that code."""
+        name = identity.get("implementation")
+        identity = coordinates(identity, "code", self.code if self.is_code(name) else None)
+        return ({**identity, "autotune": None} if name in NOT_TUNED else identity), {}
+
+    def is_code(self, implementation: Scalar) -> bool:
+        """Return True if a cell's implementation is the uploaded code."""
+        return self.code is not None and implementation == self.code.label()
+
+    def overview(self) -> dict[str, Scalar]:
+        """Return all coordinates of the job, with the uploaded code among the implementations."""
+        found = {"implementation": None} | super().overview()
+        found["implementation"] = listed(self._names())
+        return found
 
     def resources(self) -> Resources:
         return Resources(device_type=self.device, devices=1)

@@ -40,19 +40,28 @@ class MemorySpec(TrainingSpec):
         *("history_entries", "largest_allocations", "new_tokens")
     }
     table_rows: ClassVar[tuple[str, ...]] = ("model", "context_length", "mode", "precision")
-    first_tables: ClassVar[tuple[str, ...]] = ("categories", "allocations", "snapshots", "timeline")
+    first_tables: ClassVar[tuple[str, ...]] = (
+        "categories-backward",
+        "categories-optimizer",
+        "categories",
+        "allocations",
+        "timeline",
+        "snapshots",
+        "categories-initialisation",
+    )
+    """The peak of a step lies in its backward pass or its update, so these are read first."""
+    first_columns: ClassVar[dict[str, tuple[str, ...]]] = {
+        "categories": ("category", "peak_mib", "peak_percent", "end_mib", "end_percent"),
+        "allocations": ("at_peak_of", "size_mib", "count", "total_mib", "category", "name", "site"),
+    }
     table_columns: ClassVar[tuple[str, ...]] = (
         "peak_memory_mib",
-        "forward_peak_memory_mib",
-        "backward_peak_memory_mib",
-        "optimizer_peak_memory_mib",
         "parameter_mib",
         "gradient_mib",
         "optimizer_state_mib",
         "activation_mib",
         "temporary_mib",
         "unknown_percent",
-        "fragmentation_mib",
     )
 
     @field_validator("cuda_graph", mode="before")

@@ -61,18 +61,22 @@ class ProfileSpec(TrainingSpec):
     unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {
         *("profile_steps", "phases", "stacks", "trace_max_mib", "nsys", "ncu")
     }
-    first_tables: ClassVar[tuple[str, ...]] = ("summary", "classes", "attention", "kernels", "operators", "ranges")
+    first_tables: ClassVar[tuple[str, ...]] = (
+        *("summary", "classes", "attention", "products", "ceilings", "kernels", "operators", "ranges"),
+    )
+    first_columns: ClassVar[dict[str, tuple[str, ...]]] = {
+        "kernels": ("name", "class", "total_ms", "share_percent", "calls", "median_us"),
+        "operators": ("name", "class", "device_ms", "host_ms", "share_percent", "calls"),
+        "attention": ("part", "phase", "total_ms", "share_percent", "tflops", "limit_percent", "bound", "note"),
+        "products": ("phase", "operator", "product", "dtype", "calls", "total_ms", "tflops", "limit_percent", "bound"),
+    }
     table_rows: ClassVar[tuple[str, ...]] = ("model", "context_length", "mode")
     table_columns: ClassVar[tuple[str, ...]] = (
         "unprofiled_step_ms",
         "profiler_overhead_percent",
         "gpu_busy_percent",
         "forward_matmul_share_percent",
-        "forward_backward_matmul_share_percent",
         "step_matmul_share_percent",
-        "forward_scores_ms",
-        "forward_softmax_ms",
-        "forward_values_ms",
     )
 
     @model_validator(mode="after")

@@ -1,9 +1,10 @@
 """Artifact files, named after their content: `ab/cdef…` under one folder, written whole or not at all.
 
 A content is written to a temporary file, or is a file on the same disk that nobody writes to any more. It is synced,
-linked to its name, and the folder is synced; only then may a row of the table `artifact` refer to it. Between the two,
-the content is *held*: put() or take() keeps a shared lock on a byte of its own, in one lock file for all contents,
-until release(), or until the process ends in any way. So a process holds any number of contents with one descriptor.
+linked to its name, and the folder is synced; only then may a row of the table `artifact` or `code_file` refer to it.
+Between the two, the content is *held*: put() or take() keeps a shared lock on a byte of its own, in one lock file for
+all contents, until release(), or until the process ends in any way. So a process holds any number of contents with one
+descriptor.
 Nobody removes a content that is referred to or held: removal looks for references inside the database's write lock, so
 that none can appear meanwhile, and it finds holds by trying for the exclusive lock. If a hold kept a content from
 removal and no row refers to it in the end, the content is an orphan, which sweep_orphans removes later.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import os
 import re
 import stat
@@ -62,15 +64,23 @@ class ArtifactFiles:
 
         Raises DiskFull, or what `check` raises, and then leaves nothing behind.
         """
-        temporary = self._incoming / uuid.uuid4().hex
         with self._space_errors(), _opened(path) as file:
             check(os.fstat(file.fileno()).st_size)
-            self._make_folder(self._incoming)
-            try:
-                sha256, size = _copy(file, temporary, check)
-                self._link(temporary, sha256)
-            finally:
-                temporary.unlink(missing_ok=True)
+            return self._stored(file, check)
+
+    def put_bytes(self, content: bytes) -> tuple[str, int]:
+        """Store a content that is in memory; else as put()."""
+        with self._space_errors():
+            return self._stored(io.BytesIO(content), _accept)
+
+    def _stored(self, reader: BinaryIO, check: Check) -> tuple[str, int]:
+        temporary = self._incoming / uuid.uuid4().hex
+        self._make_folder(self._incoming)
+        try:
+            sha256, size = _copy(reader, temporary, check)
+            self._link(temporary, sha256)
+        finally:
+            temporary.unlink(missing_ok=True)
         return sha256, size
 
     def take(self, path: Path, check: Check = _accept) -> tuple[str, int]:
@@ -158,7 +168,7 @@ class ArtifactFiles:
         return path
 
     def remove(self, sha256s: Iterable[str], database: Database) -> list[str]:
-        """Remove the contents that no artifact refers to and nobody holds; returns the removed ones."""
+        """Remove the contents that nothing refers to and nobody holds; returns the removed ones."""
         candidates = sorted({sha256 for sha256 in sha256s if self._path(sha256).exists()})
         if not candidates:
             return []
@@ -274,5 +284,8 @@ def _batches(contents: Sequence[str]) -> Iterator[Sequence[str]]:
 
 
 def _referred(connection: Connection, sha256s: Sequence[str]) -> set[str]:
-    sha256 = tables.artifact.c.sha256
-    return set(connection.execute(select(sha256).where(sha256.in_(sha256s)).distinct()).scalars())
+    """Return those of the contents that an artifact or an uploaded file refers to."""
+    found: set[str] = set()
+    for sha256 in (tables.artifact.c.sha256, tables.code_file.c.sha256):
+        found.update(connection.execute(select(sha256).where(sha256.in_(sha256s)).distinct()).scalars())
+    return found

@@ -10,7 +10,7 @@ from app.errors import DatabaseBusy
 from app.states import FINISHED_STATES
 from app.store import tables
 from app.store.artifacts import ArtifactFiles
-from app.store.deleting import delete_jobs, remove_files
+from app.store.deleting import DELETABLE, delete_jobs, remove_files
 from app.store.filters import JobFilter
 from app.store.queue import Queue
 from app.store.slices import Slices
@@ -31,10 +31,13 @@ class BulkCancelled:
 
 @dataclass(frozen=True)
 class BulkDeleted:
-    """`deleted`: finished jobs; `unfinished`: jobs that the filter chooses too, and that are queued or running."""
+    """`deleted`: finished jobs. Of those that the filter chooses too and that stay, `unfinished` ones are queued or
+    running, and baselines need those `in_baselines`.
+    """
 
     deleted: int
     unfinished: int
+    in_baselines: int
 
 
 class Bulk:
@@ -71,8 +74,11 @@ class Bulk:
         self._check_stopped()
         left = select(func.count()).select_from(tables.job)
         with self._slices.database.read() as connection:
-            left = left.where(*chosen.conditions, _job.state.not_in(FINISHED_STATES))
-            return BulkDeleted(deleted.jobs, connection.execute(left).scalar_one())
+            left = left.where(*chosen.conditions)
+            needed = left.where(_job.state.in_(FINISHED_STATES), ~DELETABLE)
+            unfinished = left.where(_job.state.not_in(FINISHED_STATES))
+            numbers = [connection.execute(query).scalar_one() for query in (unfinished, needed)]
+            return BulkDeleted(deleted.jobs, *numbers)
 
     def _check_stopped(self) -> None:
         if self._slices.stopped:

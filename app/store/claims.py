@@ -4,7 +4,8 @@ The order is priority, then submission. The first job that the worker's host cou
 does not fit now, the worker claims nothing, so that narrow jobs cannot keep a wide one waiting for ever. The worker
 passes over jobs of another kind, jobs for devices that the host does not have, and jobs that need a name (a model, an
 attention implementation) which another worker has and this one lacks. That worker may have stopped: the job then waits
-for one like it, and says so (waiting.py). The runner refuses a name that no worker ever had, as `unsupported`.
+for one like it, and says so (waiting.py). The runner refuses a name that no worker ever had, as `unsupported`. A job
+with uploaded code waits for a worker that may run it, whether there ever was one or not.
 
 A worker claims jobs that need no device first, and runs them beside its other jobs. Nobody claims a job of a paused
 kind, and it holds nobody up.
@@ -28,6 +29,7 @@ from sqlalchemy import (
     select,
 )
 
+from app.specs._code import RUNS_CODE
 from app.store import tables
 from app.store.hosts import Host, Needs, known_hosts
 from app.store.pausing import going, paused_kinds
@@ -116,6 +118,8 @@ def _first(connection: Connection, lane: Lane, worker_id: str, offer: Offer) -> 
                 return job  # whoever takes it finds that it cannot run
             if offer.capabilities.issuperset(job.requirements):
                 return job
+            if RUNS_CODE in job.requirements and RUNS_CODE not in offer.capabilities:
+                continue  # nobody runs such code unless its operator has said so; the job waits for one who has
             if others is None:
                 others = known_hosts(connection, other_than=worker_id)
             needs = Needs.of(job._mapping)

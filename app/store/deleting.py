@@ -24,7 +24,8 @@ CONTENTS_AT_ONCE = 20
 
 _job, _artifact = tables.job.c, tables.artifact.c
 
-DELETABLE: ColumnElement[bool] = _job.state.in_(FINISHED_STATES)
+_in_baseline = select(tables.baseline_case.c.job_id)
+DELETABLE: ColumnElement[bool] = _job.state.in_(FINISHED_STATES) & _job.id.not_in(_in_baseline)
 """The jobs that may be deleted, whoever asks. Jobs that something else needs are excluded here, and only here."""
 
 _LARGE = (tables.measurement, tables.event, tables.result_table, tables.unit)

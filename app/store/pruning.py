@@ -4,6 +4,7 @@
   such rows are never kept.
 - Progress and log events of finished jobs: after `keep_events_days`. A log that stands nowhere else stays.
 - First answers to requests with an Idempotency-Key: after `keep_keys_days`.
+- Uploaded code that no job names: after KEEP_UNUSED_CODE.
 - Finished jobs with results and files, and sweeps that have no job left: after `keep_jobs_days`, if that is set.
 
 The wall clock tells how old something is.
@@ -34,6 +35,8 @@ KEPT_WORKERS = 1000
 """Most rows of workers that are gone: a service that starts a failing agent every second makes 86 400 a day."""
 ROWS_AT_ONCE = 500
 JOBS_AT_ONCE = 200
+KEEP_UNUSED_CODE = timedelta(days=1)
+"""Somebody who has uploaded a file names it in a job within minutes, or submits again with what they have uploaded."""
 
 _job, _event, _attempt = tables.job.c, tables.event.c, tables.attempt.c
 _worker, _key, _sweep = tables.worker.c, tables.idempotency_key.c, tables.sweep.c
@@ -68,6 +71,7 @@ class Pruned:
     keys: int
     jobs: int
     sweeps: int
+    code_files: int
     pages: int
     """Free pages of the database, cut off its file."""
 
@@ -75,7 +79,8 @@ class Pruned:
         """Return the numbers as a sentence without its verb."""
         return (
             f"{self.jobs} jobs, {self.sweeps} sweeps, {self.events} events of finished jobs, "
-            f"{self.keys} idempotency keys, {self.workers} workers, {self.pages} free pages"
+            f"{self.keys} idempotency keys, {self.workers} workers, {self.code_files} uploaded files, "
+            f"{self.pages} free pages"
         )
 
 
@@ -108,6 +113,7 @@ class Pruning:
             keys=self._delete(_old_keys(now - self._retention.keys)),
             jobs=jobs,
             sweeps=sweeps,
+            code_files=self._prune_code(now - KEEP_UNUSED_CODE),
             # Last, when all that goes is gone.
             pages=self._slices.run(database.backend.cut_pages),
         )
@@ -141,6 +147,7 @@ class Pruning:
                 keys=count(_old_keys(now - keep.keys)),
                 jobs=0 if jobs is None else count(select(_job.id).where(jobs, DELETABLE)),
                 sweeps=0 if keep.jobs is None else count(_old_sweeps(now - keep.jobs, but=jobs)),
+                code_files=count(_unused_code(now - KEEP_UNUSED_CODE)),
                 pages=backend.spare_pages(connection) if backend.can_shrink(connection) else 0,
             )
 
@@ -150,6 +157,14 @@ class Pruning:
         table = keys[0].table
         some = tuple_(*table.primary_key.columns).in_(which.limit(ROWS_AT_ONCE))
         return self._slices.run(lambda connection: connection.execute(delete(table).where(some)).rowcount)
+
+    def _prune_code(self, before: datetime) -> int:
+        which = _unused_code(before)
+        with self._slices.database.read() as connection:
+            contents = list(connection.execute(which).scalars())
+        number = self._delete(which) if contents else 0
+        remove_files(self._slices, self._files, contents)
+        return number
 
     def _prune_events(self, before: datetime) -> int:
         number = 0
@@ -189,6 +204,11 @@ def _old_workers(before: datetime) -> Select[Any]:
     return select(_worker.id).where(
         gone, or_(_worker.last_seen_at < before, _worker.id.not_in(newest.limit(KEPT_WORKERS)))
     )
+
+
+def _unused_code(before: datetime) -> Select[Any]:
+    code, used = tables.code_file.c, select(tables.job_code.c.sha256)
+    return select(code.sha256).where(code.put_at < before, code.sha256.not_in(used))
 
 
 def _old_keys(before: datetime) -> Select[Any]:

@@ -13,6 +13,7 @@ from sqlalchemy import RowMapping
 from app.errors import NotFound
 from app.states import JOB_STATES
 from app.store.stored_json import broken, is_unreadable
+from app.store.uploads import code_links
 
 MAX_ID = 2**63 - 1
 """The largest id. The database's integers have 64 bits; a number from a URL can have any length."""
@@ -87,16 +88,23 @@ def job_dict(row: RowMapping | Mapping[str, Any], waiting: str | None) -> dict[s
         "links": {
             "self": path,
             **{name: f"{path}/{name}" for name in _JOB_PARTS},
+            **code_links(row),
             "ui": f"/ui{path}",
         },
     }
 
 
-def sweep_dict(row: RowMapping | Mapping[str, Any], counts: Mapping[str, int]) -> dict[str, Any]:
-    """Make the public sweep from a row of the table `sweep` and its number of points by their latest job's state."""
+def sweep_dict(
+    row: RowMapping | Mapping[str, Any], counts: Mapping[str, int], searches: list[dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    """Make the public sweep from a row of the table `sweep`, its number of points by their latest job's state, and the
+    state of its searches, if somebody asks for this sweep alone.
+    """
     path = f"/sweeps/{row['id']}"
     return {
         **{field: row[field] for field in ("id", "name", "labels", "base", "grid", "exclude", "options")},
+        "fit": readable(row["fit"]),
+        "searches": searches,
         "created_at": rfc3339(row["created_at"]),
         "broken": broken(row),
         "counts": {state: counts.get(state, 0) for state in JOB_STATES},

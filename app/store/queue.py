@@ -18,14 +18,17 @@ import logging
 import secrets
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, bindparam, func, insert, literal_column, select, update
 
-from app.errors import Conflict, LeaseLost, NotFound, job_problem
-from app.specs._sweep import expand
+from app.errors import Conflict, InBaseline, LeaseLost, NotFound, job_problem
+from app.specs._fit import Fit
+from app.specs._sweep import expand, member_name
 from app.states import LivingState
-from app.store import service_settings, staging, submission, sweeps, tables
+from app.store import fitting, service_settings, staging, submission, sweeps, tables
+from app.store.baseline_rows import baselines_of
 from app.store.claims import QUEUED, next_job
 from app.store.deleting import delete_jobs
 from app.store.engine import Database
@@ -143,8 +146,10 @@ class Queue:
         exclude: list[Any],
         jobs: Sequence[NewJob],
         idempotency: Idempotency | None = None,
+        fit: Fit | None = None,
     ) -> Submitted:
-        """Queue a sweep and all of its jobs, or nothing. The jobs have the same options.
+        """Queue a sweep and all of its jobs, or nothing. The jobs have the same options. With `fit`, they are the first
+        of each search. Each job's name is the sweep's, and what tells the job apart.
 
         Raises ValueError when there is no job.
         """
@@ -152,7 +157,8 @@ class Queue:
             raise ValueError("a sweep has at least one job")
         now = utc_now()
         # Rows are made before the transaction, because that takes long for thousands of jobs.
-        rows = [submission.job_row(new, None, now) for new in jobs]
+        named = [replace(new, name=member_name(name, grid, new.point or {})) for new in jobs]
+        rows = [submission.job_row(new, None, now) for new in named]
         with self._database.write() as connection:
 
             def answer() -> dict[str, Any]:
@@ -163,6 +169,7 @@ class Queue:
                     "grid": grid,
                     "exclude": exclude,
                     "options": jobs[0].options,
+                    "fit": None if fit is None else fit.as_json(),
                     "created_at": now,
                 }
                 sweep_id = connection.execute(insert(tables.sweep).returning(_sweep.id), row).scalar_one()
@@ -197,7 +204,8 @@ class Queue:
             sweep = _find_sweep(connection, sweep_id)
             if problem := broken(sweep):
                 raise Conflict(f"Sweep {sweep_id} cannot be resumed. {problem['detail']}")
-            points = expand(sweep["base"], sweep["grid"], sweep["exclude"])
+            # The points of a search follow from its outcomes.
+            points = expand(sweep["base"], sweep["grid"], sweep["exclude"]) if sweep["fit"] is None else []
             lacking = sweeps.points_without_job(connection, sweep_id, points)
         # Jobs are made before the transaction, because validating thousands of specs takes long.
         made = {sweeps.place(point.choice): sweeps.job_of_point(sweep, point) for point in lacking}
@@ -205,7 +213,7 @@ class Queue:
             now = utc_now()
             lacking = sweeps.points_without_job(connection, sweep_id, points)
             new = [made.get(sweeps.place(point.choice)) or sweeps.job_of_point(sweep, point) for point in lacking]
-            number = sweeps.repeat_ended(connection, sweep, now) + len(new)
+            number = sweeps.repeat_ended(connection, sweep, now) + len(new) + fitting.resume(connection, sweep)
             if number == 0:
                 raise Conflict(
                     f"Every point of sweep {sweep_id} has a result, or a job on its way: there is nothing to resume."
@@ -235,8 +243,15 @@ class Queue:
                     return claim
         return None
 
-    def renew(self, claims: Sequence[Claim], worker: tuple[str, LivingState] | None = None) -> Renewal:
+    def renew(
+        self,
+        claims: Sequence[Claim],
+        worker: tuple[str, LivingState] | None = None,
+        readings: dict[str, Any] | None = None,
+    ) -> Renewal:
         """Send one heartbeat of each claim, and with them that of the `worker`, by its id, with its state.
+
+        `readings` are what the worker's devices do now; None keeps the last ones.
 
         They are one transaction: a worker that is seen alive has renewed its claims. Returns the lost claims, and those
         of the others that must be cancelled.
@@ -244,7 +259,7 @@ class Queue:
         if not claims and worker is None:
             return Renewal(frozenset(), frozenset())
         with self._database.write() as connection:
-            knows_worker = worker is None or beat(connection, *worker)
+            knows_worker = worker is None or beat(connection, *worker, readings)
             held = [claim.job_id for claim in claims if _beat(connection, claim)]
             asked = select(_job.id).where(_job.id.in_(held), _job.cancel_requested_at.is_not(None))
             cancel_requested = frozenset(connection.execute(asked).scalars())
@@ -278,7 +293,7 @@ class Queue:
                 connection.execute(_EVENT, rows)
             progress = next((event.data for event in reversed(events) if event.type == "progress"), None)
             if progress is not None:
-                _change(connection, claim.job_id, progress=progress)
+                _change(connection, claim.job_id, progress={name: progress[name] for name in NO_PROGRESS})
 
     def finish(self, claim: Claim, finish: Finish) -> str:
         """End an attempt with state, units, measurements, tables, artifacts and log, together; or raise LeaseLost.
@@ -346,6 +361,8 @@ class Queue:
                 environment=finish.environment,
                 validity=finish.validity,
             )
+            if state == "succeeded" and job.sweep_id is not None:
+                fitting.go_on(connection, job._mapping)
         return state
 
     def sweep_staged(self, slices: int = 10) -> int:
@@ -446,15 +463,18 @@ class Queue:
             return job_dict(queued, waiting_reasons(connection, [queued]).get(job_id))
 
     def delete(self, job_id: int) -> list[str]:
-        """Delete a finished job with all that belongs to it; Conflict when it is not finished. It takes several
-        transactions if the job has many rows (see deleting.py).
+        """Delete a finished job with all that belongs to it; Conflict when it is not finished, InBaseline when a
+        baseline needs it. It takes several transactions if the job has many rows (see deleting.py).
 
         Returns the hashes of the contents that no artifact refers to any more, for ArtifactFiles.remove.
         """
         deleted = delete_jobs(Slices(self._database), [_job.id == checked_id(job_id, "job")])
         if not deleted.jobs:
             with self._database.read() as connection:
-                raise Conflict(f"Job {job_id} is {_find(connection, job_id).state}: cancel it first.")
+                state = _find(connection, job_id).state
+                if names := baselines_of(connection, job_id):
+                    raise InBaseline(job_id, names)
+                raise Conflict(f"Job {job_id} is {state}: cancel it first.")
         return deleted.contents
 
     def probe(self) -> None:

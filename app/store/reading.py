@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import array
 import functools
 import logging
 import operator
-import sys
-import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -17,11 +14,12 @@ from sqlalchemy import Connection, Row, RowMapping, Select, Text, cast, func, se
 from app.errors import FieldError, InvalidRequest, NotFound
 from app.layout import FACTS, STATISTICS
 from app.states import JOB_STATES, WORKER_STATES, JobState, WorkerState
-from app.store import sweeps, tables
+from app.store import fitting, sweeps, tables
 from app.store.claims import QUEUED
 from app.store.engine import Database
 from app.store.filters import JobFilter
 from app.store.hosts import known_hosts
+from app.store.packed import unpack
 from app.store.public import (
     MAX_ID,
     artifact_dict,
@@ -38,7 +36,7 @@ from app.store.registration import ALIVE
 from app.store.results.choosing import check_attempt, recorded_attempt
 from app.store.results.sheet import free_names, type_of
 from app.store.stored_json import broken, is_unreadable
-from app.store.waiting import waiting_reasons
+from app.store.waiting import waiting_groups, waiting_reasons
 
 logger = logging.getLogger(__name__)
 
@@ -80,9 +78,13 @@ class Reading:
         sweep: int | None = None,
         limit: int = 50,
         after: str | None = None,
+        text: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
     ) -> tuple[list[dict[str, Any]], str | None]:
         """Return the jobs that match everything given, newest first, and the cursor of the next page."""
-        query = select(tables.job).where(*JobFilter(state, kind, labels, sweep).conditions)
+        chosen = JobFilter(state, kind, labels, sweep, text, since, until)
+        query = select(tables.job).where(*chosen.conditions)
         with self._database.read() as connection:
             job = tables.job.c
             large = (job.spec, job.environment, job.validity)
@@ -175,18 +177,23 @@ class Reading:
 
     def log(self, job_id: int, attempt: int | None = None) -> str:
         """Return the output of an attempt, by default of the last: as recorded at its end, or as far as reported."""
+        return self.log_so_far(job_id, attempt)[0]
+
+    def log_so_far(self, job_id: int, attempt: int | None = None) -> tuple[str, int]:
+        """Return the output as `log` does, and the id of the job's last event, whose followers miss no line of it."""
         event = tables.event.c
         with self._database.read() as connection:
             _job(connection, job_id)
+            last = connection.execute(select(func.max(event.id)).where(event.job_id == job_id)).scalar_one() or 0
             attempts = _attempts(connection, job_id)
             if attempt is not None:
                 check_attempt(connection, job_id, attempt)
                 attempts = [row for row in attempts if row.number == attempt]
             if not attempts:
-                return ""
+                return "", last
             recorded = select(tables.attempt.c.log).where(tables.attempt.c.id == attempts[-1].id)
             if (whole := connection.execute(recorded).scalar_one()) is not None:
-                return str(whole)
+                return str(whole), last
             query = select(event.type, event.data).where(
                 event.job_id == job_id, event.attempt == attempts[-1].number, event.type.in_(("state", "log"))
             )
@@ -196,7 +203,95 @@ class Reading:
                     text.append(row.data.get("text", ""))
                 elif "worker_id" in row.data:  # a claim: an earlier one that was given back had the same number
                     text.clear()
-        return "".join(text)
+        return "".join(text), last
+
+    def progress(self, job_id: int, limit: int = 300) -> list[dict[str, Any]]:
+        """Return the last progress events of the job's current attempt, in order: data and created_at."""
+        event, job = tables.event.c, tables.job.c
+        current = select(job.attempt).where(job.id == job_id).scalar_subquery()
+        query = select(event.data, event.created_at).where(
+            event.job_id == job_id, event.type == "progress", event.attempt == current
+        )
+        with self._database.read() as connection:
+            rows = connection.execute(query.order_by(event.id.desc()).limit(limit)).all()
+        return [
+            {"data": row.data, "created_at": rfc3339(row.created_at)}
+            for row in reversed(rows)
+            if not is_unreadable(row.data)
+        ]
+
+    def samples(self, job_id: int, case_key: str | None = None, limit: int = 64) -> list[dict[str, Any]]:
+        """Return what was sampled several times of one case, by default the first: case, metric, phase, unit,
+        unit_index, samples. At most `limit` measurements, of the last attempt that recorded any.
+        """
+        measurement = tables.measurement.c
+        with self._database.read() as connection:
+            _job(connection, job_id)
+            attempt = recorded_attempt(connection, job_id, None)
+            sampled = (measurement.job_id == job_id, measurement.attempt == attempt, measurement.n > 1)
+            if case_key is None:
+                first = select(measurement.case_key).where(*sampled).order_by(measurement.id).limit(1)
+                case_key = connection.execute(first).scalar_one_or_none()
+            names = ("case", "metric", "phase", "unit", "unit_index", "samples")
+            query = select(*(measurement[name] for name in names)).where(*sampled)
+            # Other jobs have this case, too: the index on the job finds the rows.
+            query = query.where(cast(measurement.case_key, Text) == case_key).order_by(measurement.id).limit(limit)
+            rows = connection.execute(query).mappings().all()
+        return [{**row, "samples": unpack(row["samples"]) or []} for row in rows]
+
+    def cells(
+        self,
+        job_id: int,
+        sort: str | None = None,
+        *,
+        descending: bool = False,
+        text: str | None = None,
+        offset: int = 0,
+        limit: int = 100,
+    ) -> dict[str, Any]:
+        """Return a page of a job's cells, each with all its metrics: `sort`, `metrics`, `total`, `rows`.
+
+        A row has `case`, `case_key`, `unit_index`, `validity`, and by metric `values`: median, unit, outcome, reason.
+
+        Args:
+            job_id: the job.
+            sort: the metric whose median orders the cells, unknown ones last; None: as they were measured.
+            descending: the greatest first.
+            text: part of the case, as JSON; None: every cell.
+            offset: cells before the page.
+            limit: most cells of the page.
+        """
+        measurement = tables.measurement.c
+        with self._database.read() as connection:
+            _job(connection, job_id)
+            attempt = recorded_attempt(connection, job_id, None)
+            of_job = (measurement.job_id == job_id, measurement.attempt == attempt)
+            first = select(measurement.metric).where(*of_job).order_by(measurement.id).limit(1)
+            told = connection.execute(first).scalar_one_or_none() if sort is None else sort
+            value = measurement.median.desc() if descending else measurement.median
+            order = [measurement.median.is_(None), value] if sort is not None else []
+            keys = select(measurement.case_key, measurement.unit_index, func.count().over().label("total"))
+            keys = keys.where(*of_job, measurement.metric == told)
+            if text:
+                keys = keys.where(cast(measurement.case, Text).contains(text, autoescape=True))
+            chosen = connection.execute(keys.order_by(*order, measurement.id).limit(limit).offset(offset)).all()
+            names = (
+                "case",
+                "case_key",
+                "unit_index",
+                "validity",
+                "metric",
+                "phase",
+                "median",
+                "unit",
+                "outcome",
+                "reason",
+            )
+            wanted = cast(measurement.case_key, Text).in_([row.case_key for row in chosen])
+            found = select(*(measurement[name] for name in names)).where(*of_job, wanted).order_by(measurement.id)
+            rows = connection.execute(found).mappings().all()
+        cells, metrics = _cells([(row.case_key, row.unit_index) for row in chosen], rows)
+        return {"sort": sort, "metrics": metrics, "total": chosen[0].total if chosen else 0, "rows": cells}
 
     def measurements(
         self,
@@ -238,6 +333,41 @@ class Reading:
             "rows": values,
             "next": str(shown[-1]["id"]) if len(rows) > limit else None,
         }
+
+    def first_values(
+        self, job_ids: Collection[int], metrics: Collection[str], limit: int = 200
+    ) -> dict[int, list[dict[str, Any]]]:
+        """Return the values of these metrics of each job, by job id: metric, unit, outcome, median, case_key.
+
+        Of each job, it looks at the first `limit` measurements of the last attempt that recorded any.
+        """
+        job, measurement, other = tables.job.c, tables.measurement.c, tables.measurement.alias().c
+        newest = (
+            select(other.attempt).where(other.job_id == job.id).order_by(other.id.desc()).limit(1).scalar_subquery()
+        )
+        chosen = select(job.id, newest.label("attempt")).where(job.id.in_(job_ids)).cte().prefix_with("MATERIALIZED")
+        beyond = select(other.id).where(other.job_id == chosen.c.id, other.attempt == chosen.c.attempt)
+        beyond = beyond.order_by(other.id).limit(1).offset(limit)
+        bounds = select(chosen, beyond.scalar_subquery().label("beyond")).cte().prefix_with("MATERIALIZED")
+        names = ("job_id", "case_key", "metric", "unit", "outcome", "median")
+        query = select(*(measurement[name] for name in names)).where(
+            measurement.job_id == bounds.c.id,
+            measurement.attempt == bounds.c.attempt,
+            measurement.id < func.coalesce(bounds.c.beyond, MAX_ID),
+            measurement.metric.in_(metrics),
+        )
+        found: dict[int, list[dict[str, Any]]] = {}
+        with self._database.read() as connection:
+            for row in connection.execute(query.order_by(measurement.id)).mappings():
+                found.setdefault(row["job_id"], []).append(dict(row))
+        return found
+
+    def axes(self, sweep_ids: Collection[int]) -> dict[int, list[str]]:
+        """Return the paths that each of these sweeps varies, by its id."""
+        sweep = tables.sweep.c
+        with self._database.read() as connection:
+            rows = connection.execute(select(sweep.id, sweep.grid).where(sweep.id.in_(sweep_ids)))
+            return {row.id: [path for path, values in row.grid.items() if len(values) > 1] for row in rows}
 
     def units(self, job_id: int, attempt: int | None = None) -> list[dict[str, Any]]:
         """Return the units of an attempt, by default of the last recorded one, in the plan's order, each with the files
@@ -318,14 +448,22 @@ class Reading:
             rows = connection.execute(select(worker.state, func.count()).group_by(worker.state)).all()
         return {state: dict(map(tuple, rows)).get(state, 0) for state in WORKER_STATES}
 
+    def waiting(self) -> list[dict[str, Any]]:
+        """Return the queued jobs by what they need, with the reason if waiting does not cure it (see waiting.py)."""
+        with self._database.read() as connection:
+            return waiting_groups(connection)
+
     def sweep(self, sweep_id: int) -> dict[str, Any]:
-        """Return the public sweep, with the number of its points by the state of their latest job."""
+        """Return the public sweep, with the number of its points by the state of their latest job, and where its
+        searches stand.
+        """
         with self._database.read() as connection:
             query = select(tables.sweep).where(tables.sweep.c.id == checked_id(sweep_id, "sweep"))
             row = connection.execute(query).mappings().one_or_none()
             if row is None:
                 raise NotFound(f"There is no sweep {sweep_id}.")
-            return sweep_dict(row, sweeps.counts(connection, [sweep_id]).get(sweep_id, {}))
+            counts = sweeps.counts(connection, [sweep_id]).get(sweep_id, {})
+            return sweep_dict(row, counts, None if broken(row) else fitting.searches(connection, row))
 
     def job_page_version(self, job_id: int) -> str:
         """Return a text that changes with all that a job's page shows, but for the reason to wait."""
@@ -403,6 +541,7 @@ def _workers(connection: Connection, rows: Sequence[Row[Any]]) -> list[dict[str,
     return [
         {
             **{name: row._mapping[name] for name in fields},
+            "readings": readable(row.readings),
             "broken": broken(row._mapping),
             "job_ids": running.get(row.id, []),
             "registered_at": rfc3339(row.registered_at),
@@ -480,7 +619,7 @@ def _measurement(
     value |= {name: titles.get(row["unit_index"]) if name == "unit_title" else row[name] for name in FACTS}
     value |= {name: finite(row[name]) for name in STATISTICS}
     if samples:
-        value["samples"] = _unpack(row["samples"])
+        value["samples"] = unpack(row["samples"])
     return value
 
 
@@ -506,15 +645,13 @@ def _rows_within(counts: Iterable[int | None], limit: int) -> int:
     return max(rows, 1)
 
 
-def _unpack(samples: bytes | None) -> list[float | None] | None:
-    """Return the samples; None if there are none, or if they are broken, so the statistics stay readable."""
-    try:
-        values = array.array("d", b"" if samples is None else zlib.decompress(samples))
-    except (zlib.error, ValueError):
-        logger.exception("stored samples cannot be read")
-        return None
-    if not values:
-        return None
-    if sys.byteorder == "big":
-        values.byteswap()
-    return [finite(value) for value in values]
+def _cells(keys: Iterable[tuple[str, int]], rows: Iterable[RowMapping]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the cells with these keys, in this order, each with its rows by metric, and the names of all metrics."""
+    cells: dict[tuple[str, int], dict[str, Any]] = {key: {} for key in keys}
+    metrics: dict[str, None] = {}
+    for row in rows:
+        if (cell := cells.get((row["case_key"], row["unit_index"]))) is not None:
+            cell |= {name: row[name] for name in ("case", "case_key", "unit_index", "validity")}
+            cell.setdefault("values", {})[row["metric"]] = row
+            metrics[row["metric"]] = None
+    return list(cells.values()), list(metrics)

@@ -84,13 +84,16 @@ class Registration:
             return connection.execute(_LOSE, seen).rowcount == 1
 
 
-def beat(connection: Connection, worker_id: str, state: LivingState) -> bool:
-    """Record a worker's heartbeat and its state; a worker that was marked lost becomes active or draining again.
+def beat(connection: Connection, worker_id: str, state: LivingState, readings: dict[str, Any] | None = None) -> bool:
+    """Record a worker's heartbeat, its state and, unless None, the readings of its devices.
 
-    It happens in the caller's transaction, with the renewal of the worker's claims. Returns False if there is no such
-    worker any more, since it was silent for so long: it must register again.
+    A worker that was marked lost becomes active or draining again. It happens in the caller's transaction, with the
+    renewal of the worker's claims. Returns False if there is no such worker any more, since it was silent for so long:
+    it must register again.
     """
-    seen = {"worker_id": worker_id, "state": state, "last_seen_at": utc_now()}
+    seen: dict[str, Any] = {"worker_id": worker_id, "state": state, "last_seen_at": utc_now()}
+    if readings is not None:
+        seen["readings"] = readings
     return connection.execute(_BEAT, seen).rowcount == 1
 
 

@@ -16,6 +16,7 @@ from app.store.public import NO_PROGRESS
 from app.store.records import Idempotency, NewJob, Submitted
 from app.store.stored_json import is_unreadable
 from app.store.tables import utc_now
+from app.store.uploads import keep_code
 
 _key = tables.idempotency_key.c
 _INSERT_JOB = insert(tables.job).returning(tables.job.c.id, sort_by_parameter_order=True)
@@ -89,7 +90,9 @@ def check_key(connection: Connection, unique_key: str | None) -> None:
 
 
 def insert_jobs(connection: Connection, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Insert jobs with their labels and their first event; returns the rows with their ids."""
+    """Insert jobs with their labels and their first event; returns the rows with their ids. Raises Conflict if an
+    uploaded file that one of them names is gone.
+    """
     if not rows:
         return []
     ids = connection.execute(_INSERT_JOB, rows).scalars()
@@ -99,6 +102,7 @@ def insert_jobs(connection: Connection, rows: Sequence[dict[str, Any]]) -> list[
     ]
     if labels:
         connection.execute(insert(tables.job_label), labels)
+    keep_code(connection, inserted)
     connection.execute(
         insert(tables.event),
         [

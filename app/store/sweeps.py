@@ -13,13 +13,14 @@ from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import to_json
-from sqlalchemy import ColumnElement, Connection, Select, Text, cast, func, insert, literal, select
+from sqlalchemy import ColumnElement, Connection, Select, Text, cast, func, insert, literal, select, union_all
 
 from app.errors import Conflict
 from app.specs import spec_adapter
-from app.specs._sweep import Point
+from app.specs._sweep import Point, member_name
 from app.store import submission, tables
 from app.store.records import NewJob
+from app.store.uploads import keep_code
 
 _job, _event, _label = tables.job.c, tables.event.c, tables.job_label.c
 _POINT = func.coalesce(cast(_job.point, Text), cast(_job.spec, Text))
@@ -27,8 +28,15 @@ _POINT = func.coalesce(cast(_job.point, Text), cast(_job.spec, Text))
 
 
 def latest_jobs(sweep_ids: Sequence[int]) -> Select[tuple[int]]:
-    """Build a query for the ids of the latest job of each point of these sweeps, for `job.id.in_(…)`."""
-    return select(func.max(_job.id)).where(_job.sweep_id.in_(sweep_ids)).group_by(_job.sweep_id, _POINT)
+    """Build a query for the ids of the latest job of each point of these sweeps, for `job.id.in_(…)`.
+
+    An index has all that the first part asks for: no job is read.
+    """
+    latest = select(func.max(_job.id).label("id")).where(_job.sweep_id.in_(sweep_ids))
+    placed = latest.where(_job.point.is_not(None)).group_by(_job.sweep_id, _job.point)
+    of_older = latest.where(_job.point.is_(None)).group_by(_job.sweep_id, _POINT)
+    either = union_all(placed, of_older).subquery("points")
+    return select(either.c.id)
 
 
 def later_job(connection: Connection, job_id: int, sweep_id: int | None) -> int | None:
@@ -82,7 +90,8 @@ def job_of_point(sweep: Mapping[str, Any], point: Point) -> NewJob:
             f"Sweep {sweep['id']} cannot be resumed: this version does not take its point {values}: {problems}. "
             "Submit a sweep without it."
         ) from invalid
-    return NewJob(spec, name=sweep["name"], labels=sweep["labels"], **sweep["options"], point=point.choice)
+    name = member_name(sweep["name"], sweep["grid"], point.choice)
+    return NewJob(spec, name=name, labels=sweep["labels"], **sweep["options"], point=point.choice)
 
 
 def repeat_ended(connection: Connection, sweep: Mapping[str, Any], now: datetime) -> int:
@@ -92,25 +101,26 @@ def repeat_ended(connection: Connection, sweep: Mapping[str, Any], now: datetime
     if last is None:
         return 0
     given = {
-        "name": sweep["name"],
         "labels": sweep["labels"],
         **sweep["options"],
         "sweep_id": sweep["id"],
         **submission.queued(now),
     }
-    copied = [_job[column] for column in submission.FROM_SPEC]
+    same = ("name", *submission.FROM_SPEC)
+    copied = [_job[column] for column in same]
     # A running job whose cancel was requested is as good as cancelled: it ends so, whatever it measures.
     is_being_cancelled = (_job.state == "running") & _job.cancel_requested_at.is_not(None)
     without_result = _job.state.in_(("failed", "cancelled")) | is_being_cancelled
     ended = select(*copied, *(literal(value, _job[column].type) for column, value in given.items())).where(
         _job.id.in_(latest_jobs([sweep["id"]])), without_result
     )
-    repeated = insert(tables.job).from_select([*submission.FROM_SPEC, *given], ended.order_by(_job.id))
+    repeated = insert(tables.job).from_select([*same, *given], ended.order_by(_job.id))
     number = connection.execute(repeated).rowcount
     new = of_sweep & (_job.id > last)
     for key, value in sweep["labels"].items():
         labelled = select(_job.id, literal(key, _label.key.type), literal(value, _label.value.type)).where(new)
         connection.execute(insert(tables.job_label).from_select(["job_id", "key", "value"], labelled))
+    keep_code(connection, connection.execute(select(_job.id, _job.requirements, _job.spec).where(new)).mappings().all())
     say_of_each(connection, new, "state", submission.QUEUED_EVENT, now)
     return number
 

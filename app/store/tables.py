@@ -96,6 +96,7 @@ _RUNNING = text("state = 'running'")
 HOLDS_ITS_KEY = text("state IN ('queued', 'running') AND unique_key IS NOT NULL")
 """The jobs of which no two have one unique key. With other words SQLite would not see that the index has the answer."""
 _STAGED = text("staged")
+_IN_SWEEP = text("sweep_id IS NOT NULL")
 
 
 class Sweep(SQLModel, table=True):
@@ -111,6 +112,8 @@ class Sweep(SQLModel, table=True):
     exclude: list[Any] = Field(sa_column=_json("array", nullable=False))
     options: dict[str, Any] = Field(sa_column=_json(nullable=False))
     """The options that all its jobs share: priority, timeout_s, max_attempts. Resuming the sweep needs them."""
+    fit: dict[str, Any] | None = Field(default=None, sa_column=_json())
+    """The search of a sweep that looks for the largest value that fits: axis, upto, step, start (see fitting.py)."""
     created_at: datetime = Field(sa_column=_time(nullable=False))
 
 
@@ -128,6 +131,7 @@ class Job(SQLModel, table=True):
             postgresql_where=HOLDS_ITS_KEY,
         ),
         Index("ix_job_finished_at", "finished_at"),
+        Index("ix_job_sweep_point", "sweep_id", "point", sqlite_where=_IN_SWEEP, postgresql_where=_IN_SWEEP),
         _NO_REUSE,
     )
 
@@ -156,7 +160,7 @@ class Job(SQLModel, table=True):
         default=None, sa_column=Column(_ID, ForeignKey("sweep.id", ondelete="SET NULL"), nullable=True, index=True)
     )
     point: dict[str, int] | None = Field(default=None, sa_column=_json())
-    """In a job of a sweep: the index of its value on each path of the grid."""
+    """In a job of a sweep: the index of its value on each path of the grid; on the axis of a search, the value."""
     environment: dict[str, Any] | None = Field(default=None, sa_column=_json())
     """Environment of the job's first unit. The table `unit` has the environment of each unit."""
     validity: dict[str, Any] | None = Field(default=None, sa_column=_json())
@@ -182,6 +186,29 @@ class JobLabel(SQLModel, table=True):
     )
     key: str = Field(sa_column=Column(String, primary_key=True))
     value: str
+
+
+class CodeFile(SQLModel, table=True):
+    """A Python file that a user has uploaded; the bytes lie content-addressed on disk, as those of artifacts do."""
+
+    __tablename__ = "code_file"
+
+    sha256: str = Field(primary_key=True)
+    size: int
+    """Bytes."""
+    put_at: datetime = Field(sa_column=_time(nullable=False))
+    """The last time that somebody has uploaded it."""
+
+
+class JobCode(SQLModel, table=True):
+    """An uploaded file that a job's spec names. The file stays as long as there is such a job."""
+
+    __tablename__ = "job_code"
+
+    job_id: int = Field(
+        sa_column=Column(_ID, ForeignKey("job.id", ondelete="CASCADE"), primary_key=True, autoincrement=False)
+    )
+    sha256: str = Field(sa_column=Column(String, ForeignKey("code_file.sha256"), primary_key=True, index=True))
 
 
 class Attempt(SQLModel, table=True):
@@ -354,6 +381,8 @@ class Worker(SQLModel, table=True):
     """Names that the worker has, as "family:name"."""
     devices: list[Any] = Field(sa_column=_json("array", nullable=False))
     versions: dict[str, Any] = Field(sa_column=_json(nullable=False))
+    readings: dict[str, Any] | None = Field(default=None, sa_column=_json())
+    """What its devices did at a heartbeat, the last that told: {"read_at", "devices": [{"type", …}]}."""
     beat: int
     registered_at: datetime = Field(sa_column=_time(nullable=False))
     last_seen_at: datetime = Field(sa_column=_time(nullable=False))
@@ -401,11 +430,39 @@ class IdempotencyKey(SQLModel, table=True):
     created_at: datetime = Field(sa_column=_time(nullable=False))
 
 
+class Baseline(SQLModel, table=True):
+    """A named set of results that later ones are compared with."""
+
+    name: str = Field(primary_key=True)
+    created_at: datetime = Field(sa_column=_time(nullable=False))
+    updated_at: datetime = Field(sa_column=_time(nullable=False))
+    """The last time that a job or a sweep was put into it."""
+
+
+class BaselineCase(SQLModel, table=True):
+    """One case of a baseline, on one device, as one job measured it. Several jobs that did are independent samples."""
+
+    __tablename__ = "baseline_case"
+    __table_args__: ClassVar[Any] = (Index("ix_baseline_case_job_id", "job_id"),)
+
+    baseline: str = Field(sa_column=Column(String, ForeignKey("baseline.name", ondelete="CASCADE"), primary_key=True))
+    case_key: str = Field(sa_column=Column(String, primary_key=True))
+    device_key: str = Field(sa_column=Column(String, primary_key=True))
+    job_id: int = Field(
+        sa_column=Column(_ID, ForeignKey("job.id", ondelete="RESTRICT"), primary_key=True, autoincrement=False)
+    )
+    """The job cannot be deleted while it is here (see deleting.py)."""
+    title: str
+    """The case in words, for people."""
+
+
 _tables = SQLModel.metadata.tables
 
 sweep: Final[Table] = _tables["sweep"]
 job: Final[Table] = _tables["job"]
 job_label: Final[Table] = _tables["job_label"]
+code_file: Final[Table] = _tables["code_file"]
+job_code: Final[Table] = _tables["job_code"]
 attempt: Final[Table] = _tables["attempt"]
 measurement: Final[Table] = _tables["measurement"]
 unit: Final[Table] = _tables["unit"]
@@ -416,6 +473,8 @@ worker: Final[Table] = _tables["worker"]
 setting: Final[Table] = _tables["setting"]
 known_host: Final[Table] = _tables["known_host"]
 idempotency_key: Final[Table] = _tables["idempotency_key"]
+baseline: Final[Table] = _tables["baseline"]
+baseline_case: Final[Table] = _tables["baseline_case"]
 
 # Indexes for claims.py. They stand here because a class has no columns yet where it declares its other indexes. The
 # columns behind the order are those by which a claim passes over jobs: it need not read these from the table.

@@ -10,9 +10,12 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Text, cast, func, select
 
-from app.store.hosts import Host, Needs, hosts
+from app.specs._code import ALLOW_IT, RUNS_CODE
+from app.store import tables
+from app.store.claims import QUEUED
+from app.store.hosts import Host, Needs, hosts, names_in
 from app.store.pausing import paused_kinds, why_paused
 
 START_ONE = "start one with `flopwatch worker`"
@@ -34,13 +37,39 @@ def waiting_reasons(connection: Connection, jobs: Iterable[Mapping[Any, Any]]) -
     return found
 
 
+def waiting_groups(connection: Connection) -> list[dict[str, Any]]:
+    """Return the queued jobs by what they need, the largest group first: kind, devices, names, their number, the id of
+    the one that was submitted first, and the reason as above.
+    """
+    job = tables.job.c
+    needs = (job.kind, job.device_type, job.devices, cast(job.requirements, Text))
+    query = select(*needs, func.count(), func.min(job.id)).where(QUEUED).group_by(*needs)
+    connected, paused = hosts(connection, ("active", "draining")), paused_kinds(connection)
+    found = []
+    for kind, device_type, devices, requirements, number, first in connection.execute(query):
+        needed = Needs(kind, device_type, devices, frozenset(names_in(requirements)))
+        found.append(
+            {
+                "kind": kind,
+                "device_type": device_type,
+                "devices": devices,
+                "requirements": sorted(needed.requirements),
+                "jobs": number,
+                "first_job": first,
+                "waiting": why_paused(kind, paused) or why_it_waits(needed, connected),
+            }
+        )
+    return sorted(found, key=lambda group: (-group["jobs"], group["first_job"]))
+
+
 def why_it_waits(job: Needs, connected: Sequence[Host]) -> str | None:
     """Say in words what the job needs that none of these workers has; None when one of them could run it."""
+    start_one = ALLOW_IT if RUNS_CODE in job.requirements else START_ONE
     if not connected:
-        return f"no worker is connected: {START_ONE}"
+        return f"no worker is connected: {start_one}"
     candidates = [host for host in connected if host.state == "active"]
     if not candidates:
-        return f"every connected worker is stopping and takes no new jobs: {START_ONE}"
+        return f"every connected worker is stopping and takes no new jobs: {start_one}"
     candidates = [host for host in candidates if job.kind in host.kinds]
     if not candidates:
         return f"no connected worker runs the kind {_quoted(job.kind)}"
@@ -56,12 +85,16 @@ def _missing_names(requirements: frozenset[str], candidates: Sequence[Host]) -> 
     if any(requirements <= host.capabilities for host in candidates):
         return None
     somewhere = frozenset[str]().union(*(host.capabilities for host in candidates))
+    if RUNS_CODE in requirements - somewhere:
+        return f"no connected worker with such devices runs uploaded code: {ALLOW_IT}"
     missing = sorted(requirements - somewhere)
     names = ", ".join(_in_words(name) for name in missing or sorted(requirements))
     return f"no connected worker with such devices has {names}" + ("" if missing else " together")
 
 
 def _in_words(requirement: str) -> str:
+    if requirement == RUNS_CODE:
+        return "leave to run uploaded code"
     family, _, name = requirement.partition(":")
     return f"the {family} {_quoted(name)}"
 

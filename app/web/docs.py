@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from fastapi.staticfiles import StaticFiles
+from starlette.staticfiles import PathLike
+from starlette.types import Scope
 
 from app.api.parameters import NO_QUERY
-from app.web.templates import render
+from app.web.templates import STATIC, render
 
 router = APIRouter(include_in_schema=False)
 
@@ -20,8 +22,20 @@ DOCS_POLICY = (
 )
 
 
+class _StaticFiles(StaticFiles):
+    """Files that browsers keep for ever where their address has their version, and ask about again where it has not."""
+
+    def file_response(
+        self, full_path: PathLike, stat_result: os.stat_result, scope: Scope, status_code: int = 200
+    ) -> Response:
+        response = super().file_response(full_path, stat_result, scope, status_code)
+        versioned = scope["query_string"].startswith(b"v=")
+        response.headers["Cache-Control"] = "public, max-age=31536000, immutable" if versioned else "no-cache"
+        return response
+
+
 def static_files() -> StaticFiles:
-    return StaticFiles(directory=Path(__file__).parent / "static")
+    return _StaticFiles(directory=STATIC)
 
 
 @router.get("/docs", dependencies=[NO_QUERY])

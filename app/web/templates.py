@@ -1,10 +1,13 @@
-"""The Jinja2 environment, with the filters that templates use."""
+"""The Jinja2 environment: filters, the navigation, the addresses of static files, and the policies of pages."""
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,26 @@ from fastapi.responses import Response
 from fastapi.templating import Jinja2Templates
 from markupsafe import Markup, escape
 
-from app.layout import FORMATS, doubts, notes, number, verdict
+from app.layout import FORMATS, age, doubts, duration, notes, number, ran, verdict
+from app.metrics import readable
+from app.store import results
+
+STATIC = Path(__file__).parent / "static"
+
+PLOT_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+    "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+"""Plotly sets style attributes, and makes its pictures for download of data and blobs. It needs no eval."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A page in the navigation; those with a smaller `order` stand further left."""
+
+    title: str
+    path: str
+    order: int
 
 
 @functools.cache
@@ -25,22 +47,54 @@ def _templates() -> Jinja2Templates:
         "verdict": verdict,
         "doubts": doubts,
         "notes": notes,
+        "age": age,
+        "ago": ago,
+        "ran": ran,
+        "duration": duration,
         "moment": moment,
         "pretty": pretty,
+        "plain": plain,
         "commands": commands,
+        "head": readable,
     }
     templates.env.globals["formats_of_tables"] = FORMATS
+    templates.env.globals["asset"] = asset
     return templates
 
 
-def render(request: Request, template: str, status_code: int = 200, **values: Any) -> Response:
-    """Render a page; values are escaped."""
-    return _templates().TemplateResponse(request, template, values, status_code=status_code)
+def set_navigation(entries: Sequence[Entry]) -> None:
+    """Show these entries in the head of every page; templates link others only if `has_page` says that they exist."""
+    paths = {entry.path for entry in entries}
+    _templates().env.globals |= {"navigation": list(entries), "has_page": paths.__contains__}
+
+
+def render(request: Request, template: str, status_code: int = 200, *, plots: bool = False, **values: Any) -> Response:
+    """Render a page; values are escaped. A page with plots gets the policy that lets Plotly draw."""
+    headers = {"Content-Security-Policy": PLOT_POLICY} if plots else None
+    return _templates().TemplateResponse(request, template, values, status_code=status_code, headers=headers)
+
+
+def page_text(template: str, **values: Any) -> str:
+    """Return the text of a page that stands alone; values are escaped."""
+    return str(_templates().get_template(template).render(**values))
+
+
+@functools.cache
+def asset(name: str) -> str:
+    """Return the address of a static file, which changes with its content, so that browsers may keep it for ever."""
+    digest = hashlib.sha256((STATIC / name).read_bytes()).hexdigest()
+    return f"/static/{name}?v={digest[:12]}"
 
 
 def moment(time: str | None) -> str:
     """2026-01-02T03:04:05.678901Z → 2026-01-02 03:04:05 UTC."""
     return "–" if time is None else f"{time[:10]} {time[11:19]} UTC"
+
+
+def ago(time: str) -> str:
+    """How long ago a time was, to the minute: a page that refreshes itself need not change every second."""
+    text = age(time) or ""
+    return "just now" if text.endswith(" s ago") else text
 
 
 def commands(text: str) -> Markup:
@@ -51,3 +105,18 @@ def commands(text: str) -> Markup:
 def pretty(value: Any) -> str:
     """Indented JSON."""
     return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def plain(value: Any) -> str:
+    """A value as people write it: texts as they are, lists with commas, all else as JSON; "–" if there is none."""
+    if value is None:
+        return "–"
+    if isinstance(value, list):
+        return ", ".join(map(plain, value))
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def table(sheet: results.Sheet) -> Markup:
+    """A table of results as HTML; empty where it has no rows."""
+    text = results.render(sheet, "html") if sheet.rows else ""
+    return Markup(text)  # noqa: S704  # its cells are escaped

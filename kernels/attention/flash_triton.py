@@ -1,16 +1,18 @@
-"""FlashAttention-2 in Triton, forward and backward: for CUDA devices from Ampere on, best tuned for Hopper.
+"""FlashAttention in Triton, forward and backward: for CUDA devices from Ampere on.
 
 Takes float32, bfloat16 and float16; head dimensions up to 256; any strides (the last axis is made contiguous if it is
 not); grouped keys and values (a multiple of their heads in the queries); any lengths, also different ones. Memory grows
 linearly with the length. Products are of the inputs' dtype with float32 sums; products of float32 keep its precision
-(see triton_operands for how, and for infinities), unless torch allows tf32.
+(see triton_operands for how, and for infinities), unless torch allows tf32. Under autocast inputs are cast as those of
+torch's scaled_dot_product_attention are.
 
 `flash_attention` is the function to call. Under it lie two `torch.library` operations, which `torch.compile` takes as
 they are, without a graph break; `TritonFlashAttention2` is the same as an autograd.Function.
 
-The backward pass has two forms (see triton_backward). It takes the one that was measured to be faster (see
-triton_tilings); if torch's deterministic algorithms are on, it takes two passes, whose results are the same bit for bit
-in every run.
+On compute capability 9.0 the kernels of `kernels.attention.hopper` compute what they take: half precision with head
+dimensions from 40 on. All else is FlashAttention-2 (triton_forward, triton_backward). Its backward pass has two forms:
+it takes the one that was measured to be faster (see triton_tilings). If torch's deterministic algorithms are on, the
+backward pass is that of FlashAttention-2 in two passes, whose results are the same bit for bit in every run.
 """
 
 from __future__ import annotations
@@ -25,9 +27,12 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from kernels.attention import triton_launch as launch
+from kernels.attention.hopper import launch as hopper
 from kernels.attention.triton_inputs import (
+    as_autocast_asks,
     check_device,
     like,
+    on_device,
     precision_of,
     room_for_results,
     tf32_is_allowed,
@@ -35,11 +40,15 @@ from kernels.attention.triton_inputs import (
 )
 from kernels.registry import Implementation
 
+PLAIN = frozenset({Tensor, Parameter})
+
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 """Gradients of q, k and v; None for those that are not needed."""
 
 
-def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, tf32: bool | None = None) -> Tensor:
+def flash_attention(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, tf32: bool | None = None, only_hopper: bool = False
+) -> Tensor:
     """Softmax attention.
 
     Args:
@@ -49,6 +58,7 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *,
         is_causal: Query i sees keys 0 … i only (top-left alignment).
         tf32: True lets products round float32 inputs to tf32 (10 bits of mantissa). None: as torch is set for its own
             products (`torch.backends.cuda.matmul`).
+        only_hopper: Refuse what the kernels for compute capability 9.0 do not take.
 
     Returns:
         The output, of q's shape.
@@ -56,13 +66,14 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *,
     Raises:
         ValueError: shapes, dtypes or devices do not fit together, or are not taken.
     """
+    q, k, v = as_autocast_asks(q, k, v)
     if tf32 is None:
-        tf32 = tf32_is_allowed()
+        tf32 = q.dtype == torch.float32 and tf32_is_allowed()
     out: Tensor
     if _is_plain(q, k, v):
-        out = TritonFlashAttention2.apply(q, k, v, is_causal, tf32)  # type: ignore[no-untyped-call]
+        out = TritonFlashAttention2.apply(q, k, v, is_causal, tf32, only_hopper)  # type: ignore[no-untyped-call]
     else:
-        out = _forward_operation(q, k, v, is_causal, tf32)[0]
+        out = _forward_operation(q, k, v, is_causal, tf32, only_hopper)[0]
     return out
 
 
@@ -70,11 +81,20 @@ class TritonFlashAttention2(torch.autograd.Function):
     """`TritonFlashAttention2.apply(q, k, v, is_causal=False)`: `flash_attention` as an autograd.Function."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, tf32: bool | None = None) -> Tensor:
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        is_causal: bool = False,
+        tf32: bool | None = None,
+        only_hopper: bool = False,
+    ) -> Tensor:
         """The output; saves it, the inputs, and the log-sum-exp of each query's scores."""
+        q, k, v = as_autocast_asks(q, k, v)
         if tf32 is None:
-            tf32 = tf32_is_allowed()
-        out, logsumexp = (_forward if _is_plain(q, k, v) else _forward_operation)(q, k, v, is_causal, tf32)
+            tf32 = q.dtype == torch.float32 and tf32_is_allowed()
+        out, logsumexp = (_forward if _is_plain(q, k, v) else _forward_operation)(q, k, v, is_causal, tf32, only_hopper)
         ctx.save_for_backward(q, k, v, out, logsumexp)
         ctx.is_causal, ctx.tf32 = is_causal, tf32
         return out
@@ -86,8 +106,8 @@ class TritonFlashAttention2(torch.autograd.Function):
         q, k, v, out, logsumexp = ctx.saved_tensors
         inputs = out_gradient, None, q, k, v, out, logsumexp, ctx.is_causal, ctx.tf32
         if _is_plain(out_gradient, q, k, v, out, logsumexp):
-            return *_gradients(*inputs, ctx.needs_input_grad[:3]), None, None
-        return *_backward_operation(*inputs), None, None
+            return *_gradients(*inputs, ctx.needs_input_grad[:3]), None, None, None
+        return *_backward_operation(*inputs), None, None, None
 
 
 def _is_plain(*tensors: Tensor) -> bool:
@@ -100,19 +120,25 @@ def _is_plain(*tensors: Tensor) -> bool:
         not torch.compiler.is_compiling()
         and not is_in_torch_dispatch_mode()
         and not torch._C._are_functorch_transforms_active()  # autograd.Function checks the same
-        and all(type(tensor) in (Tensor, Parameter) and not tensor.is_meta for tensor in tensors)
+        and PLAIN.issuperset(map(type, tensors))
+        and not tensors[0].is_meta
     )
 
 
-def _forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, tf32: bool) -> tuple[Tensor, Tensor]:
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, tf32: bool, only_hopper: bool = False
+) -> tuple[Tensor, Tensor]:
     out, logsumexp = room_for_results(q, k, v)
     check_device(q.device)
     if out.numel():
-        precision = precision_of(q, tf32)
         q, k, v, heads_out = with_heads(q, k, v, out)
-        with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
-            q, k, v = launch.operands(precision, q, k, v)
-            launch.forward(q, k, v, heads_out, logsumexp, is_causal, precision)
+        with on_device(q.device):
+            if not hopper.forward(q, k, v, heads_out, logsumexp, is_causal):
+                if only_hopper:
+                    raise ValueError(f"attention 'hopper' cannot take these inputs: {hopper.why_not(q, k, v)}")
+                precision = precision_of(q, tf32)
+                q, k, v = launch.operands(precision, q, k, v)
+                launch.forward(q, k, v, heads_out, logsumexp, is_causal, precision)
     return out, logsumexp
 
 
@@ -126,15 +152,19 @@ def _gradients(
     dk, dv = (like(k), like(v)) if needed[1] or needed[2] else (None, None)
     if q.numel() == 0:
         return dq, None if dk is None else dk.zero_(), None if dv is None else dv.zero_()
-    precision = precision_of(q, tf32)
     out_gradient, q, k, v, out = with_heads(out_gradient, q, k, v, out)
-    rooms = [None if room is None else with_heads(room)[0] for room in (dq, dk, dv)]
-    with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
-        launch.backward(
-            out_gradient, q, k, v, out, rooms[0], rooms[1], rooms[2],
-            logsumexp.contiguous(), None if logsumexp_gradient is None else logsumexp_gradient.contiguous(),
-            is_causal, precision,
-        )  # fmt: skip
+    dq_room, dk_room, dv_room = (None if room is None else with_heads(room)[0] for room in (dq, dk, dv))
+    logsumexp = logsumexp.contiguous()
+    if logsumexp_gradient is not None:
+        logsumexp_gradient = logsumexp_gradient.contiguous()
+    rest = logsumexp, logsumexp_gradient, is_causal
+    with on_device(q.device):
+        if (
+            dq_room is None or dk_room is None or dv_room is None
+            or torch.are_deterministic_algorithms_enabled()
+            or not hopper.backward(out_gradient, q, k, v, out, dq_room, dk_room, dv_room, *rest)
+        ):  # fmt: skip
+            launch.backward(out_gradient, q, k, v, out, dq_room, dk_room, dv_room, *rest, precision_of(q, tf32))
     return dq, dk if needed[1] else None, dv if needed[2] else None
 
 
@@ -148,7 +178,7 @@ def _backward(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, ctx.is_causal, ctx.tf32 = inputs
+    q, k, v, ctx.is_causal, ctx.tf32, _only_hopper = inputs
     ctx.save_for_backward(q, k, v, *output)
     ctx.set_materialize_grads(False)
 
@@ -158,16 +188,36 @@ def _differentiate(ctx: Any, out_gradient: Tensor | None, logsumexp_gradient: Te
     if out_gradient is None:
         out_gradient = torch.zeros_like(out)
     gradients = _backward_operation(out_gradient, logsumexp_gradient, q, k, v, out, logsumexp, ctx.is_causal, ctx.tf32)
-    return *gradients, None, None
+    return *gradients, None, None, None
 
 
-_forward_operation = torch.library.custom_op("flopwatch::flash_attention", _forward, mutates_args=())
-_forward_operation.register_fake(lambda q, k, v, is_causal, tf32: room_for_results(q, k, v))
-_forward_operation.register_autograd(_differentiate, setup_context=_save)
-_backward_operation = torch.library.custom_op("flopwatch::flash_attention_backward", _backward, mutates_args=())
-_backward_operation.register_fake(
-    lambda out_gradient, logsumexp_gradient, q, k, v, out, logsumexp, is_causal, tf32: (like(q), like(k), like(v))
+# Defined by hand: `torch.library.custom_op` does the same, and takes the host 13 µs longer to call.
+_library = torch.library.Library("flopwatch", "FRAGMENT")  # operations live as long as this does
+_library.define(
+    "flash_attention(Tensor q, Tensor k, Tensor v, bool is_causal, bool tf32, bool only_hopper=False) "
+    "-> (Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
 )
+_library.define(
+    "flash_attention_backward(Tensor out_gradient, Tensor? logsumexp_gradient, Tensor q, Tensor k, Tensor v, "
+    "Tensor out, Tensor logsumexp, bool is_causal, bool tf32) -> (Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_library.impl("flash_attention", _forward, "CompositeExplicitAutograd")
+_library.impl("flash_attention_backward", _backward, "CompositeExplicitAutograd")
+torch.library.register_fake(
+    "flopwatch::flash_attention",
+    lambda q, k, v, is_causal, tf32, only_hopper=False: room_for_results(q, k, v),
+    lib=_library,
+)
+torch.library.register_fake(
+    "flopwatch::flash_attention_backward",
+    lambda out_gradient, logsumexp_gradient, q, k, v, out, logsumexp, is_causal, tf32: (like(q), like(k), like(v)),
+    lib=_library,
+)
+torch.library.register_autograd("flopwatch::flash_attention", _differentiate, setup_context=_save, lib=_library)
+_forward_operation = torch.ops.flopwatch.flash_attention.default
+_backward_operation = torch.ops.flopwatch.flash_attention_backward.default
 
 
 def _tune(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, *, backward: bool, tell: Callable[[str], None]) -> str:
@@ -176,6 +226,11 @@ def _tune(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, *, backward: bool, t
     return tune(q, k, v, is_causal, backward=backward, tell=tell).summary()
 
 
+def _hopper_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+    return flash_attention(q, k, v, is_causal, only_hopper=True)
+
+
+hopper_implementation = Implementation("hopper", _hopper_attention, {"cuda": frozenset({"bfloat16", "float16"})})
 implementation = Implementation(
     "triton",
     flash_attention,

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from contextlib import AbstractContextManager
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
@@ -71,8 +75,35 @@ def with_heads(*tensors: Tensor) -> list[Tensor]:
     """Return each as (batch, heads, rows, head_dim) with a contiguous last axis. For results these are views, so writes
     reach them.
     """
+    if all(tensor.dim() == 4 and tensor.stride(3) == 1 for tensor in tensors):
+        return list(tensors)
     contiguous = [tensor if tensor.stride(-1) == 1 else tensor.contiguous() for tensor in tensors]
     return [tensor if tensor.dim() == 4 else tensor.unsqueeze(1) for tensor in contiguous]
+
+
+def as_autocast_asks(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the inputs in autocast's dtype, if it is on for their device: all but those of float64, which no kernel
+    takes. torch casts those of scaled_dot_product_attention in the same way.
+    """
+    device = q.device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(device)
+    q, k, v = (
+        tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
+        for tensor in (q, k, v)
+    )
+    return q, k, v
+
+
+_HERE = contextlib.nullcontext()
+
+
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context in which `device` is the current one. It mostly is, and asking is cheaper than setting."""
+    if device.type != "cuda" or device.index == torch.cuda.current_device():
+        return _HERE
+    return torch.cuda.device(device)
 
 
 # A compiled graph keeps the setting with which it was compiled.

@@ -8,20 +8,41 @@ launch takes the tiling that was measured to be best (see triton_tilings) unless
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
 from kernels.attention import triton_tilings as tilings
-from kernels.attention.triton_backward import keys_kernel, queries_kernel, rows_kernel
+from kernels.attention.triton_backward import finish_kernel, keys_kernel, queries_kernel, rows_kernel
 from kernels.attention.triton_forward import forward_kernel
 from kernels.attention.triton_operands import split_tensor
-from kernels.attention.triton_tiles import Tiling, descriptor, has_tensor_descriptors
+from kernels.attention.triton_tiles import Tiling, has_tensor_descriptors
+from kernels.launching import Address, Launch, Window
 
-ROW_TILE = 128  # lengths of the backward pass's buffers are multiples of this, and so of every tile of queries
+ROW_TILE = 128
+"""Lengths of the backward pass's buffers are multiples of this, and so of every tile of queries."""
+ROW_ELEMENTS = 8192
+"""Elements of a tile of the kernels that read rows: two such tiles fit into four warps' registers."""
+LAUNCHES = 256
+"""Launches of each kernel that are kept: one for each set of shapes and strides."""
+
+
+class Kind(NamedTuple):
+    """What a launch depends on, of a tensor."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+def kind(tensor: Tensor) -> Kind:
+    """Return the kind of a tensor."""
+    return Kind(tensor.shape, tensor.stride(), tensor.dtype, tensor.device)
 
 
 def forward(
@@ -29,17 +50,30 @@ def forward(
     tiling: Tiling | None = None,
 ) -> None:  # fmt: skip
     """Fill `out` and `logsumexp`, from `operands`."""
+    tiling = tiling or tilings.choose((q, k, v), padded_width(out.shape[-1]), precision).forward
+    tma = _through_descriptors(q, k, v)
+    _forward_launch(kind(q), kind(k), kind(v), kind(out), is_causal, precision, tma, tiling)((q, k, v, out, logsumexp))
+
+
+@functools.lru_cache(maxsize=LAUNCHES)
+def _forward_launch(
+    q: Kind, k: Kind, v: Kind, out: Kind, is_causal: bool, precision: str, tma: bool, tiling: Tiling
+) -> Launch:
     batches, heads, queries, head_dim = out.shape
     width = padded_width(head_dim)
-    tiling = tiling or tilings.choose((q, k, v), width, precision).forward
-    tma = all(has_tensor_descriptors(tensor) for tensor in (q, k, v))
-    forward_kernel[(triton.cdiv(queries, tiling.queries) * heads * batches,)](
-        _source(q, tiling.queries, width, tma), _source(k, tiling.keys, width, tma),
-        _source(v, tiling.keys, width, tma), out, logsumexp,
-        q.stride(), k.stride(), v.stride(), out.stride(),
-        heads, queries, k.shape[2], math.log2(math.e) / math.sqrt(head_dim),
-        GROUP=heads // k.shape[1], HEAD_DIM=head_dim, WIDTH=width, CAUSAL=is_causal, PRECISION=precision, TMA=tma,
-        HOLD=tiling.hold, **tiling.launch_options(),
+    return Launch(
+        forward_kernel,
+        triton.cdiv(queries, tiling.queries) * heads * batches,
+        (
+            _source(0, q, tiling.queries, width, tma), _source(1, k, tiling.keys, width, tma),
+            _source(2, v, tiling.keys, width, tma), Address(3), Address(4),
+            q.strides, k.strides, v.strides, out.strides,
+            heads, queries, k.shape[2], math.log2(math.e) / math.sqrt(head_dim),
+        ),
+        {
+            "GROUP": heads // k.shape[1], "HEAD_DIM": head_dim, "WIDTH": width, "CAUSAL": is_causal,
+            "PRECISION": precision, "TMA": tma, "HOLD": tiling.hold, **tiling.launch_options(),
+        },
     )  # fmt: skip
 
 
@@ -53,29 +87,42 @@ def backward(
     If all are given, it takes the form that was measured to be faster, or two passes for determinism.
     """
     width = padded_width(q.shape[-1])
-    exponents, deltas = rows(out, out_gradient, logsumexp, logsumexp_gradient)
-    q, k, v, out_gradient = operands(precision, q, k, v, out_gradient)
+    q_operand, k_operand, v_operand = operands(precision, q, k, v)
     one_pass = (
         dq is not None
         and dk is not None
-        and tilings.choose((q, k, v), width, precision).prefer_one_pass
+        and tilings.choose((q_operand, k_operand, v_operand), width, precision).prefer_one_pass
         and not torch.are_deterministic_algorithms_enabled()
     )
-    dq_sum = exponents.new_zeros((*exponents.shape, width)) if one_pass else None
+    exponents, deltas, dq_sum = rows(out, out_gradient, logsumexp, logsumexp_gradient, add_up=one_pass)
+    (out_gradient,) = operands(precision, out_gradient)
+    inputs = q_operand, k_operand, v_operand, out_gradient, exponents, deltas
     if dk is not None and dv is not None:
-        keys(q, k, v, out_gradient, exponents, deltas, dk, dv, is_causal, precision, dq_sum)
+        keys(*inputs, dk, dv, is_causal, precision, dq_sum)
     if dq is None:
         return
     if dq_sum is None:
-        queries(q, k, v, out_gradient, exponents, deltas, dq, is_causal, precision)
+        queries(*inputs, dq, is_causal, precision)
     else:
         take_sum(dq_sum, dq)
 
 
 def take_sum(dq_sum: Tensor, dq: Tensor) -> None:
     """Fill dq from the sum that `keys` added to."""
-    length, head_dim = dq.shape[2:]
-    torch.mul(dq_sum[:, :, :length, :head_dim], 1 / math.sqrt(head_dim), out=dq)
+    _finish_launch(kind(dq), kind(dq_sum))((dq_sum, dq))
+
+
+@functools.lru_cache(maxsize=LAUNCHES)
+def _finish_launch(dq: Kind, dq_sum: Kind) -> Launch:
+    batches, heads, queries, head_dim = dq.shape
+    width = dq_sum.shape[-1]
+    size = rows_at_once(width)
+    return Launch(
+        finish_kernel,
+        triton.cdiv(queries, size) * heads * batches,
+        (Address(0), Address(1), dq.strides, heads, queries, dq_sum.shape[2], 1 / math.sqrt(head_dim)),
+        {"HEAD_DIM": head_dim, "WIDTH": width, "ROWS": size},
+    )
 
 
 def operands(precision: str, *tensors: Tensor) -> list[Tensor]:
@@ -86,21 +133,38 @@ def operands(precision: str, *tensors: Tensor) -> list[Tensor]:
 
 
 def rows(
-    out: Tensor, out_gradient: Tensor, logsumexp: Tensor, logsumexp_gradient: Tensor | None
-) -> tuple[Tensor, Tensor]:
+    out: Tensor, out_gradient: Tensor, logsumexp: Tensor, logsumexp_gradient: Tensor | None, *, add_up: bool = False
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return per query the numbers that `keys` and `queries` need: exponents and D, each (batch, heads, queries,
-    rounded up).
+    rounded up); and, to `add_up` dQ in one pass, zeros of that shape with an axis more.
     """
     batches, heads, queries, head_dim = out.shape
     padded = triton.cdiv(queries, ROW_TILE) * ROW_TILE
-    exponents, deltas = out.new_empty((2, batches, heads, padded), dtype=torch.float32)
-    rows_kernel[(padded // ROW_TILE * heads * batches,)](
-        out, out_gradient, logsumexp, logsumexp_gradient, exponents, deltas,
-        out.stride(), out_gradient.stride(), heads, queries, padded,
-        HEAD_DIM=head_dim, WIDTH=padded_width(head_dim), HAS_LOGSUMEXP_GRADIENT=logsumexp_gradient is not None,
-        ROWS=ROW_TILE,
+    exponents, deltas = out.new_empty((2, batches, heads, padded), dtype=torch.float32).unbind()
+    width = padded_width(head_dim)
+    dq_sum = out.new_empty((batches, heads, padded, width), dtype=torch.float32) if add_up else None
+    launch = _rows_launch(kind(out), kind(out_gradient), logsumexp_gradient is not None, add_up)
+    launch((
+        out, out_gradient, logsumexp, logsumexp if logsumexp_gradient is None else logsumexp_gradient,
+        exponents, deltas, exponents if dq_sum is None else dq_sum,
+    ))  # fmt: skip
+    return exponents, deltas, dq_sum
+
+
+@functools.lru_cache(maxsize=LAUNCHES)
+def _rows_launch(out: Kind, out_gradient: Kind, has_logsumexp_gradient: bool, clear: bool) -> Launch:
+    batches, heads, queries, head_dim = out.shape
+    padded, width = triton.cdiv(queries, ROW_TILE) * ROW_TILE, padded_width(head_dim)
+    size = rows_at_once(width)
+    return Launch(
+        rows_kernel,
+        padded // size * heads * batches,
+        (*map(Address, range(7)), out.strides, out_gradient.strides, heads, queries, padded),
+        {
+            "HEAD_DIM": head_dim, "WIDTH": width, "HAS_LOGSUMEXP_GRADIENT": has_logsumexp_gradient, "CLEAR": clear,
+            "ROWS": size,
+        },
     )  # fmt: skip
-    return exponents, deltas
 
 
 def keys(
@@ -111,21 +175,44 @@ def keys(
 
     The first four are `operands`.
     """
-    batches, key_heads, length, head_dim = dk.shape
-    width, root = padded_width(head_dim), 1 / math.sqrt(head_dim)
     if tiling is None:
-        chosen = tilings.choose((q, k, v), width, precision)
+        chosen = tilings.choose((q, k, v), padded_width(dk.shape[-1]), precision)
         tiling = chosen.keys if dq_sum is None else chosen.one_pass
+    tma = _through_descriptors(q, k, v, out_gradient)
+    launch = _keys_launch(
+        kind(q), kind(k), kind(v), kind(out_gradient), kind(dk), kind(dv), exponents.shape[2], dq_sum is not None,
+        is_causal, precision, tma, tiling,
+    )  # fmt: skip
+    launch((q, k, v, out_gradient, exponents, deltas, exponents if dq_sum is None else dq_sum, dk, dv))
+
+
+@functools.lru_cache(maxsize=LAUNCHES)
+def _keys_launch(
+    q: Kind, k: Kind, v: Kind, out_gradient: Kind, dk: Kind, dv: Kind, padded: int, one_pass: bool,
+    is_causal: bool, precision: str, tma: bool, tiling: Tiling,
+) -> Launch:  # fmt: skip
+    batches, key_heads, length, head_dim = dk.shape
+    heads, queries = q.shape[1:3]
+    width, root = padded_width(head_dim), 1 / math.sqrt(head_dim)
     assert ROW_TILE % tiling.queries == 0, "buffers of numbers per query end with a tile"
-    tma = all(has_tensor_descriptors(tensor) for tensor in (q, k, v, out_gradient))
-    keys_kernel[(triton.cdiv(length, tiling.keys) * key_heads * batches,)](
-        _source(q, tiling.queries, width, tma), _source(k, tiling.keys, width, tma),
-        _source(v, tiling.keys, width, tma), _source(out_gradient, tiling.queries, width, tma),
-        exponents, deltas, exponents if dq_sum is None else _source(dq_sum, tiling.queries, width, tma), dk, dv,
-        q.stride(), k.stride(), v.stride(), out_gradient.stride(), dk.stride(), dv.stride(),
-        q.shape[1], q.shape[2], length, exponents.shape[2], math.log2(math.e) * root, root,
-        GROUP=q.shape[1] // key_heads, HEAD_DIM=head_dim, WIDTH=width, CAUSAL=is_causal, ONE_PASS=dq_sum is not None,
-        PRECISION=precision, TMA=tma, **tiling.launch_options(),
+    dq_sum: Any = Address(6)
+    if one_pass and tma:
+        shape = (batches, heads, padded, width)
+        dq_sum = Window.of(6, shape, _contiguous(shape), (1, 1, tiling.queries, width))
+    return Launch(
+        keys_kernel,
+        triton.cdiv(length, tiling.keys) * key_heads * batches,
+        (
+            _source(0, q, tiling.queries, width, tma), _source(1, k, tiling.keys, width, tma),
+            _source(2, v, tiling.keys, width, tma), _source(3, out_gradient, tiling.queries, width, tma),
+            Address(4), Address(5), dq_sum, Address(7), Address(8),
+            q.strides, k.strides, v.strides, out_gradient.strides, dk.strides, dv.strides,
+            heads, queries, length, padded, math.log2(math.e) * root, root,
+        ),
+        {
+            "GROUP": heads // key_heads, "HEAD_DIM": head_dim, "WIDTH": width, "CAUSAL": is_causal,
+            "ONE_PASS": one_pass, "PRECISION": precision, "TMA": tma, **tiling.launch_options(),
+        },
     )  # fmt: skip
 
 
@@ -134,19 +221,36 @@ def queries(
     is_causal: bool, precision: str, tiling: Tiling | None = None,
 ) -> None:  # fmt: skip
     """Fill dq. The first four are `operands`."""
+    tiling = tiling or tilings.choose((q, k, v), padded_width(dq.shape[-1]), precision).queries
+    tma = _through_descriptors(q, k, v, out_gradient)
+    launch = _queries_launch(
+        kind(q), kind(k), kind(v), kind(out_gradient), kind(dq), exponents.shape[2], is_causal, precision, tma, tiling
+    )
+    launch((q, k, v, out_gradient, exponents, deltas, dq))
+
+
+@functools.lru_cache(maxsize=LAUNCHES)
+def _queries_launch(
+    q: Kind, k: Kind, v: Kind, out_gradient: Kind, dq: Kind, padded: int,
+    is_causal: bool, precision: str, tma: bool, tiling: Tiling,
+) -> Launch:  # fmt: skip
     batches, heads, length, head_dim = dq.shape
     width, root = padded_width(head_dim), 1 / math.sqrt(head_dim)
-    tiling = tiling or tilings.choose((q, k, v), width, precision).queries
     assert ROW_TILE % tiling.queries == 0, "buffers of numbers per query end with a tile"
-    tma = all(has_tensor_descriptors(tensor) for tensor in (q, k, v, out_gradient))
-    queries_kernel[(triton.cdiv(length, tiling.queries) * heads * batches,)](
-        _source(q, tiling.queries, width, tma), _source(k, tiling.keys, width, tma),
-        _source(v, tiling.keys, width, tma), _source(out_gradient, tiling.queries, width, tma),
-        exponents, deltas, dq,
-        q.stride(), k.stride(), v.stride(), out_gradient.stride(), dq.stride(),
-        heads, length, k.shape[2], exponents.shape[2], math.log2(math.e) * root, root,
-        GROUP=heads // k.shape[1], HEAD_DIM=head_dim, WIDTH=width, CAUSAL=is_causal, PRECISION=precision, TMA=tma,
-        HOLD=tiling.hold, **tiling.launch_options(),
+    return Launch(
+        queries_kernel,
+        triton.cdiv(length, tiling.queries) * heads * batches,
+        (
+            _source(0, q, tiling.queries, width, tma), _source(1, k, tiling.keys, width, tma),
+            _source(2, v, tiling.keys, width, tma), _source(3, out_gradient, tiling.queries, width, tma),
+            Address(4), Address(5), Address(6),
+            q.strides, k.strides, v.strides, out_gradient.strides, dq.strides,
+            heads, length, k.shape[2], padded, math.log2(math.e) * root, root,
+        ),
+        {
+            "GROUP": heads // k.shape[1], "HEAD_DIM": head_dim, "WIDTH": width, "CAUSAL": is_causal,
+            "PRECISION": precision, "TMA": tma, "HOLD": tiling.hold, **tiling.launch_options(),
+        },
     )  # fmt: skip
 
 
@@ -155,5 +259,18 @@ def padded_width(head_dim: int) -> int:
     return max(16, 1 << (head_dim - 1).bit_length())
 
 
-def _source(tensor: Tensor, rows: int, width: int, tma: bool) -> Any:
-    return descriptor(tensor, rows, width) if tma else tensor
+def rows_at_once(width: int) -> int:
+    """Rows of a tile of the kernels before and behind the backward pass; a divisor of `ROW_TILE`."""
+    return min(ROW_TILE, ROW_ELEMENTS // width)
+
+
+def _through_descriptors(*tensors: Tensor) -> bool:
+    return all(has_tensor_descriptors(tensor) for tensor in tensors)
+
+
+def _source(place: int, tensor: Kind, rows: int, width: int, tma: bool) -> Address | Window:
+    return Window.of(place, tensor.shape, tensor.strides, (1, 1, rows, width)) if tma else Address(place)
+
+
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))

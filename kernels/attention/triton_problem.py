@@ -123,11 +123,13 @@ class Problem:
             q, k, v = self.q, self.k, self.v
             generator = torch.Generator(q.device).manual_seed(0)
             gradient = torch.empty_like(self.right["out"]).normal_(generator=generator)
-            exponents, deltas = launch.rows(self.right["out"], gradient, self.right["logsumexp"], None)
-            width = launch.padded_width(q.shape[-1])
+            exponents, deltas, dq_sum = launch.rows(
+                self.right["out"], gradient, self.right["logsumexp"], None, add_up=True
+            )
+            assert dq_sum is not None
             self.room |= {"dq": torch.empty_like(self.right["out"]), "dk": like(k)}
             self.room |= {"dv": like(v)}
-            self.room["dq_sum"] = q.new_zeros((*exponents.shape, width), dtype=torch.float32)
+            self.room["dq_sum"] = dq_sum
             (operand,) = launch.operands(self.precision, gradient)
             self._backward_inputs = operand, exponents, deltas
         return self._backward_inputs

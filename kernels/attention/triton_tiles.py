@@ -8,15 +8,12 @@ registers and take no room in the inputs' and results' memory.
 from __future__ import annotations
 
 import functools
-import threading
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.interpreted import mend_interpreter
 
@@ -55,33 +52,18 @@ def has_tensor_descriptors(tensor: Tensor) -> bool:
 
     It needs addresses and steps that are multiples of 16 bytes. Kernels read other tensors through pointers.
     """
-    if capability(tensor.device) < (9, 0):
-        return False
-    steps = [step for size, step in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True) if size > 1]
-    size = tensor.element_size()
-    return tensor.data_ptr() % 16 == 0 and all(step > 0 and step * size % 16 == 0 for step in steps)
+    return (
+        capability(tensor.device) >= (9, 0)
+        and tensor.data_ptr() % 16 == 0
+        and steps_allow_descriptors(tensor.shape, tensor.stride(), tensor.element_size())
+    )
 
 
-def descriptor(tensor: Tensor, rows: int, width: int) -> Any:
-    """Descriptor of a (batch, heads, rows, head_dim) tensor, for tiles of that size."""
-    _make_context_current(tensor.device)
-    shape = list(tensor.shape)
-    # The step along an axis of length 1 is never taken and may be anything in torch, but not here.
-    strides = [step if length > 1 else 16 for length, step in zip(shape[:-1], tensor.stride()[:-1], strict=True)]
-    return TensorDescriptor(tensor, shape, [*strides, 1], [1, 1, rows, width])
-
-
-_thread = threading.local()
-
-
-def _make_context_current(device: torch.device) -> None:
-    """Descriptors are filled by the CUDA driver, which wants a context. A thread has one from its first call of the
-    CUDA runtime on, and a new thread that finds its memory in torch's cache has made none.
-    """
-    known = _thread.__dict__.setdefault("devices", set())
-    if device not in known:
-        torch.cuda.mem_get_info(device)  # a call that may be made anywhere, also while a graph is captured
-        known.add(device)
+@functools.lru_cache(maxsize=1024)
+def steps_allow_descriptors(shape: tuple[int, ...], strides: tuple[int, ...], element_size: int) -> bool:
+    """Return True if the steps of all axes but the last are multiples of 16 bytes, where they are taken."""
+    steps = [step for size, step in zip(shape[:-1], strides[:-1], strict=True) if size > 1]
+    return all(step > 0 and step * element_size % 16 == 0 for step in steps)
 
 
 @triton.jit

@@ -179,7 +179,7 @@ def obedient_later(site: Site) -> Iterator[Callable[[], None]]:
                 continue
             site.worker.report(claim, "progress", done=1, total=2, message="measuring")
             site.worker.report(claim, "log", text="a line of output\n")
-            state = "failed" if claim.name == "fails" else "succeeded"
+            state = "failed" if (claim.name or "").startswith("fails") else "succeeded"
             measurements = [] if state == "failed" else [record("forward_ms", 1.25, model="tiny", context_length=8)]
             site.worker.finish(claim, state, measurements=measurements, log="a line of output\n")
 

@@ -435,6 +435,17 @@ class TestAddress:
         self.url(url)
         assert given == [loaded]
 
+    def test_an_address_of_a_killed_server_is_said_to_be_one(self, tmp_path: Path) -> None:
+        with subprocess.Popen([sys.executable, "-c", "pass"]) as killed:
+            pass
+        address.leave(tmp_path, "http://127.0.0.1:1")
+        said = json.loads((tmp_path / address.FILE).read_text())
+        assert not address.left_by_the_dead(tmp_path)
+        for change in ({"pid": killed.pid}, {"started": "1"}):  # gone; or another process has its number now
+            (tmp_path / address.FILE).write_text(json.dumps({**said, **change}))
+            with pytest.raises(Unreachable, match="left by a server whose process is gone"), Flopwatch() as nobody:
+                nobody.specs()
+
     def test_an_address_that_nobody_is_at_names_its_file(self, tmp_path: Path) -> None:
         address.leave(tmp_path, "http://127.0.0.1:1")
         with pytest.raises(Unreachable, match=re.escape(str(tmp_path / "server.json"))), Flopwatch() as nobody:

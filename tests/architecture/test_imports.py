@@ -21,7 +21,7 @@ FORBIDDEN_IMPORTS = {
     "parallel knows nothing of the others": ("parallel/__init__.py", "import kernels"),
     "the model and the measuring import nothing of the service": ("workers/model/__init__.py", "import app.presets"),
     "migrations use the tables and the engine only": ("migrations/env.py", "import app.main"),
-    "pandas is used by the result tables and the client only": ("app/store/queue.py", "import pandas"),
+    "pandas and scipy are used by the result tables and the client only": ("app/store/queue.py", "import pandas"),
 }
 """For each contract of pyproject.toml a file and a line that break it."""
 

@@ -16,7 +16,7 @@ LONGER: dict[str, str] = {
 """Functions ("path::name") that may be longer, with the reason."""
 
 TEXT = {".css", ".html", ".md", ".mako", ".py", ".sh", ".toml", ".yaml", ".yml", ""}
-THIRD_PARTY = "app/web/static/"
+THIRD_PARTY = ("app/web/static/vendor/", "tests/browser/vendor/")
 
 
 def python_files(sources: list[Path], root: Path) -> list[Path]:

@@ -1,55 +1,107 @@
-"""Headless Chromium, and the service of the acceptance tests."""
+"""Headless Chromium by Playwright, and the service of the acceptance tests.
+
+The fixture `page` fails its test when a page asks another host for anything, writes an error to its console, or breaks
+its policy. `page.goto("/ui")` is relative to the site's address.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 import pytest
-from selenium.webdriver import Chrome, ChromeOptions, ChromeService
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
-from tests.acceptance.conftest import site, started_service
+from tests.acceptance.conftest import Site, site, started_service
 
-__all__ = ["browser", "site", "started_service"]
+__all__ = ["chromium", "page", "site", "started_service", "watch"]
 
+PATIENCE_MS = 30_000
 FLAGS = (
-    "--headless",
     "--no-sandbox",  # the sandbox does not work as root, and only our own pages are shown
     "--disable-dev-shm-usage",
     "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
     "--disable-background-networking",
     "--disable-component-update",
-    "--disable-sync",
-    "--window-size=1200,900",
 )
+# Violations of a page's policy are errors of its console, too; this also finds those that a page's script hides.
+NOTE_VIOLATIONS = """
+document.addEventListener("securitypolicyviolation", (event) =>
+  console.error(`policy violation: ${event.violatedDirective} by ${event.blockedURI || event.sourceFile}`));
+"""
+
+
+@dataclass
+class Watch:
+    """What a page did that it must not do."""
+
+    own_host: str
+    strangers: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+    expected: list[str] = field(default_factory=list)
+
+    def expect(self, pattern: str) -> None:
+        """Let the console complain about this, a regular expression: Chromium logs every answer that is an error."""
+        self.expected.append(pattern)
+
+    def request(self, request: Request) -> None:
+        address = urlsplit(request.url)
+        if address.scheme not in ("data", "blob", "about") and address.netloc != self.own_host:
+            self.strangers.append(request.url)
+
+    def console(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(f"{message.text} ({message.location['url']})")
+
+    def check(self) -> None:
+        assert self.strangers == [], "requests to other hosts"
+        unexpected = [text for text in self.complaints if not any(re.search(one, text) for one in self.expected)]
+        assert unexpected == [], "errors on the console"
 
 
 @pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
-    """A browser with an empty profile, which notes its console and its requests; its start takes seconds of a core."""
-    chromium, chromedriver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or chromedriver is None:
-        pytest.skip("Debian's packages chromium and chromium-driver are not installed")
-    options = ChromeOptions()
-    options.binary_location = chromium
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('browser')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = Chrome(options, ChromeService(chromedriver))
-    try:
-        yield driver
-    finally:
-        driver.quit()
+def chromium() -> Iterator[Browser]:
+    """A browser; its start takes a second of a core. It ends with the module: its event loop is in other tests' way."""
+    path = shutil.which("chromium")
+    if path is None:
+        pytest.skip("Debian's package chromium is not installed")
+    expect.set_options(timeout=PATIENCE_MS)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
+        yield browser
+        browser.close()
 
 
 @pytest.fixture
-def browser(chromium: Chrome) -> Iterator[Chrome]:
-    """The browser as if it were new: no page, cache or cookie, and nothing noted."""
-    yield chromium
-    chromium.get("about:blank")
-    for command in ("Network.clearBrowserCache", "Network.clearBrowserCookies"):
-        chromium.execute_cdp_cmd(command, {})
-    for log in ("browser", "performance"):
-        chromium.get_log(log)  # type: ignore[no-untyped-call]
+def watch(site: Site) -> Watch:
+    """What the test's page does: `watch.expect("422")` before a page that answers so."""
+    return Watch(site.client.base_url.netloc.decode())
+
+
+@pytest.fixture
+def page(chromium: Browser, site: Site, watch: Watch) -> Iterator[Page]:
+    """A new browser's only page, 1400 pixels wide."""
+    with watched_page(chromium, str(site.client.base_url), watch) as opened:
+        yield opened
+
+
+@contextlib.contextmanager
+def watched_page(chromium: Browser, url: str, watch: Watch) -> Iterator[Page]:
+    """A new browser's only page, on the site at this address; fails in the end if the page did what it must not."""
+    context = chromium.new_context(
+        base_url=url,
+        viewport={"width": 1400, "height": 900},
+        reduced_motion="reduce",  # a colour is judged when it has changed, not while it does
+    )
+    context.set_default_timeout(PATIENCE_MS)
+    context.add_init_script(NOTE_VIOLATIONS)
+    context.on("request", watch.request)
+    context.on("console", watch.console)
+    context.on("weberror", lambda error: watch.complaints.append(str(error.error)))
+    yield context.new_page()
+    context.close()
+    watch.check()

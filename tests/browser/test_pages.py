@@ -2,61 +2,60 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from urllib.parse import urlsplit
+import re
 
 import pytest
-from selenium.webdriver import Chrome
-from selenium.webdriver.common.by import By
-from selenium.webdriver.remote.webelement import WebElement
-from selenium.webdriver.support.wait import WebDriverWait
+from playwright.sync_api import Locator, Page, expect
 
 from tests.acceptance.conftest import Site, short_job
+from tests.browser.checks import assert_fits, assert_readable
+from tests.browser.conftest import PATIENCE_MS, Watch
 from tools.service import submit, wait_for_job, wait_until
 
 pytestmark = pytest.mark.acceptance
 
-PATIENCE_S = 30.0
+PATIENCE_S = PATIENCE_MS / 1000
 
 
-def test_jobs_are_listed_followed_and_cancelled(site: Site, browser: Chrome) -> None:
-    client, url = site.client, str(site.client.base_url).rstrip("/")
+def test_jobs_are_listed_followed_and_cancelled(site: Site, page: Page) -> None:
+    client = site.client
     running = client.post("/jobs", json=short_job("gated", name="followed", labels={"team": "a"})).json()["id"]
     wait_until((site.folder / "started").exists, timeout_s=PATIENCE_S, what="the job to run")
     queued = client.post("/jobs", json=short_job("gated", name="cancelled")).json()["id"]
 
-    browser.get(url)
-    assert urlsplit(browser.current_url).path == "/ui"
-    assert "followed" in row(browser, running).text
-    assert row(browser, running).find_element(By.CLASS_NAME, "state").text == "running"
-    row(browser, queued).find_element(By.LINK_TEXT, str(queued)).click()
-    wait_for_state(browser, "queued")
-    button(browser, "Cancel job").click()
-    wait_for_state(browser, "cancelled")
+    page.goto("/")
+    expect(page).to_have_url(re.compile("/ui$"))
+    expect(row(page, running)).to_contain_text("followed")
+    expect(row(page, running).locator(".state")).to_have_text("running")
+    row(page, queued).get_by_role("link", name=str(queued), exact=True).click()
+    expect(page.locator("article .state").first).to_have_text("queued")
+    page.once("dialog", lambda dialog: dialog.dismiss())
+    page.get_by_role("button", name="Cancel job").click()
+    assert client.get(f"/jobs/{queued}").json()["state"] == "queued", "it asks first"
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Cancel job").click()
+    expect(page.locator("article .state").first).to_have_text("cancelled")
     assert wait_for_job(client, queued)["state"] == "cancelled"
-    assert not browser.find_elements(By.XPATH, "//button[.='Cancel job']")
+    expect(page.get_by_role("button", name="Cancel job")).to_have_count(0)
 
-    browser.get(f"{url}/ui/jobs/{running}")
-    wait_for_state(browser, "running")
-    browser.execute_script("window.loadedOnce = true")
+    page.goto(f"/ui/jobs/{running}")
+    expect(page.locator("article .state").first).to_have_text("running")
+    page.evaluate("window.loadedOnce = true")
     (site.folder / "open").touch()
-    wait_for_state(browser, "succeeded")
-    assert browser.execute_script("return window.loadedOnce === true")
-    main = browser.find_element(By.TAG_NAME, "main").text
-    assert "forward_ms" in main
-    assert "samples.csv.gz" in main
+    expect(page.locator("article .state").first).to_have_text("succeeded")
+    assert page.evaluate("window.loadedOnce === true")
+    expect(page.locator("main")).to_contain_text("forward_ms")
+    expect(page.locator("main")).to_contain_text("samples.csv.gz")
+    assert_readable(page)
 
-    browser.get(f"{url}/ui?state=succeeded&label=team:a")
-    assert [link.text for link in browser.find_elements(By.CSS_SELECTOR, "tbody td:first-child a")] == [str(running)]
-    browser.get(f"{url}/ui/workers")
-    assert "active" in browser.find_element(By.TAG_NAME, "main").text
-    assert complaints(browser) == []
-    assert hosts(browser) == {urlsplit(url).netloc}
+    page.goto("/ui?state=succeeded&label=team:a")
+    expect(page.locator("tbody td.id a")).to_have_text([str(running)])
+    page.goto("/ui/workers")
+    expect(page.locator("main")).to_contain_text("active")
+    assert_readable(page)
 
 
-def test_a_job_of_many_cells_is_readable(site: Site, browser: Chrome) -> None:
-    client, url = site.client, str(site.client.base_url).rstrip("/")
+def test_a_job_of_many_cells_is_readable(site: Site, page: Page) -> None:
     spec = {"kind": "attention", "implementations": ["eager", "tiled", "triton", "flex"]}
     spec |= {
         "sequence_lengths": [8, 16, 32],
@@ -65,75 +64,90 @@ def test_a_job_of_many_cells_is_readable(site: Site, browser: Chrome) -> None:
         "warmup_steps": 0,
         "measure_steps": 2,
     }
-    job_id = submit(client, {"spec": spec})
-    browser.get(f"{url}/ui/jobs/{job_id}")
+    job_id = submit(site.client, {"spec": spec})
+    page.goto(f"/ui/jobs/{job_id}")
     # The page follows the job by itself, and the table appears.
-    own_table = '[aria-label="Table of results"] tbody tr'
-    wait(browser, lambda: browser.find_elements(By.CSS_SELECTOR, own_table))
-    assert len(browser.find_elements(By.CSS_SELECTOR, own_table)) == 12
-    details = browser.find_element(By.ID, "measurements")
-    assert not details.find_element(By.TAG_NAME, "table").is_displayed()
-    details.find_element(By.TAG_NAME, "summary").click()
-    reasons = details.find_elements(By.CSS_SELECTOR, ".reason")
-    right = browser.execute_script("return arguments[0].getBoundingClientRect().right", details)
-    assert reasons
-    for reason in reasons:
-        assert browser.execute_script("return arguments[0].getBoundingClientRect().right", reason) <= right
-    assert fits(browser)
+    expect(page.get_by_label("Table of results").locator("tbody tr")).to_have_count(12)
+    details = page.locator("#measurements")
+    expect(details.locator("table")).not_to_be_visible()
+    details.locator("summary").click()
+    expect(details.locator(".reason").first).to_be_visible()
+    right = box(details)[1]
+    for reason in details.locator(".reason").all():
+        assert box(reason)[1] <= right
+    assert_fits(page)
 
-    browser.get(f"{url}/ui")
-    assert fits(browser)
-    heads = browser.find_elements(By.TAG_NAME, "th")
-    assert heads[-1].text == "Finished"
-    assert browser.execute_script("return arguments[0].getBoundingClientRect().right", heads[-1]) <= 1200
-    browser.get(f"{url}/tables?job={job_id}&format=html")
-    assert browser.execute_script("return document.compatMode") == "CSS1Compat"
-    assert complaints(browser) == []
+    page.goto("/ui")
+    assert_readable(page)
+    page.goto(f"/tables?job={job_id}&format=html")
+    assert page.evaluate("document.compatMode") == "CSS1Compat"
 
 
-def fits(browser: Chrome) -> bool:
-    """Whether the page itself needs no sideways scrolling; its tables may."""
-    return bool(browser.execute_script("return document.documentElement.scrollWidth <= window.innerWidth"))
+def test_the_list_keeps_what_a_reader_did_while_it_refreshes(site: Site, page: Page) -> None:
+    ids = [site.client.post("/jobs", json=short_job("gated", name=f"job {n}")).json()["id"] for n in range(2)]
+    page.goto("/ui")
+    page.get_by_label(f"Pick job {ids[0]}").check()
+    expect(page.locator("#picked output")).to_have_text("1 picked")
+    page.get_by_text("More filters").click()
+    page.get_by_label("Label").fill("team:")
+    page.get_by_label("Label").focus()
+    long = "0123456789" * 4
+    newer = site.client.post("/jobs", json=short_job("gated", name=long, labels={"commit": long})).json()["id"]
+    expect(row(page, newer)).to_be_visible()
+    expect(page.get_by_label(f"Pick job {ids[0]}")).to_be_checked()
+    expect(page.get_by_label(f"Pick job {newer}")).not_to_be_checked()
+    expect(page.locator("#more-filters")).to_have_attribute("open", "")
+    expect(page.get_by_label("Label")).to_be_focused()
+    expect(page.get_by_label("Label")).to_have_value("team:")
+    assert_readable(page)
+    page.get_by_label(f"Pick job {ids[1]}").check()
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Cancel jobs").click()
+    for job_id in ids:
+        assert wait_for_job(site.client, job_id)["state"] == "cancelled"
+    assert site.client.get(f"/jobs/{newer}").json()["state"] != "cancelled"
 
 
-def test_docs_need_no_other_host(site: Site, browser: Chrome) -> None:
-    url = str(site.client.base_url).rstrip("/")
-    browser.get(f"{url}/docs")
-    wait(browser, lambda: browser.find_elements(By.CSS_SELECTOR, ".opblock"))
-    operations = [element.text for element in browser.find_elements(By.CSS_SELECTOR, ".opblock-summary-path")]
-    assert "/jobs/{job_id}/cancel" in [operation.replace("\u200b", "") for operation in operations]
-    assert complaints(browser) == []
-    assert hosts(browser) == {urlsplit(url).netloc}
-
-
-def wait(browser: Chrome, condition: Callable[[], object]) -> None:
-    """Wait for a condition of the page, which may be replaced meanwhile."""
-    WebDriverWait(browser, PATIENCE_S, poll_frequency=0.05).until(lambda _browser: condition())
-
-
-def wait_for_state(browser: Chrome, state: str) -> None:
-    """Wait until the job's page says that it is in this state."""
-    wait(
-        browser, lambda: browser.execute_script("return document.querySelector('article .state')?.textContent") == state
+def test_a_form_tells_its_problems_its_commands_and_submits(site: Site, page: Page, watch: Watch) -> None:
+    page.goto("/ui/new")
+    assert_readable(page)
+    page.locator("#field-model-size").get_by_text("tiny").click()
+    page.locator("#field-model-size").get_by_text("small").click()
+    page.get_by_label("context_length").fill("64, 128")
+    expect(page.locator("#preview h2")).to_have_text("A sweep of 2 jobs")
+    expect(page.locator("#as-command")).to_have_text(
+        "flopwatch sweep benchmark context_length=64,128 model.size=tiny", use_inner_text=True
     )
+    page.get_by_label("batch_size").fill("0")
+    expect(page.locator("#problems")).to_contain_text("batch_size: Input should be greater than or equal to 1")
+    watch.expect("422")
+    page.get_by_role("button", name="Submit").click()
+    expect(page.get_by_label("batch_size")).to_have_attribute("aria-invalid", "true")
+    expect(page.locator("#field-batch_size-error-1")).to_contain_text("greater than or equal to 1")
+    expect(page.get_by_label("context_length")).to_have_value("64, 128")
+    assert_readable(page)
+    page.get_by_label("batch_size").fill("1")
+    page.get_by_role("button", name="Submit").click()
+    expect(page).to_have_url(re.compile(r"/ui/sweeps/\d+$"))
+    sweep = site.client.get(page.url.removeprefix(str(site.client.base_url)).replace("ui/", "", 1)).json()
+    assert sweep["grid"] == {"context_length": [64, 128]}
+    assert sweep["base"] == {"kind": "benchmark", "model": {"size": "tiny"}, "batch_size": 1}
 
 
-def row(browser: Chrome, job_id: int) -> WebElement:
-    return browser.find_element(By.XPATH, f"//tr[td/a='{job_id}']")
+def test_docs_need_no_other_host(site: Site, page: Page) -> None:
+    page.goto("/docs")
+    expect(page.locator(".opblock").first).to_be_visible()
+    operations = page.locator(".opblock-summary-path").all_text_contents()
+    assert "/jobs/{job_id}/cancel" in [operation.replace("\u200b", "") for operation in operations]
 
 
-def button(browser: Chrome, label: str) -> WebElement:
-    return browser.find_element(By.XPATH, f"//button[.='{label}']")
+def row(page: Page, job_id: int) -> Locator:
+    link = page.get_by_role("link", name=str(job_id), exact=True)
+    return page.locator("tr").filter(has=link)
 
 
-def complaints(browser: Chrome) -> list[str]:
-    """What the console says; policy violations and failed requests are there too."""
-    return [entry["message"] for entry in browser.get_log("browser")]  # type: ignore[no-untyped-call]
-
-
-def hosts(browser: Chrome) -> set[str]:
-    """Every host that a page asked for something."""
-    entries = browser.get_log("performance")  # type: ignore[no-untyped-call]
-    messages = [json.loads(entry["message"])["message"] for entry in entries]
-    urls = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
-    return {urlsplit(url).netloc for url in urls if urlsplit(url).scheme in ("http", "https", "ws", "wss")}
+def box(element: Locator) -> tuple[float, float]:
+    """Its left and right edge, in pixels."""
+    found = element.bounding_box()
+    assert found is not None
+    return found["x"], found["x"] + found["width"]

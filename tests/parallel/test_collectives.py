@@ -28,3 +28,8 @@ def test_a_step_can_be_recorded(two_ranks: Pool, wrapper: str) -> None:
             # Every gradient, with gaps for alignment, and a byte per parameter for whether it was used.
             assert found["gradients"] + found["parameters"] <= sum(reduced) <= 2 * found["gradients"] + 4096
             assert len(reduced) == (3 if wrapper == "bucketed, one" else found["parameters"] + 1)
+
+
+@pytest.mark.parametrize("wrapper", ["naive", "flat", "overlapped", "bucketed, one", "fully sharded"])
+def test_a_wrapper_that_is_gone_keeps_nothing(two_ranks: Pool, wrapper: str) -> None:
+    assert two_ranks(training.gone, wrapper) == [0, 0]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from typing import Any
 
 import torch
@@ -721,3 +723,20 @@ def few(what: str) -> None:
             optimizer.zero_grad()
     weight = model.full_state_dict()["weight"] if what == "fully sharded" else model.module.weight
     close(weight, alone.weight, "weight")
+
+
+def gone(wrapper: str) -> int:
+    """Train in a wrapper, drop it, and count the parameters that are left of it."""
+    module = first_ranks_model()
+    model = parallel.FullyShardedDataParallel(module) if wrapper == "fully sharded" else WRAPPERS[wrapper](module)
+    inputs, targets = batch(0)
+    for _ in range(2):
+        loss_of(model(part(inputs)), part(targets)).backward()
+        model.finish_gradient_synchronization()
+    left = weakref.WeakSet(model.parameters())
+    assert left
+    del module, model
+    # What the first pass frees may have held, from C++, what the second one finds.
+    gc.collect()
+    gc.collect()
+    return len(left)

@@ -49,12 +49,12 @@ def test_a_file_that_is_no_program_is_none(tmp_path: Path) -> None:
 
 def test_workers_register_the_tools_that_they_have(tmp_path: Path) -> None:
     def registered() -> set[str]:
-        return {name for name in agent.capabilities() if name.startswith("tool:")}
+        return {name for name in agent.capabilities(allow_code=False) if name.startswith("tool:")}
 
     assert registered() == set()
     install(tmp_path / "path", "nsys")
     assert registered() == {"tool:nsys"}
-    assert "attention:eager" in agent.capabilities()
+    assert "attention:eager" in agent.capabilities(allow_code=False)
 
 
 def test_a_tool_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

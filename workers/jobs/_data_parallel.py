@@ -527,6 +527,8 @@ class RankRun:
         return trained
 
     def _clean(self) -> None:
+        # What the first pass frees may have held, from C++, what the second one finds.
+        gc.collect()
         gc.collect()
         if self.on_gpu:
             torch.cuda.empty_cache()

@@ -5,6 +5,7 @@ Each kind adds its own observers of the phases, tables and files.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from app.specs._training import PHASES, WITH_BACKWARD, TrainingSpec
+from workers import uploaded
 from workers.jobs._base import Reporter
 from workers.jobs._values import Metric, Values
 from workers.outcome import Unsupported
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from workers.measure.busy import Busy
     from workers.measure.check import Check
+    from workers.measure.memory import MemoryMeter
     from workers.measure.timing import Observer, StepTimes
     from workers.measure.validity import Monitor
     from workers.model.generation import CachedModel
@@ -77,6 +80,8 @@ class Training:
     device: torch.device
     model: torch.nn.Module
     step: Step
+    meter: MemoryMeter
+    """Measures from before the model was made."""
     graphed: GraphedStep | None = None
     """The step, if it is a CUDA graph."""
 
@@ -102,13 +107,16 @@ def choose_model(spec: TrainingSpec, device: torch.device) -> Callable[[], torch
     Raises:
         Unsupported: the model or attention does not exist here, or cannot do what the spec asks for.
         InvalidEnvironment: an installed model or attention is broken.
+        BrokenCode: the job's own one is.
     """
     from kernels.registry import ATTENTION
     from workers.model.precision import PRECISIONS
     from workers.model.registry import MODELS
 
-    model_class = load(MODELS, spec.model.name)
-    attention = load(ATTENTION, spec.attention)
+    model_class = load(MODELS, spec.model.name) if spec.code is None else uploaded.load(spec.code)
+    attention = (
+        load(ATTENTION, spec.attention) if spec.attention_code is None else uploaded.implementation(spec.attention_code)
+    )
     dtype = str(PRECISIONS[spec.precision].compute_dtype).removeprefix("torch.")
     if reason := attention.why_not(device.type, dtype, backward=spec.mode in WITH_BACKWARD):
         raise Unsupported(reason)
@@ -123,10 +131,15 @@ def choose_model(spec: TrainingSpec, device: torch.device) -> Callable[[], torch
     def build() -> torch.nn.Module:
         model: torch.nn.Module = model_class(**arguments)
         if generated and not hasattr(model, "new_cache"):
-            raise Unsupported(f"model {spec.model.name!r} has no key-value cache, which mode generate needs")
+            raise Unsupported(f"model {name_of(spec)!r} has no key-value cache, which mode generate needs")
         return model
 
     return build
+
+
+def name_of(spec: TrainingSpec) -> str:
+    """Return the name of the model's class, for messages."""
+    return spec.model.name if spec.code is None else spec.code.label()
 
 
 def options_of(model_class: Callable[..., Any], spec: TrainingSpec, attention: Callable[..., Any]) -> dict[str, Any]:
@@ -143,7 +156,7 @@ def options_of(model_class: Callable[..., Any], spec: TrainingSpec, attention: C
             spec.model.rope_theta,
             spec.model.rope_theta == type(spec.model).model_fields["rope_theta"].default,
         ),
-        "attention": (attention, spec.attention == fields["attention"].default),
+        "attention": (attention, spec.attention_code is None and spec.attention == fields["attention"].default),
         "activation_checkpointing": (spec.activation_checkpointing, not spec.activation_checkpointing),
     }
     try:
@@ -153,7 +166,7 @@ def options_of(model_class: Callable[..., Any], spec: TrainingSpec, attention: C
     takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
     for name, (_, left_alone) in options.items():
         if not (takes_all or name in parameters or left_alone):
-            raise Unsupported(f"model {spec.model.name!r} takes no argument {name!r}, which this job sets")
+            raise Unsupported(f"model {name_of(spec)!r} takes no argument {name!r}, which this job sets")
     return {name: value for name, (value, _) in options.items() if takes_all or name in parameters}
 
 
@@ -166,10 +179,14 @@ def build(spec: TrainingSpec, device: torch.device, build_model: Callable[[], to
     """
     import torch
 
-    from workers.measure.memory import memory_needed_for
+    from workers.measure.memory import memory_meter, memory_needed_for
     from workers.model.graphed import GraphedStep
     from workers.model.precision import set_parameter_dtype
 
+    if device.type == "cpu" and (spec.mode == "train_step" or spec.activation_checkpointing):
+        # Optimizers and checkpointing import it, 70 MiB that are no model's. Forks of the warm parent have it already.
+        importlib.import_module("torch._dynamo")
+    meter = memory_meter(device)
     with memory_needed_for("making the model"):
         torch.manual_seed(spec.seed)
         with device:
@@ -177,9 +194,9 @@ def build(spec: TrainingSpec, device: torch.device, build_model: Callable[[], to
         set_parameter_dtype(model, spec.parameter_dtype)
         step = build_step(spec, device, model)
     if not spec.cuda_graph:
-        return Training(spec, device, model, step)
+        return Training(spec, device, model, step, meter)
     graphed = GraphedStep(cast("GraphableStep", step))
-    return Training(spec, device, model, graphed, graphed)
+    return Training(spec, device, model, graphed, meter, graphed)
 
 
 def build_step(spec: TrainingSpec, device: torch.device, model: torch.nn.Module) -> Step:
@@ -221,7 +238,7 @@ def compiled(spec: TrainingSpec, model: torch.nn.Module) -> Any:
     try:
         return compile_blocks(model)
     except NoBlocks as error:
-        raise Unsupported(f"model {spec.model.name!r}: {error}") from error
+        raise Unsupported(f"model {name_of(spec)!r}: {error}") from error
 
 
 @contextmanager
@@ -252,12 +269,10 @@ def measure(
         OutOfMemory: the memory did not suffice in some phase.
     """
     from workers.measure.busy import measure_busy
-    from workers.measure.memory import memory_meter
     from workers.measure.timing import make_clock, run_step, time_steps
     from workers.measure.warmup import LEAST_CALLS
 
-    spec, step, graphed = training.spec, training.step, training.graphed
-    meter = memory_meter(training.device)
+    spec, step, graphed, meter = training.spec, training.step, training.graphed, training.meter
     least = LEAST_CALLS if spec.warmup_steps is None else spec.warmup_steps
 
     def measuring() -> None:
@@ -371,7 +386,7 @@ def add_rates(values: Values, training: Training, ceilings: Path) -> None:
     values.set("tokens_per_s", None, [tokens / seconds])
     flops = step_flops(spec, training.model)
     if flops is None:
-        values.rest("unknown", f"model {spec.model.name!r} does not tell its FLOPs")
+        values.rest("unknown", f"model {name_of(spec)!r} does not tell its FLOPs")
         return
     rate = 1e-12 * flops / seconds
     values.set("tflops", None, [rate])

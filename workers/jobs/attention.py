@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from app.specs.attention import AttentionCell, AttentionSpec
+from workers import uploaded
 from workers.jobs._cells import CellsContext, CellsRunner
 from workers.jobs._grid import Trial
 from workers.jobs._judging import Problem
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from kernels.registry import Implementation
     from workers.measure.operations import Operation
 
 
@@ -30,10 +32,12 @@ class AttentionRunner(CellsRunner):
     extras = (Metric("intermediates_mib", None, "MiB"), Metric("working_memory_mib", None, "MiB"))
 
     def check(self, spec: AttentionSpec) -> None:
-        """Refuse a job for which this worker has no implementation at all."""
+        """Refuse a job for which this worker has no implementation at all, or whose own code cannot be imported."""
         from kernels.registry import ATTENTION
 
-        if not set(spec.implementations) & set(ATTENTION.names()):
+        if spec.code is not None:
+            uploaded.implementation(spec.code)
+        elif not set(spec.implementations) & set(ATTENTION.names()):
             load(ATTENTION, spec.implementations[0])
 
     def problem_of(self, spec: AttentionSpec, cell: AttentionCell) -> Any:
@@ -64,18 +68,16 @@ class AttentionRunner(CellsRunner):
 
     def admit(self, spec: AttentionSpec, cell: AttentionCell, device: torch.device) -> None:
         """Refuse what the implementation cannot compute on this device."""
-        from kernels.registry import ATTENTION
         from workers.model.precision import PRECISIONS
 
         dtype = str(PRECISIONS[cell.dtype].compute_dtype).removeprefix("torch.")
-        if reason := load(ATTENTION, cell.implementation).why_not(device.type, dtype, backward=False):
+        if reason := implementation_of(spec, cell).why_not(device.type, dtype, backward=False):
             raise Unsupported(reason)
 
     def operation(self, spec: AttentionSpec, cell: AttentionCell, problem: Problem, device: torch.device) -> Operation:
-        from kernels.registry import ATTENTION
         from workers.measure.operations import Operation
 
-        implementation = load(ATTENTION, cell.implementation)
+        implementation = implementation_of(spec, cell)
         return Operation(
             function=functools.partial(call, implementation, cell),
             inputs=problem.inputs,
@@ -87,10 +89,9 @@ class AttentionRunner(CellsRunner):
 
         The log says what it chose.
         """
-        from kernels.registry import ATTENTION
         from workers.measure.memory import memory_needed_for
 
-        implementation = load(ATTENTION, cell.implementation)
+        implementation = implementation_of(spec, cell)
         if not spec.autotune or implementation.tune is None:
             return
         backward = problem.grad_out is not None and implementation.has_backward
@@ -110,7 +111,6 @@ class AttentionRunner(CellsRunner):
         values: Values,
     ) -> None:
         """Set TFLOP/s of useful work, and their share of the rate that this device's matrix products reach."""
-        from kernels.registry import ATTENTION
         from workers.measure.ceilings import Ceilings
         from workers.model.accounting import attention_backward_flops, attention_flops
 
@@ -123,12 +123,26 @@ class AttentionRunner(CellsRunner):
             rate = 1e-9 * flops[phase] / median
             values.set("tflops", phase, [rate])
             values.set("ceiling_percent", phase, None if ceiling is None else [100 * rate / ceiling], source)
-        tell = load(ATTENTION, cell.implementation).forward_bytes
+        tell = implementation_of(spec, cell).forward_bytes
         if tell is not None:
             working, output = tell(*shape_of(spec, cell), **blocks(cell))
             values.set("intermediates_mib", None, [(working + output) / 2**20])
             values.set("working_memory_mib", None, [working / 2**20])
         values.rest("unknown", "the implementation does not tell", self.extras)
+
+
+def implementation_of(spec: AttentionSpec, cell: AttentionCell) -> Implementation:
+    """Return the cell's implementation: an installed one, or the job's own code.
+
+    Raises:
+        Unsupported, InvalidEnvironment, BrokenCode: it is not here, or is broken.
+    """
+    from kernels.registry import ATTENTION
+
+    if spec.code is not None and spec.is_code(cell.implementation):
+        return uploaded.implementation(spec.code)
+    found: Implementation = load(ATTENTION, cell.implementation)
+    return found
 
 
 def shape_of(spec: AttentionSpec, cell: AttentionCell) -> tuple[int, int, int, int]:

@@ -74,7 +74,7 @@ class MemoryRunner:
 
     def plan(self, spec: MemorySpec) -> list[Unit]:
         """Plan the one unit."""
-        return [Unit(title=f"{spec.model.label()}, context {spec.context_length}, {spec.mode}")]
+        return [Unit(title=f"{spec.label()}, context {spec.context_length}, {spec.mode}")]
 
     def run(self, spec: MemorySpec, unit: Unit, report: Reporter) -> None:
         """Record the steps and report what they hold. Running out of memory is a result."""
@@ -529,7 +529,10 @@ def report_snapshots(session: Session, recorded: dict[str, Recorded], report: Re
 
 
 def report_timeline(session: Session, report: Reporter) -> None:
-    """Report the use of memory by category over the recorded steps, by the number of the history's entry."""
+    """Report the use of memory by category over the recorded steps, by the number of the history's entry.
+
+    Each row tells what its entry made or released, and where that was made.
+    """
     from workers.measure.allocations.categories import CATEGORIES
     from workers.measure.allocations.ledger import thinned
     from workers.measure.table import Column
@@ -540,6 +543,10 @@ def report_timeline(session: Session, report: Reporter) -> None:
         Column("phase", "string"),
         Column("total_mib", "number", "MiB"),
         *(Column(f"{category}_mib", "number", "MiB") for category in CATEGORIES),
+        Column("change_mib", "number", "MiB"),
+        Column("category", "string"),
+        Column("name", "string"),
+        Column("stack", "string"),
     ]
     count = sum(len(step) for step in session.steps)
     rows: list[list[Any]] = []
@@ -548,6 +555,18 @@ def report_timeline(session: Session, report: Reporter) -> None:
         for one in step:
             for point in thinned(one.stretch.points, MOST_POINTS // count):
                 usage = [size / MIB for size in point.usage]
-                rows.append([before + point.entry + 1, number, one.stretch.phase, point.total / MIB, *usage])
+                place = [before + point.entry + 1, number, one.stretch.phase]
+                rows.append([*place, point.total / MIB, *usage, *cause(point)])
             before += one.stretch.entries
     report.table("timeline", columns, rows)
+
+
+def cause(point: Point) -> list[Any]:
+    """Return the change in MiB that an entry makes, and the category, name and stack of the allocation it touches."""
+    from workers.measure.allocations.categories import CATEGORIES
+    from workers.measure.allocations.stacks import short_stack
+
+    touched = point.touched
+    if touched is None:
+        return [None, None, None, None]
+    return [point.change / MIB, CATEGORIES[touched.category], touched.name, short_stack(touched.frames)]

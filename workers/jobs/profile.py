@@ -39,6 +39,7 @@ NO_NORMS = (
     "norms that are written out have no kernels of their own, and a CUDA graph has no ranges that tell them: "
     "their time is under elementwise and reduction"
 )
+NO_PRODUCTS = "no operator multiplied matrices: a CUDA graph and what a compiler fused have none"
 GPU_ONLY = "known on GPUs only"
 PARTS = ("scores", "softmax", "values")
 CLASSES = (
@@ -59,7 +60,7 @@ class ProfileRunner:
 
     def plan(self, spec: ProfileSpec) -> list[Unit]:
         """Plan a unit for torch's profiler, and one for each outside profiler: CUPTI takes one subscriber."""
-        title = f"{spec.model.label()}, context {spec.context_length}"
+        title = f"{spec.label()}, context {spec.context_length}"
         return [Unit(title=title), *_outside_profilers.units(spec, title)]
 
     def run(self, spec: ProfileSpec, unit: Unit, report: Reporter) -> None:
@@ -166,8 +167,8 @@ def profile_metrics(spec: ProfileSpec) -> list[Metric]:
 
 
 def has_roofline(spec: ProfileSpec) -> bool:
-    """Return whether the parts of attention exist, so that they can be put beside the roofline."""
-    return not (spec.compile or spec.cuda_graph) and spec.attention == EAGER
+    """Return whether matrix products, and with them the parts of attention, can be put beside the roofline."""
+    return not spec.cuda_graph
 
 
 def measure_missing_ceilings(spec: ProfileSpec, device: torch.device, report: Reporter) -> None:
@@ -273,6 +274,7 @@ class Profiling:
         self._add_classes(found.work)
         self._add_ranges(found)
         self._add_attention(found)
+        self._add_products(found)
         self._add_trace(profile)
         del profile, found
         if self.spec.stacks:
@@ -472,6 +474,29 @@ class Profiling:
         share = 100 * part.time_ms / phase_ms if phase_ms else None
         return tables.attention_row(part, share, useful, line, note)
 
+    def _add_products(self, found: Attribution) -> None:
+        """Report the matrix products by shape beside the roofline, and what the device can reach."""
+        from workers.measure.ceilings import Ceilings
+        from workers.measure.environment import device_name
+        from workers.measure.profiling import tables, usage
+        from workers.measure.profiling.attention import roofline
+        from workers.model.accounting import peak_tflops
+
+        device, precision, steps = self.timed.training.device, self.spec.precision, len(found.steps)
+        ceiling = Ceilings(self.report.ceilings).read(device)
+        line = roofline(ceiling, precision)
+        rows: list[list[Scalar]] = []
+        for phase in phases_of(self.spec):
+            products = usage.products(found.calls, phase, steps, on_gpu=self.on_gpu)
+            phase_ms = 1e-6 * usage.time_of(usage.in_phases(found.work, [phase])) / steps
+            rows += tables.product_rows(products, phase_ms, line, precision)
+        if rows:
+            self.report.table("products", tables.PRODUCTS, rows)
+        else:
+            self._tell("products", None, None, NO_PRODUCTS)
+        peak = peak_tflops(device_name(device), precision)
+        self.report.table("ceilings", tables.CEILINGS, tables.ceiling_rows(ceiling, precision, peak))
+
     def _add_trace(self, profile: Profile) -> None:
         """Save the Chrome trace, cut to the size that the spec allows."""
         from workers.measure.profiling import trace
@@ -509,7 +534,7 @@ class Profiling:
             self._tell("stacks", stacks.MAX_STACKS, "stacks", f"the top ones of {len(found)}")
         what = "time of the GPU by the stack that launched its work" if self.on_gpu else "time of the host"
         subtitle = f"{what}; one step, which took {laps_ms[0]:.4g} ms while stacks were recorded"
-        label = f"{self.spec.model.label()}, context {self.spec.context_length}, {self.spec.mode}"
+        label = f"{self.spec.label()}, context {self.spec.context_length}, {self.spec.mode}"
         files = {
             STACKS: (stacks.folded(found), "text/plain"),
             FLAME_GRAPH: (flame_graph.draw(found, label, subtitle), "image/svg+xml"),

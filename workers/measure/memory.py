@@ -85,14 +85,17 @@ class CudaMemory:
 
 
 class HostMemory:
-    """Growth of this process's resident set from the meter's creation to its peak after `reset`.
+    """Growth of this process's anonymous memory from the meter's creation to its peak after `reset`.
 
-    Create it before the model, so that the growth holds the model.
+    Create it before the model, so that the growth holds the model. Pages of files, which are the code of libraries, do
+    not count: an exec'd interpreter has touched most of them when it starts, and a fork touches them while it measures.
+    The kernel keeps a peak of all resident pages only. Pages of files come and do not go, so what there is of them at
+    the end is taken off that peak.
     """
 
     def __init__(self, process: Path = Path("/proc/self")) -> None:
         self._process = process
-        self._before = self._status("VmRSS")
+        self._before = self._anonymous("VmRSS")
         self._reset_failed = False
 
     def reset(self) -> None:
@@ -104,17 +107,22 @@ class HostMemory:
             self._reset_failed = False
 
     def peak_mib(self) -> tuple[float | None, str]:
-        peak = self._status("VmHWM")
+        peak = self._anonymous("VmHWM")
         if self._before is None or peak is None:
             return None, "this system does not tell a process's resident memory"
         if self._reset_failed:
             return None, "this system does not let a process reset the peak of its resident memory"
         if peak <= self._before:
             return None, "the work fitted into memory that the process held before"
-        return (peak - self._before) / 1024, "growth of the process's resident memory"
+        return (peak - self._before) / 1024, "growth of the process's anonymous memory"
 
     def reserved_mib(self) -> float | None:
         return None
+
+    def _anonymous(self, resident: str) -> int | None:
+        """Return a number of resident pages in KiB without those of files; None if it is not known."""
+        found = self._status(resident)
+        return None if found is None else found - (self._status("RssFile") or 0) - (self._status("RssShmem") or 0)
 
     def _status(self, field: str) -> int | None:
         """Return a field of /proc/self/status in KiB."""

@@ -67,6 +67,26 @@ class Gpu:
             process_ids=None if processes is None else frozenset(process.pid for process in processes),
         )
 
+    def load(self) -> dict[str, Any]:
+        """Return how busy the GPU is now: what `read` tells, in plain values for people, and memory and utilisation.
+
+        Utilisation is the share of the driver's last sample period (up to 1 s) in which a kernel ran; a MIG instance
+        has none of its own.
+        """
+        present = self.read()
+        rates = ask(self._nvml, "DeviceGetUtilizationRates", self._handle)
+        memory = ask(self._nvml, "DeviceGetMemoryInfo", self._handle)
+        reasons = present.throttle_reasons
+        return {
+            "utilisation_percent": None if rates is None else rates.gpu,
+            "memory_used_mib": None if memory is None else memory.used >> 20,
+            "temperature_c": present.temperature_c,
+            "power_w": present.power_w,
+            "sm_clock_mhz": present.sm_clock_mhz,
+            "memory_clock_mhz": present.memory_clock_mhz,
+            "throttling": None if reasons is None else [why for bit, why in THROTTLE_REASONS.items() if reasons & bit],
+        }
+
     def facts(self) -> dict[str, Any]:
         """Return the facts that do not change during a measurement."""
         nvml = self._nvml

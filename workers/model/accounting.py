@@ -382,6 +382,12 @@ class Cost:
         return Cost(self.flops * times, self.bytes * times)
 
 
+def matrix_product(batch: int, rows: int, inner: int, columns: int, element_bytes: int) -> Cost:
+    """Cost of `batch` products (rows × inner) · (inner × columns), each matrix read or written once."""
+    numbers = rows * inner + inner * columns + rows * columns
+    return Cost(2 * batch * rows * inner * columns, element_bytes * batch * numbers)
+
+
 def attention_part(
     part: str,
     shape: tuple[int, int, int, int, int],

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, Text, cast, func, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Row, Select, Text, cast, func, select, tuple_, union_all
 
 from app.errors import InvalidRequest, NotFound
 from app.layout import Statistic
@@ -20,64 +23,160 @@ MAX_MEASUREMENTS = 200_000
 """Most measurements of one table: a table is made in memory, of which this many take some 250 MB."""
 MAX_BEGINNING = 5_000
 """Most measurements that are read for the beginning of a table, as pages show it."""
-# SQLite binds at most 32 766 values in a statement.
-JOBS_PER_QUERY = 1000
+MAX_DOUBTFUL = 200
+"""Most jobs of a table whose verdicts are read, to say why their rows are not valid."""
+JOBS_PER_QUERY = MAX_JOBS
+"""SQLite binds at most 32 766 values in a statement, so that one statement reads the measurements of a table."""
 
 _measurement = tables.measurement.c
 Labels = Sequence[tuple[str, str]]
 
 
+@dataclass(frozen=True)
+class Choice:
+    """The finished jobs that a table shows: those that match all filters given.
+
+    Only the latest job of each point of a sweep counts: if the sweep was resumed, an earlier job has failed or was
+    cancelled.
+    """
+
+    kind: str | Collection[str] | None = None
+    """Jobs of this kind, or of one of these."""
+    sweep: int | Collection[int] | None = None
+    jobs: Collection[int] = ()
+    """Jobs of one of these sweeps, and these jobs: the union of both."""
+    labels: Labels = ()
+    """Jobs with all of these labels."""
+    since: datetime | None = None
+    until: datetime | None = None
+    """Jobs that finished in this time, `since` included."""
+
+    @property
+    def sweeps(self) -> list[int]:
+        return [self.sweep] if isinstance(self.sweep, int) else list(self.sweep or ())
+
+    @property
+    def conditions(self) -> list[ColumnElement[bool]]:
+        """The conditions for `where(…)` on the table `job`."""
+        job = tables.job.c
+        found = [job.state.in_(FINISHED_STATES), *JobFilter(labels=self.labels).conditions]
+        if self.kind is not None:
+            found.append(job.kind.in_([self.kind] if isinstance(self.kind, str) else self.kind))
+        parts: list[Select[Any]] = []
+        if self.sweeps:
+            parts.append(sweeps.latest_jobs(self.sweeps))
+        if self.jobs:
+            parts.append(select(job.id).where(job.id.in_(self.jobs)))
+        if parts:
+            found.append(job.id.in_(parts[0] if len(parts) == 1 else union_all(*parts)))
+        if self.since is not None:
+            found.append(job.finished_at >= self.since)
+        if self.until is not None:
+            found.append(job.finished_at < self.until)
+        return found
+
+    def check(self, connection: Connection) -> None:
+        """Raise NotFound when a sweep, or one of the jobs, does not exist."""
+        _check_known(connection, tables.sweep.c.id, self.sweeps, "sweep")
+        _check_known(connection, tables.job.c.id, self.jobs, "job")
+
+
 def choose_jobs(
     connection: Connection,
     *,
-    kind: str | None,
-    sweep: int | None,
-    jobs: Collection[int],
-    labels: Labels,
+    kind: str | Collection[str] | None = None,
+    sweep: int | Collection[int] | None = None,
+    jobs: Collection[int] = (),
+    labels: Labels = (),
+    since: datetime | None = None,
+    until: datetime | None = None,
     first: int | None = None,
+    after: int = 0,
 ) -> list[Row[Any]]:
-    """Return the finished jobs that match all filters given, in order of submission: id, kind, state, spec, error.
-
-    Only the latest job of each point of a sweep counts: if the sweep was resumed, an earlier job has failed or was
-        cancelled.
+    """Return the finished jobs of a Choice, in order of submission: id, kind, state, spec, error, and `recorded`, the
+    number of the last attempt that recorded results, None if there is none.
 
     Args:
         connection: the database.
-        kind, sweep, jobs, labels: the filters.
+        kind, sweep, jobs, labels, since, until: the choice.
         first: return only so many; None: all.
+        after: only jobs with a greater id.
 
     Raises:
-        NotFound: the sweep, or one of `jobs`, does not exist.
+        NotFound: a sweep, or one of `jobs`, does not exist.
         InvalidRequest: there are more than MAX_JOBS jobs.
     """
-    job = tables.job.c
-    query: Select[Any] = select(job.id, job.kind, job.state, job.spec, job.error)
-    query = query.where(*JobFilter(kind=kind, labels=labels).conditions)
-    if sweep is not None:
-        _check_sweep(connection, sweep)
-        query = query.where(job.id.in_(sweeps.latest_jobs([sweep])))
-    if jobs:
-        _check_jobs(connection, jobs)
-        query = query.where(job.id.in_(jobs))
-    finished = query.where(job.state.in_(FINISHED_STATES))
-    found = list(connection.execute(finished.order_by(job.id).limit(MAX_JOBS + 1 if first is None else first)))
+    choice = Choice(kind, sweep, jobs, labels, since, until)
+    choice.check(connection)
+    found = jobs_of(connection, choice, MAX_JOBS + 1 if first is None else first, after)
     if len(found) > MAX_JOBS:
-        raise InvalidRequest(f"The table would have more than {MAX_JOBS} jobs: choose a sweep, or jobs.")
+        raise InvalidRequest(
+            f"The table would have more than {MAX_JOBS} jobs: choose a sweep, jobs, a label, or since and until; "
+            "or take it as JSON or CSV, in the order of submission, which have no such limit."
+        )
     return found
 
 
-def _check_sweep(connection: Connection, sweep: int) -> None:
-    known = select(tables.sweep.c.id).where(tables.sweep.c.id == checked_id(sweep, "sweep"))
-    if connection.execute(known).one_or_none() is None:
-        raise NotFound(f"There is no sweep {sweep}.")
+def jobs_of(connection: Connection, choice: Choice, first: int, after: int = 0) -> list[Row[Any]]:
+    """Return the first jobs of a choice whose id is above `after`, as `choose_jobs` does."""
+    job, attempt = tables.job.c, tables.attempt.c
+    ended = (attempt.job_id == job.id) & attempt.state.in_(FINISHED_STATES)
+    recorded = select(func.max(attempt.number)).where(ended).scalar_subquery().label("recorded")
+    query: Select[Any] = select(job.id, job.kind, job.state, job.spec, job.error, recorded).where(*choice.conditions)
+    if after:
+        query = query.where(job.id > after)
+    return list(connection.execute(query.order_by(job.id).limit(first)))
 
 
-def _check_jobs(connection: Connection, jobs: Collection[int]) -> None:
+def kinds_of(connection: Connection, choice: Choice) -> list[str]:
+    """Return the kinds of the jobs of a choice, by name."""
+    kind = tables.job.c.kind
+    return list(connection.execute(select(kind).where(*choice.conditions).distinct().order_by(kind)).scalars())
+
+
+def is_too_large(connection: Connection, choice: Choice) -> bool:
+    """Return True if a choice has more jobs, or measurements, than a table that is made as a whole."""
     job = tables.job.c
-    known = select(job.id).where(job.id.in_([checked_id(number, "job") for number in jobs]))
-    unknown = set(jobs) - set(connection.execute(known).scalars())
+    chosen = select(job.id).where(*choice.conditions)
+    number = select(func.count()).select_from(chosen.limit(MAX_JOBS + 1).subquery())
+    if connection.execute(number).scalar_one() > MAX_JOBS:
+        return True
+    measured = select(_measurement.id).where(_measurement.job_id.in_(chosen)).limit(MAX_MEASUREMENTS + 1)
+    count: int = connection.execute(select(func.count()).select_from(measured.subquery())).scalar_one()
+    return count > MAX_MEASUREMENTS
+
+
+def distinct_cases(connection: Connection, choice: Choice) -> list[Row[Any]]:
+    """Return each case that the chosen jobs measured, once for each device: kind, case as JSON text, device_key."""
+    job = tables.job.c
+    case = cast(_measurement.case, Text).label("case")
+    joined = tables.job.join(tables.measurement, _measurement.job_id == job.id)
+    query = select(job.kind, case, _measurement.device_key).select_from(joined).where(*choice.conditions).distinct()
+    return list(connection.execute(query))
+
+
+def distinct_metrics(connection: Connection, choice: Choice) -> list[Row[Any]]:
+    """Return each metric that the chosen jobs measured, once for each outcome: metric, phase, unit, outcome."""
+    columns = [_measurement[name] for name in ("metric", "phase", "unit", "outcome")]
+    chosen = select(tables.job.c.id).where(*choice.conditions)
+    query = select(*columns, func.min(_measurement.id).label("first")).where(_measurement.job_id.in_(chosen))
+    return list(connection.execute(query.group_by(*columns).order_by("first")))
+
+
+def counts(connection: Connection, jobs: Iterable[Row[Any]]) -> dict[int, int]:
+    """Return the number of measurements of each job, of all its attempts."""
+    of_jobs = _measurement.job_id.in_([job.id for job in jobs])
+    query = select(_measurement.job_id, func.count()).where(of_jobs).group_by(_measurement.job_id)
+    return dict(map(tuple, connection.execute(query)))
+
+
+def _check_known(connection: Connection, column: Any, numbers: Collection[int], what: str) -> None:
+    if not numbers:
+        return  # nearly always one of both is empty, and needs no statement
+    known = select(column).where(column.in_([checked_id(number, what) for number in numbers]))
+    unknown = set(numbers) - set(connection.execute(known).scalars())
     if unknown:
-        raise NotFound(f"There is no job {min(unknown)}.")
+        raise NotFound(f"There is no {what} {min(unknown)}.")
 
 
 def recorded_attempts(connection: Connection, job_ids: Sequence[int]) -> dict[int, int]:
@@ -113,24 +212,35 @@ def check_attempt(connection: Connection, job_id: int, attempt: int) -> None:
         raise NotFound(f"Job {job_id} has had no attempt {attempt}.")
 
 
-def measurements(connection: Connection, jobs: Iterable[Row[Any]], statistic: Statistic) -> list[Row[Any]]:
+def measurements(
+    connection: Connection,
+    jobs: Iterable[Row[Any]],
+    statistic: Statistic,
+    metrics: Collection[str] | None = None,
+    *,
+    limited: bool = True,
+) -> list[Row[Any]]:
     """Return the measurements of each job's last recorded attempt, job by job, in the order in which they were made.
 
     Each row has `statistic` as `value`, and beside a mean the standard deviation as `std`; `case` is JSON text, the
-    same for all metrics of a case, so that the caller can decode it once.
+    same for all metrics of a case, so that the caller can decode it once. `metrics`: only these; None: all. `limited`:
+    refuse more than MAX_MEASUREMENTS.
 
     Raises:
         InvalidRequest: there are more than MAX_MEASUREMENTS.
     """
-    recorded = recorded_attempts(connection, [job.id for job in jobs])
+    recorded = _recorded(jobs)
     found: list[Row[Any]] = []
     for part in _parts(sorted(recorded)):
         query = _of_attempts(statistic, {job_id: recorded[job_id] for job_id in part})
-        found += connection.execute(query.limit(MAX_MEASUREMENTS + 1 - len(found)))
-        if len(found) > MAX_MEASUREMENTS:
+        if metrics is not None:
+            query = query.where(_measurement.metric.in_(metrics))
+        found += connection.execute(query.limit(MAX_MEASUREMENTS + 1 - len(found)) if limited else query)
+        if limited and len(found) > MAX_MEASUREMENTS:
             raise InvalidRequest(
                 f"The table would have more than {MAX_MEASUREMENTS} measurements: choose fewer jobs, or read each "
-                "job's measurements page by page at /jobs/{id}/measurements."
+                "job's measurements page by page at /jobs/{id}/measurements; or take the table as JSON or CSV, without "
+                "pivot, reference and order, which have no such limit."
             )
     return found
 
@@ -144,7 +254,7 @@ def first_measurements(
     read whole; none if the job has several units, since later ones may measure the same cases again.
     """
     job_ids = [job.id for job in jobs]
-    recorded = recorded_attempts(connection, job_ids)
+    recorded = _recorded(jobs)
     found = list(connection.execute(_of_attempts(statistic, recorded).limit(MAX_BEGINNING + 1)))
     if len(found) <= MAX_BEGINNING:
         return list(jobs), found, False
@@ -158,18 +268,27 @@ def first_measurements(
     return list(jobs[:1]), [row for row in found if (row.case_key, row.device_key) != cut], True
 
 
+def _recorded(jobs: Iterable[Row[Any]]) -> dict[int, int]:
+    return {job.id: job.recorded for job in jobs if job.recorded is not None}
+
+
 def _of_attempts(statistic: Statistic, attempts: Mapping[int, int]) -> Select[Any]:
     """Build a query for the measurements of these attempts, given by job id: job by job, in the order they were made.
 
     Rows of other attempts of the jobs must not count towards a limit, so the statement itself leaves them out.
     """
     names = ("job_id", "attempt", "unit_index", "case_key", "device_key", "validity", "phase", "metric", "unit")
-    facts = [_measurement[name] for name in (*names, "outcome", "reason", "n", "std")]
+    facts = [_measurement[name] for name in (*names, "outcome", "reason", "partial", "n", "std")]
     case, value = cast(_measurement.case, Text).label("case"), _measurement[statistic].label("value")
-    # The first condition finds the rows by the index on job_id, in order; the second one looks at each.
-    of_jobs = _measurement.job_id.in_(sorted(attempts))
-    of_attempts = tuple_(_measurement.job_id, _measurement.attempt).in_(sorted(attempts.items()))
-    return select(*facts, case, value).where(of_jobs, of_attempts).order_by(_measurement.job_id, _measurement.id)
+    query = select(*facts, case, value).where(_measurement.job_id.in_(sorted(attempts)))
+    # Nearly all jobs ran once, so that one number does for most of them, and costs less than a pair for each.
+    usual = Counter(attempts.values()).most_common(1)[0][0] if attempts else 1
+    others = sorted((job_id, number) for job_id, number in attempts.items() if number != usual)
+    of_attempts = _measurement.attempt == usual
+    if others:
+        of_attempts &= _measurement.job_id.not_in([job_id for job_id, _ in others])
+        of_attempts |= tuple_(_measurement.job_id, _measurement.attempt).in_(others)
+    return query.where(of_attempts).order_by(_measurement.job_id, _measurement.id)
 
 
 def _number_of_units(connection: Connection, job_id: int, attempt: int) -> int:
@@ -188,6 +307,20 @@ def sides(connection: Connection, jobs: Iterable[Row[Any]]) -> dict[tuple[int, i
         (row.job_id, row.attempt, row.unit_index): row.side
         for part in _parts(comparisons)
         for row in connection.execute(query.where(unit.job_id.in_(part)))
+    }
+
+
+def unit_verdicts(
+    connection: Connection, attempts: Mapping[int, int], first: int = MAX_DOUBTFUL
+) -> dict[tuple[int, int], dict[str, Any]]:
+    """Return the verdicts of units of these attempts, given by job id: by (job, unit index). At most `first` jobs."""
+    unit = tables.unit.c
+    wanted = sorted(attempts)[:first]
+    query = select(unit.job_id, unit.attempt, unit.unit_index, unit.validity).where(unit.job_id.in_(wanted))
+    return {
+        (row.job_id, row.unit_index): row.validity
+        for row in (connection.execute(query) if wanted else ())
+        if row.attempt == attempts[row.job_id] and isinstance(row.validity, dict)
     }
 
 

@@ -1,8 +1,8 @@
-"""Compares two finished jobs, or the two sides of a job of kind `compare`.
+"""Compares finished jobs, or the two sides of a job of kind `compare`.
 
 Jobs whose units reported what took the time (tables `classes`, `kernels-<phase>`, `operators-<phase>` of a profile) are
 compared row by row: ms and calls per step that the candidate gained or lost. All others are compared metric by metric,
-by the medians of their samples.
+by the medians of their processes, and judged (see judging.py). Of profiles, only the headline metric is judged.
 
 Cases meet by their coordinates. Those that each side has one value of, and in which the sides differ (precision=fp32 →
 bf16), are what is compared: they are told apart from the rows, and do not keep cases from meeting.
@@ -14,18 +14,23 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from pydantic import ValidationError
 from sqlalchemy import Connection, Row
 
 from app.errors import Conflict, FieldError, InvalidRequest
 from app.layout import ARROW, case_text, in_use
-from app.specs import KINDS, Scalar
+from app.specs import KINDS, Scalar, spec_adapter
 from app.states import VERDICTS
+from app.store.baseline_rows import cases_of_baseline
 from app.store.engine import Database
-from app.store.results import choosing
+from app.store.public import finite
+from app.store.results import choosing, circumstances, judging
+from app.store.results.circumstances import Circumstances
 from app.store.results.pivoting import CaseOfJob, cases_of, cell_of, coordinates_of
 from app.store.results.reported import UNIT_INDEX, list_tables, result_table
 from app.store.results.sheet import NOT_MEASURED, Cell, Column, Sheet, free_names, type_of
@@ -52,21 +57,41 @@ or could not tell the class.
 """
 NOT_ALTERNATED = "The jobs ran one after the other: what changed on the host between them counts as a difference."
 ALTERNATED = "Fresh processes measured both sides in turns."
+MAX_DISTRIBUTIONS = 200
+"""Most rows whose single processes are told; those of the headline metric come first."""
 
 Key = tuple[Scalar, ...]
 
 
 @dataclass(frozen=True)
+class Question:
+    """What is asked of a comparison beside its table."""
+
+    limit: int | None = None
+    """The most rows of each table and phase of a profile, those that changed most; None: all."""
+    metrics: Sequence[str] = ()
+    """Only these metrics are compared, and judged together; empty: all of them."""
+    fail_above_percent: float | None = None
+    """The gate's limit; None: there is no gate."""
+
+
+PLAIN = Question()
+
+
+@dataclass(frozen=True)
 class _Side:
-    """One of the two that are compared."""
+    """One of the two that are compared: one job, several, or a part of one."""
 
     name: SideName
-    job: Row[Any]
+    jobs: Sequence[Row[Any]]
     cases: Sequence[CaseOfJob]
     metrics: Mapping[str, str]
     """The unit of each metric's column."""
     units: frozenset[int] | None
     """Indexes of the side's units; None: all of the job."""
+    circumstances: Circumstances
+    baseline: str | None = None
+    """The name of the baseline that the side is."""
 
     @property
     def validity(self) -> str | None:
@@ -75,117 +100,263 @@ class _Side:
         return next((verdict for verdict in reversed(VERDICTS) if verdict in found), None)
 
     def about(self) -> dict[str, Any]:
+        first = self.jobs[0] if self.jobs else None
+        verdicts = Counter(verdict for case in self.cases if (verdict := case.validity()) is not None)
         return {
-            "job": self.job.id,
-            "kind": self.job.kind,
-            "state": self.job.state,
+            "name": self.baseline,
+            "job": first and first.id,
+            "jobs": [job.id for job in self.jobs],
+            "kind": first and first.kind,
+            "state": first and first.state,
             "validity": self.validity,
-            "url": f"/jobs/{self.job.id}",
+            "verdicts": {verdict: verdicts[verdict] for verdict in VERDICTS if verdict in verdicts},
+            "processes": max((len(rows) for case in self.cases for rows in case.processes.values()), default=0),
+            "url": first and f"/jobs/{first.id}",
         }
 
 
-def compare(database: Database, baseline: int, candidate: int, *, limit: int | None = None) -> Sheet:
-    """Compare two finished jobs of one kind. `Sheet.about` has both, and what differs between them.
+def compare(
+    database: Database, baseline: int | Sequence[int], candidate: int | Sequence[int], question: Question = PLAIN
+) -> Sheet:
+    """Compare two finished jobs of one kind, or two sets of them. `Sheet.about` has both, and what differs.
+
+    Jobs of one side that measured the same case are several samples of it.
 
     Args:
         database: the store.
-        baseline: the job to compare with.
-        candidate: the job that is compared.
-        limit: the most rows of each table and phase of a profile, those that changed most; None: all.
+        baseline: the job to compare with, or several.
+        candidate: the job that is compared, or several.
+        question: what is asked.
 
     Raises:
         NotFound: there is no such job.
         Conflict: a job is not finished.
-        InvalidRequest: the jobs are of different kinds.
+        InvalidRequest: the jobs are of different kinds, or have no such metric.
     """
     with database.read() as connection:
-        jobs = _finished(connection, [baseline, candidate])
-        one, other = jobs[baseline], jobs[candidate]
-        if one.kind != other.kind:
-            kinds = f"job {baseline} is of kind {one.kind}, job {candidate} of kind {other.kind}"
-            detail = f"Compare jobs of one kind: {kinds}."
-            raise InvalidRequest(detail, errors=(FieldError("/candidate", detail),))
-        measured = choosing.measurements(connection, list(jobs.values()), "median")
-        of_units = choosing.sides(connection, list(jobs.values()))
-    sides = []
-    for name, job in zip(SIDES, (one, other), strict=True):
-        rows = [row for row in measured if row.job_id == job.id]
-        cases, metrics = cases_of([job], rows, lambda row: of_units.get((row.job_id, row.attempt, row.unit_index)))
-        sides.append(_Side(name, job, cases, metrics, None))
-    return _compared(database, sides[0], sides[1], alternated=False, limit=limit)
+        ones, others = (_finished(connection, _listed(jobs)) for jobs in (baseline, candidate))
+        _check_kinds(ones, others)
+        sides = [_side(connection, name, jobs) for name, jobs in zip(SIDES, (ones, others), strict=True)]
+    return _compared(database, sides[0], sides[1], question, alternated=False)
 
 
-def compare_sides(database: Database, job_id: int, *, limit: int | None = None) -> Sheet:
+def compare_with_baseline(
+    database: Database, name: str, candidate: int | Sequence[int], question: Question = PLAIN
+) -> Sheet:
+    """Compare finished jobs of one kind with the results that a baseline has of their cases, as `compare`.
+
+    Cases meet by their keys. Results of the same device are taken; if there are none, those of another device, which
+    cannot be compared, as the sentence then says.
+
+    Raises:
+        NotFound: there is no such baseline or job.
+        Conflict: a job is not finished.
+        InvalidRequest: the jobs are of different kinds, or have no such metric.
+    """
+    with database.read() as connection:
+        others = _finished(connection, _listed(candidate))
+        _check_kinds(others)
+        side = _side(connection, "candidate", others)
+        side = replace(side, cases=[case for job in others for case in _with_planned(job, side.cases)])
+        kept = cases_of_baseline(connection, name)
+        on = {(case.key, case.coordinates.get("device")) for case in side.cases}
+        keys = {key for key, _ in on}
+        same = {one.case_key for one in kept if (one.case_key, one.device_key) in on}
+        chosen = {
+            (one.job_id, one.case_key, one.device_key)
+            for one in kept
+            if one.case_key in keys and (one.case_key not in same or (one.case_key, one.device_key) in on)
+        }
+        ones = _finished(connection, sorted({job_id for job_id, _, _ in chosen}))
+        whole = _side(connection, "baseline", ones)
+    cases = [case for case in whole.cases if (case.job, case.key, case.coordinates.get("device")) in chosen]
+    found = {case.key for case in cases}
+    notes = []
+    if new := keys - found:
+        notes.append(f"{len(new)} of {len(keys)} cases are not in the baseline {name}, and have nothing to meet.")
+        side = replace(side, cases=[case for case in side.cases if case.key in found])
+    baseline = replace(whole, cases=cases, baseline=name)
+    return _compared(database, baseline, side, question, alternated=False, by_key=True, more_notes=notes)
+
+
+def _with_planned(job: Row[Any], cases: Sequence[CaseOfJob]) -> list[CaseOfJob]:
+    """Return the job's cases; of a job that measured nothing, those of its spec, which say why they have no numbers."""
+    of_job = [case for case in cases if case.job == job.id]
+    if any(case.key is not None for case in of_job) or not of_job:
+        return of_job
+    try:
+        planned = spec_adapter.validate_json(json.dumps(job.spec)).cases()
+    except (ValidationError, ValueError):  # the spec is of another version, or a comparison, which has no cases
+        return of_job
+    return [replace(of_job[0], coordinates=dict(its.coordinates), key=its.key) for its in planned]
+
+
+def _side(connection: Connection, name: SideName, jobs: Sequence[Row[Any]]) -> _Side:
+    """Read one side, all of whose units count."""
+    measured = choosing.measurements(connection, jobs, "median")
+    of_units = choosing.sides(connection, jobs)
+    cases, metrics = cases_of(jobs, measured, lambda row: of_units.get((row.job_id, row.attempt, row.unit_index)))
+    return _Side(name, jobs, cases, metrics, None, circumstances.read(connection, jobs))
+
+
+def compare_sides(database: Database, job_id: int, question: Question = PLAIN) -> Sheet:
     """Compare the sides of a finished job that has measured both in turns; as `compare`.
 
     Raises:
         NotFound: there is no such job.
         Conflict: the job is not finished.
-        InvalidRequest: it is no comparison.
+        InvalidRequest: it is no comparison, or has no such metric.
     """
     with database.read() as connection:
-        jobs = _finished(connection, [job_id])
-        job = jobs[job_id]
+        (job,) = _finished(connection, [job_id])
         if job.kind not in KINDS or not KINDS[job.kind].holds_specs:
             detail = f"Job {job_id} is of kind {job.kind}, no comparison: pass two jobs, as baseline and candidate."
             raise InvalidRequest(detail, errors=(FieldError("/job", detail),))
         measured = choosing.measurements(connection, [job], "median")
         of_units = choosing.sides(connection, [job])
+        how = [circumstances.read(connection, [job], name) for name in SIDES]
     cases, metrics = cases_of([job], measured, lambda row: of_units.get((row.job_id, row.attempt, row.unit_index)))
     sides = [
         _Side(
             name,
-            job,
+            [job],
             [case for case in cases if case.coordinates.get("side") == name],
             metrics,
             frozenset(unit for (_, _, unit), side in of_units.items() if side == name),
+            its,
         )
-        for name in SIDES
+        for name, its in zip(SIDES, how, strict=True)
     ]
-    return _compared(database, sides[0], sides[1], alternated=True, limit=limit)
+    return _compared(database, sides[0], sides[1], question, alternated=True)
 
 
-def _finished(connection: Connection, wanted: Sequence[int]) -> dict[int, Row[Any]]:
-    """Return these jobs by id.
+def _listed(jobs: int | Sequence[int]) -> list[int]:
+    return [jobs] if isinstance(jobs, int) else list(dict.fromkeys(jobs))
+
+
+def _check_kinds(*sides: Sequence[Row[Any]]) -> None:
+    first = sides[0][0]
+    for job in (job for side in sides for job in side):
+        if job.kind != first.kind:
+            kinds = f"job {first.id} is of kind {first.kind}, job {job.id} of kind {job.kind}"
+            detail = f"Compare jobs of one kind: {kinds}."
+            raise InvalidRequest(detail, errors=(FieldError("/candidate", detail),))
+
+
+def _finished(connection: Connection, wanted: Sequence[int]) -> list[Row[Any]]:
+    """Return these jobs, in this order.
 
     Raises:
         NotFound: there is no such job.
         Conflict: one is not finished.
     """
+    if not wanted:
+        return []
     chosen = choosing.choose_jobs(connection, kind=None, sweep=None, jobs=wanted, labels=())
     found = {job.id: job for job in chosen}
     for job_id in wanted:
         if job_id not in found:
             raise Conflict(f"Job {job_id} is not finished: wait for its end, then compare.")
-    return found
+    return [found[job_id] for job_id in wanted]
 
 
-def _compared(database: Database, baseline: _Side, candidate: _Side, *, alternated: bool, limit: int | None) -> Sheet:
+def _compared(
+    database: Database,
+    baseline: _Side,
+    candidate: _Side,
+    question: Question,
+    *,
+    alternated: bool,
+    by_key: bool = False,
+    more_notes: Sequence[str] = (),
+) -> Sheet:
+    """Compare two sides; cases meet by their keys, or else by the coordinates in which the sides do not differ."""
     differences = _differences(baseline, candidate)
-    notes = [ALTERNATED if alternated else NOT_ALTERNATED]
-    if differences:
-        notes.append(f"They differ in {case_text({name: _change(*both) for name, both in differences.items()})}.")
-    for side in (baseline, candidate):
-        if side.job.state != "succeeded":
-            code = (side.job.error or {}).get("code", side.job.state)
-            notes.append(f"The {side.name}, job {side.job.id}, did not succeed ({code}): it has no numbers.")
-        elif side.validity not in (None, VERDICTS[0]):
-            notes.append(f"The {side.name}, job {side.job.id}, is {side.validity}; its verdict says why.")
-    tables = _Tables.read(database, baseline, candidate)
+    _check_metrics(question.metrics, {**baseline.metrics, **candidate.metrics})
+    rows = _joined_rows(baseline, candidate, differences, question.metrics, by_key=by_key)
+    kind = next((case.tabled_as[-1] for side in (candidate, baseline) for case in side.cases), candidate.jobs[0].kind)
+    judged_rows = [row.judged for row in rows]
+    headline = question.metrics[0] if question.metrics else judging.headline_of(judged_rows, _columns_of(kind))
+    judged = judging.judge(judged_rows, headline, alternated=alternated, asked=question.metrics)
+    environments = circumstances.environment_differences(baseline.circumstances, candidate.circumstances)
+    judgement = judging.conclude(
+        judged,
+        headline,
+        circumstances.obstacles(environments),
+        alternated=alternated,
+        asked=question.metrics,
+        fail_above_percent=question.fail_above_percent,
+    )
+    notes = [*_notes(baseline, candidate, differences, environments, alternated=alternated), *more_notes]
+    tables = _Tables() if question.metrics else _Tables.read(database, baseline, candidate)
+    distributions: list[dict[str, Any]] = []
     if tables.joined:
-        columns, rows = tables.compared(limit, notes)
+        columns, shown = tables.compared(question.limit, notes)
     else:
-        columns, rows = _metrics_compared(baseline, candidate, differences)
+        columns, shown = _metric_table(rows, judged)
+        distributions = _distributions(judged, headline)
     about = {
+        "sentence": judgement.sentence,
+        "conclusion": judgement.conclusion,
+        "headline": headline,
         "alternated": alternated,
+        "gate": None if judgement.gate is None else judgement.gate.as_json(),
         "baseline": baseline.about(),
         "candidate": candidate.about(),
         "differences": [
             {"name": name, "baseline": one, "candidate": other} for name, (one, other) in differences.items()
         ],
+        "spec_differences": [
+            one.as_json() for one in circumstances.spec_differences(baseline.circumstances, candidate.circumstances)
+        ],
+        "environment_differences": [one.as_json() for one in environments],
+        "distributions": distributions,
         "notes": notes,
     }
-    return Sheet(columns=columns, rows=rows, notes=notes, about=about)
+    lead = [_capital(judgement.sentence)]
+    if judgement.gate is not None and judgement.gate.sentence != judgement.sentence:
+        lead.append(f"Gate: {judgement.gate.sentence}.")
+    return Sheet(columns=columns, rows=shown, notes=notes, about=about, lead=lead)
+
+
+def _capital(sentence: str) -> str:
+    return f"{sentence}."
+
+
+def _columns_of(kind: str) -> Sequence[str]:
+    return KINDS[kind].table_columns if kind in KINDS else ()
+
+
+def _check_metrics(asked: Sequence[str], known: Mapping[str, str]) -> None:
+    for metric in asked:
+        if metric not in known and known:
+            detail = f"{metric!r} is none of these jobs' metrics: {', '.join(known)}."
+            raise InvalidRequest(detail, errors=(FieldError("/metric", detail),))
+
+
+def _notes(
+    baseline: _Side,
+    candidate: _Side,
+    differences: Mapping[str, tuple[Scalar, Scalar]],
+    environments: Sequence[circumstances.EnvironmentDifference],
+    *,
+    alternated: bool,
+) -> list[str]:
+    """Return the sentences that stand below the table."""
+    notes = [ALTERNATED if alternated else NOT_ALTERNATED]
+    if differences:
+        notes.append(f"They differ in {case_text({name: _change(*both) for name, both in differences.items()})}.")
+    if environments:
+        notes.append(f"Their environments differ: {'; '.join(one.in_words() for one in environments)}.")
+    for side in (baseline, candidate):
+        for job in side.jobs:
+            if job.state != "succeeded":
+                code = (job.error or {}).get("code", job.state)
+                notes.append(f"The {side.name}, job {job.id}, did not succeed ({code}): it has no numbers.")
+        if all(job.state == "succeeded" for job in side.jobs) and side.validity not in (None, VERDICTS[0]):
+            which = f"job {side.jobs[0].id}" if len(side.jobs) == 1 else f"of {len(side.jobs)} jobs"
+            notes.append(f"The {side.name}, {which}, is {side.validity}; its verdict says why.")
+    return notes
 
 
 def _change(one: Scalar, other: Scalar) -> str:
@@ -207,30 +378,79 @@ def _differences(baseline: _Side, candidate: _Side) -> dict[str, tuple[Scalar, S
     return found
 
 
-def _metrics_compared(
-    baseline: _Side, candidate: _Side, differences: Mapping[str, Any]
-) -> tuple[list[Column], list[list[Any]]]:
-    """Return a row for each metric of each case: medians of both sides, and what the candidate gained or lost."""
+@dataclass(frozen=True)
+class _JoinedRow:
+    """A metric of a case that at least one side has."""
+
+    place: dict[str, Scalar]
+    """The coordinates that the table shows."""
+    pair: tuple[CaseOfJob | None, CaseOfJob | None]
+    judged: judging.Row
+
+
+def _joined_rows(
+    baseline: _Side, candidate: _Side, differences: Mapping[str, Any], asked: Sequence[str], *, by_key: bool
+) -> list[_JoinedRow]:
+    """Return a row for each metric of each case."""
     apart = {*differences, "side"}
 
     def joined(side: _Side) -> dict[str, CaseOfJob]:
-        return {json.dumps(sorted(_known(case, apart))): case for case in side.cases}
+        alike: dict[str, list[CaseOfJob]] = {}
+        for case in side.cases:
+            key = str(case.key) if by_key else json.dumps(sorted(_known(case, apart)))
+            alike.setdefault(key, []).append(case)
+        return {key: _pooled(cases) for key, cases in alike.items()}
 
     ones, others = joined(baseline), joined(candidate)
     keys = list(dict.fromkeys([*ones, *others]))
     either = {**others, **ones}
     shown = [name for name in coordinates_of([either[key] for key in keys], None) if name not in apart]
-    metrics = {**candidate.metrics, **baseline.metrics}
+    varying = [name for name in shown if len({json.dumps(either[key].show(name)) for key in keys}) > 1]
+    units = {**candidate.metrics, **baseline.metrics}
+    metrics = list(asked) or list(dict.fromkeys([*baseline.metrics, *candidate.metrics]))
     rows = []
     for key in keys:
         pair = (ones.get(key), others.get(key))
-        place = [either[key].show(name) for name in shown]
-        for metric in dict.fromkeys([*baseline.metrics, *candidate.metrics]):
-            cells = [NOT_MEASURED if case is None else cell_of(case, metric, "median") for case in pair]
-            if all(cell.value is None and cell.outcome in (None, "unknown") for cell in cells):
+        place = {name: either[key].show(name) for name in shown}
+        for metric in metrics:
+            one, other = (NOT_MEASURED if case is None else cell_of(case, metric, "median") for case in pair)
+            if all(cell.value is None and cell.outcome in (None, "unknown") for cell in (one, other)):
                 continue
-            rows.append([*place, metric, metrics[metric], *_metric_row(cells, pair)])
-    return _metric_columns(shown, rows), rows
+            row = judging.Row(
+                case=case_text({name: place[name] for name in varying}),
+                metric=metric,
+                unit=units.get(metric, ""),
+                cells=(one, other),
+                verdicts=(_verdict(pair[0]), _verdict(pair[1])),
+                baseline=_values(pair[0], metric, one),
+                candidate=_values(pair[1], metric, other),
+            )
+            rows.append(_JoinedRow(place, pair, row))
+    return rows
+
+
+def _pooled(cases: Sequence[CaseOfJob]) -> CaseOfJob:
+    """Return a case with the processes of all jobs that measured it. If one of the jobs failed, it has no numbers."""
+    if len(cases) == 1:
+        return cases[0]
+    processes: dict[str, list[Any]] = {}
+    for case in cases:
+        for metric, rows in case.processes.items():
+            processes.setdefault(metric, []).extend(rows)
+    return replace(
+        cases[0], processes=processes, stopped=next((case.stopped for case in cases if case.stopped is not None), None)
+    )
+
+
+def _verdict(case: CaseOfJob | None) -> str | None:
+    return None if case is None else case.validity()
+
+
+def _values(case: CaseOfJob | None, metric: str, cell: Cell) -> list[float]:
+    """Return the median of each process, in the order in which they ran; nothing if one of them has none."""
+    if case is None or cell.value is None:
+        return []
+    return [value for row in case.processes[metric] if (value := finite(row.value)) is not None]
 
 
 def _known(case: CaseOfJob, apart: Iterable[str]) -> list[tuple[str, Scalar]]:
@@ -239,35 +459,106 @@ def _known(case: CaseOfJob, apart: Iterable[str]) -> list[tuple[str, Scalar]]:
     return [(name, value) for name, value in used.items() if value is not None]
 
 
-def _metric_row(cells: Sequence[Cell], pair: Sequence[CaseOfJob | None]) -> list[Scalar]:
-    one, other = cells
+def _metric_table(rows: Sequence[_JoinedRow], judged: Sequence[judging.Row]) -> tuple[list[Column], list[list[Scalar]]]:
+    """Return the table of metrics: coordinates, then METRIC_COLUMNS."""
+    shown = list(rows[0].place) if rows else []
+    values = [
+        [*joined.place.values(), *_metric_values(joined.pair, row).values()]
+        for joined, row in zip(rows, judged, strict=True)
+    ]
+    names = free_names(shown, {column.name for column in METRIC_COLUMNS}, "case")
+    types = [type_of(row[index] for row in values) for index in range(len(shown))]
+    coordinates = [Column(names[name], type_, role="coordinate") for name, type_ in zip(shown, types, strict=True)]
+    return [*coordinates, *_shown_columns(judged)], values
+
+
+METRIC_COLUMNS = (
+    Column("metric", "string"),
+    Column("unit", "string"),
+    Column("better", "string", in_text=False),
+    Column("baseline", "number"),
+    Column("candidate", "number"),
+    Column("change", "number"),
+    Column("ratio", "number"),
+    Column("ratio_low", "number"),
+    Column("ratio_high", "number"),
+    Column("p_value", "number", in_text=False),
+    Column("p_adjusted", "number"),
+    Column("finding", "string"),
+    Column("sentence", "string", in_text=False),
+    Column("spread_percent", "number", "%", in_text=False),
+    Column("smallest_difference_percent", "number", "%", in_text=False),
+    *(Column(f"replicates_for_{number}_percent", "integer", in_text=False) for number in judging.ASKED_FOR),
+    *(Column(f"{side}_processes", "integer", in_text=False) for side in SIDES),
+    *(Column(f"{side}_n", "integer", in_text=False) for side in SIDES),
+    *(Column(f"{side}_outcome", "string") for side in SIDES),
+    *(Column(f"{side}_validity", "string") for side in SIDES),
+    Column("case_key", "string", in_text=False),
+)
+"""Columns of a metric of a case. `ratio` is candidate / baseline, with its interval of 95 %."""
+
+
+def _metric_values(pair: tuple[CaseOfJob | None, CaseOfJob | None], row: judging.Row) -> dict[str, Scalar]:
+    """Return the values of METRIC_COLUMNS, in their order."""
+    one, other = row.cells
+    found = row.estimate or judging.NOTHING
     change, ratio = _difference(one.value, other.value)
     keys = {case.key for case in pair if case is not None}
-    verdicts = [None if case is None else case.validity() for case in pair]
-    case_key = keys.pop() if len(keys) == 1 else None
-    return [one.value, other.value, change, ratio, one.n, other.n, one.outcome, other.outcome, *verdicts, case_key]
+    smallest = row.smallest_difference
+    needed = {f"replicates_for_{number}_percent": row.replicates_for(number) for number in judging.ASKED_FOR}
+    return {
+        "metric": row.metric,
+        "unit": row.unit,
+        "better": row.better,
+        "baseline": one.value,
+        "candidate": other.value,
+        "change": change,
+        "ratio": ratio,
+        "ratio_low": found.low,
+        "ratio_high": found.high,
+        "p_value": found.p_value,
+        "p_adjusted": row.p_adjusted,
+        "finding": row.finding,
+        "sentence": row.sentence(),
+        "spread_percent": None if found.spread is None else 100 * found.spread,
+        "smallest_difference_percent": None if smallest is None else 100 * smallest,
+        **needed,
+        "baseline_processes": len(row.baseline) or None,
+        "candidate_processes": len(row.candidate) or None,
+        "baseline_n": one.n,
+        "candidate_n": other.n,
+        "baseline_outcome": one.outcome,
+        "candidate_outcome": other.outcome,
+        "baseline_validity": row.verdicts[0],
+        "candidate_validity": row.verdicts[1],
+        "case_key": keys.pop() if len(keys) == 1 else None,
+    }
 
 
-def _metric_columns(shown: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[Column]:
-    first = len(shown)
-    failed = any(outcome not in ("ok", None) for row in rows for outcome in row[first + 8 : first + 10])
-    doubtful = any(verdict in VERDICTS[1:] for row in rows for verdict in row[first + 10 : first + 12])
-    compared = [
-        Column("metric", "string"),
-        Column("unit", "string"),
-        Column("baseline", "number"),
-        Column("candidate", "number"),
-        Column("change", "number"),
-        Column("ratio", "number"),
-        *(Column(f"{side}_n", "integer", in_text=False) for side in SIDES),
-        *(Column(f"{side}_outcome", "string", in_text=failed) for side in SIDES),
-        *(Column(f"{side}_validity", "string", in_text=doubtful) for side in SIDES),
-        Column("case_key", "string", in_text=False),
+def _shown_columns(judged: Sequence[judging.Row]) -> list[Column]:
+    """Return METRIC_COLUMNS, of which people see those that tell them something."""
+    tested = any(row.p_adjusted is not None for row in judged)
+    failed = any(cell.outcome not in ("ok", None) for row in judged for cell in row.cells)
+    doubtful = any(verdict in VERDICTS[1:] for row in judged for verdict in row.verdicts)
+    told = {
+        "ratio_low": tested,
+        "ratio_high": tested,
+        "p_adjusted": tested,
+        "finding": tested,
+        **{f"{side}_outcome": failed for side in SIDES},
+        **{f"{side}_validity": doubtful for side in SIDES},
+    }
+    return [replace(column, in_text=told.get(column.name, column.in_text)) for column in METRIC_COLUMNS]
+
+
+def _distributions(judged: Sequence[judging.Row], headline: str | None) -> list[dict[str, Any]]:
+    """Return the single processes of rows, those of the headline metric first, by the rows' places in the table."""
+    tested = [(place, row) for place, row in enumerate(judged) if row.baseline and row.candidate]
+    first = sorted(tested, key=lambda one: one[1].metric != headline)
+    return [
+        {"row": place, "baseline": list(row.baseline), "candidate": list(row.candidate)}
+        for place, row in first[:MAX_DISTRIBUTIONS]
     ]
-    names = free_names(shown, {column.name for column in compared}, "case")
-    types = [type_of(row[index] for row in rows) for index in range(first)]
-    coordinates = [Column(names[name], type_, role="coordinate") for name, type_ in zip(shown, types, strict=True)]
-    return [*coordinates, *compared]
 
 
 def _difference(one: float | None, other: float | None) -> tuple[float | None, float | None]:
@@ -318,16 +609,16 @@ class _Tables:
 
     @classmethod
     def read(cls, database: Database, baseline: _Side, candidate: _Side) -> _Tables:
-        """Read the tables of both sides; none if one of the jobs has not succeeded."""
+        """Read the tables of both sides; none if one of the jobs has not succeeded, or a side has several."""
         found = cls()
-        if any(side.job.state != "succeeded" for side in (baseline, candidate)):
+        if any(len(side.jobs) != 1 or side.jobs[0].state != "succeeded" for side in (baseline, candidate)):
             return found
         ones, others = (_names(database, side) for side in (baseline, candidate))
         for name in sorted({*ones, *others}, key=_place):
             if name not in ones or name not in others:
                 found.of_one_side["baseline" if name in ones else "candidate"].append(name)
                 continue
-            sheets = [result_table(database, side.job.id, name) for side in (baseline, candidate)]
+            sheets = [result_table(database, side.jobs[0].id, name) for side in (baseline, candidate)]
             for rows in _joined(name, sheets, [baseline.units, candidate.units]):
                 found.add(rows)
         return found
@@ -361,7 +652,7 @@ def _names(database: Database, side: _Side) -> list[str]:
     """Return the names of the side's tables that can be compared."""
     return [
         table["name"]
-        for table in list_tables(database, side.job.id)
+        for table in list_tables(database, side.jobs[0].id)
         if (needed := JOINED.get(table["name"].partition("-")[0])) is not None
         and {*needed} <= {column["name"] for column in table["columns"]}
         and (side.units is None or side.units & {*table["units"]})

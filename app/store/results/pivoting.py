@@ -7,8 +7,9 @@ stands for. If two rows still look the same, they also show the coordinates in w
 A cell is the mean of its samples with their standard deviation, or another statistic of them. If several processes
 (units of the job) measured a case, each process counts as one value: the cell is the statistic of the processes' own
 statistics, such as the median of their medians, and the standard deviation is that of their means. No average hides a
-missing value: when one process has no value, or the job did not succeed, the cell has an outcome instead ("oom",
-"unsupported", "timeout", …) and its numbers are null.
+missing value: when one process has no value, the cell has an outcome instead ("oom", "unsupported", …) and its numbers
+are null. Of a job that did not succeed, cells that all processes measured are shown and marked partial; the others,
+and the cases that it did not get to, have its code ("timeout", "cancelled", …) as their outcome.
 """
 
 from __future__ import annotations
@@ -18,27 +19,31 @@ import json
 import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
+from datetime import datetime
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from pydantic import ValidationError
-from sqlalchemy import Row
+from sqlalchemy import Connection, Row
 
 from app.errors import FieldError, InvalidRequest
 from app.layout import Statistic, in_use
+from app.metrics import headline
 from app.specs import KINDS, Scalar, SpecBase, spec_adapter
 from app.states import VERDICTS
 from app.store.engine import Database
 from app.store.public import finite
 from app.store.results import choosing
+from app.store.results.arranging import RUN, Line, Related, ordered, page, pivot, relate, stressed
+from app.store.results.footnotes import Doubt, Footnotes, doubts_of, told
 from app.store.results.reasons import Gap, reasons
 from app.store.results.sheet import NOT_MEASURED, Cell, Column, Sheet, free_names, type_of
 
 UNKNOWN = "unknown"
 EVERY_METRIC = "all"
-METRIC_SUFFIXES = ("", "_std", "_n", "_outcome")
+METRIC_SUFFIXES = ("", "_std", "_n", "_outcome", "_job", "_validity", "_speedup", "_gain", "_ratio")
 OF_THE_JOB = ("job", "kind", "case_key")
-RESERVED = (*OF_THE_JOB, "device", "side", "validity")
+RESERVED = (*OF_THE_JOB, "device", "side", "validity", "validity_reason", "partial", RUN)
 """Columns of tables. A coordinate of a case with such a name becomes the column "case.<name>"."""
 
 _Row = Row[Any] | SimpleNamespace
@@ -56,6 +61,8 @@ class CaseOfJob:
     coordinates: dict[str, Scalar]
     key: str | None = None
     stopped: str | None = None
+    planned_processes: int = 1
+    """How many processes were to measure the case."""
     processes: dict[str, list[_Row]] = field(default_factory=dict)
     """The processes' measurements by column: one row per unit."""
 
@@ -64,7 +71,10 @@ class CaseOfJob:
 
         Each row without a unit counts as a process of its own.
         """
-        rows = self.processes.setdefault(metric, [])
+        rows = self.processes.get(metric)
+        if rows is None:
+            self.processes[metric] = [row]
+            return
         for index, former in enumerate(rows):
             if row.unit_index is not None and former.unit_index == row.unit_index:
                 if former.outcome != "ok" and row.outcome == "ok":
@@ -78,7 +88,15 @@ class CaseOfJob:
         return self.coordinates.get(name)
 
     def outcome(self, metric: str) -> str:
-        return next((row.outcome for row in self.processes[metric] if row.outcome != "ok"), "ok")
+        for row in self.processes[metric]:
+            if row.outcome != "ok":
+                return str(row.outcome)
+        return "ok"
+
+    @property
+    def partial(self) -> bool:
+        """True if something of it was measured, although the job did not succeed."""
+        return self.stopped is not None and bool(self.processes)
 
     def validity(self) -> str | None:
         """Return the worst verdict of the case's processes."""
@@ -92,77 +110,256 @@ def column_name(metric: str, phase: str | None) -> str:
     return metric if phase is None or metric.startswith(f"{phase}_") else f"{phase}_{metric}"
 
 
+def metric_names(column: str) -> set[str]:
+    """Return the metrics that may have this column: `forward_tflops` is one by itself, or `tflops` of phase forward."""
+    words = column.split("_")
+    return {"_".join(words[start:]) for start in range(len(words))}
+
+
+Reasons = Callable[[CaseOfJob], Sequence[Doubt]]
+"""Tells why a case is not valid."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the cases of a table are shown."""
+
+    rows: Sequence[str] | None = None
+    """Coordinates to show first, and always; those that vary follow. None: the kind's own."""
+    columns: Sequence[str] | None = None
+    """Metrics, named as their columns, in this order; "all" for every one. None: the kind's `table_columns` that
+    somebody has measured; in a pivoted table the first that stands for a case."""
+    statistic: Statistic = "mean"
+    """Statistic of the samples, and of the processes if there are several."""
+    pivot: str | None = None
+    """The coordinate whose values become columns, for each of the metrics."""
+    relative_to: Mapping[str, str] = field(default_factory=dict)
+    """Coordinates of the rows to relate all others to, in a column of their own: {"precision": "fp32"}. Of the metrics
+    in `columns`, or else of the one that stands for a case."""
+    best: bool = False
+    """Stress the best cell of each column, in formats for people."""
+    links: bool = False
+    """Show people the job of each row; JSON and CSV have it always."""
+
+
 def table(
     database: Database,
     *,
-    kind: str | None = None,
-    sweep: int | None = None,
+    kind: str | Collection[str] | None = None,
+    sweep: int | Collection[int] | None = None,
     jobs: Collection[int] = (),
     labels: choosing.Labels = (),
+    since: datetime | None = None,
+    until: datetime | None = None,
     rows: Sequence[str] | None = None,
     columns: Sequence[str] | None = None,
     statistic: Statistic = "mean",
+    pivot: str | None = None,
+    relative_to: Mapping[str, str] = MappingProxyType({}),
+    best: bool = False,
+    links: bool = False,
+    sort: str | None = None,
+    limit: int | None = None,
+    after: int = 0,
     first: int | None = None,
 ) -> Sheet:
-    """Return the results of finished jobs, in submission order. `kind`, `sweep`, `jobs` and `labels` narrow the choice.
+    """Return the results of finished jobs, in submission order.
 
     Args:
         database: the store.
-        kind: jobs of this kind.
-        sweep: jobs of this sweep, only the latest job of each point.
-        jobs: these jobs.
-        labels: jobs with all of these (key, value) pairs.
-        rows: coordinates to show first, and always; those that vary follow.
-        columns: metrics, named as their columns, in this order; "all" for every one. By default the kind's
-            `table_columns` that somebody has measured.
-        statistic: statistic of the samples, and of the processes if there are several.
+        kind, sweep, jobs, labels, since, until: which jobs, as choosing.Choice. Several kinds must be named.
+        rows, columns, statistic, pivot, relative_to, best, links: how they are shown, as Layout.
+        sort: a column, from its least value to its greatest, or "-column" for the other way round.
+        limit, after: at most so many rows, and how many come before them; the notes are of the whole table.
         first: only the beginning of the table: at most so many rows, and fewer if they have very many measurements;
             `Sheet.is_cut` tells if there are more. None: the whole table.
 
     Raises:
         NotFound: there is no such job or sweep.
-        InvalidRequest: no row has this coordinate or metric, the jobs are more than choosing.MAX_JOBS, or their
-            measurements more than choosing.MAX_MEASUREMENTS.
+        InvalidRequest: no row has this coordinate or metric, the jobs are of several kinds, they are more than
+            choosing.MAX_JOBS, or their measurements more than choosing.MAX_MEASUREMENTS.
     """
-    is_cut = False
     with database.read() as connection:
         number = None if first is None else first + 1
-        chosen = choosing.choose_jobs(connection, kind=kind, sweep=sweep, jobs=jobs, labels=labels, first=number)
-        if first is None:
-            measured = choosing.measurements(connection, chosen, statistic)
-        else:
+        which = {"kind": kind, "sweep": sweep, "jobs": jobs, "labels": labels, "since": since, "until": until}
+        chosen = choosing.choose_jobs(connection, **which, first=number)  # type: ignore[arg-type]  # they are as above
+        if kind is None or isinstance(kind, str):
+            refuse_several_kinds(job.kind for job in chosen)
+        measured, is_cut = None, False
+        if first is not None:
             chosen, measured, is_cut = choosing.first_measurements(connection, chosen, statistic)
-        sides = choosing.sides(connection, chosen)
-
-    def side(row: _Row) -> str | None:
-        return sides.get((row.job_id, row.attempt, row.unit_index))
-
-    cases, units = cases_of(chosen, measured, side)
+        part = Part.read(connection, chosen, statistic, measured)
+    cases, units = part.cases()
     if first is not None:
         cases, is_cut = cases[:first], is_cut or len(cases) > first
-    return replace(_sheet(cases, units, rows, columns, statistic), is_cut=is_cut)
+    layout = Layout(rows, columns, statistic, pivot, relative_to, best, links)
+    sheet = ordered(_sheet(cases, units, layout, part.why), sort)
+    return replace(page(sheet, limit, after) if limit is not None or after else sheet, is_cut=is_cut)
 
 
-def local_table(spec: SpecBase, measurements: Iterable[Mapping[str, Any]]) -> Sheet:
+def metric_table(
+    database: Database, metrics: Sequence[str], *, sweep: int | None = None, jobs: Collection[int] = ()
+) -> Sheet:
+    """Return the table of these metrics, named as their columns, as `table` does. It reads no others: a page that shows
+    a few need not wait for all.
+
+    Raises:
+        NotFound, InvalidRequest: as `table`.
+    """
+    with database.read() as connection:
+        chosen = choosing.choose_jobs(connection, sweep=sweep, jobs=jobs)
+        refuse_several_kinds(job.kind for job in chosen)
+        found = choosing.measurements(connection, chosen, "mean", set().union(*map(metric_names, metrics)))
+        measured = [row for row in found if column_name(row.metric, row.phase) in metrics]
+        part = Part.read(connection, chosen, "mean", measured)
+    cases, units = part.cases()
+    return _sheet(cases, units, Layout(columns=list(metrics)), part.why)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some jobs with what they measured: all of a table, or a part of one that is streamed."""
+
+    jobs: Sequence[_Row]
+    measured: Sequence[_Row]
+    sides: Mapping[tuple[int, int, int], str]
+    verdicts: Mapping[tuple[int, int], Mapping[str, Any]]
+
+    @classmethod
+    def read(
+        cls,
+        connection: Connection,
+        jobs: Sequence[Row[Any]],
+        statistic: Statistic,
+        measured: Sequence[Row[Any]] | None = None,
+    ) -> Part:
+        """Read what belongs to these jobs, and their measurements, unless those are given."""
+        if measured is None:
+            measured = choosing.measurements(connection, jobs, statistic)
+        doubtful = {row.job_id: row.attempt for row in measured if row.validity in VERDICTS[1:]}
+        verdicts = choosing.unit_verdicts(connection, doubtful)
+        return cls(jobs, measured, choosing.sides(connection, jobs), verdicts)
+
+    def cases(self, units: Mapping[str, str] | None = None) -> tuple[list[CaseOfJob], dict[str, str]]:
+        """Return the cases, and the unit of each metric's column; `units` has those of columns that are not here."""
+
+        def side(row: _Row) -> str | None:
+            return self.sides.get((row.job_id, row.attempt, row.unit_index)) if self.sides else None
+
+        return cases_of(self.jobs, self.measured, side, units)
+
+    def why(self, case: CaseOfJob) -> Sequence[Doubt]:
+        """Return why a case is not valid."""
+        units = {(row.job_id, row.unit_index) for found in case.processes.values() for row in found}
+        return [doubt for unit in sorted(units) for doubt in doubts_of(self.verdicts.get(unit), case.key)]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The columns of a table that is made part by part."""
+
+    coordinates: Sequence[str]
+    metrics: Sequence[str]
+    units: Mapping[str, str]
+    columns: Sequence[Column]
+    statistic: Statistic
+    notes: Sequence[str]
+
+    def rows(self, part: Part) -> list[list[Any]]:
+        """Return the rows of a part: scalars and cells."""
+        cases, _ = part.cases(self.units)
+        lines, _ = _lines(cases, self.metrics, self.statistic, part.why)
+        return _rows(lines, self.coordinates, self.columns)
+
+
+def plan_of(
+    cases: Iterable[_Row],
+    measured: Iterable[_Row],
+    rows: Sequence[str] | None,
+    columns: Sequence[str] | None,
+    statistic: Statistic,
+) -> Plan:
+    """Return the columns of a table of cases that are not read yet.
+
+    Args:
+        cases: each case once for each device: kind, case (JSON text), device_key.
+        measured: each metric once for each outcome: metric, phase, unit, outcome.
+        rows, columns, statistic: as for `table`.
+
+    Raises:
+        InvalidRequest: there is no such coordinate or metric.
+    """
+    units: dict[str, str] = {}
+    outcomes: dict[str, set[str]] = {}
+    for row in measured:
+        name = column_name(row.metric, row.phase)
+        units.setdefault(name, row.unit)
+        outcomes.setdefault(name, set()).add(row.outcome)
+    taken = _taken(units)
+    found = []
+    for row in cases:
+        holds_specs = row.kind in KINDS and KINDS[row.kind].holds_specs
+        coordinates = {**_of_side("" if holds_specs else None), **_renamed(_stored_case(row.case), taken)}
+        coordinates["device"] = row.device_key
+        # Something that it measured, so that it counts where coordinates are asked if they vary.
+        case = CaseOfJob(None, row.kind, (row.kind,), coordinates, processes={name: [] for name in list(units)[:1]})
+        found.append(case)
+    chosen = coordinates_of(found, rows, apart=False)
+    chosen += [name for name in ("case_key", "job") if name not in chosen]
+    metrics = _metrics(_table_columns(found), units, outcomes, columns)
+    described = [
+        *(_coordinate_column(name, (case.show(name) for case in found)) for name in chosen),
+        *_value_columns(metrics, units, Related()),
+        *_about_rows(None),
+    ]
+    described = [replace(column, type="integer") if column.name == "job" else column for column in described]
+    note = f"Cells: {statistic} of the samples; where several processes measured a case, of the processes' own."
+    return Plan(chosen, metrics, units, described, statistic, [note])
+
+
+def refuse_several_kinds(kinds: Iterable[str]) -> None:
+    """Raise InvalidRequest when the kinds are several, naming them."""
+    several = sorted(set(kinds))
+    if len(several) > 1:
+        detail = (
+            f"These jobs are of several kinds, which have different rows and columns: {', '.join(several)}. "
+            "Choose one with kind, or name all that shall share the table."
+        )
+        raise InvalidRequest(detail, errors=(FieldError("/kind", detail),))
+
+
+def local_table(
+    spec: SpecBase, measurements: Iterable[Mapping[str, Any]], validity: Mapping[str, Any] | None = None
+) -> Sheet:
     """Return the table of one job that is in no database, with the reasons for missing numbers (`Sheet.missing`).
 
     Args:
         spec: the job's spec.
         measurements: as on the wire (Measurement.to_wire). Each may have "validity", its case's verdict, and in a
             comparison "side".
+        validity: the job's verdict, which says why rows are not valid.
     """
     job = SimpleNamespace(id=None, kind=spec.kind, state="succeeded", spec=spec.model_dump(mode="json"), error=None)
     optional: dict[str, Any] = {"side": None, "validity": None, "unit_index": None}
     rows = [SimpleNamespace(**{**optional, **row, "job_id": None, "value": row["mean"]}) for row in measurements]
-    return _sheet(*cases_of([job], rows, lambda row: row.side), None, None, "mean")
+    cases, units = cases_of([job], rows, lambda row: row.side)
+    return _sheet(cases, units, Layout(), lambda case: doubts_of(validity, case.key))
 
 
 def cases_of(
-    jobs: Sequence[_Row], measured: Sequence[_Row], side: Callable[[_Row], str | None]
+    jobs: Sequence[_Row],
+    measured: Sequence[_Row],
+    side: Callable[[_Row], str | None],
+    units: Mapping[str, str] | None = None,
 ) -> tuple[list[CaseOfJob], dict[str, str]]:
-    """Return the rows of the table, and the unit of each metric's column."""
-    units = {column_name(row.metric, row.phase): row.unit for row in measured}
-    taken = {*RESERVED, *(unit + suffix for unit in units for suffix in METRIC_SUFFIXES)}
+    """Return the rows of the table, and the unit of each metric's column.
+
+    units: those of all columns of the table, if `measured` is only a part of it.
+    """
+    units = dict(units or {})
+    for row in measured:
+        units[column_name(row.metric, row.phase)] = row.unit
+    taken = _taken(units)
     by_job: dict[int | None, list[_Row]] = {job.id: [] for job in jobs}
     for row in measured:
         by_job[row.job_id].append(row)
@@ -170,19 +367,50 @@ def cases_of(
     for job in jobs:
         about = {"job": job.id, "kind": job.kind, "tabled_as": _tabled_as(job)}
         about["stopped"] = None if job.state == "succeeded" else (job.error or {}).get("code", job.state)
+        about["planned_processes"] = _planned_processes(job.spec)
         found: dict[tuple[str, str, str | None], CaseOfJob] = {}
         for row in by_job[job.id]:
             of_side = side(row)
             identity = (row.case_key, row.device_key, of_side)
-            if identity not in found:
-                case = _stored_case(row.case) if isinstance(row.case, str) else row.case
-                coordinates = {**_of_side(of_side), **_renamed(case, taken), "device": row.device_key}
-                found[identity] = CaseOfJob(coordinates=coordinates, key=row.case_key, **about)
-            found[identity].add(column_name(row.metric, row.phase), row)
+            case = found.get(identity)
+            if case is None:
+                stored = _stored_case(row.case) if isinstance(row.case, str) else row.case
+                coordinates = {**_of_side(of_side), **_renamed(stored, taken), "device": row.device_key}
+                case = found[identity] = CaseOfJob(coordinates=coordinates, key=row.case_key, **about)
+            case.add(column_name(row.metric, row.phase), row)
         cases += found.values()
-        if not found and about["stopped"] is not None:
-            cases += [CaseOfJob(coordinates=planned, **about) for planned in _planned(job.spec, taken)]
+        if about["stopped"] is not None:
+            measured_keys = {key for key, _, _ in found}
+            cases += [CaseOfJob(key=key, coordinates=left, **about) for key, left in _left(job, measured_keys, taken)]
     return cases, units
+
+
+def _planned_processes(spec: Any) -> int:
+    replicates = spec.get("replicates") if isinstance(spec, dict) else None
+    return replicates if isinstance(replicates, int) else 1
+
+
+def _left(
+    job: _Row, measured: Collection[str], taken: Collection[str]
+) -> Iterable[tuple[str | None, dict[str, Scalar]]]:
+    """Return key and coordinates of the cases that a job did not get to.
+
+    Of one that measured nothing they stand for all its cases: an overview, one per side. Nothing is known when the spec
+    is of another version and no longer valid.
+    """
+    if not measured:
+        return [(None, planned) for planned in _planned(job.spec, taken)]
+    plan = _plan(job.spec)
+    if plan is None or plan.holds_specs:
+        return []
+    left = [(case.key, _renamed(case.coordinates, taken)) for case in plan.cases() if case.key not in measured]
+    # If the keys of what was measured are others than were planned, nobody can tell what is left.
+    return left if len(left) + len(measured) == plan.number_of_cells() else []
+
+
+def _taken(metrics: Iterable[str]) -> set[str]:
+    """Return the names that no coordinate can have, with these metrics in the table."""
+    return {*RESERVED, *(name + suffix for name in metrics for suffix in METRIC_SUFFIXES)}
 
 
 def _stored_case(stored: str) -> dict[str, Scalar]:
@@ -210,14 +438,21 @@ def _tabled_as(job: _Row) -> tuple[str, ...]:
     return (job.kind, *dict.fromkeys(held))
 
 
+def _plan(spec: dict[str, Any]) -> SpecBase | None:
+    """Return a stored spec; None if it is of another version and no longer valid."""
+    try:
+        return spec_adapter.validate_json(json.dumps(spec))
+    except ValidationError:
+        return None
+
+
 def _planned(spec: dict[str, Any], taken: Collection[str]) -> list[dict[str, Scalar]]:
     """Return the known coordinates of a job that measured nothing: its overview, one per side.
 
     Nothing is known when the spec is of another version and no longer valid.
     """
-    try:
-        plan = spec_adapter.validate_json(json.dumps(spec))
-    except ValidationError:
+    plan = _plan(spec)
+    if plan is None:
         return [{}]
     if not plan.holds_specs:
         return [_renamed(plan.overview(), taken)]
@@ -229,54 +464,204 @@ def _planned(spec: dict[str, Any], taken: Collection[str]) -> list[dict[str, Sca
     ]
 
 
-def _sheet(
-    cases: Sequence[CaseOfJob],
-    units: Mapping[str, str],
-    rows: Sequence[str] | None,
-    columns: Sequence[str] | None,
-    statistic: Statistic,
+def _sheet(cases: Sequence[CaseOfJob], units: Mapping[str, str], layout: Layout, why: Reasons) -> Sheet:
+    """Return the table of these cases."""
+    asked = layout.rows
+    if layout.pivot is not None:
+        _refuse_unknown_pivot(cases, layout.pivot)
+        asked = None if asked is None else [name for name in asked if name != layout.pivot]
+    coordinates = coordinates_of(cases, asked, also=layout.pivot)
+    metrics = _metrics(_table_columns(cases), units, _outcomes(cases), layout.columns)
+    shown = (
+        metrics
+        if layout.columns is not None or layout.pivot is None
+        else [name for name in [headline(metrics)] if name]
+    )
+    lines, notes = _lines(cases, shown, layout.statistic, why)
+    related = Related()
+    if layout.relative_to:
+        of = shown if layout.columns is not None else [name for name in [headline(shown)] if name]
+        in_order = dict.fromkeys([*_table_rows(cases), *_known(cases)])
+        varying = [name for name in in_order if _varies(cases, name)]
+        related = relate(lines, layout.relative_to, of, units, varying)
+    columns = _value_columns(shown, units, related)
+    notes = [*_on_statistics(cases, shown, layout.statistic), *related.notes, *notes]
+    if layout.pivot is None:
+        sheet = _unpivoted(lines, coordinates, columns, layout)
+    else:
+        fixed = [name for name in coordinates if name in (asked or _table_rows(cases))]
+        sheet = _pivoted(lines, layout, coordinates, fixed, columns)
+    sheet = replace(
+        sheet,
+        missing=_missing(cases, coordinates, set(shown)),
+        spreads=layout.statistic == "mean",
+        notes=[*notes, *sheet.notes] if cases else [],
+    )
+    return stressed(sheet) if layout.best else sheet
+
+
+def _value_columns(metrics: Sequence[str], units: Mapping[str, str], related: Related) -> list[Column]:
+    """Return the columns of the metrics, each followed by the one that relates it to a reference."""
+    found = []
+    for name in metrics:
+        found.append(Column(name, "number", units.get(name), role="metric"))
+        found += [Column(gain, "number", "1", role="gain") for gain, of in related.columns.items() if of == name]
+    return found
+
+
+def _lines(
+    cases: Sequence[CaseOfJob], metrics: Sequence[str], statistic: Statistic, why: Reasons
+) -> tuple[list[Line], list[str]]:
+    """Return the cells of all cases, with their verdicts, and the footnotes."""
+    footnotes = Footnotes()
+    found: list[tuple[Line, Sequence[Doubt]]] = []
+    for case in cases:
+        verdict = case.validity()
+        doubts = why(case) if verdict in VERDICTS[1:] else ()
+        cells = {metric: cell_of(case, metric, statistic, partial=True) for metric in metrics}
+        partial = case.partial and any(cell.value is not None for cell in cells.values())
+        footnotes.count(verdict, doubts)
+        if partial and case.stopped is not None:
+            footnotes.count_partial(case.job, case.stopped)
+        line = Line(_shown(case), cells, case.job, verdict, told(list(dict.fromkeys(doubts))), partial=partial)
+        found.append((line, doubts))
+    for line, doubts in found:
+        line.mark = footnotes.mark(line.validity, doubts, partial=line.partial)
+    return [line for line, _ in found], footnotes.notes()
+
+
+def _shown(case: CaseOfJob) -> dict[str, Scalar]:
+    return {**case.coordinates, **{name: case.show(name) for name in OF_THE_JOB}}
+
+
+def _on_statistics(cases: Sequence[CaseOfJob], metrics: Sequence[str], statistic: Statistic) -> list[str]:
+    """Return a sentence on what a cell is, and what stands behind ±."""
+    numbers = {
+        len(rows)
+        for case in cases
+        for metric, rows in case.processes.items()
+        if metric in metrics and (len(rows) > 1 or (rows[0].n or 0) > 1)
+    }
+    if not numbers:
+        return []
+    several = max(numbers) > 1
+    counts = sorted(number for number in numbers if number > 1)
+    of = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}" if counts else ""
+    if statistic == "mean":
+        samples, processes = (
+            "mean ± standard deviation of the samples of one process",
+            f"mean ± standard deviation of the means of {of} processes",
+        )
+    else:
+        name = _STATISTIC_NAMES.get(statistic, statistic)
+        samples, processes = f"{name} of the samples", f"{name} of the {name}s of {of} processes"
+    parts = [*([samples] if 1 in numbers else []), *([processes] if several else [])]
+    return [f"Cells: {'; or, where several processes measured a case, '.join(parts)}."]
+
+
+_STATISTIC_NAMES = {"min": "minimum", "max": "maximum"}
+
+
+def _unpivoted(lines: Sequence[Line], coordinates: Sequence[str], columns: Sequence[Column], layout: Layout) -> Sheet:
+    """Return the table with one row per case."""
+    described = [
+        *(_coordinate_column(name, (line.coordinates.get(name) for line in lines)) for name in coordinates),
+        *columns,
+    ]
+    if lines:
+        described += _about_rows(None if "job" in coordinates or lines[0].job is None else layout.links)
+    rows = _rows(lines, coordinates, described)
+    return Sheet(columns=described, rows=rows, marks=_marks(line.mark for line in lines))
+
+
+def _coordinate_column(name: str, values: Iterable[Scalar]) -> Column:
+    return Column(name, type_of(values), role="coordinate", links=name == "job")
+
+
+def _rows(lines: Sequence[Line], coordinates: Sequence[str], columns: Sequence[Column]) -> list[list[Any]]:
+    """Return the rows with one case each: first its coordinates, then its cells, then what is known of it."""
+    metrics = [column.name for column in columns if column.role in ("metric", "gain")]
+    facts = [column.name for column in columns[len(coordinates) + len(metrics) :]]
+    rows = []
+    for line in lines:
+        about = {"validity": line.validity, "validity_reason": line.reason, "partial": line.partial, "job": line.job}
+        place = [line.coordinates.get(name) for name in coordinates]
+        rows.append([*place, *(line.cells[name] for name in metrics), *(about[name] for name in facts)])
+    return rows
+
+
+def _about_rows(links: bool | None) -> list[Column]:
+    """Return the columns that tell of each row how far to trust it, and unless `links` is None, which job made it."""
+    return [
+        Column("validity", "string", in_text=False),
+        Column("validity_reason", "string", in_text=False),
+        Column("partial", "boolean", in_text=False),
+        *([] if links is None else [Column("job", "integer", in_text=links, links=True)]),
+    ]
+
+
+def _marks(marks: Iterable[str]) -> list[str]:
+    found = list(marks)
+    return found if any(found) else []
+
+
+def _pivoted(
+    lines: Sequence[Line], layout: Layout, coordinates: Sequence[str], fixed: Collection[str], columns: Sequence[Column]
 ) -> Sheet:
-    coordinates = coordinates_of(cases, rows)
-    metrics = _metrics(cases, units, columns)
-    values = [[case.show(name) for name in coordinates] for case in cases]
-    verdicts = [case.validity() for case in cases]
-    is_doubtful = any(verdict in VERDICTS[1:] for verdict in verdicts)
+    """Return the table whose columns are the values of a coordinate."""
+    assert layout.pivot is not None
+    # Cases that look the same get rows of their own below each other, so nothing else has to tell them apart.
+    plain = [name for name in coordinates if name in fixed or name not in OF_THE_JOB]
+    found = pivot(lines, layout.pivot, plain, fixed, columns)
     described = [
         *(
-            Column(name, type_of(row[index] for row in values), role="coordinate")
-            for index, name in enumerate(coordinates)
+            Column(name, type_of(place[index] for place, _, _ in found.rows), role="coordinate")
+            for index, name in enumerate(found.coordinates)
         ),
-        *(Column(name, "number", units.get(name), role="metric") for name in metrics),
-        *([Column("validity", "string", in_text=is_doubtful)] if cases else []),
+        *found.columns,
     ]
-    return Sheet(
-        columns=described,
-        rows=[
-            [*shown, *(cell_of(case, metric, statistic) for metric in metrics), verdict]
-            for case, shown, verdict in zip(cases, values, verdicts, strict=True)
-        ],
-        missing=_missing(cases, coordinates, {*metrics, *(() if columns else _table_columns(cases))}),
-        spreads=statistic == "mean",
-    )
+    if lines:
+        described += [*_about_rows(None), Column("jobs", "string", in_text=layout.links, links=True)]
+    rows = []
+    for place, cells, inside in found.rows:
+        verdicts = {line.validity for line in inside}
+        worst = next((verdict for verdict in reversed(VERDICTS) if verdict in verdicts), None)
+        why = "; ".join(dict.fromkeys(line.reason for line in inside if line.reason is not None)) or None
+        jobs = ", ".join(map(str, sorted({line.job for line in inside if line.job is not None})))
+        rows.append([*place, *cells, worst, why, any(line.partial for line in inside), jobs])
+    return Sheet(columns=described, rows=rows, notes=found.notes, traces=True)
 
 
-def cell_of(case: CaseOfJob, metric: str, statistic: Statistic) -> Cell:
-    if case.stopped is not None:
-        return Cell(None, None, None, case.stopped)
-    if metric not in case.processes:
+def cell_of(case: CaseOfJob, metric: str, statistic: Statistic, *, partial: bool = False) -> Cell:
+    """Return what a case's processes measured of a metric.
+
+    Args:
+        case: the case.
+        metric: the name of its column.
+        statistic: statistic of the samples, and of the processes if there are several.
+        partial: if the job did not succeed, show what all planned processes measured; else it has no numbers.
+    """
+    rows = case.processes.get(metric)
+    if case.stopped is not None and (not partial or rows is None or _lacks_processes(case, rows)):
+        return Cell(None, None, None, case.stopped, case.job)
+    if rows is None:
         return NOT_MEASURED
     if (outcome := case.outcome(metric)) != "ok":
-        return Cell(None, None, None, outcome)
-    processes = case.processes[metric]
-    if len(processes) == 1:
-        spread = finite(processes[0].std) if statistic == "mean" else None
-        return Cell(finite(processes[0].value), spread, processes[0].n, "ok")
-    values = [finite(row.value) for row in processes]
+        return Cell(None, None, None, outcome, case.job)
+    if len(rows) == 1:
+        (row,) = rows
+        return Cell(finite(row.value), finite(row.std) if statistic == "mean" else None, row.n, "ok", case.job)
+    values = [finite(row.value) for row in rows]
     known = [value for value in values if value is not None]
     if len(known) < len(values):
-        return Cell(None, None, len(values), "ok")
+        return Cell(None, None, len(values), "ok", case.job)
     spread = finite(statistics.stdev(known)) if statistic == "mean" else None
-    return Cell(finite(_STATISTICS[statistic](known)), spread, len(known), "ok")
+    return Cell(finite(_STATISTICS[statistic](known)), spread, len(known), "ok", case.job)
+
+
+def _lacks_processes(case: CaseOfJob, rows: Sequence[_Row]) -> bool:
+    """Return True if processes that were to measure it did not get to it. An outcome such as oom is one already."""
+    return len(rows) < case.planned_processes and all(row.outcome == "ok" for row in rows)
 
 
 def _quantile(percent: int) -> Callable[[Sequence[float]], float]:
@@ -295,21 +680,44 @@ _STATISTICS: dict[Statistic, Callable[[Sequence[float]], float]] = {
 }
 
 
-def coordinates_of(cases: Sequence[CaseOfJob], asked: Sequence[str] | None) -> list[str]:
-    """Return the coordinates that the rows show."""
-    known = list(dict.fromkeys(name for case in cases for name in case.coordinates))
+def _known(cases: Iterable[CaseOfJob]) -> list[str]:
+    return list(dict.fromkeys(name for case in cases for name in case.coordinates))
+
+
+def _table_rows(cases: Sequence[CaseOfJob]) -> list[str]:
+    return list(dict.fromkeys(name for kind in _kinds(cases) for name in KINDS[kind].table_rows))
+
+
+def _refuse_unknown_pivot(cases: Sequence[CaseOfJob], name: str) -> None:
+    _refuse_unknown("pivot", [name], [*_known(cases), *OF_THE_JOB], there_is_something=bool(cases))
+
+
+def coordinates_of(
+    cases: Sequence[CaseOfJob], asked: Sequence[str] | None, *, also: str | None = None, apart: bool = True
+) -> list[str]:
+    """Return the coordinates that the rows show: those asked for (None: the kind's own), and those that vary.
+
+    Args:
+        cases: the cases.
+        asked: the coordinates asked for.
+        also: a coordinate that the table shows in another place than its rows.
+        apart: add whatever tells apart rows that look the same.
+    """
+    known = _known(cases)
     if asked is None:
-        preferred = [name for kind in _kinds(cases) for name in KINDS[kind].table_rows]
-        chosen = [name for name in dict.fromkeys(preferred) if name in known]
+        chosen = [name for name in _table_rows(cases) if name in known]
         if len({case.kind for case in cases}) > 1:
             chosen.insert(0, "kind")
     else:
         _refuse_unknown("rows", asked, [*known, *OF_THE_JOB], there_is_something=bool(cases))
         chosen = list(dict.fromkeys(asked))
+    if also is not None and also not in chosen:
+        chosen.append(also)
     varying = [name for name in known if name not in chosen and _varies(cases, name)]
     hidden = _stood_for(cases, chosen)
     chosen += [name for name in varying if name not in hidden]
-    _tell_apart(cases, chosen, [*(name for name in varying if name in hidden), "job", "case_key"])
+    if apart:
+        _tell_apart(cases, chosen, [*(name for name in varying if name in hidden), "job", "case_key"])
     return chosen
 
 
@@ -346,8 +754,20 @@ def _tell_apart(cases: Sequence[CaseOfJob], chosen: list[str], more: Iterable[st
             chosen.append(name)
 
 
-def _metrics(cases: Sequence[CaseOfJob], units: Mapping[str, str], asked: Sequence[str] | None) -> list[str]:
-    preferred = _table_columns(cases)
+def _metrics(
+    preferred: Sequence[str],
+    units: Mapping[str, str],
+    outcomes: Mapping[str, Collection[str]],
+    asked: Sequence[str] | None,
+) -> list[str]:
+    """Return the metrics that are columns.
+
+    Args:
+        preferred: those that the kind shows.
+        units: the unit of each that was measured.
+        outcomes: the outcomes of each, in any case.
+        asked: those that were asked for.
+    """
     every = [*(name for name in preferred if name in units), *(name for name in units if name not in preferred)]
     if asked is not None:
         offered = {name for kind in KINDS.values() for name in kind.table_columns}
@@ -355,14 +775,18 @@ def _metrics(cases: Sequence[CaseOfJob], units: Mapping[str, str], asked: Sequen
         _refuse_unknown("columns", asked, known, there_is_something=bool(units))
         return list(dict.fromkeys(name for word in asked for name in (every if word == EVERY_METRIC else [word])))
     if not units:  # all jobs failed before they measured anything: their outcomes need a column
-        return preferred[:1]
-    outcomes: dict[str, set[str]] = {}
-    for case in cases:
-        for name in case.processes:
-            outcomes.setdefault(name, set()).add(case.outcome(name))
+        return list(preferred[:1])
     # A column that is unknown in some cell and "ok" in none is left out, even if other cells have a worse outcome.
     told = {name for name, found in outcomes.items() if "ok" in found or UNKNOWN not in found}
     return [name for name in preferred if name in told] or [name for name in units if name in told] or every[:1]
+
+
+def _outcomes(cases: Iterable[CaseOfJob]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for case in cases:
+        for name in case.processes:
+            found.setdefault(name, set()).add(case.outcome(name))
+    return found
 
 
 def _table_columns(cases: Sequence[CaseOfJob]) -> list[str]:

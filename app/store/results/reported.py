@@ -22,11 +22,16 @@ from app.specs import KINDS, Scalar
 from app.store import tables
 from app.store.engine import Database
 from app.store.public import checked_id, of_attempt
+from app.store.results.arranging import ordered, page
 from app.store.results.choosing import recorded_attempt
 from app.store.results.sheet import Column, Sheet, free_names
 from app.store.stored_json import is_unreadable
 
 UNIT_INDEX = "unit_index"
+NOTE = "note"
+"""Column of remarks on rows. What many rows say alike stands once below the table, in formats for people."""
+EVERY_COLUMN = "all"
+MAX_FOOTNOTES = 9
 
 Part = tuple[int, Sequence[Mapping[str, Any]], Sequence[Sequence[Scalar]]]
 """One unit's report under a name: the unit's index, the columns ({"name", "type", "unit"}), the rows."""
@@ -77,6 +82,7 @@ def result_table(
     limit: int | None = None,
     after: int = 0,
     attempt: int | None = None,
+    columns: Sequence[str] | None = None,
 ) -> Sheet:
     """Return one table of a job, with the rows of all its units or of one.
 
@@ -90,10 +96,12 @@ def result_table(
         limit: the most rows to return; None: all.
         after: how many rows come before these; `Sheet.next` of the page before.
         attempt: the number of an attempt; None: the last that recorded results.
+        columns: these columns, in this order; "all" for every one. None: formats for people show those of the kind's
+            `first_columns`, JSON and CSV have all.
 
     Raises:
         NotFound: there is no such job, the job has no such table, or this unit reported none.
-        InvalidRequest: there is no such column to sort by.
+        InvalidRequest: there is no such column to show, or to sort by.
         Conflict: what is stored of it cannot be read.
     """
     with database.read() as connection:
@@ -110,12 +118,71 @@ def result_table(
         start, end = after, None if limit is None else after + limit
         if sort is not None:
             start, end = 0, None
-        columns = _columns(found[0].columns, several=len(found) > 1)
+        described = _columns(found[0].columns, several=len(found) > 1)
         rows = _rows(connection, found, start, end)
+        kind = connection.execute(select(tables.job.c.kind).where(tables.job.c.id == job_id)).scalar_one()
+    sheet = Sheet(columns=described, rows=rows)
     if sort is not None:
-        return page(ordered(Sheet(columns=columns, rows=rows), sort), limit, after)
-    total = sum(part.row_count for part in found)
-    return Sheet(columns=columns, rows=rows, next=str(end) if end is not None and end < total else None)
+        sheet = page(ordered(sheet, sort), limit, after)
+    else:
+        total = sum(part.row_count for part in found)
+        sheet = replace(sheet, next=str(end) if end is not None and end < total else None)
+    if columns is not None:
+        return _chosen(sheet, columns)
+    first = KINDS[kind].columns_first(name) if kind in KINDS else None
+    return for_people(sheet, first)
+
+
+def _chosen(sheet: Sheet, columns: Sequence[str]) -> Sheet:
+    """Return the sheet with these columns only."""
+    names = sheet.names()
+    for name in columns:
+        if name not in (*names, EVERY_COLUMN):
+            detail = f"There is no column {name!r}; there is {', '.join(names)}, or {EVERY_COLUMN} for every one."
+            raise InvalidRequest(detail, errors=(FieldError("/columns", detail),))
+    wanted = dict.fromkeys(one for name in columns for one in (names if name == EVERY_COLUMN else [name]))
+    at = [names.index(name) for name in wanted]
+    # Who asks for the units' numbers sees them also where there is only one.
+    described = [
+        replace(sheet.columns[index], in_text=sheet.columns[index].in_text or EVERY_COLUMN not in columns)
+        for index in at
+    ]
+    return replace(sheet, columns=described, rows=[[row[index] for index in at] for row in sheet.rows])
+
+
+def for_people(sheet: Sheet, first: Sequence[str] | None) -> Sheet:
+    """Return the sheet as people read it first: with few columns, and notes that many rows share below the table.
+
+    first: the columns to show; None: all of them. Those that are left out are named below the table.
+    """
+    columns, notes = list(sheet.columns), list(sheet.notes)
+    shown = [column.name for column in columns] if first is None else [UNIT_INDEX, *first]
+    left_out = [column.name for column in columns if column.in_text and column.name not in shown]
+    columns = [replace(column, in_text=column.in_text and column.name in shown) for column in columns]
+    if left_out:
+        notes.append(f"Not shown: {', '.join(left_out)} (columns={EVERY_COLUMN} shows every column).")
+    found = replace(sheet, columns=columns, notes=notes)
+    return _with_footnotes(found) if NOTE in shown else found
+
+
+def _with_footnotes(sheet: Sheet) -> Sheet:
+    """Take what several rows say in their column `note` below the table, once; rows keep a sign of it."""
+    names = sheet.names()
+    if NOTE not in names:
+        return sheet
+    at = names.index(NOTE)
+    told = [row[at] for row in sheet.rows if row[at]]
+    distinct = list(dict.fromkeys(told))
+    if len(distinct) == len(told) or len(distinct) > MAX_FOOTNOTES:
+        return sheet
+    columns = [replace(column, in_text=column.in_text and column.name != NOTE) for column in sheet.columns]
+    if len(distinct) == 1 and len(told) == len(sheet.rows):
+        return replace(sheet, columns=columns, notes=[*sheet.notes, f"Of all rows: {distinct[0]}."])
+    signs = {note: f"[{number}]" for number, note in enumerate(distinct, start=1)}
+    marks = [signs.get(row[at], "") for row in sheet.rows]
+    return replace(
+        sheet, columns=columns, marks=marks, notes=[*sheet.notes, *(f"{signs[note]} {note}." for note in distinct)]
+    )
 
 
 def _rows(connection: Connection, parts: Sequence[Row[Any]], start: int, end: int | None) -> list[list[Scalar]]:
@@ -151,14 +218,14 @@ def _parts(connection: Connection, job_id: int, attempt: int | None) -> Sequence
     return connection.execute(query.order_by(table.name, table.unit_index)).all()
 
 
-def merged(parts: Sequence[Part]) -> Sheet:
+def merged(parts: Sequence[Part], first: Sequence[str] | None = None) -> Sheet:
     """Merge what several units reported under one name into one table; their columns are the same.
 
-    Formats for people show the column `unit_index` only if there are several units.
+    Formats for people show the column `unit_index` only if there are several units, and of the others those in `first`.
     """
     columns = _columns(parts[0][1], several=len(parts) > 1)
     rows = [[index, *row] for index, _, part in parts for row in part]
-    return Sheet(columns=columns, rows=rows)
+    return for_people(Sheet(columns=columns, rows=rows), first)
 
 
 def _check_readable(parts: Sequence[Row[Any]]) -> None:
@@ -179,27 +246,3 @@ def _columns(reported: Sequence[Mapping[str, Any]], *, several: bool) -> list[Co
 
 def _public(column: Column) -> dict[str, Any]:
     return {"name": column.name, "type": column.type, "unit": column.unit}
-
-
-def ordered(sheet: Sheet, sort: str | None) -> Sheet:
-    """Return the sheet with its rows sorted by a column ("-column": descending), and rows without a value last."""
-    if sort is None:
-        return sheet
-    names = sheet.names()
-    descending = sort not in names and sort.startswith("-")
-    name = sort[1:] if descending else sort
-    if name not in names:
-        detail = f"There is no column {name!r} to sort by; there is {', '.join(names)}."
-        raise InvalidRequest(detail, errors=(FieldError("/sort", detail),))
-    index = names.index(name)
-    known = [row for row in sheet.rows if row[index] is not None]
-    unknown = [row for row in sheet.rows if row[index] is None]
-    known.sort(key=lambda row: row[index], reverse=descending)
-    return replace(sheet, rows=[*known, *unknown])
-
-
-def page(sheet: Sheet, limit: int | None, after: int) -> Sheet:
-    """Return the sheet with the rows from number `after` on, at most `limit` of them."""
-    end = len(sheet.rows) if limit is None else after + limit
-    following = str(end) if end < len(sheet.rows) else None
-    return replace(sheet, rows=sheet.rows[after:end], next=following)

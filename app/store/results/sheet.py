@@ -7,18 +7,22 @@ values. Both become a Sheet.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from app.specs import Scalar
 
 Type = Literal["number", "integer", "string", "boolean"]
-Role = Literal["coordinate", "metric", "value"]
+Role = Literal["coordinate", "metric", "gain", "value"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Cell:
-    """One metric of one case. `value` is None if `outcome` is not "ok", or if the number is not finite."""
+    """One metric of one case. `value` is None if `outcome` is not "ok", or if the number is not finite.
+
+    Nobody changes a cell once it is made. It is not frozen, since a table has tens of thousands: that made each three
+    times as slow to make.
+    """
 
     value: float | None
     spread: float | None
@@ -27,6 +31,14 @@ class Cell:
     """Number of samples or processes that the cell summarises."""
     outcome: str | None
     """ok | oom | unsupported | timeout | …; None: not measured."""
+    job: int | None = field(default=None, compare=False)
+    """The job that measured it."""
+    validity: str | None = field(default=None, compare=False)
+    """The verdict on it, in tables whose rows have several cases."""
+    mark: str = field(default="", compare=False)
+    """The sign of a note on this number, in tables whose rows have several cases."""
+    best: bool = field(default=False, compare=False)
+    """True if formats for people stress it, as the best of its column."""
 
 
 NOT_MEASURED = Cell(None, None, None, None)
@@ -40,9 +52,18 @@ class Column:
     type: Type
     unit: str | None = None
     role: Role = "value"
-    """People see all digits of a coordinate and four of a value; a metric's cells are Cells, all others scalars."""
+    """People see all digits of a coordinate and four of a value. The cells of a metric, and of a gain (how many times
+    better than a reference a row is), are Cells, all others scalars."""
     in_text: bool = True
     """True if formats for people show it; JSON and CSV have every column."""
+    group: str | None = None
+    """What several columns have in common, such as the metric whose values they spread; `name` has it too."""
+    head: str | None = None
+    """What tells the columns of a group apart."""
+    reads: str | None = None
+    """What formats for people say of it in print, instead of its name."""
+    links: bool = False
+    """True if its cells are ids of jobs, which HTML links to their pages."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +80,19 @@ class Sheet:
     """True if these are only the first rows, and the rest was not read."""
     spreads: bool = True
     """True if metrics come with a standard deviation."""
+    traces: bool = False
+    """True if rows have several cases, so that JSON and CSV say of each metric which job measured it, and the verdict.
+    """
     notes: Sequence[str] = ()
     """Sentences that formats for people have below the table."""
+    marks: Sequence[str] = ()
+    """For each row the signs of the notes on it ("†"), which formats for people put behind its first cell; or none."""
+    caption: str | None = None
+    """The table's title, in formats for people."""
+    latex_label: str | None = None
+    """The name by which LaTeX's \\ref finds the table."""
+    lead: Sequence[str] = ()
+    """Sentences that formats for people have above the table: what it shows."""
     about: Mapping[str, Any] | None = None
     """Facts about the table as a whole, which JSON has beside columns and rows."""
 
@@ -77,7 +109,11 @@ class Sheet:
 
     def head(self, rows: int) -> Sheet:
         """Return a sheet with only the first `rows` rows."""
-        return replace(self, rows=self.rows[:rows])
+        return self.part(0, rows)
+
+    def part(self, start: int, end: int | None) -> Sheet:
+        """Return a sheet with the rows from number `start` on, before number `end`."""
+        return replace(self, rows=self.rows[start:end], marks=self.marks[start:end])
 
 
 def type_of(values: Iterable[Scalar]) -> Type:

@@ -30,6 +30,8 @@ def test_json_has_all_rows_and_says_what_differs(site: Any, profiles: list[int])
     answer = site.http.get("/compare", params={"baseline": one, "candidate": other}).json()
     assert set(answer) == {
         *("columns", "rows", "next", "alternated", "baseline", "candidate", "differences", "notes"),
+        *("sentence", "conclusion", "headline", "gate", "distributions"),
+        *("spec_differences", "environment_differences"),
     }
     assert [column["name"] for column in answer["columns"]][:4] == ["table", "phase", "name", "class"]
     assert [row["name"] for row in answer["rows"][:2]] == ["all kernels", "k29"]
@@ -37,10 +39,14 @@ def test_json_has_all_rows_and_says_what_differs(site: Any, profiles: list[int])
     assert answer["alternated"] is False
     assert answer["differences"] == [{"name": "precision", "baseline": "fp32", "candidate": "bf16"}]
     assert answer["baseline"] == {
+        "name": None,
         "job": one,
+        "jobs": [one],
         "kind": "benchmark",
         "state": "succeeded",
         "validity": None,
+        "verdicts": {},
+        "processes": 1,
         "url": f"/jobs/{one}",
     }
 

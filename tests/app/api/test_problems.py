@@ -168,7 +168,7 @@ def test_unknown_sweeps(site: Any, unknown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/nothing", "/jobs/", "/jobs/1/nothing", "/static/nothing.js", "/static/%2e%2e/pages.py"]
+    "path", ["/nothing", "/jobs/", "/jobs/1/nothing", "/static/nothing.js", "/static/%2e%2e/templates.py"]
 )
 def test_unknown_routes(site: Any, path: str) -> None:
     checked(site.http.get(path), 404)

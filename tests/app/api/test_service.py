@@ -90,6 +90,30 @@ def test_answers_have_the_documented_shapes(site: Any, measured: Any) -> None:
             assert set(answer) == set(shape.__annotations__)
 
 
+def test_openapi_declares_the_headers_that_routes_read(site: Any) -> None:
+    paths = site.http.get("/openapi.json").json()["paths"]
+    declared = {
+        (method, path): {one["name"] for one in operation.get("parameters", ()) if one["in"] == "header"}
+        for path, operations in paths.items()
+        for method, operation in operations.items()
+    }
+    assert {route: names for route, names in declared.items() if names} == {
+        ("post", "/jobs"): {"Idempotency-Key", "Prefer"},
+        ("post", "/sweeps"): {"Idempotency-Key"},
+        ("get", "/jobs/{job_id}"): {"If-None-Match"},
+        ("get", "/jobs/{job_id}/events"): {"Last-Event-ID"},
+        ("get", "/jobs/{job_id}/artifacts/{name}"): {"Range", "If-None-Match"},
+        ("get", "/files/{sha256}"): {"If-None-Match"},
+    }
+
+
+def test_no_two_schemas_of_openapi_have_one_title(site: Any) -> None:
+    schemas = site.http.get("/openapi.json").json()["components"]["schemas"]
+    titles = [schema["title"] for schema in schemas.values() if "title" in schema]
+    assert len(titles) == len(set(titles))
+    assert {"JobPage", "SweepPage", "WorkerPage"} <= set(schemas)
+
+
 def test_openapi(site: Any) -> None:
     schema = site.http.get("/openapi.json").json()
     documented = {path for path in schema["paths"] if not path.startswith("/ui")}

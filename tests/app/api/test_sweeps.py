@@ -115,7 +115,7 @@ INVALID: list[tuple[dict[str, Any], str, str]] = [
     ({"grid": {"context_length": [8, 8]}}, "/grid/context_length/1", "twice"),
     ({"grid": {"context_length": []}}, "/grid/context_length", "at least 1"),
     ({"grid": {"a b": [1]}}, "/grid/a b", "pattern"),
-    ({"grid": {}}, "/grid", "at least 1"),
+    ({"grid": {}}, "/grid", "at least one path"),
     ({"grid": {f: list(range(1, 102)) for f in ("seed", "batch_size")}}, "/grid", "at most 10000"),
     ({"base": {**BASE, "batch_size": 0}}, "/base/batch_size", "greater than or equal to 1"),
     ({"base": {**BASE, "x": 0}}, "/base/x", "Unknown field"),

@@ -143,7 +143,7 @@ def test_units_and_their_tables(site: Any, flopwatch: Any, reported: Any) -> Non
     assert f"`{command}`" in shown
     table = ended(flopwatch(*shlex.split(command)[1:], "--sort", "-total_ms", "--limit", "2"))
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
-    assert cells[2:] == [["0", "c", "5.500"], ["1", "d", "3"]]
+    assert cells[2:] == [["0", "c", "5.500"], ["1", "d", "3.000"]]
     alone = ended(flopwatch(*shlex.split(command)[1:], "--unit", "1", "--format", "csv"))
     assert alone == "unit_index,kernel,total_ms\n1,d,3.0\n"
     assert "it has: kernels forward" in ended(flopwatch("table", "--job", str(job_id), "--name", "x"), 1)
@@ -154,10 +154,11 @@ def test_units_and_their_tables(site: Any, flopwatch: Any, reported: Any) -> Non
     [
         ("--name", "kernels"),
         ("--name", "kernels", "--job", "1", "--job", "2"),
-        ("--name", "kernels", "--job", "1", "--columns", "step_ms"),
+        ("--name", "kernels", "--job", "1", "--pivot", "precision"),
+        ("--name", "kernels", "--job", "1", "--relative-to", "precision=fp32"),
+        ("--name", "kernels", "--job", "1", "--best"),
         ("--name", "kernels", "--job", "1", "--statistic", "p95"),
-        ("--job", "1", "--sort", "step_ms"),
-        ("--job", "1", "--limit", "3"),
+        ("--job", "1", "--unit", "3"),
         ("--job", "1", "--statistic", "mode"),
     ],
 )
@@ -558,6 +559,31 @@ def test_flags_as_python_writes_them(site: Any, flopwatch: Any, written: str, me
     ended(flopwatch("cancel", str(job["id"])))
 
 
+def test_waiting_has_a_limit_and_an_exit_code_of_its_own(flopwatch: Any) -> None:
+    for command in (["submit", *TINY], ["sweep", *TINY, "seed=1,2"]):
+        late = flopwatch(*command, "--wait-at-most", "0.3")
+        assert late.returncode == 75, late.stderr
+        assert re.search(r"not done in time: (job|sweep) \d+ goes on; `flopwatch cancel", late.stderr)
+        assert "waits: no worker is connected" in late.stderr or "wait: no worker is connected" in late.stderr
+
+
+def test_a_search_prints_what_fits(flopwatch: Any, obedient: Any) -> None:
+    done = flopwatch("sweep", *TINY, "context_length=8", "--fit", "context_length=32", "--step", "8", "--wait")
+    out = ended(done)
+    assert re.search(
+        r"^context_length=32 fits \(job \d+\)\. Every value up to 32 that was tried fits\.$", out, re.MULTILINE
+    )
+    sweep = re.search(r"sweep (\d+) searches by 1 jobs at a time", done.stderr)
+    assert sweep
+    shown = ended(flopwatch("sweeps", sweep[1]))
+    assert "largest context_length up to 32" in shown
+    assert "3 succeeded" in shown
+    assert "context_length=32 fits" in shown
+    wrong = flopwatch("sweep", *TINY, "--fit", "context_length=many")
+    assert wrong.returncode == 2
+    assert "is no whole number" in wrong.stderr
+
+
 def test_sweep_and_table(flopwatch: Any, obedient: Any) -> None:
     done = flopwatch(
         "sweep", *TINY, "context_length=8,16", "seed=1,2", "--exclude", "context_length=16,seed=2", "--wait"
@@ -594,7 +620,7 @@ def test_interrupted_wait_leaves_the_job(site: Any, flopwatch: Any, start: Any) 
     waiting = start("submit", *TINY, "--wait", FLOPWATCH_URL=site.url)
     job_id = int(waiting.stderr.readline().split()[1])
     while (line := waiting.stderr.readline()) != "queued\n":
-        assert "waits" in line
+        assert "wait" in line
     waiting.send_signal(2)
     assert waiting.wait(20) == 130
     assert f"flopwatch cancel {job_id}" in waiting.stderr.read()
@@ -721,3 +747,39 @@ def test_help_is_quick_and_imports_little() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "submit" in done.stdout
     assert done.stdout.splitlines()[-1] == "", "nothing slow is imported"
+
+
+def test_table_with_pivot_reference_and_union(site: Any, flopwatch: Any) -> None:
+    jobs = []
+    for precision, mean in (("fp32", 4.0), ("bf16", 1.0)):
+        job = submitted(flopwatch, f"precision={precision}", "--priority", "50", "--label", "table=pivot")
+        found = MEASURED("step_ms", mean, model="tiny", precision=precision)
+        site.worker.finish(site.worker.claim_job(job), measurements=[found])
+        jobs.append(str(job))
+    both = ("--job", jobs[0], "--job", jobs[1])
+    text = ended(flopwatch("table", *both, "--relative-to", "precision=fp32", "--best", "--links", "--since", "1h"))
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    assert rows[0] == ["model", "precision", "step_ms", "step_ms_speedup", "job"]
+    assert rows[3][1:4] == ["bf16", "**1**", "4.00×"]
+    assert rows[3][4].endswith(f"/ui/jobs/{jobs[1]})")
+    pivoted = ended(flopwatch("table", "--label", "table=pivot", "--pivot", "precision", "--format", "csv"))
+    assert pivoted.startswith('model,"step_ms, precision=fp32",')
+    latex = ended(
+        flopwatch(
+            "table", *both, "--caption", "Steps", "--latex-label", "tab:steps", "--format", "latex", "--limit", "1"
+        )
+    )
+    assert r"\label{tab:steps}" in latex
+    assert "must be a span such as" in ended(flopwatch("table", *both, "--since", "yesterday"), 1)
+
+
+def test_export(site: Any, flopwatch: Any, tmp_path: Path) -> None:
+    job = submitted(flopwatch, "--priority", "50")
+    site.worker.finish(site.worker.claim_job(job), measurements=[MEASURED("step_ms", 4.0, model="tiny")])
+    target = tmp_path / "shared.html"
+    told = ended(flopwatch("export", "job", str(job), "--output", str(target)))
+    assert told == f"{target}: {target.stat().st_size} bytes\n"
+    assert f"<h1>Job {job}" in target.read_text(encoding="utf-8")
+    assert "is not overwritten" in ended(flopwatch("export", "job", str(job), "--output", str(target)), 1)
+    assert "at most 1" in ended(flopwatch("export", "sweep", "1", "2"), 2)
+    assert ended(flopwatch("export", "compare", str(job), str(job), "-o", "-")).startswith("<!doctype html>")

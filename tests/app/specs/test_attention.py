@@ -120,7 +120,7 @@ def test_autotuning_is_asked_for_and_tells_results_apart() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"implementations": []}, "at least 1 item"),
+        ({"implementations": []}, "nothing to measure"),
         ({"implementations": ["a b"]}, "pattern"),
         ({"head_dims": [64, 64]}, "64 is there twice"),
         ({"dtypes": ["float32"]}, "'fp32', 'tf32', 'bf16' or 'fp16'"),

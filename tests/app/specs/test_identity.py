@@ -73,6 +73,8 @@ OTHER_VALUES = {
     "ncu": [{"set": "full"}],
     "br": [[16]],
     "bc": [[16]],
+    "code": [{"sha256": "0" * 64, "function": "mine"}],
+    "attention_code": [{"sha256": "0" * 64, "function": "mine"}],
 }
 """Where the schema alone does not give another valid value."""
 
@@ -422,5 +424,6 @@ def test_identity_holds_every_measured_field() -> None:
     """Of a kind without a grid: the flattened spec and nothing else."""
     spec = BenchmarkSpec.example()
     fields = flat(spec.model_dump(mode="json", exclude={"kind", *spec.unmeasured}))
-    assert set(spec.case().identity) == set(fields) - {"model.size"}
+    of_code = {f"{field}.{name}" for field in ("code", "attention_code") for name in ("sha256", "function")}
+    assert set(spec.case().identity) == set(fields) - {"model.size", "code", "attention_code"} | of_code
     assert TypeAdapter(dict[str, Any]).dump_json(dict(spec.case().coordinates))

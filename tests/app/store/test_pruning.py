@@ -27,7 +27,7 @@ from app.store.slices import Slices
 from app.store.tables import utc_now
 
 KEPT = Retention(timedelta(days=30), timedelta(days=7), timedelta(days=30), jobs=timedelta(days=90))
-NOTHING = Pruned(workers=0, events=0, keys=0, jobs=0, sweeps=0, pages=0)
+NOTHING = Pruned(workers=0, events=0, keys=0, jobs=0, sweeps=0, code_files=0, pages=0)
 
 
 @pytest.fixture

@@ -212,7 +212,7 @@ class TestSweepsAsWholes:
         newest = reading.jobs(sweep=swept)[0][0]
         assert newest["id"] > failed["id"]
         same = ("kind", "name", "labels", "spec", "summary", "priority", "timeout_s", "max_attempts", "sweep_id")
-        given = {"name": "s", "labels": {"a": "b"}}  # by the sweep; its jobs here were submitted without
+        given = {"labels": {"a": "b"}}  # by the sweep; its jobs here were submitted without
         assert {name: newest[name] for name in same} == {name: failed[name] for name in same} | given
         assert (newest["state"], newest["attempt"], newest["error"]) == ("queued", 0, None)
         assert states(reading, newest["id"]) == ["queued"]
@@ -268,7 +268,7 @@ class TestSweepsAsWholes:
         same = ("kind", "spec", "summary", "priority", "timeout_s", "max_attempts", "sweep_id")
         for length, job in gone.items():
             assert {name: now[length][name] for name in same} == {name: job[name] for name in same}
-            assert (now[length]["name"], now[length]["labels"]) == ("s", {"a": "b"})
+            assert (now[length]["name"], now[length]["labels"]) == (f"s: context_length={length}", {"a": "b"})
             assert states(reading, now[length]["id"]) == ["queued"]
         with pytest.raises(Conflict, match="nothing to resume"):
             queue.resume_sweep(swept)

@@ -347,6 +347,14 @@ class TestWorkersAndSweeps:
         assert one["kinds"] == ["benchmark"]
         assert one["last_seen_at"].endswith("Z")
 
+    def test_the_last_readings_of_devices_are_kept(self, shop: Any, reading: Reading) -> None:
+        shop.register("one")
+        assert reading.workers()[0]["readings"] is None
+        told = {"read_at": "2026-01-01T00:00:00Z", "devices": [{"type": "cpu", "load_1min": 0.5}]}
+        shop.queue.renew([], ("one", "active"), told)
+        shop.queue.renew([], ("one", "active"))
+        assert reading.workers()[0]["readings"] == told
+
     def test_known_names_are_the_union_and_empty_before_anybody_registered(self, shop: Any, reading: Reading) -> None:
         assert reading.known_names() == {"kinds": set(), "capabilities": set()}
         shop.register("one", capabilities=frozenset({"attention:a"}))

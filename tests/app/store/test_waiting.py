@@ -114,6 +114,19 @@ class TestInTheQueue:
         shop.registration.set_worker_state("gpus", "stopped")
         assert "needs a GPU" in str(waiting())
 
+    def test_groups_of_those_that_need_the_same(self, shop: Any, queue: Queue, reading: Reading) -> None:
+        assert reading.waiting() == []
+        shop.register("cpu")
+        first = shop.submit(spec={"device": "cuda"})
+        shop.submit(spec={"device": "cuda"}, priority=5)
+        shop.submit()
+        shop.submit(spec={"device": "cuda", "attention": "new"})
+        gpu, plain, named = reading.waiting()
+        assert (gpu["jobs"], gpu["first_job"], gpu["device_type"], gpu["devices"]) == (2, first, "cuda", 1)
+        assert "needs a GPU" in gpu["waiting"]
+        assert (plain["jobs"], plain["waiting"]) == (1, None)
+        assert "attention:new" in named["requirements"]
+
     def test_only_queued_jobs_wait(self, shop: Any, queue: Queue, reading: Reading) -> None:
         claim = shop.running_job()
         assert reading.job(claim.job_id)[0]["waiting"] is None

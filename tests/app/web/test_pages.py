@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import html
-import re
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
@@ -15,55 +13,10 @@ from app.specs.attention import AttentionSpec
 from app.store.records import StoredArtifact, UnitRecord
 from app.store.results import choosing
 from tests.app.conftest import TINY
+from tests.app.web.checker import page
 
 CHECK = {"name": "drift", "ok": False, "detail": "9 %"}
 NOTE = {"name": "host_bound", "ok": False, "detail": "by far", "severity": "note"}
-VOID = {"meta", "link", "input", "br", "hr", "img"}
-
-
-class Checker(HTMLParser):
-    """Checks nesting and ids, and collects text and references."""
-
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.open: list[str] = []
-        self.ids: list[str] = []
-        self.references: list[str] = []
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in VOID:
-            self.open.append(tag)
-        for name, value in attrs:
-            if name == "id":
-                assert value is not None
-                self.ids.append(value)
-            if name in ("href", "src", "action", "hx-get") and value:
-                self.references.append(value)
-            assert not name.startswith("on"), "inline scripts are forbidden by the page's policy"
-            assert name != "style", "inline styles too"
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        assert not (self.open and self.open[-1] == "script" and data.strip()), "inline script"
-        self.text += data
-
-
-def page(site: Any, path: str, status: int = 200) -> Checker:
-    response = site.http.get(path)
-    assert response.status_code == status, response.text
-    assert response.headers["content-type"].startswith("text/html")
-    assert "script-src 'self';" in response.headers["content-security-policy"]
-    checker = Checker()
-    checker.feed(response.text)
-    assert checker.open == []
-    assert len(checker.ids) == len(set(checker.ids))
-    assert re.search(r'<html lang="en">', response.text)
-    assert response.text.count("<h1") == 1
-    assert all(reference.startswith("/") for reference in checker.references), "nothing from another server"
-    return checker
 
 
 def test_an_empty_list_says_what_to_do(fresh_site: Any) -> None:
@@ -140,7 +93,7 @@ def test_a_job_while_it_runs_and_after(site: Any, measured: Any) -> None:
     assert "out of memory" in done.text
     assert "2.13" in done.text
     assert "drift: 9 %" in done.text
-    assert "note: host_bound: by far" in done.text
+    assert "note host_bound: by far" in " ".join(done.text.split())
 
 
 def test_a_job_of_several_units_shows_them_and_their_tables(site: Any, measured: Any, reported: Any) -> None:
@@ -211,10 +164,10 @@ def test_a_page_reads_a_bounded_number_of_measurements(
     for length in (1000, 2000, 3000):
         cases = [measured(f"{phase}_ms", 1.0, context_length=length) for phase in ("forward", "backward")]
         fresh_site.worker.finish(fresh_site.worker.claim(), measurements=cases)
-    found = page(fresh_site, f"/ui/sweeps/{sweep['id']}")
-    assert "The first 2 rows; all of them." in found.text
-    assert "2000" in found.text
-    assert "3000" not in found.text, "of whose measurements only one would have been read"
+    panel = fresh_site.http.get("/ui/tables", params={"sweep": sweep["id"], "panel": "true"}).text
+    assert "Rows 1 to 2" in panel
+    assert "2000" in panel
+    assert "3000" not in panel, "of whose measurements only one would have been read"
     job_id = fresh_site.submit()["id"]
     lengths = [measured(f"{phase}_ms", 1.0, context_length=length) for length in range(4) for phase in ("step", "x")]
     fresh_site.worker.finish(fresh_site.worker.claim_job(job_id), measurements=lengths)
@@ -301,16 +254,15 @@ def test_a_failed_job_shows_what_it_measured(site: Any, measured: Any) -> None:
     job_id = finished(site, measured("forward_ms", 1.0, model="tiny", context_length=8), state="failed")
     text = site.http.get(f"/ui/jobs/{job_id}").text
     assert '<details id="measurements" open>' in text
-    assert "/tables" not in text, "its table would say that it failed, and nothing else"
+    assert "/tables?job=" not in text, "its table would say that it failed, and nothing else"
 
 
-def test_the_case_of_a_job_of_many_cells_is_short_and_behind_its_state(fresh_site: Any) -> None:
+def test_the_case_of_a_job_of_many_cells_is_short(fresh_site: Any) -> None:
     names = [f"implementation_{number}" for number in range(13)]
     spec = {"kind": "attention", "implementations": names, "head_dims": [64], "causal": [True, False]}
     assert fresh_site.http.post("/jobs", json={"spec": spec}).status_code == 201
     text = page(fresh_site, "/ui").text
     assert "13 implementations, bf16, causal=true/false, head_dim=64, sequence_length=256/1024" in text
-    assert text.index("queued", text.index("Finished")) < text.index("13 implementations")
     assert "implementation_7" not in text
 
 

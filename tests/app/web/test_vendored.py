@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-VENDOR = Path(__file__).parents[3] / "app" / "web" / "static" / "vendor"
+ROOT = Path(__file__).parents[3]
+VENDOR = ROOT / "app" / "web" / "static" / "vendor"
+VENDORED = (VENDOR, ROOT / "tests" / "browser" / "vendor")
 RECORDS = ("README.md", "SHA256SUMS")
 
 
@@ -29,18 +31,20 @@ def differences(folder: Path) -> list[str]:
     ]
 
 
-def test_the_files_are_those_that_were_published() -> None:
-    assert differences(VENDOR) == []
+@pytest.mark.parametrize("vendor", VENDORED, ids=["pages", "tests"])
+def test_the_files_are_those_that_were_published(vendor: Path) -> None:
+    assert differences(vendor) == []
 
 
-def test_each_has_a_package_a_version_a_source_and_a_licence() -> None:
-    text = (VENDOR / "README.md").read_text()
+@pytest.mark.parametrize("vendor", VENDORED, ids=["pages", "tests"])
+def test_each_has_a_package_a_version_a_source_and_a_licence(vendor: Path) -> None:
+    text = (vendor / "README.md").read_text()
     rows = re.findall(
-        r"^\| `([\w-]+)` \| [\w.-]+ \| \d+\.\d+\.\d+ \| `[\w/.-]+` \| [\w.-]+ \|$", text, flags=re.MULTILINE
+        r"^\| `([\w-]+)` \| [@\w./-]+ \| \d+\.\d+\.\d+ \| `[\w/.-]+` \| [\w.-]+ \|$", text, flags=re.MULTILINE
     )
-    folders = [path.name for path in VENDOR.iterdir() if path.is_dir()]
+    folders = [path.name for path in vendor.iterdir() if path.is_dir()]
     assert sorted(rows) == sorted(folders)
-    assert all((VENDOR / folder / "LICENSE").is_file() for folder in folders)
+    assert all((vendor / folder / "LICENSE").is_file() for folder in folders)
 
 
 @pytest.mark.parametrize("damage", ["is not what was published", "has no record", "is not there"])

@@ -25,6 +25,7 @@ from tests.workers.reporting import Report
 from workers.jobs import _training
 from workers.jobs._values import Values
 from workers.jobs.benchmark import RUNNER
+from workers.measure import memory
 from workers.measure.busy import Busy
 from workers.measure.ceilings import Ceilings
 from workers.measure.environment import device_key
@@ -494,3 +495,26 @@ def test_an_environment_that_forbids_tf32_is_refused(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
     with pytest.raises(InvalidEnvironment, match="NVIDIA_TF32_OVERRIDE"):
         set_precision("tf32")
+
+
+def test_memory_counts_from_before_the_model_and_after_what_forks_have_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else an exec'd process would count torch's compiler, which optimizers import, as memory of the model."""
+    events: list[str] = []
+
+    def meter(device: torch.device) -> memory.MemoryMeter:
+        events.append("meter" if "torch._dynamo" in sys.modules else "meter too early")
+        return memory.HostMemory()
+
+    monkeypatch.setattr(memory, "memory_meter", meter)
+    spec = BenchmarkSpec(model=MODEL, context_length=8, device="cpu")
+    device, build_model = _training.prepare(spec)
+
+    def build() -> torch.nn.Module:
+        events.append("model")
+        return build_model()
+
+    training = _training.build(spec, device, build)
+    assert events == ["meter", "model"]
+    assert isinstance(training.meter, memory.HostMemory)

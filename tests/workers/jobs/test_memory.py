@@ -182,6 +182,15 @@ def test_the_timeline_has_the_peaks_and_fits_a_page(run) -> None:
         assert highest == pytest.approx(value(report, "peak_memory_mib", phase)["max"])
     for row in timeline:
         assert row["total_mib"] == pytest.approx(sum(row[f"{category}_mib"] for category in CATEGORIES))
+    changes = [row for row in timeline if row["change_mib"] is not None]
+    assert {row["category"] for row in changes} >= {"activation", "gradient", "temporary"}
+    for row in changes:
+        if row["change_mib"] < 0:
+            continue
+        assert row[f"{row['category']}_mib"] >= row["change_mib"]
+        assert row["category"] != "gradient" or row["name"] is not None
+    of_model = [row for row in changes if row["phase"] == "forward" and row["change_mib"] > 0]
+    assert sum("model/transformer.py" in (row["stack"] or "") for row in of_model) > len(of_model) / 2
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -376,7 +376,8 @@ queue, reading = Queue(database), Reading(database)
 # The job's first unit, torch's own profiler, is the test of others.
 type(RUNNERS["profile"]).plan = lambda _self, spec: _outside_profilers.units(spec, "the job")
 queue.submit(NewJob(spec))
-claim = queue.claim("worker", Offer(frozenset(RUNNERS), capabilities(), total_gpus=1, free_gpus=1, idle=True))
+names = capabilities(allow_code=False)
+claim = queue.claim("worker", Offer(frozenset(RUNNERS), names, total_gpus=1, free_gpus=1, idle=True))
 launcher = Launcher()
 run = JobRun(claim, Lease(gpus=discover().gpus[:1]), queue=queue, artifacts=ArtifactFiles(settings.artifacts_dir),
              launcher=launcher, settings=settings, neighbours=[], on_end=lambda: None)

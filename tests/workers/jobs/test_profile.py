@@ -28,9 +28,12 @@ from workers.jobs.benchmark import RUNNER as BENCHMARK
 from workers.jobs.profile import RUNNER
 from workers.measure.ceilings import Ceilings
 from workers.measure.memory import OutOfMemory
-from workers.measure.profiling import classes, recording, trace
+from workers.measure.profiling import classes, recording, tables, trace
+from workers.measure.profiling.attention import Part, Roofline
 from workers.measure.profiling.attribution import Work
+from workers.measure.profiling.products import Product
 from workers.measure.profiling.recording import Profile, Recording
+from workers.measure.profiling.usage import ProductUsage
 from workers.model import accounting
 from workers.outcome import InvalidEnvironment
 
@@ -94,7 +97,7 @@ def test_every_mode_has_its_tables_and_metrics(run: Any, mode: str, device: str)
     assert set(report.tables) == {
         *(f"kernels-{phase}" for phase in phases),
         *(f"operators-{phase}" for phase in phases),
-        *("classes", "ranges", "attention", "summary"),
+        *("classes", "ranges", "attention", "products", "ceilings", "summary"),
     }
     for phase in phases:
         found = rows(report, f"kernels-{phase}")
@@ -195,6 +198,40 @@ def test_the_parts_of_attention_beside_the_roofline(run: Any, device: str) -> No
     row = metrics(report)["scores_tflops", "forward"]
     assert row["median"] == pytest.approx(scores["tflops"])
     assert "whole square" in scores["note"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_products_of_matrices_by_shape_beside_the_roofline(run: Any, device: str) -> None:
+    report = run(device=device)
+    found = rows(report, "products")
+    forward = [row for row in found if row["phase"] == "forward"]
+    shape = accounting.Shape(*(MODEL[name] for name in ("vocab_size", "d_model", "num_layers", "num_heads", "d_ff")))
+    # Eager attention computes the whole square of scores, of which the model's FLOPs count the causal half.
+    square = 2 * accounting.attention_flops((2, 2, 8, 8), causal=True)
+    flops = accounting.forward_flops(shape, 2, 8) + square
+    assert sum(row["gflop"] for row in forward) == pytest.approx(1e-9 * flops)
+    backward = [row["gflop"] for row in found if row["phase"] == "backward"]
+    assert sum(backward) == pytest.approx(2e-9 * flops)
+    (head,) = (row for row in forward if row["product"] == "16×16 · 16×61")
+    assert (head["operator"], head["dtype"], head["calls"]) == ("aten::mm", "fp32", 1)
+    assert head["traffic_mib"] * 2**20 == 4 * (16 * 16 + 16 * 61 + 16 * 61)
+    assert head["intensity"] == pytest.approx(2 * 16 * 16 * 61 / (4 * (16 * 16 + 2 * 16 * 61)))
+    assert head["bound"] == "memory-bound"
+    limit = 1e-3 * head["intensity"] * 10  # TFLOP/s at 10 GB/s
+    assert head["limit_percent"] == pytest.approx(100 * head["tflops"] / limit)
+    limits = {row["limit"]: row for row in rows(report, "ceilings")}
+    assert (limits["products"]["value"], limits["products"]["precision"]) == (0.05, "fp32")
+    assert (limits["copies"]["value"], limits["copies"]["unit"]) == (10.0, "GB/s")
+    assert limits["vendor's peak"]["source"]
+
+
+def test_products_in_another_type_than_the_jobs_have_no_limit(run: Any) -> None:
+    found = rows(run(precision="bf16", device="cpu", mode="forward"), "products")
+    assert {row["dtype"] for row in found} == {"bf16"}
+    assert all(row["limit_percent"] is not None for row in found)
+    usage = [ProductUsage("aten::mm", Product(1, 2, 3, 4, "fp32", 4), 1.0, Part("2×3 · 3×4", "forward", 1, 1, None))]
+    (row,) = tables.product_rows(usage, 2.0, Roofline(1.0, 1.0), "bf16")
+    assert row[-2:] == [None, None]
 
 
 def test_decoding_sees_one_key_more_at_each_step(run: Any) -> None:

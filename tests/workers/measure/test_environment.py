@@ -120,6 +120,17 @@ class FakeNvml:
     def nvmlDeviceGetComputeRunningProcesses(self, handle: int) -> list[Process]:  # noqa: N802
         return [self.Process()]
 
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:  # noqa: N802
+        if handle != 0:
+            raise self.NVMLError
+        return SimpleNamespace(gpu=93, memory=40)
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:  # noqa: N802
+        return SimpleNamespace(total=80 << 30, used=12 << 30)
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: int) -> int:  # noqa: N802
+        return 0x04 | 0x40 | 0x01
+
     def nvmlSystemGetDriverVersion(self) -> bytes:  # noqa: N802
         return b"580.1"
 
@@ -140,6 +151,23 @@ def test_nvml_tells_what_it_knows_and_none_else() -> None:
     assert gpu.nvlinks() == 4
     (neighbour,) = gpu.neighbours()
     assert neighbour.read().sm_clock_mhz is None, "the device refuses to tell"
+
+
+def test_how_busy_a_gpu_is_in_plain_values() -> None:
+    gpu = nvml.find_gpu("0", library=FakeNvml)
+    assert gpu is not None
+    assert gpu.load() == {
+        "utilisation_percent": 93,
+        "memory_used_mib": 12 * 1024,
+        "temperature_c": None,
+        "power_w": 350.5,
+        "sm_clock_mhz": 1980,
+        "memory_clock_mhz": 3201,
+        "throttling": ["software power cap", "hardware thermal slowdown"],
+    }
+    instance = nvml.find_gpu("10", library=MigNvml)
+    assert instance is not None
+    assert instance.load()["utilisation_percent"] is None, "its board is busy with others' work, too"
 
 
 class MigNvml(FakeNvml):

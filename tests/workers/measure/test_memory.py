@@ -77,7 +77,7 @@ def test_host_memory_measures_growth_up_to_the_peak() -> None:
     torch.ones(256 * MIB // 4).sum()  # freed again: the peak stays
     peak, how = meter.peak_mib()
     assert peak == pytest.approx(256, rel=0.1)
-    assert how == "growth of the process's resident memory"
+    assert how == "growth of the process's anonymous memory"
     meter.reset()
     torch.ones(64 * MIB // 4).sum()
     second, _ = meter.peak_mib()
@@ -90,7 +90,7 @@ def test_host_memory_that_is_not_known_is_none_with_a_reason(tmp_path: Path) -> 
     assert meter.peak_mib() == (None, "this system does not tell a process's resident memory")
     (tmp_path / "status").write_text("VmHWM:\t 2048 kB\nVmRSS:\t 1024 kB\n")
     meter = HostMemory(tmp_path)
-    assert meter.peak_mib() == (1.0, "growth of the process's resident memory")
+    assert meter.peak_mib() == (1.0, "growth of the process's anonymous memory")
     (tmp_path / "clear_refs").mkdir()
     meter.reset()
     assert meter.peak_mib() == (None, "this system does not let a process reset the peak of its resident memory")
@@ -98,6 +98,22 @@ def test_host_memory_that_is_not_known_is_none_with_a_reason(tmp_path: Path) -> 
     meter.reset()
     (tmp_path / "status").write_text("VmHWM:\t 1024 kB\nVmRSS:\t 1024 kB\n")
     assert meter.peak_mib() == (None, "the work fitted into memory that the process held before")
+
+
+def test_pages_of_files_do_not_count(tmp_path: Path) -> None:
+    """A fork touches the libraries' pages while it measures, an exec'd interpreter before."""
+
+    def say(peak: int, now: int, files: int) -> None:
+        lines = {"VmHWM": peak, "VmRSS": now, "RssAnon": now - files, "RssFile": files - 1024, "RssShmem": 1024}
+        (tmp_path / "status").write_text("".join(f"{name}:\t {value} kB\n" for name, value in lines.items()))
+
+    found = []
+    for before, after in ((2048, 8192), (8192, 8192)):
+        say(10_240 + before, 10_240 + before, before)
+        meter = HostMemory(tmp_path)
+        say(20_480 + after, 15_360 + after, after)
+        found.append(meter.peak_mib())
+    assert found == [(10.0, "growth of the process's anonymous memory")] * 2
 
 
 @pytest.mark.gpu

@@ -10,7 +10,7 @@ rest of up to 1 MiB unused at the end of a large block.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from workers.measure.allocations.categories import ACTIVATION, CATEGORIES, FORWARD, TEMPORARY, UNKNOWN, Owners
@@ -45,6 +45,10 @@ class Point:
     """Number of the entry within its phase."""
     usage: tuple[int, ...]
     """Bytes of each category."""
+    touched: Allocation | None = field(default=None, compare=False)
+    """The allocation that the entry makes or releases; None at the beginning and at the end of a stretch."""
+    change: int = field(default=0, compare=False)
+    """Bytes by which the entry changes the use."""
 
     @property
     def total(self) -> int:
@@ -206,7 +210,7 @@ class Ledger:
             total += change
             if total > peak_total:
                 peak, peak_total = Point(number, tuple(usage)), total
-            curve.add(number, total, usage)
+            curve.add(Point(number, tuple(usage), touch, change), total)
         end = Point(len(entries) - 1, tuple(usage))
         return start, peak, end, curve.points(end)
 
@@ -223,12 +227,11 @@ class _Curve:
         self._highest_total = 0
         self._last: Point | None = None
 
-    def add(self, entry: int, total: int, usage: Sequence[int]) -> None:
-        """Add the use after an entry."""
-        if entry // self._part != self._number:
+    def add(self, point: Point, total: int) -> None:
+        """Add the use after an entry; `total` is that of the point."""
+        if point.entry // self._part != self._number:
             self._close()
-            self._number = entry // self._part
-        point = Point(entry, tuple(usage))
+            self._number = point.entry // self._part
         if self._highest is None or total > self._highest_total:
             self._highest, self._highest_total = point, total
         self._last = point
@@ -250,7 +253,7 @@ def thinned(points: Sequence[Point], most: int) -> list[Point]:
     """Return about `most` points of a curve, with its first, its last and its highest ones."""
     curve = _Curve(points[0], points[-1].entry + 1, most)
     for point in points[1:]:
-        curve.add(point.entry, point.total, point.usage)
+        curve.add(point, point.total)
     return curve.points(points[-1])
 
 

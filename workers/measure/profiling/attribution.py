@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+from workers.measure.profiling.products import Product
 from workers.measure.profiling.recording import DeviceEvent, HostEvent, Recording
 
 WorkKind = Literal["kernel", "copy", "fill", "operator"]
@@ -58,6 +59,8 @@ class Call:
     """Time on the host, without that of the operators that it calls."""
     device_ns: int
     """Time of the device work that it launched itself."""
+    product: Product | None = None
+    """What it multiplies, if it multiplies matrices and their shapes are known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +140,7 @@ class Attribution:
             phase = None if event.kind == "range" else self.phase_at(event.begin_ns)
             if phase is not None:
                 own = self._self_times[index]
-                found.append(Call(event.name, phase.step, phase.name, own, launched[index]))
+                found.append(Call(event.name, phase.step, phase.name, own, launched[index], event.product))
         return found
 
     def phase_at(self, time_ns: int) -> Interval | None:

@@ -17,6 +17,8 @@ import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity
 
+from workers.measure.profiling.products import FACTORS, Product, product_of
+
 HostKind = Literal["operator", "backward", "range", "launch", "python"]
 DeviceKind = Literal["kernel", "copy", "fill"]
 
@@ -47,6 +49,8 @@ class HostEvent:
     """Of a forward operator: the number of the autograd node that it made last. Of a backward one: of its node."""
     forward_thread: int = 0
     """Of a backward event: the thread that made its node. Nodes are numbered by thread."""
+    product: Product | None = None
+    """Of an operator that multiplies matrices: what it multiplies; None where the shapes were not recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +98,8 @@ def record(work: Callable[[], None], *, on_gpu: bool, python: bool = False) -> P
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the profiler's warnings are about its use over several cycles
-        with torch.profiler.profile(activities=activities, with_stack=python) as profiler:
+        # Shapes tell what matrix products compute; the tree of Python's functions is only for stacks.
+        with torch.profiler.profile(activities=activities, with_stack=python, record_shapes=not python) as profiler:
             work()
             if on_gpu:
                 torch.cuda.synchronize()
@@ -136,6 +141,7 @@ def host_events(events: Iterable[Any]) -> Iterator[HostEvent]:
             event.correlation_id(),
             event.sequence_nr(),
             event.fwd_thread_id(),
+            product_of(name, event.shapes(), event.dtypes()) if name in FACTORS else None,
         )
 
 

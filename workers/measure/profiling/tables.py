@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from workers.measure.ceilings import NO_CEILING, Ceiling
 from workers.measure.profiling.attention import Part, Roofline
-from workers.measure.profiling.usage import ClassUsage, OperatorUsage, Usage
+from workers.measure.profiling.usage import ClassUsage, OperatorUsage, ProductUsage, Usage
 from workers.measure.table import Column, Scalar
 
 Rows = list[list[Scalar]]
@@ -69,6 +70,30 @@ ATTENTION = (
     Column("bound", "string"),
     Column("note", "string"),
 )
+PRODUCTS = (
+    Column("phase", "string"),
+    Column("operator", "string"),
+    Column("product", "string"),
+    Column("dtype", "string"),
+    Column("calls", "number", "calls"),
+    Column("total_ms", "number", "ms"),
+    Column("share_percent", "number", "%"),
+    Column("gflop", "number", "GFLOP"),
+    Column("traffic_mib", "number", "MiB"),
+    Column("tflops", "number", "TFLOP/s"),
+    Column("gb_per_s", "number", "GB/s"),
+    Column("intensity", "number", "FLOP/byte"),
+    Column("ridge", "number", "FLOP/byte"),
+    Column("limit_percent", "number", "%"),
+    Column("bound", "string"),
+)
+CEILINGS = (
+    Column("limit", "string"),
+    Column("precision", "string"),
+    Column("value", "number"),
+    Column("unit", "string"),
+    Column("source", "string"),
+)
 SUMMARY = (
     Column("what", "string"),
     Column("value", "number"),
@@ -123,6 +148,44 @@ def range_rows(found: Sequence[tuple[str, Mapping[str, float]]], totals_ms: Mapp
     ]
 
 
+def product_rows(found: Sequence[ProductUsage], phase_ms: float, roofline: Roofline | str, precision: str) -> Rows:
+    """Return the rows of the table of matrix products of one phase.
+
+    Args:
+        found: The products of the phase.
+        phase_ms: The time of all work in the phase.
+        roofline: The device's in the job's precision, or the reason why it is unknown.
+        precision: The job's. Products in other data types, such as the float32 ones of a job in bf16, have no limit.
+    """
+    rows: Rows = []
+    for one in found[:MAX_ROWS]:
+        dtype = "tf32" if (one.product.dtype, precision) == ("fp32", "tf32") else one.product.dtype
+        line = roofline if dtype == precision else f"not in {precision}"
+        share_percent = 100 * one.part.time_ms / phase_ms if phase_ms else None
+        rows.append(
+            [
+                *(one.part.phase, one.operator, one.part.name, dtype, one.calls, one.part.time_ms, share_percent),
+                *beside_the_roofline(one.part, line),
+            ]
+        )
+    return rows
+
+
+def ceiling_rows(ceiling: Ceiling | None, precision: str, peak: tuple[float | None, str]) -> Rows:
+    """Return what limits the device: its measured ceilings, and the vendor's peak with its source.
+
+    A limit that is not known has no value, and `source` says why.
+    """
+    rate = None if ceiling is None else ceiling.tflops.get(precision)
+    copy = None if ceiling is None else ceiling.copy_gb_per_s
+    rows: Rows = []
+    for limit, of, known, unit in (("products", precision, rate, "TFLOP/s"), ("copies", None, copy, "GB/s")):
+        missing = NO_CEILING if ceiling is None else f"no measured ceiling of this device's {limit} is on record"
+        source = missing if known is None else f"measured at {known.measured_at}"
+        rows.append([limit, of, None if known is None else known.value, unit, source])
+    return [*rows, ["vendor's peak", precision, peak[0], "TFLOP/s", peak[1]]]
+
+
 def attention_row(
     part: Part, share_percent: float | None, useful_flops: int | None, roofline: Roofline | str, note: str
 ) -> list[Scalar]:
@@ -135,20 +198,29 @@ def attention_row(
         roofline: The device's, or the reason why it is unknown.
         note: What else there is to say.
     """
-    cost, intensity = part.cost, part.intensity
-    known = None if isinstance(roofline, str) or intensity is None else roofline
+    gflop, *rest = beside_the_roofline(part, roofline)
     notes = [note, roofline if isinstance(roofline, str) else ""]
-    limit = None if known is None or intensity is None else known.limit_tflops(intensity)
     return [
         *(part.name, part.phase, part.time_ms, part.product_ms, share_percent),
-        None if cost is None else 1e-9 * cost.flops,
+        gflop,
         None if useful_flops is None else 1e-9 * useful_flops,
+        *rest,
+        "; ".join(text for text in notes if text) or None,
+    ]
+
+
+def beside_the_roofline(part: Part, roofline: Roofline | str) -> list[Scalar]:
+    """Return the columns from `gflop` to `bound` of a part of the work; all null if its cost is not known."""
+    cost, intensity = part.cost, part.intensity
+    known = None if isinstance(roofline, str) or intensity is None else roofline
+    limit = None if known is None or intensity is None else known.limit_tflops(intensity)
+    return [
+        None if cost is None else 1e-9 * cost.flops,
         None if cost is None else cost.bytes / 2**20,
         *(part.tflops, part.gb_per_s, intensity),
         None if known is None else known.ridge,
         None if limit is None or part.tflops is None else 100 * part.tflops / limit,
         None if known is None or intensity is None else known.side(intensity),
-        "; ".join(text for text in notes if text) or None,
     ]
 
 

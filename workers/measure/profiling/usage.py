@@ -9,8 +9,11 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from workers.measure.profiling.attention import Part
 from workers.measure.profiling.attribution import Call, Work
 from workers.measure.profiling.classes import CLASSES, classify
+from workers.measure.profiling.products import Product
+from workers.model.accounting import Cost
 
 Key = TypeVar("Key", bound=Hashable)
 LAYER = re.compile(r"\w+\.\d+")
@@ -70,6 +73,17 @@ class ClassUsage:
     """Per step."""
 
 
+@dataclass(frozen=True)
+class ProductUsage:
+    """The calls of products of one shape by one operator in one phase, per step."""
+
+    operator: str
+    product: Product
+    calls: float
+    part: Part
+    """Their time, and what they compute and move, together."""
+
+
 def kernels(work: Iterable[Work], steps: int) -> list[Usage]:
     """Return the usage of each name and class, the largest first."""
     groups = grouped(work, lambda one: (one.name, classify(one)))
@@ -106,6 +120,23 @@ def operators(
         rest = (share(sum(times), total), len(times) / steps, *spread_us(times))
         found.append(OperatorUsage(name, class_of(name), device_ms, host_ms, *rest))
     return sorted(found, key=lambda one: (-(one.device_ms or 0.0), -one.host_ms))
+
+
+def products(calls: Iterable[Call], phase: str, steps: int, *, on_gpu: bool) -> list[ProductUsage]:
+    """Return the products of a phase by operator and shape, those that take the most time first.
+
+    Their time is that of the device; on a CPU, the operators' own.
+    """
+    known = (call for call in calls if call.phase == phase and call.product is not None)
+    found = []
+    for (operator, product), group in grouped(known, lambda call: (call.name, call.product)).items():
+        if product is None:
+            continue
+        time_ms = 1e-6 * sum(call.device_ns if on_gpu else call.self_ns for call in group) / steps
+        cost, often = product.cost, len(group) / steps
+        cost = Cost(round(cost.flops * often), round(cost.bytes * often))
+        found.append(ProductUsage(operator, product, often, Part(product.size, phase, time_ms, time_ms, cost)))
+    return sorted(found, key=lambda one: -one.part.time_ms)
 
 
 def classes(work: Iterable[Work], steps: int) -> list[ClassUsage]:

@@ -14,7 +14,7 @@ from app.specs.benchmark import BenchmarkSpec
 from app.store.engine import Database
 from app.store.queue import Queue
 from app.store.records import Claim, Finish, NewJob, UnitRecord
-from app.store.results import Sheet, compare, compare_sides, render
+from app.store.results import Question, Sheet, compare, compare_sides, render
 
 Measure = Callable[..., int]
 KERNELS = {"name": "string", "class": "string", "total_ms": "number", "calls": "number"}
@@ -103,7 +103,8 @@ class TestMetrics:
 
     def test_text_is_short_where_all_is_well(self, database: Database, measure: Measure) -> None:
         jobs = [measure(("step_ms", {"validity": "valid"})) for _ in range(2)]
-        head = render(compare(database, *jobs), "markdown").splitlines()[0]
+        sentence, _, head, *_ = render(compare(database, *jobs), "markdown").splitlines()
+        assert sentence.startswith("step_ms: inconclusive: 1 process each, and fewer than 4 cannot tell")
         names = [name.strip() for name in head.strip("|").split("|")]
         assert names == ["model", "context_length", "metric", "unit", "baseline", "candidate", "change", "ratio"]
 
@@ -276,7 +277,7 @@ class TestProfiles:
             return ("kernels-forward", [[f"k{n}", "copy", 10.0 + change * n, 1.0] for n in range(5)], KERNELS)
 
         jobs = [profile(kernels(0.0)), profile(kernels(1.0))]
-        sheet = compare(database, *jobs, limit=2)
+        sheet = compare(database, *jobs, Question(limit=2))
         assert [row["name"] for row in rows(sheet)] == ["all kernels", "k4", "k3"]
         assert rows(sheet)[0]["change_ms"] == 10.0, "the total is of all"
         assert "Shown are the 2 that changed most of 5 kernels (forward)." in sheet.notes

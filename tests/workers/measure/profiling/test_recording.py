@@ -25,6 +25,8 @@ def event(name: str, device: Any = DeviceType.CPU, **fields: Any) -> Any:
         "scope": 0,
         "sequence_nr": -1,
         "fwd_thread_id": 0,
+        "shapes": [[2, 3], [3, 5]],
+        "dtypes": ["float", "float"],
         "start_ns": 10,
         "duration_ns": 5,
         "device_resource_id": 7,

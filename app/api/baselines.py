@@ -1,0 +1,106 @@
+"""/baselines: named sets of results that later ones are compared with."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Query
+from fastapi.responses import Response
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from app.api.bodies import Body, json_body, request_body
+from app.api.parameters import NO_QUERY, Id, Json, Limit, StrictQuery, Text
+from app.api.schemas import Baseline, BaselineOfCases, Page, PutBaseline
+from app.api.services import CurrentServices
+from app.errors import FieldError, InvalidRequest
+from app.specs._base import StrictModel
+
+router = APIRouter(prefix="/baselines", tags=["baselines"])
+
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
+
+
+class BaselineBody(StrictModel):
+    """The body of `PUT /baselines/{name}`: a job, or a sweep."""
+
+    job: Id | None = None
+    """A job that succeeded: its results stand for its cases from now on."""
+    sweep: Id | None = None
+    """Instead of a job: a finished sweep; the latest job of each point that succeeded."""
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> BaselineBody:
+        if (self.job is None) == (self.sweep is None):
+            raise PydanticCustomError("baseline", 'give {{"job": ID}} or {{"sweep": ID}}, one of them')
+        return self
+
+
+read_baseline_body = json_body(BaselineBody)
+
+
+def _after(value: str) -> str:
+    if not NAME.fullmatch(value):
+        raise PydanticCustomError("cursor", "must be the `next` of an earlier page")
+    return value
+
+
+class BaselinesQuery(StrictQuery):
+    limit: Limit = 50
+    after: Annotated[Text, AfterValidator(_after)] | None = Field(default=None)
+    """`next` of the page before."""
+
+
+async def _name(name: Annotated[str, Path(description="The baseline's name.")]) -> str:
+    """Return the name in a path. Raises InvalidRequest when no baseline can have it."""
+    if not NAME.fullmatch(name):
+        detail = (
+            f"A baseline's name has 1 to 63 letters, digits, '_', '.' and '-', and begins with none of the last two; "
+            f"got {name[:80]!r}."
+        )
+        raise InvalidRequest(detail, errors=(FieldError("/name", detail),))
+    return name
+
+
+Name = Annotated[str, Depends(_name)]
+
+
+@router.get("", responses={200: {"model": Page[Baseline]}}, summary="List baselines by name")
+def list_baselines(services: CurrentServices, query: Annotated[BaselinesQuery, Query()]) -> Response:
+    found, following = services.baselines.page(query.limit, query.after)
+    return Json({"data": found, "next": following})
+
+
+@router.get("/{name}", responses={200: {"model": BaselineOfCases}}, dependencies=[NO_QUERY], summary="Show a baseline")
+def show(services: CurrentServices, name: Name) -> Response:
+    """The baseline with its cases, each with the jobs that measured it."""
+    return Json(services.baselines.get(name))
+
+
+@router.put(
+    "/{name}",
+    responses={200: {"model": PutBaseline}, 201: {"model": PutBaseline}},
+    openapi_extra=request_body(BaselineBody),
+    dependencies=[NO_QUERY],
+    summary="Put a job or a sweep into a baseline",
+)
+async def put(
+    services: CurrentServices, name: Name, body: Annotated[Body[BaselineBody], Depends(read_baseline_body)]
+) -> Response:
+    """Replaces the cases that the job or sweep has, and leaves the others; makes the baseline if there is none.
+
+    409 unless the job has succeeded, or the sweep is finished. Its jobs without complete results are in `left_out`.
+    """
+    asked = body.model
+    kept = await services.writes.run_long(lambda: services.baselines.put(name, job=asked.job, sweep=asked.sweep))
+    headers = {"Location": kept.baseline["links"]["self"]} if kept.is_new else None
+    answer = {**kept.baseline, "left_out": kept.left_out}
+    return Json(answer, status_code=201 if kept.is_new else 200, headers=headers)
+
+
+@router.delete("/{name}", status_code=204, dependencies=[NO_QUERY], summary="Delete a baseline")
+async def delete(services: CurrentServices, name: Name) -> Response:
+    """Its jobs stay, and can be deleted from now on."""
+    await services.writes.run(lambda: services.baselines.delete(name))
+    return Response(status_code=204)

@@ -1,0 +1,71 @@
+"""/files: Python files that users upload, for the `code` of specs."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Request
+from fastapi.responses import PlainTextResponse, Response
+
+from app.api.bodies import read_limited
+from app.api.parameters import NO_QUERY, ETag, Json, declared
+from app.api.schemas import CodeFile
+from app.api.services import CurrentServices
+from app.errors import FieldError, InvalidRequest
+
+router = APIRouter(prefix="/files", tags=["files"])
+
+Sha256 = Annotated[
+    str, Path(pattern=r"^[0-9a-f]{64}$", description="The SHA-256 of the content, in lower-case hexadecimal digits.")
+]
+SOURCE = {"text/x-python": {"schema": {"type": "string", "format": "binary"}}}
+
+
+@router.put(
+    "/{sha256}",
+    status_code=201,
+    responses={201: {"model": CodeFile}, 200: {"model": CodeFile, "description": "It was there before"}},
+    openapi_extra={"requestBody": {"required": True, "content": SOURCE}},
+    dependencies=[NO_QUERY],
+    summary="Upload a Python file",
+)
+async def put(request: Request, services: CurrentServices, sha256: Sha256) -> Response:
+    """The body is the file as it is, UTF-8, at most FLOPWATCH_MAX_BODY_BYTES; a spec's `code` names it by its SHA-256.
+
+    Only workers started with --allow-code run it. A file that no job names is removed after a day.
+    """
+    content = await read_limited(request, services.settings.max_body_bytes)
+    found = hashlib.sha256(content).hexdigest()
+    if found != sha256:
+        raise _wrong(f"The body's SHA-256 is {found}, not that of the path: it was damaged, or is another file.")
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise _wrong(f"The body is no Python source: byte {error.start} is not UTF-8.") from None
+    if not text.strip() or "\0" in text:
+        raise _wrong("The body is no Python source: it is empty, or has NUL characters.")
+    file, is_new = await services.writes.run(lambda: services.uploads.put(content))
+    return Json(file, status_code=201 if is_new else 200, headers={"Location": file["url"]} if is_new else {})
+
+
+def _wrong(detail: str) -> InvalidRequest:
+    return InvalidRequest(detail, errors=(FieldError("", detail),))
+
+
+@router.get(
+    "/{sha256}",
+    response_class=PlainTextResponse,
+    responses={304: {}},
+    openapi_extra=declared("If-None-Match"),
+    dependencies=[NO_QUERY],
+    summary="Read an uploaded file",
+)
+def read(request: Request, services: CurrentServices, sha256: Sha256) -> Response:
+    """Its source as plain text, which no browser runs."""
+    content = services.uploads.read(sha256)
+    tag = ETag(sha256)
+    headers = {"ETag": str(tag), "Cache-Control": "no-cache"}
+    if tag.is_known_to(request):
+        return Response(status_code=304, headers=headers)
+    return Response(content, media_type="text/plain; charset=utf-8", headers=headers)

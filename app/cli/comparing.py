@@ -1,0 +1,246 @@
+"""Commands that compare results, and keep baselines: compare, check, baseline."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from app.cli import completing
+from app.cli.common import AsJson, with_server
+from app.cli.results import MARKDOWN, TableFormat, print_table
+from app.cli.terminal import echo
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from app.client import Flopwatch
+
+EXIT_CODES = {"passed": 0, "slower": 3, "inconclusive": 4, "invalid": 5, "missing": 6, "not_comparable": 7}
+"""Exit codes of `compare --fail-above` and `check`, by the gate's outcome. 1 is any error, 2 a wrong command line."""
+DEFAULT_LIMIT_PERCENT = 5.0
+
+Metric = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="Judge this metric, such as step_ms; may be repeated. By default the first one."),
+]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="The baseline's name.")]
+
+
+@with_server
+def compare(
+    server: Flopwatch,
+    baseline: Annotated[
+        str,
+        typer.Argument(
+            metavar="BASELINE",
+            help="What to compare with: a job's id, several with commas between them, or a baseline's name.",
+            autocompletion=completing.job_ids,
+        ),
+    ],
+    candidate: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[CANDIDATE]",
+            help="The job that is compared, or several; none: the first is a job of kind compare.",
+            autocompletion=completing.job_ids,
+        ),
+    ] = None,
+    *,
+    metric: Metric = None,
+    fail_above: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PERCENT", help="Exit with 3 if the candidate is worse by more than this, such as 5%; see the docs."
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="Of profiles: at most so many rows of each table and phase, which changed most."),
+    ] = None,
+    output_format: Annotated[TableFormat, typer.Option("--format", help="How to write it.")] = MARKDOWN,
+) -> None:
+    """Compare finished jobs, or the sides of a job of kind `compare`: what the candidate gained or lost, and if that is
+    more than chance.
+    """
+    query = _sides(baseline, candidate)
+    query |= {"metric": metric, "fail_above_percent": _percent(fail_above), "limit": limit}
+    print_table(server.text("/compare", format=output_format.value, **query), output_format)
+    if fail_above is not None:
+        gate = server.get("/compare", **{**query, "limit": 1})["gate"]
+        if output_format.value != "markdown":
+            echo(gate["sentence"], err=True)
+        raise typer.Exit(EXIT_CODES[gate["outcome"]])
+
+
+def _sides(baseline: str, candidate: str | None) -> dict[str, Any]:
+    """Return the query that names what is compared."""
+    ids = _ids(baseline)
+    if candidate is None:
+        if ids is None or len(ids) != 1:
+            raise typer.BadParameter(
+                "give a CANDIDATE, too; or the id of one job of kind compare", param_hint="BASELINE"
+            )
+        return {"job": ids[0]}
+    candidates = _ids(candidate)
+    if candidates is None:
+        raise typer.BadParameter("give a job's id, or several with commas between them", param_hint="CANDIDATE")
+    return (
+        {"baseline_name": baseline, "candidate": candidates}
+        if ids is None
+        else {
+            "baseline": ids,
+            "candidate": candidates,
+        }
+    )
+
+
+def _ids(text: str) -> list[int] | None:
+    """Return the ids of jobs: "17" or "17,18"; None if the text is something else."""
+    return [int(part) for part in text.split(",")] if re.fullmatch(r"\d{1,18}(,\d{1,18})*", text, re.ASCII) else None
+
+
+def _percent(text: str | None) -> float | None:
+    """Read "5%", "5 %" or "5" as percent."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(\d{1,4}(\.\d{1,6})?)\s*%?", text.strip(), re.ASCII)
+    if found is None or not 0 < float(found[1]) <= 1000:
+        raise typer.BadParameter(f"{text!r} is no percentage above 0, such as 5%", param_hint="--fail-above")
+    return float(found[1])
+
+
+@with_server
+def check(
+    server: Flopwatch,
+    job_ids: Annotated[
+        list[int] | None,
+        typer.Argument(
+            metavar="[JOB…]",
+            help="The finished jobs to check; none: run the baseline's specs again.",
+            autocompletion=completing.job_ids,
+        ),
+    ] = None,
+    *,
+    baseline: Annotated[str, typer.Option(metavar="NAME", help="The baseline's name.")],
+    metric: Metric = None,
+    fail_above: Annotated[
+        str, typer.Option(metavar="PERCENT", help="Exit with 3 if a case is worse by more than this.")
+    ] = f"{DEFAULT_LIMIT_PERCENT:g}%",
+    timeout_s: Annotated[
+        float | None, typer.Option(metavar="SECONDS", min=0, help="Wait no longer than this for the jobs.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check jobs against a baseline. Without jobs, run the baseline's specs again and wait for them.
+
+    Exit codes: 0 passed, 3 slower, 4 inconclusive (also on another device or environment), 5 invalid, 6 missing.
+    """
+    from app.cli.output import print_json, progress_display
+
+    limit = _percent(fail_above)
+    assert limit is not None
+    with progress_display() as show:
+        found = server.check(
+            baseline, job_ids or None, metrics=metric, fail_above_percent=limit, timeout_s=timeout_s, show=show
+        )
+    if as_json:
+        print_json(found)
+    else:
+        for one in found["comparisons"]:
+            ids = ",".join(str(job_id) for job_id in one["candidate"]["jobs"])
+            echo(f"job {ids} against {baseline}: {one['gate']['sentence']}")
+        echo(found["sentence"])
+    raise typer.Exit(EXIT_CODES[found["outcome"]])
+
+
+baseline = typer.Typer(no_args_is_help=True, help="Keep named results that later ones are checked against.")
+
+
+@baseline.command("set")
+@with_server
+def set_(
+    server: Flopwatch,
+    name: Name,
+    job_id: Annotated[
+        int | None,
+        typer.Argument(metavar="[JOB]", help="A job that succeeded.", autocompletion=completing.job_ids),
+    ] = None,
+    *,
+    sweep_id: Annotated[
+        int | None,
+        typer.Option(
+            "--sweep", metavar="ID", help="Instead of a job: a finished sweep.", autocompletion=completing.sweep_ids
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put a job's results, or a sweep's, into a baseline: they replace the cases that they have."""
+    from app.cli.output import print_json
+
+    if (job_id is None) == (sweep_id is None):
+        raise typer.BadParameter("give a JOB, or --sweep, and not both")
+    kept = server.set_baseline(name, job=job_id, sweep=sweep_id)
+    if as_json:
+        print_json(kept)
+        return
+    number = kept["number_of_cases"]
+    echo(f"baseline {name}: {number} case{'s' if number != 1 else ''} of {_jobs(kept['jobs'])}")
+    for one in kept["left_out"]:
+        echo(f"left out: job {one['job']}, {one['why']}", err=True)
+
+
+@baseline.command("list")
+@with_server
+def list_(
+    server: Flopwatch, *, limit: Annotated[int, typer.Option(min=1, help="How many.")] = 50, as_json: AsJson = False
+) -> None:
+    """List baselines by name."""
+    from app.cli.output import print_columns, print_json
+    from app.layout import age
+
+    found = server.list_baselines(limit)
+    if as_json:
+        print_json(found)
+        return
+    rows = [(one["name"], one["number_of_cases"], _jobs(one["jobs"]), age(one["updated_at"])) for one in found]
+    print_columns(("name", "cases", "jobs", "set"), rows)
+
+
+@baseline.command("show")
+@with_server
+def show(server: Flopwatch, name: Name, *, as_json: AsJson = False) -> None:
+    """Show the cases of a baseline, each with its device and its jobs."""
+    from app.cli.output import print_columns, print_json
+
+    found = server.baseline(name)
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (one["kind"], one["case"], one["device_key"], ", ".join(map(str, one["jobs"])), one["case_key"])
+        for one in found["cases"]
+    ]
+    print_columns(("kind", "case", "device", "jobs", "case key"), rows)
+
+
+@baseline.command("delete")
+@with_server
+def delete(server: Flopwatch, name: Name) -> None:
+    """Delete a baseline; its jobs stay."""
+    server.delete_baseline(name)
+    echo(f"baseline {name} deleted")
+
+
+MAX_LISTED_JOBS = 5
+
+
+def _jobs(job_ids: Sequence[int]) -> str:
+    """Write jobs in short: "job 17", "jobs 17, 18", "12 jobs"."""
+    if len(job_ids) > MAX_LISTED_JOBS:
+        return f"{len(job_ids)} jobs"
+    return f"job{'s' if len(job_ids) != 1 else ''} {', '.join(map(str, job_ids)) or 'none'}"
+
+
+COMMANDS = (compare, check)

@@ -1,0 +1,103 @@
+"""How people read metrics: which direction is better, which one stands for a case, and heads with units.
+
+Standard library only: the command line reads it too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+Direction = Literal["lower", "higher"]
+
+_LOWER_UNITS = frozenset({"ns", "µs", "us", "ms", "s", "ms/token", "B", "KiB", "MiB", "GiB"})
+"""Times and memory: less of it is better."""
+_HIGHER_UNITS = frozenset({"tokens/s", "GB/s", "TFLOP/s", "GFLOP/s", "samples/s", "steps/s"})
+_HIGHER_NAMES = re.compile(r"(^|_)(mfu|ceiling_percent|gpu_busy_percent)$|saved_by_")
+_LOWER_NAMES = re.compile(r"(_error|_error_ms|overhead_percent|communication_percent|unknown_percent)$")
+_NO_DIRECTION = re.compile(r"_seen_mib$|^(copy_mib|tensor_mib|snapshot_mib|rounding_mib)$")
+"""Sizes of what was asked for or found, of which neither more nor less is better."""
+
+_HEADLINES = ("step_ms", "decode_ms_per_token", "forward_backward_ms", "forward_ms", "unprofiled_step_ms")
+
+
+def better(metric: str, unit: str | None) -> Direction | None:
+    """Return whether lower or higher values of a metric are better; None where neither is.
+
+    Args:
+        metric: the name of its column: `step_ms`, `forward_tflops`.
+        unit: its unit: "ms", "tokens/s".
+    """
+    if _NO_DIRECTION.search(metric):
+        return None
+    if _HIGHER_NAMES.search(metric):
+        return "higher"
+    if unit in _LOWER_UNITS or _LOWER_NAMES.search(metric):
+        return "lower"
+    return "higher" if unit in _HIGHER_UNITS else None
+
+
+def gain(reference: float, value: float, direction: Direction | None) -> float | None:
+    """Return how many times better `value` is than `reference`: 2.0 for half the time or twice the rate.
+
+    Without a direction it is value / reference. None where that is a division by zero.
+    """
+    above, below = (reference, value) if direction == "lower" else (value, reference)
+    return above / below if below else None
+
+
+def gain_name(metric: str, unit: str | None) -> str:
+    """Return the name of the column that relates a metric to a reference: `step_ms_speedup`, `peak_memory_mib_gain`.
+
+    It is a speed-up for times and rates, a gain for all else that has a direction, and a plain ratio where none is
+    better.
+    """
+    if better(metric, unit) is None:
+        return f"{metric}_ratio"
+    is_speed = unit in _HIGHER_UNITS or (unit in _LOWER_UNITS and "B" not in str(unit))
+    return f"{metric}_{'speedup' if is_speed else 'gain'}"
+
+
+def headline(metrics: Sequence[str]) -> str | None:
+    """Return the metric that stands for a case where there is room for one only; None of none."""
+    return next((name for name in _HEADLINES if name in metrics), metrics[0] if metrics else None)
+
+
+_UNIT_SUFFIXES = {
+    "_ms_per_token": "ms/token",
+    "_gb_per_s": "GB/s",
+    "_tokens_per_s": "tokens/s",
+    "_tflops": "TFLOP/s",
+    "_percent": "%",
+    "_ms": "ms",
+    "_us": "µs",
+    "_s": "s",
+    "_mib": "MiB",
+    "_gib": "GiB",
+    "_mb": "MB",
+}
+_WHOLE = {"tokens_per_s": "Tokens/s", "tflops": "TFLOP/s", "mfu": "MFU", "gb_per_s": "GB/s"}
+_WORDS = {"gpu": "GPU", "cpu": "CPU", "mfu": "MFU", "tflops": "TFLOP/s", "speedup": "speed-up"}
+
+
+def readable(name: str, unit: str | None = None) -> str:
+    """Write the name of a column for print, with its unit: "Step (ms)", "Peak memory (MiB)", "Context length".
+
+    Args:
+        name: the column's name, which may end in its unit: `step_ms`.
+        unit: the unit, for names that do not tell it.
+    """
+    if name in _WHOLE:
+        return _WHOLE[name]
+    for ending in ("_speedup", "_gain", "_ratio"):
+        if name.endswith(ending):
+            return f"{readable(name.removesuffix(ending)).partition(' (')[0]} {_WORDS.get(ending[1:], ending[1:])}"
+    for suffix, told in _UNIT_SUFFIXES.items():
+        if name.endswith(suffix):
+            name, unit = name.removesuffix(suffix), told
+            break
+    words = [_WORDS.get(word, word) for word in name.replace(".", " ").split("_")]
+    text = " ".join(words)
+    text = text[:1].upper() + text[1:]
+    return text if unit in (None, "1", "fraction", text.lower()) else f"{text} ({unit})"

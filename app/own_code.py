@@ -1,0 +1,92 @@
+"""Code of one's own for a job, as users name it: `my_attention.py:attention`.
+
+Standard library only: the client, the command line and `flopwatch run` share it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROLE = "x-flopwatch-code"
+"""Key in a spec's JSON Schema: what the code in a field is. app/specs/_code.py writes it."""
+OPTIONS = {"attention": "implementation", "model": "model"}
+"""The option that names the code of each role."""
+
+
+@dataclass(frozen=True)
+class OwnCode:
+    """A function or a class in a Python file of this host."""
+
+    path: Path
+    content: bytes
+    function: str
+
+    @classmethod
+    def read(cls, named: str) -> OwnCode:
+        """Read the file of "my_attention.py:attention". Raises ValueError with a sentence for people."""
+        file, colon, function = named.rpartition(":")
+        if not colon or not file or not function.isidentifier():
+            raise ValueError(f"{named!r} is not of the form FILE.py:NAME, with a name that the file defines")
+        try:
+            content = Path(file).read_bytes()
+        except OSError as error:
+            raise ValueError(f"{file}: {error.strerror}") from error
+        try:
+            compile(content, file, "exec", dont_inherit=True)
+        except (SyntaxError, ValueError) as error:
+            line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+            told = error.msg if isinstance(error, SyntaxError) else str(error)
+            raise ValueError(f"{file}{line}: this is not Python: {told}") from error
+        return cls(Path(file), content, function)
+
+    @property
+    def sha256(self) -> str:
+        """Return the SHA-256 of the file."""
+        return hashlib.sha256(self.content).hexdigest()
+
+    def as_field(self) -> dict[str, str]:
+        """Return what a spec names it by."""
+        return {"sha256": self.sha256, "function": self.function}
+
+
+def put_into(
+    spec: dict[str, Any],
+    specs: Iterable[Mapping[str, Any]],
+    named: Mapping[str, str | None],
+) -> list[OwnCode]:
+    """Set the fields of a spec that take code of one's own; returns the files to upload.
+
+    Args:
+        spec: changed in place. A kind that holds specs gets the code in its candidate.
+        specs: the answer to `GET /specs`.
+        named: by option ("implementation", "model"), the file and its function; None: not given.
+
+    Raises:
+        ValueError: the file cannot be read, or specs of this kind take no such code.
+    """
+    schemas = {one["kind"]: one["schema"] for one in specs}
+    files: list[OwnCode] = []
+    for role, option in OPTIONS.items():
+        value = named.get(option)
+        if value is None:
+            continue
+        inside = spec["candidate"] if isinstance(spec.get("candidate"), dict) else spec
+        kind = inside.get("kind")
+        if kind not in schemas:
+            return files  # the server says what is wrong with the kind
+        field = next((name for name, one in schemas[kind]["properties"].items() if one.get(ROLE) == role), None)
+        if field is None:
+            able = [known for known, schema in schemas.items() if _takes(schema, role)]
+            raise ValueError(f"kind {kind} takes no {role} of your own; kinds that do: {', '.join(able)}")
+        code = OwnCode.read(value)
+        inside[field] = code.as_field()
+        files.append(code)
+    return files
+
+
+def _takes(schema: Mapping[str, Any], role: str) -> bool:
+    return any(one.get(ROLE) == role for one in schema["properties"].values())

@@ -1,0 +1,106 @@
+"""The search for the largest value of a field that still fits into memory: `fit` of a sweep.
+
+It tries `start`, then twice as much until a value does not fit, and then halves the gap between the largest that fitted
+and the smallest that did not, until they are neighbours among the multiples of `step`. Memory is taken to grow with the
+value: above one that did not fit nothing is tried. Each value is a job of its own, so in fresh processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Self
+
+from pydantic import Field, StringConstraints, model_validator
+
+from app.specs._base import StrictModel, field_error
+
+MAX_SEARCHES = 100
+"""Most searches of one sweep, one for each point of its grid. Each takes some tens of jobs at most."""
+MAX_VALUE = 2**40
+
+GridPath = Annotated[str, StringConstraints(max_length=200, pattern=r"^[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)*$")]
+
+
+class FitBody(StrictModel):
+    """The value to search for: a field's largest, up to a limit, with which the job does not run out of memory."""
+
+    axis: GridPath
+    """Dotted path of the field: `context_length`, `batch_size`, `model.num_layers`. An integer, or a list of integers,
+    which then has one value in each job."""
+    upto: int = Field(ge=1, le=MAX_VALUE)
+    """The largest value to try."""
+    step: int = Field(default=1, ge=1, le=MAX_VALUE)
+    """Only multiples of this are tried: the answer is exact to it."""
+    start: int | None = Field(default=None, ge=1, le=MAX_VALUE)
+    """The value to try first; null: what `base` or the field's default says."""
+
+    @model_validator(mode="after")
+    def _something_to_try(self) -> Self:
+        if self.upto < self.step:
+            raise field_error("upto", f"no multiple of step ({self.step}) is so small")
+        if self.start is not None and self.start > self.upto:
+            raise field_error("start", f"must not exceed upto ({self.upto})")
+        return self
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A search, with every default filled in; values are multiples of `step`."""
+
+    axis: str
+    upto: int
+    step: int
+    start: int
+    lowest: int
+    """The smallest value that the field takes, as a multiple of `step`."""
+    in_a_list: bool = False
+    """True if the field is a list."""
+
+    @classmethod
+    def of(cls, body: FitBody, present: Any, least: int) -> Fit:
+        """Fill in the defaults.
+
+        Args:
+            body: what the client asks for.
+            present: the field's value in the base, or its default.
+            least: the smallest value that the field takes.
+        """
+        in_a_list = isinstance(present, list)
+        first = body.start or (present[0] if in_a_list and present else present) or body.step
+        lowest = max(-(-least // body.step), 1) * body.step
+        highest = body.upto // body.step * body.step
+        start = min(max(first // body.step * body.step, lowest), highest)
+        return cls(body.axis, highest, body.step, start, min(lowest, highest), in_a_list)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the search as it is stored."""
+        return asdict(self)
+
+    def spec(self, base: Mapping[str, Any], value: int) -> dict[str, Any]:
+        """Return the base with a value on the axis."""
+        *parents, last = self.axis.split(".")
+        spec = dict(base)
+        inside = spec
+        for parent in parents:
+            inside[parent] = dict(inside.get(parent) or {})
+            inside = inside[parent]
+        inside[last] = [value] if self.in_a_list else value
+        return spec
+
+    def next_value(self, fitted: Collection[int], too_large: Collection[int]) -> int | None:
+        """Return the value to try next; None if the search is at its end."""
+        high = min(too_large, default=None)
+        low = max((value for value in fitted if high is None or value < high), default=None)
+        if low is None and high is None:
+            return self.start
+        if high is None:
+            assert low is not None
+            return None if low >= self.upto else min(2 * low, self.upto)
+        if low is None:
+            return None if high <= self.lowest else max(self._whole(high // 2), self.lowest)
+        return None if high - low <= self.step else low + self._whole((high - low) // 2)
+
+    def _whole(self, value: int) -> int:
+        """Return the largest multiple of `step` that is no larger; at least `step`."""
+        return max(value // self.step, 1) * self.step

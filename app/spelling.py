@@ -1,0 +1,85 @@
+"""Spells a submission as what people type: a command of flopwatch, and one of curl. Standard library only."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+
+def fields(spec: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield a spec's fields by their dotted paths, as commands take them; its kind is left out."""
+    for name, value in spec.items():
+        if isinstance(value, Mapping) and value:
+            yield from fields(value, f"{at}{name}.")
+        elif at or name != "kind":
+            yield f"{at}{name}", value
+
+
+def sweep_fields(base: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> list[str]:
+    """Return the key=value arguments of `flopwatch sweep`: those of the grid first, then what all jobs share."""
+    axes = [f"{path}={','.join(map(_entry, values))}" for path, values in grid.items()]
+    return [*axes, *(f"{path}={_entry(value)}" for path, value in fields(base))]
+
+
+def command(body: Mapping[str, Any]) -> str:
+    """Return the command that submits the body of `POST /jobs` or `POST /sweeps`."""
+    base = body.get("spec") or body.get("base") or {}
+    kind = str(base.get("kind", ""))
+    if "grid" in body:
+        words = ["sweep", kind, *sweep_fields(base, body["grid"])]
+    else:
+        words = ["submit", kind, *(f"{path}={_value(value)}" for path, value in fields(base))]
+    return shlex.join(["flopwatch", *words, *_options(body)])
+
+
+def curl(body: Mapping[str, Any], url: str) -> str:
+    """Return the same request as a command of curl."""
+    route = "/sweeps" if "grid" in body else "/jobs"
+    text = json.dumps(body, ensure_ascii=False)
+    return shlex.join(["curl", "--json", text, url.rstrip("/") + route])
+
+
+def _options(body: Mapping[str, Any]) -> Iterator[str]:
+    if body.get("name"):
+        yield from ("--name", body["name"])
+    for key, value in (body.get("labels") or {}).items():
+        yield from ("--label", f"{key}={value}")
+    if body.get("priority"):
+        yield f"--priority={body['priority']}"
+    if body.get("timeout_s") is not None:
+        yield from ("--timeout", str(body["timeout_s"]))
+    if body.get("max_attempts") not in (None, 2):
+        yield from ("--max-attempts", str(body["max_attempts"]))
+
+
+def _value(value: Any) -> str:
+    """A field's value: a list of one needs no brackets, as the command knows which fields are lists."""
+    if isinstance(value, list) and value and all(_is_plain(item) for item in value):
+        return ",".join(map(_text, value))
+    return _text(value)
+
+
+def _entry(value: Any) -> str:
+    """One of several values of a field, between commas."""
+    if isinstance(value, list):
+        return json.dumps(value)
+    return _text(value) if _is_plain(value) else json.dumps(value)
+
+
+def _is_plain(value: Any) -> bool:
+    return not isinstance(value, list | Mapping) and not (
+        isinstance(value, str) and any(mark in value for mark in ",[]")
+    )
+
+
+def _text(value: Any) -> str:
+    """A text as it is, unless the command would take it for something else; all else as JSON."""
+    if not isinstance(value, str):
+        return json.dumps(value)
+    try:
+        json.loads(value)
+    except ValueError:
+        return value if value not in ("True", "False", "None") else json.dumps(value)
+    return json.dumps(value)

@@ -1,0 +1,243 @@
+"""Baselines: named sets of results that later ones are compared with.
+
+A baseline has cases, each on one device, and of each the jobs that measured it. Putting a job or a sweep into it
+replaces the cases that those have, and leaves the others as they are. Several jobs that measured one case, as those of
+a sweep over `seed`, are several samples of it.
+
+While a job is in a baseline it cannot be deleted, and pruning spares it (see deleting.py). Nothing else takes its
+results away: only jobs that failed or were cancelled can be retried, and none of those gets into a baseline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import Connection, Row, Select, delete, func, insert, select, tuple_, update
+
+from app.errors import Conflict, FieldError, InvalidRequest, NotFound
+from app.layout import case_text
+from app.specs import KINDS
+from app.states import FINISHED_STATES
+from app.store import sweeps, tables
+from app.store.baseline_rows import find_baseline
+from app.store.engine import Database
+from app.store.public import checked_id, rfc3339
+from app.store.results.choosing import JOBS_PER_QUERY, recorded_attempts
+from app.store.stored_json import is_unreadable
+from app.store.tables import utc_now
+
+MAX_TITLE = 200
+
+_baseline, _case = tables.baseline.c, tables.baseline_case.c
+_job, _measurement, _attempt = tables.job.c, tables.measurement.c, tables.attempt.c
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A baseline after something was put into it."""
+
+    baseline: dict[str, Any]
+    is_new: bool
+    left_out: list[dict[str, Any]]
+    """Jobs of the sweep that have no complete results: `job` and `why`."""
+
+
+class Baselines:
+    """The baselines of one database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def put(self, name: str, *, job: int | None = None, sweep: int | None = None) -> Kept:
+        """Let a job, or the latest jobs of a sweep, stand for the cases that they have.
+
+        Raises:
+            NotFound: there is no such job or sweep.
+            Conflict: the job, or one of the sweep's, is not finished, or nothing of it has complete results.
+            InvalidRequest: the job is a comparison, whose sides may share a case.
+        """
+        with self._database.read() as connection:
+            rows = _jobs(connection, job, sweep)
+            good = _complete(rows, job, sweep)
+            cases, attempts = _cases(connection, good)
+        if not cases:
+            what = f"Job {job} has" if sweep is None else f"The jobs of sweep {sweep} have"
+            raise Conflict(f"{what} no measurements, so no case for a baseline.")
+        with self._database.write() as connection:
+            _check_unchanged(connection, attempts)
+            is_new = _touch(connection, name)
+            replaced = sorted({(row["case_key"], row["device_key"]) for row in cases})
+            for start in range(0, len(replaced), JOBS_PER_QUERY):
+                part = tuple_(_case.case_key, _case.device_key).in_(replaced[start : start + JOBS_PER_QUERY])
+                connection.execute(delete(tables.baseline_case).where(_case.baseline == name, part))
+            connection.execute(insert(tables.baseline_case), [{"baseline": name, **row} for row in cases])
+            found = _public(connection, [find_baseline(connection, name)])[0]
+        left_out = [{"job": row.id, "why": _why(row)} for row in rows if row.state != "succeeded"]
+        return Kept(found, is_new, left_out)
+
+    def get(self, name: str) -> dict[str, Any]:
+        """Return a baseline with its cases. Raises NotFound."""
+        with self._database.read() as connection:
+            found = _public(connection, [find_baseline(connection, name)])[0]
+            query = select(tables.baseline_case, _job.kind).join(tables.job, _job.id == _case.job_id)
+            rows = connection.execute(query.where(_case.baseline == name).order_by(_case.job_id, _case.case_key))
+            cases: dict[tuple[str, str], dict[str, Any]] = {}
+            for row in rows:
+                case = cases.setdefault(
+                    (row.case_key, row.device_key),
+                    {
+                        "case_key": row.case_key,
+                        "device_key": row.device_key,
+                        "kind": row.kind,
+                        "case": row.title,
+                        "jobs": [],
+                    },
+                )
+                case["jobs"].append(row.job_id)
+        return {**found, "cases": list(cases.values())}
+
+    def page(self, limit: int = 50, after: str | None = None) -> tuple[list[dict[str, Any]], str | None]:
+        """Return baselines by name, without their cases, and the cursor of the next page: the last name."""
+        query = select(tables.baseline).order_by(_baseline.name).limit(limit + 1)
+        if after is not None:
+            query = query.where(_baseline.name > after)
+        with self._database.read() as connection:
+            rows = connection.execute(query).all()
+            found = _public(connection, rows[:limit])
+        return found, rows[limit - 1].name if len(rows) > limit else None
+
+    def delete(self, name: str) -> None:
+        """Delete a baseline; its jobs stay. Raises NotFound."""
+        with self._database.write() as connection:
+            find_baseline(connection, name)
+            connection.execute(delete(tables.baseline).where(_baseline.name == name))
+
+
+def _touch(connection: Connection, name: str) -> bool:
+    """Make the baseline, or note that it changes; return True if it is new."""
+    now = utc_now()
+    changed = connection.execute(update(tables.baseline).where(_baseline.name == name).values(updated_at=now))
+    if changed.rowcount:
+        return False
+    connection.execute(insert(tables.baseline), {"name": name, "created_at": now, "updated_at": now})
+    return True
+
+
+def _public(connection: Connection, rows: Sequence[Row[Any]]) -> list[dict[str, Any]]:
+    """Return what clients see of baselines in a list."""
+    names = [row.name for row in rows]
+    pairs = select(_case.baseline, _case.case_key, _case.device_key).where(_case.baseline.in_(names)).distinct()
+    each = pairs.subquery()
+    counted = connection.execute(select(each.c.baseline, func.count()).group_by(each.c.baseline))
+    numbers = dict(map(tuple, counted))
+    jobs: dict[str, list[int]] = {name: [] for name in names}
+    query = select(_case.baseline, _case.job_id).where(_case.baseline.in_(names)).distinct()
+    for name, job_id in connection.execute(query.order_by(_case.job_id)):
+        jobs[name].append(job_id)
+    return [
+        {
+            "name": row.name,
+            "created_at": rfc3339(row.created_at),
+            "updated_at": rfc3339(row.updated_at),
+            "number_of_cases": numbers.get(row.name, 0),
+            "jobs": jobs[row.name],
+            "links": {"self": f"/baselines/{quote(row.name, safe='')}"},
+        }
+        for row in rows
+    ]
+
+
+def _jobs(connection: Connection, job: int | None, sweep: int | None) -> list[Row[Any]]:
+    """Return the job, or the latest job of each point of the sweep."""
+    query: Select[Any] = select(_job.id, _job.kind, _job.state, _job.error).order_by(_job.id)
+    if job is not None:
+        rows = list(connection.execute(query.where(_job.id == checked_id(job, "job"))))
+        if not rows:
+            raise NotFound(f"There is no job {job}.")
+        return rows
+    assert sweep is not None
+    known = select(tables.sweep.c.id).where(tables.sweep.c.id == checked_id(sweep, "sweep"))
+    if connection.execute(known).one_or_none() is None:
+        raise NotFound(f"There is no sweep {sweep}.")
+    return list(connection.execute(query.where(_job.id.in_(sweeps.latest_jobs([sweep])))))
+
+
+def _why(row: Row[Any]) -> str:
+    """Return how a job ended that did not succeed: "failed (timeout)", "cancelled"."""
+    error = {} if row.error is None or is_unreadable(row.error) else row.error
+    code = error.get("code", row.state)
+    return str(row.state if code == row.state else f"{row.state} ({code})")
+
+
+def _complete(rows: Sequence[Row[Any]], job: int | None, sweep: int | None) -> list[Row[Any]]:
+    """Return the jobs that succeeded: of others, what they measured may be a part only.
+
+    Raises:
+        Conflict: one is not finished, or none has succeeded.
+        InvalidRequest: one is a comparison.
+    """
+    unfinished = [row for row in rows if row.state not in FINISHED_STATES]
+    good = [row for row in rows if row.state == "succeeded"]
+    if job is not None and unfinished:
+        raise Conflict(f"Job {job} is {unfinished[0].state}: wait for its end.")
+    if unfinished:
+        raise Conflict(f"Sweep {sweep} is not finished: {len(unfinished)} jobs are on their way. Wait for its end.")
+    if job is not None and not good:
+        raise Conflict(f"Job {job} is {_why(rows[0])}, so its results may be incomplete: set one that succeeded.")
+    if not good:
+        raise Conflict(f"No job of sweep {sweep} has succeeded: resume it, or set another one.")
+    for row in good:
+        if row.kind in KINDS and KINDS[row.kind].holds_specs:
+            detail = f"Job {row.id} is of kind {row.kind}, whose sides may share a case: set a job of one side alone."
+            raise InvalidRequest(detail, errors=(FieldError("/job" if sweep is None else "/sweep", detail),))
+    return good
+
+
+def _cases(connection: Connection, jobs: Sequence[Row[Any]]) -> tuple[list[dict[str, Any]], dict[int, int]]:
+    """Return the rows of `baseline_case` for what these jobs measured, and the attempt of each that counts."""
+    kinds = {row.id: row.kind for row in jobs}
+    attempts = recorded_attempts(connection, list(kinds))
+    first = func.min(_measurement.id)
+    query = select(_measurement.job_id, _measurement.case_key, _measurement.device_key, first.label("first")).group_by(
+        _measurement.job_id, _measurement.case_key, _measurement.device_key
+    )
+    found: list[dict[str, Any]] = []
+    pairs = sorted(attempts.items())
+    for start in range(0, len(pairs), JOBS_PER_QUERY):
+        part = pairs[start : start + JOBS_PER_QUERY]
+        of_jobs = _measurement.job_id.in_([job_id for job_id, _ in part])
+        of_attempts = tuple_(_measurement.job_id, _measurement.attempt).in_(part)
+        each = query.where(of_jobs, of_attempts).subquery()
+        named = select(each.c.job_id, each.c.case_key, each.c.device_key, _measurement.case)
+        found += [
+            {
+                "case_key": row.case_key,
+                "device_key": row.device_key,
+                "job_id": row.job_id,
+                "title": _title(row.case, kinds[row.job_id]),
+            }
+            for row in connection.execute(named.join(tables.measurement, _measurement.id == each.c.first))
+        ]
+    return found, attempts
+
+
+def _title(case: Mapping[str, Any], kind: str) -> str:
+    """Write a case in words, by the coordinates that tables of its kind show."""
+    names = KINDS[kind].table_rows if kind in KINDS else tuple(case)
+    text = case_text({name: case[name] for name in names if name in case})
+    return text if len(text) <= MAX_TITLE else f"{text[: MAX_TITLE - 1]}…"
+
+
+def _check_unchanged(connection: Connection, attempts: Mapping[int, int]) -> None:
+    """Raise Conflict if one of the jobs was deleted, or is being deleted, since its cases were read."""
+    pairs = sorted(attempts.items())
+    known: set[tuple[int, int]] = set()
+    for start in range(0, len(pairs), JOBS_PER_QUERY):
+        part = tuple_(_attempt.job_id, _attempt.number).in_(pairs[start : start + JOBS_PER_QUERY])
+        known |= {tuple(row) for row in connection.execute(select(_attempt.job_id, _attempt.number).where(part))}
+    gone = [job_id for job_id, number in pairs if (job_id, number) not in known]
+    if gone:
+        raise Conflict(f"Job {gone[0]} is being deleted: set another one.")

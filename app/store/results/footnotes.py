@@ -1,0 +1,132 @@
+"""Footnotes of a table of measurements: which rows are not valid or only partial, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+DAGGER, PARTIAL = "†", "*"
+MAX_GROUPS = 9
+"""Most reasons that have a sign of their own; all other rows that are not valid share one."""
+MAX_DETAIL = 160
+"""Most characters of a check's detail in a footnote. JSON and CSV have all of it."""
+MAX_NAMED = 5
+"""Most jobs that a footnote names."""
+
+Doubt = tuple[str, str]
+"""A check that was not passed, and its detail."""
+
+
+def doubts_of(validity: Mapping[str, Any] | None, case_key: str | None) -> list[Doubt]:
+    """Return the checks of a unit's or a job's verdict that speak against one of its cases.
+
+    A check without a `case_key` is one of a unit with a single case, or of all its cases; notes cast no doubt.
+    """
+    checks = [check for check in (validity or {}).get("checks") or () if isinstance(check, dict)]
+    return [
+        (str(check.get("name")), str(check.get("detail") or ""))
+        for check in checks
+        if not check.get("ok")
+        and check.get("severity") != "note"
+        and check.get("case_key", None if "case" in check else case_key) == case_key
+    ]
+
+
+def told(doubts: Sequence[Doubt]) -> str | None:
+    """Write checks with their details: "variation: coefficient of variation 26.4%; host_load: …"; None if none."""
+    return "; ".join(": ".join(filter(None, doubt)) for doubt in doubts) or None
+
+
+@dataclass
+class _Group:
+    """The rows that are not valid for the same checks."""
+
+    verdict: str
+    doubts: Sequence[Doubt]
+    rows: int = 0
+
+    def text(self, mark: str) -> str:
+        if not self.doubts:
+            why = "the verdict of its job says why" if self.rows == 1 else "the verdicts of their jobs say why"
+        elif self.rows == 1:
+            why = "; ".join(f"{name}: {_short(detail)}" if detail else name for name, detail in self.doubts)
+        else:
+            name, detail = self.doubts[0]
+            of = "" if len(self.doubts) == 1 else f"{name}: "
+            such = f", such as {of}{_short(detail)}" if detail else ""
+            why = f"{', '.join(name for name, _ in self.doubts)}{such}"
+        count = "" if self.rows == 1 else f" ({self.rows} rows)"
+        return f"{mark} {self.verdict}{count}: {why}."
+
+
+@dataclass
+class Footnotes:
+    """Gives rows their signs while a table is made, and then the notes that explain them."""
+
+    groups: dict[tuple[str, tuple[str, ...]], _Group] = field(default_factory=dict)
+    stopped: dict[str, set[int]] = field(default_factory=dict)
+    """The jobs that ended before they were done, by the code of how."""
+
+    def count(self, verdict: str | None, doubts: Sequence[Doubt]) -> None:
+        """Take a row that is not valid; one without a verdict, or that is valid, is none."""
+        if verdict in (None, "valid"):
+            return
+        group = self.groups.setdefault(_key(str(verdict), doubts), _Group(str(verdict), _each_once(doubts)))
+        group.rows += 1
+
+    def count_partial(self, job: int | None, code: str) -> None:
+        """Take a row that was measured before its job ended without success."""
+        self.stopped.setdefault(code, set()).update(() if job is None else (job,))
+
+    def mark(self, verdict: str | None, doubts: Sequence[Doubt], *, partial: bool) -> str:
+        """Return the signs of a row; every row must have been counted before."""
+        signs = PARTIAL if partial else ""
+        if verdict in (None, "valid"):
+            return signs
+        if len(self.groups) == 1:
+            return DAGGER + signs
+        place = list(self.groups).index(_key(str(verdict), doubts))
+        return (f"{DAGGER}{place + 1}" if place < MAX_GROUPS else DAGGER) + signs
+
+    def notes(self) -> list[str]:
+        """Return a sentence for each sign."""
+        groups = list(self.groups.values())
+        several = len(groups) > 1
+        found = [
+            group.text(f"{DAGGER}{number}" if several else DAGGER)
+            for number, group in enumerate(groups[:MAX_GROUPS], start=1)
+        ]
+        if rest := groups[MAX_GROUPS:]:
+            rows = sum(group.rows for group in rest)
+            verdicts = " or ".join(dict.fromkeys(group.verdict for group in rest))
+            found.append(f"{DAGGER} {verdicts} ({rows} rows): the verdicts of their jobs say why.")
+        if self.stopped:
+            codes = "; ".join(code + _named(jobs) for code, jobs in self.stopped.items())
+            found.append(f"{PARTIAL} partial: measured before the job ended without success: {codes}.")
+        return found
+
+
+def _key(verdict: str, doubts: Iterable[Doubt]) -> tuple[str, tuple[str, ...]]:
+    return verdict, tuple(dict.fromkeys(name for name, _ in doubts))
+
+
+def _each_once(doubts: Iterable[Doubt]) -> list[Doubt]:
+    found: dict[str, str] = {}
+    for name, detail in doubts:
+        found.setdefault(name, detail)
+    return list(found.items())
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_DETAIL else f"{text[: MAX_DETAIL - 1]}…"
+
+
+def _named(jobs: Iterable[int]) -> str:
+    """Name jobs in brackets: " (job 7)", " (jobs 3, 4 and 12 more)"."""
+    numbers = sorted(jobs)
+    if not numbers:
+        return ""
+    shown = ", ".join(map(str, numbers[:MAX_NAMED]))
+    more = f" and {len(numbers) - MAX_NAMED} more" if len(numbers) > MAX_NAMED else ""
+    return f" ({'job' if len(numbers) == 1 else 'jobs'} {shown}{more})"

@@ -1,0 +1,259 @@
+"""Tells a difference between two sides from chance: interval, test, power. No database here, only numbers.
+
+The process is the unit of sampling. Steps of one process share its memory layout, hash seed and moment, so that they
+are no independent samples; a process counts as one value, the median of its own.
+
+- The ratio of the medians of both sides has a percentile bootstrap interval (Efron & Tibshirani, An Introduction to the
+  Bootstrap, 1993, chapter 13). BCa intervals, which correct other statistics, cover less for medians of few processes:
+  docs/comparing.md has the figures.
+- The Mann-Whitney U test (Annals of Mathematical Statistics 18, 1947) compares ranks: it needs no normal distribution.
+  Its p-values are exact for small samples.
+- A difference is found if the adjusted p-value is at most ALPHA and the interval excludes 1.
+- Holm's procedure (Scandinavian Journal of Statistics 6, 1979) adjusts p-values, so that the probability to find
+  anything at all where there is nothing stays below ALPHA, however many metrics and cases are looked at.
+- Power follows from the spread between processes: the standard error of a median is sqrt(pi / 2) times that of a mean
+  (Serfling, Approximation Theorems of Mathematical Statistics, 1980, section 2.3.3).
+
+SciPy is imported when something is computed, and not before: that takes a second.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+ALPHA = 0.05
+"""Probability that a comparison of equal sides finds a difference: at most this."""
+CONFIDENCE = 0.95
+"""Probability that an interval holds the true ratio: about this."""
+POWER = 0.8
+"""Probability that a difference of the stated size is found."""
+FEWEST = 4
+"""Fewest processes of each side. With 3, even sides without any overlap have a p-value of 0.1."""
+RESAMPLES = 9999
+FEWEST_RESAMPLES = 999
+MAX_RESAMPLED = 2_000_000
+"""Most values that are drawn for one side's interval: with many processes, fewer resamples do."""
+SEED = 0
+"""Seed of the bootstrap: the same samples have the same interval."""
+MAX_EXACT = 60
+"""Most processes of a side for which p-values are exact; with more, the normal approximation is as good."""
+MAX_PERMUTATIONS = 20_000
+"""Exact p-values of samples with ties need all permutations: at most so many are tried."""
+CAUTION = 0.6
+"""Power is computed with this upper confidence limit of the spread, since a spread of few processes may be too small
+(Browne, Statistics in Medicine 14, 1995)."""
+MEDIAN_VARIANCE = math.pi / 2
+"""Variance of the median of a normal sample, in variances of its mean."""
+MAX_REPLICATES = 1_000_000
+SAME = 1e-9
+"""Values are proportional if their ratio is constant to this relative precision."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What two samples tell about their ratio; None is what they cannot tell."""
+
+    ratio: float | None
+    """Median of the candidate's processes divided by that of the baseline's."""
+    low: float | None
+    high: float | None
+    """The bootstrap interval of the ratio."""
+    p_value: float | None
+    """Two-sided p-value of the Mann-Whitney U test."""
+    spread: float | None
+    """Standard deviation of the logarithms between processes of one side: 0.01 is 1 %."""
+
+    @property
+    def excludes_one(self) -> bool:
+        """True if the interval does not hold the ratio 1. Without an interval, nothing speaks against a difference."""
+        return self.low is None or self.high is None or self.low > 1 or self.high < 1
+
+
+def estimate(baseline: Sequence[float], candidate: Sequence[float], *, resamples: int = RESAMPLES) -> Estimate:
+    """Estimate the ratio of two sides from one value per process.
+
+    Below FEWEST processes on a side, only the ratio is known, and if there are at least 2 the spread. Where a value is
+    not positive, there is no ratio.
+    """
+    positive = min(*baseline, *candidate) > 0
+    ratio = statistics.median(candidate) / statistics.median(baseline) if positive else None
+    spread = _spread(baseline, candidate) if positive else None
+    if min(len(baseline), len(candidate)) < FEWEST:
+        return Estimate(ratio, None, None, None, spread)
+    low, high = _interval(baseline, candidate, resamples) if positive else (None, None)
+    return Estimate(ratio, low, high, _p_value(baseline, candidate), spread)
+
+
+def _spread(baseline: Sequence[float], candidate: Sequence[float]) -> float | None:
+    """Return the standard deviation of the values' logarithms, pooled over both sides; None without two of one side."""
+    squares, freedom = 0.0, 0
+    for side in (baseline, candidate):
+        logarithms = [math.log(value) for value in side]
+        mean = statistics.fmean(logarithms)
+        squares += math.fsum((value - mean) ** 2 for value in logarithms)
+        freedom += len(side) - 1
+    return math.sqrt(squares / freedom) if freedom else None
+
+
+def _interval(baseline: Sequence[float], candidate: Sequence[float], resamples: int) -> tuple[float, float]:
+    """Return the percentile bootstrap interval of the ratio of medians; each side is resampled by itself."""
+    import numpy as np
+    from scipy import stats
+
+    largest = max(len(baseline), len(candidate))
+    resamples = min(resamples, max(FEWEST_RESAMPLES, MAX_RESAMPLED // largest))
+
+    def ratio(one: Any, other: Any, axis: int = -1) -> Any:
+        return np.median(other, axis=axis) / np.median(one, axis=axis)
+
+    found = stats.bootstrap(
+        (np.asarray(baseline, dtype=float), np.asarray(candidate, dtype=float)),
+        ratio,
+        n_resamples=resamples,
+        method="percentile",
+        confidence_level=CONFIDENCE,
+        vectorized=True,
+        rng=np.random.default_rng(SEED),
+    ).confidence_interval
+    return float(found.low), float(found.high)
+
+
+def _p_value(baseline: Sequence[float], candidate: Sequence[float]) -> float:
+    """Return the two-sided p-value of the Mann-Whitney U test."""
+    from scipy import stats
+
+    values = [*baseline, *candidate]
+    if min(values) == max(values):
+        return 1.0
+    method: Any = "asymptotic"
+    if len(set(values)) == len(values):
+        if max(len(baseline), len(candidate)) <= MAX_EXACT:
+            method = "exact"
+    elif math.comb(len(values), len(baseline)) <= MAX_PERMUTATIONS:
+        method = stats.PermutationMethod(n_resamples=MAX_PERMUTATIONS)
+    return min(1.0, float(stats.mannwhitneyu(baseline, candidate, alternative="two-sided", method=method).pvalue))
+
+
+def smallest_p_value(baseline: int, candidate: int) -> float:
+    """Return the p-value of two sides of so many processes that do not overlap: no p-value is smaller."""
+    return 2 / math.comb(baseline + candidate, baseline)
+
+
+def smallest_difference(spread: float, baseline: int, candidate: int, alpha: float = ALPHA) -> float | None:
+    """Return the smallest relative difference that is found with probability POWER: 0.02 is 2 %.
+
+    None if so few processes can find no difference at all, however large.
+
+    Args:
+        spread: standard deviation of the logarithms between these processes.
+        baseline: number of the baseline's processes.
+        candidate: number of the candidate's.
+        alpha: the p-value that the test has to reach, before it is adjusted.
+    """
+    if min(baseline, candidate) < FEWEST or smallest_p_value(baseline, candidate) > alpha:
+        return None
+    cautious = spread_limit(spread, baseline + candidate - 2)
+    error = cautious * math.sqrt(MEDIAN_VARIANCE * (1 / baseline + 1 / candidate))
+    return math.expm1(_standard_errors(baseline + candidate - 2, alpha) * error)
+
+
+def spread_limit(spread: float, freedom: int) -> float:
+    """Return the upper confidence limit, at CAUTION, of a spread that was estimated with these degrees of freedom."""
+    return spread * _limit(freedom)
+
+
+@functools.cache
+def _limit(freedom: int) -> float:
+    from scipy import stats
+
+    return math.sqrt(freedom / float(stats.chi2.ppf(1 - CAUTION, freedom)))
+
+
+def replicates_for(difference: float, spread: float, alpha: float = ALPHA) -> int | None:
+    """Return how many processes each side needs, so that this relative difference is found with probability POWER.
+
+    None if they are more than MAX_REPLICATES.
+
+    Args:
+        difference: 0.03 is 3 %.
+        spread: standard deviation of the logarithms between processes; of one that was estimated, its `spread_limit`.
+        alpha: as for `smallest_difference`.
+    """
+    wanted = 2 * MEDIAN_VARIANCE * (spread / math.log1p(difference)) ** 2
+    number = FEWEST
+    while smallest_p_value(number, number) > alpha:
+        number += 1
+    # The number of degrees of freedom grows with the number itself: more processes than this are never needed.
+    while (needed := math.ceil(wanted * _standard_errors(2 * number - 2, alpha) ** 2)) > number:
+        if needed > MAX_REPLICATES:
+            return None
+        number = max(number + 1, math.ceil(wanted * _standard_errors(2 * needed - 2, alpha) ** 2))
+    return number
+
+
+@functools.cache
+def _standard_errors(freedom: int, alpha: float) -> float:
+    """Return the size of a difference that is found with probability POWER, in its standard errors."""
+    from scipy import stats
+
+    return float(stats.t.ppf(1 - alpha / 2, freedom) + stats.t.ppf(POWER, freedom))
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One hypothesis of a comparison: a metric of a case."""
+
+    baseline: Sequence[float]
+    candidate: Sequence[float]
+    p_value: float
+    family: str
+    """Hypotheses of one family share its part of ALPHA."""
+
+
+def adjusted(tests: Sequence[Hypothesis], shares: Mapping[str, float]) -> tuple[list[float], dict[str, float]]:
+    """Return Holm's adjusted p-value of each test, and the p-value that the first of each family has to reach.
+
+    Metrics that are proportional to each other, or one to the other's inverse, are one hypothesis and count once:
+    tokens_per_s is work divided by step_ms. So do sides that have one value in all processes not count at all: they
+    cannot differ.
+
+    Args:
+        tests: the hypotheses.
+        shares: the part of ALPHA that each family has; a family without tests leaves its part to the others.
+    """
+    members: dict[str, dict[tuple[float, ...], list[int]]] = {}
+    for index, test in enumerate(tests):
+        pattern = _pattern([*test.baseline, *test.candidate])
+        if pattern is not None:
+            members.setdefault(test.family, {}).setdefault(pattern, []).append(index)
+    whole = sum(shares[family] for family in members)
+    found = [1.0] * len(tests)
+    needed: dict[str, float] = {}
+    for family, groups in members.items():
+        share = shares[family] / whole
+        needed[family] = ALPHA * share / len(groups)
+        least = 0.0
+        in_order = sorted(groups.values(), key=lambda group: tests[group[0]].p_value)
+        for rank, group in enumerate(in_order):
+            least = max(least, min(1.0, tests[group[0]].p_value * (len(groups) - rank) / share))
+            for index in group:
+                found[index] = least
+    return found, needed
+
+
+def _pattern(values: Sequence[float]) -> tuple[float, ...] | None:
+    """Return what proportional samples, and inversely proportional ones, have in common; None if all values are one."""
+    if min(values) == max(values):
+        return None
+    if min(values) <= 0:
+        return tuple(values)
+    logarithms = [math.log(value) for value in values]
+    mean = statistics.fmean(logarithms)
+    centred = [value - mean for value in logarithms]
+    largest = max(centred, key=abs)
+    return tuple(round(math.copysign(1, largest) * value / SAME) for value in centred)

@@ -1,0 +1,451 @@
+"""Judges a comparison: each metric of each case, the whole in one plain sentence, and the gate of a CI job."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from app.store.results import inference
+from app.store.results.inference import ALPHA, FEWEST, Estimate, Hypothesis
+from app.store.results.sheet import Cell
+
+Better = Literal["less", "more"]
+Finding = Literal["better", "worse", "changed", "no_difference", "inconclusive"]
+Conclusion = Literal[
+    "better", "worse", "changed", "mixed", "no_difference", "inconclusive", "invalid", "missing", "not_comparable"
+]
+GateOutcome = Literal["passed", "slower", "inconclusive", "invalid", "missing", "not_comparable"]
+
+HEADLINES = ("step_ms", "forward_backward_ms")
+"""Metrics that sum a case up. Where none is measured, the first of the kind's table columns does."""
+HEADLINE_SHARE = 0.8
+"""The part of ALPHA that the headline metric has; all others share the rest."""
+ASKED_FOR = (1, 3, 5)
+"""Differences, in percent, of which a row tells how many replicates would find them."""
+RELEVANT_PERCENT = 5.0
+"""Where no difference is found and one larger than this cannot be excluded, the answer is "inconclusive"."""
+DEFAULT_REPLICATES = 8
+MANY_TESTS = 200
+
+NOTHING = Estimate(None, None, None, None, None)
+"""The estimate where there is nothing to compare."""
+
+_LESS_UNITS = ("ms", "µs", "s", "MiB", "GiB", "relative error")
+_MORE_UNITS = ("tokens/s", "TFLOP/s", "GB/s")
+_MORE = ("mfu", "ceiling_percent", "gpu_busy_percent")
+_LESS = ("error", "exposed_communication_percent", "communication_percent")
+_SIZES = ("MiB", "GiB")
+_TIMES = ("ms", "µs", "s")
+
+
+def better(metric: str, unit: str) -> Better | None:
+    """Return if less or more of a metric is better; None if neither is."""
+    if metric.endswith(_MORE):
+        return "more"
+    if metric.endswith(_LESS):
+        return "less"
+    return "less" if unit in _LESS_UNITS else "more" if unit in _MORE_UNITS else None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A metric of a case on both sides, before and after it was judged."""
+
+    case: str
+    """The coordinates that tell the case from others of the comparison, in words; may be empty."""
+    metric: str
+    unit: str
+    cells: tuple[Cell, Cell]
+    verdicts: tuple[str | None, str | None]
+    baseline: Sequence[float] = ()
+    """One value per process, in turn; empty if a process has none."""
+    candidate: Sequence[float] = ()
+    estimate: Estimate | None = None
+    p_adjusted: float | None = None
+    alpha: float = ALPHA
+    drift: float = 0.0
+    """Where the sides were not alternated: the largest relative change within one side."""
+    finding: Finding | None = None
+    """None if a side has no value."""
+
+    @property
+    def better(self) -> Better | None:
+        """If less or more is better."""
+        return better(self.metric, self.unit)
+
+    @property
+    def is_missing(self) -> bool:
+        """True if the baseline has a value and the candidate none."""
+        return self.cells[0].value is not None and self.cells[1].value is None
+
+    @property
+    def smallest_difference(self) -> float | None:
+        """The smallest relative difference that so many processes are likely to find."""
+        if self.estimate is None or self.estimate.spread is None:
+            return None
+        found = inference.smallest_difference(self.estimate.spread, len(self.baseline), len(self.candidate), self.alpha)
+        return None if found is None else max(found, self.drift)
+
+    def replicates_for(self, percent: float) -> int | None:
+        """Return how many processes each side needs to find a difference of so many percent."""
+        if self.estimate is None or self.estimate.spread is None:
+            return None
+        freedom = len(self.baseline) + len(self.candidate) - 2
+        return inference.replicates_for(
+            percent / 100, inference.spread_limit(self.estimate.spread, freedom), self.alpha
+        )
+
+    @property
+    def bound(self) -> float | None:
+        """The largest relative difference that the interval holds; None without an interval."""
+        if self.estimate is None or self.estimate.low is None or self.estimate.high is None:
+            return None
+        return max(abs(self.estimate.low - 1), abs(self.estimate.high - 1), self.drift)
+
+    @property
+    def processes(self) -> str:
+        """The numbers of processes, in words."""
+        one, other = len(self.baseline), len(self.candidate)
+        if one == other:
+            return f"{one} process{'es' if one > 1 else ''} each"
+        return f"{one} and {other} processes"
+
+    def loss(self) -> tuple[float, float, float] | None:
+        """Return by what part the candidate is worse, and the ends of the interval of that; negative: it is better.
+
+        None if the metric has no direction, or no interval.
+        """
+        found = self.estimate
+        if self.better is None or found is None or found.ratio is None or found.low is None or found.high is None:
+            return None
+        if self.better == "less":
+            return found.ratio - 1, found.low - 1, found.high - 1
+        return 1 - found.ratio, 1 - found.high, 1 - found.low
+
+    def sentence(self) -> str | None:
+        """Say what was found; None if a side has no value."""
+        if self.finding is None:
+            return None
+        if self.finding in ("better", "worse", "changed"):
+            return f"candidate is {self._factor()}; {self.processes}"
+        if self.finding == "no_difference":
+            assert self.bound is not None
+            if self.bound == 0:
+                return f"no difference: the same in all processes; {self.processes}"
+            return f"no difference larger than {percent(self.bound)}; {self.processes}"
+        return f"inconclusive: {self._doubt()}"
+
+    def _factor(self) -> str:
+        found = self.estimate
+        assert found is not None
+        if found.ratio is None:
+            up = statistics.median(self.candidate) > statistics.median(self.baseline)
+            return "higher" if up else "lower"
+        up = found.ratio > 1
+        low, high = found.low or found.ratio, found.high or found.ratio
+        ends = (low, high) if up else (1 / high, 1 / low)
+        factor = found.ratio if up else 1 / found.ratio
+        digits = 2 if factor >= 1.1 else 3
+        interval = f"95 % CI {ends[0]:.{digits}f}–{ends[1]:.{digits}f}"
+        return f"{factor:.{digits}f}× {self.word(up=up)}, {interval}"
+
+    def word(self, *, up: bool) -> str:
+        """Return the adjective for a metric that went up, or down: faster, slower, larger, smaller, higher, lower."""
+        if self.unit in _TIMES or self.unit in _MORE_UNITS:
+            return "faster" if up == (self.better == "more") else "slower"
+        if self.unit in _SIZES:
+            return "larger" if up else "smaller"
+        return "higher" if up else "lower"
+
+    def _doubt(self) -> str:
+        if min(len(self.baseline), len(self.candidate)) < FEWEST:
+            return (
+                f"{self.processes}, and fewer than {FEWEST} cannot tell a difference from chance; the steps of one "
+                f"process are no independent samples; measure both sides with {DEFAULT_REPLICATES} replicates"
+            )
+        if self.estimate is not None and self._is_drift(self.estimate):
+            return (
+                f"the sides differ by {percent(abs((self.estimate.ratio or 1) - 1))}, and one side alone drifted by "
+                f"{percent(self.drift)}; measure them in turns, with a job of kind compare"
+            )
+        if self.bound is None:
+            return f"no interval, since not all values are positive; {self.processes}"
+        needed = self.replicates_for(RELEVANT_PERCENT)
+        cure = "" if needed is None else f"; {needed} processes each would find {RELEVANT_PERCENT:g} %"
+        return f"no difference found, but one of {percent(self.bound)} cannot be excluded; {self.processes}{cure}"
+
+    def _is_drift(self, found: Estimate) -> bool:
+        """Return True if the sides differ, but by no more than a side alone drifted."""
+        return (
+            self.p_adjusted is not None
+            and self.p_adjusted <= ALPHA
+            and found.excludes_one
+            and found.ratio is not None
+            and abs(found.ratio - 1) <= self.drift
+        )
+
+    def judged(self) -> Row:
+        """Return the row with its finding."""
+        return replace(self, finding=self._finding())
+
+    def _finding(self) -> Finding | None:
+        if self.estimate is None:
+            return None
+        if min(len(self.baseline), len(self.candidate)) < FEWEST or self._is_drift(self.estimate):
+            return "inconclusive"
+        if self.p_adjusted is not None and self.p_adjusted <= ALPHA and self.estimate.excludes_one:
+            if self.better is None:
+                return "changed"
+            up = statistics.median(self.candidate) > statistics.median(self.baseline)
+            return "better" if up == (self.better == "more") else "worse"
+        if self.bound is not None and 100 * self.bound <= RELEVANT_PERCENT:
+            return "no_difference"
+        return "inconclusive"
+
+
+def percent(part: float) -> str:
+    """Write a part in percent, with two digits: "0.6 %", "12 %"."""
+    value = 100 * part
+    return f"{value:.0f} %" if value >= 9.95 else f"{value:.1f} %" if value >= 0.095 else f"{value:.2g} %"
+
+
+def headline_of(rows: Sequence[Row], columns: Sequence[str]) -> str | None:
+    """Return the metric that sums the comparison up: of those that both sides have, the first that people look at."""
+    both = {row.metric for row in rows if all(cell.value is not None for cell in row.cells)}
+    either = {row.metric for row in rows}
+    for measured in (both, either):
+        for metric in (*HEADLINES, *columns, *(row.metric for row in rows)):
+            if metric in measured:
+                return metric
+    return None
+
+
+def judge(rows: Sequence[Row], headline: str | None, *, alternated: bool, asked: Sequence[str] = ()) -> list[Row]:
+    """Return the rows with estimates, adjusted p-values and findings.
+
+    Args:
+        rows: the comparison's metrics.
+        headline: the metric that has the larger part of ALPHA.
+        alternated: False if the sides were measured one after the other.
+        asked: the only metrics that are asked for; they share ALPHA. None: all.
+    """
+    tested = [index for index, row in enumerate(rows) if row.baseline and row.candidate]
+    resamples = inference.RESAMPLES if len(tested) <= MANY_TESTS else inference.FEWEST_RESAMPLES
+    judged = list(rows)
+    for index in tested:
+        row = rows[index]
+        found = inference.estimate(row.baseline, row.candidate, resamples=resamples)
+        judged[index] = replace(row, estimate=found, drift=0.0 if alternated else drift(row.baseline, row.candidate))
+    family = {index: _family(rows[index].metric, headline, asked) for index in tested}
+    with_p = [index for index in tested if (judged[index].estimate or NOTHING).p_value is not None]
+    tests = [
+        Hypothesis(rows[index].baseline, rows[index].candidate, _p_value(judged[index]), family[index])
+        for index in with_p
+    ]
+    shares = {"headline": HEADLINE_SHARE, "others": 1 - HEADLINE_SHARE}
+    values, needed = inference.adjusted(tests, shares)
+    for index, value in zip(with_p, values, strict=True):
+        judged[index] = replace(judged[index], p_adjusted=value)
+    return [replace(row, alpha=needed.get(family.get(index, ""), ALPHA)).judged() for index, row in enumerate(judged)]
+
+
+def _p_value(row: Row) -> float:
+    assert row.estimate is not None
+    assert row.estimate.p_value is not None
+    return row.estimate.p_value
+
+
+def _family(metric: str, headline: str | None, asked: Sequence[str]) -> str:
+    return "headline" if asked or metric == headline else "others"
+
+
+def drift(*sides: Sequence[float]) -> float:
+    """Return the largest relative change from the first half of a side's processes to the second."""
+    found = [0.0]
+    for side in sides:
+        half = len(side) // 2
+        if half >= 2 and min(side) > 0:
+            found.append(abs(statistics.median(side[-half:]) / statistics.median(side[:half]) - 1))
+    return max(found)
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What a CI job asks: is the candidate worse by more than `fail_above_percent`?"""
+
+    fail_above_percent: float
+    metrics: Sequence[str]
+    outcome: GateOutcome
+    sentence: str
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the gate as JSON has it."""
+        return {
+            "fail_above_percent": self.fail_above_percent,
+            "metrics": list(self.metrics),
+            "outcome": self.outcome,
+            "sentence": self.sentence,
+        }
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A comparison as a whole."""
+
+    headline: str | None
+    conclusion: Conclusion
+    sentence: str
+    gate: Gate | None
+
+
+def conclude(
+    rows: Sequence[Row],
+    headline: str | None,
+    obstacles: Sequence[str],
+    *,
+    alternated: bool,
+    asked: Sequence[str] = (),
+    fail_above_percent: float | None = None,
+) -> Judgement:
+    """Sum a judged comparison up. `obstacles` are the reasons why the sides cannot be compared."""
+    metrics = tuple(asked) or ((headline,) if headline is not None else ())
+    chosen = [row for row in rows if row.metric in metrics]
+    conclusion, sentence = _summed_up(chosen, obstacles)
+    if not alternated and conclusion in ("better", "worse", "changed", "mixed", "no_difference"):
+        sentence += "; not alternated, so changes of the host count as well"
+    gate = None if fail_above_percent is None else _gate(chosen, metrics, obstacles, sentence, fail_above_percent)
+    return Judgement(headline, conclusion, sentence, gate)
+
+
+def _summed_up(rows: Sequence[Row], obstacles: Sequence[str]) -> tuple[Conclusion, str]:
+    if obstacles:
+        return "not_comparable", f"not comparable: {'; '.join(obstacles)}"
+    with_values = [row for row in rows if row.finding is not None]
+    if not with_values:
+        return "missing", _nothing_in_common(rows)
+    invalid = [row for row in with_values if "invalid" in row.verdicts]
+    if invalid:
+        sides = [name for at, name in enumerate(("baseline", "candidate")) if invalid[0].verdicts[at] == "invalid"]
+        which = f" in {len(invalid)} of {len(with_values)} cases" if len(with_values) > 1 else ""
+        return "invalid", f"invalid: the {' and the '.join(sides)} measured other work than was asked for{which}"
+    if len(with_values) == 1:
+        (row,) = with_values
+        assert row.finding is not None
+        return row.finding, f"{_where(row, rows)}: {row.sentence()}"
+    return _of_many(with_values, rows)
+
+
+def _nothing_in_common(rows: Sequence[Row]) -> str:
+    if not rows:
+        return "missing: the sides have no case and metric in common"
+    side, cell = next(
+        (name, cell)
+        for row in rows
+        for name, cell in zip(("baseline", "candidate"), row.cells, strict=True)
+        if cell.value is None
+    )
+    why = f" ({cell.outcome})" if cell.outcome not in (None, "ok") else ""
+    if all(row.cells[0].value is None or row.cells[1].value is None for row in rows):
+        return f"missing: {rows[0].metric} has no value on the side of the {side}{why}"
+    return "missing: some processes have no value"
+
+
+def _where(row: Row, rows: Sequence[Row]) -> str:
+    several = len({other.case for other in rows}) > 1
+    return f"{row.metric}, {row.case}" if several and row.case else row.metric
+
+
+def _of_many(with_values: Sequence[Row], rows: Sequence[Row]) -> tuple[Conclusion, str]:
+    """Sum up the findings of several cases or metrics."""
+    of: dict[str, list[Row]] = {}
+    for row in with_values:
+        of.setdefault(str(row.finding), []).append(row)
+    parts = []
+    for finding in ("better", "worse", "changed"):
+        if found := of.get(finding):
+            most = max(found, key=lambda row: abs(((row.estimate or NOTHING).ratio or 1) - 1))
+            ratio = (most.estimate or NOTHING).ratio or 1
+            parts.append(
+                f"{finding} in {len(found)} (most in {_where(most, rows)}: {most.word(up=ratio > 1)}, "
+                f"{max(ratio, 1 / ratio):.2f}×)"
+            )
+    if found := of.get("no_difference"):
+        parts.append(f"no difference larger than {percent(max(row.bound or 0 for row in found))} in {len(found)}")
+    if found := of.get("inconclusive"):
+        parts.append(f"inconclusive in {len(found)} ({found[0]._doubt()})")
+    if missing := len(rows) - len(with_values):
+        parts.append(f"no value on a side in {missing}")
+    found_any = [finding for finding in ("better", "worse", "changed") if finding in of]
+    conclusion: Any
+    if found_any:
+        conclusion = found_any[0] if len(found_any) == 1 else "mixed"
+    else:
+        conclusion = "inconclusive" if "inconclusive" in of else "no_difference"
+    metrics = ", ".join(dict.fromkeys(row.metric for row in with_values))
+    return conclusion, f"{metrics}, {len(rows)} cases: candidate is {', '.join(parts)}" if found_any else (
+        f"{metrics}, {len(rows)} cases: {', '.join(parts)}"
+    )
+
+
+def _gate(
+    rows: Sequence[Row], metrics: Sequence[str], obstacles: Sequence[str], sentence: str, fail_above_percent: float
+) -> Gate:
+    """Ask of every row if the candidate is worse by more than the limit; the worst answer counts.
+
+    "slower" needs a difference that was found, and that is larger than the limit; "passed" an interval that holds no
+    larger one.
+    """
+
+    def answer(outcome: GateOutcome, text: str) -> Gate:
+        return Gate(fail_above_percent, list(metrics), outcome, text)
+
+    if obstacles:
+        return answer("not_comparable", sentence)
+    judged = [(row, _gate_outcome(row, fail_above_percent / 100)) for row in rows]
+    for outcome in ("slower", "invalid", "missing", "inconclusive"):
+        found = [row for row, its in judged if its == outcome]
+        if found:
+            return answer(outcome, _gate_sentence(outcome, found, rows, fail_above_percent))
+    if not any(its == "passed" for _, its in judged):
+        return answer("missing", sentence if sentence.startswith("missing") else "missing: there is nothing to judge")
+    return answer("passed", f"passed: not worse by more than {fail_above_percent:g} %; {sentence}")
+
+
+def _gate_outcome(row: Row, limit: float) -> GateOutcome | None:
+    """Judge one row; None if the baseline has nothing to compare with."""
+    if row.is_missing:
+        return "missing"
+    if row.finding is None:
+        return None
+    if "invalid" in row.verdicts:
+        return "invalid"
+    loss = row.loss()
+    if row.finding == "worse" and (loss is None or loss[0] > limit):
+        return "slower"
+    if loss is not None and min(len(row.baseline), len(row.candidate)) >= FEWEST and max(loss[2], row.drift) <= limit:
+        return "passed"
+    return "passed" if row.finding == "better" else "inconclusive"
+
+
+def _gate_sentence(outcome: GateOutcome, found: Sequence[Row], rows: Sequence[Row], fail_above_percent: float) -> str:
+    row = found[0]
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    where = _where(row, rows)
+    if outcome == "missing":
+        outcome_of = row.cells[1].outcome
+        return f"missing: the candidate has no {where}{f' ({outcome_of})' if outcome_of else ''}{more}"
+    if outcome == "invalid":
+        return f"invalid: the checks on {where} say that other work was measured{more}"
+    if outcome == "slower":
+        return f"worse by more than {fail_above_percent:g} %: {where}: {row.sentence()}{more}"
+    loss = row.loss()
+    if row.finding == "inconclusive" or loss is None:
+        return f"{where}: {row.sentence()}{more}" if row.finding == "inconclusive" else f"inconclusive: {where}{more}"
+    needed = row.replicates_for(fail_above_percent)
+    cure = "" if needed is None else f"; {needed} processes each would find a difference of {fail_above_percent:g} %"
+    return (
+        f"inconclusive: {where}: worse by up to {percent(max(loss[2], row.drift))} cannot be excluded; "
+        f"{row.processes}{cure}{more}"
+    )

@@ -1,0 +1,71 @@
+"""The samples of one metric of some jobs, case by case: for pictures of distributions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Text, cast, select
+
+from app.layout import case_text
+from app.specs import Scalar
+from app.store import tables
+from app.store.engine import Database
+from app.store.packed import unpack
+from app.store.results import choosing
+from app.store.results.pivoting import column_name, metric_names
+
+MAX_ROWS = 2000
+"""Most measurements that are read: as many processes and cases are more than a picture can show."""
+
+_measurement = tables.measurement.c
+
+
+@dataclass(frozen=True)
+class CaseSamples:
+    """The samples of a case in one job, of all processes, in the order of the processes."""
+
+    job: int
+    side: str | None
+    """In a job of kind compare."""
+    case: str
+    """The case in words."""
+    unit: str
+    values: Sequence[float]
+
+
+def samples_of(database: Database, jobs: Sequence[int], metric: str, coordinates: Sequence[str]) -> list[CaseSamples]:
+    """Return the samples of a metric, named as its column, in each case of these jobs.
+
+    `coordinates`: those that tell the cases apart, and that `case` names.
+    """
+    names = ("job_id", "attempt", "unit_index", "metric", "phase", "unit", "samples")
+    columns = [*(_measurement[name] for name in names), cast(_measurement.case, Text).label("case")]
+    with database.read() as connection:
+        chosen = choosing.choose_jobs(connection, jobs=jobs)
+        recorded = choosing.recorded_attempts(connection, jobs)
+        of_jobs = _measurement.job_id.in_(sorted(recorded)) & _measurement.metric.in_(metric_names(metric))
+        query = select(*columns).where(of_jobs).order_by(_measurement.job_id, _measurement.id)
+        rows = connection.execute(query.limit(MAX_ROWS)).all()
+        sides = choosing.sides(connection, chosen)
+    found: dict[tuple[int, str | None, str], list[float]] = {}
+    units: dict[tuple[int, str | None, str], str] = {}
+    for row in rows:
+        if row.attempt != recorded[row.job_id] or column_name(row.metric, row.phase) != metric:
+            continue
+        case = _case(row.case)
+        told = case_text({name: case[name] for name in coordinates if case.get(name) is not None})
+        key = (row.job_id, sides.get((row.job_id, row.attempt, row.unit_index)), told)
+        found.setdefault(key, []).extend(value for value in unpack(row.samples) or () if value is not None)
+        units[key] = row.unit
+    return [CaseSamples(*key, unit=units[key], values=values) for key, values in found.items() if values]
+
+
+def _case(stored: str) -> Mapping[str, Scalar]:
+    try:
+        case: Any = json.loads(stored)
+    except (ValueError, RecursionError):
+        return {}
+    return case if isinstance(case, dict) else {}

@@ -1,0 +1,116 @@
+"""Writes tables that are too large to be made as a whole: JSON and CSV, part by part, in the order of submission.
+
+What the columns are is found out before the first row: which coordinates vary, and which metrics there are. Each part
+is read by a transaction of its own, so that a slow reader holds none open. Jobs that are deleted meanwhile are left
+out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+from sqlalchemy import Row
+
+from app.layout import Statistic
+from app.store.engine import Database
+from app.store.results import choosing
+from app.store.results.pivoting import Part, Plan, plan_of, refuse_several_kinds
+from app.store.results.rendering import csv_lines, json_columns, scalar_columns, scalars
+
+JOBS_PER_PART = 500
+MEASUREMENTS_PER_PART = 20_000
+"""Most measurements that are read at once, but for a job that has more."""
+
+StreamFormat = Literal["json", "csv"]
+
+
+def is_too_large(database: Database, choice: choosing.Choice) -> bool:
+    """Return True if the table has to be streamed. Raises NotFound."""
+    with database.read() as connection:
+        choice.check(connection)
+        return choosing.is_too_large(connection, choice)
+
+
+def stream(
+    database: Database,
+    format: StreamFormat,  # noqa: A002  (the query parameter's name)
+    choice: choosing.Choice,
+    *,
+    rows: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+    statistic: Statistic = "mean",
+) -> Iterator[str]:
+    """Return the text of a table, in pieces. It has the shape of `render`, and always the columns `case_key` and `job`.
+
+    The arguments are those of `pivoting.table`. JSON's `missing` is empty: each cell has its outcome.
+
+    Raises:
+        NotFound: there is no such job or sweep.
+        InvalidRequest: no case has this coordinate or metric, or the jobs are of several kinds.
+    """
+    with database.read() as connection:
+        choice.check(connection)
+        if choice.kind is None or isinstance(choice.kind, str):
+            refuse_several_kinds(choosing.kinds_of(connection, choice))
+        cases = choosing.distinct_cases(connection, choice)
+        plan = plan_of(cases, choosing.distinct_metrics(connection, choice), rows, columns, statistic)
+    return _pieces(database, format, choice, plan)
+
+
+def _pieces(database: Database, format_: StreamFormat, choice: choosing.Choice, plan: Plan) -> Iterator[str]:
+    spreads = plan.statistic == "mean"
+    described = scalar_columns(plan.columns, spreads=spreads, traces=False)
+    names = [column.name for column in described]
+    options = [(column.role, spreads, False) for column in plan.columns]
+    if format_ == "csv":
+        yield csv_lines([names])
+    else:
+        yield f'{{"columns": {json.dumps(json_columns(described))}, "rows": ['
+    before = ""
+    for found in _parts(database, choice, plan):
+        rows = [
+            [part for value, option in zip(row, options, strict=True) for part in scalars(value, *option)]
+            for row in found
+        ]
+        if format_ == "csv":
+            yield csv_lines(rows)
+        elif rows:
+            objects = (json.dumps(dict(zip(names, row, strict=True)), allow_nan=False) for row in rows)
+            yield before + ",\n".join(objects)
+            before = ",\n"
+    if format_ == "json":
+        yield f'], "next": null, "missing": [], "notes": {json.dumps(plan.notes)}}}'
+
+
+def _parts(database: Database, choice: choosing.Choice, plan: Plan) -> Iterator[list[list[Any]]]:
+    """Yield the rows of some jobs at a time."""
+    last = 0
+    while True:
+        with database.read() as connection:
+            jobs = choosing.jobs_of(connection, choice, JOBS_PER_PART, after=last)
+            sizes = choosing.counts(connection, jobs)
+        if not jobs:
+            return
+        for part in _divided(jobs, sizes):
+            with database.read() as connection:
+                # A part is as large as its largest job, which its agent has bounded.
+                measured = choosing.measurements(connection, part, plan.statistic, limited=False)
+                read = Part.read(connection, part, plan.statistic, measured)
+            yield plan.rows(read)
+        last = jobs[-1].id
+
+
+def _divided(jobs: Iterable[Row[Any]], sizes: dict[int, int]) -> Iterator[list[Row[Any]]]:
+    part: list[Row[Any]] = []
+    room = MEASUREMENTS_PER_PART
+    for job in jobs:
+        size = sizes.get(job.id, 0)
+        if part and size > room:
+            yield part
+            part, room = [], MEASUREMENTS_PER_PART
+        part.append(job)
+        room -= size
+    if part:
+        yield part

@@ -1,0 +1,163 @@
+"""One of a job's own tables to search in: a part of its rows, by words, by a column's value, sorted, page by page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+from pydantic import BeforeValidator, Field
+
+from app.api.parameters import StrictQuery, Text
+from app.errors import FieldError, InvalidRequest, NotFound
+from app.metrics import readable
+from app.store import results
+from app.store.engine import Database
+from app.store.results.sheet import Column
+from app.web.panels._results import JobResults
+
+PAGE = 50
+"""Rows of a page."""
+MOST_CHOICES, LONGEST_CHOICE = 16, 32
+"""Most values of a column that a filter offers, and the most characters of one; other columns are searched by words."""
+STACK, SITE = "stack", "site"
+"""A column of calls, each made by the next, "a < b < c", and the one that holds the first of them alone."""
+MAX_ROW = 2**31
+
+NONE_IF_EMPTY = BeforeValidator(lambda value: value or None)
+
+
+class View(StrictQuery):
+    """The part of a table that a reader asks for; a form sends every field, the empty ones too."""
+
+    table: Annotated[Text | None, NONE_IF_EMPTY] = None
+    """The table's name; by default the first one's."""
+    q: Annotated[Text | None, NONE_IF_EMPTY] = None
+    """Words; rows of which some text has all of them."""
+    only: Annotated[list[Text], Field(default_factory=list, max_length=10)]
+    """`column:value`: only rows with this value; empty: all."""
+    sort: Annotated[Text | None, NONE_IF_EMPTY] = None
+    """A column; `-column` from its greatest value to its least."""
+    after: Annotated[int, Field(ge=0, le=MAX_ROW)] = 0
+    """Rows to leave out at the beginning."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A column with few values, of which a reader may ask for one."""
+
+    column: str
+    values: Sequence[str]
+    chosen: str | None
+
+
+@dataclass(frozen=True)
+class Explored:
+    """What a page shows of a table."""
+
+    view: View
+    """What was asked for, with the table's name."""
+    tables: Sequence[str]
+    """Names of all tables of the job."""
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Any]]
+    found: int
+    """Number of rows that match."""
+    total: int
+    choices: Sequence[Choice]
+    address: str
+    """The page's address without its query."""
+    url: str
+    """The address of the table in the API."""
+
+    def link(self, **changed: Any) -> str:
+        """Return the address of the same view with some fields changed, from its beginning."""
+        fields = {**self.view.model_dump(exclude_defaults=True, exclude={"after"}), **changed}
+        return f"{self.address}?{urlencode({key: value for key, value in fields.items() if value}, doseq=True)}"
+
+    def sorting(self, column: str) -> str:
+        """Return the address of the view sorted by a column; of one that is sorted by it, the other way round."""
+        return self.link(sort=column if self.view.sort == f"-{column}" else f"-{column}")
+
+    def head(self, column: Column) -> str:
+        """Return a column's name in words, with its unit if its values have one that the name does not tell."""
+        return readable(column.name, column.unit)
+
+    def order(self, column: str) -> str:
+        """Return the value of aria-sort of a column."""
+        return {column: "ascending", f"-{column}": "descending"}.get(self.view.sort or "", "none")
+
+    @property
+    def data(self) -> str:
+        """The address of the whole table as CSV."""
+        return f"{self.url}?format=csv"
+
+
+def explored(database: Database, job: JobResults, view: View) -> Explored:
+    """Return a view of one of a job's tables.
+
+    Raises:
+        NotFound: the job has no such table.
+        InvalidRequest: there is no such column to sort or filter by.
+    """
+    name = view.table or next(iter(job.tables), "")
+    if name not in job.tables:
+        raise NotFound(f"Job {job.id} has no table {name!r}; it has: {', '.join(job.tables) or 'none'}.")
+    sheet = results.result_table(database, job.id, name, sort=view.sort, columns=["all"])
+    columns = sheet.names()
+    hidden = {SITE} if STACK in columns else set()
+    shown = [index for index, column in enumerate(sheet.columns) if column.in_text and column.name not in hidden]
+    texts = [index for index in shown if sheet.columns[index].type == "string"]
+    wanted = dict(chosen_values(view.only, columns))
+    choices = []
+    for index in texts:
+        values = sorted({str(row[index]) for row in sheet.rows if row[index] is not None})
+        if (
+            1 < len(values) <= MOST_CHOICES
+            and max(map(len, values)) <= LONGEST_CHOICE
+            and len(values) < len(sheet.rows)
+        ):
+            choices.append(Choice(columns[index], values, wanted.get(columns[index])))
+    words = (view.q or "").lower().split()
+    found = [
+        row
+        for row in sheet.rows
+        if all(str(row[columns.index(name)]) == value for name, value in wanted.items())
+        and has_words(row, texts, words)
+    ]
+    return Explored(
+        view=view.model_copy(update={"table": name}),
+        tables=list(job.tables),
+        columns=[sheet.columns[index] for index in shown],
+        rows=[[row[index] for index in shown] for row in found[view.after : view.after + PAGE]],
+        found=len(found),
+        total=len(sheet.rows),
+        choices=choices,
+        address=f"/ui/jobs/{job.id}/explore",
+        url=job.tables[name]["url"],
+    )
+
+
+def chosen_values(only: Sequence[str], columns: Sequence[str]) -> list[tuple[str, str]]:
+    """Return (column, value) of each `column:value`; empty ones are no choice.
+
+    Raises:
+        InvalidRequest: one names no column of the table.
+    """
+    found = []
+    for text in filter(None, only):
+        name, colon, value = text.partition(":")
+        if not colon or name not in columns:
+            detail = f"{text!r} must be written column:value; there is {', '.join(columns)}."
+            raise InvalidRequest(detail, errors=(FieldError("/only", detail),))
+        found.append((name, value))
+    return found
+
+
+def has_words(row: Sequence[Any], texts: Sequence[int], words: Sequence[str]) -> bool:
+    """Return True if the texts of a row have all of these words, whatever their case."""
+    if not words:
+        return True
+    text = " ".join(str(row[index]) for index in texts if row[index] is not None).lower()
+    return all(word in text for word in words)

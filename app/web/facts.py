@@ -1,0 +1,154 @@
+"""A job in plain facts: what its spec changes, where it ran, what was checked, how fast it goes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from app.layout import duration, parsed_time
+from app.specs import KINDS
+from app.specs._base import flat
+
+MAX_CHECKS = 60
+"""Number of a job's checks that its page lists."""
+MAX_STEPS = 12
+"""Number of the last steps of a running job that its page lists."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A field of a spec whose value is not its default."""
+
+    field: str
+    value: Any
+    default: Any
+
+
+def differences(spec: Mapping[str, Any]) -> list[Difference]:
+    """Return the fields of a stored spec that differ from the defaults of its kind, in the spec's order."""
+    kind = KINDS.get(str(spec.get("kind")))
+    if kind is None:
+        return [Difference(name, value, None) for name, value in flat(spec).items()]
+    defaults = flat(kind.example().model_dump(mode="json"))
+    return [
+        Difference(name, value, defaults.get(name))
+        for name, value in flat(spec).items()
+        if value != defaults.get(name) and not (value is None and name not in defaults)
+    ]
+
+
+def changed_only(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the spec with its kind and only what differs from the defaults: what a person would have typed."""
+    changed: dict[str, Any] = {"kind": spec.get("kind")}
+    for one in differences(spec):
+        *parents, last = one.field.split(".")
+        inside = changed
+        for parent in parents:
+            inside = inside.setdefault(parent, {})
+        inside[last] = one.value
+    return changed
+
+
+ENVIRONMENT = {
+    "Device": ("device.name",),
+    "Driver": ("device.driver", "software.driver", "driver"),
+    "CUDA": ("software.cuda",),
+    "cuDNN": ("software.cudnn",),
+    "NCCL": ("software.nccl",),
+    "PyTorch": ("software.torch",),
+    "Triton": ("software.triton",),
+    "Python": ("software.python",),
+    "CPU": ("host.cpu",),
+    "Host": ("host.hostname",),
+    "Git commit": ("software.git_commit",),
+}
+
+
+def environment_facts(environment: Mapping[str, Any]) -> dict[str, str]:
+    """Return what people ask for first about an environment, by its name; what is unknown is left out."""
+    known = flat(environment)
+    found = {}
+    for title, paths in ENVIRONMENT.items():
+        value = next((known[path] for path in paths if known.get(path) not in (None, "")), None)
+        if value is not None:
+            found[title] = str(value)
+    if "Git commit" in found and known.get("software.git_dirty"):
+        found["Git commit"] += " with changes"
+    return found
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check on the measurements."""
+
+    verdict: str
+    """passed | note | suspect | invalid"""
+    name: str
+    detail: str
+    where: str
+
+
+def checks(validity: Mapping[str, Any]) -> list[Check]:
+    """Return the checks of a job, those that failed first; at most MAX_CHECKS."""
+    found = []
+    for check in validity.get("checks") or ():
+        severity = str(check.get("severity") or "suspect")
+        where = list(dict.fromkeys(str(check[name]) for name in ("unit", "case") if check.get(name)))
+        found.append(
+            Check(
+                "passed" if check.get("ok") else severity,
+                str(check.get("name") or "check"),
+                str(check.get("detail") or ""),
+                ", ".join(where),
+            )
+        )
+    order = {"invalid": 0, "suspect": 1, "note": 2, "passed": 3}
+    return sorted(found, key=lambda check: order.get(check.verdict, 1))[:MAX_CHECKS]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A stretch of a running job with one message, such as a cell of its grid."""
+
+    title: str
+    seconds: float
+    is_last: bool
+
+
+def steps(progress: Sequence[Mapping[str, Any]], now: datetime | None = None) -> list[Step]:
+    """Return the last stretches of a job's progress events, in order, each with the time it took so far."""
+    starts: list[tuple[str, datetime]] = []
+    for event in progress:
+        title = str(event["data"].get("message", "")).partition(": ")[0]
+        if not starts or starts[-1][0] != title:
+            starts.append((title, parsed_time(event["created_at"])))
+    starts.append(("", now or datetime.now(UTC)))
+    found = [
+        Step(title, (end - start).total_seconds(), number == len(starts) - 2)
+        for number, ((title, start), (_, end)) in enumerate(itertools.pairwise(starts))
+    ]
+    return [step for step in found if step.title][-MAX_STEPS:]
+
+
+def pace(progress: Sequence[Mapping[str, Any]], now: datetime | None = None) -> str | None:
+    """Write how long each step of the progress takes and how long the rest will: "0.8 s each, about 12 s left".
+
+    None until enough is known.
+    """
+    counted = [event for event in progress if event["data"].get("total")]
+    if not counted:
+        return None
+    done, total = counted[-1]["data"]["done"], counted[-1]["data"]["total"]
+    same = [event for event in counted if event["data"]["total"] == total and event["data"]["done"] <= done]
+    first = same[0]
+    made = done - first["data"]["done"]
+    seconds = (parsed_time(same[-1]["created_at"]) - parsed_time(first["created_at"])).total_seconds()
+    if made <= 0 or seconds <= 0:
+        return None
+    each = seconds / made
+    waited = ((now or datetime.now(UTC)) - parsed_time(same[-1]["created_at"])).total_seconds()
+    left = max(0.0, each * (total - done) - max(0.0, waited))
+    return f"{duration(each)} each, about {duration(left)} left" if left >= 1 else f"{duration(each)} each"

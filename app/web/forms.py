@@ -1,0 +1,286 @@
+"""The form of a job, from the JSON Schema of its kind: fields to fill in, and the request that it stands for.
+
+Several values in a field that takes one make a sweep, with a job for each combination. Fields left at their default are
+not sent, so that the request, and the equal command, are as short as people would write them; nor are empty ones, but
+where null says something. What is wrong in a value
+is for the API to say: a text that is no number is sent as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from app.specs import KINDS
+
+Widget = Literal["choices", "number", "text", "json"]
+Type = Literal["integer", "number", "string", "boolean", "json"]
+
+FIRST_FIELDS = 9
+"""Number of fields that a form shows; the rest is folded until one of them has another value than its default."""
+OPTIONS = "option."
+SPEC = "spec."
+SUFFIXES = {"_s": "s", "_mib": "MiB", "_gib": "GiB", "_mb": "MB", "_ms": "ms"}
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a form."""
+
+    path: str
+    """Dotted path below the spec."""
+    type: Type
+    description: str
+    choices: tuple[str, ...] = ()
+    """The values that it takes; none: any of its type."""
+    is_list: bool = False
+    """True if its value is a list; else several values make a sweep."""
+    is_nullable: bool = False
+    default: Any = None
+    """Its default where it stands: that of the whole spec."""
+    own_default: Any = None
+    """Its default inside its object, which counts when the object is given."""
+    values: tuple[str, ...] = ()
+    """What is filled in."""
+    errors: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """Its name in the form."""
+        return SPEC + self.path
+
+    @property
+    def widget(self) -> Widget:
+        if self.choices:
+            return "choices"
+        if self.type in ("integer", "number"):
+            return "number"
+        return "json" if self.type == "json" else "text"
+
+    @property
+    def unit(self) -> str:
+        """The unit that its name ends with."""
+        return next((unit for suffix, unit in SUFFIXES.items() if self.path.endswith(suffix)), "")
+
+    @property
+    def text(self) -> str:
+        return self.values[0] if self.type == "json" and self.values else ", ".join(self.values)
+
+    @property
+    def is_changed(self) -> bool:
+        return self.values != written(self, self.default)
+
+
+def fields_of(schema: Mapping[str, Any], example: Mapping[str, Any]) -> list[Field]:
+    """Return the fields of a kind, filled with its defaults.
+
+    Args:
+        schema: its JSON Schema, with the names that workers have.
+        example: its spec with every default.
+    """
+    return list(_walk(schema, schema.get("$defs", {}), example, ""))
+
+
+def _walk(place: Mapping[str, Any], defs: Mapping[str, Any], example: Mapping[str, Any], at: str) -> Iterator[Field]:
+    for name, given in place.get("properties", {}).items():
+        if "const" in given:
+            continue
+        path, default = f"{at}{name}", example.get(name)
+        inner, is_nullable = _resolved(given, defs)
+        if "properties" in inner and not is_nullable and isinstance(default, Mapping) and "kind" not in default:
+            yield from _walk(inner, defs, default, f"{path}.")
+            continue
+        field = _field(path, inner, defs)
+        field = replace(
+            field,
+            description=given.get("description") or inner.get("description") or "",
+            is_nullable=is_nullable,
+            default=default,
+            own_default=given.get("default"),
+        )
+        yield replace(field, values=written(field, default))
+
+
+def _resolved(place: Mapping[str, Any], defs: Mapping[str, Any]) -> tuple[Mapping[str, Any], bool]:
+    """Return a place's schema behind references, and whether it may be null as well."""
+    if "$ref" in place:
+        return _resolved(defs[place["$ref"].rpartition("/")[2]], defs)
+    if "anyOf" in place:
+        others = [part for part in place["anyOf"] if part.get("type") != "null"]
+        if len(others) == 1:
+            return _resolved(others[0], defs)[0], len(place["anyOf"]) > 1
+    return place, False
+
+
+def _field(path: str, place: Mapping[str, Any], defs: Mapping[str, Any]) -> Field:
+    if place.get("type") == "array":
+        inner = _field(path, _resolved(place.get("items", {}), defs)[0], defs)
+        return Field(path, "json", "") if inner.type == "json" else replace(inner, is_list=True)
+    if place.get("type") == "boolean":
+        return Field(path, "boolean", "", choices=("false", "true"))
+    if place.get("type") in ("integer", "number", "string"):
+        choices = tuple(str(choice) for choice in place.get("enum", ()))
+        return Field(path, place["type"], "", choices=choices)
+    return Field(path, "json", "")
+
+
+def written(field: Field, value: Any) -> tuple[str, ...]:
+    """Return the texts that fill a field in with this value."""
+    if value is None or value == []:
+        return ()
+    if field.type == "json":
+        return (json.dumps(value, indent=2, ensure_ascii=False),)
+    values = value if isinstance(value, list) else [value]
+    return tuple(one if isinstance(one, str) else json.dumps(one) for one in values)
+
+
+def filled(fields: Sequence[Field], spec: Mapping[str, Any]) -> list[Field]:
+    """Return the fields with the values of a spec, which may be partial."""
+    found = []
+    for field in fields:
+        *parents, last = field.path.split(".")
+        inside: Any = spec
+        for parent in parents:
+            inside = inside.get(parent) if isinstance(inside, Mapping) else None
+        if isinstance(inside, Mapping) and last in inside:
+            found.append(replace(field, values=written(field, inside[last])))
+        elif isinstance(inside, Mapping) and parents:
+            found.append(replace(field, values=written(field, field.own_default)))
+        else:
+            found.append(field)
+    return found
+
+
+def sent(fields: Sequence[Field], form: Mapping[str, Sequence[str]]) -> list[Field]:
+    """Return the fields as a browser sent them. Fields that it did not send are empty."""
+    return [replace(field, values=tuple(_split(field, form.get(field.key, ())))) for field in fields]
+
+
+def _split(field: Field, texts: Sequence[str]) -> Iterator[str]:
+    for text in texts:
+        parts = [text] if field.type == "json" or field.choices else text.split(",")
+        yield from (part.strip() for part in parts if part.strip())
+
+
+def _parsed(field: Field, text: str) -> Any:
+    if field.type == "string":
+        return text
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    if field.type == "json":
+        return value
+    is_finite = isinstance(value, int | float) and math.isfinite(value)
+    return value if is_finite else text
+
+
+def body_of(kind: str, fields: Sequence[Field], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the body of `POST /jobs`, or of `POST /sweeps` if a field that takes one value has several."""
+    spec: dict[str, Any] = {"kind": kind}
+    grid: dict[str, list[Any]] = {}
+    # An object that differs somewhere is given as a whole, and then its own defaults count.
+    given = {field.path.partition(".")[0] for field in fields if field.is_changed and "." in field.path}
+    for field in fields:
+        top, dot, _ = field.path.partition(".")
+        default = field.own_default if dot and top in given else field.default
+        values = [_parsed(field, text) for text in field.values]
+        if not field.is_list and len(values) > 1:
+            grid[field.path] = values
+        elif field.values == written(field, default):
+            continue
+        elif values:
+            _set(spec, field.path, values if field.is_list else values[0])
+        elif field.is_nullable:
+            _set(spec, field.path, None)
+    if grid:
+        return {"base": spec, "grid": grid, **options}
+    return {"spec": spec, **options}
+
+
+def _set(target: dict[str, Any], path: str, value: Any) -> None:
+    *parents, last = path.split(".")
+    for parent in parents:
+        target = target.setdefault(parent, {})
+    target[last] = value
+
+
+def number_of_jobs(body: Mapping[str, Any]) -> int:
+    """Return how many jobs a body stands for."""
+    return math.prod(len(values) for values in body.get("grid", {}).values())
+
+
+def options_of(form: Mapping[str, Sequence[str]]) -> dict[str, Any]:
+    """Return the options besides the spec that are filled in: name, labels, priority, timeout_s."""
+    texts = {name: form.get(OPTIONS + name, [""])[0].strip() for name in ("name", "labels", "priority", "timeout_s")}
+    options: dict[str, Any] = {}
+    if texts["name"]:
+        options["name"] = texts["name"]
+    if texts["labels"]:
+        pairs = (part.partition("=") for part in texts["labels"].split(",") if part.strip())
+        options["labels"] = {key.strip(): value.strip() for key, _, value in pairs}
+    for name in ("priority", "timeout_s"):
+        if texts[name] and texts[name] != "0":
+            options[name] = _parsed(Field(name, "number", ""), texts[name])
+    return options
+
+
+def option_texts(options: Mapping[str, Any]) -> dict[str, str]:
+    """Return what fills the options' fields in."""
+    labels = ", ".join(f"{key}={value}" for key, value in (options.get("labels") or {}).items())
+    plain = {
+        name: "" if options.get(name) is None else str(options[name]) for name in ("name", "priority", "timeout_s")
+    }
+    return {**plain, "labels": labels}
+
+
+def with_errors(
+    fields: Sequence[Field], errors: Sequence[Mapping[str, str]]
+) -> tuple[list[Field], dict[str, list[str]], list[str]]:
+    """Put problems at the fields that their pointers name.
+
+    Returns:
+        the fields; the problems of options, by name; and those that belong to none of both.
+    """
+    by_path: dict[str, list[str]] = {field.path: [] for field in fields}
+    options: dict[str, list[str]] = {}
+    others: list[str] = []
+    for error in errors:
+        parts = [part.replace("~1", "/").replace("~0", "~") for part in error["pointer"].split("/")[1:]]
+        own = next((path for size in range(len(parts), 1, -1) if (path := ".".join(parts[1:size])) in by_path), None)
+        detail = error["detail"]
+        if parts and parts[0] in ("spec", "base", "grid") and own is not None:
+            if detail not in by_path[own]:
+                by_path[own].append(detail)
+        elif parts and parts[0] in ("name", "labels", "priority", "timeout_s"):
+            options.setdefault(parts[0], []).append(detail)
+        else:
+            others.append(f"{error['pointer']}: {detail}" if error["pointer"] else detail)
+    return [replace(field, errors=tuple(by_path[field.path])) for field in fields], options, others
+
+
+def groups_of(fields: Sequence[Field]) -> tuple[list[tuple[str, list[Field]]], list[tuple[str, list[Field]]]]:
+    """Return the fields that a form shows, and those that it folds, each by the object that they belong to ("")."""
+
+    def grouped(own: Sequence[Field]) -> list[tuple[str, list[Field]]]:
+        found: dict[str, list[Field]] = {}
+        for field in own:
+            found.setdefault(field.path.rpartition(".")[0], []).append(field)
+        return list(found.items())
+
+    # Of an object's fields, those that the defaults set come first: a model's size before its every width.
+    first = [field for field in fields if "." not in field.path or field.default != field.own_default]
+    shown = {field.path for field in first[:FIRST_FIELDS]} | {"device"}
+    return (
+        grouped([field for field in fields if field.path in shown]),
+        grouped([field for field in fields if field.path not in shown]),
+    )
+
+
+def kinds() -> list[str]:
+    """Return the kinds in the order in which newcomers need them: those with a training step first."""
+    order = ("benchmark", "attention", "profile", "memory", "compare", "ddp", "collective", "kernel")
+    return [kind for kind in order if kind in KINDS] + [kind for kind in sorted(KINDS) if kind not in order]

@@ -1,0 +1,47 @@
+"""The pages: each module of this folder has the routes of one page, and its entry in the navigation if it has one.
+
+A module defines `router`, an APIRouter whose paths begin behind /ui, and may define `NAVIGATION`, an Entry. Nothing
+else knows the list. Modules whose names begin with an underscore are no pages.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from types import ModuleType
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from app.web.templates import Entry, render, set_navigation
+
+PREFIX = "/ui"
+
+
+def _walk() -> list[ModuleType]:
+    found = []
+    for module_info in pkgutil.iter_modules(__path__):
+        if module_info.name.startswith("_"):
+            continue
+        module = importlib.import_module(f"{__name__}.{module_info.name}")
+        if getattr(module, "router", None) is None:
+            raise RuntimeError(f"{module.__name__} must define `router`, an APIRouter")
+        found.append(module)
+    return found
+
+
+MODULES = _walk()
+router = APIRouter(include_in_schema=False)
+for _module in MODULES:
+    router.include_router(_module.router, prefix=PREFIX)
+_entries = [module.NAVIGATION for module in MODULES if hasattr(module, "NAVIGATION")]
+set_navigation(sorted([*_entries, Entry("API", "/docs", order=1000)], key=lambda entry: entry.order))
+
+
+def error_page(request: Request, problem: dict[str, Any]) -> Response | None:
+    """Return the page that shows a page's error; None for requests that are not for pages."""
+    path = request.url.path
+    if path != PREFIX and not path.startswith(f"{PREFIX}/"):
+        return None
+    return render(request, "error.html", status_code=problem["status"], problem=problem)

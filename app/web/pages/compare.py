@@ -1,0 +1,221 @@
+"""/ui/compare: jobs beside each other. The first is the baseline, and each of the others is a candidate."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import RedirectResponse, Response
+from pydantic import BeforeValidator, Field
+
+from app.api.parameters import Id, StrictQuery, Text
+from app.api.services import CurrentServices, Services
+from app.errors import Conflict, FieldError, FlopwatchError, InvalidRequest
+from app.layout import FORMATS, case_text
+from app.specs import KINDS
+from app.store import results
+from app.web import plots
+from app.web.pages.plots import figure
+from app.web.templates import Entry, render, table
+
+router = APIRouter()
+NAVIGATION = Entry("Compare", "/ui/compare", order=50)
+
+MAX_JOBS = 9
+"""Most jobs of one page: a baseline and its candidates."""
+SHOWN_ROWS = 200
+"""Rows of a comparison that the page shows; a link leads to all of them."""
+SHOWN_OF_PROFILES = 20
+"""Rows of each table and phase of a profile, those that changed most."""
+ENOUGH_PROCESSES = 4
+"""Processes on a side from which on their medians make a distribution; of fewer, every sample is drawn."""
+DRAWN_CASES = 24
+"""Cases whose distributions stand beside each other, and rows whose ratios do."""
+
+
+class CompareQuery(StrictQuery):
+    """The jobs, and the metric whose distributions are drawn."""
+
+    job: list[Id] = Field(default=[], max_length=MAX_JOBS)
+    metric: Annotated[Text | None, BeforeValidator(lambda value: value or None)] = None
+    back: Annotated[str, Field(max_length=2000)] = ""
+    """The query of the list of jobs in which they were picked."""
+
+
+class AddQuery(StrictQuery):
+    job: list[Text] = Field(default=[], max_length=100)
+    """Ids, each parameter with one or several, separated by spaces or commas."""
+
+
+@router.get("/compare/add")
+def add(query: Annotated[AddQuery, Query()]) -> Response:
+    """Where the form that takes ids in one field sends them: answers with the page of those jobs."""
+    texts = [part for value in query.job for part in re.split(r"[\s,]+", value) if part]
+    wrong = [text for text in texts if not (text.isascii() and text.isdecimal())]
+    if wrong:
+        detail = f"{wrong[0]!r} is no id of a job: ids are numbers, such as 17."
+        raise InvalidRequest(detail, errors=(FieldError("/job", detail),))
+    return RedirectResponse(_address(list(dict.fromkeys(int(text) for text in texts))), status_code=303)
+
+
+@router.get("/compare")
+def compare(request: Request, services: CurrentServices, query: Annotated[CompareQuery, Query()]) -> Response:
+    ids = list(dict.fromkeys(query.job))
+    jobs = [_about(services, job_id) for job_id in ids]
+    comparisons = _comparisons(services, jobs) if jobs else []
+    metrics = list(dict.fromkeys(name for one in comparisons for name in one["metrics"]))
+    metric = (
+        query.metric
+        if query.metric in metrics
+        else next((one["headline"] for one in comparisons if one["headline"]), None)
+    )
+    return render(
+        request,
+        "compare.html",
+        plots=True,
+        jobs=[{**job, "links_to": _links(ids, at)} for at, job in enumerate(jobs)],
+        ids=ids,
+        list_of_jobs="/ui" + (f"?{query.back}" if query.back else ""),
+        alone=len(jobs) == 1 and not jobs[0]["holds_both"],
+        comparisons=comparisons,
+        metrics=metrics,
+        metric=metric,
+        distributions=_distributions(services, comparisons, metric) if metric else None,
+        ratios=_ratios(comparisons),
+        max_jobs=MAX_JOBS,
+    )
+
+
+def _about(services: Services, job_id: int) -> dict[str, Any]:
+    job, _version = services.reading.job(job_id)
+    holds_both = job["kind"] in KINDS and KINDS[job["kind"]].holds_specs
+    return {**job, "case": case_text(job.get("summary") or {}), "holds_both": holds_both}
+
+
+def _links(ids: Sequence[int], at: int) -> dict[str, str]:
+    """Return where the page goes with this job as the baseline, and without it."""
+    others = [job_id for number, job_id in enumerate(ids) if number != at]
+    return {"baseline": _address([ids[at], *others]), "without": _address(others)}
+
+
+def _address(ids: Sequence[int]) -> str:
+    return "/ui/compare" + (f"?{urlencode([('job', job_id) for job_id in ids])}" if ids else "")
+
+
+def _comparisons(services: Services, jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return each candidate against the baseline; of one job that measured both sides in turns, these."""
+    first, *others = jobs
+    if first["holds_both"] and not others:
+        return [_compared(services, first, None)]
+    return [_compared(services, first, other) for other in others]
+
+
+def _compared(services: Services, baseline: Mapping[str, Any], candidate: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return one comparison, or the problem if these two cannot be compared."""
+    question = results.Question(limit=SHOWN_OF_PROFILES)
+    if candidate is None:
+        pair = {"job": baseline["id"]}
+        sides = ("baseline", "candidate")
+    else:
+        pair = {"baseline": baseline["id"], "candidate": candidate["id"]}
+        sides = (f"job {baseline['id']} (baseline)", f"job {candidate['id']}")
+    found: dict[str, Any] = {
+        "candidate": candidate,
+        "sides": sides,
+        "exports": [(name, f"/compare?{urlencode({**pair, 'format': name})}") for name in FORMATS],
+        "file": f"/compare/export?{urlencode(pair)}",
+        "problem": None,
+        "about": None,
+        "metrics": [],
+        "headline": None,
+        "rows": [],
+        "table": "",
+        "number": 0,
+    }
+    try:
+        if candidate is None:
+            sheet = results.compare_sides(services.database, baseline["id"], question)
+        else:
+            sheet = results.compare(services.database, baseline["id"], candidate["id"], question)
+    except (InvalidRequest, Conflict) as problem:
+        return {**found, "problem": _told(problem)}
+    about: Mapping[str, Any] = sheet.about or {}
+    names = sheet.names()
+    judged = "finding" in names
+    rows = [dict(zip(names, row, strict=True)) for row in sheet.rows] if judged else []
+    coordinates = sheet.names("coordinate")
+    for row in rows:
+        row["case"] = case_text({name: row[name] for name in coordinates if row[name] is not None})
+    return {
+        **found,
+        "about": about,
+        "coordinates": coordinates,
+        "headline": about.get("headline") if judged else None,
+        "metrics": list(dict.fromkeys(rows[one["row"]]["metric"] for one in about.get("distributions", ())))
+        if judged
+        else [],
+        "all_rows": rows,
+        "rows": rows[:SHOWN_ROWS],
+        "number": len(sheet.rows),
+        "table": "" if judged else table(sheet),
+        "common": not judged or any(row["baseline_outcome"] and row["candidate_outcome"] for row in rows),
+    }
+
+
+def _told(problem: FlopwatchError) -> str:
+    return str(problem)
+
+
+def _distributions(services: Services, comparisons: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any] | None:
+    """Return a figure of the processes of all sides, case by case, or of their samples where a side has few processes;
+    None if nobody measured this metric.
+    """
+    groups: dict[tuple[str, str], plots.Samples] = {}
+    unit = None
+    for one in comparisons:
+        for told in (one["about"] or {}).get("distributions", ()):
+            row = one["all_rows"][told["row"]]
+            if row["metric"] != metric:
+                continue
+            unit = row["unit"]
+            for side, name in zip(("baseline", "candidate"), one["sides"], strict=True):
+                case = row["case"] or "the case"
+                groups.setdefault((name, case), plots.Samples(name, case, (), processes=told[side]))
+    cases = list(dict.fromkeys(case for _, case in groups))[:DRAWN_CASES]
+    chosen = [group for (_, case), group in groups.items() if case in cases]
+    few = any(0 < len(group.processes) < ENOUGH_PROCESSES for group in chosen)
+    if few and (samples := _samples(services, comparisons, metric, cases)):
+        return {"of": "samples", **figure(plots.distributions(samples, metric, unit, of="samples"))}
+    return {"of": "processes", **figure(plots.distributions(chosen, metric, unit, of="processes"))} if chosen else None
+
+
+def _samples(
+    services: Services, comparisons: Sequence[Mapping[str, Any]], metric: str, cases: Collection[str]
+) -> list[plots.Samples]:
+    """Return the samples of these cases on all sides, the baseline's once."""
+    found: dict[tuple[str, str], plots.Samples] = {}
+    for one in comparisons:
+        ids = [one["about"][side]["job"] for side in ("baseline", "candidate") if one["about"]]
+        for samples in results.samples_of(services.database, list(dict.fromkeys(ids)), metric, one["coordinates"]):
+            of_side = samples.side != "baseline" if samples.side else samples.job != ids[0]
+            name, case = one["sides"][of_side], samples.case or "the case"
+            if case in cases:
+                found.setdefault((name, case), plots.Samples(name, case, samples.values))
+    return list(found.values())
+
+
+def _ratios(comparisons: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return a figure of every ratio with its confidence interval."""
+    ratios = []
+    for one in comparisons:
+        several = len({row["case"] for row in one["rows"]}) > 1
+        for row in one["rows"]:
+            if row.get("ratio") is None:
+                continue
+            words = [row["metric"], row["case"] if several else "", one["sides"][1] if len(comparisons) > 1 else ""]
+            label = ", ".join(word for word in words if word)
+            ratios.append(plots.Ratio(label, row["ratio"], row["ratio_low"], row["ratio_high"], row["finding"]))
+    return figure(plots.ratios(ratios[:DRAWN_CASES])) if ratios else None

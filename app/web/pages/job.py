@@ -1,0 +1,272 @@
+"""/ui/jobs/ID: one job, while it waits and runs and when it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import RedirectResponse, Response
+from markupsafe import Markup
+from pydantic import Field
+from pydantic_core import to_json
+from starlette.concurrency import run_in_threadpool
+
+from app.api.bodies import NO_TIMEOUT, JobBody, parse
+from app.api.jobs import submit_job
+from app.api.parameters import NO_QUERY, JobId, Json, StrictQuery, Text
+from app.api.services import CurrentServices, Services
+from app.layout import case_text, varying_columns
+from app.spelling import command, curl
+from app.states import FINISHED_STATES
+from app.store import results
+from app.store.queue import RETRIED_STATES
+from app.web import facts
+from app.web.live import page_tag, tagged, unchanged
+from app.web.plots import PALETTE, Figure, Samples, over_steps
+from app.web.templates import render, table
+
+router = APIRouter()
+
+# The page shows the end of a long log, with a link to all of it.
+SHOWN_LOG_CHARACTERS = 20_000
+# The page shows the beginning of long tables, with links to all of them.
+SHOWN_CASES = 200
+SHOWN_MEASUREMENTS = 200
+SHOWN_ROWS = 20
+SHOWN_TABLES = 20
+OPEN_TABLES = 3
+SHOWN_UNITS = 100
+SHOWN_CHECKS = 6
+SHOWN_FILES = 200
+SHOWN_ATTEMPTS = 50
+CELLS_PER_PAGE = 100
+DRAWN_STEPS = 1500
+"""Most points of one line in a plot of samples; of more, the least and the greatest of each stretch are drawn."""
+
+
+@router.get("/jobs/{job_id}", dependencies=[NO_QUERY])
+def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
+    version = services.reading.job_page_version(job_id)
+    found, _version = services.reading.job(job_id)
+    place = services.reading.places([job_id]).get(job_id) if found["state"] == "queued" else None
+    tag = page_tag(version, found["waiting"], str(place))
+    if tag.is_known_to(request):
+        return unchanged(tag, plots=True)
+    log, last_event = services.reading.log_so_far(job_id)
+    progress = services.reading.progress(job_id) if found["state"] == "running" else []
+    spec = found["spec"] if found["broken"] is None else {}
+    again = body_of(found)
+    return tagged(
+        tag,
+        request,
+        "job.html",
+        plots=True,
+        job=found,
+        case=case_text(found["summary"] or {}),
+        finished=found["state"] in FINISHED_STATES,
+        retried=found["state"] in RETRIED_STATES,
+        place=place,
+        pace=facts.pace(progress),
+        steps=facts.steps(progress),
+        differences=facts.differences(spec),
+        environment=facts.environment_facts(found["environment"] or {}),
+        checks=facts.checks(found["validity"] or {}),
+        shown_checks=SHOWN_CHECKS,
+        command=command(again),
+        curl=curl(again, str(request.base_url)),
+        log=log[-SHOWN_LOG_CHARACTERS:],
+        log_is_cut=len(log) > SHOWN_LOG_CHARACTERS,
+        last_event=last_event,
+        **_results(services, found),
+    )
+
+
+def _results(services: Services, found: Mapping[str, Any]) -> dict[str, Any]:
+    """The measurements, tables, files and attempts of a job, as far as its page shows them."""
+    job_id = found["id"]
+    measurements = services.reading.measurements(job_id, limit=SHOWN_MEASUREMENTS)
+    sheet = results.table(services.database, jobs=[job_id], first=SHOWN_CASES) if measurements["rows"] else None
+    units = services.reading.units(job_id)
+    tables = results.list_tables(services.database, job_id)
+    artifacts = services.reading.artifacts(job_id)
+    attempts = services.reading.attempts(job_id)
+    columns = varying_columns(measurements)
+    return {
+        "table": table(sheet) if sheet is not None and found["state"] == "succeeded" else "",
+        "sheet": sheet,
+        "missing": [] if sheet is None else sheet.missing,
+        "measurements": measurements,
+        "columns": columns,
+        "sampled": sampled_cases(measurements["rows"], columns),
+        "units": units[:SHOWN_UNITS] if len(units) > 1 else [],
+        "all_units": len(units),
+        "tables": [(own, first_rows(services, own["name"], job_id)) for own in tables[:SHOWN_TABLES]],
+        "all_tables": len(tables),
+        "shown_rows": SHOWN_ROWS,
+        "open_tables": OPEN_TABLES,
+        "artifacts": artifacts[:SHOWN_FILES],
+        "all_artifacts": len(artifacts),
+        "attempts": attempts[-SHOWN_ATTEMPTS:],
+        "all_attempts": len(attempts),
+    }
+
+
+def sampled_cases(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> dict[str, str]:
+    """Return the cases that were sampled several times, by their keys, each in the words that tell it from the others.
+
+    None of a job with a single case.
+    """
+    apart = [name for name in columns if name not in ("unit_title", "device_key")]
+    return {
+        row["case_key"]: case_text({name: row[name] for name in apart}) or "the case"
+        for row in rows
+        if (row["n"] or 0) > 1
+    }
+
+
+def first_rows(services: Services, name: str, job_id: int) -> Markup:
+    """The beginning of a table that units reported."""
+    sheet = results.result_table(services.database, job_id, name, limit=SHOWN_ROWS)
+    return Markup(results.render(sheet, "html"))  # noqa: S704  # its cells are escaped
+
+
+def body_of(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the body of `POST /jobs` that submits the job once more; defaults are left out."""
+    body: dict[str, Any] = {"spec": facts.changed_only(found["spec"])}
+    for name, default in (("name", None), ("labels", {}), ("priority", 0), ("max_attempts", 2)):
+        if found[name] not in (None, default):
+            body[name] = found[name]
+    return body
+
+
+@router.post("/jobs/{job_id}/cancel", dependencies=[NO_QUERY])
+async def cancel(services: CurrentServices, job_id: JobId) -> Response:
+    await services.writes.run(lambda: services.queue.cancel(job_id))
+    return RedirectResponse(f"/ui/jobs/{job_id}", status_code=303)
+
+
+@router.post("/jobs/{job_id}/retry", dependencies=[NO_QUERY])
+async def retry(services: CurrentServices, job_id: JobId) -> Response:
+    await services.writes.run(lambda: services.queue.retry(job_id))
+    return RedirectResponse(f"/ui/jobs/{job_id}", status_code=303)
+
+
+@router.post("/jobs/{job_id}/rerun", dependencies=[NO_QUERY])
+async def rerun(services: CurrentServices, job_id: JobId) -> Response:
+    """Submit a new job with the same spec and options, and show it."""
+    found, _version = await run_in_threadpool(services.reading.job, job_id)
+    limit = NO_TIMEOUT if found["timeout_s"] is None else found["timeout_s"]
+    raw = to_json({**body_of(found), "spec": found["spec"], "timeout_s": limit})
+    submitted = await submit_job(services, parse(raw, JobBody, union_at=("spec",)).model)
+    return RedirectResponse(f"/ui/jobs/{submitted.response['id']}", status_code=303)
+
+
+class CaseQuery(StrictQuery):
+    case: Text | None = None
+    """Key of a case; the first one that was sampled is the default."""
+
+
+@router.get("/jobs/{job_id}/samples")
+def samples(services: CurrentServices, job_id: JobId, query: Annotated[CaseQuery, Query()]) -> Response:
+    """The times of one case over the index of their step, as a plot: a line per phase and process."""
+    return Json(samples_figure(services.reading.samples(job_id, query.case)))
+
+
+def samples_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Draw everything that was sampled in milliseconds; else what has the first unit."""
+    units = [row["unit"] for row in rows]
+    unit = "ms" if "ms" in units else next(iter(units), None)
+    shown = [row for row in rows if row["unit"] == unit]
+    processes = sorted({row["unit_index"] for row in shown})
+    groups = [
+        Samples(
+            side=row["phase"] or row["metric"],
+            case="" if len(processes) == 1 else f"process {processes.index(row['unit_index']) + 1}",
+            values=row["samples"],
+        )
+        for row in sorted(shown, key=lambda row: row["unit_index"])
+    ]
+    figure = over_steps(groups, "time_ms" if unit == "ms" else shown[0]["metric"] if shown else "", unit)
+    phases = list(dict.fromkeys(group.side for group in groups))
+    for trace, group in zip(figure["data"], groups, strict=False):
+        # A phase has one colour and one entry in the legend, however many processes measured it.
+        colour = PALETTE[phases.index(group.side) % len(PALETTE)]
+        trace |= {"legendgroup": group.side, "line": {"width": 1, "color": colour}}
+        trace["marker"] = {**trace["marker"], "color": colour}
+        if len(processes) > 1:
+            trace |= {"showlegend": group.case == "process 1", "text": group.case}
+            trace["name"] = group.side if group.case == "process 1" else trace["name"]
+    return {**figure, "data": [thinned(trace) for trace in figure["data"]], "empty": "Nothing was sampled repeatedly."}
+
+
+def thinned(trace: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave the least and the greatest value of each stretch of a long line, so that no outlier is lost."""
+    steps, values = trace["x"], trace["y"]
+    if len(values) <= DRAWN_STEPS:
+        return dict(trace)
+    stretch = -(-len(values) // (DRAWN_STEPS // 2))
+    kept: list[int] = []
+    for start in range(0, len(values), stretch):
+        own = range(start, min(start + stretch, len(values)))
+        kept += sorted({min(own, key=values.__getitem__), max(own, key=values.__getitem__)})
+    return {**trace, "mode": "lines", "x": [steps[at] for at in kept], "y": [values[at] for at in kept]}
+
+
+class CellsQuery(StrictQuery):
+    """The order and choice of a job's cells."""
+
+    sort: Text | None = None
+    """A metric; a minus before it: the greatest first."""
+    text: Text | None = None
+    """Part of the case."""
+    page: int = Field(default=1, ge=1, le=10_000)
+
+
+@router.get("/jobs/{job_id}/cells")
+def cells(
+    request: Request, services: CurrentServices, job_id: JobId, query: Annotated[CellsQuery, Query()]
+) -> Response:
+    """Every cell of a job, a page at a time, sorted and filtered."""
+    found, _version = services.reading.job(job_id)
+    sort = query.sort.removeprefix("-") if query.sort else None
+    page = services.reading.cells(
+        job_id,
+        sort,
+        descending=bool(query.sort and query.sort.startswith("-")),
+        text=query.text,
+        offset=(query.page - 1) * CELLS_PER_PAGE,
+        limit=CELLS_PER_PAGE,
+    )
+    known = [
+        name
+        for name in page["metrics"]
+        if name == sort
+        or any(row["values"][name]["outcome"] != "unknown" for row in page["rows"] if name in row["values"])
+    ]
+    coordinates = list(dict.fromkeys(name for row in page["rows"] for name in row["case"]))
+    varying = [name for name in coordinates if len({str(row["case"].get(name)) for row in page["rows"]}) > 1]
+
+    def address(**changes: Any) -> str:
+        chosen = {"sort": query.sort, "text": query.text, "page": query.page, **changes}
+        return f"/ui/jobs/{job_id}/cells?" + urlencode({name: value for name, value in chosen.items() if value})
+
+    return render(
+        request,
+        "cells.html",
+        job=found,
+        case=case_text(found["summary"] or {}),
+        query=query,
+        page_of=page,
+        metrics=known,
+        columns=varying or coordinates[:6],
+        address=address,
+        first=(query.page - 1) * CELLS_PER_PAGE + 1,
+        more=query.page * CELLS_PER_PAGE < page["total"],
+    )
+
+
+def _is_told(row: Mapping[str, Any], metric: str) -> bool:
+    """Whether a cell has more to say of a metric than that it is unknown."""
+    return metric in row["values"] and row["values"][metric]["outcome"] != "unknown"

@@ -1,0 +1,188 @@
+"""/ui: the jobs. On the first visit, what to do first."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+from urllib.parse import parse_qsl, urlencode
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import RedirectResponse, Response
+from pydantic import BeforeValidator
+from starlette.concurrency import run_in_threadpool
+
+from app.api.bodies import read_limited
+from app.api.parameters import NO_QUERY, Cursor, Id, Label, Moment, StrictQuery, Text, parse_id
+from app.api.services import CurrentServices
+from app.api.sweeps import SweepBody, submit_sweep
+from app.errors import FieldError, InvalidRequest
+from app.layout import case_text, number
+from app.metrics import headline
+from app.presets import DEMO_SWEEPS
+from app.specs import KINDS
+from app.states import JOB_STATES, JobState
+from app.store.registration import ALIVE
+from app.web.live import by_content
+from app.web.templates import Entry, render
+
+router = APIRouter()
+NAVIGATION = Entry("Jobs", "/ui", order=10)
+
+JOBS_PER_PAGE = 50
+MAX_PICKED = 500
+
+# A form sends every field, the empty ones too.
+NONE_IF_EMPTY = BeforeValidator(lambda value: value or None)
+
+
+class Filters(StrictQuery):
+    """The query that the form above the list of jobs sends."""
+
+    text: Annotated[Text | None, NONE_IF_EMPTY] = None
+    state: Annotated[JobState | None, NONE_IF_EMPTY] = None
+    kind: Annotated[Text | None, NONE_IF_EMPTY] = None
+    label: Annotated[Label | None, NONE_IF_EMPTY] = None
+    sweep: Annotated[Id | None, NONE_IF_EMPTY] = None
+    since: Annotated[Moment | None, NONE_IF_EMPTY] = None
+    until: Annotated[Moment | None, NONE_IF_EMPTY] = None
+    after: Annotated[Cursor | None, NONE_IF_EMPTY] = None
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A job as the list shows it."""
+
+    job: Mapping[str, Any]
+    case: str
+    """Its case; within a sweep, what tells it from the others."""
+    headline: tuple[str, str] | None
+    """Name and value of the metric that stands for it."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Jobs that follow each other in the list: those of one sweep, or others."""
+
+    sweep: int | None
+    axes: str
+    """The fields in which the sweep's jobs differ."""
+    jobs: Sequence[Shown]
+
+
+@router.get("")
+def jobs(request: Request, services: CurrentServices, filters: Annotated[Filters, Query()]) -> Response:
+    chosen = {name: value for name, value in request.query_params.items() if value}
+    labels: Any = [] if filters.label is None else [filters.label]
+    found, following = services.reading.jobs(
+        state=filters.state,
+        kind=filters.kind,
+        labels=labels,
+        sweep=filters.sweep,
+        limit=JOBS_PER_PAGE,
+        after=filters.after,
+        text=filters.text,
+        since=filters.since,  # type: ignore[arg-type]  # a time, once validated
+        until=filters.until,  # type: ignore[arg-type]
+    )
+    metrics = {name for job in found if job["kind"] in KINDS for name in KINDS[job["kind"]].table_columns}
+    values = services.reading.first_values([job["id"] for job in found if job["started_at"]], metrics)
+    counts = services.reading.counts()
+    is_first_visit = not any(counts.values())
+    page = render(
+        request,
+        "jobs.html",
+        groups=grouped(found, services.reading.axes({job["sweep_id"] for job in found} - {None}), values),
+        older=f"/ui?{urlencode({**chosen, 'after': following})}" if following is not None else None,
+        newest="/ui?" + urlencode({name: value for name, value in chosen.items() if name != "after"}),
+        chosen=chosen,
+        query=urlencode(chosen),
+        this="/ui" + (f"?{urlencode(chosen)}" if chosen else ""),
+        states=JOB_STATES,
+        kinds=sorted(KINDS),
+        counts=counts,
+        paused=services.pausing.kinds(),
+        workers=_alive(services.reading.workers(gone=0)) if is_first_visit else None,
+    )
+    return by_content(request, page)
+
+
+def grouped(
+    found: Sequence[Mapping[str, Any]],
+    axes: Mapping[int, Sequence[str]],
+    values: Mapping[int, Sequence[Mapping[str, Any]]],
+) -> list[Group]:
+    """Put the jobs of a sweep that follow each other together, and name each by what differs within the sweep."""
+    groups = []
+    for sweep, members in itertools.groupby(found, key=lambda job: job["sweep_id"]):
+        own = axes.get(sweep, ())
+        shown = [Shown(job, _case(job, own), headline_of(job["kind"], values.get(job["id"], ()))) for job in members]
+        groups.append(Group(sweep, " × ".join(own), shown))
+    return groups
+
+
+def _case(job: Mapping[str, Any], axes: Sequence[str]) -> str:
+    """The job's values on the axes of its sweep; without axes, its case."""
+    if not axes:
+        return case_text(job.get("summary") or {})
+    return case_text({path.rpartition(".")[2]: _value_at(job["spec"], path) for path in axes})
+
+
+def _value_at(spec: Mapping[str, Any], path: str) -> Any:
+    """The value at a dotted path, a list as one text; None if nothing is there."""
+    value: Any = spec
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return "/".join(map(str, value)) if isinstance(value, list) else value
+
+
+def headline_of(kind: str, values: Iterable[Mapping[str, Any]]) -> tuple[str, str] | None:
+    """Return the name of the metric that stands for a job, and its values: one, or the least and the greatest.
+
+    A job without any value has the outcomes of its cells instead, under the name "". None: nothing is measured.
+    """
+    rows = list(values)
+    if not rows or kind not in KINDS:
+        return None
+    measured = {row["metric"] for row in rows if row["outcome"] == "ok" and row["median"] is not None}
+    metric = headline([name for name in KINDS[kind].table_columns if name in measured])
+    if metric is None:
+        outcomes = [row["outcome"] for row in rows if row["outcome"] not in ("ok", "unknown")]
+        return ("", ", ".join(dict.fromkeys(outcomes))) if outcomes else None
+    own = [row for row in rows if row["metric"] == metric and row["median"] is not None]
+    cases = len({row["case_key"] for row in own})
+    least, most = min(row["median"] for row in own), max(row["median"] for row in own)
+    if "peak" in metric and cases == 1:  # of a job's phases, the one that needs the most
+        least = most
+    text = number(least) if number(least) == number(most) else f"{number(least)} – {number(most)}"
+    unit = own[0]["unit"] if own[0]["unit"] not in (None, "1", "fraction") else ""
+    return metric, f"{text} {unit}".strip() + (f", {cases} cases" if cases > 1 else "")
+
+
+def _alive(workers: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [worker for worker in workers if worker["state"] in ALIVE]
+
+
+@router.post("/demo", dependencies=[NO_QUERY])
+async def demo(services: CurrentServices) -> Response:
+    """Submit the sweep of `make demo`, for a GPU if a worker has one."""
+    workers = _alive(await run_in_threadpool(services.reading.workers))
+    has_gpu = any(device["type"] == "cuda" for worker in workers for device in worker["devices"] or ())
+    body = SweepBody(name="A first sweep", labels={"demo": "true"}, **DEMO_SWEEPS["cuda" if has_gpu else "cpu"])
+    submitted = await submit_sweep(services, body)
+    return RedirectResponse(f"/ui/sweeps/{submitted.response['id']}", status_code=303)
+
+
+@router.post("/jobs/cancel", dependencies=[NO_QUERY])
+async def cancel_picked(request: Request, services: CurrentServices) -> Response:
+    """Cancel the jobs that are picked in the list, and show it again; what has ended stays as it is."""
+    raw = await read_limited(request, services.settings.max_body_bytes)
+    sent = parse_qsl(raw.decode(errors="replace"), keep_blank_values=True)
+    picked = [parse_id(value, "job") for name, value in sent if name == "job"]
+    if not 0 < len(picked) <= MAX_PICKED:
+        detail = f"Pick 1 to {MAX_PICKED} jobs to cancel; {len(picked)} are picked."
+        raise InvalidRequest(detail, errors=(FieldError("/job", detail),))
+    await services.writes.run(lambda: services.queue.cancel_some(picked))
+    back = next((value for name, value in sent if name == "back"), "")
+    return RedirectResponse("/ui" + (f"?{urlencode(parse_qsl(back))}" if back else ""), status_code=303)

@@ -1,0 +1,165 @@
+"""/ui/new: a form for each kind of job, with the equal commands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Annotated, Any
+from urllib.parse import parse_qs
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import RedirectResponse, Response
+from pydantic_core import to_json
+from starlette.concurrency import run_in_threadpool
+
+from app.api.bodies import JobBody, parse, read_limited
+from app.api.jobs import submit_job
+from app.api.names import check_names, known_names
+from app.api.parameters import NO_QUERY, Id, StrictQuery, Text
+from app.api.services import CurrentServices, Services
+from app.api.specs import describe
+from app.api.sweeps import SweepBody, submit_sweep, valid_specs
+from app.errors import InvalidRequest, NotFound
+from app.specs import KINDS
+from app.specs._sweep import expand
+from app.spelling import command, curl
+from app.web import forms
+from app.web.forms import Field
+from app.web.templates import Entry, render
+
+router = APIRouter()
+NAVIGATION = Entry("New job", "/ui/new", order=50)
+
+CHECKED_POINTS = 20
+"""Number of a sweep's jobs that are validated while somebody types."""
+UNPROCESSABLE = 422
+MAX_VALUES = 10_000
+"""Most values of a form."""
+
+
+class NewQuery(StrictQuery):
+    """The kind to begin with, and the values: a preset's, or those of a job."""
+
+    kind: Text = "benchmark"
+    preset: Text | None = None
+    job: Id | None = None
+
+
+@router.get("/new")
+def new(request: Request, services: CurrentServices, query: Annotated[NewQuery, Query()]) -> Response:
+    kind, options = query.kind, {}
+    under: Mapping[str, Any] = {}
+    if query.job is not None:
+        found, _version = services.reading.job(query.job)
+        kind, under, options = found["kind"], found["spec"], found
+    described = _described(services, kind)
+    if query.preset is not None:
+        if query.preset not in described["presets"]:
+            known = ", ".join(described["presets"]) or "none"
+            raise NotFound(f"Kind {kind} has no preset {query.preset!r}; its presets: {known}.")
+        under = described["presets"][query.preset]
+    fields = forms.filled(forms.fields_of(described["schema"], described["example"]), under)
+    texts = forms.option_texts({name: options.get(name) for name in ("name", "labels")})
+    return _form(request, described, fields, texts, preset=query.preset, cloned=query.job)
+
+
+def _described(services: Services, kind: str) -> dict[str, Any]:
+    if kind not in KINDS:
+        raise NotFound(f"There is no kind {kind!r}; known kinds: {', '.join(sorted(KINDS))}.")
+    return describe(kind, KINDS[kind], known_names(services))
+
+
+def _form(
+    request: Request,
+    described: Mapping[str, Any],
+    fields: Sequence[Field],
+    texts: Mapping[str, str],
+    errors: Sequence[Mapping[str, str]] = (),
+    **values: Any,
+) -> Response:
+    """The form, with what is wrong in it at its fields."""
+    own, of_options, others = forms.with_errors(fields, errors)
+    shown, folded = forms.groups_of(own)
+    body = forms.body_of(
+        described["kind"], fields, forms.options_of({forms.OPTIONS + k: [v] for k, v in texts.items()})
+    )
+    return render(
+        request,
+        "new.html",
+        status_code=UNPROCESSABLE if errors else 200,
+        kinds=forms.kinds(),
+        described=described,
+        shown=shown,
+        folded=folded,
+        is_unfolded=any(field.is_changed or field.errors for _, group in folded for field in group),
+        wrong=[field for field in own if field.errors],
+        options=texts,
+        option_errors=of_options,
+        others=others,
+        **_preview(request, body, []),
+        **values,
+    )
+
+
+def _preview(request: Request, body: Mapping[str, Any], errors: Sequence[Mapping[str, str]]) -> dict[str, Any]:
+    return {
+        "jobs": forms.number_of_jobs(body),
+        "command": command(body),
+        "curl": curl(body, str(request.base_url)),
+        "problems": errors,
+    }
+
+
+def _sent(services: Services, text: str) -> tuple[dict[str, Any], list[Field], dict[str, list[str]]]:
+    """The kind, the fields and the whole of a form that a browser sent."""
+    try:
+        form = parse_qs(text, keep_blank_values=True, max_num_fields=MAX_VALUES)
+    except ValueError:
+        raise InvalidRequest(f"The form has more than {MAX_VALUES} values.") from None
+    described = _described(services, form.get("kind", [""])[0])
+    return described, forms.sent(forms.fields_of(described["schema"], described["example"]), form), form
+
+
+@router.post("/new", dependencies=[NO_QUERY])
+async def submit(request: Request, services: CurrentServices) -> Response:
+    """Submit what the form stands for; show it again, with the problems at its fields, if it is not valid."""
+    raw = await read_limited(request, services.settings.max_body_bytes)
+    described, fields, form = await run_in_threadpool(_sent, services, raw.decode(errors="replace"))
+    body = forms.body_of(described["kind"], fields, forms.options_of(form))
+    try:
+        if "grid" in body:
+            submitted = await submit_sweep(services, parse(to_json(body), SweepBody).model)
+            return RedirectResponse(f"/ui/sweeps/{submitted.response['id']}", status_code=303)
+        submitted = await submit_job(services, parse(to_json(body), JobBody, union_at=("spec",)).model)
+        return RedirectResponse(f"/ui/jobs/{submitted.response['id']}", status_code=303)
+    except InvalidRequest as invalid:
+        texts = {name: form.get(forms.OPTIONS + name, [""])[0] for name in ("name", "labels", "priority", "timeout_s")}
+        return _form(request, described, fields, texts, errors_of(invalid), preset=None, cloned=None)
+
+
+@router.get("/new/preview")
+def preview(request: Request, services: CurrentServices) -> Response:
+    """The equal commands of a form that is being filled in, and what is wrong with it so far."""
+    described, fields, form = _sent(services, request.url.query)
+    body = forms.body_of(described["kind"], fields, forms.options_of(form))
+    return render(request, "preview.html", **_preview(request, body, check(services, body)))
+
+
+def check(services: Services, body: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Return what is wrong with a body, without storing anything; of a sweep, the first jobs are checked."""
+    try:
+        if "grid" in body:
+            sweep = parse(to_json(body), SweepBody).model
+            valid_specs(services, list(islice(expand(sweep.base, sweep.grid, sweep.exclude), CHECKED_POINTS)))
+        else:
+            spec = parse(to_json(body), JobBody, union_at=("spec",)).model.spec
+            check_names(spec, known_names(services), "/spec")
+    except InvalidRequest as invalid:
+        return errors_of(invalid)
+    return []
+
+
+def errors_of(invalid: InvalidRequest) -> list[dict[str, str]]:
+    """Return the problems of a request; its own words where it has none."""
+    found = [{"pointer": field.pointer, "detail": field.detail} for field in invalid.errors]
+    return found or [{"pointer": "", "detail": str(invalid)}]

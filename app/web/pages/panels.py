@@ -1,0 +1,94 @@
+"""Parts of a job's page that show what its kind measures.
+
+/ui/jobs/ID/panels: the panels, which the page asks for when it is there. /ui/jobs/ID/plots/NAME: their plots.
+/ui/jobs/ID/stacks: the tree of the flame graph. /ui/jobs/ID/explore: one of the job's tables, to search in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+
+from app.api.parameters import NO_QUERY, JobId, Json
+from app.api.services import CurrentServices, Services
+from app.errors import Conflict, NotFound
+from app.web.explorer import View, explored
+from app.web.live import REVALIDATED, page_tag, unchanged
+from app.web.panels import JobResults, panels_of
+from app.web.panels.profile import STACKS
+from app.web.stacks import tree
+from app.web.templates import render
+
+router = APIRouter(prefix="/jobs/{job_id}")
+
+
+def results_of(services: Services, job_id: int) -> JobResults:
+    """Return a job's results.
+
+    Raises:
+        NotFound: there is no such job.
+    """
+    job, _version = services.reading.job(job_id)
+    return JobResults(job, services.database, services.reading, services.files)
+
+
+async def made_once(request: Request, services: Services, job_id: int, make: Callable[[JobResults], Any]) -> Response:
+    """Answer with JSON that is made of a job's results, and with 304 while the job is as the browser knows it."""
+
+    def answer() -> Response:
+        tag = page_tag(services.reading.job_page_version(job_id))
+        if tag.is_known_to(request):
+            return unchanged(tag)
+        results = results_of(services, job_id)
+        try:
+            content = make(results)
+        except (KeyError, TypeError, ValueError) as error:
+            # Another version's job, or a plug-in's, may have a table of this name with other columns.
+            raise Conflict(f"What job {job_id} reported is not what this version draws: {error!r}.") from error
+        response = Json(content)
+        response.headers.update({"ETag": str(tag), **REVALIDATED})
+        return response
+
+    return await run_sync(answer, limiter=services.tables)
+
+
+@router.get("/panels", dependencies=[NO_QUERY])
+async def panels(request: Request, services: CurrentServices, job_id: JobId) -> Response:
+    def answer() -> Response:
+        results = results_of(services, job_id)
+        perfetto = services.settings.perfetto_url
+        return render(request, "panels.html", job=results.job, panels=panels_of(results), perfetto=perfetto)
+
+    return await run_sync(answer, limiter=services.tables)
+
+
+@router.get("/plots/{name}", dependencies=[NO_QUERY])
+async def plot(request: Request, services: CurrentServices, job_id: JobId, name: str) -> Response:
+    def draw(results: JobResults) -> Any:
+        shown = [one for panel in panels_of(results) for one in (panel, *panel.more)]
+        plots = {panel.name: panel.draw for panel in shown if panel.draw is not None}
+        if name not in plots:
+            raise NotFound(f"Job {job_id} has no plot {name!r}; it has: {', '.join(plots) or 'none'}.")
+        return plots[name]()
+
+    return await made_once(request, services, job_id, draw)
+
+
+@router.get("/stacks", dependencies=[NO_QUERY])
+async def stacks(request: Request, services: CurrentServices, job_id: JobId) -> Response:
+    return await made_once(request, services, job_id, lambda results: tree(results.path(STACKS)))
+
+
+@router.get("/explore")
+async def explore(
+    request: Request, services: CurrentServices, job_id: JobId, view: Annotated[View, Query()]
+) -> Response:
+    def answer() -> Response:
+        results = results_of(services, job_id)
+        return render(request, "explore.html", job=results.job, explored=explored(services.database, results, view))
+
+    return await run_sync(answer, limiter=services.tables)

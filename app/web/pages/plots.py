@@ -1,0 +1,203 @@
+"""/ui/plots: the panel of plots of a sweep or of jobs, which their pages load into themselves."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+from markupsafe import Markup
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from app.api.parameters import Id, StrictQuery, Text
+from app.api.services import CurrentServices, Services
+from app.errors import FieldError, InvalidRequest
+from app.layout import case_text, in_use
+from app.metrics import headline, readable
+from app.specs import Scalar
+from app.store import members, results
+from app.web import plots
+from app.web.live import page_tag, tagged, unchanged
+from app.web.pages.sweeps import told
+
+router = APIRouter()
+
+MAX_MAPS = 4
+"""Heat maps beside each other: one for each combination of the coordinates that they do not show."""
+MANY_POINTS = 500
+"""Jobs of a sweep from which on its grid tells the cases."""
+MAX_VALUES = 100
+"""Values of a coordinate that a reader can choose from."""
+
+NONE_IF_EMPTY = BeforeValidator(lambda value: value or None)
+
+
+def _only(value: str) -> str:
+    name, colon, _ = value.partition(":")
+    if value and not (name and colon):
+        raise ValueError("must be written coordinate:value")
+    return value
+
+
+class PlotsQuery(StrictQuery):
+    """The jobs whose cases are drawn, and along which axes."""
+
+    sweep: Id | None = None
+    job: list[Id] = Field(default=[], max_length=100)
+    metric: Annotated[Text | None, NONE_IF_EMPTY] = None
+    x: Annotated[Text | None, NONE_IF_EMPTY] = None
+    y: Annotated[Text | None, NONE_IF_EMPTY] = None
+    """The coordinate of the heat map's rows."""
+    only: list[Annotated[Text, AfterValidator(_only)]] = Field(default=[], max_length=20)
+    """`coordinate:value`; only these cases."""
+
+
+@router.get("/plots")
+def panel(request: Request, services: CurrentServices, query: Annotated[PlotsQuery, Query()]) -> Response:
+    """The panel by itself, without a page around it."""
+    if query.sweep is None and not query.job:
+        detail = "Name a sweep, or jobs: /ui/plots?sweep=3 or /ui/plots?job=17."
+        raise InvalidRequest(detail, errors=(FieldError("/sweep", detail),))
+    source: dict[str, Any] = {"sweep": query.sweep, "job": query.job}
+    version = versions(services, query)
+    tag = page_tag(version, query.model_dump_json())
+    if tag.is_known_to(request):
+        return unchanged(tag)
+    return tagged(
+        tag,
+        request,
+        "plots.html",
+        source=[(name, value) for name, values in source.items() for value in as_list(values)],
+        address="/ui/plots?" + urlencode({name: value for name, value in source.items() if value}, doseq=True),
+        **drawn(services, version, query.model_dump_json()),
+    )
+
+
+@functools.lru_cache(maxsize=8)
+def drawn(services: Services, version: str, query_json: str) -> dict[str, Any]:
+    """Return what the panel shows. It is kept as long as nothing changes: thousands of points take some tenths of a
+    second.
+    """
+    del version  # a part of the key
+    query = PlotsQuery.model_validate_json(query_json)
+    sweep = None if query.sweep is None else services.reading.sweep(query.sweep)
+    units = members.metrics(services.database, query.sweep, query.job)
+    metric = query.metric or headline(list(units))
+    if metric is None:
+        return NOTHING
+    if metric not in units:
+        detail = f"Nobody has measured {metric!r} there; measured: {', '.join(units) or 'nothing yet'}."
+        raise InvalidRequest(detail, errors=(FieldError("/metric", detail),))
+    points = read_points(services, sweep, query, metric)
+    titles = {name: readable(name, unit) for name, unit in units.items()}
+    return {**NOTHING, "metrics": titles, "metric": metric, **figures(points, metric, units[metric], query)}
+
+
+NOTHING: dict[str, Any] = {
+    "metrics": {},
+    "metric": None,
+    "chart": None,
+    "maps": [],
+    "choices": [],
+    "filters": [],
+    "x": None,
+    "y": None,
+    "left_out": 0,
+}
+
+
+def as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def versions(services: Services, query: PlotsQuery) -> str:
+    """Return a text that changes with what is measured."""
+    parts = [services.reading.job_page_version(job_id) for job_id in query.job]
+    if query.sweep is not None:
+        parts.append(services.reading.sweep_page_version(query.sweep))
+    return " ".join(parts)
+
+
+def read_points(
+    services: Services, sweep: Mapping[str, Any] | None, query: PlotsQuery, metric: str
+) -> list[plots.Point]:
+    """Return the points of a metric: as tables have them, or of a large sweep by its grid, which takes less time."""
+    is_large = sweep is not None and sum(sweep["counts"].values()) > MANY_POINTS
+    if sweep is not None and is_large and not query.job and members.has_one_case_each(sweep):
+        return [_point(one) for one in members.measured(services.database, sweep, metric)]
+    sheet = results.metric_table(services.database, [metric], sweep=query.sweep, jobs=query.job)
+    return plots.points_of(sheet, metric)
+
+
+def _point(one: members.Measured) -> plots.Point:
+    place = {path: told(value) if isinstance(value, dict | list) else value for path, value in one.values.items()}
+    return plots.Point(place, one.value, one.spread, one.n, one.outcome, one.validity, f"/ui/jobs/{one.job}")
+
+
+def figures(every: Sequence[plots.Point], metric: str, unit: str | None, query: PlotsQuery) -> dict[str, Any]:
+    """Return the figures of a metric, and what a reader may choose instead."""
+    values = plots.varying(every)
+    only = {name: text for name, _, text in (part.partition(":") for part in query.only if part) if text}
+    for name in [*only, *filter(None, (query.x, query.y))]:
+        if name not in values:
+            detail = f"{name!r} does not vary here; what varies: {', '.join(values) or 'nothing'}."
+            raise InvalidRequest(detail, errors=(FieldError("/x", detail),))
+    points = [point for point in every if all(written(point.place.get(name)) == text for name, text in only.items())]
+    left = plots.varying(points)
+    axes = plots.axes_of(points, query.x if query.x in left else None)
+    rows = [name for name in axes.by if len(left[name]) > 1]
+    y = query.y if query.y in rows else max(rows, key=lambda name: len(left[name]), default=None)
+    return {
+        "chart": figure(plots.chart(points, axes, metric, unit)) if points else None,
+        "maps": maps(points, axes.x, y, metric, unit) if y is not None else [],
+        "choices": list(values),
+        "filters": [
+            (name, [written(value) for value in choices[:MAX_VALUES]], only.get(name, ""))
+            for name, choices in values.items()
+            if name != axes.x
+        ],
+        "x": axes.x,
+        "y": y,
+        "left_out": max(0, number_of_maps(points, axes.x, y) - MAX_MAPS),
+    }
+
+
+def maps(points: Sequence[plots.Point], x: str, y: str, metric: str, unit: str | None) -> list[dict[str, Any]]:
+    """Return a heat map for each combination of the coordinates that it does not show."""
+    found = []
+    for place, group in list(apart(points, x, y).items())[:MAX_MAPS]:
+        found.append({"of": place, **figure(plots.heat_map(group, x, y, metric, unit, points))})
+    return found
+
+
+def number_of_maps(points: Sequence[plots.Point], x: str, y: str | None) -> int:
+    return 0 if y is None else len(apart(points, x, y))
+
+
+def apart(points: Sequence[plots.Point], x: str, y: str) -> dict[str, list[plots.Point]]:
+    """Return the points of each heat map, by what tells it from the others."""
+    others = [name for name in plots.varying(points) if name not in (x, y)]
+    groups: dict[str, list[plots.Point]] = {}
+    for point in points:
+        told = case_text({name: value for name in others if (value := in_use(point.place.get(name))) is not None})
+        groups.setdefault(told, []).append(point)
+    return groups
+
+
+def figure(drawn: plots.Figure) -> dict[str, Any]:
+    """Return the JSON of a figure to stand in a page, and a name that changes with it, so that it is drawn anew only
+    then.
+    """
+    # Inside a script element nothing but "</" could end it.
+    text = json.dumps(drawn, allow_nan=False).replace("<", "\\u003c")
+    return {"json": Markup(text), "id": f"plot-{page_tag(text).value}"}  # noqa: S704  # no "<" is left
+
+
+def written(value: Scalar) -> str:
+    """Write a coordinate's value as it stands in an address."""
+    value = in_use(value)
+    return "none" if value is None else "true" if value is True else str(value)

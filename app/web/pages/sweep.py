@@ -1,0 +1,165 @@
+"""/ui/sweeps/ID: one sweep, its jobs, its plots and its table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import RedirectResponse, Response
+from pydantic import BeforeValidator, Field
+
+from app.api.parameters import NO_QUERY, StrictQuery, SweepId, Text
+from app.api.services import CurrentServices, Services
+from app.errors import FieldError, InvalidRequest
+from app.layout import case_text, duration, parsed_time
+from app.metrics import headline
+from app.specs import KINDS
+from app.states import FINISHED_STATES, JOB_STATES, VERDICTS, JobState, Verdict
+from app.store import members, results
+from app.store.results.digits import column_texts
+from app.web.live import page_tag, tagged, unchanged
+from app.web.pages.sweeps import told, varies
+
+router = APIRouter()
+
+JOBS_PER_PAGE = 50
+MAX_METRICS = 4
+"""Metrics beside each job; the table below has all."""
+MAX_CHOICES = 200
+"""Values of a path that a reader can choose from."""
+NONE_IF_EMPTY = BeforeValidator(lambda value: value or None)
+
+
+class SweepQuery(StrictQuery):
+    """Which of the sweep's jobs the page lists, and in which order."""
+
+    state: Annotated[JobState | None, NONE_IF_EMPTY] = None
+    verdict: Annotated[Verdict | None, NONE_IF_EMPTY] = None
+    at: list[Text] = Field(default=[], max_length=32)
+    """`path:index`; the jobs that have this value of the grid."""
+    sort: Annotated[Text | None, NONE_IF_EMPTY] = None
+    """A path, a metric, job, state, verdict or duration; from the greatest down with "-" before it."""
+    page: Annotated[int, Field(ge=1, le=10_000)] = 1
+
+    def choice(self) -> members.Choice:
+        sort = self.sort or "job"
+        return members.Choice(
+            state=self.state,
+            verdict=self.verdict,
+            at=dict(_index(text) for text in self.at if text),
+            sort=sort.removeprefix("-"),
+            descending=sort.startswith("-"),
+        )
+
+
+def _index(text: str) -> tuple[str, int]:
+    path, colon, index = text.rpartition(":")
+    if not colon or not index.isdecimal():
+        detail = "must be written path:index, such as context_length:0"
+        raise InvalidRequest(f"Query parameter 'at': {detail}", errors=(FieldError("/at", detail),))
+    return path, int(index)
+
+
+@router.get("/sweeps/{sweep_id}")
+def sweep(
+    request: Request, services: CurrentServices, sweep_id: SweepId, query: Annotated[SweepQuery, Query()]
+) -> Response:
+    tag = page_tag(services.reading.sweep_page_version(sweep_id), str(request.query_params))
+    if tag.is_known_to(request):
+        return unchanged(tag, plots=True)
+    found = services.reading.sweep(sweep_id)
+    progress = members.progress(services.database, found, datetime.now(UTC))
+    choice = query.choice()
+    jobs, number = members.page(
+        services.database, found, choice, limit=JOBS_PER_PAGE, offset=(query.page - 1) * JOBS_PER_PAGE
+    )
+    values = headline_values(services, found, jobs)
+    return tagged(
+        tag,
+        request,
+        "sweep.html",
+        plots=True,
+        sweep=found,
+        progress=progress,
+        finished=not found["counts"]["queued"] and not found["counts"]["running"],
+        resumable=bool(found["counts"]["failed"] or found["counts"]["cancelled"]),
+        took=took(progress),
+        varies=varies(found),
+        searched_at=list(found["grid"]),
+        jobs=[
+            {**job, "cells": values["jobs"].get(job["id"], {}), "case": case_text(job.get("summary") or {})}
+            for job in jobs
+        ],
+        one_case_each=members.has_one_case_each(found),
+        metrics=values["metrics"],
+        number=number,
+        paths=[path for path, options in found["grid"].items() if len(options) > 1] + members.searched(found)
+        or list(found["grid"]),
+        choices=[
+            (path, [told(value) for value in options[:MAX_CHOICES]], choice.at.get(path))
+            for path, options in found["grid"].items()
+            if len(options) > 1
+        ],
+        chosen=query,
+        sort=choice.sort,
+        descending=choice.descending,
+        told=told,
+        states=JOB_STATES,
+        verdicts=VERDICTS,
+        address=lambda **changes: address(request, sweep_id, changes),
+        pages=-(-number // JOBS_PER_PAGE),
+        this=address(request, sweep_id, {}),
+    )
+
+
+def headline_values(services: Services, sweep: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the metrics that people look at first, with their units, and each job's cells as text and outcome.
+
+    There are none where a job has many cases: those are in the plots and the table.
+    """
+    ended = [job["id"] for job in jobs if job["state"] in FINISHED_STATES]
+    units = members.metrics(services.database, None, ended) if members.has_one_case_each(sweep) else {}
+    first = [name for name in KINDS[sweep["base"]["kind"]].table_columns if name in units] if units else []
+    most_telling = headline(first)
+    shown = sorted(first, key=lambda name: name != most_telling)[:MAX_METRICS]
+    if not shown:
+        return {"metrics": {}, "jobs": {}}
+    sheet = results.metric_table(services.database, shown, jobs=ended)
+    found: dict[int, dict[str, Any]] = {job_id: {} for job_id in sheet.column("job")}
+    for column in sheet.columns:
+        if column.name in shown:
+            cells = sheet.column(column.name)
+            for job_id, text, cell in zip(found, column_texts(cells, column), cells, strict=True):
+                found[job_id][column.name] = {"text": text, "outcome": cell.outcome}
+    return {"metrics": {name: units[name] for name in shown}, "jobs": found}
+
+
+def took(progress: members.Progress) -> str | None:
+    """Write the time from the first start to the last end; None if none has started."""
+    if progress.started_at is None:
+        return None
+    going = progress.done < progress.total or progress.finished_at is None
+    end = datetime.now(UTC) if going else parsed_time(str(progress.finished_at))
+    return duration((end - parsed_time(progress.started_at)).total_seconds())
+
+
+def address(request: Request, sweep_id: int, changes: Mapping[str, Any]) -> str:
+    """Return the page's address with another order, or page; a change to None leaves the parameter out."""
+    kept = [(name, value) for name, value in request.query_params.multi_items() if value and name not in changes]
+    pairs = [*kept, *((name, str(value)) for name, value in changes.items() if value is not None)]
+    return f"/ui/sweeps/{sweep_id}" + (f"?{urlencode(pairs)}" if pairs else "")
+
+
+@router.post("/sweeps/{sweep_id}/cancel", dependencies=[NO_QUERY])
+async def cancel(services: CurrentServices, sweep_id: SweepId) -> Response:
+    await services.writes.run(lambda: services.queue.cancel_sweep(sweep_id))
+    return RedirectResponse(f"/ui/sweeps/{sweep_id}", status_code=303)
+
+
+@router.post("/sweeps/{sweep_id}/resume", dependencies=[NO_QUERY])
+async def resume(services: CurrentServices, sweep_id: SweepId) -> Response:
+    await services.writes.run_long(lambda: services.queue.resume_sweep(sweep_id))
+    return RedirectResponse(f"/ui/sweeps/{sweep_id}", status_code=303)

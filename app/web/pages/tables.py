@@ -1,0 +1,195 @@
+"""/ui/tables: measurements of many jobs as one table: choose, pivot, relate, export."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, get_args, get_origin
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Query, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from pydantic import ValidationError, create_model
+
+from app.api.parameters import StrictQuery
+from app.api.services import CurrentServices, Services
+from app.api.tables import TableQuery
+from app.errors import InvalidRequest
+from app.layout import FORMATS, Statistic
+from app.specs import KINDS
+from app.store import members, results
+from app.web.templates import Entry, render, table
+
+router = APIRouter()
+NAVIGATION = Entry("Tables", "/ui/tables", order=40)
+
+ROWS_PER_PAGE = 100
+SUGGESTED = 5
+"""Sweeps that a page without a choice suggests, the newest."""
+MAX_JOBS_FOR_METRICS = 50
+"""Jobs whose metrics the form offers."""
+CHOOSING = ("kind", "sweep", "job", "label", "since", "until")
+"""Parameters that choose jobs; the others lay the table out."""
+SEPARATED = ("kind", "sweep", "job", "label", "rows", "columns", "relative_to")
+"""Parameters that take several values; the form takes them in one field, separated by commas or spaces."""
+OWN = ("panel", "after")
+"""Parameters of the page that exports and commands leave out."""
+
+
+_SENT: dict[str, Any] = {
+    name: (list[str], []) if name in SEPARATED else (str | None, None)
+    for name in (*TableQuery.model_fields, "panel")
+    if name != "format"
+}
+SentQuery: Any = create_model("SentQuery", __base__=StrictQuery, **_SENT)
+"""The parameters of `GET /tables` as a form sends them: also empty, and several values in one."""
+
+
+@router.get("/tables")
+def tables(request: Request, services: CurrentServices, _sent: Annotated[SentQuery, Query()]) -> Response:
+    given = given_parameters(request)
+    panel = given.pop("panel", None) is not None
+    query = read_query(given)
+    chosen = any(given.get(name) for name in CHOOSING)
+    found = read_table(services, query) if chosen else {}
+    layout = [(name, value) for name, value in pairs(given) if name not in OWN]
+    return render(
+        request,
+        "table_panel.html" if panel else "tables.html",
+        kinds=sorted(KINDS),
+        statistics=get_args(Statistic),
+        given=given,
+        query=query,
+        chosen=chosen,
+        choosing=[(name, value) for name, value in layout if name in CHOOSING],
+        suggested=[] if chosen else services.reading.sweeps(limit=SUGGESTED)[0],
+        exports=[(name, "/tables?" + urlencode([*layout, ("format", name)])) for name in FORMATS],
+        curl=f"curl '{str(request.base_url).rstrip('/')}/tables?{urlencode([*layout, ('format', 'markdown')])}'",
+        command=command(layout),
+        panel=panel,
+        this="/ui/tables?" + urlencode(layout),
+        page_address=lambda after: "/ui/tables?" + urlencode([*layout, *([("after", after)] if after else [])]),
+        **{**NOTHING, **found},
+    )
+
+
+NOTHING: dict[str, Any] = {
+    "table": "",
+    "sheet": None,
+    "problem": None,
+    "coordinates": {},
+    "metrics": {},
+    "first": 0,
+    "after": None,
+}
+
+
+def given_parameters(request: Request) -> dict[str, Any]:
+    """Return the parameters of the request that are not empty; a form sends every field. Those that take several values
+    are lists.
+    """
+    found: dict[str, Any] = {}
+    for name, value in request.query_params.multi_items():
+        if not value.strip():
+            continue
+        if name in SEPARATED:
+            parts = [value] if name in ("label", "relative_to") else re.split(r"[\s,]+", value.strip())
+            found.setdefault(name, []).extend(part for part in parts if part)
+        else:
+            found[name] = value.strip()
+    return found
+
+
+def read_query(given: Mapping[str, Any]) -> TableQuery:
+    """Validate the parameters as `GET /tables` does, so that both refuse the same."""
+    try:
+        return TableQuery.model_validate(given)
+    except ValidationError as invalid:
+        raise RequestValidationError(
+            [{**error, "loc": ("query", *error["loc"])} for error in invalid.errors()]
+        ) from None
+
+
+def read_table(services: Services, query: TableQuery) -> dict[str, Any]:
+    """Return a page of the table; or the problem, if these jobs make none, so that the form stays."""
+    after = int(query.after or 0)
+    layout: dict[str, Any] = {
+        "rows": query.rows or None,
+        "columns": query.columns or None,
+        "statistic": query.statistic,
+        "pivot": query.pivot,
+        "relative_to": dict(_references(query)),
+        "best": query.best,
+        "links": True,
+        "sort": query.sort,
+    }
+    # Without an order of its own, the table's beginning is that of the first jobs, so that only those are read.
+    simple = not (query.pivot or query.relative_to or query.best or query.sort or after)
+    extent: dict[str, Any] = {"first": ROWS_PER_PAGE} if simple else {"limit": ROWS_PER_PAGE, "after": after}
+    try:
+        sheet = results.table(services.database, **query.chosen(), **layout, **extent)
+    except InvalidRequest as problem:
+        return {"problem": problem}
+    following = str(ROWS_PER_PAGE) if simple and sheet.is_cut else sheet.next
+    return {
+        "table": table(sheet),
+        "sheet": sheet,
+        "coordinates": offered_coordinates(sheet, query),
+        "metrics": members.metrics(services.database, next(iter(query.sweep), None), query.job[:MAX_JOBS_FOR_METRICS]),
+        "first": after,
+        "after": following,
+    }
+
+
+def offered_coordinates(sheet: results.Sheet, query: TableQuery) -> dict[str, list[str]]:
+    """Return the coordinates that could be pivoted, or related to, with their values."""
+    names = [name for name in sheet.names("coordinate") if name != "job"]
+    found = {name: list(dict.fromkeys(text_of(value) for value in sheet.column(name))) for name in names}
+    for name in filter(None, (query.pivot, *(name for name, _ in _references(query)))):
+        found.setdefault(name, [])
+    for name, value in _references(query):
+        if value not in found[name]:
+            found[name].append(value)
+    return found
+
+
+def _references(query: TableQuery) -> Iterable[tuple[str, str]]:
+    # The validator has made pairs of them.
+    return query.relative_to  # type: ignore[return-value]
+
+
+def text_of(value: Any) -> str:
+    return "true" if value is True else "false" if value is False else "none" if value is None else str(value)
+
+
+def pairs(given: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the parameters one by one, those with several values repeated."""
+    return [
+        (name, str(part)) for name, value in given.items() for part in (value if isinstance(value, list) else [value])
+    ]
+
+
+def command(parameters: Iterable[tuple[str, str]]) -> str:
+    """Write the command that prints the same table."""
+    words = ["flopwatch", "table"]
+    joined: dict[str, list[str]] = {}
+    for name, value in parameters:
+        joined.setdefault(name, []).append(value)
+    for name, values in joined.items():
+        option = f"--{name.replace('_', '-')}"
+        if _is_flag(name):
+            words += [option] if values[-1].lower() in ("true", "1", "on", "yes") else []
+        elif name in ("rows", "columns"):
+            words += [option, ",".join(values)]
+        elif name == "label":
+            words += [part for value in values for part in (option, value.replace(":", "=", 1))]
+        else:
+            words += [part for value in values for part in (option, value)]
+    return shlex.join(words)
+
+
+def _is_flag(name: str) -> bool:
+    field = TableQuery.model_fields.get(name)
+    return field is not None and get_origin(field.annotation) is None and field.annotation is bool

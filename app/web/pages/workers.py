@@ -1,0 +1,75 @@
+"""/ui/workers: who runs jobs, what their devices do, and what waits for what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import Response
+
+from app.api.parameters import StrictQuery
+from app.api.services import CurrentServices
+from app.layout import case_text
+from app.states import LivingState
+from app.web.templates import Entry, render
+
+router = APIRouter()
+NAVIGATION = Entry("Workers", "/ui/workers", order=60)
+
+LIVING: tuple[LivingState, ...] = ("active", "draining")
+SHOWN_GONE = 50
+"""Stopped and lost workers that the page shows when asked to, the newest."""
+SHOWN_GROUPS = 50
+"""Groups of waiting jobs."""
+
+
+class WorkersQuery(StrictQuery):
+    gone: bool = False
+    """Show workers that stopped or were lost, too."""
+
+
+@router.get("/workers")
+def workers(request: Request, services: CurrentServices, query: Annotated[WorkersQuery, Query()]) -> Response:
+    found = services.reading.workers(gone=SHOWN_GONE if query.gone else 0)
+    counts = services.reading.worker_counts()
+    running = {job["id"]: job for job in services.reading.jobs(state="running", limit=200)[0]}
+    waiting = services.reading.waiting()
+    return render(
+        request,
+        "workers.html",
+        workers=[
+            {
+                **worker,
+                "devices": devices_of(worker),
+                "read_at": (worker["readings"] or {}).get("read_at"),
+                "jobs": [(job_id, running.get(job_id)) for job_id in worker["job_ids"]],
+            }
+            for worker in sorted(found, key=lambda worker: (worker["state"] not in LIVING, worker["hostname"]))
+        ],
+        cases={job_id: case_text(job.get("summary") or {}) for job_id, job in running.items()},
+        waiting=waiting[:SHOWN_GROUPS],
+        queued=sum(group["jobs"] for group in waiting),
+        groups=len(waiting),
+        gone=query.gone,
+        number_gone=sum(number for state, number in counts.items() if state not in LIVING),
+        paused=services.pausing.kinds(),
+        this="/ui/workers?gone=true" if query.gone else "/ui/workers",
+    )
+
+
+def devices_of(worker: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return each device of a public worker, with what it did at the last heartbeat, and the share of its memory that
+    is in use.
+    """
+    told: Sequence[Any] = (worker["readings"] or {}).get("devices") or ()
+    readings = {(one.get("type"), one.get("uuid")): one for one in told if isinstance(one, dict)}
+    found = []
+    for device in worker["devices"]:
+        if not isinstance(device, dict):
+            continue
+        present = readings.get((device.get("type"), device.get("uuid")), {})
+        total, used = device.get("memory_mib"), present.get("memory_used_mib")
+        share = 100 * used / total if total and used is not None else None
+        found.append({**device, **present, "memory_percent": share})
+    return found

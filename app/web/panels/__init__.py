@@ -1,0 +1,53 @@
+"""What the page of a job shows for its kind: plots, and what else the kind's results ask for.
+
+Each module of this folder has the panels of the kind it is named after: it defines `panels(results)`, which returns
+those that this job's results allow. A kind without a module gets `cells.panels`, charts of what its spec calls
+`table_columns`. Modules whose names begin with an underscore, and `cells`, are shared. Panels are made anew for each
+request; a plot is drawn only when a browser asks for it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+
+from app.specs import KINDS
+from app.web.panels import cells
+from app.web.panels._panel import Panel
+from app.web.panels._results import JobResults
+
+__all__ = ["JobResults", "Panel", "panels_of"]
+
+SHARED = "cells"
+TRACE = "trace"
+"""Kind of the artifacts that are Chrome traces."""
+
+
+def _walk() -> Mapping[str, Callable[[JobResults], list[Panel]]]:
+    found = {}
+    for module_info in pkgutil.iter_modules(__path__):
+        name = module_info.name
+        if name.startswith("_") or name == SHARED:
+            continue
+        module = importlib.import_module(f"{__name__}.{name}")
+        if name not in KINDS:
+            raise RuntimeError(f"{module.__name__} is named after no job kind: {', '.join(sorted(KINDS))}")
+        if getattr(module, "panels", None) is None:
+            raise RuntimeError(f"{module.__name__} must define `panels`")
+        found[name] = module.panels
+    return found
+
+
+_PANELS = _walk()
+
+
+def panels_of(results: JobResults) -> list[Panel]:
+    """Return the panels of a job, in the order in which its page shows them. Any kind may have kept a trace."""
+    return [*traces(results), *_PANELS.get(results.job["kind"], cells.panels)(results)]
+
+
+def traces(results: JobResults) -> list[Panel]:
+    """Return a panel for the first Chrome trace of a job."""
+    found = [artifact for artifact in results.artifacts.values() if artifact["kind"] == TRACE]
+    return [Panel("trace", "Trace", template="trace.html", values={"trace": found[0]}) for _ in found[:1]]

@@ -1,0 +1,80 @@
+"""Horizontal bars made of parts: phases of a step, classes of kernels, categories of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from app.web.panels._panel import plain
+from app.web.plots import PALETTE, Figure
+
+BAR = 34
+"""Height of a bar with its gap, in pixels."""
+LINE = 18
+"""Height of a line of a bar's name."""
+LONG = 24
+"""Characters from which on a bar's name is broken at its commas: on a phone the bar would have no room beside it."""
+AROUND = 120
+"""Height of what is above and below the bars."""
+
+
+def bars_of(
+    parts: Sequence[str],
+    bars: Mapping[str, Mapping[str, float]],
+    title: str,
+    unit: str,
+    *,
+    mode: Literal["stack", "group"] = "stack",
+    colours: Mapping[str, str] | None = None,
+) -> Figure:
+    """Draw horizontal bars of parts.
+
+    Args:
+        parts: The parts in the order of the legend.
+        bars: The value of each part in each bar, by the bar's name; the first bar is at the top.
+        title: Title of the axis.
+        unit: Unit of the values.
+        mode: "stack" puts parts one after the other, "group" beside each other.
+        colours: The colour of each part; by default those of the palette in turn.
+    """
+    names = list(bars)
+    labels = [label(name) for name in names]
+    lines = max((text.count("<br>") + 1 for text in labels), default=1)
+    traces = []
+    for index, part in enumerate(parts):
+        values = [bars[name].get(part) for name in names]
+        shares = [
+            "" if value is None or mode == "group" else f", {100 * value / (sum(bars[name].values()) or 1):.1f} %"
+            for name, value in zip(names, values, strict=True)
+        ]
+        traces.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": plain(part),
+                "y": labels,
+                "x": values,
+                "marker": {"color": (colours or {}).get(part, PALETTE[index % len(PALETTE)])},
+                "customdata": shares,
+                "hovertemplate": f"%{{y}}<br>{plain(part)}: %{{x:.4g}} {unit}%{{customdata}}<extra></extra>",
+            }
+        )
+    layout = {
+        "barmode": mode,
+        "height": AROUND + max(BAR, LINE * lines) * len(names) * (len(parts) if mode == "group" else 1),
+        "xaxis": {"title": {"text": title}, "rangemode": "tozero"},
+        "yaxis": {"type": "category", "autorange": "reversed", "showgrid": False},
+        "showlegend": len(parts) > 1 or mode == "stack",
+        "legend": {"traceorder": "normal", "orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+    }
+    table = {
+        "columns": ["bar", *(f"{part} ({unit})" for part in parts)],
+        "rows": [[name, *(bars[name].get(part) for part in parts)] for name in names],
+    }
+    return {"data": traces, "layout": layout, "table": table, "empty": "Nothing was measured."}
+
+
+def label(name: str) -> str:
+    """Return a bar's name as Plotly shows it."""
+    text = plain(name)
+    return text.replace(", ", ",<br>") if len(name) > LONG else text

@@ -1,0 +1,39 @@
+"""One panel of a job's page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+from app.web.plots import Figure
+
+
+def plain(text: object) -> str:
+    """Return a text of a job's results as Plotly shows it: without what it would take for markup."""
+    return escape(str(text), quote=False)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A plot with its words, or what a template shows, or both."""
+
+    name: str
+    """Last part of the plot's address, unique in the job: "timeline"."""
+    title: str
+    """Name of the plot; also what a screen reader says of it."""
+    text: str = ""
+    """How to read it; texts in `backticks` become code."""
+    draw: Callable[[], Figure] | None = None
+    """Makes the plot's JSON; None: there is no plot."""
+    log: str = ""
+    """Axes that get a switch between linear and logarithmic: "x", "y" or "x y"."""
+    template: str | None = None
+    """A template of `html/panels`, shown below the plot, which sees the panel as `panel`."""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    """What the template shows."""
+    folded: bool = False
+    """True if it is closed at first; its plot is drawn when it is opened."""
+    more: Sequence[Panel] = ()
+    """Plots of the same metric that stand below it, all closed at first."""

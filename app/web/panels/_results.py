@@ -1,0 +1,112 @@
+"""The results of one job as panels read them: each part is read once, when it is first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from app.specs import KINDS, Scalar
+from app.store import results
+from app.store.artifacts import ArtifactFiles
+from app.store.engine import Database
+from app.store.reading import Reading
+from app.store.results.sheet import Sheet
+
+MOST_ROWS = 50_000
+"""Most rows of a table that one plot reads; a unit's table has no more."""
+MOST_CASES = 2000
+"""Most cases of a job that its plots show."""
+
+Row = Mapping[str, Scalar]
+
+
+class JobResults:
+    """Tables, cases, measurements and files of one job.
+
+    Args:
+        job: The job as the API shows it.
+        database: The store.
+        reading: The store's reading side.
+        files: Where artifacts are.
+    """
+
+    def __init__(self, job: Mapping[str, Any], database: Database, reading: Reading, files: ArtifactFiles) -> None:
+        self.job = job
+        self.id: int = job["id"]
+        self._database = database
+        self._reading = reading
+        self._files = files
+
+    @cached_property
+    def tables(self) -> Mapping[str, Mapping[str, Any]]:
+        """The tables that the job's units reported, by name: `columns`, `rows` (their number), `units`, `url`."""
+        return {table["name"]: table for table in results.list_tables(self._database, self.id)}
+
+    @cached_property
+    def artifacts(self) -> Mapping[str, Mapping[str, Any]]:
+        """The job's files, by name: `kind`, `media_type`, `size`, `url`."""
+        return {artifact["name"]: artifact for artifact in self._reading.artifacts(self.id)}
+
+    @cached_property
+    def sheet(self) -> Sheet:
+        """The job's first cases with every metric, at most `MOST_CASES`; `is_cut` if there are more."""
+        return results.table(self._database, jobs=[self.id], columns=["all"], first=MOST_CASES)
+
+    def metric(self, name: str) -> Sheet:
+        """Return all cases of the job with one metric, which the sheet has."""
+        return results.metric_table(self._database, [name], jobs=[self.id]) if self.sheet.is_cut else self.sheet
+
+    @property
+    def grid(self) -> Mapping[str, Sequence[Scalar]]:
+        """The values of each coordinate along which the job's spec has a list."""
+        kind, spec = KINDS.get(self.job["kind"]), self.job["spec"]
+        fields = {} if kind is None else kind.axes
+        return {name: values for field, name in fields.items() if isinstance(values := spec.get(field), list)}
+
+    @cached_property
+    def measurements(self) -> Sequence[Mapping[str, Any]]:
+        """The job's first measurements, in the shape of the API's rows."""
+        found: Sequence[Mapping[str, Any]] = self._reading.measurements(self.id, limit=MOST_ROWS)["rows"]
+        return found
+
+    @property
+    def table_columns(self) -> Sequence[str]:
+        """The metrics that people look at first; none of a kind that this version does not know."""
+        kind = KINDS.get(self.job["kind"])
+        return () if kind is None else kind.table_columns
+
+    def has(self, table: str) -> bool:
+        """Return True if a unit reported this table, with at least one row."""
+        return table in self.tables and bool(self.tables[table]["rows"])
+
+    def rows(self, table: str) -> list[Row]:
+        """Return the first rows of a table, those of the first unit that reported it; none if there is no such table.
+
+        A plot of one unit's rows is true; one of several processes' rows on top of each other would not be.
+        """
+        if table not in self.tables:
+            return []
+        unit = min(self.tables[table]["units"])
+        sheet = results.result_table(self._database, self.id, table, unit=unit, limit=MOST_ROWS, columns=["all"])
+        names = sheet.names()
+        return [dict(zip(names, row, strict=True)) for row in sheet.rows]
+
+    def sweep_sheet(self, columns: Sequence[str], rows: Sequence[str]) -> Sheet | None:
+        """Return the finished cases of the job's sweep; None if it belongs to none."""
+        if self.job["sweep_id"] is None:
+            return None
+        return results.table(
+            self._database, sweep=self.job["sweep_id"], kind=self.job["kind"], columns=columns, rows=rows,
+            first=MOST_CASES,
+        )  # fmt: skip
+
+    def path(self, artifact: str) -> Path:
+        """Return where a file is.
+
+        Raises:
+            NotFound: the job has no such file, or it is gone.
+        """
+        found = self._reading.artifact(self.id, artifact)
+        return self._files.open_path(found["sha256"])

@@ -1,0 +1,30 @@
+"""`attention`: times, rates and memory over the sequence length, an implementation a line; errors beside each other."""
+
+from __future__ import annotations
+
+from app.web.panels._panel import Panel
+from app.web.panels._results import JobResults
+from app.web.panels.cells import Lines, charts
+
+LINES = Lines("sequence_length", "Sequence length (tokens)", "implementation", of_series=("br", "bc"))
+OUTCOMES = "Crosses at the top stand for cells without a number: out of memory, wrong, unsupported."
+TIMES = {
+    "forward_backward_ms": "Forward and backward pass",
+    "forward_ms": "Forward pass",
+    "backward_ms": "Backward pass",
+}
+ERRORS = {"output_error": "Relative error of the output", "gradient_error": "Relative error of the gradients"}
+
+
+def panels(results: JobResults) -> list[Panel]:
+    """Return the charts of a job's cells."""
+    found: list[Panel] = []
+    for metric, words in TIMES.items():
+        text = "" if found else f"Time of one call, with its standard deviation. {OUTCOMES}"
+        found += charts(results, LINES, metric, words, text, folded=bool(found))
+    rate = "Useful FLOPs divided by the median time; of causal attention half of the square counts."
+    found += charts(results, LINES, "tflops", "Rate", rate)
+    found += charts(results, LINES, "peak_memory_mib", "Peak memory", "Inputs included.", folded=True)
+    for metric, words in ERRORS.items():
+        found += charts(results, LINES, metric, words, "Against the oracle in float64.", folded=True)
+    return found

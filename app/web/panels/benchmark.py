@@ -1,0 +1,79 @@
+"""`benchmark`: where a step's time goes, process by process, and the memory that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from app.web.panels._bars import bars_of
+from app.web.panels._panel import Panel
+from app.web.panels._results import JobResults
+from app.web.plots import Figure
+
+PHASES = ("forward", "backward", "optimizer", "prefill")
+REST, DECODING = "rest of the step", "decoding"
+MOST_PROCESSES = 64
+"""Most processes that are drawn; replicates beyond them are in the table."""
+MEMORY = {"peak_memory_mib": "allocated, peak", "memory_reserved_mib": "reserved by the allocator, peak"}
+
+Measurement = Mapping[str, Any]
+
+
+def panels(results: JobResults) -> list[Panel]:
+    """Return the phases of a step, and its memory, by process."""
+    processes = by_process(results.measurements)
+    found = []
+    if any(medians(rows) for rows in processes.values()):
+        found.append(
+            Panel(
+                "phases",
+                "Where a step's time goes (ms)",
+                "Median time of each phase, a bar for each fresh process. What the phases leave of the median step is "
+                "its rest.",
+                partial(draw_phases, processes),
+            )
+        )
+    if any(row["metric"] in MEMORY and row["outcome"] == "ok" for row in results.measurements):
+        found.append(Panel("memory", "Memory (MiB)", "Peaks over the measured steps.", partial(draw_memory, processes)))
+    return found
+
+
+def by_process(measurements: Sequence[Measurement]) -> dict[str, list[Measurement]]:
+    """Return the measurements of each process, by its name; a job of one process has the name of its unit."""
+    units: dict[int, list[Measurement]] = {}
+    for row in measurements:
+        units.setdefault(row["unit_index"], []).append(row)
+    if len(units) == 1:
+        return dict(zip(["one process"], units.values(), strict=True))
+    return {f"process {index + 1}": rows for index, rows in list(units.items())[:MOST_PROCESSES]}
+
+
+def medians(rows: Sequence[Measurement]) -> dict[str, float]:
+    """Return the median time in ms of each phase, and what the phases leave of the median step."""
+    times = {
+        row["phase"]: row["median"]
+        for row in rows
+        if row["outcome"] == "ok" and row["metric"] == f"{row['phase']}_ms" and row["median"] is not None
+    }
+    found = {phase: times[phase] for phase in PHASES if phase in times}
+    if "step" in times and found and (rest := times["step"] - sum(found.values())) > 0:
+        found[DECODING if "prefill" in found else REST] = rest
+    return found
+
+
+def draw_phases(processes: Mapping[str, Sequence[Measurement]]) -> Figure:
+    """Draw a stacked bar for each process: ms of each phase."""
+    times = {name: medians(rows) for name, rows in processes.items()}
+    phases = [phase for phase in (*PHASES, DECODING, REST) if any(phase in found for found in times.values())]
+    return bars_of(phases, times, "Median time (ms)", "ms")
+
+
+def draw_memory(processes: Mapping[str, Sequence[Measurement]]) -> Figure:
+    """Draw bars of the peaks in MiB for each process."""
+    peaks = {
+        name: {MEMORY[row["metric"]]: row["median"] for row in rows if row["metric"] in MEMORY and row["median"]}
+        for name, rows in processes.items()
+    }
+    kinds = [kind for kind in MEMORY.values() if any(kind in found for found in peaks.values())]
+    return bars_of(kinds, peaks, "Memory (MiB)", "MiB", mode="group")

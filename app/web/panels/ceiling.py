@@ -1,0 +1,26 @@
+"""`ceiling`: what the device reaches, data type by data type."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from app.web.panels._panel import Panel
+from app.web.panels._results import JobResults
+from app.web.panels.cells import draw, known, measured, title
+from app.web.plots import Axes
+
+TEXTS = {
+    "tflops": "Products of square matrices, with the standard deviation of the samples if there are several.",
+    "copy_gb_per_s": "Bytes read and written, divided by the median time.",
+}
+
+
+def panels(results: JobResults) -> list[Panel]:
+    """Return bars of the rates by data type."""
+    sheet, found = results.sheet, []
+    for metric, text in TEXTS.items():
+        points = measured(sheet, metric)
+        if known(points):
+            axes = Axes(x="dtype" if metric == "tflops" else "operation")
+            found.append(Panel(metric, title(sheet, metric), text, partial(draw, sheet, metric, points, axes)))
+    return found

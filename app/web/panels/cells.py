@@ -1,0 +1,151 @@
+"""Charts of a job's cases, for kinds that measure a grid of cells or have no panels of their own.
+
+A chart has one metric along one coordinate, with a series for each value of another one. Coordinates that remain split
+a metric into several charts, of which the first is open. It is drawn of all cells, also of ten thousand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+
+from app.layout import case_text, in_use
+from app.metrics import readable
+from app.specs import Scalar
+from app.store.results.sheet import Sheet
+from app.web.panels._panel import Panel
+from app.web.panels._results import JobResults
+from app.web.plots import Axes, Figure, Point, axes_of, chart, points_of
+
+Place = Mapping[str, Scalar]
+
+MOST_METRICS = 4
+"""Metrics that a kind without panels of its own has charts of."""
+MOST_CHARTS = 24
+"""Most charts of one metric."""
+
+
+def panels(results: JobResults) -> list[Panel]:
+    """Return a chart for each of the first metrics of the kind's default table that have several cases."""
+    sheet = results.sheet
+    metrics = [name for name in results.table_columns if any(known(measured(sheet, name)))]
+    found = []
+    for metric in metrics[:MOST_METRICS]:
+        points = measured(sheet, metric)
+        if len(points) > 1:
+            found.append(
+                Panel(metric, title(sheet, metric), draw=partial(draw, sheet, metric, points, axes_of(points)))
+            )
+    return found
+
+
+@dataclass(frozen=True)
+class Lines:
+    """How the charts of a grid are drawn: a coordinate along a logarithmic axis, and another that makes lines."""
+
+    x: str
+    x_title: str
+    series: str
+    of_series: tuple[str, ...] = ()
+    """Coordinates that only some series have, such as block sizes: their values make lines, too."""
+
+
+def charts(
+    results: JobResults,
+    lines: Lines,
+    metric: str,
+    words: str,
+    text: str = "",
+    *,
+    log_y: bool = True,
+    folded: bool = False,
+) -> list[Panel]:
+    """Return the panel of a metric, with a chart for each combination of what the grid varies besides the lines.
+
+    Charts follow from the job's spec, so that ten thousand cells are read only when a plot is drawn.
+
+    Args:
+        results: The job's.
+        lines: The coordinates.
+        metric: One of its metrics; no panel if it has no value.
+        words: The metric's name for people, without its unit.
+        text: How to read it.
+        log_y: Whether values have a logarithmic axis.
+        folded: Whether it is closed at first.
+    """
+    sheet = results.sheet
+    if metric not in sheet.names("metric") or not (sheet.is_cut or known(measured(sheet, metric))):
+        return []
+    grid = {name: values for name, values in results.grid.items() if len(values) > 1}
+    by = (lines.series, *(name for name in lines.of_series if name in grid))
+    splits = [name for name in grid if name not in (lines.x, *by)]
+    places = [dict(zip(splits, values, strict=True)) for values in product(*(grid[name] for name in splits))]
+    heading = f"{words} ({unit_of(sheet, metric)})"
+    axes, titles = Axes(x=lines.x, by=by), (lines.x_title, heading)
+    found = [
+        Panel(
+            metric if number == 0 else f"{metric}-{number + 1}",
+            f"{heading}: {split_name(place)}" if place else heading,
+            draw=partial(draw_lines, results, metric, place, axes, titles, log_y=log_y),
+            log="x y",
+            folded=folded or number > 0,
+        )
+        for number, place in enumerate(places[:MOST_CHARTS])
+    ]
+    if len(places) > len(found):
+        text = f"{text} The first {len(found)} of {len(places)} charts; the table has all cells.".strip()
+    return [replace(found[0], text=text, more=found[1:])]
+
+
+def draw(sheet: Sheet, metric: str, points: Sequence[Point], axes: Axes) -> Figure:
+    """Draw one chart."""
+    return chart(points, axes, metric, unit_of(sheet, metric))
+
+
+def draw_lines(
+    results: JobResults, metric: str, place: Place, axes: Axes, titles: tuple[str, str], *, log_y: bool
+) -> Figure:
+    """Draw one chart of lines, of the cells at `place`, with the titles of its axes."""
+    sheet = results.metric(metric)
+    points = [
+        point
+        for point in measured(sheet, metric)
+        if all(point.place.get(name) == value for name, value in place.items())
+    ]
+    figure = chart(points, axes, metric, unit_of(sheet, metric), log_x=True, log_y=log_y)
+    for axis, title in zip(("xaxis", "yaxis"), titles, strict=True):
+        figure["layout"][axis]["title"] = {"text": title}
+    return figure
+
+
+def measured(sheet: Sheet, metric: str) -> list[Point]:
+    """Return the points of a metric that somebody tried to measure: a copy has no rate of matrix products."""
+    if metric not in sheet.names("metric"):
+        return []
+    return [point for point in points_of(sheet, metric) if point.outcome is not None]
+
+
+def known(points: Sequence[Point]) -> list[float]:
+    """Return the values of those points that have one."""
+    return [point.value for point in points if point.value is not None]
+
+
+def unit_of(sheet: Sheet, metric: str) -> str | None:
+    """Return a metric's unit."""
+    return next(column.unit for column in sheet.columns if column.name == metric)
+
+
+def title(sheet: Sheet, metric: str) -> str:
+    """Return a metric's name as a heading: "Forward backward (ms)"."""
+    return readable(metric, unit_of(sheet, metric))
+
+
+def split_name(place: Place) -> str:
+    """Return the words that tell one chart of a metric from the others: "bf16, causal, head_dim=64"."""
+    words = []
+    for name, value in place.items():
+        told = in_use(value)
+        words.append(f"no {name.replace('_', ' ')}" if told is None else case_text({name: told}))
+    return ", ".join(words)

@@ -1,0 +1,244 @@
+"""`ddp`: when each rank computed and communicated, what its step consists of, and the exposed share by strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+from app.layout import case_text, in_use
+from app.store.results.sheet import Cell, Sheet
+from app.web.panels._bars import bars_of
+from app.web.panels._panel import Panel, plain
+from app.web.panels._results import JobResults, Row
+from app.web.plots import Figure
+
+STREAMS = {"compute": "computation", "communication": "communication", "exposed": "exposed communication"}
+"""Streams of the timeline from the top to the bottom, with their names for people."""
+COLOURS = {"compute": "var(--plot-1)", "communication": "var(--plot-3)", "exposed": "var(--bad)"}
+ROW = 16
+"""Height of a stream, in pixels."""
+AROUND = 140
+MOST_SPANS = 3000
+"""Most blocks of one timeline; close neighbours are drawn as one, and the table counts them all."""
+MOST_RANKS = 16
+"""Ranks that a timeline shows; the table has all of them."""
+COMPUTATION, EXPOSED = "computation", "exposed communication"
+STEP, EXPOSED_MS = "step_ms", "exposed_communication_ms"
+OF_A_STRATEGY = ("strategy", "bucket_size_mb", "sharded_optimizer")
+
+
+def panels(results: JobResults) -> list[Panel]:
+    """Return what the job's tables and its sweep allow."""
+    found = []
+    if results.has("timeline"):
+        rows = results.rows("timeline")
+        found += [timeline(rows, number) for number in sorted({int(row["step"] or 0) for row in rows})]
+    if results.has("operations"):
+        found.append(
+            Panel(
+                "operations",
+                "Operations between ranks, in a step without a profiler",
+                "From the moment when an operation was issued until it ended, on each rank. Point at one for its size.",
+                lambda: draw_operations(results.rows("operations")),
+                folded=results.has("timeline"),
+            )
+        )
+    sheet = results.sheet
+    strategies, of = parts_of_steps(sheet), "this job"
+    siblings = results.sweep_sheet([STEP, EXPOSED_MS], OF_A_STRATEGY) if {STEP} & set(sheet.names("metric")) else None
+    if siblings is not None and len(compared := parts_of_steps(siblings)) > 1:
+        strategies, of = compared, f"sweep {results.job['sweep_id']}"
+    if strategies:
+        found.append(
+            Panel(
+                "exposed",
+                f"Exposed communication by strategy: {of}",
+                "A step of each strategy: what it takes without communication, and what communication adds, measured "
+                "in turns. Communication that is hidden behind computation adds nothing.",
+                partial(draw_exposed, strategies),
+            )
+        )
+    return found
+
+
+def timeline(rows: Sequence[Row], step: int) -> Panel:
+    """Return the panel of one profiled step; the first one is open."""
+    first = step == min(int(row["step"] or 0) for row in rows)
+    return Panel(
+        f"timeline-{step}",
+        f"Computation and communication of each rank, profiled step {step}",
+        "Time runs from the beginning of the step. Communication while the rank computes is hidden; exposed is what "
+        "remains, waiting for other ranks included. Close neighbours are drawn as one."
+        if first
+        else "",
+        lambda: draw_timeline([row for row in rows if row["step"] == step]),
+        folded=not first,
+    )
+
+
+def parts_of_steps(sheet: Sheet) -> dict[str, dict[str, float]]:
+    """Return for each case the ms of a step without communication, and what communication adds, by the case's words.
+
+    A case of which one of the two is not known is left out; less than nothing is none.
+    """
+    if not {STEP, EXPOSED_MS} <= set(sheet.names("metric")):
+        return {}
+    names, found = sheet.names(), dict[str, dict[str, float]]()
+    coordinates = [name for name in sheet.names("coordinate") if name != "job"]
+    for row in sheet.rows:
+        step, exposed = (cell_value(row[names.index(name)]) for name in (STEP, EXPOSED_MS))
+        if step is None or exposed is None:
+            continue
+        place = {name: in_use(row[names.index(name)]) for name in coordinates}
+        hidden = max(0.0, min(exposed, step))
+        found[unused(case_text(place) or "case", found)] = {COMPUTATION: step - hidden, EXPOSED: hidden}
+    return found
+
+
+def cell_value(cell: Any) -> float | None:
+    """Return the value of a cell of a metric; None if it has none."""
+    return cell.value if isinstance(cell, Cell) else None
+
+
+def unused(name: str, taken: Mapping[str, Any]) -> str:
+    """Return a name that is not taken: two jobs may have measured the same case."""
+    number, found = 2, name
+    while found in taken:
+        number, found = number + 1, f"{name} ({number})"
+    return found
+
+
+def draw_exposed(strategies: Mapping[str, Mapping[str, float]]) -> Figure:
+    """Draw a bar for each strategy: computation, and what communication adds to the step."""
+    colours = {COMPUTATION: COLOURS["compute"], EXPOSED: COLOURS["exposed"]}
+    figure = bars_of([COMPUTATION, EXPOSED], strategies, "Step (ms)", "ms", colours=colours)
+    table = figure["table"]
+    table["columns"].append("exposed share (%)")
+    for row in table["rows"]:
+        row.append(100 * row[2] / ((row[1] + row[2]) or 1.0))
+    return figure
+
+
+def draw_timeline(rows: Sequence[Row]) -> Figure:
+    """Draw the spans of one step: a row for each rank and stream.
+
+    Args:
+        rows: Rows of the table `timeline` of one step.
+    """
+    ranks = sorted({int(row["rank"] or 0) for row in rows})
+    shown = ranks[:MOST_RANKS]
+    streams = [stream for stream in STREAMS if any(row["stream"] == stream for row in rows)]
+    lines = [(rank, stream) for rank in shown for stream in streams]
+    traces = []
+    for stream in streams:
+        spans = []
+        for rank in shown:
+            own = [row for row in rows if row["rank"] == rank and row["stream"] == stream]
+            times = [(float(row["start_ms"] or 0), float(row["end_ms"] or 0)) for row in own]
+            spans += [(lines.index((rank, stream)), *span) for span in joined(times, MOST_SPANS // len(lines))]
+        traces.append(blocks(STREAMS[stream], COLOURS[stream], spans))
+    names = [f"rank {rank}, {STREAMS[stream].removesuffix(' communication')}" for rank, stream in lines]
+    figure = rows_of_time(traces, names, "Time in the step (ms)")
+    figure["table"] = {
+        "columns": ["rank", "stream", "busy (ms)", "spans"],
+        "rows": [[rank, STREAMS[stream], *busy(rows, rank, stream)] for rank, stream in lines],
+    }
+    if len(ranks) > len(shown):
+        figure["layout"]["annotations"] = [note(f"The first {len(shown)} of {len(ranks)} ranks")]
+    return figure
+
+
+def joined(spans: Sequence[tuple[float, float]], most: int) -> list[tuple[float, float]]:
+    """Return at most `most` of these spans, which are in order: those with the least gaps between them become one."""
+    gaps = sorted(after[0] - before[1] for before, after in pairwise(spans))
+    widest = gaps[len(spans) - most - 1] if len(spans) > most else None
+    found: list[tuple[float, float]] = []
+    for begin, end in spans:
+        if found and widest is not None and begin - found[-1][1] <= widest:
+            found[-1] = (found[-1][0], end)
+        else:
+            found.append((begin, end))
+    return found
+
+
+def busy(rows: Sequence[Row], rank: int, stream: str) -> tuple[float, int]:
+    """Return the ms that a rank's stream was at work, and the number of its spans."""
+    spans = [row for row in rows if row["rank"] == rank and row["stream"] == stream]
+    return sum(float(row["end_ms"] or 0) - float(row["start_ms"] or 0) for row in spans), len(spans)
+
+
+def blocks(name: str, colour: str, spans: Sequence[tuple[int, float, float]]) -> dict[str, Any]:
+    """Return one trace with a block for each (row, begin, end): a path is drawn at once, a thousand bars are not."""
+    x: list[float | None] = []
+    y: list[float | None] = []
+    for row, begin, end in spans:
+        x += [begin, end, end, begin, begin, None]
+        y += [row - 0.36, row - 0.36, row + 0.36, row + 0.36, row - 0.36, None]
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "name": name,
+        "x": x,
+        "y": y,
+        "fill": "toself",
+        "fillcolor": colour,
+        "line": {"width": 0.5, "color": colour},
+        "hoveron": "points",
+        "hovertemplate": f"{name}: %{{x:.4g}} ms<extra></extra>",
+    }
+
+
+def rows_of_time(traces: Sequence[Mapping[str, Any]], names: Sequence[str], title: str) -> Figure:
+    """Return a figure with time along x and a named row for each number along y, the first at the top."""
+    return {
+        "data": list(traces) if names else [],
+        "layout": {
+            "height": AROUND + ROW * len(names),
+            "hovermode": "closest",
+            "xaxis": {"title": {"text": title}, "rangemode": "tozero"},
+            "yaxis": {
+                "tickmode": "array",
+                "tickvals": list(range(len(names))),
+                "ticktext": list(names),
+                "range": [len(names) - 0.5, -0.5],
+                "showgrid": False,
+                "zeroline": False,
+            },
+            "showlegend": len(traces) > 1,
+        },
+        "empty": "Nothing was recorded.",
+    }
+
+
+def draw_operations(rows: Sequence[Row]) -> Figure:
+    """Draw when each operation between ranks ran: a row for each rank.
+
+    Args:
+        rows: The table `operations`.
+    """
+    ranks = sorted({int(row["rank"] or 0) for row in rows})[:MOST_RANKS]
+    kinds = list(dict.fromkeys(str(row["operation"]) for row in rows))
+    first = min((float(row["start_ms"] or 0) for row in rows), default=0.0)
+    traces = []
+    for index, kind in enumerate(kinds):
+        of_kind = [row for row in rows if row["operation"] == kind and row["rank"] in ranks]
+        spans = [
+            (ranks.index(int(row["rank"] or 0)), float(row["start_ms"] or 0) - first, float(row["end_ms"] or 0) - first)
+            for row in of_kind
+        ]
+        trace = blocks(plain(kind), f"var(--plot-{index % 8 + 1})", spans)
+        told = [f"{plain(kind)}, {int(row['size'] or 0):,} bytes" for row in of_kind]
+        trace["customdata"] = [text for text in told for _ in range(6)]
+        trace["hovertemplate"] = "%{customdata}<br>%{x:.4g} ms<extra></extra>"
+        traces.append(trace)
+    figure = rows_of_time(traces, [f"rank {rank}" for rank in ranks], "Time (ms)")
+    columns = ["rank", "operation", "size", "start_ms", "end_ms"]
+    figure["table"] = {"columns": columns, "rows": [[row[name] for name in columns] for row in rows]}
+    return figure
+
+
+def note(text: str) -> dict[str, Any]:
+    """Return a remark in the corner of a figure."""
+    return {"text": text, "xref": "paper", "yref": "paper", "x": 1, "y": 0, "showarrow": False}

@@ -1,0 +1,34 @@
+"""`kernel`: kernels against their plain PyTorch, over the number of rows."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from app.web.panels._panel import Panel
+from app.web.panels._results import JobResults
+from app.web.panels.cells import draw, known, measured, title
+from app.web.plots import Axes, varying
+
+METRICS = {
+    "forward_backward_ms": "Time of one call of both passes, with its standard deviation.",
+    "forward_ms": "Time of one call of the forward pass.",
+    "backward_ms": "Time of one call of the backward pass.",
+    "gb_per_s": "Bytes that have to be read and written, divided by the median time.",
+}
+SIZES = ("rows", "columns")
+
+
+def panels(results: JobResults) -> list[Panel]:
+    """Return a chart of each metric: over sizes if they vary, else bars by implementation."""
+    sheet, found = results.sheet, []
+    for metric, text in METRICS.items():
+        points = measured(sheet, metric)
+        if not known(points):
+            continue
+        differing = varying(points)
+        x = next((size for size in SIZES if size in differing), "implementation")
+        axes = Axes(x=x, by=tuple(name for name in differing if name != x))
+        folded = metric in ("forward_ms", "backward_ms")
+        shown = partial(draw, sheet, metric, points, axes)
+        found.append(Panel(metric, title(sheet, metric), text, shown, log="x y", folded=folded))
+    return found

@@ -1,0 +1,179 @@
+"""`memory`: use by category over the history, what fills each phase's peak, the largest allocations, the snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from app.web.panels._bars import bars_of
+from app.web.panels._panel import Panel, plain
+from app.web.panels._results import JobResults, Row
+from app.web.plots import Figure
+
+CATEGORIES = {
+    "parameter": "var(--plot-1)",
+    "gradient": "var(--plot-2)",
+    "optimizer_state": "var(--plot-3)",
+    "activation": "var(--plot-4)",
+    "input": "var(--plot-6)",
+    "temporary": "var(--plot-5)",
+    "unknown": "var(--plot-8)",
+}
+"""Categories from the bottom of the pile to its top, with their colours: what lives longest lies lowest."""
+HEAD = "categories-"
+LEAST_NAMED = 0.06
+"""Share of the history that a phase must have for its name to be written above it."""
+MEMORY_VIZ = "https://pytorch.org/memory_viz"
+
+
+def panels(results: JobResults) -> list[Panel]:
+    """Return what the job's tables and snapshots allow."""
+    found = []
+    if results.has("timeline"):
+        found.append(
+            Panel(
+                "timeline",
+                "Memory over the recorded steps, by category (MiB)",
+                "One point for each entry of the allocator's history, thinned out; peaks stay. Point at the curve to "
+                "see what was allocated or released there, and by which lines of code.",
+                lambda: draw_timeline(results.rows("timeline")),
+            )
+        )
+    phases = [name.removeprefix(HEAD) for name in results.tables if name.startswith(HEAD)]
+    if phases:
+        found.append(
+            Panel(
+                "peaks",
+                "What fills the peak of each phase (MiB)",
+                "The allocations alive when the phase needs the most memory. Categories count the bytes that were "
+                "asked for.",
+                lambda: draw_peaks({phase: results.rows(f"{HEAD}{phase}") for phase in phases}),
+            )
+        )
+    if results.has("allocations"):
+        found.append(
+            Panel(
+                "allocations",
+                "Largest allocations",
+                "Alive at the peak of a phase; equal ones are in one row.",
+                template="explorer.html",
+                values={"table": "allocations", "sort": "-size_mib"},
+            )
+        )
+    if results.has("snapshots"):
+        found.append(
+            Panel(
+                "snapshots",
+                "Snapshots",
+                template="snapshots.html",
+                values={"viewer": MEMORY_VIZ, "snapshots": snapshots(results.rows("snapshots"), results.artifacts)},
+            )
+        )
+    return found
+
+
+def snapshots(rows: Sequence[Row], artifacts: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of the table `snapshots` whose files are still there, each with its file as `file`."""
+    return [{**row, "file": artifacts[str(row["snapshot"])]} for row in rows if row["snapshot"] in artifacts]
+
+
+def draw_timeline(rows: Sequence[Row]) -> Figure:
+    """Draw the use of memory by category as a pile of areas, over the number of the history's entry.
+
+    Args:
+        rows: The table `timeline`. Jobs of earlier versions lack what each entry made or released.
+    """
+    entries = [row["entry"] for row in rows]
+    shown = [name for name in CATEGORIES if any(row[f"{name}_mib"] for row in rows)]
+    traces: list[dict[str, Any]] = [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": name.replace("_", " "),
+            "x": entries,
+            "y": [row[f"{name}_mib"] for row in rows],
+            "stackgroup": "memory",
+            "line": {"width": 0, "shape": "hv"},
+            "fillcolor": CATEGORIES[name],
+            "hovertemplate": "%{y:.4g} MiB",
+        }
+        for name in shown
+    ]
+    if rows:
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": "total",
+                "x": entries,
+                "y": [row["total_mib"] for row in rows],
+                "line": {"width": 1.2, "color": "var(--text)", "shape": "hv"},
+                "customdata": [told(row) for row in rows],
+                "hovertemplate": "%{y:.4g} MiB<br>%{customdata}<extra>total</extra>",
+            }
+        )
+    stretches = [
+        (key, [row["entry"] for row in group])
+        for key, group in groupby(rows, key=lambda row: (row["step"], row["phase"]))
+    ]
+    columns = ["entry", "step", "phase", "total_mib", *(f"{name}_mib" for name in shown)]
+    columns += [name for name in ("change_mib", "category", "name", "stack") if rows and name in rows[0]]
+    return {
+        "data": traces,
+        "layout": {
+            "height": 420,
+            "hovermode": "x unified",
+            "xaxis": {"title": {"text": "Entry of the history"}, "showgrid": False},
+            "yaxis": {"title": {"text": "Memory (MiB)"}, "rangemode": "tozero"},
+            "shapes": [boundary(found[0]) for _, found in stretches[1:]],
+            "annotations": [label(phase, found[0]) for (_, phase), found in stretches if is_wide(found, entries)],
+            "margin": {"l": 56, "r": 16, "t": 34, "b": 44},
+            "legend": {"orientation": "h", "y": 1.1, "yanchor": "bottom", "x": 0, "traceorder": "normal"},
+        },
+        "table": {"columns": columns, "rows": [[row[name] for name in columns] for row in rows]},
+        "empty": "The history is empty.",
+    }
+
+
+def boundary(entry: Any) -> dict[str, Any]:
+    """Return the line where a phase begins."""
+    line = {"color": "var(--quiet)", "width": 1, "dash": "dot"}
+    return {"type": "line", "xref": "x", "yref": "paper", "x0": entry, "x1": entry, "y0": 0, "y1": 1, "line": line}
+
+
+def is_wide(stretch: Sequence[Any], entries: Sequence[Any]) -> bool:
+    """Return True if a stretch of the history has room for its name."""
+    return bool(stretch[-1] - stretch[0] > LEAST_NAMED * (entries[-1] - entries[0]))
+
+
+def label(phase: Any, entry: Any) -> dict[str, Any]:
+    """Return a phase's name, above the place where it begins."""
+    place = {"x": entry, "xref": "x", "xanchor": "left", "y": 1, "yref": "paper", "yanchor": "bottom"}
+    return {**place, "text": plain(phase), "showarrow": False, "font": {"size": 11, "color": "var(--quiet)"}}
+
+
+def told(row: Row) -> str:
+    """Return what an entry made or released, and the lines of code that made it, the innermost first."""
+    change = row.get("change_mib")
+    if change is None:
+        return plain(row["phase"])
+    what = f"{'+' if float(change) >= 0 else '−'}{abs(float(change)):.4g} MiB {row['category']}".replace("_", " ")
+    name = row.get("name")
+    stack = str(row["stack"]).split(" < ") if row.get("stack") else ["no line of code outside torch"]
+    lines = [f"{row['phase']}: {what}" + (f", {name}" if name else ""), *stack]
+    return "<br>".join(map(plain, lines))
+
+
+def draw_peaks(tables: Mapping[str, Sequence[Row]]) -> Figure:
+    """Draw a bar for each phase: MiB of each category at its peak.
+
+    Args:
+        tables: The tables `categories-…`, by phase. A peak that was lost has no values.
+    """
+    bars = {
+        phase: {str(row["category"]): float(row["peak_mib"]) for row in rows if row["peak_mib"]}
+        for phase, rows in tables.items()
+    }
+    parts = [name for name in CATEGORIES if any(name in bar for bar in bars.values())]
+    return bars_of(parts, bars, "Memory at the peak (MiB)", "MiB", colours=CATEGORIES)

@@ -1,0 +1,220 @@
+"""`profile`: the step by classes of kernels, the roofline, kernels to search in, the flame graph, and the trace."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from app.web.panels._bars import bars_of
+from app.web.panels._panel import Panel, plain
+from app.web.panels._results import JobResults, Row
+from app.web.plots import PALETTE, SYMBOLS, Figure
+
+CLASSES = {
+    "matmul": "var(--plot-1)",
+    "attention": "var(--plot-6)",
+    "softmax": "var(--plot-2)",
+    "normalisation": "var(--plot-5)",
+    "elementwise": "var(--plot-3)",
+    "copy": "var(--plot-7)",
+    "reduction": "var(--plot-4)",
+    "communication": "var(--bad)",
+    "optimizer": "var(--busy)",
+    "other": "var(--plot-8)",
+}
+SCOPES: Mapping[str, tuple[str, str | None]] = {
+    "forward": ("forward", None),
+    "forward_backward": ("backward", "forward"),
+    "prefill": ("prefill", None),
+    "decode": ("decode", None),
+}
+"""The scopes of the table `classes`, with the phase that each adds to the scope before it."""
+STACKS, FLAME_GRAPH = "stacks.txt", "flamegraph.svg"
+MOST_PRODUCTS = 300
+"""Most points of the roofline: the products that take the most time."""
+LEAST, MOST = 6.0, 30.0
+"""Sizes of the roofline's points, in pixels."""
+
+
+def panels(results: JobResults) -> list[Panel]:
+    """Return what the job's tables and files allow."""
+    found = []
+    if results.has("classes"):
+        found.append(
+            Panel(
+                "classes",
+                "Where the time of a profiled step goes, by class (ms)",
+                "Times of kernels, copies and fills, added up; on a CPU, the operators' own times. The profiler makes "
+                "steps longer: take the shares, not the times.",
+                lambda: draw_classes(results.rows("classes")),
+            )
+        )
+    if results.has("products") or results.has("attention"):
+        found.append(
+            Panel(
+                "roofline",
+                "Roofline: what limits matrix products and the parts of attention",
+                roofline_text(results.rows("ceilings")),
+                lambda: draw_roofline(results.rows("products"), results.rows("attention"), results.rows("ceilings")),
+                log="x y",
+            )
+        )
+    kernels = next((name for name in results.tables if name.startswith("kernels-") and results.has(name)), None)
+    if kernels is not None:
+        found.append(Panel("kernels", "Kernels and operators", template="explorer.html", values={"table": kernels}))
+    if STACKS in results.artifacts:
+        values = {"stacks": results.artifacts[STACKS], "drawn": results.artifacts.get(FLAME_GRAPH)}
+        found.append(Panel("flame-graph", "Flame graph", template="flame_graph.html", values=values))
+    return found
+
+
+def phase_times(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """Return the ms of each class in each phase, from the table `classes`, whose scopes hold the phases before them."""
+    scopes: dict[str, dict[str, float]] = {}
+    for row in rows:
+        scopes.setdefault(str(row["scope"]), {})[str(row["class"])] = float(row["total_ms"] or 0.0)
+    found: dict[str, dict[str, float]] = {}
+    known: dict[str, float] = {}
+    for scope, times in scopes.items():
+        if scope == "step" and scopes.keys() <= {"step"}:
+            found["step"] = times
+        elif scope == "step" and "prefill" in scopes:
+            continue  # its phases are there
+        else:
+            phase, _ = SCOPES.get(scope, ("optimizer" if scope == "step" else scope, None))
+            before = known if phase in ("backward", "optimizer") else {}
+            found[phase] = {name: max(0.0, time - before.get(name, 0.0)) for name, time in times.items()}
+            known = times
+    return found
+
+
+def draw_classes(rows: Sequence[Row]) -> Figure:
+    """Draw a bar for each phase: ms of each class of kernels in one step."""
+    times = {
+        phase: {name: time for name, time in classes.items() if time > 0}
+        for phase, classes in phase_times(rows).items()
+    }
+    order = [*CLASSES, *(name for classes in times.values() for name in classes if name not in CLASSES)]
+    parts = [name for name in dict.fromkeys(order) if any(name in classes for classes in times.values())]
+    return bars_of(parts, times, "Time per step (ms)", "ms", colours=CLASSES)
+
+
+def limits_of(rows: Sequence[Row]) -> dict[str, Row]:
+    """Return the rows of the table `ceilings` that have a value, by what they limit."""
+    return {str(row["limit"]): row for row in rows if row["value"] is not None}
+
+
+def roofline_text(ceilings: Sequence[Row]) -> str:
+    """Return how to read the roofline, and which of its limits are not known."""
+    text = (
+        "A point is a matrix product of one shape, or a part of attention: the larger, the more of the step it takes. "
+        "Under the slope memory limits it, under the level arithmetic does. Bytes are those of inputs and outputs, "
+        "each once. What other operators compute and move is not known, so they have no point."
+    )
+    missing = [f"{row['limit']}: {row['source']}" for row in ceilings if row["value"] is None]
+    if missing:
+        text += f" Not known of this device: {'; '.join(missing)}."
+    return text
+
+
+def draw_roofline(products: Sequence[Row], attention: Sequence[Row], ceilings: Sequence[Row]) -> Figure:
+    """Draw rates over FLOPs per byte, with what the device reaches.
+
+    Args:
+        products: The table `products`.
+        attention: The table `attention`; parts without a known cost are left out.
+        ceilings: The table `ceilings`.
+    """
+    points = [("products", row, plain(f"{row['operator']} {row['product']}, {row['dtype']}")) for row in products]
+    points += [("attention", row, plain(row["part"])) for row in attention]
+    points = [point for point in points if point[1]["tflops"] and point[1]["intensity"]]
+    points = sorted(points, key=lambda point: -float(point[1]["total_ms"] or 0.0))[:MOST_PRODUCTS]
+    longest = max((float(row["total_ms"] or 0.0) for _, row, _ in points), default=0.0)
+    traces: list[dict[str, Any]] = []
+    phases = list(dict.fromkeys(str(row["phase"]) for _, row, _ in points))
+    for group, symbol in (("products", SYMBOLS[0]), ("attention", SYMBOLS[2])):
+        for index, phase in enumerate(phases):
+            own = [(row, words) for of, row, words in points if of == group and row["phase"] == phase]
+            if own:
+                colour = PALETTE[index % len(PALETTE)]
+                traces.append(cloud(plain(f"{group}, {phase}"), own, longest, symbol=symbol, colour=colour))
+    if traces:
+        intensities = [float(row["intensity"] or 1.0) for _, row, _ in points]
+        traces += roofs(limits_of(ceilings), min(intensities), max(intensities))
+    decades = {"dtick": 1, "exponentformat": "none"}
+    return {
+        "data": traces,
+        "layout": {
+            "height": 460,
+            "hovermode": "closest",
+            "xaxis": {"type": "log", "title": {"text": "FLOPs per byte"}, **decades},
+            "yaxis": {"type": "log", "title": {"text": "TFLOP/s"}, **decades},
+        },
+        "table": {
+            "columns": ["what", "phase", "FLOP/byte", "TFLOP/s", "ms per step", "of the limit (%)", "bound"],
+            "rows": [
+                [words, *(row[name] for name in ("phase", "intensity", "tflops", "total_ms", "limit_percent", "bound"))]
+                for _, row, words in points
+            ],
+        },
+        "empty": "No operator's FLOPs and bytes are known: a CUDA graph and what a compiler fused have no shapes.",
+    }
+
+
+def cloud(
+    name: str, points: Sequence[tuple[Row, str]], longest_ms: float, *, symbol: str, colour: str
+) -> dict[str, Any]:
+    """Return the trace of some points of the roofline; the area of a point grows with its time."""
+    sizes = [
+        LEAST + (MOST - LEAST) * math.sqrt(float(row["total_ms"] or 0.0) / (longest_ms or 1.0)) for row, _ in points
+    ]
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "x": [row["intensity"] for row, _ in points],
+        "y": [row["tflops"] for row, _ in points],
+        "marker": {"size": sizes, "symbol": symbol, "color": colour, "opacity": 0.7},
+        "customdata": [
+            f"{words}<br>{plain(row['phase'])}: {float(row['total_ms'] or 0.0):.4g} ms per step"
+            + (f"<br>{row['limit_percent']:.3g} % of its limit, {plain(row['bound'])}" if row["limit_percent"] else "")
+            for row, words in points
+        ],
+        "hovertemplate": "%{customdata}<br>%{x:.3g} FLOP/byte, %{y:.4g} TFLOP/s<extra></extra>",
+    }
+
+
+def roofs(limits: Mapping[str, Row], least: float, most: float) -> list[dict[str, Any]]:
+    """Return the lines of what the device reaches, over the intensities of the points; none where it is not known."""
+    compute, copy, peak = (limits.get(name) for name in ("products", "copies", "vendor's peak"))
+    lines: list[dict[str, Any]] = []
+    left, right = least / 2, most * 2
+    if compute is not None and copy is not None:
+        rate, bandwidth = float(compute["value"] or 0), float(copy["value"] or 0)
+        ridge = 1e3 * rate / bandwidth
+        left, right = min(left, ridge / 2), max(right, ridge * 2)
+        x = [left, ridge, right]
+        y = [1e-3 * left * bandwidth, rate, rate]
+        name = f"measured: {bandwidth:.4g} GB/s, {rate:.4g} TFLOP/s in {compute['precision']}"
+        lines.append(roof(name, x, y, "solid"))
+    elif compute is not None:
+        rate = float(compute["value"] or 0)
+        lines.append(
+            roof(f"measured: {rate:.4g} TFLOP/s in {compute['precision']}", [left, right], [rate, rate], "solid")
+        )
+    elif copy is not None:
+        bandwidth = float(copy["value"] or 0)
+        y = [1e-3 * left * bandwidth, 1e-3 * right * bandwidth]
+        lines.append(roof(f"measured: {bandwidth:.4g} GB/s", [left, right], y, "solid"))
+    if peak is not None:
+        rate = float(peak["value"] or 0)
+        name = f"vendor's peak: {rate:.4g} TFLOP/s in {peak['precision']}"
+        lines.append(roof(name, [left, right], [rate, rate], "dash"))
+    return lines
+
+
+def roof(name: str, x: Sequence[float], y: Sequence[float], dash: str) -> dict[str, Any]:
+    """Return one line of the roofline."""
+    line = {"color": "var(--text)", "width": 1.5, "dash": dash}
+    return {"type": "scatter", "mode": "lines", "name": name, "x": x, "y": y, "line": line, "hoverinfo": "name"}

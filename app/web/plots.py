@@ -1,0 +1,672 @@
+"""Figures of results, as Plotly's JSON: {"data": [traces], "layout": {…}}. Pure functions of points; standard library.
+
+A point is one value at its coordinates. `points_of` takes the points of one metric out of any sheet of measurements,
+`axes_of` proposes which coordinate goes along which axis, and `chart`, `heat_map`, `distributions` and
+`over_steps` draw. A value that was not measured ("oom", "wrong", …) is never drawn as a number: a line has a cross
+above its place, a heat map the outcome's own colour. Cases that a verdict doubts have open markers.
+
+Figures name no colour of text, grid or ground: the page sets those by its theme (dark or light), and resolves the
+colours of series, which are written as CSS variables. `table` has the numbers of the figure, for those who cannot see
+it; `empty` says why there is nothing to draw.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from app.layout import case_text, in_use, number
+from app.metrics import readable
+from app.specs import Scalar
+from app.states import VERDICTS
+from app.store.results.sheet import Cell, Sheet
+
+Figure = dict[str, Any]
+
+PALETTE = tuple(f"var(--plot-{number})" for number in range(1, 9))
+"""Colours of series: the theme's own, which people with any colour vision tell apart."""
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "pentagon", "star", "hexagon")
+DASHES = ("solid", "dash", "dot", "dashdot")
+BAR_PATTERNS = ("", "/", "-", ".")
+OUTCOMES = {"oom": "#d1495b", "wrong": "#8e44ad", "unsupported": "#8d99a6", "timeout": "#c77f1a", "crashed": "#6b2737"}
+"""Colours of outcomes without a number."""
+OTHER_OUTCOME = "#5c6770"
+SIDES = {"baseline": PALETTE[0], "candidate": PALETTE[1]}
+SCALE = "Cividis"
+"""Colours of a heat map; readable with any colour vision."""
+
+MAX_SERIES = 24
+"""Most series of one figure; a legend with more is a wall."""
+MAX_TICKS = 12
+"""Most values of an axis that all have a tick of their own."""
+MAX_TEXTS = 400
+"""Most cells of a heat map whose values are written inside."""
+MAX_STRIP = 2000
+"""Most samples of one figure that are drawn one by one."""
+WIDE = 8.0
+"""Ratio of the largest to the least coordinate from which on an axis is logarithmic by itself."""
+TALL = 20.0
+"""The same of values."""
+NOTHING = "Nothing is measured yet that could be drawn."
+
+
+@dataclass(frozen=True)
+class Point:
+    """One value of one metric, or its outcome."""
+
+    place: Mapping[str, Scalar]
+    """Coordinates."""
+    value: float | None
+    spread: float | None = None
+    """Standard deviation."""
+    n: int | None = None
+    """Number of samples or processes behind the value."""
+    outcome: str | None = "ok"
+    """None: not measured."""
+    validity: str | None = None
+    url: str | None = None
+    """Page of the job that measured it."""
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Which coordinate a figure has along which axis."""
+
+    x: str
+    by: tuple[str, ...] = ()
+    """Coordinates whose values make the series."""
+    choices: tuple[str, ...] = ()
+    """Coordinates that could be along x."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The samples of one metric of one case on one side."""
+
+    side: str
+    """Name in the legend."""
+    case: str
+    """The case in words."""
+    values: Sequence[float]
+    processes: Sequence[float] = ()
+    """One value per process, such as its median."""
+    phase: str | None = None
+    warmup: Sequence[float] = field(default=())
+    """Values of the steps before measuring started, which no statistic has."""
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A metric of a candidate related to its baseline."""
+
+    label: str
+    ratio: float
+    low: float | None
+    """Lower end of the confidence interval; None if it is unknown."""
+    high: float | None
+    finding: str
+    """better | worse | changed | no_difference | …"""
+
+
+def points_of(sheet: Sheet, metric: str) -> list[Point]:
+    """Return the points of one metric of a sheet; a sheet with a column `job` also gives each point its page.
+
+    Raises:
+        KeyError: the sheet has no such metric.
+    """
+    names = sheet.names()
+    if metric not in sheet.names("metric"):
+        raise KeyError(metric)
+    at, coordinates = names.index(metric), [name for name in sheet.names("coordinate") if name != "job"]
+    places = [names.index(name) for name in coordinates]
+    verdict = names.index("validity") if "validity" in names else None
+    job = names.index("job") if "job" in names else None
+    found = []
+    for row in sheet.rows:
+        cell = row[at]
+        if not isinstance(cell, Cell):
+            continue
+        found.append(
+            Point(
+                place={name: row[index] for name, index in zip(coordinates, places, strict=True)},
+                value=cell.value,
+                spread=cell.spread,
+                n=cell.n,
+                outcome=cell.outcome,
+                validity=None if verdict is None else row[verdict],
+                url=None if job is None or row[job] is None else f"/ui/jobs/{row[job]}",
+            )
+        )
+    return found
+
+
+def varying(points: Iterable[Point]) -> dict[str, list[Scalar]]:
+    """Return the coordinates that have several values, each with its values in order."""
+    seen: dict[str, dict[str, Scalar]] = {}
+    for point in points:
+        for name, value in point.place.items():
+            seen.setdefault(name, {}).setdefault(_key(value), in_use(value))
+    return {name: _ordered(values.values()) for name, values in seen.items() if len(values) > 1}
+
+
+def values_along(points: Iterable[Point], name: str) -> list[Scalar]:
+    """Return the values of one coordinate in order."""
+    return _ordered({_key(point.place.get(name)): in_use(point.place.get(name)) for point in points}.values())
+
+
+def axes_of(points: Sequence[Point], x: str | None = None) -> Axes:
+    """Return the axes of a chart: `x`, or the numeric coordinate with the most values; all others make series.
+
+    Raises:
+        KeyError: `x` is no coordinate that varies.
+    """
+    values = varying(points)
+    if x is not None and x not in values:
+        raise KeyError(x)
+    if x is None:
+        # Of as many values the last coordinate wins: kinds name the one that varies fastest last.
+        ranked = sorted(
+            enumerate(values), key=lambda item: (_is_numeric(values[item[1]]), len(values[item[1]]), item[0])
+        )
+        x = ranked[-1][1] if ranked else next((name for point in points for name in reversed(list(point.place))), "")
+    return Axes(x=x, by=tuple(name for name in values if name != x), choices=tuple(values))
+
+
+def chart(
+    points: Sequence[Point],
+    axes: Axes,
+    metric: str,
+    unit: str | None,
+    *,
+    log_x: bool | None = None,
+    log_y: bool | None = None,
+) -> Figure:
+    """Draw a metric along one coordinate, with the standard deviation as error bars.
+
+    Numbers along x make lines, everything else bars. `log_x` and `log_y` set the axes; None: logarithmic where values
+    span a wide range. Marks at the top stand where a case has an outcome and no number.
+    """
+    series = _series(points, axes)
+    places = values_along(points, axes.x)
+    numeric = _is_numeric(places)
+    shown = list(series.items())[:MAX_SERIES]
+    styles = _styles([group[0] for _, group in shown], axes.by)
+    traces = [
+        _trace(name, group, axes.x, style, lines=numeric) for (name, group), style in zip(shown, styles, strict=True)
+    ]
+    traces += _marks([point for _, group in shown for point in group], axes)
+    values = [point.value for point in points if point.value is not None]
+    layout = {
+        "xaxis": _x_axis(axes.x, places, log=_spans(places, WIDE) if log_x is None else log_x and _positive(places)),
+        "yaxis": {
+            "title": {"text": readable(metric, unit)},
+            **_y_scale(
+                values, log=_spans(values, TALL) if log_y is None else log_y and _positive(values), bars=not numeric
+            ),
+        },
+        "yaxis2": {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True},
+        "barmode": "group",
+        "hovermode": "closest",
+        "showlegend": len(traces) > 1,
+        **_legend(),
+    }
+    table = {
+        "columns": [*map(readable, axes.by), readable(axes.x), *_NUMBERS_OF_A_POINT],
+        "rows": [
+            [*(in_use(point.place.get(name)) for name in (*axes.by, axes.x)), *_numbers(point)]
+            for _, group in shown
+            for point in group
+        ],
+    }
+    if len(series) > MAX_SERIES:
+        layout["annotations"] = [_note(f"The first {MAX_SERIES} of {len(series)} series")]
+    return {"data": traces, "layout": layout, "table": table, "empty": NOTHING}
+
+
+def heat_map(
+    points: Sequence[Point], x: str, y: str, metric: str, unit: str | None, among: Sequence[Point] | None = None
+) -> Figure:
+    """Draw a metric over two coordinates. Where several points share a place, the last one counts.
+
+    `among`: all points of the maps beside this one, so that one colour means one value in all of them.
+
+    Cells without a number have the colour of their outcome, and its word inside.
+    """
+    columns, rows = values_along(points, x), values_along(points, y)
+    at_column, at_row = ({_key(value): index for index, value in enumerate(axis)} for axis in (columns, rows))
+    grid: list[list[Point | None]] = [[None] * len(columns) for _ in rows]
+    for point in points:
+        grid[at_row[_key(point.place.get(y))]][at_column[_key(point.place.get(x))]] = point
+    texts = len(columns) * len(rows) <= MAX_TEXTS
+    names = {"x": [_label(value) for value in columns], "y": [_label(value) for value in rows]}
+    values = [[None if point is None else point.value for point in row] for row in grid]
+    known = [point.value for point in (points if among is None else among) if point.value is not None]
+    log = _spans(known, TALL)
+    ends = [math.log10(end) if log else end for end in (min(known), max(known))] if known else [0, 1]
+    measured: dict[str, Any] = {
+        "type": "heatmap",
+        "name": metric,
+        **names,
+        "z": [[None if value is None else math.log10(value) if log else value for value in row] for row in values],
+        "customdata": [[_told(point, metric, unit) for point in row] for row in grid],
+        "hovertemplate": "%{customdata[0]}<extra></extra>",
+        "hoverongaps": False,
+        "colorscale": SCALE,
+        "zmin": ends[0],
+        "zmax": ends[1],
+        "colorbar": {"title": {"text": readable(metric, unit)}, "thickness": 14, **_log_ticks(known, log=log)},
+        "xgap": 1,
+        "ygap": 1,
+    }
+    if texts:
+        measured |= {"text": [[_written(point) for point in row] for row in grid], "texttemplate": "%{text}"}
+    layout = {
+        "xaxis": {"type": "category", "title": {"text": readable(x)}},
+        "yaxis": {"type": "category", "title": {"text": readable(y), "standoff": 12}},
+        "hovermode": "closest",
+    }
+    table = {
+        "columns": [readable(x), readable(y), *_NUMBERS_OF_A_POINT],
+        "rows": [
+            [in_use(point.place.get(x)), in_use(point.place.get(y)), *_numbers(point)]
+            for row in grid
+            for point in row
+            if point is not None
+        ],
+    }
+    traces = [measured, *_outcome_cells(grid, names, texts=texts)] if points else []
+    return {"data": traces, "layout": layout, "table": table, "empty": NOTHING}
+
+
+def distributions(
+    groups: Sequence[Samples], metric: str, unit: str | None, *, of: Literal["processes", "samples"]
+) -> Figure:
+    """Draw the distributions of both sides beside each other, case by case: a box, and every value as a dot.
+
+    `of`: the processes' values, which comparisons count, or every sample of all processes.
+    """
+    chosen = [(group, list(group.processes if of == "processes" else group.values)) for group in groups]
+    is_strip = sum(len(values) for _, values in chosen) <= MAX_STRIP
+    traces = []
+    for index, side in enumerate(dict.fromkeys(group.side for group in groups)):
+        own = [(group.case, value) for group, values in chosen if group.side == side for value in values]
+        color = SIDES.get(side, PALETTE[index % len(PALETTE)])
+        traces.append(
+            {
+                "type": "box",
+                "name": side,
+                "x": [case for case, _ in own],
+                "y": [value for _, value in own],
+                "boxpoints": "all" if is_strip else "suspectedoutliers",
+                "jitter": 0.5,
+                "pointpos": 0,
+                "marker": {"color": color, "size": 5, "opacity": 0.65},
+                "line": {"width": 1.5, "color": color},
+                "fillcolor": "rgba(127, 127, 127, 0.12)",
+                "hovertemplate": f"%{{x}}: %{{y:.5g}}{_unit(unit)}<extra>{_plain(side)}</extra>",
+            }
+        )
+    layout = {
+        "boxmode": "group",
+        "xaxis": {"type": "category", "title": {"text": ""}},
+        "yaxis": {"title": {"text": readable(metric, unit)}},
+        **_legend(),
+    }
+    return {"data": traces, "layout": layout}
+
+
+FINDINGS = {"better": "var(--good)", "worse": "var(--bad)", "changed": PALETTE[0]}
+"""Colours of what a comparison found; all else is grey."""
+
+
+def ratios(found: Sequence[Ratio]) -> Figure:
+    """Draw ratios of candidate to baseline below each other, with their confidence intervals and a line at 1."""
+    traces = []
+    for finding in dict.fromkeys(one.finding for one in found):
+        own = [one for one in found if one.finding == finding]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": _plain(finding.replace("_", " ")),
+                "x": [one.ratio for one in own],
+                "y": [_plain(one.label) for one in own],
+                "error_x": {
+                    "type": "data",
+                    "symmetric": False,
+                    "array": [0 if one.high is None else one.high - one.ratio for one in own],
+                    "arrayminus": [0 if one.low is None else one.ratio - one.low for one in own],
+                    "thickness": 1.5,
+                    "width": 4,
+                },
+                "marker": {"color": FINDINGS.get(finding, "var(--quiet)"), "size": 9},
+                "customdata": [_interval(one) for one in own],
+                "hovertemplate": "%{y}<br>%{customdata}<extra></extra>",
+            }
+        )
+    layout = {
+        "height": 140 + 26 * len(found),
+        "xaxis": {"title": {"text": "Candidate / baseline, 95 % interval"}},
+        "yaxis": {
+            "type": "category",
+            "categoryorder": "array",
+            "categoryarray": [_plain(one.label) for one in reversed(found)],
+        },
+        "shapes": [{"type": "line", "x0": 1, "x1": 1, "y0": 0, "y1": 1, "yref": "paper", "line": _LINE_AT_1}],
+        "hovermode": "closest",
+        "showlegend": len(traces) > 1,
+        **_legend(),
+    }
+    table = {
+        "columns": ["metric and case", "ratio", "low", "high", "finding"],
+        "rows": [[one.label, one.ratio, one.low, one.high, one.finding] for one in found],
+    }
+    return {"data": traces, "layout": layout, "table": table, "empty": NOTHING}
+
+
+_LINE_AT_1 = {"color": "var(--quiet)", "width": 1, "dash": "dash"}
+
+
+def _interval(one: Ratio) -> str:
+    told = number(one.ratio)
+    return told if one.low is None or one.high is None else f"{told} ({number(one.low)} – {number(one.high)})"
+
+
+def over_steps(groups: Sequence[Samples], metric: str, unit: str | None) -> Figure:
+    """Draw samples over the index of their step, so that a warm-up that was too short and a drift are seen at once.
+
+    Steps of the warm-up have negative indexes and open markers.
+    """
+    traces = []
+    for index, group in enumerate(groups[:MAX_SERIES]):
+        color = PALETTE[index % len(PALETTE)]
+        name = ", ".join(filter(None, (group.side, group.case, group.phase)))
+        for values, start, symbol in ((group.warmup, -len(group.warmup), "circle-open"), (group.values, 0, "circle")):
+            if not values:
+                continue
+            steps = list(range(start, start + len(values)))
+            traces.append(
+                {
+                    "type": "scatter",
+                    "mode": "lines+markers" if len(values) <= MAX_STRIP else "lines",
+                    "name": name if symbol == "circle" else f"{name}, warm-up",
+                    "legendgroup": name,
+                    "x": steps,
+                    "y": list(values),
+                    "line": {"width": 1, "color": color},
+                    "marker": {"size": 5, "symbol": symbol, "color": color},
+                    "hovertemplate": f"step %{{x}}: %{{y:.5g}}{_unit(unit)}<extra>{_plain(name)}</extra>",
+                }
+            )
+    layout = {
+        "xaxis": {"title": {"text": "step"}},
+        "yaxis": {"title": {"text": readable(metric, unit)}, "rangemode": "tozero"},
+        "hovermode": "closest",
+        "showlegend": len(traces) > 1,
+        **_legend(),
+    }
+    return {"data": traces, "layout": layout}
+
+
+def _series(points: Sequence[Point], axes: Axes) -> dict[str, list[Point]]:
+    """Return the points of each series, in order of its values, by its name."""
+    order = {
+        name: {_key(value): at for at, value in enumerate(values_along(points, name))} for name in (*axes.by, axes.x)
+    }
+
+    def rank(point: Point, name: str) -> int:
+        return order[name][_key(point.place.get(name))]
+
+    groups: dict[tuple[int, ...], list[Point]] = {}
+    for point in points:
+        groups.setdefault(tuple(rank(point, name) for name in axes.by), []).append(point)
+    return {
+        _name(group[0], axes.by): sorted(group, key=lambda point: rank(point, axes.x))
+        for _, group in sorted(groups.items())
+    }
+
+
+def _name(point: Point, by: Sequence[str]) -> str:
+    """Return a series' name: its values. None and False are told by name, as `not compiled` differs from `compiled`."""
+    words = []
+    for name in by:
+        value = point.place.get(name)
+        words.append(f"no {name.replace('_', ' ')}" if in_use(value) is None else case_text({name: value}))
+    return ", ".join(words)
+
+
+def _styles(firsts: Sequence[Point], by: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the numbers of colour and dash of each series, given by its first point.
+
+    The last coordinate, if it has few values, makes the dash, so that the two precisions of one model have one colour.
+    """
+    last = values_along(firsts, by[-1]) if len(by) > 1 else []
+    if not 1 < len(last) <= len(DASHES):
+        return [(index, index // len(PALETTE)) for index in range(len(firsts))]
+    dashes = {_key(value): index for index, value in enumerate(last)}
+    colours: dict[tuple[str, ...], int] = {}
+    found = []
+    for point in firsts:
+        colour = colours.setdefault(tuple(_key(point.place.get(name)) for name in by[:-1]), len(colours))
+        found.append((colour, dashes[_key(point.place.get(by[-1]))]))
+    return found
+
+
+def _trace(name: str, points: Sequence[Point], x: str, style: tuple[int, int], *, lines: bool) -> dict[str, Any]:
+    measured = [point for point in points if point.value is not None]
+    places = [in_use(point.place.get(x)) for point in measured]
+    index, dash = style
+    color = PALETTE[index % len(PALETTE)]
+    doubtful = [point.validity in VERDICTS[1:] for point in measured]
+    trace: dict[str, Any] = {
+        "name": _plain(name),
+        "x": places if lines else [_label(place) for place in places],
+        "y": [point.value for point in measured],
+        "customdata": [_told(point) for point in measured],
+        "hovertemplate": "%{customdata[0]}<extra></extra>",
+    }
+    if any(point.spread for point in measured):
+        spreads = [point.spread or 0.0 for point in measured]
+        trace["error_y"] = {"type": "data", "array": spreads, "thickness": 1.2, "width": 4}
+    if not lines:
+        shape = BAR_PATTERNS[dash % len(BAR_PATTERNS)]
+        pattern = {"shape": ["x" if doubt else shape for doubt in doubtful]}
+        return {**trace, "type": "bar", "marker": {"color": color, "pattern": pattern}}
+    symbol = SYMBOLS[index % len(SYMBOLS)]
+    # Two values at one place, as of two jobs with the same case, have no line through them.
+    mode = "lines+markers" if len(set(places)) == len(places) else "markers"
+    return {
+        **trace,
+        "type": "scatter",
+        "mode": mode,
+        "line": {"color": color, "width": 2, "dash": DASHES[dash % len(DASHES)]},
+        "marker": {"color": color, "size": 8, "symbol": [f"{symbol}-open" if doubt else symbol for doubt in doubtful]},
+    }
+
+
+def _marks(points: Sequence[Point], axes: Axes) -> list[dict[str, Any]]:
+    """Return a trace for each outcome without a number: crosses along the top of the figure."""
+    found: dict[str, list[Point]] = {}
+    for point in points:
+        if point.value is None and point.outcome is not None:
+            found.setdefault("unknown" if point.outcome == "ok" else point.outcome, []).append(point)
+    numeric = _is_numeric([in_use(point.place.get(axes.x)) for point in points])
+    traces = []
+    for index, (outcome, group) in enumerate(found.items()):
+        places = [in_use(point.place.get(axes.x)) for point in group]
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "name": _plain(outcome),
+                "yaxis": "y2",
+                "x": places if numeric else [_label(place) for place in places],
+                "y": [max(0.97 - 0.05 * index, 0.5)] * len(group),
+                "marker": {"symbol": "x", "size": 10, "color": OUTCOMES.get(outcome, OTHER_OUTCOME)},
+                "customdata": [_told(point) for point in group],
+                "hovertemplate": "%{customdata[0]}<extra></extra>",
+                "cliponaxis": False,
+            }
+        )
+    return traces
+
+
+def _outcome_cells(
+    grid: Sequence[Sequence[Point | None]], names: Mapping[str, list[str]], *, texts: bool
+) -> list[dict[str, Any]]:
+    """Return a trace for each outcome without a number, with its cells in its colour."""
+    outcomes = dict.fromkeys(
+        "unknown" if point.outcome == "ok" else point.outcome
+        for row in grid
+        for point in row
+        if point is not None and point.value is None and point.outcome is not None
+    )
+    traces = []
+    for outcome in outcomes:
+        color = OUTCOMES.get(outcome, OTHER_OUTCOME)
+
+        def is_here(point: Point | None, outcome: str = outcome) -> bool:
+            return (
+                point is not None
+                and point.value is None
+                and (outcome == ("unknown" if point.outcome == "ok" else point.outcome))
+            )
+
+        trace: dict[str, Any] = {
+            "type": "heatmap",
+            "name": _plain(outcome),
+            **names,
+            "z": [[1 if is_here(point) else None for point in row] for row in grid],
+            "customdata": [[_told(point) if is_here(point) else [] for point in row] for row in grid],
+            "hovertemplate": "%{customdata[0]}<extra></extra>",
+            "hoverongaps": False,
+            "colorscale": [[0, color], [1, color]],
+            "showscale": False,
+            "xgap": 1,
+            "ygap": 1,
+        }
+        if texts:
+            trace |= {"text": [[outcome if is_here(point) else "" for point in row] for row in grid]}
+            trace |= {"texttemplate": "%{text}", "textfont": {"color": "#ffffff"}}
+        traces.append(trace)
+    return traces
+
+
+_NUMBERS_OF_A_POINT = ("value", "standard deviation", "n", "outcome", "validity")
+
+
+def _numbers(point: Point) -> Sequence[Scalar]:
+    return [point.value, point.spread, point.n, point.outcome, point.validity]
+
+
+def _told(point: Point | None, metric: str | None = None, unit: str | None = None) -> list[str | None]:
+    """Return what a point tells when somebody points at it, and where a click leads."""
+    return [] if point is None else [_hover(point, metric, unit), point.url]
+
+
+def _hover(point: Point | None, metric: str | None = None, unit: str | None = None) -> str:
+    """Return the lines that a point shows when somebody points at it."""
+    if point is None:
+        return ""
+    place = _plain(case_text({name: in_use(value) for name, value in point.place.items()}))
+    if point.value is None:
+        told = "unknown" if point.outcome == "ok" else point.outcome or "not measured"
+    else:
+        told = number(point.value) + ("" if point.spread is None else f" ± {number(point.spread)}") + _unit(unit)
+        told += "" if point.n is None or point.n < 2 else f" (n = {point.n})"
+    lines = [place, f"{readable(metric)}: {told}" if metric else told]
+    if point.validity in VERDICTS[1:]:
+        lines.append(str(point.validity))
+    return "<br>".join(line for line in lines if line)
+
+
+def _written(point: Point | None) -> str:
+    return "" if point is None or point.value is None else number(point.value)
+
+
+def _x_axis(name: str, places: Sequence[Scalar], *, log: bool) -> dict[str, Any]:
+    axis: dict[str, Any] = {"title": {"text": readable(name)}}
+    if not _is_numeric(places):
+        return {
+            **axis,
+            "type": "category",
+            "categoryorder": "array",
+            "categoryarray": [_label(value) for value in places],
+        }
+    axis["type"] = "log" if log else "linear"
+    if len(places) <= MAX_TICKS:
+        axis |= {"tickmode": "array", "tickvals": list(places), "ticktext": [_label(value) for value in places]}
+    return axis
+
+
+def _y_scale(values: Sequence[float], *, log: bool, bars: bool) -> dict[str, Any]:
+    if not values:
+        return {"type": "linear"}
+    if log:
+        return {"type": "log", "dtick": "D2" if max(values) / min(values) < 1000 else 1}
+    # A bar that does not start at 0 lies about its length.
+    return {"type": "linear", "rangemode": "tozero" if bars or min(values) >= 0 else "normal"}
+
+
+def _log_ticks(values: Sequence[float], *, log: bool) -> dict[str, Any]:
+    """Return the ticks of a colour bar whose values are logarithms: whole powers of ten and their halves."""
+    if not log:
+        return {}
+    low, high = math.log10(min(values)), math.log10(max(values))
+    step = (high - low) / 4
+    ticks = [low + step * index for index in range(5)]
+    return {"tickvals": ticks, "ticktext": [number(10**tick) for tick in ticks]}
+
+
+def _legend() -> dict[str, Any]:
+    return {"legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}}
+
+
+def _note(text: str) -> dict[str, Any]:
+    return {"text": text, "xref": "paper", "yref": "paper", "x": 1, "y": 0, "showarrow": False}
+
+
+def _unit(unit: str | None) -> str:
+    return "" if unit in (None, "", "1") else f" {unit}"
+
+
+def _plain(text: str) -> str:
+    """Escape what Plotly would take for markup."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _label(value: Scalar) -> str:
+    value = in_use(value)
+    if value is None:
+        return "none"
+    return _plain("true" if value is True else str(value))
+
+
+def _key(value: Scalar) -> str:
+    # Python takes 1 and True for equal.
+    return repr(in_use(value))
+
+
+def _ordered(values: Iterable[Scalar]) -> list[Scalar]:
+    """Return numbers in their order, and texts in that in which they came: `tiny` comes before `small`."""
+    found = list(values)
+    numbers = [value for value in found if isinstance(value, int | float) and not isinstance(value, bool)]
+    others = [value for value in found if value is not None]
+    if len(numbers) != len(others):
+        return found
+    return [*([None] * (len(found) - len(numbers))), *sorted(numbers)]
+
+
+def _is_numeric(values: Collection[Scalar]) -> bool:
+    return bool(values) and all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+
+
+def _positive(values: Collection[Any]) -> bool:
+    return _is_numeric(values) and min(values) > 0
+
+
+def _spans(values: Collection[Any], ratio: float) -> bool:
+    """Return True if the values are positive and span so wide a range that a logarithmic axis shows them better."""
+    return _positive(values) and max(values) >= ratio * min(values)

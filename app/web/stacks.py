@@ -1,0 +1,66 @@
+"""Folded stacks as a tree, for the flame graph that a browser draws. Frames too narrow to be seen are left out."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+LEAST_SHARE = 0.0005
+"""Frames with a smaller share of the time are left out."""
+MOST_FRAMES = 20_000
+"""Most frames that a browser is sent, those with the most time."""
+MOST_BYTES = 64 << 20
+"""Most of a file that is read; the runner's own limit is lower."""
+MOST_DEPTH = 400
+"""Deepest frame; what is below it counts for it."""
+
+
+@dataclass
+class Frame:
+    """A frame with its callees. `time_us` holds theirs."""
+
+    name: str
+    time_us: int = 0
+    callees: dict[str, Frame] = field(default_factory=dict)
+
+
+def tree(path: Path) -> list[Any]:
+    """Return the tree of a file of folded stacks, `frame;frame;frame µs` a line, as [name, µs, callees].
+
+    The root is `all`, and the longest callees come first. A line that is no stack is left out.
+    """
+    root = Frame("all")
+    with path.open("rb") as file:
+        text = file.read(MOST_BYTES).decode(errors="replace")
+    for line in text.splitlines():
+        frames, _, time = line.rpartition(" ")
+        if not frames or not (time.isascii() and time.isdigit()):
+            continue
+        root.time_us += int(time)
+        at = root
+        for name in frames.split(";")[:MOST_DEPTH]:
+            at = at.callees.setdefault(name, Frame(name))
+            at.time_us += int(time)
+    return largest(root)
+
+
+def largest(root: Frame) -> list[Any]:
+    """Return the frames with the most time. No callee takes longer than its caller, so callers come before callees."""
+    found: list[Any] = [root.name, root.time_us, []]
+    order = count()  # frames of the same time are not compared
+    waiting = [(-root.time_us, next(order), root, found)]
+    for _ in range(MOST_FRAMES):
+        if not waiting:
+            break
+        _, _, frame, shown = heapq.heappop(waiting)
+        if frame is not root:
+            own: list[Any] = [frame.name, frame.time_us, []]
+            shown[2].append(own)
+            shown = own
+        for callee in frame.callees.values():
+            if callee.time_us >= LEAST_SHARE * root.time_us:
+                heapq.heappush(waiting, (-callee.time_us, next(order), callee, shown))
+    return found

@@ -1,0 +1,241 @@
+// Draws every <figure data-plot="ADDRESS or #ID of a script element"> by Plotly.
+//
+// The JSON is {"data": [traces], "layout": {…}}, in Plotly's terms; a text "var(--bad)" anywhere in it is the value of
+// that CSS variable, so that plots follow the page into the dark. The figure gets a picture with its caption as name,
+// buttons that make the axes named in data-log ("x", "y", "x y") logarithmic, and a table of the numbers.
+
+const PLOTLY = document.querySelector("script[data-plotly]").dataset.plotly;
+const COLOURS = 8;
+const NARROW = 520;
+const dark = window.matchMedia("(prefers-color-scheme: dark)");
+let library;
+
+function plotly() {
+  library ??= new Promise((resolve, reject) => {
+    const script = document.createElement("script");
+    script.src = PLOTLY;
+    script.onload = () => resolve(window.Plotly);
+    script.onerror = () => reject(new Error("Plotly could not be loaded"));
+    document.head.append(script);
+  });
+  return library;
+}
+
+// Plots are drawn when they come near the window: a page may have many.
+const nearby = new IntersectionObserver((entries) => {
+  for (const { isIntersecting, target } of entries) {
+    if (!isIntersecting) continue;
+    nearby.unobserve(target);
+    draw(target).catch((error) => say(target, `This plot could not be drawn: ${error.message}.`));
+  }
+}, { rootMargin: "400px" });
+
+export function drawPlots(root) {
+  for (const figure of root.querySelectorAll("figure[data-plot]:not([data-drawn])")) {
+    figure.dataset.drawn = "waiting";
+    nearby.observe(figure);
+  }
+}
+
+// Figures whose numbers a reader has opened: they are open again when the figure is drawn anew.
+const opened = new WeakSet();
+
+export function forgetPlots(figure) {
+  nearby.unobserve(figure);
+  if (figure.querySelector(".plot-data[open]")) opened.add(figure);
+  const picture = figure.querySelector(".plot");
+  if (picture && window.Plotly) window.Plotly.purge(picture);
+  for (const part of figure.querySelectorAll(".plot, .plot-tools, .plot-data, .plot-note")) part.remove();
+  delete figure.dataset.drawn;
+}
+
+dark.addEventListener("change", () => {
+  for (const figure of document.querySelectorAll("figure[data-drawn]")) forgetPlots(figure);
+  drawPlots(document);
+});
+
+async function load(source) {
+  if (source.startsWith("#")) return JSON.parse(document.querySelector(source).textContent);
+  const response = await fetch(source, { headers: { Accept: "application/json" } });
+  const body = await response.json();
+  if (!response.ok) throw new Error(body.detail ?? response.statusText);
+  return body;
+}
+
+async function draw(figure) {
+  const [content, Plotly] = await Promise.all([load(figure.dataset.plot), plotly()]);
+  if (!content.data.length) {
+    say(figure, content.empty ?? "There is nothing to draw.");
+    figure.dataset.drawn = "empty";
+    return;
+  }
+  const caption = figure.querySelector("figcaption");
+  const picture = document.createElement("div");
+  picture.className = "plot";
+  picture.setAttribute("role", "group"); // no image: it holds the buttons of Plotly's bar
+  picture.setAttribute("aria-label", figure.getAttribute("aria-label") ?? caption?.textContent.trim() ?? "Plot");
+  figure.prepend(picture);
+  const { data, layout } = themed(content);
+  const named = data.filter((trace) => trace.name && trace.showlegend !== false).length;
+  // On a phone the legend has a line for each series, above the plot.
+  if (picture.clientWidth < NARROW && layout.showlegend !== false && named > 1) layout.height += 20 * Math.min(named, 12);
+  picture.style.minHeight = `${layout.height}px`;
+  await Plotly.newPlot(picture, data, layout, {
+    responsive: true,
+    displaylogo: false,
+    modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+    toImageButtonOptions: { format: "svg", filename: document.title },
+  });
+  // A point with a second value in its customdata leads there: to the job that measured it.
+  picture.on("plotly_click", ({ points }) => {
+    const to = points[0]?.customdata?.[1];
+    if (typeof to === "string" && to.startsWith("/ui/")) window.location.assign(to);
+  });
+  const details = numbers(content, picture);
+  figure.append(tools(figure, picture, Plotly, layout), details);
+  details.open = opened.delete(figure);
+  figure.dataset.drawn = "yes";
+}
+
+function say(figure, text) {
+  const note = document.createElement("p");
+  note.className = "plot-note quiet";
+  note.textContent = text;
+  figure.prepend(note);
+  figure.dataset.drawn = "failed";
+}
+
+function themed(content) {
+  const style = window.getComputedStyle(document.documentElement);
+  // A computed style gives light-dark(…) as it is written; a colour of an element is resolved.
+  const probe = document.createElement("span");
+  probe.hidden = true;
+  document.body.append(probe);
+  const variable = (name) => {
+    const value = style.getPropertyValue(name).trim();
+    probe.style.color = "";
+    probe.style.color = value;
+    return probe.style.color ? window.getComputedStyle(probe).color : value;
+  };
+  const resolved = (value) => {
+    if (typeof value === "string") return value.replace(/var\((--[\w-]+)\)/g, (_, name) => variable(name));
+    if (Array.isArray(value)) return typeof value[0] === "number" ? value : value.map(resolved);
+    if (value && typeof value === "object") {
+      return Object.fromEntries(Object.entries(value).map(([key, inner]) => [key, resolved(inner)]));
+    }
+    return value;
+  };
+  const text = variable("--text");
+  const line = variable("--line");
+  const axis = { gridcolor: line, zerolinecolor: line, linecolor: line, automargin: true, exponentformat: "SI" };
+  const given = resolved(content.layout ?? {});
+  const layout = {
+    height: 340,
+    margin: { l: 56, r: 16, t: 16, b: 44 },
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    font: { color: text, family: style.getPropertyValue("font-family") || "system-ui, sans-serif", size: 13 },
+    colorway: Array.from({ length: COLOURS }, (_, number) => variable(`--plot-${number + 1}`)),
+    hoverlabel: { bgcolor: variable("--raised"), bordercolor: line, font: { color: text }, namelength: -1 },
+    legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, xanchor: "left" },
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: variable("--quiet"), activecolor: text, orientation: "v" },
+    ...given,
+  };
+  for (const name of new Set(["xaxis", "yaxis", ...Object.keys(given).filter((key) => /^[xy]axis\d*$/.test(key))])) {
+    layout[name] = { ...axis, ...given[name] };
+    if (typeof layout[name].title === "string") layout[name].title = { text: layout[name].title };
+  }
+  const data = resolved(content.data);
+  probe.remove();
+  return { data, layout };
+}
+
+function tools(figure, picture, Plotly, layout) {
+  const bar = document.createElement("div");
+  bar.className = "plot-tools";
+  for (const name of (figure.dataset.log ?? "").split(/\s+/).filter(Boolean)) {
+    const label = document.createElement("label");
+    const box = document.createElement("input");
+    box.type = "checkbox";
+    box.checked = layout[`${name}axis`].type === "log";
+    box.addEventListener("change", () => {
+      Plotly.relayout(picture, { [`${name}axis.type`]: box.checked ? "log" : "linear", [`${name}axis.autorange`]: true });
+    });
+    label.append(box, ` logarithmic ${name}`);
+    bar.append(label);
+  }
+  return bar;
+}
+
+// The same numbers for those who cannot see the plot, or want to copy them. Made when it is opened.
+function numbers(content, picture) {
+  const details = document.createElement("details");
+  details.className = "plot-data";
+  const summary = document.createElement("summary");
+  summary.textContent = "Numbers of this plot";
+  details.append(summary);
+  details.addEventListener("toggle", () => {
+    if (details.open && details.childElementCount === 1) details.append(table(content, picture.getAttribute("aria-label")));
+  });
+  return details;
+}
+
+const MOST_ROWS = 2000;
+
+function table(content, name) {
+  const { columns, rows } = content.table ?? tabulated(content);
+  const region = document.createElement("div");
+  region.className = "scroll tall";
+  region.tabIndex = 0;
+  region.setAttribute("role", "region");
+  region.setAttribute("aria-label", `Numbers of: ${name}`);
+  const element = document.createElement("table");
+  const head = element.createTHead().insertRow();
+  for (const column of columns) {
+    const cell = document.createElement("th");
+    cell.scope = "col";
+    cell.textContent = column;
+    head.append(cell);
+  }
+  const body = element.createTBody();
+  for (const row of rows.slice(0, MOST_ROWS)) {
+    const line = body.insertRow();
+    for (const value of row) {
+      const cell = line.insertCell();
+      cell.textContent = shown(value);
+      if (typeof value === "number") cell.className = "number";
+    }
+  }
+  region.append(element);
+  if (rows.length > MOST_ROWS) {
+    const note = document.createElement("p");
+    note.className = "quiet";
+    note.textContent = `The first ${MOST_ROWS} of ${rows.length} rows.`;
+    region.append(note);
+  }
+  return region;
+}
+
+function shown(value) {
+  if (value === null || value === undefined) return "–";
+  return typeof value === "number" ? String(Number(value.toPrecision(5))) : String(value);
+}
+
+function tabulated({ data, layout }) {
+  const axis = (letter) => {
+    const title = layout?.[`${letter}axis`]?.title;
+    return (typeof title === "string" ? title : title?.text) || letter;
+  };
+  const heat = data.find((trace) => trace.z);
+  if (heat) {
+    const rows = heat.z.flatMap((line, y) => line.map((z, x) => [heat.x?.[x] ?? x, heat.y?.[y] ?? y, z]));
+    return { columns: [axis("x"), axis("y"), heat.colorbar?.title?.text ?? "value"], rows };
+  }
+  const rows = data.flatMap((trace, number) => {
+    const values = trace.y ?? trace.x;
+    return values.map((_, at) => [
+      trace.name ?? `series ${number + 1}`, trace.x?.[at] ?? trace.x0 ?? at, trace.y?.[at] ?? trace.y0 ?? at,
+    ]);
+  });
+  return { columns: ["series", axis("x"), axis("y")], rows };
+}

@@ -1,0 +1,298 @@
+"""Backward pass of FlashAttention-3 in Gluon, for compute capability 9.0 and head dimensions up to 128.
+
+A program keeps a tile of keys and values, and walks over the queries that see them. Two consumers of four warps take
+half of the keys each. Scores stand upright (keys × queries), so that weights P and their gradients dS feed the products
+for dV and dK from registers. dS also goes to shared memory, where both consumers read the whole of it: each multiplies
+a half of dQ. One warp fetches tiles, another adds dQ to a float32 sum in memory, both by the copy engine.
+
+See kernels.attention.triton_backward for the formulas, and for `exponents` and `deltas`.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from kernels.attention.hopper.barriers import add_through_copy_engine, meet
+
+
+@gluon.jit
+def query_tiles(start, queries, keys, M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr):
+    """(first, free, end): tiles of queries that see the keys from `start` on; those from `free` on need no mask."""
+    end = (queries + M - 1) // M
+    first = 0
+    free = 0
+    if CAUSAL:
+        first = gl.minimum(start // M, end)
+        free = gl.minimum((start + N + M - 1) // M, end)
+    if start + N > keys:
+        free = end
+    return first, free, end
+
+
+@gluon.jit
+def visit(
+    begin, end, count, token, dk, dv, k, v, k_tile, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
+    q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys, scale,
+    WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, MASKED: gl.constexpr,
+):  # fmt: skip
+    """dK and dV after the tiles of queries from `begin` to `end`."""
+    HALF: gl.constexpr = N // 2
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
+    d_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    left_layout: gl.constexpr = gl.DotOperandLayout(0, d_layout, 2)
+    column_layout: gl.constexpr = gl.SliceLayout(0, s_layout)
+    BY_ROWS: gl.constexpr = M == 128
+    DQ_ROWS: gl.constexpr = M // 2 if BY_ROWS else M
+    DQ_WIDTH: gl.constexpr = D if BY_ROWS else D // 2
+    dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DQ_WIDTH, 16])
+    for index in range(begin, end):
+        stage = count % 2
+        phase = (count // 2) & 1
+        q = q_tiles.index(stage).reshape([M, D])
+        do = do_tiles.index(stage).reshape([M, D])
+        zeros = gl.zeros([HALF, M], gl.float32, s_layout)
+        mbarrier.wait(q_full.index(stage), phase)
+        s = warpgroup_mma(k, q.permute((1, 0)), zeros, use_acc=False, is_async=True)
+        mbarrier.wait(do_full.index(stage), phase)
+        dp = warpgroup_mma(v, do.permute((1, 0)), zeros, use_acc=False, is_async=True)
+        mbarrier.wait(numbers_full.index(stage), phase)
+        exponent = numbers.index(stage * 2).load(column_layout)
+        s = warpgroup_mma_wait(1, deps=[s])
+        p = gl.exp2(s * scale - exponent[None, :])
+        if MASKED:
+            rows = start + WHO * HALF + gl.arange(0, HALF, gl.SliceLayout(1, s_layout))
+            visible = (rows < keys)[:, None]
+            if CAUSAL:
+                columns = index * M + gl.arange(0, M, column_layout)
+                visible = visible & (rows[:, None] <= columns[None, :])
+            p = gl.where(visible, p, 0.0)
+        weights = gl.convert_layout(p.to(q_tiles.dtype), left_layout)
+        delta = numbers.index(stage * 2 + 1).load(column_layout)
+        dp = warpgroup_mma_wait(0, deps=[dp])
+        ds = (p * (dp - delta[None, :])).to(q_tiles.dtype)
+        dv = warpgroup_mma(weights, do, dv, is_async=True)
+        shared_ds = ds_tiles.index(stage)
+        shared_ds.slice(WHO * HALF, HALF, 0).store(ds)
+        fence_async_shared()
+        token = meet(token)
+        dq_zeros = gl.zeros([DQ_ROWS, DQ_WIDTH], gl.float32, dq_layout)
+        if BY_ROWS:
+            dq = warpgroup_mma(shared_ds.slice(WHO * DQ_ROWS, DQ_ROWS, 1).permute((1, 0)), k_tile, dq_zeros,
+                               use_acc=False, is_async=True)  # fmt: skip
+        else:
+            dq = warpgroup_mma(shared_ds.permute((1, 0)), k_tile.slice(WHO * DQ_WIDTH, DQ_WIDTH, 1), dq_zeros,
+                               use_acc=False, is_async=True)  # fmt: skip
+        dk = warpgroup_mma(gl.convert_layout(ds, left_layout), q, dk, is_async=True)
+        dq, dv = warpgroup_mma_wait(1, deps=[dq, dv])
+        mbarrier.arrive(do_empty.index(stage), count=1)
+        mbarrier.wait(dq_empty.index(WHO), (count & 1) ^ 1)
+        dq_tiles.index(WHO).reshape([DQ_ROWS, DQ_WIDTH]).store(dq)
+        fence_async_shared()
+        mbarrier.arrive(dq_full.index(WHO), count=1)
+        dk = warpgroup_mma_wait(0, deps=[dk])
+        mbarrier.arrive(q_empty.index(stage), count=1)
+        count += 1
+    return count, token, dk, dv
+
+
+@gluon.jit
+def consume(
+    dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
+    kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
+    start, batch, key_head, group, queries, keys, scale, root,
+    WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
+):  # fmt: skip
+    HALF: gl.constexpr = N // 2
+    d_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    k_tile = k_tiles.reshape([N, D])
+    v_tile = v_tiles.reshape([N, D])
+    k = k_tile.slice(WHO * HALF, HALF, 0)
+    v = v_tile.slice(WHO * HALF, HALF, 0)
+    dk = gl.zeros([HALF, D], gl.float32, d_layout)
+    dv = gl.zeros([HALF, D], gl.float32, d_layout)
+    first, free, end = query_tiles(start, queries, keys, M, N, CAUSAL)
+    count = 0
+    token = start
+    mbarrier.wait(kv_full, 0)
+    for _member in range(group):
+        count, token, dk, dv = visit(
+            first, free, count, token, dk, dv, k, v, k_tile, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
+            q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys, scale,
+            WHO, M, N, D, CAUSAL, True,
+        )  # fmt: skip
+        count, token, dk, dv = visit(
+            gl.maximum(first, free), end, count, token, dk, dv, k, v, k_tile, q_tiles, do_tiles, ds_tiles, dq_tiles,
+            numbers, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys, scale,
+            WHO, M, N, D, CAUSAL, False,
+        )  # fmt: skip
+    meet(token)  # the other consumer has read the tiles of queries for the last time
+    dk_room = q_tiles._reinterpret(q_tiles.dtype, [2 * M // HALF, 1, 1, HALF, D], dk_out.layout).index(WHO)
+    dv_room = do_tiles._reinterpret(q_tiles.dtype, [2 * M // HALF, 1, 1, HALF, D], dv_out.layout).index(WHO)
+    dk_room.reshape([HALF, D]).store((dk * root).to(q_tiles.dtype))
+    dv_room.reshape([HALF, D]).store(dv.to(q_tiles.dtype))
+    fence_async_shared()
+    tma.async_copy_shared_to_global(dk_out, [batch, key_head, start + WHO * HALF, 0], dk_room)
+    tma.async_copy_shared_to_global(dv_out, [batch, key_head, start + WHO * HALF, 0], dv_room)
+    tma.store_wait(0)
+
+
+@gluon.jit
+def consume_first(
+    dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
+    kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
+    start, batch, key_head, group, queries, keys, scale, root,
+    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
+):  # fmt: skip
+    consume(
+        dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
+        kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
+        start, batch, key_head, group, queries, keys, scale, root, 0, M, N, D, CAUSAL,
+    )  # fmt: skip
+
+
+@gluon.jit
+def consume_second(
+    dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
+    kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
+    start, batch, key_head, group, queries, keys, scale, root,
+    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
+):  # fmt: skip
+    consume(
+        dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
+        kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
+        start, batch, key_head, group, queries, keys, scale, root, 1, M, N, D, CAUSAL,
+    )  # fmt: skip
+
+
+@gluon.jit
+def produce(
+    q, k, v, do, exponents, deltas, k_tiles, v_tiles, q_tiles, do_tiles, numbers,
+    kv_full, q_full, q_empty, do_full, do_empty, numbers_full,
+    start, batch, key_head, heads, group, queries, keys, padded,
+    M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr,
+):  # fmt: skip
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    mbarrier.expect(kv_full, 2 * k.block_type.nbytes)
+    tma.async_copy_global_to_shared(k, [batch, key_head, start, 0], kv_full, k_tiles)
+    tma.async_copy_global_to_shared(v, [batch, key_head, start, 0], kv_full, v_tiles)
+    first, _free, end = query_tiles(start, queries, keys, M, N, CAUSAL)
+    count = 0
+    for member in range(group):
+        head = key_head * group + member
+        plane = (batch * heads + head).to(gl.int64) * padded
+        for index in range(first, end):
+            stage = count % 2
+            phase = ((count // 2) & 1) ^ 1
+            rows = plane + index * M + gl.arange(0, M, layout)
+            exponent = gl.load(exponents + rows)
+            delta = gl.load(deltas + rows)
+            mbarrier.wait(q_empty.index(stage), phase)
+            mbarrier.expect(q_full.index(stage), q.block_type.nbytes)
+            tma.async_copy_global_to_shared(q, [batch, head, index * M, 0], q_full.index(stage), q_tiles.index(stage))
+            mbarrier.wait(do_empty.index(stage), phase)
+            mbarrier.expect(do_full.index(stage), do.block_type.nbytes)
+            tma.async_copy_global_to_shared(
+                do, [batch, head, index * M, 0], do_full.index(stage), do_tiles.index(stage)
+            )
+            numbers.index(stage * 2).store(exponent)
+            numbers.index(stage * 2 + 1).store(delta)
+            mbarrier.arrive(numbers_full.index(stage), count=1)
+            count += 1
+
+
+@gluon.jit
+def add_up(
+    dq_sum, dq_tiles, dq_full, dq_empty, start, batch, key_head, group, queries, keys,
+    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
+):  # fmt: skip
+    BY_ROWS: gl.constexpr = M == 128
+    first, _free, end = query_tiles(start, queries, keys, M, N, CAUSAL)
+    count = 0
+    for member in range(group):
+        for index in range(first, end):
+            for who in gl.static_range(2):
+                mbarrier.wait(dq_full.index(who), count & 1)
+                row = index * M
+                column = 0
+                if BY_ROWS:
+                    row += who * (M // 2)
+                else:
+                    column = who * (D // 2)
+                add_through_copy_engine(dq_sum, [batch, key_head * group + member, row, column], dq_tiles.index(who))
+            tma.store_wait(0)
+            mbarrier.arrive(dq_empty.index(0), count=1)
+            mbarrier.arrive(dq_empty.index(1), count=1)
+            count += 1
+
+
+# One kernel for all lengths: compiling takes ten seconds.
+@gluon.jit(do_not_specialize=["heads", "key_heads", "group", "queries", "keys", "padded"])
+def backward_kernel(
+    q, k, v, do, exponents, deltas, dq_sum, dk_out, dv_out, heads, key_heads, group, queries, keys, padded, scale, root,
+    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """dK and dV of one tile of keys, whose share of √d·dQ goes to `dq_sum` (batch, heads, padded, D).
+
+    `scale` is log2(e)/√d, `root` 1/√d.
+    """
+    tiles = (keys + N - 1) // N
+    program = gl.program_id(0)
+    start = program % tiles * N
+    key_head = program // tiles % key_heads
+    batch = program // tiles // key_heads
+    k_tiles = gl.allocate_shared_memory(q.dtype, [1, 1, N, D], k.layout)
+    v_tiles = gl.allocate_shared_memory(q.dtype, [1, 1, N, D], v.layout)
+    q_tiles = gl.allocate_shared_memory(q.dtype, [2, 1, 1, M, D], q.layout)
+    do_tiles = gl.allocate_shared_memory(q.dtype, [2, 1, 1, M, D], do.layout)
+    ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([N, M], q.dtype)
+    ds_tiles = gl.allocate_shared_memory(q.dtype, [2, N, M], ds_layout)
+    dq_tiles = gl.allocate_shared_memory(
+        gl.float32, [2, 1, 1, dq_sum.block_shape[2], dq_sum.block_shape[3]], dq_sum.layout
+    )
+    numbers = gl.allocate_shared_memory(gl.float32, [4, M], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    do_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    do_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    numbers_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    dq_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    dq_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+    mbarrier.init(kv_full, count=1)
+    for each in gl.static_range(2):
+        mbarrier.init(q_full.index(each), count=1)
+        mbarrier.init(q_empty.index(each), count=2)
+        mbarrier.init(do_full.index(each), count=1)
+        mbarrier.init(do_empty.index(each), count=2)
+        mbarrier.init(numbers_full.index(each), count=1)
+        mbarrier.init(dq_full.index(each), count=1)
+        mbarrier.init(dq_empty.index(each), count=1)
+    fence_async_shared()
+    gl.warp_specialize([
+        (consume_first, (
+            dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
+            kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
+            start, batch, key_head, group, queries, keys, scale, root, M, N, D, CAUSAL,
+        )),
+        (consume_second, (
+            dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
+            kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
+            start, batch, key_head, group, queries, keys, scale, root, M, N, D, CAUSAL,
+        )),
+        (produce, (
+            q, k, v, do, exponents, deltas, k_tiles, v_tiles, q_tiles, do_tiles, numbers,
+            kv_full, q_full, q_empty, do_full, do_empty, numbers_full,
+            start, batch, key_head, heads, group, queries, keys, padded, M, N, CAUSAL,
+        )),
+        (add_up, (
+            dq_sum, dq_tiles, dq_full, dq_empty, start, batch, key_head, group, queries, keys, M, N, D, CAUSAL,
+        )),
+    ], [4, 1, 1], [REGISTERS, 24, 24])  # fmt: skip

@@ -1,0 +1,65 @@
+"""Named barriers of the hardware, by which consumers of one program take turns, and a reduction that Gluon 3.6 lacks.
+
+A named barrier is met by 256 threads: the 128 that wait for their turn, and the 128 whose turn ends. Triton gives the
+barriers below 8 to its own partitions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from triton._C.libtriton import ir
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
+
+
+@gluon.jit
+def await_turn(token, WHO: gl.constexpr):
+    """Wait until consumer WHO may issue its products. The token keeps the order of instructions."""
+    if WHO == 0:
+        return gl.inline_asm_elementwise(
+            "bar.sync 9, 256; mov.b32 $0, $1;", "=r,r", [token], dtype=gl.int32, is_pure=False, pack=1
+        )
+    elif WHO == 1:  # noqa: RET505 - Gluon compiles one of the branches, and nothing behind a return
+        return gl.inline_asm_elementwise(
+            "bar.sync 10, 256; mov.b32 $0, $1;", "=r,r", [token], dtype=gl.int32, is_pure=False, pack=1
+        )
+    else:
+        return gl.inline_asm_elementwise(
+            "bar.sync 11, 256; mov.b32 $0, $1;", "=r,r", [token], dtype=gl.int32, is_pure=False, pack=1
+        )
+
+
+@gluon.jit
+def give_turn(token, WHO: gl.constexpr):
+    """Let consumer WHO have its turn."""
+    if WHO == 0:
+        return gl.inline_asm_elementwise(
+            "bar.arrive 9, 256; mov.b32 $0, $1;", "=r,r", [token], dtype=gl.int32, is_pure=False, pack=1
+        )
+    elif WHO == 1:  # noqa: RET505
+        return gl.inline_asm_elementwise(
+            "bar.arrive 10, 256; mov.b32 $0, $1;", "=r,r", [token], dtype=gl.int32, is_pure=False, pack=1
+        )
+    else:
+        return gl.inline_asm_elementwise(
+            "bar.arrive 11, 256; mov.b32 $0, $1;", "=r,r", [token], dtype=gl.int32, is_pure=False, pack=1
+        )
+
+
+@gluon.jit
+def meet(token):
+    """Wait until both consumers of a program are here."""
+    return gl.inline_asm_elementwise(
+        "bar.sync 12, 256; mov.b32 $0, $1;", "=r,r", [token], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@builtin
+def add_through_copy_engine(descriptor: Any, coordinates: Any, source: Any, _semantic: Any = None) -> None:
+    """Add a tile of shared memory to a tensor, asynchronously, as `tma.async_copy_shared_to_global` copies one."""
+    coordinates = _semantic._convert_to_ir_values(coordinates, require_i64=False)
+    _semantic.builder.create_async_tma_reduce(
+        ir.DESCRIPTOR_REDUCE_KIND.ADD, descriptor.handle, coordinates, source.handle
+    )

@@ -1,0 +1,354 @@
+"""Forward pass of FlashAttention-3 in Gluon, for compute capability 9.0.
+
+A program has consumers of four warps each, which take a part of the program's queries each, and a producer of one warp,
+which fetches tiles by the copy engine. Consumers take turns: while the tensor cores multiply for one, another computes
+its exponentials. Each also issues the scores of the next keys before it multiplies the present weights with the values.
+
+Programs are few and walk over the tiles, the longest rows first.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from kernels.attention.hopper.barriers import await_turn, give_turn
+
+LN_2 = gl.constexpr(0.6931471805599453)
+
+
+@gluon.jit
+def place(index, tiles, planes, span, CAUSAL: gl.constexpr):
+    """(tile, plane) of a unit of work: heads in groups of `span`, whose keys and values fit the L2 cache together."""
+    group = index // (tiles * span)
+    rest = index % (tiles * span)
+    members = gl.minimum(span, planes - group * span)
+    tile = rest // members
+    if CAUSAL:
+        tile = tiles - 1 - tile
+    return tile, group * span + rest % members
+
+
+@gluon.jit
+def next_unit(turn, program, programs):
+    """The unit of a program's turn: every other round goes backwards, so that nobody always gets the longer rows."""
+    back = turn % 2
+    return turn * programs + program * (1 - back) + (programs - 1 - program) * back
+
+
+@gluon.jit
+def key_tiles(start, queries, keys, ROWS: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr):
+    """Number of tiles of keys that the queries from `start` on see."""
+    end = keys
+    if CAUSAL:
+        end = gl.minimum(start + ROWS, keys)
+    return (end + N - 1) // N
+
+
+@gluon.jit
+def mask(s, rows, first, keys, CAUSAL: gl.constexpr, N: gl.constexpr):
+    """Scores of the keys from `first` on, −∞ where a query does not see a key."""
+    columns = first + gl.arange(0, N, gl.SliceLayout(0, s.type.layout))
+    visible = (columns < keys)[None, :]
+    if CAUSAL:
+        visible = visible & (columns[None, :] <= rows[:, None])
+    return gl.where(visible, s, -float("inf"))
+
+
+@gluon.jit
+def softmax_step(s, maximum, total, rows, first, keys, scale, MASKED: gl.constexpr, CAUSAL: gl.constexpr,
+                 N: gl.constexpr):  # fmt: skip
+    """(weights, maximum, total, shrink) after one more tile of scores."""
+    if MASKED:
+        s = mask(s, rows, first, keys, CAUSAL, N)
+    raised = gl.maximum(maximum, gl.max(s, 1) * scale)
+    base = gl.where(raised == -float("inf"), 0.0, raised)  # as long as a row has seen scores of −∞ only
+    p = gl.exp2(s * scale - base[:, None])
+    shrink = gl.exp2(maximum - base)
+    total = total * shrink + gl.sum(p, 1)
+    return p, raised, total, shrink
+
+
+@gluon.jit
+def attend(
+    begin, end, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
+    rows, keys, scale,
+    WHO: gl.constexpr, CONSUMERS: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
+    MASKED: gl.constexpr,
+):  # fmt: skip
+    """The running softmax after the tiles of keys from `begin` to `end`, whose weights are not multiplied yet."""
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
+    weights_layout: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
+    row_layout: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
+    for index in range(begin, end):
+        stage = count % STAGES
+        before = (count - 1) % STAGES
+        mbarrier.wait(k_full.index(stage), (count // STAGES) & 1)
+        token = await_turn(token, WHO)
+        zeros = gl.zeros([acc.shape[0], N], gl.float32, s_layout)
+        s_future = warpgroup_mma(q, k_tiles.index(stage).reshape([N, acc.shape[1]]).permute((1, 0)), zeros,
+                                 use_acc=False, is_async=True)  # fmt: skip
+        mbarrier.wait(v_full.index(before), ((count - 1) // STAGES) & 1)
+        acc_future = warpgroup_mma(weights, v_tiles.index(before).reshape([N, acc.shape[1]]), acc, is_async=True)
+        token = give_turn(token, (WHO + 1) % CONSUMERS)
+        s = warpgroup_mma_wait(1, deps=[s_future])
+        mbarrier.arrive(k_empty.index(stage), count=1)
+        p, maximum, total, shrink = softmax_step(s, maximum, total, rows, index * N, keys, scale, MASKED, CAUSAL, N)
+        acc = warpgroup_mma_wait(0, deps=[acc_future])
+        mbarrier.arrive(v_empty.index(before), count=1)
+        acc = acc * gl.convert_layout(shrink, row_layout)[:, None]
+        weights = gl.convert_layout(p.to(k_tiles.dtype), weights_layout)
+        count += 1
+    return count, token, weights, acc, maximum, total
+
+
+@gluon.jit
+def consume(
+    out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+    tiles, heads, planes, span, queries, keys, scale,
+    WHO: gl.constexpr, CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
+    STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
+    MASK_FIRST: gl.constexpr,
+):  # fmt: skip
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
+    acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    row_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
+    weights_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
+    program = gl.program_id(0)
+    programs = gl.num_programs(0)
+    count = 0
+    token = program
+    if WHO == CONSUMERS - 1:
+        token = give_turn(program, 0)
+    rounds = (tiles * planes + programs - 1) // programs
+    done = 0
+    for turn in range(rounds):
+        unit = next_unit(turn, program, programs)
+        if unit < tiles * planes:
+            tile, plane = place(unit, tiles, planes, span, CAUSAL)
+            start = tile * (CONSUMERS * M)
+            rows = start + WHO * M + gl.arange(0, M, row_layout)
+            number = key_tiles(start, queries, keys, CONSUMERS * M, N, CAUSAL)
+            free = keys // N
+            if CAUSAL:
+                free = gl.minimum(start + WHO * M, keys) // N
+            acc = gl.zeros([M, D], gl.float32, acc_layout)
+            maximum = gl.full([M], -float("inf"), gl.float32, row_layout)
+            total = gl.zeros([M], gl.float32, row_layout)
+            held = done % Q_STAGES * CONSUMERS + WHO
+            mbarrier.wait(q_full.index(held), (done // Q_STAGES) & 1)
+            q = q_tiles.index(held).reshape([M, D])
+            mbarrier.wait(k_full.index(count % STAGES), (count // STAGES) & 1)
+            zeros = gl.zeros([M, N], gl.float32, s_layout)
+            s = warpgroup_mma(q, k_tiles.index(count % STAGES).reshape([N, D]).permute((1, 0)), zeros,
+                              use_acc=False, is_async=True)  # fmt: skip
+            s = warpgroup_mma_wait(0, deps=[s])
+            mbarrier.arrive(k_empty.index(count % STAGES), count=1)
+            if not MASK_FIRST:  # noqa: SIM102 - this is decided by the compiler, the other by the program
+                if free < 1:
+                    s = mask(s, rows, 0, keys, CAUSAL, N)
+            p, maximum, total, _shrink = softmax_step(s, maximum, total, rows, 0, keys, scale, MASK_FIRST, CAUSAL, N)
+            weights = gl.convert_layout(p.to(k_tiles.dtype), weights_layout)
+            count += 1
+            count, token, weights, acc, maximum, total = attend(
+                1, free, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full,
+                v_empty,
+                rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, False,
+            )  # fmt: skip
+            count, token, weights, acc, maximum, total = attend(
+                gl.maximum(free, 1), number, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full,
+                k_empty, v_full,
+                v_empty, rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, True,
+            )  # fmt: skip
+            if OWN_ROOM:
+                mbarrier.arrive(q_empty.index(held), count=1)
+            last = (count - 1) % STAGES
+            mbarrier.wait(v_full.index(last), ((count - 1) // STAGES) & 1)
+            acc = warpgroup_mma(weights, v_tiles.index(last).reshape([N, D]), acc, is_async=True)
+            acc = warpgroup_mma_wait(0, deps=[acc])
+            mbarrier.arrive(v_empty.index(last), count=1)
+            acc = acc / gl.convert_layout(total, gl.SliceLayout(1, acc_layout))[:, None]
+            room = out_tiles.index(WHO if OWN_ROOM else held)
+            if OWN_ROOM:
+                tma.store_wait(0)
+            room.reshape([M, D]).store(acc.to(k_tiles.dtype))
+            fence_async_shared()
+            tma.async_copy_shared_to_global(out, [plane // heads, plane % heads, start + WHO * M, 0], room)
+            gl.store(logsumexp + plane.to(gl.int64) * queries + rows, (maximum + gl.log2(total)) * LN_2,
+                     mask=rows < queries)  # fmt: skip
+            if not OWN_ROOM:
+                tma.store_wait(0)
+                mbarrier.arrive(q_empty.index(held), count=1)
+            done += 1
+    tma.store_wait(0)
+    if WHO == 0:
+        await_turn(token, 0)  # the last one's turn is over, too
+
+
+@gluon.jit
+def consume_first(
+    out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+    tiles, heads, planes, span, queries, keys, scale,
+    CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
+    STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
+    MASK_FIRST: gl.constexpr,
+):  # fmt: skip
+    consume(
+        out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+        tiles, heads, planes, span, queries, keys, scale, 0, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL, OWN_ROOM,
+        MASK_FIRST,
+    )  # fmt: skip
+
+
+@gluon.jit
+def consume_second(
+    out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+    tiles, heads, planes, span, queries, keys, scale,
+    CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
+    STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
+    MASK_FIRST: gl.constexpr,
+):  # fmt: skip
+    consume(
+        out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+        tiles, heads, planes, span, queries, keys, scale, 1, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL, OWN_ROOM,
+        MASK_FIRST,
+    )  # fmt: skip
+
+
+@gluon.jit
+def consume_third(
+    out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+    tiles, heads, planes, span, queries, keys, scale,
+    CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
+    STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
+    MASK_FIRST: gl.constexpr,
+):  # fmt: skip
+    consume(
+        out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+        tiles, heads, planes, span, queries, keys, scale, 2, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL, OWN_ROOM,
+        MASK_FIRST,
+    )  # fmt: skip
+
+
+@gluon.jit
+def produce(
+    q, k, v, q_tiles, k_tiles, v_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+    tiles, heads, planes, span, queries, keys, group,
+    CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, Q_STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr,
+):  # fmt: skip
+    program = gl.program_id(0)
+    programs = gl.num_programs(0)
+    count = 0
+    done = 0
+    rounds = (tiles * planes + programs - 1) // programs
+    for turn in range(rounds):
+        unit = next_unit(turn, program, programs)
+        if unit < tiles * planes:
+            tile, plane = place(unit, tiles, planes, span, CAUSAL)
+            start = tile * (CONSUMERS * M)
+            batch = plane // heads
+            head = plane % heads
+            key_head = head // group
+            number = key_tiles(start, queries, keys, CONSUMERS * M, N, CAUSAL)
+            for who in gl.static_range(CONSUMERS):
+                held = done % Q_STAGES * CONSUMERS + who
+                mbarrier.wait(q_empty.index(held), ((done // Q_STAGES) & 1) ^ 1)
+                mbarrier.expect(q_full.index(held), q.block_type.nbytes)
+                tma.async_copy_global_to_shared(
+                    q, [batch, head, start + who * M, 0], q_full.index(held), q_tiles.index(held)
+                )
+            for index in range(number):
+                stage = count % STAGES
+                phase = ((count // STAGES) & 1) ^ 1
+                mbarrier.wait(k_empty.index(stage), phase)
+                mbarrier.expect(k_full.index(stage), k.block_type.nbytes)
+                tma.async_copy_global_to_shared(
+                    k, [batch, key_head, index * N, 0], k_full.index(stage), k_tiles.index(stage)
+                )
+                mbarrier.wait(v_empty.index(stage), phase)
+                mbarrier.expect(v_full.index(stage), v.block_type.nbytes)
+                tma.async_copy_global_to_shared(
+                    v, [batch, key_head, index * N, 0], v_full.index(stage), v_tiles.index(stage)
+                )
+                count += 1
+            done += 1
+
+
+# One kernel for all lengths: compiling takes ten seconds.
+@gluon.jit(do_not_specialize=["heads", "planes", "span", "queries", "keys", "group"])
+def forward_kernel(
+    q, k, v, out, logsumexp, heads, planes, span, queries, keys, group, scale,
+    CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
+    Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr, MASK_FIRST: gl.constexpr,
+    REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """out and its log-sum-exp (natural, contiguous). `scale` is log2(e)/√d; `planes` is batches · heads."""
+    q_tiles = gl.allocate_shared_memory(q.dtype, [Q_STAGES * CONSUMERS, 1, 1, M, D], q.layout)
+    k_tiles = gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, N, D], k.layout)
+    v_tiles = gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, N, D], v.layout)
+    out_tiles = q_tiles
+    if OWN_ROOM:
+        out_tiles = gl.allocate_shared_memory(q.dtype, [CONSUMERS, 1, 1, M, D], out.layout)
+    q_full = gl.allocate_shared_memory(gl.int64, [Q_STAGES * CONSUMERS, 1], mbarrier.MBarrierLayout())
+    q_empty = gl.allocate_shared_memory(gl.int64, [Q_STAGES * CONSUMERS, 1], mbarrier.MBarrierLayout())
+    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for held in gl.static_range(Q_STAGES * CONSUMERS):
+        mbarrier.init(q_full.index(held), count=1)
+        mbarrier.init(q_empty.index(held), count=1)
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(k_full.index(stage), count=1)
+        mbarrier.init(k_empty.index(stage), count=CONSUMERS)
+        mbarrier.init(v_full.index(stage), count=1)
+        mbarrier.init(v_empty.index(stage), count=CONSUMERS)
+    fence_async_shared()
+    tiles = (queries + CONSUMERS * M - 1) // (CONSUMERS * M)
+    if CONSUMERS == 2:
+        gl.warp_specialize([
+            (consume_first, (
+                out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+                tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
+                OWN_ROOM, MASK_FIRST,
+            )),
+            (consume_second, (
+                out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+                tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
+                OWN_ROOM, MASK_FIRST,
+            )),
+            (produce, (
+                q, k, v, q_tiles, k_tiles, v_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+                tiles, heads, planes, span, queries, keys, group, CONSUMERS, M, N, STAGES, Q_STAGES, CAUSAL,
+            )),
+        ], [4, 1], [REGISTERS, 24])  # fmt: skip
+    else:
+        gl.warp_specialize([
+            (consume_first, (
+                out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+                tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
+                OWN_ROOM, MASK_FIRST,
+            )),
+            (consume_second, (
+                out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+                tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
+                OWN_ROOM, MASK_FIRST,
+            )),
+            (consume_third, (
+                out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+                tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
+                OWN_ROOM, MASK_FIRST,
+            )),
+            (produce, (
+                q, k, v, q_tiles, k_tiles, v_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
+                tiles, heads, planes, span, queries, keys, group, CONSUMERS, M, N, STAGES, Q_STAGES, CAUSAL,
+            )),
+        ], [4, 4, 1], [REGISTERS, REGISTERS, 24])  # fmt: skip

@@ -1,0 +1,228 @@
+"""Launches of Triton kernels that are repeated with other addresses only, at little cost to the host.
+
+A `Launch` is all of a kernel's launch but the addresses of its tensors. Its first call goes through Triton, which
+compiles the kernel. Later ones hand the addresses straight to Triton's launcher in C, and keep what it was given for
+the addresses that were used last: the copy engine's descriptors, which the CUDA driver encodes, are made once for each
+address. That is a private interface of Triton, so it is used with the version that it was read in only; elsewhere, in
+the interpreter, and while launch hooks are set (profilers set them), each call goes through Triton.
+
+A descriptor holds an address and no memory: it stays right when the memory is freed and given out again. The launcher
+copies descriptors when it launches, also into a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+KNOWN_VERSIONS = ("3.6.",)
+"""Begin of the Triton versions whose launcher is called directly."""
+REMEMBERED_ADDRESSES = 1024
+"""Calls with different addresses whose arguments a launch keeps, about 3 KiB each: those of a model's layers."""
+ALIGNMENT = 16
+"""Triton compiles for addresses that are multiples of it, and again for others."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Argument of a kernel: an address inside a tensor, by its place among the tensors of a call."""
+
+    place: int
+    offset: int = 0
+    """In elements of the tensor, which then is contiguous."""
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """The tensor, or the rest of it behind the offset."""
+        return tensor.view(-1)[self.offset :] if self.offset else tensor
+
+
+@dataclass(frozen=True)
+class Window:
+    """Argument of a kernel: a descriptor, through which the copy engine moves blocks of a tensor."""
+
+    place: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    block: tuple[int, ...]
+    layout: Any = None
+    """The block's layout in shared memory, for kernels in Gluon."""
+    offset: int = 0
+    """As of an `Address`."""
+
+    @classmethod
+    def of(
+        cls,
+        place: int,
+        shape: Sequence[int],
+        strides: Sequence[int],
+        block: Sequence[int],
+        layout: Any = None,
+        offset: int = 0,
+    ) -> Window:
+        """Window of a tensor with a contiguous last axis. The step along an axis of length 1 is never taken and may be
+        anything in torch, but not here.
+        """
+        steps = [step if length > 1 else ALIGNMENT for length, step in zip(shape[:-1], strides[:-1], strict=True)]
+        return cls(place, tuple(shape), (*steps, 1), tuple(block), layout, offset)
+
+    def of_tensor(self, tensor: Tensor) -> Any:
+        """Triton's descriptor of a tensor."""
+        if self.offset:
+            tensor = tensor.view(-1)[self.offset :]
+        parts = tensor, list(self.shape), list(self.strides), list(self.block)
+        if self.layout is None:
+            return TensorDescriptor(*parts)
+        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
+
+        return GluonDescriptor(*parts, self.layout)
+
+
+class Launch:
+    """One kernel on tensors of given dtypes, shapes and strides."""
+
+    def __init__(self, kernel: Any, grid: int, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
+        """Prepare a launch.
+
+        Args:
+            kernel: A `triton.jit` or `gluon.jit` function.
+            grid: Number of programs.
+            arguments: Positional arguments; an `Address` or a `Window` stands for a tensor.
+            options: Constants of the kernel, and options of the launch.
+        """
+        self._kernel, self._grid = kernel, grid
+        self._arguments, self._options = tuple(arguments), dict(options)
+        self._windows = any(isinstance(argument, Window) for argument in arguments)
+        self._direct: _Direct | None = None
+
+    def __call__(self, tensors: Sequence[Tensor]) -> None:
+        """Launch on the current device and stream."""
+        direct = self._direct
+        if direct is None or _hooks_are_set() or not direct.launch(tuple([tensor.data_ptr() for tensor in tensors])):
+            self._through_triton(tensors)
+
+    def _through_triton(self, tensors: Sequence[Tensor]) -> None:
+        if self._windows:
+            make_context_current(tensors[0].device)
+        arguments = [
+            argument.of(tensors[argument.place]) if isinstance(argument, Address)
+            else argument.of_tensor(tensors[argument.place]) if isinstance(argument, Window)
+            else argument
+            for argument in self._arguments
+        ]  # fmt: skip
+        compiled = self._kernel[(self._grid,)](*arguments, **self._options)
+        if self._direct is None and all(tensor.data_ptr() % ALIGNMENT == 0 for tensor in tensors):
+            self._direct = _Direct.of(compiled, self._in_order(), self._grid, tensors)
+
+    def _in_order(self) -> list[Any]:
+        names = self._kernel.arg_names
+        return [*self._arguments, *(self._options[name] for name in names[len(self._arguments) :])]
+
+
+class _Direct:
+    """A compiled kernel, called without Triton's checks."""
+
+    def __init__(
+        self, compiled: Any, launcher: Any, raw: Any, arguments: Sequence[Any], grid: int, tensors: Sequence[Tensor]
+    ) -> None:
+        self._raw, self._arguments, self._device = raw, tuple(arguments), tensors[0].device
+        self._sizes = tuple(tensor.element_size() for tensor in tensors)
+        self._metas = tuple(getattr(compiled.metadata, "tensordesc_meta", None) or ())
+        self._head = grid, 1, 1
+        self._function = compiled.function
+        scratch = hooks = (None, None)
+        launch_metadata = None
+        self._middle = (
+            *(launcher.launch_cooperative_grid, launcher.launch_pdl, *scratch),
+            *(compiled.packed_metadata, launch_metadata, *hooks),
+        )
+        self._expanded = functools.lru_cache(maxsize=REMEMBERED_ADDRESSES)(self._expand)
+
+    @classmethod
+    def of(cls, compiled: Any, arguments: Sequence[Any], grid: int, tensors: Sequence[Tensor]) -> _Direct | None:
+        """What calls a kernel directly; None if that cannot be done here."""
+        device = tensors[0].device
+        if device.type != "cuda" or compiled is None or not triton.__version__.startswith(KNOWN_VERSIONS):
+            return None
+        launcher = getattr(compiled, "run", None)
+        raw = getattr(launcher, "launch", None)
+        if isinstance(raw, types.FunctionType) and "launcher" in raw.__code__.co_freevars:
+            # It makes descriptors of tensors, and calls the one that is meant.
+            raw = (raw.__closure__ or ())[raw.__code__.co_freevars.index("launcher")].cell_contents
+        if launcher is None or not callable(raw) or launcher.global_scratch_size or launcher.profile_scratch_size:
+            return None
+        windows = sum(isinstance(argument, Window) for argument in arguments)
+        metas = getattr(compiled.metadata, "tensordesc_meta", None) or ()
+        if windows != len(metas) or any(meta is None for meta in metas):
+            return None
+        return cls(compiled, launcher, raw, arguments, grid, tensors)
+
+    def launch(self, addresses: tuple[int, ...]) -> bool:
+        """Launch, or return False if the kernel was not compiled for such addresses."""
+        expanded = self._expanded(addresses)
+        if expanded is None:
+            return False
+        stream = torch._C._cuda_getCurrentRawStream(self._device.index)
+        self._raw(*self._head, stream, self._function, *self._middle, *expanded)
+        return True
+
+    def _expand(self, addresses: tuple[int, ...]) -> tuple[Any, ...] | None:
+        """The kernel's arguments as the launcher takes them."""
+        if any(address % ALIGNMENT for address in addresses):
+            return None
+        from triton.backends.nvidia.driver import make_tensordesc_arg
+
+        metas = iter(self._metas)
+        if self._metas:
+            make_context_current(self._device)
+        expanded: list[Any] = []
+        for argument in self._arguments:
+            if not isinstance(argument, Address | Window):
+                expanded.append(argument)
+                continue
+            address = addresses[argument.place] + argument.offset * self._sizes[argument.place]
+            assert address % ALIGNMENT == 0, "offsets are multiples of the alignment, too"
+            if isinstance(argument, Address):
+                expanded.append(address)
+            else:
+                expanded += make_tensordesc_arg(_Place(argument, address), next(metas))
+        return tuple(expanded)
+
+
+class _Place:
+    """A window at an address, as Triton's `make_tensordesc_arg` reads it."""
+
+    padding = "zero"
+
+    def __init__(self, window: Window, address: int) -> None:
+        self.base, self._address = self, address
+        self.shape, self.strides = list(window.shape), list(window.strides)
+
+    def data_ptr(self) -> int:
+        return self._address
+
+
+def _hooks_are_set() -> bool:
+    hooks = triton.knobs.runtime
+    return bool(getattr(hooks.launch_enter_hook, "calls", True) or getattr(hooks.launch_exit_hook, "calls", True))
+
+
+_thread = threading.local()
+
+
+def make_context_current(device: torch.device) -> None:
+    """Descriptors are filled by the CUDA driver, which wants a context. A thread has one from its first call of the
+    CUDA runtime on, and a new thread that finds its memory in torch's cache has made none.
+    """
+    known = _thread.__dict__.setdefault("devices", set())
+    if device.type == "cuda" and device not in known:
+        torch.cuda.mem_get_info(device)  # a call that may be made anywhere, also while a graph is captured
+        known.add(device)

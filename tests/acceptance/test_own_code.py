@@ -1,0 +1,152 @@
+"""`--implementation file.py:function`: right, wrong, crashing, hanging, raising, and importing what is not there.
+
+Where no worker allows it: tests/app/api/test_files.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from app.client import Flopwatch
+from tools.service import wait_for_job
+
+SOURCE = """
+import math
+import os
+import time
+
+import torch
+
+
+def right(q, k, v, is_causal):
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    if is_causal:
+        length = q.shape[-2]
+        scores = scores.masked_fill(torch.ones(length, length, dtype=torch.bool, device=q.device).triu(1), -math.inf)
+    return torch.softmax(scores, dim=-1) @ v
+
+
+def wrong(q, k, v, is_causal):
+    return right(q, k, v, not is_causal)
+
+
+def crashing(q, k, v, is_causal):
+    os.kill(os.getpid(), 11)
+
+
+def hanging(q, k, v, is_causal):
+    time.sleep(3600)
+
+
+def raising(q, k, v, is_causal):
+    raise ValueError("only lengths of 7")
+
+
+class Model(torch.nn.Module):
+    def __init__(self, vocab_size, context_length, d_model, num_layers, num_heads, d_ff, rope_theta=10_000.0):
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Embedding(vocab_size, d_model), torch.nn.Linear(d_model, vocab_size))
+
+    def forward(self, token_ids):
+        return self.layers(token_ids)
+"""
+SPEC = {
+    "kind": "attention",
+    "implementations": ["eager"],
+    "head_dims": [8],
+    "sequence_lengths": [16],
+    "dtypes": ["fp32"],
+    "batch_size": 1,
+    "warmup_steps": 1,
+    "measure_steps": 2,
+    "device": "cpu",
+}
+
+
+@pytest.fixture
+def flopwatch(site: Any) -> Iterator[Flopwatch]:
+    with Flopwatch(str(site.client.base_url)) as client:
+        yield client
+
+
+@pytest.fixture
+def mine(tmp_path: Any) -> str:
+    path = tmp_path / "mine.py"
+    path.write_text(SOURCE)
+    return str(path)
+
+
+def run(flopwatch: Flopwatch, named: str, **options: Any) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Submit a job with eager and one's own code, and wait; returns it, and of each implementation a measurement."""
+    job = flopwatch.submit(SPEC, implementation=named, **options)
+    job = flopwatch.wait(job, timeout_s=60, show=lambda *_: None, check=False)
+    rows = flopwatch.get(f"/jobs/{job['id']}/measurements")["rows"]
+    return job, {row["implementation"].partition("@")[0]: row for row in rows if row["metric"] == "forward_ms"}
+
+
+def test_right_code_is_measured_beside_the_others_and_its_source_stays(
+    flopwatch: Flopwatch, site: Any, mine: str
+) -> None:
+    job, found = run(flopwatch, f"{mine}:right")
+    assert job["state"] == "succeeded"
+    assert {name: row["outcome"] for name, row in found.items()} == {"eager": "ok", "right": "ok"}
+    sha256 = hashlib.sha256(SOURCE.encode()).hexdigest()
+    assert found["right"]["implementation"] == f"right@{sha256[:8]}"
+    assert found["right"]["code.sha256"] == sha256
+    assert found["eager"]["code.sha256"] is None
+    shown: httpx.Response = site.client.get(job["links"]["code"])
+    assert shown.text == SOURCE
+    again = flopwatch.wait(flopwatch.rerun(job), timeout_s=60, show=lambda *_: None)
+    rows = flopwatch.get(f"/jobs/{again['id']}/measurements")["rows"]
+    assert {row["case_key"] for row in rows} == {row["case_key"] for row in found.values()}
+
+
+@pytest.mark.parametrize(
+    ("function", "outcome", "words"),
+    [
+        ("wrong", "wrong", "the output"),
+        ("crashing", "crashed", "SIGSEGV"),
+        ("raising", "failed", "ValueError: only lengths of 7"),
+    ],
+)
+def test_faulty_code_costs_its_own_cell_only(
+    flopwatch: Flopwatch, mine: str, function: str, outcome: str, words: str
+) -> None:
+    job, found = run(flopwatch, f"{mine}:{function}")
+    assert job["state"] == "succeeded"
+    assert found["eager"]["outcome"] == "ok"
+    assert (found[function]["outcome"], found[function]["mean"]) == (outcome, None)
+    assert words in found[function]["reason"]
+
+
+def test_hanging_code_ends_with_the_jobs_time(flopwatch: Flopwatch, mine: str) -> None:
+    job, found = run(flopwatch, f"{mine}:hanging", timeout_s=6)
+    assert (job["state"], job["error"]["code"]) == ("failed", "timeout")
+    assert {name: row["outcome"] for name, row in found.items()} == {"eager": "ok"}
+
+
+def test_code_that_imports_what_is_not_there_fails_at_once(flopwatch: Flopwatch, tmp_path: Any) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("import torch\nimport not_there_at_all\n\n\ndef attention(q, k, v, is_causal):\n    return v\n")
+    job, found = run(flopwatch, f"{path}:attention")
+    assert (job["state"], job["error"]["code"]) == ("failed", "failed")
+    assert "No module named 'not_there_at_all', line 2" in job["error"]["detail"]
+    assert found == {}
+
+
+def test_a_model_with_attention_of_ones_own_is_trained(flopwatch: Flopwatch, site: Any, mine: str) -> None:
+    spec = {"kind": "benchmark", "model": {"size": "tiny"}, "batch_size": 1, "context_length": 8, "measure_steps": 1}
+    few = {"warmup_steps": 0, "device": "cpu", "mode": "forward_backward"}
+    job = flopwatch.submit({**spec, **few}, model=f"{mine}:Model")
+    wait_for_job(site.client, job["id"])
+    table = flopwatch.table(job=job)
+    assert table["model"].str.startswith("Model@").all()
+    assert table["forward_ms"].notna().all()
+    other = flopwatch.submit({**spec, **few}, implementation=f"{mine}:right")
+    done = wait_for_job(site.client, other["id"])
+    assert done["state"] == "succeeded", done["error"]

@@ -1,0 +1,210 @@
+"""Uploaded code: what is taken, who may run it, where it is shown, and how long it stays."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.specs._code import RUNS_CODE
+from app.store.artifacts import ArtifactFiles
+from app.store.pruning import KEEP_UNUSED_CODE, Pruning, Retention
+from app.store.records import Offer
+from app.store.tables import utc_now
+
+SOURCE = b"def attention(q, k, v, is_causal):\n    return v  # \xc3\xbc\n"
+ABLE = frozenset({"attention:eager", "attention:sdpa_flash", "model:transformer_lm"})
+KINDS = frozenset({"attention", "benchmark", "compare"})
+
+
+def sha256_of(source: bytes) -> str:
+    return hashlib.sha256(source).hexdigest()
+
+
+def upload(site: Any, source: bytes = SOURCE) -> str:
+    assert site.http.put(f"/files/{sha256_of(source)}", content=source).status_code in (200, 201)
+    return sha256_of(source)
+
+
+def spec_of(sha256: str, **fields: Any) -> dict[str, Any]:
+    return {"kind": "attention", "code": {"sha256": sha256, "function": "attention"}, **fields}
+
+
+def offer(*, allowed: bool) -> Offer:
+    able = ABLE | {RUNS_CODE} if allowed else ABLE
+    return Offer(KINDS, able, total_gpus=0, free_gpus=0, idle=True)
+
+
+@pytest.fixture
+def able_site(fresh_site: Any) -> Any:
+    """A site with a worker that may run uploaded code."""
+    fresh_site.worker.register(KINDS, ABLE | {RUNS_CODE})
+    return fresh_site
+
+
+class TestUploading:
+    def test_a_file_is_kept_and_shown_as_plain_text(self, site: Any) -> None:
+        sha256 = sha256_of(SOURCE)
+        first = site.http.put(f"/files/{sha256}", content=SOURCE)
+        assert (first.status_code, first.headers["location"]) == (201, f"/files/{sha256}")
+        assert first.json() == {"sha256": sha256, "size": len(SOURCE), "url": f"/files/{sha256}"}
+        assert site.http.put(f"/files/{sha256}", content=SOURCE).status_code == 200
+        shown = site.http.get(f"/files/{sha256}")
+        assert shown.content == SOURCE
+        assert shown.headers["content-type"] == "text/plain; charset=utf-8"
+        assert shown.headers["x-content-type-options"] == "nosniff"
+        again = site.http.get(f"/files/{sha256}", headers={"If-None-Match": shown.headers["etag"]})
+        assert again.status_code == 304
+
+    @pytest.mark.parametrize(
+        ("content", "words"),
+        [(b"\xff\xfe", "not UTF-8"), (b" \n", "empty"), (b"x = '\0'", "NUL")],
+        ids=["not text", "empty", "with NUL"],
+    )
+    def test_what_is_no_source_is_refused(self, site: Any, content: bytes, words: str) -> None:
+        answer = site.http.put(f"/files/{sha256_of(content)}", content=content)
+        assert answer.status_code == 422
+        assert words in answer.json()["detail"]
+        assert site.http.get(f"/files/{sha256_of(content)}").status_code == 404
+
+    def test_another_content_than_the_path_says_is_refused(self, site: Any) -> None:
+        answer = site.http.put(f"/files/{'0' * 64}", content=b"pass\n")
+        assert answer.status_code == 422
+        assert sha256_of(b"pass\n") in answer.json()["detail"]
+        assert site.http.get(f"/files/{'0' * 64}").status_code == 404
+
+    def test_a_path_that_is_no_hash_is_refused(self, site: Any) -> None:
+        assert site.http.put("/files/mine.py", content=SOURCE).status_code == 422
+
+    def test_a_large_file_is_refused(self, site: Any) -> None:
+        content = b"#" * (site.services.settings.max_body_bytes + 1)
+        assert site.http.put(f"/files/{sha256_of(content)}", content=content).status_code == 413
+
+    def test_the_token_is_asked_for(self, serve: Callable[..., AbstractContextManager[Any]], tmp_path: Path) -> None:
+        with serve(tmp_path, api_token="secret") as site:
+            assert site.http.put(f"/files/{sha256_of(SOURCE)}", content=SOURCE).status_code == 401
+            assert site.http.get(f"/files/{sha256_of(SOURCE)}").status_code == 401
+
+    def test_the_file_is_its_owners_alone(self, site: Any) -> None:
+        stored = site.services.files.open_path(upload(site))
+        assert stored.stat().st_mode & 0o077 == 0
+
+
+class TestWhoMayRunIt:
+    @pytest.mark.parametrize("registered", [False, True], ids=["no worker at all", "a worker that does not allow it"])
+    def test_it_is_refused_with_the_cure_where_no_worker_may(self, fresh_site: Any, registered: bool) -> None:
+        if registered:
+            fresh_site.worker.register(KINDS, ABLE)
+        answer = fresh_site.http.post("/jobs", json={"spec": spec_of(upload(fresh_site))})
+        assert answer.status_code == 422
+        (error,) = answer.json()["errors"]
+        assert error["pointer"] == "/spec/code"
+        assert "flopwatch worker --allow-code" in error["detail"]
+
+    def test_a_comparison_and_a_sweep_are_refused_at_the_field(self, fresh_site: Any) -> None:
+        side = {"kind": "attention", "implementations": ["eager"]}
+        spec = {"kind": "compare", "baseline": side, "candidate": spec_of(upload(fresh_site))}
+        refused = fresh_site.http.post("/jobs", json={"spec": spec}).json()
+        assert [error["pointer"] for error in refused["errors"]] == ["/spec/candidate/code"]
+        swept = {"base": spec_of(upload(fresh_site)), "grid": {"seed": [1, 2]}}
+        refused = fresh_site.http.post("/sweeps", json=swept).json()
+        assert [error["pointer"] for error in refused["errors"]] == ["/base/code"]
+
+    def test_a_file_that_nobody_uploaded_is_refused(self, able_site: Any) -> None:
+        answer = able_site.http.post("/jobs", json={"spec": spec_of("0" * 64)})
+        assert answer.status_code == 422
+        (error,) = answer.json()["errors"]
+        assert error["pointer"] == "/spec/code/sha256"
+        assert "PUT /files/0000" in error["detail"]
+
+    def test_only_a_worker_that_may_run_it_claims_it_and_the_job_says_so(self, able_site: Any) -> None:
+        job = able_site.http.post("/jobs", json={"spec": spec_of(upload(able_site))}).json()
+        assert job["waiting"] is None
+        able_site.services.registration.set_worker_state(able_site.worker.id, "stopped")
+        waiting = able_site.http.get(f"/jobs/{job['id']}").json()["waiting"]
+        assert waiting == "no worker is connected: start one with `flopwatch worker --allow-code`"
+        able_site.worker.id = "other"
+        able_site.worker.register(KINDS, ABLE)
+        waiting = able_site.http.get(f"/jobs/{job['id']}").json()["waiting"]
+        assert "runs uploaded code: start one with `flopwatch worker --allow-code`" in waiting
+        queue = able_site.services.queue
+        assert queue.claim("other", offer(allowed=False)) is None
+        claim = queue.claim("other", offer(allowed=True))
+        assert claim is not None
+        assert claim.job_id == job["id"]
+
+    def test_it_keeps_no_other_job_from_running(self, able_site: Any) -> None:
+        able_site.http.post("/jobs", json={"spec": spec_of(upload(able_site)), "priority": 5}).raise_for_status()
+        plain = able_site.http.post("/jobs", json={"spec": {"kind": "attention"}}).json()
+        claim = able_site.services.queue.claim("somebody", offer(allowed=False))
+        assert claim is not None
+        assert claim.job_id == plain["id"]
+
+    def test_the_form_and_the_command_line_learn_which_fields_take_code(self, fresh_site: Any) -> None:
+        def field() -> Any:
+            specs = {spec["kind"]: spec for spec in fresh_site.http.get("/specs").json()["data"]}
+            return specs["attention"]["schema"]["properties"]["code"]
+
+        assert field()["x-flopwatch-code"] == "attention"
+        fresh_site.worker.register(KINDS, ABLE)
+        assert field()["enum"] == [None]
+        assert "--allow-code" in field()["description"]
+
+
+class TestJobsWithCode:
+    def test_links_lead_to_the_source(self, able_site: Any) -> None:
+        sha256 = upload(able_site)
+        job = able_site.http.post("/jobs", json={"spec": spec_of(sha256)}).json()
+        assert job["links"]["code"] == f"/files/{sha256}"
+        side = {"kind": "benchmark"}
+        own = {**side, "attention_code": {"sha256": sha256, "function": "attention"}}
+        spec = {"kind": "compare", "baseline": side, "candidate": own}
+        job = able_site.http.post("/jobs", json={"spec": spec}).raise_for_status().json()
+        assert job["links"]["candidate_attention_code"] == f"/files/{sha256}"
+        plain = able_site.http.post("/jobs", json={"spec": side}).json()
+        assert not [name for name in plain["links"] if "code" in name]
+
+    def test_a_resumed_sweep_keeps_the_file(self, able_site: Any) -> None:
+        sha256 = upload(able_site)
+        body = {"base": spec_of(sha256), "grid": {"seed": [1, 2]}}
+        sweep = able_site.http.post("/sweeps", json=body).raise_for_status().json()
+        first = able_site.http.get("/jobs", params={"sweep": sweep["id"]}).json()["data"]
+        able_site.http.post(f"/sweeps/{sweep['id']}/cancel").raise_for_status()
+        able_site.http.post(f"/sweeps/{sweep['id']}/resume").raise_for_status()
+        for job in first:
+            able_site.http.delete(f"/jobs/{job['id']}").raise_for_status()
+        prune(able_site, after=2 * KEEP_UNUSED_CODE)
+        assert able_site.http.get(f"/files/{sha256}").status_code == 200
+
+    def test_an_unused_file_goes_after_a_day_and_a_used_one_stays(self, able_site: Any) -> None:
+        used, unused = upload(able_site), upload(able_site, b"pass\n")
+        job = able_site.http.post("/jobs", json={"spec": spec_of(used)}).json()
+        assert prune(able_site, after=KEEP_UNUSED_CODE / 2) == 0
+        assert prune(able_site, after=2 * KEEP_UNUSED_CODE) == 1
+        assert able_site.http.get(f"/files/{unused}").status_code == 404
+        assert able_site.http.get(f"/files/{used}").status_code == 200
+        able_site.http.post(f"/jobs/{job['id']}/cancel").raise_for_status()
+        able_site.http.delete(f"/jobs/{job['id']}").raise_for_status()
+        assert prune(able_site, after=2 * KEEP_UNUSED_CODE) == 1
+        assert not list(able_site.services.settings.artifacts_dir.glob("??/*"))
+
+    def test_it_is_no_orphan_to_the_sweep_of_artifacts(self, able_site: Any) -> None:
+        sha256 = upload(able_site)
+        files = ArtifactFiles(able_site.services.settings.artifacts_dir)
+        assert files.sweep_orphans(able_site.services.database, older_than_s=-10.0) == []
+        assert able_site.http.get(f"/files/{sha256}").status_code == 200
+
+
+def prune(site: Any, *, after: timedelta) -> int:
+    """Prune as the server would in some time; returns how many uploaded files went."""
+    services = site.services
+    retention = Retention.of(services.settings)
+    pruning = Pruning(services.slices, services.files, retention, clock=lambda: utc_now() + after)
+    planned = pruning.plan().code_files
+    assert pruning.run().code_files == planned
+    return planned

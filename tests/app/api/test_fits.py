@@ -1,0 +1,171 @@
+"""Sweeps that search for the largest value that fits: each result brings the next job, whoever is restarted between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+BASE = {"kind": "benchmark", "model": {"size": "tiny"}, "context_length": 64}
+
+
+def submit(site: Any, **body: Any) -> dict[str, Any]:
+    fit = {"axis": "context_length", "upto": 1000, "step": 50, **body.pop("fit", {})}
+    return dict(site.http.post("/sweeps", json={"base": BASE, "fit": fit, **body}).raise_for_status().json())
+
+
+def sweep_of(site: Any, sweep: dict[str, Any]) -> dict[str, Any]:
+    return dict(site.http.get(f"/sweeps/{sweep['id']}").json())
+
+
+def finish(site: Any, measured: Any, limits: dict[str, int], axis: str = "context_length", number: int = 1000) -> int:
+    """Play the worker: jobs of each size run out of memory above its limit. Returns how many jobs it ran."""
+    done = 0
+    while done < number:
+        claim = site.services.queue.claim(site.worker.id, offer())
+        if claim is None:
+            break
+        fits = claim.spec[axis] <= limits[claim.spec["model"]["size"]]
+        row = measured("step_ms", 1.0 if fits else None, "ok" if fits else "oom", length=claim.spec[axis])
+        unknown = measured("host_us", None, "unknown", length=claim.spec[axis])
+        site.worker.finish(claim, measurements=[row, unknown])
+        done += 1
+    return done
+
+
+def offer() -> Any:
+    from app.store.records import Offer
+
+    able = frozenset({"attention:eager", "model:transformer_lm"})
+    return Offer(frozenset({"benchmark"}), able, total_gpus=0, free_gpus=0, idle=True)
+
+
+def test_a_search_ends_at_the_largest_that_fits(fresh_site: Any, measured: Any) -> None:
+    sweep = submit(fresh_site, name="longest")
+    assert (sweep["fit"]["start"], sweep["counts"]["queued"]) == (50, 1)
+    (search,) = sweep_of(fresh_site, sweep)["searches"]
+    assert (search["state"], search["largest"], search["point"]) == ("searching", None, {})
+    finish(fresh_site, measured, {"tiny": 620})
+    found = sweep_of(fresh_site, sweep)
+    (search,) = found["searches"]
+    assert (search["state"], search["largest"], search["too_large"]) == ("done", 600, 650)
+    assert [one["value"] for one in search["tried"]] == [50, 100, 200, 400, 800, 600, 700, 650]
+    job = fresh_site.http.get(f"/jobs/{search['largest_job']}").json()
+    assert (job["spec"]["context_length"], job["name"], job["state"]) == (
+        600,
+        "longest: context_length=600",
+        "succeeded",
+    )
+    assert found["counts"]["succeeded"] == len(search["tried"])
+    assert found["counts"]["queued"] == 0
+    listed = fresh_site.http.get("/sweeps").json()["data"][0]
+    assert (listed["fit"]["axis"], listed["searches"]) == ("context_length", None)
+
+
+def test_a_grid_has_a_search_for_each_point(fresh_site: Any, measured: Any) -> None:
+    sweep = submit(fresh_site, grid={"model.size": ["tiny", "small"]}, fit={"step": 100})
+    finish(fresh_site, measured, {"tiny": 5000, "small": 250})
+    searches = sweep_of(fresh_site, sweep)["searches"]
+    assert [(one["point"], one["largest"], one["too_large"]) for one in searches] == [
+        ({"model.size": "tiny"}, 1000, None),
+        ({"model.size": "small"}, 200, 300),
+    ]
+    assert searches[0]["reason"] == "Every value up to 1000 that was tried fits."
+
+
+def test_nothing_fits(fresh_site: Any, measured: Any) -> None:
+    sweep = submit(fresh_site)
+    finish(fresh_site, measured, {"tiny": 0})
+    (search,) = sweep_of(fresh_site, sweep)["searches"]
+    assert (search["state"], search["largest"], search["too_large"]) == ("done", None, 50)
+    assert search["reason"] == "Not even the smallest value, 50, fits."
+
+
+def test_a_failed_job_stops_the_search_until_it_is_resumed(fresh_site: Any, measured: Any) -> None:
+    sweep = submit(fresh_site)
+    assert finish(fresh_site, measured, {"tiny": 300}, number=2) == 2
+    fresh_site.worker.finish(fresh_site.worker.claim(), "failed")
+    (search,) = sweep_of(fresh_site, sweep)["searches"]
+    assert search["state"] == "stopped"
+    assert "has failed: see why, and resume the sweep" in search["reason"]
+    assert finish(fresh_site, measured, {"tiny": 300}) == 0
+    fresh_site.http.post(f"/sweeps/{sweep['id']}/resume").raise_for_status()
+    finish(fresh_site, measured, {"tiny": 300})
+    (search,) = sweep_of(fresh_site, sweep)["searches"]
+    assert (search["state"], search["largest"], search["too_large"]) == ("done", 300, 350)
+    again = fresh_site.http.post(f"/sweeps/{sweep['id']}/resume")
+    assert again.status_code == 409
+
+
+def test_a_cancelled_search_goes_no_further_until_it_is_resumed(fresh_site: Any, measured: Any) -> None:
+    sweep = submit(fresh_site)
+    running = fresh_site.worker.claim()
+    fresh_site.http.post(f"/sweeps/{sweep['id']}/cancel").raise_for_status()
+    row = measured("step_ms", 1.0, length=50)
+    assert fresh_site.worker.finish(running, measurements=[row]) == "cancelled"
+    (search,) = sweep_of(fresh_site, sweep)["searches"]
+    assert search["state"] == "stopped"
+    assert finish(fresh_site, measured, {"tiny": 300}) == 0
+    fresh_site.http.post(f"/sweeps/{sweep['id']}/resume").raise_for_status()
+    finish(fresh_site, measured, {"tiny": 300})
+    assert sweep_of(fresh_site, sweep)["searches"][0]["largest"] == 300
+
+
+def test_a_deleted_job_is_measured_again(fresh_site: Any, measured: Any) -> None:
+    sweep = submit(fresh_site)
+    finish(fresh_site, measured, {"tiny": 300})
+    job = sweep_of(fresh_site, sweep)["searches"][0]["too_large_job"]
+    fresh_site.http.delete(f"/jobs/{job}").raise_for_status()
+    assert sweep_of(fresh_site, sweep)["searches"][0]["state"] == "stopped"
+    fresh_site.http.post(f"/sweeps/{sweep['id']}/resume").raise_for_status()
+    assert finish(fresh_site, measured, {"tiny": 300}) == 1
+    assert sweep_of(fresh_site, sweep)["searches"][0]["too_large"] == 350
+
+
+def test_a_value_that_the_spec_does_not_take_stops_the_search(fresh_site: Any, measured: Any) -> None:
+    """d_model has to be a multiple of twice the number of heads."""
+    base = {**BASE, "model": {"size": "tiny"}}
+    body = {"base": base, "fit": {"axis": "model.d_model", "upto": 512, "step": 4, "start": 128}}
+    sweep = fresh_site.http.post("/sweeps", json=body).raise_for_status().json()
+    for outcome in ("ok", "oom", "oom"):  # 128 and 256, then 192, and then 160 and so on
+        claim = fresh_site.worker.claim()
+        fresh_site.worker.finish(claim, measurements=[measured("step_ms", None, outcome, size=claim.job_id)])
+    claim = fresh_site.worker.claim()
+    assert claim.spec["model"]["d_model"] == 160
+    for _ in range(3):
+        fresh_site.worker.finish(claim, measurements=[measured("step_ms", 1.0, size=claim.job_id)])
+        next_claim = fresh_site.services.queue.claim(fresh_site.worker.id, offer())
+        if next_claim is None:
+            break
+        claim = next_claim
+    (search,) = sweep_of(fresh_site, sweep)["searches"]
+    assert search["state"] == "stopped"
+    assert "is not valid, and a coarser step may help" in search["reason"]
+
+
+@pytest.mark.parametrize(
+    ("body", "pointer", "words"),
+    [
+        ({"fit": {"axis": "context"}}, "/fit/axis", "has no such field"),
+        ({"fit": {"axis": "precision"}}, "/fit/axis", "takes integers"),
+        ({"fit": {"upto": 2_000_000}}, "/fit/upto", "less than or equal to 1048576"),
+        ({"fit": {"upto": 10}}, "/fit/upto", "no multiple of step"),
+        ({"fit": {"start": 5000}}, "/fit/start", "must not exceed"),
+        ({"grid": {"context_length": [1, 2]}}, "/fit/axis", "The grid sets it"),
+        ({"grid": {"seed": list(range(101))}}, "/grid", "at most 100"),
+        ({"fit": {"uptoo": 3}}, "/fit/uptoo", "did you mean upto?"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_what_makes_no_sense_is_refused_where_it_stands(
+    site: Any, body: dict[str, Any], pointer: str, words: str
+) -> None:
+    fit = {"axis": "context_length", "upto": 1000, "step": 50, **body.get("fit", {})}
+    answer = site.http.post("/sweeps", json={"base": BASE, **body, "fit": fit})
+    assert answer.status_code == 422
+    assert (answer.json()["errors"][0]["pointer"], words in answer.json()["errors"][0]["detail"]) == (pointer, True)
+
+
+def test_a_sweep_without_grid_and_search_is_refused(site: Any) -> None:
+    answer = site.http.post("/sweeps", json={"base": BASE})
+    assert answer.json()["errors"][0]["pointer"] == "/grid"

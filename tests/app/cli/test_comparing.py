@@ -1,0 +1,125 @@
+"""The commands compare, check and baseline: exit codes, and what they print."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+STEADY = (1.00, 1.01, 0.99, 1.005, 0.995, 1.002, 0.998, 1.004)
+
+
+@pytest.fixture
+def finish(site: Any, measured: Any) -> Callable[..., None]:
+    """Finish a claim as so many processes with these times would."""
+
+    def end(claim: Any, factor: float = 1.0, state: str = "succeeded") -> None:
+        found = [
+            measured("step_ms", factor * time, unit_index=unit, model="tiny", seed=claim.spec["seed"])
+            for unit, time in enumerate(STEADY)
+        ]
+        site.worker.finish(claim, state, measurements=found if state == "succeeded" else [])
+
+    return end
+
+
+@pytest.fixture
+def run(site: Any, finish: Any) -> Callable[..., str]:
+    """Run a job of 8 processes; returns its id."""
+
+    def job(factor: float = 1.0, *, seed: int = 0, state: str = "succeeded") -> str:
+        claim = site.worker.claim_job(site.submit(spec={"seed": seed}, priority=20)["id"])
+        finish(claim, factor, state)
+        return str(claim.job_id)
+
+    return job
+
+
+def ended(result: Any, code: int = 0) -> str:
+    assert result.returncode == code, result.stdout + result.stderr
+    return str(result.stdout + result.stderr)
+
+
+def test_the_exit_code_tells_the_gates_answer(flopwatch: Any, run: Any) -> None:
+    one, same, slower, failed = run(), run(), run(1.2), run(state="failed")
+    assert "step_ms: candidate is 1.20× slower" in ended(flopwatch("compare", one, slower))
+    assert "worse by more than 5 %" in ended(flopwatch("compare", one, slower, "--fail-above", "5%"), 3)
+    assert "passed" in ended(flopwatch("compare", one, slower, "--fail-above", "30 %", "--metric", "step_ms"))
+    assert "passed" in ended(flopwatch("compare", one, same, "--fail-above", "5"))
+    assert "missing" in ended(flopwatch("compare", one, failed, "--fail-above", "5%"), 6)
+    told = flopwatch("compare", one, slower, "--fail-above", "5%", "--format", "json")
+    assert json.loads(told.stdout)["gate"]["outcome"] == "slower"
+    assert "worse by more than" in told.stderr
+
+
+@pytest.mark.parametrize("limit", ["0", "0%", "-1%", "five", "5%%", "1e2", "nan"])
+def test_a_limit_that_makes_no_sense(flopwatch: Any, limit: str) -> None:
+    assert "is no percentage" in ended(flopwatch("compare", "1", "2", f"--fail-above={limit}"), 2)
+
+
+def test_what_cannot_be_compared_is_said(flopwatch: Any, run: Any) -> None:
+    assert "give a CANDIDATE" in ended(flopwatch("compare", "main"), 2)
+    assert "job's id" in ended(flopwatch("compare", run(), "main"), 2)
+    assert "is none of these jobs' metrics: step_ms" in ended(flopwatch("compare", run(), run(), "--metric", "x"), 1)
+    assert "There is no baseline 'nothing'" in ended(flopwatch("compare", "nothing", run()), 1)
+
+
+def test_a_baseline_from_set_to_delete(flopwatch: Any, run: Any) -> None:
+    one, same, slower, other = run(seed=1), run(seed=1), run(1.2, seed=1), run(seed=2)
+    assert ended(flopwatch("baseline", "set", "main", one)) == f"baseline main: 1 case of job {one}\n"
+    ended(flopwatch("baseline", "set", "main", other))
+    assert one in ended(flopwatch("baseline", "list"))
+    assert "1x test CPU" in ended(flopwatch("baseline", "show", "main"))
+    assert len(json.loads(ended(flopwatch("baseline", "show", "main", "--json")))["cases"]) == 2
+    assert "in the baseline main" in ended(flopwatch("delete", one), 1)
+    assert "passed" in ended(flopwatch("check", "--baseline", "main", same))
+    assert "slower" in ended(flopwatch("check", "--baseline", "main", slower), 3)
+    assert "passed" in ended(flopwatch("check", "--baseline", "main", slower, "--fail-above", "25%"))
+    assert "missing" in ended(flopwatch("check", "--baseline", "main", run(seed=3)), 6)
+    assert "1.20× slower" in ended(flopwatch("compare", "main", slower))
+    assert "16 and 8 processes" in ended(flopwatch("compare", f"{one},{same}", slower))
+    ended(flopwatch("baseline", "delete", "main"))
+    assert "There is no baseline" in ended(flopwatch("check", "--baseline", "main"), 1)
+    ended(flopwatch("baseline", "set", "main"), 2)
+    ended(flopwatch("baseline", "set", "main", "1", "--sweep", "1"), 2)
+
+
+@pytest.fixture
+def worker(site: Any, finish: Any) -> Iterator[dict[str, float]]:
+    """A worker that finishes every job in the background, by `factor` as fast as the others."""
+    behaviour = {"factor": 1.0}
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.wait(0.02):
+            try:
+                claim = site.worker.claim()
+            except AssertionError:
+                continue
+            finish(claim, behaviour["factor"])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    yield behaviour
+    stop.set()
+    thread.join()
+
+
+def test_a_check_without_a_job_runs_the_baselines_jobs_again(
+    site: Any, flopwatch: Any, run: Any, request: pytest.FixtureRequest
+) -> None:
+    first, second = run(seed=1), run(seed=2)
+    for job in (first, second):
+        ended(flopwatch("baseline", "set", "nightly", job))
+    behaviour = request.getfixturevalue("worker")
+    found = json.loads(flopwatch("check", "--baseline", "nightly", "--json").stdout)
+    assert found["outcome"] == "passed"
+    jobs = [site.job(job_id) for job_id in found["jobs"]]
+    assert [job["spec"]["seed"] for job in jobs] == [1, 2]
+    assert all(job["labels"]["check"] == "nightly" for job in jobs)
+    assert not {int(first), int(second)} & set(found["jobs"])
+    behaviour["factor"] = 1.2
+    assert "worse by more than 5 %: step_ms" in ended(flopwatch("check", "--baseline", "nightly"), 3)

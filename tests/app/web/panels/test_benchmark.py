@@ -1,0 +1,40 @@
+"""What the panels of a benchmark draw, from its measurements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app.web.panels.benchmark import by_process, draw_memory, draw_phases, medians
+
+
+def row(metric: str, median: float | None, phase: str | None = None, unit: int = 0) -> dict[str, Any]:
+    outcome = "ok" if median is not None else "oom"
+    return {"metric": metric, "phase": phase, "median": median, "outcome": outcome, "unit_index": unit}
+
+
+STEP = [row("forward_ms", 2.0, "forward"), row("backward_ms", 3.0, "backward"), row("step_ms", 6.0, "step")]
+
+
+def test_what_the_phases_leave_of_a_step_is_its_rest() -> None:
+    assert medians(STEP) == {"forward": 2.0, "backward": 3.0, "rest of the step": 1.0}
+    assert medians(STEP[:2]) == {"forward": 2.0, "backward": 3.0}
+    assert medians([*STEP[:2], row("step_ms", 4.0, "step")]) == {"forward": 2.0, "backward": 3.0}
+
+
+def test_after_the_prompt_the_rest_is_decoding() -> None:
+    rows = [row("prefill_ms", 1.0, "prefill"), row("decode_ms_per_token", 0.5, "decode"), row("step_ms", 5.0, "step")]
+    assert medians(rows) == {"prefill": 1.0, "decoding": 4.0}
+
+
+def test_a_bar_for_each_process() -> None:
+    processes = by_process([*STEP, row("forward_ms", 4.0, "forward", unit=1)])
+    figure = draw_phases(processes)
+    assert figure["table"] == {
+        "columns": ["bar", "forward (ms)", "backward (ms)", "rest of the step (ms)"],
+        "rows": [["process 1", 2.0, 3.0, 1.0], ["process 2", 4.0, None, None]],
+    }
+
+
+def test_memory_has_no_bar_where_it_is_not_known() -> None:
+    rows = [row("peak_memory_mib", 100.0), row("memory_reserved_mib", None)]
+    assert draw_memory(by_process(rows))["table"]["rows"] == [["one process", 100.0]]

@@ -1,0 +1,74 @@
+"""What the panels of a memory job draw, from rows as its tables have them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app.web.panels.memory import CATEGORIES, draw_peaks, draw_timeline, snapshots, told
+
+
+def point(entry: int, phase: str = "forward", **usage: Any) -> dict[str, Any]:
+    sizes = {f"{name}_mib": usage.pop(name, 0.0) for name in CATEGORIES}
+    cause = {"change_mib": None, "category": None, "name": None, "stack": None, **usage}
+    return {"entry": entry, "step": 1, "phase": phase, "total_mib": sum(sizes.values()), **sizes, **cause}
+
+
+def test_categories_are_piled_up_and_the_total_tells_the_lines_of_code() -> None:
+    rows = [
+        point(0, parameter=2.0),
+        point(1, parameter=2.0, activation=1.0, change_mib=1.0, category="activation", stack="a.py:1 f < b.py:2 g"),
+        point(2, "backward", parameter=2.0, change_mib=-1.0, category="activation", name="x"),
+    ]
+    figure = draw_timeline(rows)
+    *areas, total = figure["data"]
+    assert [(trace["name"], trace["y"]) for trace in areas] == [
+        ("parameter", [2.0, 2.0, 2.0]),
+        ("activation", [0.0, 1.0, 0.0]),
+    ]
+    assert {trace["stackgroup"] for trace in areas} == {"memory"}
+    assert total["y"] == [2.0, 3.0, 2.0]
+    assert total["customdata"] == [
+        "forward",
+        "forward: +1 MiB activation<br>a.py:1 f<br>b.py:2 g",
+        "backward: −1 MiB activation, x<br>no line of code outside torch",
+    ]
+    assert [shape["x0"] for shape in figure["layout"]["shapes"]] == [2], "where the backward pass begins"
+    assert figure["table"]["columns"][-1] == "stack"
+    assert len(figure["table"]["rows"]) == 3
+
+
+def test_a_job_of_an_earlier_version_has_no_causes() -> None:
+    row = point(0, parameter=1.0)
+    for name in ("change_mib", "category", "name", "stack"):
+        del row[name]
+    figure = draw_timeline([row])
+    assert figure["data"][-1]["customdata"] == ["forward"]
+    assert "stack" not in figure["table"]["columns"]
+
+
+def test_names_of_short_phases_are_left_out() -> None:
+    rows = [point(0, "preparation"), point(1, "preparation"), *(point(entry) for entry in range(2, 100))]
+    assert [note["text"] for note in draw_timeline(rows)["layout"]["annotations"]] == ["forward"]
+
+
+def test_an_empty_history_draws_nothing() -> None:
+    assert draw_timeline([])["data"] == []
+
+
+def test_lines_of_code_are_no_markup() -> None:
+    assert "&lt;module&gt;" in told(point(1, change_mib=1.0, category="input", stack="a.py:1 <module>"))
+
+
+def test_bars_of_peaks_leave_out_what_was_lost() -> None:
+    tables = {
+        "forward": [{"category": "parameter", "peak_mib": 2.0}, {"category": "input", "peak_mib": 0.0}],
+        "backward": [{"category": "parameter", "peak_mib": None}, {"category": "input", "peak_mib": None}],
+    }
+    figure = draw_peaks(tables)
+    assert [(trace["name"], trace["x"]) for trace in figure["data"]] == [("parameter", [2.0, None])]
+
+
+def test_snapshots_whose_files_are_gone_are_not_offered() -> None:
+    rows = [{"snapshot": "snapshot-forward.pickle"}, {"snapshot": "snapshot-oom.pickle"}]
+    files = {"snapshot-forward.pickle": {"url": "/x"}}
+    assert snapshots(rows, files) == [{"snapshot": "snapshot-forward.pickle", "file": {"url": "/x"}}]

@@ -1,0 +1,188 @@
+"""Panels on a job's page: which a job has, their plots, and its tables to search in."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from app.specs import KINDS
+from app.store.records import Offer, StoredArtifact
+from app.web import panels
+from app.web.panels import _walk
+from tests.app.conftest import Site
+from tests.app.web.checker import Checker, page
+
+CLASSES = {"scope": "string", "class": "string", "total_ms": "number"}
+KERNELS = {"name": "string", "class": "string", "total_ms": "number"}
+
+
+def finished(site: Site, spec: dict[str, Any], **results: Any) -> int:
+    """A job of any kind with these results."""
+    kind = spec["kind"]
+    site.worker.register(frozenset({kind}))
+    response = site.http.post("/jobs", json={"spec": spec, "priority": 99})
+    assert response.status_code == 201, response.text
+    offer = Offer(frozenset({kind}), frozenset({"attention:eager", "model:transformer_lm"}), 0, 0, idle=True)
+    claim = site.services.queue.claim(site.worker.id, offer)
+    assert claim is not None
+    assert claim.job_id == response.json()["id"]
+    site.worker.finish(claim, **results)
+    return claim.job_id
+
+
+def shown(site: Site, job_id: int) -> Checker:
+    """The panels of a job; every plot and link of them answers."""
+    response = site.http.get(f"/ui/jobs/{job_id}/panels")
+    assert response.status_code == 200, response.text
+    checker = Checker()
+    checker.feed(response.text)
+    assert checker.open == []
+    for reference in checker.references:
+        assert site.http.get(reference).status_code == 200, reference
+    return checker
+
+
+@pytest.fixture
+def profile(site: Site, reported: Any) -> int:
+    kernels = [[f"gemm_{number}", "matmul" if number % 2 else "copy", float(number)] for number in range(120)]
+    text = b"forward;a 10\n"
+    sha256 = hashlib.sha256(text).hexdigest()
+    keep(site, text, sha256)
+    return finished(
+        site,
+        {"kind": "profile", "model": {"size": "tiny"}},
+        tables=[
+            reported("classes", [["forward", "matmul", 2.0]], **CLASSES),
+            reported("kernels-forward", kernels, **KERNELS),
+            reported("kernels/odd name", [["<i>x</i>", "copy", None]], **KERNELS),
+        ],
+        artifacts=[
+            StoredArtifact(0, "stacks.txt", "stacks", "text/plain", len(text), sha256),
+            StoredArtifact(0, "trace.json.gz", "trace", "application/gzip", len(text), sha256),
+        ],
+    )
+
+
+def keep(site: Site, content: bytes, sha256: str) -> None:
+    folder = Path(site.services.settings.data_dir) / "artifacts"
+    source = folder.parent / "source"
+    source.write_bytes(content)
+    site.services.files.take(source)
+    assert site.services.files.open_path(sha256).read_bytes() == content
+
+
+def test_each_panel_is_named_after_a_kind() -> None:
+    assert set(_walk()) <= set(KINDS)
+
+
+@pytest.mark.parametrize(("attributes", "complaint"), [({}, "must define `panels`"), ({"panels": list}, "no job kind")])
+def test_a_module_that_is_no_panel_stops_the_program(
+    monkeypatch: pytest.MonkeyPatch, attributes: dict[str, Any], complaint: str
+) -> None:
+    name = "ddp" if not attributes else "bicycle"
+    module = ModuleType(f"app.web.panels.{name}")
+    vars(module).update(attributes)
+    monkeypatch.setattr(panels.pkgutil, "iter_modules", lambda _path: [type("Info", (), {"name": name})])
+    monkeypatch.setattr(panels.importlib, "import_module", lambda _name: module)
+    with pytest.raises(RuntimeError, match=complaint):
+        _walk()
+
+
+def test_a_profile_has_what_its_results_allow(site: Site, profile: int) -> None:
+    found = shown(site, profile)
+    assert set(found.ids) >= {"panel-trace", "panel-classes", "panel-kernels", "panel-flame-graph"}
+    assert "panel-roofline" not in found.ids, "no table of products"
+    assert "Open in Perfetto" in found.text
+    assert f"/ui/jobs/{profile}/panels" in page(site, f"/ui/jobs/{profile}").references
+    figure = site.http.get(f"/ui/jobs/{profile}/plots/classes").json()
+    assert figure["data"][0]["x"] == [2.0]
+    assert site.http.get(f"/ui/jobs/{profile}/stacks").json() == ["all", 10, [["forward", 10, [["a", 10, []]]]]]
+
+
+def test_a_plot_is_made_once(site: Site, profile: int) -> None:
+    first = site.http.get(f"/ui/jobs/{profile}/plots/classes")
+    again = site.http.get(f"/ui/jobs/{profile}/plots/classes", headers={"If-None-Match": first.headers["etag"]})
+    assert (first.status_code, again.status_code) == (200, 304)
+
+
+def test_plots_that_are_not_there_are_said(site: Site, profile: int) -> None:
+    missing = site.http.get(f"/ui/jobs/{profile}/plots/timeline")
+    assert missing.status_code == 404
+    assert "it has: classes" in missing.text
+    assert site.http.get("/ui/jobs/99999/panels").status_code == 404
+    without = finished(site, {"kind": "profile", "model": {"size": "tiny"}})
+    assert site.http.get(f"/ui/jobs/{without}/stacks").status_code == 404
+    assert shown(site, without).ids == ["panels"]
+
+
+def test_a_table_with_other_columns_does_not_break_the_page(site: Site, reported: Any) -> None:
+    tables = [reported("classes", [["x", 1.0]], part="string", total_ms="number")]
+    job_id = finished(site, {"kind": "profile", "model": {"size": "tiny"}}, tables=tables)
+    assert site.http.get(f"/ui/jobs/{job_id}/panels").status_code == 200
+    figure = site.http.get(f"/ui/jobs/{job_id}/plots/classes", headers={"accept": "application/json"})
+    assert figure.status_code == 409
+    assert "not what this version draws" in figure.text
+
+
+def test_a_kind_without_a_module_gets_charts_of_its_cells(site: Site, measured: Any) -> None:
+    rows = [measured("sum", value, subject=f"s{value}", accumulation="fp32") for value in (1.0, 2.0)]
+    found = shown(site, finished(site, {"kind": "mixed_precision"}, measurements=rows))
+    assert found.ids == ["panels", "panel-sum", "title-sum"]
+
+
+def test_perfetto_can_be_left_out(serve: Any, tmp_path: Path) -> None:
+    with serve(tmp_path, perfetto_url="") as own:
+        artifacts = [StoredArtifact(0, "trace.json.gz", "trace", "application/gzip", 1, "ab" * 32)]
+        job_id = finished(own, {"kind": "profile", "model": {"size": "tiny"}}, artifacts=artifacts)
+        text = own.http.get(f"/ui/jobs/{job_id}/panels").text
+        assert "Perfetto" not in text
+        assert f"/jobs/{job_id}/artifacts/trace.json.gz" in text
+
+
+def explored(site: Site, job_id: int, **query: Any) -> str:
+    response = site.http.get(f"/ui/jobs/{job_id}/explore", params=query)
+    assert response.status_code == 200, response.text
+    return response.text
+
+
+def test_a_table_is_searched_filtered_sorted_and_paged(site: Site, profile: int) -> None:
+    found = page(site, f"/ui/jobs/{profile}/explore?table=kernels-forward")
+    assert "Rows 1 to 50 of 120." in found.text
+    assert "Total (ms)" in found.text
+    for reference in set(found.references):
+        assert site.http.get(reference).status_code == 200, reference
+    both = explored(site, profile, table="kernels-forward", q="GEMM 1", only=["class:matmul", ""], sort="-total_ms")
+    assert "Rows 1 to 24 of 24 that match, of 120." in both
+    assert both.index("gemm_119") < both.index("gemm_117") < both.index("gemm_1<")
+    assert "gemm_118" not in both
+    assert 'aria-sort="descending"' in both
+    last = explored(site, profile, table="kernels-forward", after=100)
+    assert "Rows 101 to 120 of 120." in last
+    assert 'rel="prev"' in last
+    assert 'rel="next"' not in last
+    assert "None of 120 rows matches." in explored(site, profile, table="kernels-forward", q="nothing")
+
+
+def test_names_in_tables_are_escaped(site: Site, profile: int) -> None:
+    found = explored(site, profile, table="kernels/odd name")
+    assert "&lt;i&gt;x&lt;/i&gt;" in found
+    assert "kernels%2Fodd%20name?format=csv" in found
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [
+        ("table=none", 404),
+        ("table=", 200),
+        ("table=kernels-forward&sort=size", 422),
+        ("table=kernels-forward&only=size:1", 422),
+        ("table=kernels-forward&after=-1", 422),
+        ("table=kernels-forward&page=1", 422),
+    ],
+)
+def test_views_that_make_no_sense_are_refused(site: Site, profile: int, query: str, status: int) -> None:
+    assert site.http.get(f"/ui/jobs/{profile}/explore?{query}").status_code == status

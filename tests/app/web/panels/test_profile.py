@@ -1,0 +1,110 @@
+"""What the panels of a profile draw, from rows as its tables have them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.web.panels.profile import draw_classes, draw_roofline, phase_times, roofline_text
+
+
+def classes(**scopes: dict[str, float]) -> list[dict[str, Any]]:
+    return [
+        {"scope": scope, "class": name, "total_ms": time}
+        for scope, times in scopes.items()
+        for name, time in times.items()
+    ]
+
+
+def product(**fields: Any) -> dict[str, Any]:
+    row = {"phase": "forward", "operator": "aten::mm", "product": "2×3 · 3×4", "dtype": "fp32", "total_ms": 4.0}
+    rates = {"tflops": 0.5, "intensity": 10.0, "limit_percent": 50.0, "bound": "memory-bound"}
+    return {**row, **rates, **fields}
+
+
+def ceilings(compute: float | None = 1.0, copy: float | None = 100.0, peak: float | None = 2.0) -> list[dict[str, Any]]:
+    values = {"products": compute, "copies": copy, "vendor's peak": peak}
+    return [
+        {"limit": limit, "precision": "fp32", "value": value, "unit": "", "source": "none is on record"}
+        for limit, value in values.items()
+    ]
+
+
+def test_each_phase_has_what_its_scope_adds() -> None:
+    rows = classes(
+        forward={"matmul": 2.0, "other": 1.0},
+        forward_backward={"matmul": 6.0, "other": 1.5},
+        step={"matmul": 6.0, "other": 1.5, "optimizer": 3.0},
+    )
+    assert phase_times(rows) == {
+        "forward": {"matmul": 2.0, "other": 1.0},
+        "backward": {"matmul": 4.0, "other": 0.5},
+        "optimizer": {"matmul": 0.0, "other": 0.0, "optimizer": 3.0},
+    }
+
+
+@pytest.mark.parametrize(
+    ("scopes", "phases"),
+    [
+        ({"forward": {"copy": 1.0}}, ["forward"]),
+        ({"step": {"copy": 1.0}}, ["step"]),
+        ({"prefill": {"copy": 1.0}, "decode": {"copy": 2.0}, "step": {"copy": 3.0}}, ["prefill", "decode"]),
+    ],
+)
+def test_phases_of_other_modes(scopes: dict[str, dict[str, float]], phases: list[str]) -> None:
+    found = phase_times(classes(**scopes))
+    assert list(found) == phases
+    assert found == {phase: scopes[phase] for phase in phases}
+
+
+def test_bars_of_classes_have_shares_and_numbers() -> None:
+    figure = draw_classes(classes(forward={"matmul": 3.0, "copy": 1.0, "softmax": 0.0}))
+    assert [(trace["name"], trace["x"]) for trace in figure["data"]] == [("matmul", [3.0]), ("copy", [1.0])]
+    assert figure["data"][0]["customdata"] == [", 75.0 %"]
+    assert figure["table"]["rows"] == [["forward", 3.0, 1.0]]
+
+
+def test_the_roofline_bends_where_both_limits_meet() -> None:
+    figure = draw_roofline([product(), product(phase="backward", total_ms=1.0)], [], ceilings())
+    *points, measured, peak = figure["data"]
+    assert [trace["name"] for trace in points] == ["products, forward", "products, backward"]
+    assert (points[0]["x"], points[0]["y"]) == ([10.0], [0.5])
+    assert points[0]["marker"]["size"][0] > points[1]["marker"]["size"][0], "the longer one is larger"
+    assert measured["x"][1] == pytest.approx(10.0)  # 1 TFLOP/s by 100 GB/s
+    assert measured["y"][1:] == [1.0, 1.0]
+    assert measured["y"][0] / measured["x"][0] == pytest.approx(0.1)
+    assert peak["y"] == [2.0, 2.0]
+    assert figure["layout"]["xaxis"]["type"] == figure["layout"]["yaxis"]["type"] == "log"
+
+
+@pytest.mark.parametrize(
+    ("known", "lines"),
+    [({"copy": None}, 2), ({"compute": None}, 2), ({"peak": None}, 1), (dict.fromkeys(("compute", "copy", "peak")), 0)],
+)
+def test_limits_that_are_not_known_are_said(known: dict[str, None], lines: int) -> None:
+    rows = ceilings(**known)
+    assert len(draw_roofline([product()], [], rows)["data"]) == 1 + lines
+    assert roofline_text(rows).count("none is on record") == len(known)
+    assert "Not known of this device" not in roofline_text(ceilings())
+
+
+def test_what_has_no_known_cost_has_no_point() -> None:
+    part = {**product(), "part": "scores"}
+    unknown = {**part, "tflops": None, "intensity": None}
+    figure = draw_roofline([], [part, unknown], [])
+    assert [trace["name"] for trace in figure["data"]] == ["attention, forward"]
+    assert len(figure["table"]["rows"]) == 1
+    assert draw_roofline([], [unknown], ceilings())["data"] == []
+
+
+def test_names_of_a_worker_are_no_markup() -> None:
+    figure = draw_roofline([product(operator="<b>mm</b>")], [], [])
+    assert "&lt;b&gt;mm" in figure["data"][0]["customdata"][0]
+
+
+def test_of_very_many_products_those_with_the_most_time_are_drawn() -> None:
+    rows = [product(total_ms=float(time)) for time in range(1000)]
+    figure = draw_roofline(rows, [], [])
+    assert len(figure["data"][0]["x"]) == 300
+    assert min(row[4] for row in figure["table"]["rows"]) == 700.0

@@ -1,0 +1,130 @@
+"""The form of a job: fields from a schema, and the request that a filled form stands for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.api.names import Known
+from app.api.specs import describe
+from app.specs import KINDS
+from app.spelling import command
+from app.web import forms
+
+NOBODY = Known({"kinds": set(), "capabilities": set()})
+
+
+def fields_of(kind: str) -> list[forms.Field]:
+    described = describe(kind, KINDS[kind], NOBODY)
+    return forms.fields_of(described["schema"], described["example"])
+
+
+def filled_in(kind: str, **values: Any) -> dict[str, list[str]]:
+    """What a browser sends: every field, these with other values. Dots of paths are written as double underscores."""
+    form = {field.key: list(field.values) for field in fields_of(kind)}
+    for name, value in values.items():
+        form[forms.SPEC + name.replace("__", ".")] = value if isinstance(value, list) else [value]
+    return form
+
+
+def body(kind: str, **values: Any) -> dict[str, Any]:
+    return forms.body_of(kind, forms.sent(fields_of(kind), filled_in(kind, **values)), {})
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_every_field_of_every_kind_is_there_and_defaults_are_not_sent(kind: str) -> None:
+    fields = fields_of(kind)
+    tops = {field.path.partition(".")[0] for field in fields}
+    places = KINDS[kind].model_json_schema()["properties"]
+    assert tops == {name for name, place in places.items() if "const" not in place}, "there is no choice in a constant"
+    assert body(kind) == {"spec": {"kind": kind}}
+    shown, folded = forms.groups_of(fields)
+    assert sorted(f.path for _, group in (*shown, *folded) for f in group) == sorted(f.path for f in fields)
+
+
+def test_values_have_the_types_of_the_schema() -> None:
+    found = body("benchmark", context_length="64", gradient_clip_norm="0.5", compile=["true"], warmup_steps="3")
+    assert found == {
+        "spec": {
+            "kind": "benchmark",
+            "context_length": 64,
+            "compile": True,
+            "gradient_clip_norm": 0.5,
+            "warmup_steps": 3,
+        }
+    }
+
+
+def test_a_list_field_takes_several_values_and_another_one_makes_a_sweep() -> None:
+    lists = body("attention", sequence_lengths="64, 128", causal=["true", "false"], implementations=["eager"])
+    assert lists["spec"]["sequence_lengths"] == [64, 128]
+    assert "grid" not in lists
+    sweep = body("benchmark", context_length="64, 128,", precision=["fp32", "bf16"], model__size=["tiny"])
+    assert sweep == {
+        "base": {"kind": "benchmark", "model": {"size": "tiny"}},
+        "grid": {"context_length": [64, 128], "precision": ["fp32", "bf16"]},
+    }
+    assert forms.number_of_jobs(sweep) == 4
+    assert command(sweep) == "flopwatch sweep benchmark context_length=64,128 precision=fp32,bf16 model.size=tiny"
+
+
+def test_an_object_that_is_given_keeps_what_its_own_defaults_lack() -> None:
+    """`model` defaults to size small; a model with another width still is of that size unless somebody unticks it."""
+    assert body("benchmark", model__d_model="512")["spec"]["model"] == {"size": "small", "d_model": 512}
+    assert body("benchmark", model__d_model="512", model__size=[])["spec"]["model"] == {"d_model": 512}
+
+
+def test_a_field_that_is_emptied_is_null_where_null_says_something_and_left_out_elsewhere() -> None:
+    assert body("benchmark", batch_size="", compile=[]) == {"spec": {"kind": "benchmark"}}
+    assert body("benchmark", warmup_steps="") == {"spec": {"kind": "benchmark"}}, "null is the default"
+
+
+def test_what_is_no_number_is_sent_as_it_is() -> None:
+    assert body("benchmark", context_length="abc")["spec"]["context_length"] == "abc"
+    assert body("benchmark", context_length="NaN")["spec"]["context_length"] == "NaN"
+    assert body("compare", baseline="{")["spec"]["baseline"] == "{"
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_presets_fill_the_form_in(kind: str) -> None:
+    for preset in KINDS[kind].presets.values():
+        made = forms.body_of(kind, forms.filled(fields_of(kind), preset), {})["spec"]
+        expected = KINDS[kind].model_validate(preset)
+        assert KINDS[kind].model_validate(made) == expected
+
+
+def test_a_stored_spec_fills_the_form_in() -> None:
+    spec = KINDS["attention"].model_validate({"head_dims": [16, 32], "device": "cpu"})
+    form = forms.filled(fields_of("attention"), spec.model_dump(mode="json"))
+    assert forms.body_of("attention", form, {}) == {
+        "spec": {"kind": "attention", "head_dims": [16, 32], "device": "cpu"}
+    }
+
+
+def test_problems_stand_at_the_fields_that_their_pointers_name() -> None:
+    errors = [
+        {"pointer": "/spec/model/d_model", "detail": "too narrow"},
+        {"pointer": "/grid/context_length/1", "detail": "no number"},
+        {"pointer": "/spec/model", "detail": "the whole model"},
+        {"pointer": "/labels/a b", "detail": "no key"},
+        {"pointer": "", "detail": "no job is left"},
+    ]
+    fields, options, others = forms.with_errors(fields_of("benchmark"), errors)
+    found = {field.path: field.errors for field in fields if field.errors}
+    assert found == {"model.d_model": ("too narrow",), "context_length": ("no number",)}
+    assert options == {"labels": ["no key"]}
+    assert others == ["/spec/model: the whole model", "no job is left"]
+
+
+def test_options() -> None:
+    form = {
+        "option.name": [" x "],
+        "option.labels": ["a=b, c=d=e,"],
+        "option.priority": ["3"],
+        "option.timeout_s": ["1.5"],
+    }
+    options = forms.options_of(form)
+    assert options == {"name": "x", "labels": {"a": "b", "c": "d=e"}, "priority": 3, "timeout_s": 1.5}
+    assert forms.option_texts(options)["labels"] == "a=b, c=d=e"
+    assert forms.options_of({}) == {}

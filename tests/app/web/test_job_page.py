@@ -1,0 +1,186 @@
+"""One job's page: its place in the queue, its pace, samples, cells, and submitting it once more."""
+
+from __future__ import annotations
+
+import array
+import zlib
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from app.web.pages.job import DRAWN_STEPS, samples_figure, thinned
+from tests.app.web.checker import page
+
+OWN = {"Sec-Fetch-Site": "same-origin"}
+
+
+def sampled(record: Any, values: list[float]) -> Any:
+    return replace(record, n=len(values), samples=zlib.compress(array.array("d", values).tobytes()))
+
+
+def test_a_queued_job_has_a_place(fresh_site: Any) -> None:
+    ids = [fresh_site.submit()["id"] for _ in range(3)]
+    fresh_site.worker.register()
+    assert "First in the queue" in page(fresh_site, f"/ui/jobs/{ids[0]}").text
+    assert "1 job is in front of it" in page(fresh_site, f"/ui/jobs/{ids[1]}").text
+    tag = fresh_site.http.get(f"/ui/jobs/{ids[2]}").headers["etag"]
+    fresh_site.http.post(f"/jobs/{ids[0]}/cancel")
+    again = fresh_site.http.get(f"/ui/jobs/{ids[2]}", headers={"If-None-Match": tag})
+    assert "Place 2 in the queue" in again.text, "its place changed though the job did not"
+
+
+def test_a_running_job_tells_its_steps_and_follows_its_log(fresh_site: Any) -> None:
+    job_id = fresh_site.submit()["id"]
+    claim = fresh_site.worker.claim_job(job_id)
+    fresh_site.worker.report(claim, "progress", done=0, total=2, message="eager, length 8")
+    fresh_site.worker.report(claim, "progress", done=1, total=2, message="tiled, length 8")
+    fresh_site.worker.report(claim, "log", text="<first line>\n")
+    found = page(fresh_site, f"/ui/jobs/{job_id}")
+    assert "eager, length 8" in found.text
+    assert "so far" in found.text
+    assert " each" in found.text
+    assert "<first line>" in found.text
+    [stream] = [reference for reference in found.references if "/events?after=" in reference]
+    assert fresh_site.http.get(stream).json()["data"] == [], "the log that is shown is not sent again"
+    fresh_site.worker.report(claim, "log", text="second line\n")
+    assert [event["data"] for event in fresh_site.http.get(stream).json()["data"]] == [{"text": "second line\n"}]
+
+
+def test_samples_are_a_line_for_each_phase_and_process(fresh_site: Any, measured: Any) -> None:
+    job_id = fresh_site.submit()["id"]
+    rows = [
+        sampled(measured(f"{phase}_ms", 1.0, unit_index=unit, length=length), [1.0, 2.0, 3.0 + unit])
+        for unit in (0, 1)
+        for length in (8, 16)
+        for phase in ("forward", "backward")
+    ]
+    fresh_site.worker.finish(fresh_site.worker.claim_job(job_id), measurements=rows)
+    text = fresh_site.http.get(f"/ui/jobs/{job_id}").text
+    assert "length=16" in text
+    figure = fresh_site.http.get(f"/ui/jobs/{job_id}/samples", params={"case": rows[2].case_key}).json()
+    assert [(trace["name"], trace["x"], trace["y"]) for trace in figure["data"]] == [
+        ("forward", [0, 1, 2], [1.0, 2.0, 3.0]),
+        ("backward", [0, 1, 2], [1.0, 2.0, 3.0]),
+        ("forward, process 2", [0, 1, 2], [1.0, 2.0, 4.0]),
+        ("backward, process 2", [0, 1, 2], [1.0, 2.0, 4.0]),
+    ]
+    assert figure["layout"]["yaxis"]["title"]["text"].lower() == "time (ms)"
+    assert fresh_site.http.get(f"/ui/jobs/{job_id}/samples").json() == figure | {"data": figure["data"]}
+    nothing = fresh_site.http.get(f"/ui/jobs/{job_id}/samples?case=unknown").json()
+    assert (nothing["data"], nothing["empty"]) == ([], "Nothing was sampled repeatedly.")
+
+
+def test_a_long_line_keeps_its_outliers() -> None:
+    values = [1.0] * 100_000
+    values[77_777] = 9.0
+    values[5] = 0.5
+    figure = samples_figure(
+        [{"metric": "step_ms", "phase": "step", "unit": "ms", "unit_index": 0, "samples": values, "case": {}}]
+    )
+    [trace] = figure["data"]
+    assert len(trace["x"]) == len(trace["y"]) <= DRAWN_STEPS
+    assert (77_777, 9.0) in zip(trace["x"], trace["y"], strict=True)
+    assert (5, 0.5) in zip(trace["x"], trace["y"], strict=True)
+    assert trace["x"] == sorted(trace["x"])
+    short = {"x": [0], "y": [1.0]}
+    assert thinned(short) == short
+
+
+def test_cells_are_paged_sorted_and_filtered(fresh_site: Any, measured: Any) -> None:
+    job_id = fresh_site.submit()["id"]
+    rows = [
+        row
+        for length in range(250)
+        for row in (
+            measured("forward_ms", float((7 * length) % 250), name="even" if length % 2 == 0 else "odd", length=length),
+            measured("backward_ms", None if length == 3 else 1.0, "oom" if length == 3 else "ok", length=length),
+        )
+    ]
+    # Both metrics of a cell are of one case.
+    rows = [
+        replace(row, case=rows[at - at % 2].case, case_key=rows[at - at % 2].case_key) for at, row in enumerate(rows)
+    ]
+    fresh_site.worker.finish(fresh_site.worker.claim_job(job_id), measurements=rows)
+    path = f"/ui/jobs/{job_id}/cells"
+    assert path in page(fresh_site, f"/ui/jobs/{job_id}").references
+
+    def lengths(query: str) -> list[int]:
+        return [row["case"]["length"] for row in cells(query)["rows"]]
+
+    def cells(query: str) -> Any:
+        text, _, page_number = query.partition("@")
+        sort = text.removeprefix("-") or None
+        offset = 100 * (int(page_number or 1) - 1)
+        return fresh_site.services.reading.cells(job_id, sort, descending=text.startswith("-"), offset=offset)
+
+    assert lengths("")[:3] == [0, 1, 2]
+    assert lengths("@3") == list(range(200, 250))
+    assert lengths("-forward_ms")[0] == next(length for length in range(250) if (7 * length) % 250 == 249)
+    assert cells("forward_ms")["total"] == 250
+    first = page(fresh_site, path)
+    assert "250 cells; 1 to 100 are shown" in first.text
+    assert f"{path}?page=2" in first.references
+    assert f"{path}?sort=forward_ms" in first.references
+    odd = page(fresh_site, f"{path}?text=odd&sort=backward_ms&page=2")
+    assert "125 cells; 101 to 125 are shown" in odd.text
+    assert "oom" in odd.text, "what has no value comes last"
+    assert f"{path}?sort=-backward_ms&text=odd" in odd.references
+    assert "No cell matches" in page(fresh_site, f"{path}?text=none").text
+
+
+def test_a_job_is_submitted_once_more(fresh_site: Any) -> None:
+    job = fresh_site.submit(name="n", labels={"a": "b"}, priority=3, timeout_s="none", spec={"context_length": 64})
+    fresh_site.worker.finish(fresh_site.worker.claim_job(job["id"]), "failed")
+    answer = fresh_site.http.post(f"/ui/jobs/{job['id']}/rerun", headers=OWN)
+    again = fresh_site.job(int(answer.headers["location"].rpartition("/")[2]))
+    same = ("name", "labels", "priority", "timeout_s", "spec", "max_attempts")
+    assert {name: again[name] for name in same} == {name: job[name] for name in same}
+    assert again["id"] != job["id"]
+    text = page(fresh_site, f"/ui/jobs/{job['id']}").text
+    assert "flopwatch submit benchmark model.size=tiny context_length=64 --name n --label a=b --priority=3" in text
+    assert f"/ui/new?job={job['id']}" in page(fresh_site, f"/ui/jobs/{job['id']}").references
+
+
+def test_the_form_submits_a_job_or_a_sweep(fresh_site: Any) -> None:
+    fields = {"kind": "benchmark", "spec.model.size": ["tiny"], "spec.context_length": "64"}
+    answer = fresh_site.http.post("/ui/new", data=fields, headers=OWN)
+    assert answer.status_code == 303
+    job = fresh_site.job(int(answer.headers["location"].rpartition("/")[2]))
+    assert (job["spec"]["model"]["size"], job["spec"]["context_length"]) == ("tiny", 64)
+    answer = fresh_site.http.post("/ui/new", data=fields | {"spec.context_length": "64, 128"}, headers=OWN)
+    sweep = fresh_site.http.get(answer.headers["location"].removeprefix("/ui")).json()
+    assert sweep["grid"] == {"context_length": [64, 128]}
+    cloned = page(fresh_site, f"/ui/new?job={job['id']}").text
+    assert "flopwatch submit benchmark model.size=tiny context_length=64" in cloned
+
+
+def test_what_is_wrong_in_a_form_stands_at_its_fields(fresh_site: Any) -> None:
+    fields = {"kind": "benchmark", "spec.context_length": "abc", "spec.batch_size": "0", "option.priority": "5000"}
+    before = fresh_site.rows()
+    answer = fresh_site.http.post("/ui/new", data=fields, headers=OWN)
+    assert answer.status_code == 422
+    assert 'value="abc"' in answer.text, "what was typed is kept"
+    assert 'id="field-context_length-error-1">Input should be a valid integer' in answer.text
+    assert 'id="field-batch_size-error-1">Input should be greater than or equal to 1' in answer.text
+    assert 'id="option-priority-error-1"' in answer.text
+    assert fresh_site.rows() == before
+    told = fresh_site.http.get("/ui/new/preview", params=fields).text
+    assert "context_length: Input should be a valid integer" in told
+    grid = fields | {"spec.context_length": "64, abc", "spec.batch_size": "1", "option.priority": ""}
+    assert 'id="field-context_length-error-1">Input' in fresh_site.http.post("/ui/new", data=grid, headers=OWN).text
+    assert fresh_site.rows() == before
+
+
+@pytest.mark.parametrize("query", ["kind=none", "kind=attention&preset=none", "job=999999"])
+def test_there_is_no_form_of_what_does_not_exist(fresh_site: Any, query: str) -> None:
+    assert "All jobs" in page(fresh_site, f"/ui/new?{query}", 404).text
+
+
+def test_every_kind_has_a_form(fresh_site: Any) -> None:
+    kinds = {spec["kind"]: spec for spec in fresh_site.http.get("/specs").json()["data"]}
+    for kind, spec in kinds.items():
+        found = page(fresh_site, f"/ui/new?kind={kind}")
+        assert f"flopwatch submit {kind}" in found.text
+        for preset in spec["presets"]:
+            page(fresh_site, f"/ui/new?kind={kind}&preset={preset}")

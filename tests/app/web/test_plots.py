@@ -1,0 +1,238 @@
+"""Figures of results: what is drawn, on which axes, in which units. No browser."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from app.store.results.sheet import NOT_MEASURED, Cell, Column, Sheet
+from app.web import plots
+from app.web.plots import Axes, Point, Samples
+
+
+def sheet(rows: Sequence[Sequence[Any]]) -> Sheet:
+    """A sheet of attention: implementation, length, time, verdict, job."""
+    return Sheet(
+        columns=[
+            Column("implementation", "string", role="coordinate"),
+            Column("sequence_length", "integer", role="coordinate"),
+            Column("job", "integer", role="coordinate"),
+            Column("forward_ms", "number", "ms", role="metric"),
+            Column("validity", "string"),
+        ],
+        rows=rows,
+    )
+
+
+def grid(outcomes: dict[tuple[str, int], str] | None = None) -> list[Point]:
+    """Two implementations at four lengths."""
+    missing = outcomes or {}
+    return [
+        Point(
+            {"implementation": name, "sequence_length": length, "causal": True},
+            None if (name, length) in missing else length * factor,
+            spread=None if (name, length) in missing else 0.5,
+            n=8,
+            outcome=missing.get((name, length), "ok"),
+        )
+        for name, factor in (("eager", 0.25), ("flash", 0.125))
+        for length in (4096, 256, 1024, 512)
+    ]
+
+
+def drawn(figure: dict[str, Any]) -> dict[str, Any]:
+    """The traces by name; the figure is JSON."""
+    assert json.loads(json.dumps(figure, allow_nan=False)) == figure
+    return {trace["name"]: trace for trace in figure["data"]}
+
+
+def test_points_of_a_sheet_have_their_coordinates_verdict_and_job() -> None:
+    found = plots.points_of(
+        sheet(
+            [
+                ["eager", 256, 7, Cell(1.5, 0.1, 10, "ok"), "valid"],
+                ["flash", 256, 8, Cell(None, None, None, "oom"), "suspect"],
+                ["flash", 512, None, NOT_MEASURED, None],
+            ]
+        ),
+        "forward_ms",
+    )
+    assert found[0] == Point(
+        {"implementation": "eager", "sequence_length": 256}, 1.5, 0.1, 10, "ok", "valid", "/ui/jobs/7"
+    )
+    assert (found[1].value, found[1].outcome, found[1].validity, found[1].url) == (
+        None,
+        "oom",
+        "suspect",
+        "/ui/jobs/8",
+    )
+    assert (found[2].outcome, found[2].url) == (None, None)
+    with pytest.raises(KeyError, match="sequence_length"):
+        plots.points_of(sheet([]), "sequence_length")
+
+
+def test_the_number_with_most_values_goes_along_x_and_the_rest_makes_series() -> None:
+    assert plots.axes_of(grid()) == Axes("sequence_length", ("implementation",), ("implementation", "sequence_length"))
+    assert plots.axes_of(grid(), "implementation").by == ("sequence_length",)
+    with pytest.raises(KeyError, match="causal"):
+        plots.axes_of(grid(), "causal")
+
+
+def test_one_point_has_axes_too() -> None:
+    point = Point({"model": "tiny", "context_length": 8}, 1.0)
+    axes = plots.axes_of([point])
+    assert axes == Axes("context_length")
+    assert drawn(plots.chart([point], axes, "step_ms", "ms"))[""]["y"] == [1.0]
+    assert plots.chart([], plots.axes_of([]), "step_ms", "ms")["data"] == []
+
+
+def test_lines_in_order_with_error_bars_log_axes_and_units() -> None:
+    figure = plots.chart(grid(), plots.axes_of(grid()), "forward_ms", "ms")
+    eager = drawn(figure)["eager"]
+    assert eager["x"] == [256, 512, 1024, 4096]
+    assert eager["y"] == [64, 128, 256, 1024]
+    assert eager["error_y"]["array"] == [0.5] * 4
+    assert eager["mode"] == "lines+markers"
+    assert figure["layout"]["xaxis"]["type"] == "log"
+    assert figure["layout"]["xaxis"]["tickvals"] == [256, 512, 1024, 4096]
+    assert figure["layout"]["yaxis"]["type"] == "log"
+    assert figure["layout"]["yaxis"]["title"]["text"] == "Forward (ms)"
+    assert figure["layout"]["xaxis"]["title"]["text"] == "Sequence length"
+    assert eager["marker"]["color"] != drawn(figure)["flash"]["marker"]["color"]
+    assert eager["customdata"][0][0] == "eager, sequence_length=256, causal<br>64 ± 0.5 (n = 8)"
+
+
+def test_axes_are_linear_where_asked_or_where_a_logarithm_has_no_sense() -> None:
+    figure = plots.chart(grid(), plots.axes_of(grid()), "forward_ms", "ms", log_x=False, log_y=False)
+    assert (figure["layout"]["xaxis"]["type"], figure["layout"]["yaxis"]["type"]) == ("linear", "linear")
+    with_zero = [*grid(), Point({"implementation": "eager", "sequence_length": 0, "causal": True}, 0.0)]
+    figure = plots.chart(with_zero, plots.axes_of(with_zero), "forward_ms", "ms", log_x=True, log_y=True)
+    assert (figure["layout"]["xaxis"]["type"], figure["layout"]["yaxis"]["type"]) == ("linear", "linear")
+
+
+def test_what_has_no_number_is_marked_and_not_drawn_as_one() -> None:
+    points = grid({("eager", 4096): "oom", ("eager", 1024): "oom", ("flash", 256): "wrong"})
+    traces = drawn(plots.chart(points, plots.axes_of(points), "forward_ms", "ms"))
+    assert traces["eager"]["x"] == [256, 512]
+    assert traces["oom"]["x"] == [1024, 4096]
+    assert traces["oom"]["yaxis"] == "y2"
+    assert traces["oom"]["marker"]["color"] == plots.OUTCOMES["oom"] != traces["wrong"]["marker"]["color"]
+    assert "oom" in traces["oom"]["customdata"][0][0]
+
+
+def test_texts_make_bars_that_start_at_zero() -> None:
+    points = [Point({"precision": name, "batch_size": 4}, value) for name, value in (("fp32", 90.0), ("bf16", 60.0))]
+    points += [Point({"precision": "fp16", "batch_size": 4}, None, outcome="unsupported")]
+    figure = plots.chart(points, plots.axes_of(points), "step_ms", "ms")
+    bars = figure["data"][0]
+    assert (bars["type"], bars["x"], bars["y"]) == ("bar", ["fp32", "bf16"], [90.0, 60.0])
+    assert figure["layout"]["yaxis"]["rangemode"] == "tozero"
+    assert figure["layout"]["xaxis"]["categoryarray"] == ["fp32", "bf16", "fp16"]
+    assert drawn(figure)["unsupported"]["x"] == ["fp16"]
+
+
+def test_doubtful_points_are_open_and_repeated_cases_have_no_line() -> None:
+    points = [
+        Point({"length": 1}, 1.0, validity="valid"),
+        Point({"length": 2}, 2.0, validity="suspect"),
+        Point({"length": 2}, 3.0),
+    ]
+    trace = plots.chart(points, Axes("length"), "step_ms", "ms")["data"][0]
+    assert trace["marker"]["symbol"] == ["circle", "circle-open", "circle"]
+    assert trace["mode"] == "markers"
+    assert trace["customdata"][1][0].endswith("suspect")
+
+
+def test_too_many_series_are_cut_and_that_is_said() -> None:
+    points = [Point({"x": x, "series": f"s{at}"}, 1.0) for at in range(30) for x in (1, 2, 3)]
+    figure = plots.chart(points, plots.axes_of(points), "m", None)
+    assert len(figure["data"]) == plots.MAX_SERIES
+    assert "of 30 series" in figure["layout"]["annotations"][0]["text"]
+
+
+def test_flags_are_named_in_the_legend() -> None:
+    points = [Point({"x": x, "compile": flag}, 1.0) for flag in (True, False) for x in (1, 2, 3)]
+    assert set(drawn(plots.chart(points, plots.axes_of(points), "m", None))) == {"compile", "no compile"}
+
+
+def test_markup_in_names_is_text() -> None:
+    points = [Point({"x": x, "name": name}, 1.0) for name in ("<b>a</b>", "b") for x in (1, 2)]
+    figure = plots.chart(points, Axes("x", ("name",)), "m", None)
+    assert "<b>" not in json.dumps([figure["data"], figure["layout"]])
+    assert figure["table"]["rows"][0][0] == "<b>a</b>", "the table's cells are set as text"
+
+
+def test_heat_map_with_outcomes_in_their_own_colours() -> None:
+    points = grid({("eager", 4096): "oom", ("flash", 256): "wrong"})
+    figure = plots.heat_map(points, "sequence_length", "implementation", "forward_ms", "ms")
+    values = figure["data"][0]
+    assert values["x"] == ["256", "512", "1024", "4096"]
+    assert values["y"] == ["eager", "flash"]
+    assert values["z"][0][3] is None
+    assert values["text"][0] == ["64", "128", "256", ""]
+    assert values["z"][0][0] == 64
+    assert values["colorbar"]["title"]["text"] == "Forward (ms)"
+    cells = drawn(figure)
+    assert cells["oom"]["z"] == [[None, None, None, 1], [None] * 4]
+    assert cells["oom"]["text"][0][3] == "oom"
+    assert cells["oom"]["colorscale"][0][1] == plots.OUTCOMES["oom"]
+    assert cells["wrong"]["z"][1][0] == 1
+
+
+def test_colours_of_a_wide_range_are_logarithmic() -> None:
+    values = plots.heat_map(grid(), "sequence_length", "implementation", "forward_ms", "ms")["data"][0]
+    assert values["z"][0][3] == pytest.approx(3.0103, abs=1e-4)
+    assert (values["colorbar"]["ticktext"][0], values["colorbar"]["ticktext"][-1]) == ("32", "1,024")
+
+
+def test_figures_have_their_numbers_as_a_table() -> None:
+    points = grid({("eager", 4096): "oom"})
+    for figure in (
+        plots.chart(points, plots.axes_of(points), "forward_ms", "ms"),
+        plots.heat_map(points, "implementation", "sequence_length", "forward_ms", "ms"),
+    ):
+        table = figure["table"]
+        assert table["columns"][:2] == ["Implementation", "Sequence length"]
+        assert ["eager", 256, 64, 0.5, 8, "ok", None] in table["rows"]
+        assert ["eager", 4096, None, None, 8, "oom", None] in table["rows"]
+    empty = plots.heat_map([], "a", "b", "m", None)
+    assert (empty["data"], empty["empty"]) == ([], plots.NOTHING)
+
+
+def test_a_large_heat_map_has_no_texts_and_holes_where_nothing_is() -> None:
+    points = [Point({"a": a, "b": b}, float(a + b + 1)) for a in range(30) for b in range(30) if (a, b) != (3, 4)]
+    values = plots.heat_map(points, "a", "b", "m", None)["data"][0]
+    assert "texttemplate" not in values
+    assert values["z"][4][3] is None
+    assert values["customdata"][4][3] == []
+
+
+def test_distributions_stand_side_by_side() -> None:
+    groups = [
+        Samples(side, case, [1.0, 2.0, 3.0], processes=[2.0])
+        for side in ("baseline", "candidate")
+        for case in ("tiny", "small")
+    ]
+    figure = plots.distributions(groups, "step_ms", "ms", of="samples")
+    traces = drawn(figure)
+    assert figure["layout"]["boxmode"] == "group"
+    assert traces["baseline"]["x"] == ["tiny"] * 3 + ["small"] * 3
+    assert traces["baseline"]["boxpoints"] == "all"
+    assert traces["baseline"]["marker"]["color"] == plots.SIDES["baseline"]
+    of_processes = drawn(plots.distributions(groups, "step_ms", "ms", of="processes"))
+    assert of_processes["candidate"]["y"] == [2.0, 2.0]
+    many = [Samples("baseline", "tiny", [1.0] * (plots.MAX_STRIP + 1))]
+    assert drawn(plots.distributions(many, "step_ms", "ms", of="samples"))["baseline"]["boxpoints"] != "all"
+
+
+def test_samples_over_steps_show_the_warm_up_apart() -> None:
+    group = Samples("run 1", "tiny", [2.0, 2.5], phase="forward", warmup=[9.0, 4.0, 3.0])
+    figure = plots.over_steps([group], "forward_ms", "ms")
+    warm_up, measured = figure["data"]
+    assert warm_up["x"] == [-3, -2, -1]
+    assert warm_up["marker"]["symbol"] == "circle-open"
+    assert (measured["x"], measured["y"]) == ([0, 1], [2.0, 2.5])
+    assert figure["layout"]["yaxis"]["rangemode"] == "tozero"

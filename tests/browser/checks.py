@@ -1,0 +1,56 @@
+"""What every page must keep in a browser: its width, and its accessibility by axe-core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from playwright.sync_api import Page
+
+AXE = Path(__file__).parent / "vendor" / "axe" / "axe.min.js"
+WIDTHS = (1400, 390)
+SERIOUS = ("serious", "critical")
+
+
+def assert_accessible(page: Page) -> None:
+    """No serious or critical violation of the rules of axe-core (WCAG 2.2 A and AA, and best practices)."""
+    if not page.evaluate("() => 'axe' in window"):
+        page.evaluate(AXE.read_text())
+    found = page.evaluate("() => axe.run(document, {resultTypes: ['violations']})")
+    violations = [
+        "\n  ".join([f"{violation['id']}: {violation['help']}", *(node["html"][:300] for node in violation["nodes"])])
+        for violation in found["violations"]
+        if violation["impact"] in SERIOUS
+    ]
+    assert not violations, "\n".join(violations)
+
+
+def assert_fits(page: Page) -> None:
+    """The page itself needs no sideways scrolling; its tables may scroll inside."""
+    width = page.viewport_size["width"] if page.viewport_size else 0
+    wide = page.evaluate(
+        """width => document.documentElement.scrollWidth <= width ? [] : [...document.querySelectorAll("main *")]
+             .filter(element => element.getBoundingClientRect().right > width + 1 && !element.closest(".scroll, pre"))
+             .map(element => element.outerHTML.slice(0, 200))""",
+        width,
+    )
+    assert page.evaluate("document.documentElement.scrollWidth") <= width, wide
+
+
+def at_both_widths(page: Page) -> Iterator[Literal["light", "dark"]]:
+    """Show the page on a desktop, light, and on a phone, dark; afterwards as it was."""
+    schemes: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+    for width, scheme in zip(WIDTHS, schemes, strict=True):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=scheme)
+        yield scheme
+    page.set_viewport_size({"width": WIDTHS[0], "height": 900})
+    page.emulate_media(color_scheme="light")
+
+
+def assert_readable(page: Page) -> None:
+    """The page is accessible and fits, on a desktop and on a phone, light and dark."""
+    for _scheme in at_both_widths(page):
+        assert_fits(page)
+        assert_accessible(page)

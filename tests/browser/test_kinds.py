@@ -1,0 +1,140 @@
+"""What a job's page shows of its kind, in headless Chromium: real jobs, tiny ones."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from playwright.sync_api import Locator, Page, expect
+
+from tests.acceptance.conftest import Site
+from tests.browser.checks import assert_readable
+from tests.browser.conftest import PATIENCE_MS, Watch
+from tools.service import submit, wait_for_job
+
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
+
+STEP: dict[str, Any] = {
+    "model": {"d_model": 8, "d_ff": 8, "num_layers": 1, "num_heads": 1, "vocab_size": 16},
+    "context_length": 4,
+    "batch_size": 1,
+    "warmup_steps": 1,
+    "device": "cpu",
+}
+PERFETTO = """<!doctype html><title>waiting</title><script>
+addEventListener("message", ({ data, source, origin }) => {
+  if (data === "PING") source.postMessage("PONG", origin);
+  else document.title = `${data.perfetto.fileName}: ${data.perfetto.buffer.byteLength} bytes`;
+});
+</script>"""
+
+
+@pytest.fixture(autouse=True)
+def _patience() -> None:
+    expect.set_options(timeout=PATIENCE_MS)
+
+
+def shown(site: Site, page: Page, kind: str, **fields: Any) -> int:
+    """The page of a job of this kind, which has ended, with its panels."""
+    job_id = submit(site.client, {"spec": {"kind": kind, **STEP, **fields}})
+    assert wait_for_job(site.client, job_id, timeout_s=90)["state"] == "succeeded"
+    page.goto(f"/ui/jobs/{job_id}")
+    expect(page.locator("#panels h2")).to_be_visible()
+    return job_id
+
+
+def drawn(page: Page, name: str) -> Locator:
+    """A panel whose plot has been drawn."""
+    panel = page.locator(f"#panel-{name}")
+    panel.scroll_into_view_if_needed()
+    expect(panel.locator("figure")).to_have_attribute("data-drawn", "yes")
+    return panel
+
+
+def rows(panel: Locator) -> Locator:
+    return panel.locator("tbody tr")
+
+
+def test_a_profile_with_kernels_flame_graph_and_trace(site: Site, page: Page, watch: Watch) -> None:
+    job_id = shown(site, page, "profile", measure_steps=2, profile_steps=1)
+    expect(drawn(page, "classes").locator(".plot")).to_have_accessible_name(re.compile("by class"))
+    roofline = drawn(page, "roofline")
+    roofline.get_by_text("Numbers of this plot").click()
+    expect(roofline.locator("td", has_text="aten::mm 4×8 · 8×16, fp32").first).to_be_visible()
+
+    kernels = page.locator("#panel-kernels")
+    kernels.scroll_into_view_if_needed()
+    expect(rows(kernels).first).to_be_visible()
+    kernels.locator("#explorer-class").select_option(label="matmul")
+    expect(kernels.get_by_role("status")).to_contain_text("that match")
+    expect(rows(kernels).filter(has_not_text="matmul")).to_have_count(0)
+    kernels.locator("#explorer-words").press_sequentially("BMM")
+    expect(rows(kernels)).to_have_count(1)
+    expect(kernels.locator("#explorer-words")).to_have_value("BMM")
+    kernels.locator("#explorer-table").select_option("kernels-optimizer")
+    expect(kernels.get_by_role("region", name="Table kernels-optimizer")).to_be_visible()
+
+    flames = page.locator("#panel-flame-graph")
+    flames.scroll_into_view_if_needed()
+    frames = flames.locator("g.flame")
+    expect(frames.filter(has_text="forward").first).to_be_visible()
+    flames.get_by_label("Highlight").fill("backward")
+    expect(flames.locator(".flame-found").first).to_be_visible()
+    flames.locator(".flames-field").press("ArrowDown")
+    flames.locator(".flames-field").press("Enter")
+    expect(flames.get_by_role("status")).to_contain_text(re.compile("(forward|backward|optimizer): "))
+    flames.get_by_role("button", name="Show all").click()
+    expect(flames.get_by_role("status")).to_contain_text("all: ")
+    assert_readable(page)
+    hand_the_trace_over(page, watch, site.client.get(f"/jobs/{job_id}/artifacts/trace.json.gz").content)
+
+
+def hand_the_trace_over(page: Page, watch: Watch, trace: bytes) -> None:
+    answer = {"body": PERFETTO, "content_type": "text/html"}
+    page.context.route("https://ui.perfetto.dev/**", lambda route: route.fulfill(**answer))
+    watch.expect("postMessage")  # Chromium logs each message that comes before the tab has its address
+    assert watch.strangers == []
+    with page.expect_popup() as popup:
+        page.get_by_role("button", name="Open in Perfetto").click()
+    expect(popup.value).to_have_title(f"trace.json.gz: {len(trace)} bytes")
+    expect(page.locator("#panel-trace").get_by_role("status")).to_have_text("Perfetto has the trace.")
+    assert watch.strangers == ["https://ui.perfetto.dev/"]
+    watch.strangers.clear()
+
+
+def test_a_memory_job_with_its_timeline_and_allocations(site: Site, page: Page) -> None:
+    shown(site, page, "memory", measure_steps=1)
+    timeline = drawn(page, "timeline")
+    box = timeline.locator(".nsewdrag").first.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    hover = timeline.locator(".hoverlayer")
+    expect(hover).to_contain_text(re.compile(r"(forward|backward|optimizer): [+−]"))
+    expect(hover).to_contain_text(".py:")
+    drawn(page, "peaks")
+    allocations = page.locator("#panel-allocations")
+    allocations.scroll_into_view_if_needed()
+    allocations.locator("#explorer-at_peak_of").select_option(label="backward")
+    expect(rows(allocations).filter(has_not_text="backward")).to_have_count(0)
+    rows(allocations).locator("details.stack summary").first.click()
+    expect(rows(allocations).locator("details.stack li").first).to_be_visible()
+    snapshots = page.locator("#panel-snapshots")
+    with page.expect_download() as download:
+        snapshots.get_by_role("link", name="snapshot-backward.pickle").click()
+    assert download.value.suggested_filename == "snapshot-backward.pickle"
+    assert_readable(page)
+
+
+def test_a_data_parallel_job_with_its_timeline(site: Site, page: Page) -> None:
+    shown(site, page, "ddp", measure_steps=2, world_size=2, strategy="bucketed")
+    timeline = drawn(page, "timeline-1")
+    expect(timeline.locator(".yaxislayer-above")).to_contain_text("rank 1, communication")
+    timeline.get_by_text("Numbers of this plot").click()
+    expect(rows(timeline)).to_have_count(6)
+    drawn(page, "exposed")
+    second = page.locator("#panel-timeline-2")
+    expect(second.locator("figure")).not_to_be_visible()
+    second.locator("summary").first.click()
+    drawn(page, "timeline-2")
+    assert_readable(page)

@@ -1,0 +1,231 @@
+"""The pages on which results are read: a sweep with its plots and its table, a comparison, tables, workers.
+
+A server in this process, with results that the test makes up: what is drawn does not depend on a real worker.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from app.specs import spec_adapter
+from app.store.records import UnitRecord
+from tests.app.conftest import CAPABILITIES, KINDS, Site, record, serving
+from tests.browser.checks import assert_readable
+from tests.browser.conftest import PATIENCE_MS, Watch
+
+PROCESSES = 8
+LENGTHS = (128, 256, 512)
+GPU = {"type": "cuda", "uuid": "GPU-0", "name": "Test GPU", "memory_mib": 81_920}
+
+
+@pytest.fixture(autouse=True)
+def _patience() -> None:
+    expect.set_options(timeout=PATIENCE_MS)
+
+
+class PlayedSite(Site):
+    """As the site of the acceptance tests, for the fixtures of the browser."""
+
+    @property
+    def client(self) -> Any:
+        return self.http
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[PlayedSite]:
+    with serving(tmp_path, lease_s=600) as running:
+        yield PlayedSite(running.url, running.services, running.worker, running.http)
+
+
+def finish(
+    site: Site, *, factor: float = 1.0, outcome: str = "ok", torch: str = "2.13", validity: str = "valid"
+) -> int:
+    """Play the worker: finish the next job with a case that follows from its spec."""
+    claim = site.worker.claim()
+    spec = claim.spec
+    case = dict(spec_adapter.validate_json(json.dumps(spec)).case().coordinates)
+    ms = factor * spec["context_length"] / 64 * (0.5 if spec["precision"] == "bf16" else 1.0)
+    rows = []
+    for unit in range(PROCESSES):
+        for metric, share in (("forward_ms", 0.4), ("step_ms", 1.0)):
+            value = None if outcome != "ok" else share * ms * (1 + 0.002 * unit)
+            rows.append(record(metric, value, outcome, unit_index=unit, validity=validity, **case))
+    environment = {"torch": torch, "gpu": "Test GPU"}
+    verdict = {"verdict": validity, "counts": {validity: 1}, "checks": []}
+    units = [UnitRecord(unit, f"replicate {unit}", "succeeded", environment=environment) for unit in range(PROCESSES)]
+    site.worker.finish(claim, measurements=rows, units=units, environment=environment, validity=verdict)
+    return int(claim.job_id)
+
+
+def submit_sweep(site: Site) -> int:
+    base = {"kind": "benchmark", "model": {"size": "tiny"}, "replicates": PROCESSES}
+    grid = {"precision": ["fp32", "bf16"], "context_length": list(LENGTHS)}
+    answer = site.http.post(
+        "/sweeps", json={"base": base, "grid": grid, "name": "lengths", "labels": {"run": "a" * 60}}
+    )
+    assert answer.status_code == 201, answer.text
+    return int(answer.json()["id"])
+
+
+def drawn(page: Page, caption: str) -> Any:
+    """The figure with this caption, once Plotly has drawn it."""
+    figure = page.locator("figure", has_text=caption).first
+    figure.scroll_into_view_if_needed()
+    expect(figure).to_have_attribute("data-drawn", "yes")
+    return figure
+
+
+def test_a_sweep_is_followed_drawn_cancelled_resumed_and_exported(site: PlayedSite, page: Page) -> None:
+    sweep = submit_sweep(site)
+    page.goto("/ui/sweeps")
+    page.get_by_role("link", name="lengths").click()
+    expect(page.locator("#plots")).to_contain_text("Nothing is measured yet")
+    page.locator("#sweep-spec summary").click()
+    for number in range(5):
+        finish(site, outcome="oom" if number == 2 else "ok", validity="suspect" if number == 1 else "valid")
+    expect(page.locator("#live")).to_contain_text("5 succeeded")
+    expect(page.locator("#sweep-spec")).to_have_attribute("open", "")
+    table = page.get_by_role("region", name="Jobs of the sweep")
+    expect(table.locator(".oom")).to_have_count(2)
+    expect(table.locator(".suspect")).to_have_count(1)
+
+    page.once("dialog", lambda dialog: dialog.dismiss())
+    page.get_by_role("button", name="Cancel what is left").click()
+    expect(page.locator("#live")).to_contain_text("1 queued")
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Cancel what is left").click()
+    expect(page.locator("#live")).to_contain_text("1 cancelled")
+    page.get_by_role("button", name="Resume").click()
+    expect(page.locator("#live")).to_contain_text("1 queued")
+    finish(site)
+    expect(page.locator("#live")).to_contain_text("6 succeeded")
+
+    page.reload()
+    lines = drawn(page, "Step (ms) along context length")
+    expect(lines.locator(".legendtext")).to_have_text(["fp32", "bf16", "oom"])
+    assert lines.locator(".errorbars, .errorbar").count() > 0
+    lines.locator("summary").click()
+    expect(lines.locator(".plot-data tbody tr")).to_have_count(len(LENGTHS) * 2)
+    drawn(page, "Step (ms) over context length")
+    page.locator("#plots-form select[name=metric]").select_option("forward_ms")
+    drawn(page, "Forward (ms) along context length")
+    assert_readable(page)
+
+    table.get_by_role("link", name=re.compile("Step")).click()
+    expect(page.locator("th[aria-sort=ascending]")).to_contain_text("Step")
+    expect(table.locator("tbody tr").first).to_contain_text("bf16")
+    page.locator("#of-precision").select_option("fp32")
+    page.get_by_role("button", name="Show").first.click()
+    expect(table.locator("tbody tr")).to_have_count(len(LENGTHS))
+
+    panel = page.locator("#table")
+    panel.locator("#table-pivot").select_option("context_length")
+    expect(panel.locator("thead")).to_contain_text(str(LENGTHS[-1]))
+    panel.locator("#table-relative").select_option("precision=fp32")
+    expect(panel.locator("table")).to_contain_text("2.00×")
+    with page.expect_download() as downloading:
+        panel.get_by_role("button", name="LaTeX").or_(panel.get_by_role("link", name="LaTeX")).click()
+    latex = downloading.value.path().read_text()
+    assert r"\toprule" in latex
+    assert "Context length" in latex
+    table.locator("tbody a").first.click()
+    expect(page).to_have_url(re.compile(r"/ui/jobs/\d+$"))
+    assert sweep
+
+
+def test_jobs_are_compared_and_the_first_is_the_baseline(site: PlayedSite, page: Page) -> None:
+    jobs = []
+    for precision, factor, torch in (("fp32", 1.0, "2.13"), ("bf16", 1.0, "2.13"), ("fp32", 1.5, "2.12")):
+        site.submit(spec={"context_length": 256, "precision": precision, "replicates": PROCESSES})
+        jobs.append(finish(site, factor=factor, torch=torch))
+    other = site.submit(spec={"context_length": 64, "mode": "forward"})["id"]
+    claim = site.worker.claim_job(other)
+    site.worker.finish(claim, measurements=[record("prefill_ms", 1.0, model="tiny", context_length=64)])
+
+    page.goto("/ui")
+    for job in jobs[:2]:
+        page.locator(f"input[name=job][value='{job}']").check()
+    page.get_by_role("button", name="Compare", exact=True).click()
+    expect(page.locator(".sentence")).to_have_count(1)
+    page.goto("/ui/compare")
+    expect(page.locator("main")).to_contain_text("The first is the baseline")
+    page.get_by_label("Jobs, the baseline first").fill(" ".join(map(str, jobs)))
+    page.get_by_role("button", name="Compare").click()
+    expect(page.locator(".sentence").nth(0)).to_contain_text("2.00× faster")
+    expect(page.locator(".sentence").nth(1)).to_contain_text("slower")
+    figure = drawn(page, "one dot for each process")
+    expect(figure.locator(".legendtext")).to_have_text(
+        [f"job {jobs[0]} (baseline)", f"job {jobs[1]}", f"job {jobs[2]}"]
+    )
+    page.locator("#metric").select_option("forward_ms")
+    drawn(page, "Forward (ms): one dot")
+    drawn(page, "Candidate / baseline of each metric")
+    expect(page.locator("main")).to_contain_text("2.12")
+    assert_readable(page)
+
+    page.get_by_role("link", name=f"{jobs[2]} as baseline").click()
+    expect(page.locator(".sentence").nth(0)).to_contain_text("faster")
+    page.goto(f"/ui/compare?job={jobs[0]}&job={other}")
+    expect(page.locator("main")).to_contain_text("no case in common")
+    page.goto(f"/ui/compare?job={jobs[0]}")
+    expect(page.locator("main")).to_contain_text("Add at least one job")
+
+
+def test_tables_are_chosen_laid_out_and_told_as_commands(site: PlayedSite, page: Page, watch: Watch) -> None:
+    sweep = submit_sweep(site)
+    for _ in range(6):
+        finish(site)
+    page.goto("/ui/tables")
+    page.get_by_role("link", name="lengths").click()
+    table = page.get_by_role("region", name="Table of results")
+    expect(table.locator("tbody tr")).to_have_count(6)
+    page.locator("#table-pivot").select_option("precision")
+    expect(table.locator("tbody tr")).to_have_count(len(LENGTHS))
+    expect(page).to_have_url(re.compile("pivot=precision"))
+    page.locator("#table-commands summary").click()
+    expect(page.locator("#table-cli")).to_have_text(
+        f"flopwatch table --sweep {sweep} --pivot precision --statistic mean"
+    )
+    expect(page.locator("#table-curl")).to_contain_text(f"/tables?sweep={sweep}&pivot=precision")
+    assert_readable(page)
+    watch.expect("422")
+    page.get_by_label("Since").fill("yesterday-ish")
+    page.get_by_role("button", name="Show").click()
+    expect(page.locator("main")).to_contain_text("since")
+
+
+def test_workers_with_their_devices_and_what_waits(site: PlayedSite, page: Page) -> None:
+    services = site.services
+    cpu = {"type": "cpu", "count": 8, "memory_mib": 65_536}
+    for worker, host in (("here", "gpu-host"), ("gone", "old-host")):
+        services.registration.register_worker(worker, host, 7, KINDS, CAPABILITIES, [cpu, GPU], {"torch": "2.13"})
+    services.registration.set_worker_state("gone", "stopped")
+    busy = {"utilisation_percent": 97, "memory_used_mib": 40_960, "temperature_c": 63, "power_w": 548.4}
+    busy |= {"sm_clock_mhz": 1755, "memory_clock_mhz": 3201, "throttling": ["software power cap"]}
+    told = {"read_at": "2026-01-01T00:00:00Z", "devices": [{"type": "cuda", "uuid": "GPU-0", **busy}]}
+    services.queue.renew([], ("here", "active"), told)
+    site.worker.id = "here"
+    running = site.submit(name="now")["id"]
+    site.worker.claim()
+    site.submit(spec={"device": "cuda"})
+    page.goto("/ui/workers")
+    main = page.locator("main")
+    expect(main).to_contain_text("gpu-host")
+    expect(main).not_to_contain_text("old-host")
+    row = page.get_by_role("row", name=re.compile("Test GPU"))
+    for text in ("97 %", "40.0 of 80.0 GiB", "63 °C", "1755 MHz", "software power cap"):
+        expect(row).to_contain_text(text)
+    expect(page.get_by_role("link", name=f"Job {running}", exact=True)).to_be_visible()
+    expect(page.get_by_role("region", name="Waiting jobs by what they need")).to_contain_text("a GPU")
+    assert_readable(page)
+    page.get_by_role("button", name="Show 1 that stopped").or_(
+        page.get_by_role("link", name="Show 1 that stopped")
+    ).click()
+    expect(main).to_contain_text("old-host")

@@ -1,0 +1,91 @@
+"""Importing uploaded code: what is wrong with it is said in one sentence, with the line."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from app.specs._code import CodeSpec
+from workers import uploaded
+from workers.outcome import InvalidEnvironment
+from workers.uploaded import BrokenCode
+
+Put = Callable[..., CodeSpec]
+
+
+@pytest.fixture
+def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Put]:
+    """Upload a source, and name a function in it."""
+
+    def put(source: str, function: str = "attention") -> CodeSpec:
+        for name, value in uploaded.write(tmp_path, [source.encode()]).items():
+            monkeypatch.setenv(name, value)
+        return CodeSpec(sha256=hashlib.sha256(source.encode()).hexdigest(), function=function)
+
+    yield put
+    for name in [name for name in sys.modules if name.startswith("uploaded_")]:
+        del sys.modules[name]
+
+
+def test_a_file_is_imported_once(put: Put) -> None:
+    code = put("calls = []\n\n\ndef attention(q, k, v, is_causal):\n    calls.append(1)\n    return len(calls)\n")
+    assert uploaded.load(code)(1, 2, 3, False) == 1
+    assert uploaded.load(code)(1, 2, 3, False) == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "function", "words"),
+    [
+        ("import math\nimport not_there\n", "attention", "No module named 'not_there', line 2"),
+        ("def attention(:\n", "attention", "SyntaxError: invalid syntax, line 1"),
+        ("x = 1\n\n\ny = x / 0\n", "attention", "ZeroDivisionError: division by zero, line 4"),
+        ("def mine():\n    pass\n", "attention", "has no 'attention'; it defines mine"),
+        ("import math\n", "attention", "has no 'attention', and defines nothing that could be called"),
+        ("attention = 7\n", "attention", "is of type int, and cannot be called"),
+        ("class attention:\n    pass\n", "attention", "is a class, and attention is a function"),
+    ],
+    ids=["import", "syntax", "raises", "misspelt", "nothing", "number", "class"],
+)
+def test_broken_code_fails_with_the_reason(put: Put, source: str, function: str, words: str) -> None:
+    with pytest.raises(BrokenCode, match=re.escape(words)) as caught:
+        uploaded.implementation(put(source, function))
+    assert caught.value.code == "failed"
+
+
+def test_a_failed_import_is_tried_again_and_fails_again(put: Put) -> None:
+    code = put("import not_there\n")
+    for _ in range(2):
+        with pytest.raises(BrokenCode, match="not_there"):
+            uploaded.load(code)
+
+
+def test_a_file_that_is_not_there_or_was_changed_is_no_fault_of_the_code(put: Put, tmp_path: Path) -> None:
+    code = put("def attention():\n    pass\n")
+    with pytest.raises(InvalidEnvironment, match="its file is not here"):
+        uploaded.load(CodeSpec(sha256="0" * 64, function="attention"))
+    (tmp_path / f"{code.sha256}.py").write_text("def attention():\n    return 1\n")
+    with pytest.raises(InvalidEnvironment, match="has changed"):
+        uploaded.load(code)
+
+
+def test_an_autograd_function_and_an_implementation_will_do(put: Put) -> None:
+    source = (
+        "import torch\nfrom kernels.registry import Implementation\n\n\n"
+        "class Mine(torch.autograd.Function):\n"
+        "    @staticmethod\n    def forward(ctx, q, k, v, is_causal):\n        return v.clone()\n\n\n"
+        'declared = Implementation("any", Mine.apply, {"cuda": frozenset({"float32"})}, has_backward=False)\n'
+    )
+    import torch
+
+    own = uploaded.implementation(put(source, "Mine"))
+    q = torch.ones(1, 1, 2, 2)
+    assert torch.equal(own.function(q, q, q, False), q)
+    assert own.devices == {"cpu", "cuda"}
+    declared = uploaded.implementation(put(source, "declared"))
+    assert declared.name.startswith("declared@")
+    assert (declared.devices, declared.has_backward) == ({"cuda"}, False)

@@ -1,0 +1,62 @@
+"""The matrix products of a step by shape: what each computes and moves, for the roofline.
+
+The profiler notes the shapes and types of operators' inputs, so FLOPs and bytes of a product are known exactly. Of
+other operators they are not: no input tells what an elementwise operator writes, or what a fused one keeps in
+registers.
+Products inside a compiler's own kernels, or replayed by a CUDA graph, are no operators, and so are not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from workers.model.accounting import Cost, matrix_product
+
+FACTORS = {
+    **{f"aten::{name}": 0 for name in ("mm", "bmm")},
+    **{f"aten::{name}": 1 for name in ("addmm", "baddbmm", "_addmm_activation")},
+}
+"""Operators that multiply two matrices, or as many pairs as there are in a batch, with the position of the first factor
+among their inputs."""
+DTYPES = {"float": ("fp32", 4), "c10::BFloat16": ("bf16", 2), "c10::Half": ("fp16", 2), "double": ("fp64", 8)}
+"""Names of the profiler's data types, with ours and the bytes of a number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """The product of `batch` pairs of matrices, (rows × inner) · (inner × columns)."""
+
+    batch: int
+    rows: int
+    inner: int
+    columns: int
+    dtype: str
+    element_bytes: int
+
+    @property
+    def cost(self) -> Cost:
+        """What it computes, and the least that it reads and writes."""
+        return matrix_product(self.batch, self.rows, self.inner, self.columns, self.element_bytes)
+
+    @property
+    def size(self) -> str:
+        """The shapes as people write them: "256×128 · 128×512", or "8 × (64×32 · 32×64)" of a batch."""
+        one = f"{self.rows}×{self.inner} · {self.inner}×{self.columns}"
+        return one if self.batch == 1 else f"{self.batch} × ({one})"
+
+
+def product_of(name: str, shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> Product | None:
+    """Return the product that an operator computes, from the shapes and types of its inputs; None if it is none.
+
+    A product of data types that are not in `DTYPES`, or of sparse or nested inputs, is none.
+    """
+    first = FACTORS.get(name)
+    if first is None or len(shapes) < first + 2 or dtypes[first] not in DTYPES:
+        return None
+    left, right = shapes[first : first + 2]
+    if len(left) != len(right) or len(left) not in (2, 3) or left[-1] != right[-2]:
+        return None
+    dtype, element_bytes = DTYPES[dtypes[first]]
+    batch = left[0] if len(left) == 3 else 1
+    return Product(batch, left[-2], left[-1], right[-1], dtype, element_bytes)

@@ -1,0 +1,132 @@
+"""Imports the code that users have uploaded for their jobs, in the process of a unit.
+
+The agent writes a job's files to a folder of the job, each as `<SHA-256>.py`, and names the folder in the variable
+FOLDER, which the processes that a unit starts inherit. Only agents started with --allow-code do so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from workers.outcome import InvalidEnvironment, RunnerError
+
+if TYPE_CHECKING:
+    from app.specs._code import CodeSpec
+    from kernels.registry import Implementation
+
+FOLDER = "UPLOADED_CODE"
+"""Variable: the folder of the job's uploaded files. It has no prefix of settings, which units do not inherit."""
+OFFERED = 10
+"""Most names of a file that an error lists."""
+
+
+class BrokenCode(RunnerError):
+    """The uploaded code cannot be imported, or is not of the right kind. The job fails: nothing else is to blame."""
+
+    code = "failed"
+
+
+def write(folder: Path, contents: Iterable[bytes]) -> dict[str, str]:
+    """Write files where `load` finds them; returns the variables to set for that."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for content in contents:
+        (folder / f"{hashlib.sha256(content).hexdigest()}.py").write_bytes(content)
+    return {FOLDER: str(folder)}
+
+
+def load(code: CodeSpec) -> Any:
+    """Return the function or class, from its file, which this process imports once.
+
+    Raises:
+        BrokenCode: the file cannot be imported, has no such name, or has something there that cannot be called.
+        InvalidEnvironment: this process has no such file.
+    """
+    module = _module(code)
+    try:
+        found = getattr(module, code.function)
+    except AttributeError:
+        raise BrokenCode(f"{code.label()}: the file has no {code.function!r}{_offer(module)}") from None
+    if not callable(found) and not _is_implementation(found):
+        raise BrokenCode(f"{code.label()}: {code.function!r} is of type {type(found).__name__}, and cannot be called")
+    return found
+
+
+def implementation(code: CodeSpec) -> Implementation:
+    """Return uploaded attention: a function, a torch.autograd.Function, or an Implementation that says what it takes.
+
+    Raises:
+        BrokenCode, InvalidEnvironment: as `load`; or it is a class of another kind.
+    """
+    import torch
+
+    from kernels.registry import DEVICES, DTYPES, Implementation
+
+    found = load(code)
+    if isinstance(found, Implementation):
+        return replace(found, name=code.label())
+    if isinstance(found, type):
+        if not issubclass(found, torch.autograd.Function):
+            raise BrokenCode(
+                f"{code.label()}: {code.function!r} is a class, and attention is a function of (q, k, v, is_causal), "
+                "or a torch.autograd.Function"
+            )
+        found = found.apply
+    return Implementation(code.label(), found, dtypes=dict.fromkeys(DEVICES, DTYPES))
+
+
+def _is_implementation(found: object) -> bool:
+    from kernels.registry import Implementation
+
+    return isinstance(found, Implementation)
+
+
+def _module(code: CodeSpec) -> ModuleType:
+    name = f"uploaded_{code.sha256}"
+    if name in sys.modules:
+        return sys.modules[name]
+    path = Path(os.environ.get(FOLDER, "")) / f"{code.sha256}.py"
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InvalidEnvironment(f"{code.label()}: its file is not here: {error.strerror}") from error
+    if hashlib.sha256(content).hexdigest() != code.sha256:
+        raise InvalidEnvironment(f"{code.label()}: its file has changed since it was uploaded")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    # Registered before it runs, as Python does: dataclasses and pickles look for their module there.
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        traceback.print_exc()
+        raise BrokenCode(f"{code.label()} cannot be imported: {_in_words(error, path)}") from error
+    return module
+
+
+def _in_words(error: Exception, path: Path) -> str:
+    """Return the error with the line of the uploaded file in which it was raised."""
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return f"{type(error).__name__}: {error.msg}, line {error.lineno}"
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    return f"{type(error).__name__}: {error}" + (f", line {lines[-1]}" if lines else "")
+
+
+def _offer(module: ModuleType) -> str:
+    own = [
+        name
+        for name, value in vars(module).items()
+        if callable(value) and not name.startswith("_") and inspect.getmodule(value) is module
+    ]
+    return f"; it defines {', '.join(own[:OFFERED])}" if own else ", and defines nothing that could be called"
