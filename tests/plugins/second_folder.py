@@ -1,4 +1,4 @@
-"""Gives the registries of job kinds further folders, as if their files lay in the first. The product knows nothing.
+"""Gives the registries of job kinds further folders, as if their files lay in the first; unknown to the product.
 
 The registries walk the folders of their packages. A `sitecustomize` calls `add` before it imports either package.
 """
