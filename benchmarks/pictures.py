@@ -1,0 +1,128 @@
+"""Draws the pictures of docs/pictures from what `python -m benchmarks.gpu_tables --save FILE` has kept, as SVG.
+
+    python -m benchmarks.pictures exposed-communication FILE > docs/pictures/exposed-communication.svg
+    python -m benchmarks.pictures attention FILE > docs/pictures/attention.svg
+
+`exposed-communication` takes jobs of kind `ddp`, `attention` those of kind `attention`. Where FILE has a job twice, the
+last one counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from app.web.svg import drawn
+
+Record = Mapping[str, Any]
+"""A line of the file: a job's spec, and what it has reported."""
+
+STYLE = """<style>
+svg { background: #fff; font: 12px system-ui, sans-serif; color: #1c1e21;
+  --plot-1: #0b62a4; --plot-2: #c2410c; --plot-3: #0f7b5f; --plot-4: #8e3a9d; --plot-5: #8a6d00 }
+text { fill: #1c1e21 }
+line { stroke: #1c1e21 }
+line.grid { stroke: #d9dce1 }
+</style>"""
+COLOURS = tuple(f"var(--plot-{number})" for number in range(1, 6))
+
+
+def exposed_communication(records: Iterable[Record]) -> dict[str, Any]:
+    """Return bars of the communication that each strategy exposes in a step: ours and torch's in two colours."""
+    bars = {}
+    for record in records:
+        found = {row["metric"]: row for row in record["measurements"]}
+        exposed = found["exposed_communication_ms"]["median"]
+        if exposed is not None:
+            bars[strategy_name(record["spec"])] = exposed, found["exposed_communication_error_ms"]["median"]
+    names = sorted(bars, key=lambda name: bars[name][0])
+    bar = {
+        "type": "bar",
+        "x": names,
+        "y": [bars[name][0] for name in names],
+        "error_y": {"type": "data", "array": [bars[name][1] for name in names]},
+        "marker": {"color": [COLOURS[name.startswith("torch")] for name in names]},
+    }
+    return {"data": [bar], "layout": {"yaxis": {"title": {"text": "exposed communication, ms"}}}}
+
+
+def strategy_name(spec: Mapping[str, Any]) -> str:
+    """Return how a strategy is called under its bar."""
+    name = str(spec["strategy"]).replace("_", " ")
+    if "bucket_size_mb" in spec:
+        name += f" {spec['bucket_size_mb']}"
+    if spec.get("gradients_as_views") is False:
+        name += " in place"
+    if spec.get("sharded_optimizer"):
+        name += " + zero" if name.startswith("torch") else " + sharded"
+    return name
+
+
+def attention(records: Iterable[Record]) -> dict[str, Any]:
+    """Return the speed of forward with backward over the sequence's length, a line per implementation and width."""
+    lines: dict[str, dict[int, float]] = {}
+    for record in records:
+        for row in record["measurements"]:
+            case = row["case"]
+            if row["metric"] == "tflops" and row["phase"] is None and row["median"] is not None:
+                name = f"{case['implementation']}, {case['head_dim']}"
+                lines.setdefault(name, {})[case["sequence_length"]] = row["median"]
+    implementations = sorted({name.partition(",")[0] for name in lines})
+    traces = []
+    for name, points in sorted(lines.items()):
+        colour = COLOURS[implementations.index(name.partition(",")[0]) % len(COLOURS)]
+        dash = "solid" if name.endswith("128") else "dash"
+        lengths = sorted(points)
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": name,
+                "x": lengths,
+                "y": [points[length] for length in lengths],
+                "line": {"color": colour, "dash": dash},
+                "marker": {"color": colour},
+            }
+        )
+    return {
+        "data": traces,
+        "layout": {
+            "xaxis": {"type": "log", "title": {"text": "sequence length"}},
+            "yaxis": {"title": {"text": "forward + backward, TFLOP/s"}},
+            "showlegend": True,
+        },
+    }
+
+
+PICTURES = {
+    "exposed-communication": (exposed_communication, "Communication that each strategy exposes in a training step"),
+    "attention": (attention, "Speed of attention over the length of the sequence"),
+}
+"""The pictures by their names on the command line: how they are made, and what they show."""
+
+
+def svg(name: str, records: Sequence[Record]) -> str:
+    """Return a picture as the text of an SVG file."""
+    make, title = PICTURES[name]
+    element = drawn(make(records), title)
+    if not element.startswith("<svg "):
+        raise SystemExit(f"{name}: the file has no such jobs")
+    head, rest = element.split(">", 1)
+    return f'{head} xmlns="http://www.w3.org/2000/svg">\n{STYLE}{rest}\n'
+
+
+def main() -> None:
+    """Draw what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("picture", choices=PICTURES)
+    parser.add_argument("file", type=Path, help="what `benchmarks.gpu_tables --save` has kept")
+    options = parser.parse_args()
+    records = [json.loads(line) for line in options.file.read_text().splitlines()]
+    print(svg(options.picture, records), end="")
+
+
+if __name__ == "__main__":
+    main()
