@@ -293,7 +293,7 @@ class Queue:
                 connection.execute(_EVENT, rows)
             progress = next((event.data for event in reversed(events) if event.type == "progress"), None)
             if progress is not None:
-                _change(connection, claim.job_id, progress=progress)
+                _change(connection, claim.job_id, progress={name: progress[name] for name in NO_PROGRESS})
 
     def finish(self, claim: Claim, finish: Finish) -> str:
         """End an attempt with state, units, measurements, tables, artifacts and log, together; or raise LeaseLost.

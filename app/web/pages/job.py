@@ -53,7 +53,7 @@ def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
     place = services.reading.places([job_id]).get(job_id) if found["state"] == "queued" else None
     tag = page_tag(version, found["waiting"], str(place))
     if tag.is_known_to(request):
-        return unchanged(tag)
+        return unchanged(tag, plots=True)
     log, last_event = services.reading.log_so_far(job_id)
     progress = services.reading.progress(job_id) if found["state"] == "running" else []
     spec = found["spec"] if found["broken"] is None else {}
