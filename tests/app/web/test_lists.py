@@ -51,6 +51,13 @@ def test_jobs_of_a_sweep_are_told_by_what_differs(fresh_site: Any) -> None:
     assert rows[1:] == ["small", "tiny"]
 
 
+def test_jobs_of_a_search_are_told_by_the_value_that_they_try(fresh_site: Any) -> None:
+    body = {"base": {"kind": "benchmark"}, "fit": {"axis": "context_length", "upto": 1024}}
+    answer = fresh_site.http.post("/sweeps", json=body)
+    assert answer.status_code == 201, answer.text
+    assert "over context_length" in " ".join(page(fresh_site, "/ui").text.split())
+
+
 def test_a_row_has_duration_verdict_and_the_metric_that_stands_for_the_job(fresh_site: Any, measured: Any) -> None:
     ids = [fresh_site.submit()["id"] for _ in range(3)]
     rows = {
