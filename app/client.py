@@ -39,11 +39,12 @@ import httpx
 from app import address
 from app.characters import one_line
 from app.errors import InvalidEnvironment
-from app.layout import Format, Statistic, case_text
+from app.layout import Format, Statistic, case_text, duration
 from app.own_code import put_into
 
 if TYPE_CHECKING:
     import pandas as pd
+    from rich.progress import Progress
 
     from app.settings import Settings
 
@@ -399,7 +400,8 @@ class Flopwatch:
 
         Args:
             timeout_s: raise WaitTimeout after about so many seconds; the job goes on.
-            show: called with each step of progress, in place of the bar.
+            show: called with each step of progress, in place of the bar. If it has a method `tell`, that gets a line
+                about each finished cell.
             check: raise JobFailed unless the job succeeded.
 
         Returns:
@@ -412,9 +414,17 @@ class Flopwatch:
         job_id = _id(job)
         with contextlib.ExitStack() as stack:
             display = show or stack.enter_context(progress_bar())
+            tell = getattr(display, "tell", None)
+            seconds: list[float] = []
             for event in self.events(job_id, timeout_s=timeout_s):
                 if event.type == "progress":
-                    display(event.data["done"], event.data["total"], event.data["message"])
+                    done, total, message = (event.data[name] for name in ("done", "total", "message"))
+                    if "cell" in event.data:
+                        seconds.append(event.data["cell"]["seconds"])
+                        message += _left(seconds, total - done)
+                        if tell is not None:
+                            tell(f"{done}/{total} {message}")
+                    display(done, total, message)
                 elif event.type == "state":
                     display(0, 0, event.data["state"])
         done = self.job(job_id)
@@ -1029,14 +1039,23 @@ def progress_bar() -> Iterator[Show]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("waiting", total=None)
+        yield _Bar(bar)
 
-        def show(done: int, total: int, message: str) -> None:
-            bar.update(task, description=one_line(message))
-            if total:
-                bar.update(task, completed=done, total=total)
 
-        yield show
+class _Bar:
+    """Shows progress by one of rich's bars; lines about finished cells stay above it."""
+
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
+        self._task = bar.add_task("waiting", total=None)
+
+    def __call__(self, done: int, total: int, message: str) -> None:
+        self._bar.update(self._task, description=one_line(message))
+        if total:
+            self._bar.update(self._task, completed=done, total=total)
+
+    def tell(self, line: str) -> None:
+        self._bar.console.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
 
 
 def parse_stream(lines: Iterable[str]) -> Iterator[tuple[str, Event]]:
@@ -1091,6 +1110,12 @@ def _server_url(settings: Settings, folder_is_given: bool) -> tuple[str, str]:
 
 def _timeout(silence_s: float) -> httpx.Timeout:
     return httpx.Timeout(CONNECT_TIMEOUT_S, read=silence_s)
+
+
+def _left(seconds: Sequence[float], cells: int) -> str:
+    """Return how long the other cells will take, if they take as long as those before."""
+    left_s = cells * sum(seconds) / len(seconds)
+    return f"; about {duration(left_s)} left" if left_s >= 1 else ""
 
 
 def _found(sweep: Mapping[str, Any]) -> str:

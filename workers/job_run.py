@@ -17,6 +17,7 @@ from typing import Any, Literal
 from app.errors import STORE_UNAVAILABLE, DiskFull, LeaseLost, NotFound, job_problem
 from app.settings import Settings
 from app.specs import SpecBase
+from app.specs._base import MAX_CELLS
 from app.specs._code import ALLOW_IT, codes_of
 from app.store.artifacts import ArtifactFiles
 from app.store.queue import Queue
@@ -134,6 +135,7 @@ class JobRun:
         """Bytes of the artifacts that are stored, or were when they were handed over."""
         self._storing_until = float("inf")
         self._events: list[NewEvent] = []
+        self._cells = 0
         self._taken: list[_Taken] = []
         self._held: list[str] = []
         self._scratch = scratch_root(settings) / f"{os.getpid()}-{claim.job_id}-{claim.attempt}"
@@ -351,6 +353,8 @@ class JobRun:
                     self._progress(index * total + done, count * total, text)
                 else:
                     self._progress(index + 1, count, text)
+            case "cell":
+                self._cell(process, message)
             case "cursor":
                 process.cursor = checked.count(message["position"], "the cursor's position")
             case "measurement":
@@ -433,10 +437,24 @@ class JobRun:
         self._check_size(public_name, size)
 
     def _progress(self, done: int, total: int, message: str) -> None:
-        # Only the newest progress counts: followers want to know where the job is, not where it was.
-        self._events = [event for event in self._events if event.type != "progress"]
+        # Only the newest progress counts: followers want to know where the job is, not where it was. Cells are results.
+        self._events = [event for event in self._events if event.type != "progress" or "cell" in event.data]
         content = {"done": done, "total": total, "message": checked.cut(message)}
         self._events.append(NewEvent("progress", content))
+
+    def _cell(self, process: _Process, message: dict[str, Any]) -> None:
+        """Tell that a cell is finished: an event of its own, which a later progress does not replace."""
+        self._cells += 1
+        if self._cells > MAX_CELLS * process.count:  # a unit that resumes after each crash has no more, either
+            raise ValueError(f"more than {MAX_CELLS} cells are finished")
+        done, total = checked.count(message["done"], "done"), checked.count(message["total"], "total")
+        cell = {
+            **{name: checked.cut(str(message[name])) for name in ("title", "outcome", "told")},
+            "seconds": float(message["seconds"]),
+        }
+        text = f"{cell['title']}: {cell['told']} ({cell['seconds']:.2g} s)"
+        self._progress(process.index * total + done, process.count * total, text)
+        self._events[-1] = NewEvent("progress", {**self._events[-1].data, "cell": cell})
 
     def _flush(self) -> None:
         """Write new events to the queue. When the store is not available, they wait for the next call."""

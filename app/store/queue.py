@@ -28,7 +28,7 @@ from app.specs._fit import Fit
 from app.specs._sweep import expand, member_name
 from app.states import LivingState
 from app.store import fitting, service_settings, staging, submission, sweeps, tables
-from app.store.baselines import baselines_of
+from app.store.baseline_rows import baselines_of
 from app.store.claims import QUEUED, next_job
 from app.store.deleting import delete_jobs
 from app.store.engine import Database
@@ -293,7 +293,7 @@ class Queue:
                 connection.execute(_EVENT, rows)
             progress = next((event.data for event in reversed(events) if event.type == "progress"), None)
             if progress is not None:
-                _change(connection, claim.job_id, progress=progress)
+                _change(connection, claim.job_id, progress={name: progress[name] for name in NO_PROGRESS})
 
     def finish(self, claim: Claim, finish: Finish) -> str:
         """End an attempt with state, units, measurements, tables, artifacts and log, together; or raise LeaseLost.

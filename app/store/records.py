@@ -87,7 +87,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class NewEvent:
-    """An event of a job: `progress` {"done", "total", "message"}, `log` {"text"}, …"""
+    """An event of a job: `progress` {"done", "total", "message"}, and "cell" if one is finished, `log` {"text"}, …"""
 
     type: str
     data: dict[str, Any]

@@ -22,6 +22,8 @@ class Report:
         self.scratch = scratch
         self.ceilings = scratch / "ceilings"
         self.steps: list[tuple[int, int, str]] = []
+        self.cells: list[tuple[int, int, str, str, str]] = []
+        """Finished ones: done, total, title, outcome, and what was told of them."""
         self.cursors: list[int] = []
         self.rows: list[dict[str, Any]] = []
         """Measurements."""
@@ -35,6 +37,10 @@ class Report:
         """Of those cases."""
         self.verdict: dict[str, Any] = {}
         """The unit's own, without a case."""
+
+    def finished(self, done: int, total: int, *, title: str, outcome: str, told: str, seconds: float) -> None:
+        self.cells.append((done, total, title, outcome, told))
+        assert seconds >= 0
 
     def progress(self, done: int, total: int, message: str) -> None:
         self.steps.append((done, total, message))

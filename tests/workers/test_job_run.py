@@ -212,6 +212,8 @@ def test_what_a_unit_measures_lands_with_its_success(site: Site) -> None:
         {"type": "cursor", "position": "far"},
         {"type": "progress", "done": "many", "total": 2, "message": ""},
         {"type": "progress", "done": 1, "total": 2, "message": "caf\udce9"},
+        {"type": "cell", "done": 1, "total": 2, "title": "a", "outcome": "ok", "told": "b", "seconds": "long"},
+        {"type": "cell", "done": 1, "total": 2},
         {"type": "environment", "environment": ["linux"]},
         {"type": "validity", "validity": {"verdict": "fine", "checks": []}, "case_key": None, "title": ""},
         {"type": "validity", "validity": {"verdict": "valid", "checks": []}, "case_key": 3, "title": ""},
@@ -288,6 +290,25 @@ def test_a_long_progress_message_is_cut(site: Site) -> None:
 
     job = site.run(play)
     assert (job["state"], job["progress"]["message"]) == ("succeeded", "x" * 3999 + "…")
+
+
+def test_every_finished_cell_is_told_and_of_the_progress_the_newest(site: Site) -> None:
+    cells = [
+        {"type": "cell", "done": n, "total": 3, "title": f"cell {n}", "outcome": "ok", "told": "1 ms", "seconds": 0.5}
+        for n in (1, 2)
+    ]
+    between = {"type": "progress", "done": 1, "total": 3, "message": "the next one"}
+
+    def play(unit: Unit) -> None:
+        unit.say({"type": "started"}, cells[0], between, cells[1], {**between, "done": 2}, SUCCESS)
+        unit.end()
+
+    job = site.run(play)
+    events = [event["data"] for event in Reading(site.database).events(job["id"]) if event["type"] == "progress"]
+    told = [event["cell"]["title"] for event in events if "cell" in event]
+    assert told == ["cell 1", "cell 2"]
+    assert [event["message"] for event in events if "cell" in event] == ["cell 1: 1 ms (0.5 s)", "cell 2: 1 ms (0.5 s)"]
+    assert job["progress"] == {"done": 2, "total": 3, "message": "the next one"}
 
 
 LONG = 1 << 17

@@ -52,6 +52,13 @@ class Reporter(Protocol):
     def progress(self, done: int, total: int, message: str) -> None:
         """Tell people that `done` of `total` steps of this unit are done."""
 
+    def finished(self, done: int, total: int, *, title: str, outcome: str, told: str, seconds: float) -> None:
+        """Tell people that a cell is finished, after so many seconds, as number `done` of `total`.
+
+        Every one is told, in order, while of `progress` only the newest is. `told` is its first number, or why it has
+        none.
+        """
+
     def cursor(self, position: int) -> None:
         """Tell that the unit works on step `position` now, from 0; `Resumable.resume` gets the position if this process
         dies.

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import gc
 import sys
+import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -164,6 +165,7 @@ class GridRunner(abc.ABC, Generic[ContextT]):
         with few_objects_to_collect():
             for index, cell in enumerate(cells[first:], start=first):
                 report.progress(index, len(cells), cell.title)
+                began = time.perf_counter()
                 values = Values(self.metrics(spec, cell))
                 if index == first and crashed is not None:
                     values.rest("crashed", crashed)
@@ -178,6 +180,14 @@ class GridRunner(abc.ABC, Generic[ContextT]):
                 if values.outcome != "unsupported":  # of no measurement there is nothing to trust or to doubt
                     report.validity(found, case_key=case.key, title=cell.title)
                 outcomes[values.outcome] += 1
+                report.finished(
+                    index + 1,
+                    len(cells),
+                    title=cell.title,
+                    outcome=values.outcome,
+                    told=values.told(),
+                    seconds=time.perf_counter() - began,
+                )
         self.close(spec, context)
         if crashed is None and not outcomes["ok"]:
             report.validity(verdict([nothing_measured(outcomes)]))

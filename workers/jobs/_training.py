@@ -183,7 +183,7 @@ def build(spec: TrainingSpec, device: torch.device, build_model: Callable[[], to
     from workers.model.graphed import GraphedStep
     from workers.model.precision import set_parameter_dtype
 
-    if device.type == "cpu":
+    if device.type == "cpu" and (spec.mode == "train_step" or spec.activation_checkpointing):
         # Optimizers and checkpointing import it, 70 MiB that are no model's. Forks of the warm parent have it already.
         importlib.import_module("torch._dynamo")
     meter = memory_meter(device)

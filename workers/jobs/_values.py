@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -70,6 +71,14 @@ class Values:
     def _first(self) -> tuple[str, str | None]:
         found = [self._found[metric.name, metric.phase][:2] for metric in self.metrics]
         return next(((outcome, reason) for outcome, reason in found if outcome in FAULTS), found[0])
+
+    def told(self) -> str:
+        """Return the first metric's median, or why the case has none, in a few words."""
+        metric = self.metrics[0]
+        samples = self.samples(metric.name, metric.phase)
+        if self.outcome == "ok" and samples:
+            return f"{metric.name} {statistics.median(samples):.4g}"
+        return ": ".join(filter(None, (self.outcome, self.reason)))
 
     def report(self, case: Case, device_key: str, report: Reporter) -> None:
         """Report one measurement per metric."""

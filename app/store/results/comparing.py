@@ -26,7 +26,7 @@ from app.errors import Conflict, FieldError, InvalidRequest
 from app.layout import ARROW, case_text, in_use
 from app.specs import KINDS, Scalar, spec_adapter
 from app.states import VERDICTS
-from app.store.baselines import cases_of_baseline
+from app.store.baseline_rows import cases_of_baseline
 from app.store.engine import Database
 from app.store.public import finite
 from app.store.results import choosing, circumstances, judging

@@ -508,7 +508,7 @@ def test_memory_counts_from_before_the_model_and_after_what_forks_have_imported(
         return memory.HostMemory()
 
     monkeypatch.setattr(memory, "memory_meter", meter)
-    spec = BenchmarkSpec(model=MODEL, mode="forward", device="cpu")
+    spec = BenchmarkSpec(model=MODEL, context_length=8, device="cpu")
     device, build_model = _training.prepare(spec)
 
     def build() -> torch.nn.Module:

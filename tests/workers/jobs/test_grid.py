@@ -132,6 +132,14 @@ def test_what_happens_to_a_cell_is_its_outcome_and_no_others(tmp_path: Path) -> 
     ]
 
 
+def test_each_finished_cell_is_told_with_its_first_number_or_its_reason(tmp_path: Path) -> None:
+    report = run(tmp_path, "fine", "failed")
+    assert report.cells == [
+        (1, 2, "cell that is fine, of two sentences", "ok", "ring_ms 1.5"),
+        (2, 2, "cell that is failed, of two sentences", "failed", "failed: ValueError: the ring is a pineapple"),
+    ]
+
+
 def test_several_devices_are_in_the_environment_and_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watched = []
     monitor = _grid_monitor(watched)

@@ -1,0 +1,142 @@
+"""docs/recipes.md, executed: its commands run in their order, and print what the page says but for the numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import resource
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from app.cli.commands import cli
+
+PAGE = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
+SKIPPED = "…"
+JOBS_MEMORY = 384 << 20
+"""Bytes beside those that the warm parent has, as the page says."""
+JOBS = ("show", "compare", "rerun", "download", "baseline", "check")
+"""Commands whose plain numbers are ids of jobs."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command of the page, and the lines that it prints there."""
+
+    command: str
+    expected: tuple[str, ...]
+
+
+def steps() -> Iterator[Step]:
+    for block in re.findall(r"```console\n(.*?)```", PAGE, flags=re.DOTALL):
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            found = re.fullmatch(r"((?:[^\n]*\\\n)*[^\n]*)\n(.*)", part, flags=re.DOTALL)
+            assert found is not None
+            command = " ".join(found[1].replace("\\\n", " ").split())
+            yield Step(command, tuple(found[2].splitlines()))
+
+
+def structure(line: str) -> str:
+    """What has to be the same in every run: the line without numbers, verdicts, marks, and the width of columns."""
+    line = re.sub(r" ?†\d*|\\textsuperscript\{[^}]*\{\}[^}]*\}", "", line)
+    line = re.sub(r"\\textbf\{([^}]*)\}", r"\1", line)
+    line = re.sub(r"\b(in)?valid\b|\bsuspect\b", "VERDICT", line)
+    line = re.sub(r"http://[\d.]+:\d+", "URL", line)
+    line = re.sub(r"@[0-9a-f]{8}\b", "@HASH", line)
+    line = re.sub(r":?-{3,}:?", "---", line)
+    line = re.sub(r"-?\d+(\.\d+)?(e[+-]?\d+)?", "#", line)
+    line = re.sub(r"# ± #|# \$\\pm\$ #", "#", line)
+    line = re.sub(r"(# (ms|s|min|h)\b ?)+(ago)?", "# ", line)
+    return " ".join(line.split())
+
+
+def check_output(step: Step, printed: str) -> None:
+    """Every line of the page is there, in order; "…" stands for any number of others, or for the rest of a line."""
+    actual = [structure(line) for line in printed.splitlines() if line.strip()]
+    at, may_skip = 0, False
+    for line in filter(str.strip, step.expected):
+        if line == SKIPPED:
+            may_skip = True
+            continue
+        wanted = structure(line.removesuffix(SKIPPED))
+        same = str.startswith if line.endswith(SKIPPED) else str.__eq__
+        found = next((index for index, one in enumerate(actual[at:], start=at) if same(one, wanted)), None)
+        assert found is not None, f"{step.command}: no line like {line!r} in\n{printed}"
+        assert may_skip or found == at, f"{step.command}: between the lines of the page there are others:\n{printed}"
+        at, may_skip = found + 1, False
+    assert may_skip or at == len(actual), f"{step.command}: prints more than the page says:\n{printed}"
+
+
+class Ids:
+    """The ids that the shared service gives where the page, on a service of its own, has 1, 2, …"""
+
+    def __init__(self, jobs: int, sweeps: int) -> None:
+        self._before = {"job": jobs, "sweep": sweeps}
+        self._known: dict[tuple[str, int], int] = {}
+
+    def note(self, step: Step, printed: str) -> None:
+        """Learn what a submission became: a search may take another number of jobs than on the page."""
+        for what, number in re.findall(
+            r"^(job|sweep) (\d+) (?:queued|with|searches)", "\n".join(step.expected), re.MULTILINE
+        ):
+            found = re.search(rf"^{what} (\d+) (?:queued|with|searches)", printed, re.MULTILINE)
+            assert found is not None
+            self._known[what, int(number)] = int(found[1])
+
+    def words_of(self, command: str) -> list[str]:
+        """Return the words of a command of the page, with this service's ids."""
+        words = shlex.split(command)[1:]
+        kinds = {index + 1: word[2:] for index, word in enumerate(words) if word in ("--job", "--sweep")}
+        if words[0] in JOBS:
+            kinds |= {index: "job" for index, word in enumerate(words) if word.isdigit()}
+        if words[:2] == ["export", "sweep"]:
+            kinds[2] = "sweep"
+        return [self._moved(kinds[index], int(word)) if index in kinds else word for index, word in enumerate(words)]
+
+    def _moved(self, what: str, number: int) -> str:
+        return str(self._known.get((what, number), number + self._before[what]))
+
+
+def last_id(client: Any, path: str) -> int:
+    found: Sequence[dict[str, int]] = client.get(path, params={"limit": 1}).json()["data"]
+    return found[0]["id"] if found else 0
+
+
+@contextlib.contextmanager
+def little_memory(site: Any) -> Iterator[None]:
+    """Inside, the processes that the worker forks get no more address space than the page says."""
+    (warm,) = (one for one in psutil.Process(site.worker.pid).children() if "warm" in one.cmdline())
+    former = resource.prlimit(warm.pid, resource.RLIMIT_AS)
+    resource.prlimit(warm.pid, resource.RLIMIT_AS, (warm.memory_info().vms + JOBS_MEMORY, former[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(warm.pid, resource.RLIMIT_AS, former)
+
+
+def test_the_recipes(site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (source,) = re.findall(r"`my_attention.py`:\n\n```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    (tmp_path / "my_attention.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    ids = Ids(last_id(site.client, "/jobs"), last_id(site.client, "/sweeps"))
+    environment = {"FLOPWATCH_URL": str(site.client.base_url).rstrip("/")}
+    for step in steps():
+        command, tells_code = re.subn(r"; echo \$\?$", "", step.command)
+        with little_memory(site) if "--fit" in command else contextlib.nullcontext():
+            result = CliRunner().invoke(cli, ids.words_of(command), env=environment)
+        assert tells_code or result.exit_code == 0, f"{step.command}: {result.output}"
+        ids.note(step, result.output)
+        check_output(step, result.output + (f"{result.exit_code}\n" if tells_code else ""))
+    assert "<svg" in (tmp_path / "warm-up.html").read_text()
+    assert [path.name for path in tmp_path.glob("job-*/*")] == ["samples.csv.gz"]
+
+
+def test_there_are_ten_recipes() -> None:
+    assert re.findall(r"^## (\d+)\.", PAGE, flags=re.MULTILINE) == [str(number) for number in range(1, 11)]
+    assert len(list(steps())) >= 15
