@@ -4,21 +4,35 @@
 (A/A), some against the same operation with 3 % more work (A/B). A process is an attention forward pass on one thread.
 The longer sequence makes the work: naive attention takes time in proportion to the length's square, and
 (130 / 128)² = 1.031.
+
+`judge` draws comparisons from those processes, whose order stays: of two that follow each other in a draw, one goes to
+each side, as in a job that measures in turns.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
+import random
+import statistics
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks._shared import host, started_service
+from app.store.results import judging
+from app.store.results.judging import Row
+from app.store.results.sheet import Cell
+from benchmarks._shared import host, print_report, started_service
 from tools.service import submit, wait_for_job
 
 METRIC = "forward_ms"
 SHORT, LONG = 128, 130
 JOB_TIMEOUT_S = 7200.0
+SIZES = (4, 6, 8, 12, 16)
+PILOT = 8
+PLANTED_PERCENT = 3.0
+SEED = 2026
 
 
 def spec(length: int, measure_steps: int) -> dict[str, Any]:
@@ -62,6 +76,128 @@ def gather(path: Path, rounds: int, replicates: int, measure_steps: int) -> None
             print(f"{len(found['processes'])} processes", flush=True)
 
 
+def judge(path: Path, draws: int) -> None:
+    """Draw comparisons from the processes, in which time goes on as in a real one, and print what they find."""
+    found = json.loads(path.read_text())
+    processes = sorted(found["processes"], key=lambda one: (one["job"], one["unit"]))
+    pools = [[one["ms"] for one in processes if one["length"] == length] for length in (SHORT, LONG)]
+    rng = random.Random(SEED)
+    print(f"{len(processes)} processes: {len(pools[0])} with {SHORT} positions, {len(pools[1])} with {LONG}")
+    print(f"gathered on {found['host']}; judged with SciPy {importlib.metadata.version('scipy')}")
+    print_report("Equal sides", [_equal(pools, number, draws, rng) for number in SIZES])
+    print_report(f"{PLANTED_PERCENT:g} % added to the times of one side", [_scaled(pools, draws, rng)])
+    print_report("More work on one side", [_planted(processes, draws, rng)])
+
+
+def _equal(pools: Sequence[Sequence[float]], number: int, draws: int, rng: random.Random) -> dict[str, str]:
+    """Return how often `number` processes of either side, all of one spec, are found to differ."""
+    large = [pool for pool in pools if len(pool) >= 2 * number]
+    weights = [len(pool) for pool in large]
+
+    def some() -> list[float]:
+        """Return processes from anywhere, in the order in which they ran."""
+        (pool,) = rng.choices(large, weights)
+        return [pool[at] for at in sorted(rng.sample(range(len(pool)), 2 * number))]
+
+    def neighbours() -> list[float]:
+        """Return processes that ran one after the other."""
+        (pool,) = rng.choices(large, weights)
+        start = rng.randrange(len(pool) - 2 * number + 1)
+        return list(pool[start : start + 2 * number])
+
+    def in_turns(chosen: Sequence[float]) -> Row:
+        first = rng.randrange(2)
+        return _row(chosen[first::2], chosen[1 - first :: 2])
+
+    def in_blocks(chosen: Sequence[float], *, weighed: bool) -> Row:
+        return _row(chosen[:number], chosen[number:], alternated=not weighed)
+
+    def share(draw: Callable[[], Row]) -> str:
+        return f"{sum(_differs(draw()) for _ in range(draws)) / draws:.1%}"
+
+    return {
+        "processes of a side": str(number),
+        "draws": f"{draws} each",
+        "in turns, from anywhere": share(lambda: in_turns(some())),
+        "in turns, neighbours": share(lambda: in_turns(neighbours())),
+        "one side after the other": share(lambda: in_blocks(neighbours(), weighed=False)),
+        "the same, drift weighed": share(lambda: in_blocks(neighbours(), weighed=True)),
+    }
+
+
+def _scaled(pools: Sequence[Sequence[float]], draws: int, rng: random.Random) -> dict[str, str]:
+    """Return how often a slowdown is found by as many processes as a pilot of PILOT on each side asked for.
+
+    The pilot's processes followed each other; the others are drawn with replacement, since there may be too few. The
+    slowdown is put on the measured times.
+    """
+    slower = 1 + PLANTED_PERCENT / 100
+    hits = equal = 0
+    asked = []
+    for _ in range(draws):
+        (pool,) = rng.choices(pools, [len(pool) for pool in pools])
+        start = rng.randrange(len(pool) - 2 * PILOT + 1)
+        pilot = pool[start : start + 2 * PILOT]
+        wanted = _row(pilot[::2], [slower * time for time in pilot[1::2]]).replicates_for(PLANTED_PERCENT)
+        assert wanted is not None
+        asked.append(wanted)
+        one, other = rng.choices(pool, k=wanted), rng.choices(pool, k=wanted)
+        hits += _row(one, [slower * time for time in other]).finding == "worse"
+        equal += _differs(_row(one, other))
+    deciles = statistics.quantiles(asked, n=10)
+    return {
+        "pilots": f"{draws} of {PILOT} processes a side",
+        f"asked for {PLANTED_PERCENT:g} %, median (10 … 90 %)": (
+            f"{statistics.median(asked):g} ({deciles[0]:.0f} … {deciles[-1]:.0f})"
+        ),
+        "found worse": f"{hits / draws:.1%}",
+        "without the slowdown": f"{equal / draws:.1%}",
+    }
+
+
+def _planted(processes: Sequence[dict[str, Any]], draws: int, rng: random.Random) -> dict[str, str]:
+    """Return how often the planted work is found by as many processes as a pilot of 8 turns asked for."""
+    by_turn = {(one["job"], one["unit"]): one for one in processes}
+    pairs = [
+        (one["ms"], other["ms"])
+        for (job, unit), one in by_turn.items()
+        if unit % 2 == 0 and (other := by_turn.get((job, unit + 1))) and one["length"] != other["length"]
+    ]
+    ratio = statistics.median(other for _, other in pairs) / statistics.median(one for one, _ in pairs)
+    hits, asked, too_many = 0, [], 0
+    for _ in range(draws):
+        start = rng.randrange(len(pairs) - PILOT + 1)
+        wanted = _of_pairs(pairs[start : start + PILOT]).replicates_for(PLANTED_PERCENT)
+        if wanted is None or wanted > len(pairs):
+            too_many += 1
+            continue
+        asked.append(wanted)
+        hits += _of_pairs([pairs[at] for at in sorted(rng.sample(range(len(pairs)), wanted))]).finding == "worse"
+    return {
+        "turns": str(len(pairs)),
+        "ratio of all": f"{ratio:.4f}",
+        "pilots": f"{draws} of {PILOT} turns",
+        f"asked for {PLANTED_PERCENT:g} %, median": f"{statistics.median(asked):g}" if asked else "–",
+        "asked for more than there are": f"{too_many / draws:.1%}",
+        "found worse": f"{hits / len(asked):.1%}" if asked else "–",
+    }
+
+
+def _of_pairs(pairs: Sequence[tuple[float, float]]) -> Row:
+    return _row([one for one, _ in pairs], [other for _, other in pairs])
+
+
+def _row(baseline: Sequence[float], candidate: Sequence[float], *, alternated: bool = True) -> Row:
+    """Judge one metric, as a comparison that asks for this metric alone does."""
+    cells = (Cell(baseline[0], None, len(baseline), "ok"), Cell(candidate[0], None, len(candidate), "ok"))
+    row = Row("", METRIC, "ms", cells, (None, None), list(baseline), list(candidate))
+    return judging.judge([row], METRIC, alternated=alternated, asked=(METRIC,))[0]
+
+
+def _differs(row: Row) -> bool:
+    return row.finding in ("better", "worse")
+
+
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -71,8 +207,14 @@ def main() -> None:
     gathering.add_argument("--rounds", type=int, default=10)
     gathering.add_argument("--replicates", type=int, default=12)
     gathering.add_argument("--measure-steps", type=int, default=1000)
+    judging_ = commands.add_parser("judge", help="draw comparisons from them")
+    judging_.add_argument("file", type=Path)
+    judging_.add_argument("--draws", type=int, default=1000)
     arguments = parser.parse_args()
-    gather(arguments.file, arguments.rounds, arguments.replicates, arguments.measure_steps)
+    if arguments.command == "gather":
+        gather(arguments.file, arguments.rounds, arguments.replicates, arguments.measure_steps)
+    else:
+        judge(arguments.file, arguments.draws)
 
 
 if __name__ == "__main__":

@@ -146,9 +146,17 @@ def variants() -> Iterator[Spec]:
     yield {**TRAINING, "model": {"size": "2.7b"}, "batch_size": 64, "context_length": 2048}
 
 
+LIBRARY_SHAPES = (
+    *((1, 16, 16384, 64, True), (1, 16, 16384, 128, True), (2, 32, 32768, 128, True)),
+    *((4, 16, 4096, 64, True), (4, 16, 4096, 128, False), (2, 32, 8192, 256, True)),
+    *((4, 32, 2048, 80, True), (8, 16, 1024, 64, True), (4, 25, 512, 64, True)),
+)
+"""(batch, heads, length, head dimension, causal)."""
+
+
 def libraries() -> Iterator[Spec]:
-    """Jobs that compare our attention to the libraries': causal, bfloat16."""
-    for batch, heads, length, head_dim in ((1, 16, 16384, 64), (1, 16, 16384, 128), (4, 16, 4096, 64)):
+    """Jobs that compare our attention to the libraries', in bfloat16."""
+    for batch, heads, length, head_dim, causal in LIBRARY_SHAPES:
         yield {
             **ATTENTION,
             "implementations": ["sdpa_flash", "flex", "sdpa_cudnn", "triton"],
@@ -157,7 +165,7 @@ def libraries() -> Iterator[Spec]:
             "sequence_lengths": [length],
             "head_dims": [head_dim],
             "dtypes": ["bf16"],
-            "causal": [True],
+            "causal": [causal],
             "measure_steps": 31,
         }
 
@@ -233,7 +241,7 @@ TABLES = {
         "Attention",
         list(libraries()),
         ("batch_size", "num_heads", "sequence_length", "head_dim", "implementation"),
-        (*PASSES, "tflops"),
+        (*PASSES, "tflops", "host_us"),
     ),
     "memory": Table(
         "Memory, 2.7b",

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import http.client
 import itertools
 import json
@@ -31,6 +32,7 @@ from app.main import ROUTERS, create_app
 from app.settings import Settings
 from app.store import tables
 from app.store.engine import Database, open_database
+from app.web import pages
 from benchmarks._shared import BATCH, copy_jobs, copy_rows, percentiles, print_report, started_service
 from tools.service import submit
 
@@ -41,6 +43,7 @@ ALONE = {**BODY, "labels": {**BODY["labels"], "run": "alone"}}
 SOME = 20
 """1 job in so many has failed, and has the label "team:some"."""
 METRICS = ("forward_ms", "backward_ms", "optimizer_ms", "step_ms", "tokens_per_s", "tflops", "peak_memory_mib")
+SOURCE = b"def attention(q, k, v, is_causal=False):\n    return v\n"
 SWEEP = {"base": TINY, "grid": {"seed": list(range(2)), "context_length": [64, 128]}}
 SIDE = 100
 """Values on each of the two axes of the large sweep."""
@@ -80,6 +83,7 @@ class Request:
     path: Callable[[], str]
     title: str = ""
     body: Any = None
+    """JSON, or a text, which is sent as it is."""
     headers: Mapping[str, str] = field(default_factory=dict)
     revalidates: bool = False
     """True to send the ETag of the round before."""
@@ -197,6 +201,23 @@ def reads(filled: Filled) -> list[Request]:
         Request("GET /ui/jobs/{job_id}", at(f"/ui/jobs/{large}"), title="large"),
         Request("GET /ui/jobs/{job_id}", at(f"/ui/jobs/{large}"), title="large, unchanged", revalidates=True),
         Request("GET /ui", at(f"/ui?sweep={sweep}"), title="of the sweep"),
+        Request("GET /ui", at("/ui?text=nightly"), title="with a text that all have"),
+        Request("GET /ui", at("/ui?text=nobody"), title="with a text that none has"),
+        Request("GET /ui", at("/ui?since=7d&state=failed"), title="of a week, failed"),
+        Request("GET /ui/jobs/{job_id}", at(f"/ui/jobs/{filled.queued}"), title="queued"),
+        Request("GET /ui/jobs/{job_id}/samples", at(f"/ui/jobs/{done}/samples")),
+        Request("GET /ui/jobs/{job_id}/samples", at(f"/ui/jobs/{large}/samples"), title="large"),
+        Request("GET /ui/jobs/{job_id}/cells", at(f"/ui/jobs/{done}/cells")),
+        Request("GET /ui/jobs/{job_id}/cells", at(f"/ui/jobs/{large}/cells?page=50"), title="large, page 50"),
+        Request("GET /ui/jobs/{job_id}/cells", at(f"/ui/jobs/{large}/cells?sort=metric_3"), title="large, sorted"),
+        Request("GET /ui/new", at("/ui/new")),
+        Request("GET /ui/new", at(f"/ui/new?job={done}"), title="like a job"),
+        Request("GET /ui/new/preview", at("/ui/new/preview?kind=benchmark&spec.context_length=64,128")),
+        Request("GET /ui/jobs/{job_id}/panels", at(f"/ui/jobs/{done}/panels")),
+        Request("GET /ui/jobs/{job_id}/panels", at(f"/ui/jobs/{large}/panels"), title="large"),
+        Request("GET /ui/jobs/{job_id}/plots/{name}", at(f"/ui/jobs/{done}/plots/phases")),
+        Request("GET /ui/jobs/{job_id}/explore", at(f"/ui/jobs/{done}/explore?table=none"), title="none: 404"),
+        Request("GET /ui/jobs/{job_id}/stacks", at(f"/ui/jobs/{done}/stacks"), title="none: 404"),
         Request("GET /sweeps/{sweep_id}", at(f"/sweeps/{sweep}")),
         Request("GET /ui/sweeps/{sweep_id}", at(f"/ui/sweeps/{sweep}")),
         Request("GET /ui/sweeps/{sweep_id}", at(f"/ui/sweeps/{sweep}"), title="unchanged", revalidates=True),
@@ -212,11 +233,26 @@ def reads(filled: Filled) -> list[Request]:
         Request("GET /ui/tables", at(f"/ui/tables?job={done}&pivot=context_length"), title="of a job, pivoted"),
         Request("GET /ui/compare", at("/ui/compare"), title="nothing chosen"),
         Request("GET /ui/compare", at(f"/ui/compare?job={done}&job={done + 3}"), title="two jobs"),
+        Request("GET /jobs/{job_id}/export", at(f"/jobs/{done}/export")),
+        Request("GET /sweeps/{sweep_id}/export", at(f"/sweeps/{sweep}/export")),
+        Request("GET /compare/export", at(f"/compare/export?baseline={done}&candidate={done + 3}")),
+        Request("GET /baselines", at("/baselines")),
+        Request("GET /baselines/{name}", at("/baselines/none"), title="none: 404"),
+        Request("GET /files/{sha256}", at(f"/files/{hashlib.sha256(SOURCE).hexdigest()}")),
         Request("GET /ui/compare/add", at(f"/ui/compare/add?job={done}+{large}")),
         Request("GET /tables", at(f"/tables?job={done}"), title="of a job"),
         Request("GET /tables", at(f"/tables?sweep={sweep}"), title="of the sweep"),
         Request("GET /tables", at(f"/tables?job={large}"), title="of the large job"),
         Request("GET /tables", at("/tables?kind=benchmark"), title="of all jobs: refused"),
+        Request(
+            "GET /tables", at(f"/tables?sweep={sweep}&sort=step_ms&limit=50"), title="of the sweep, sorted, 50 rows"
+        ),
+        Request("GET /jobs/{job_id}/export", at(f"/jobs/{done}/export")),
+        Request("GET /jobs/{job_id}/export", at(f"/jobs/{large}/export"), title="of the large job"),
+        Request("GET /sweeps/{sweep_id}/export", at(f"/sweeps/{sweep}/export")),
+        Request(
+            "GET /compare/export", at(f"/compare/export?baseline={done}&candidate={done}"), title="a job with itself"
+        ),
         Request("GET /compare", at(f"/compare?baseline={done}&candidate={done}"), title="a job with itself"),
         Request("GET /compare", at(f"/compare?baseline={large}&candidate={large}"), title="the large with itself"),
         Request("GET /queue/places", at(f"/queue/places?job={filled.queued}"), title="of a queued job"),
@@ -233,6 +269,10 @@ def writes(filled: Filled, fresh: Callable[[str, Any], int]) -> list[Request]:
         Request("POST /ui/jobs/{job_id}/cancel", lambda: f"/ui/jobs/{fresh('/jobs', BODY)}/cancel", headers=FORM),
         Request("POST /jobs/{job_id}/retry", at(f"/jobs/{done}/retry"), title="of a succeeded job: 409"),
         Request("POST /ui/jobs/{job_id}/retry", at(f"/ui/jobs/{done}/retry"), title="409", headers=FORM),
+        Request("POST /ui/jobs/{job_id}/rerun", at(f"/ui/jobs/{done}/rerun"), headers=FORM),
+        Request("POST /ui/jobs/cancel", at("/ui/jobs/cancel"), body=f"job={done}", title="a job", headers=FORM),
+        Request("POST /ui/demo", at("/ui/demo"), title="4 jobs", headers=FORM),
+        Request("POST /ui/new", at("/ui/new"), body="kind=benchmark&spec.model.size=tiny", headers=FORM),
         Request("POST /sweeps/{sweep_id}/cancel", lambda: f"/sweeps/{fresh('/sweeps', SWEEP)}/cancel"),
         Request(
             "POST /ui/sweeps/{sweep_id}/cancel", lambda: f"/ui/sweeps/{fresh('/sweeps', SWEEP)}/cancel", headers=FORM
@@ -240,6 +280,9 @@ def writes(filled: Filled, fresh: Callable[[str, Any], int]) -> list[Request]:
         Request("POST /ui/sweeps/{sweep_id}/resume", at(f"/ui/sweeps/{sweep}/resume"), title="409", headers=FORM),
         Request("POST /sweeps/{sweep_id}/resume", at(f"/sweeps/{sweep}/resume"), title="nothing to resume: 409"),
         Request("DELETE /jobs/{job_id}", lambda: f"/jobs/{next(filled.deletable)}"),
+        Request("PUT /files/{sha256}", at(f"/files/{hashlib.sha256(SOURCE).hexdigest()}"), body=SOURCE),
+        Request("PUT /baselines/{name}", at("/baselines/latencies"), body={"job": done}),
+        Request("DELETE /baselines/{name}", at("/baselines/none"), title="none: 404"),
         Request("PUT /queue/paused", at("/queue/paused"), body={"kinds": []}),
         Request("POST /jobs/cancel", at("/jobs/cancel?label=suite:none"), title="none matches"),
         Request("DELETE /jobs", at("/jobs?label=suite:none"), title="none matches"),
@@ -249,9 +292,11 @@ def writes(filled: Filled, fresh: Callable[[str, Any], int]) -> list[Request]:
 def routes_of(app: FastAPI) -> set[str]:
     """Return every route as "METHOD /path", but HEAD, which follows from GET."""
     found: set[str] = set()
-    for route in [*app.routes, *(route for module in ROUTERS for route in module.router.routes)]:
+    routes = [("", route) for route in [*app.routes, *(route for module in ROUTERS for route in module.router.routes)]]
+    routes += [(pages.PREFIX, route) for module in pages.MODULES for route in module.router.routes]
+    for prefix, route in routes:
         path, methods = getattr(route, "path", None), getattr(route, "methods", None) or ()
-        plain = re.sub(r":\w+}", "}", str(path))  # {name:path}
+        plain = prefix + re.sub(r":\w+}", "}", str(path))  # {name:path}
         found |= {f"{method} {plain}" for method in methods if method not in ("HEAD", "OPTIONS")}
     return found
 
@@ -266,7 +311,10 @@ class Client:
 
     def send(self, method: str, path: str, body: Any, headers: Mapping[str, str]) -> tuple[int, bytes, str | None]:
         """Return status, body and ETag of the answer. Raises RuntimeError for a fault of the server."""
-        encoded = None if body is None else json.dumps(body).encode()
+        if body is None or isinstance(body, bytes):
+            encoded = body
+        else:
+            encoded = (body if isinstance(body, str) else json.dumps(body)).encode()
         kind = {} if body is None else {"Content-Type": "application/json"}
         self._connection.request(method, path, encoded, {**kind, **headers})
         with self._connection.getresponse() as response:
@@ -285,7 +333,10 @@ def measure(client: Client, server: psutil.Process, request: Request, rounds: in
     samples: list[float] = []
     tag: str | None = None
     begin = time.perf_counter()
+    busy_s = 0.0
     for number in range(rounds + 1):
+        if number == 1:
+            busy_s = _processor_s(server)
         path = request.path()
         headers = {**request.headers, **({"If-None-Match": tag} if request.revalidates and tag else {})}
         start = time.perf_counter()
@@ -294,16 +345,24 @@ def measure(client: Client, server: psutil.Process, request: Request, rounds: in
             samples.append(1000 * (time.perf_counter() - start))
         if len(samples) >= 2 and time.perf_counter() - begin > budget_s:
             break
+    busy_s = _processor_s(server) - busy_s
     p50, p99 = percentiles(samples, 50, 99)
     return {
         "request": f"`{method} {route}`" + (f", {request.title}" if request.title else ""),
         "p50, ms": p50,
         "p99, ms": p99,
+        "CPU, ms": f"{1000 * busy_s / len(samples):.0f}",
         "times": str(len(samples)),
         "status": str(status),
         "answer, KiB": f"{len(content) / 1024:.1f}",
         "server, MiB": f"{server.memory_info().rss / 2**20:.0f}",
     }
+
+
+def _processor_s(server: psutil.Process) -> float:
+    """Return the processor time of the server so far. Unlike latencies it hardly depends on what else the host does."""
+    times = server.cpu_times()
+    return float(times.user + times.system)
 
 
 def run(size: Size, rounds: int, budget_s: float) -> tuple[list[dict[str, str]], str]:

@@ -35,6 +35,9 @@ TIMEOUT_S = 60.0
 PAUSE_S = 0.01
 """Seconds between two writes beside a large finish: others write now and then."""
 SPEC = BenchmarkSpec()
+CONTEXT = multiprocessing.get_context("forkserver")
+"""Workers are processes of their own, forked from one that has imported this module and done nothing else."""
+CONTEXT.set_forkserver_preload(["benchmarks.store_throughput"])
 OFFER = Offer(kinds=frozenset({SPEC.kind}), capabilities=SPEC.requirements(), total_gpus=0, free_gpus=0, idle=True)
 
 
@@ -120,10 +123,9 @@ def claims(folder: Path, number: int, processes: int) -> list[Row]:
 
 def run_claimants(url: str, processes: int, finish: bool) -> tuple[float, list[float]]:
     """Return the seconds from when all processes are ready until the queue is empty, and the seconds of each claim."""
-    context = multiprocessing.get_context("spawn")
-    start = context.Barrier(processes + 1)
-    results: multiprocessing.Queue[list[float]] = context.Queue()
-    workers = [context.Process(target=claim_all, args=(url, finish, start, results)) for _ in range(processes)]
+    start = CONTEXT.Barrier(processes + 1)
+    results: multiprocessing.Queue[list[float]] = CONTEXT.Queue()
+    workers = [CONTEXT.Process(target=claim_all, args=(url, finish, start, results)) for _ in range(processes)]
     for worker in workers:
         worker.start()
     start.wait(START_TIMEOUT_S)
@@ -166,14 +168,13 @@ def latency(folder: Path, queued: int, number: int) -> list[Row]:
 
 def beside_a_large_finish(folder: Path, number: int) -> list[Row]:
     """Submit and renew, one after the other, while another process finishes a job with many measurements."""
-    context = multiprocessing.get_context("spawn")
     with opened(folder) as database:
         queue = Queue(database)
         fill(queue, 2)
         claim = queue.claim("bystander", OFFER)
         assert claim is not None
-        start, seconds = context.Barrier(2), context.SimpleQueue()
-        finisher = context.Process(target=finish_large, args=(database.url, number, start, seconds))
+        start, seconds = CONTEXT.Barrier(2), CONTEXT.SimpleQueue()
+        finisher = CONTEXT.Process(target=finish_large, args=(database.url, number, start, seconds))
         finisher.start()
         start.wait(START_TIMEOUT_S)
         waits: dict[str, list[float]] = {"submission": [], "renewal": []}

@@ -154,14 +154,10 @@ class _Direct:
             return None
         launcher = getattr(compiled, "run", None)
         raw = getattr(launcher, "launch", None)
-        if isinstance(raw, types.FunctionType):  # it makes descriptors, and calls the one that is meant
-            inside = dict(zip(raw.__code__.co_freevars, raw.__closure__ or (), strict=True)).get("launcher")
-            raw = None if inside is None else inside.cell_contents
-        if (
-            not isinstance(raw, types.BuiltinFunctionType)
-            or launcher.global_scratch_size
-            or launcher.profile_scratch_size
-        ):
+        if isinstance(raw, types.FunctionType) and "launcher" in raw.__code__.co_freevars:
+            # It makes descriptors of tensors, and calls the one that is meant.
+            raw = (raw.__closure__ or ())[raw.__code__.co_freevars.index("launcher")].cell_contents
+        if launcher is None or not callable(raw) or launcher.global_scratch_size or launcher.profile_scratch_size:
             return None
         windows = sum(isinstance(argument, Window) for argument in arguments)
         metas = getattr(compiled.metadata, "tensordesc_meta", None) or ()
@@ -207,7 +203,8 @@ class _Place:
     padding = "zero"
 
     def __init__(self, window: Window, address: int) -> None:
-        self.base, self.shape, self.strides, self._address = self, window.shape, window.strides, address
+        self.base, self._address = self, address
+        self.shape, self.strides = list(window.shape), list(window.strides)
 
     def data_ptr(self) -> int:
         return self._address

@@ -161,7 +161,7 @@ def _taking_several(route: Any) -> frozenset[str]:
     parameters = route.dependant.query_params if isinstance(route, APIRoute) else []
     found = set()
     for parameter in parameters:
-        model = parameter.field_info.annotation
+        model: Any = parameter.field_info.annotation
         is_model = isinstance(model, type) and issubclass(model, BaseModel)
         fields = model.model_fields if is_model else {parameter.alias: parameter.field_info}
         found |= {field.alias or name for name, field in fields.items() if _is_list(field.annotation)}

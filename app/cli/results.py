@@ -26,58 +26,75 @@ TableStatistic = enum.StrEnum("TableStatistic", {name: name for name in get_args
 MARKDOWN = TableFormat("markdown")
 
 
+Sweeps = Annotated[
+    list[int] | None,
+    typer.Option(metavar="ID", help="Jobs of this sweep; may be repeated.", autocompletion=completing.sweep_ids),
+]
+Jobs = Annotated[
+    list[int] | None,
+    typer.Option(
+        metavar="ID", help="This job, beside those of --sweep; may be repeated.", autocompletion=completing.job_ids
+    ),
+]
+Kinds = Annotated[
+    list[str] | None,
+    typer.Option(help="Only jobs of this kind; repeat it for several.", autocompletion=completing.kinds),
+]
+Since = Annotated[
+    str | None, typer.Option(metavar="WHEN", help="Finished since: 7d, 12h, 90min, 2026-03-01, or a time.")
+]
+Until = Annotated[str | None, typer.Option(metavar="WHEN", help="Finished before.")]
+Rows = Annotated[str | None, typer.Option(metavar="NAMES", help="Coordinates that make the rows.")]
+Columns = Annotated[
+    str | None, typer.Option(metavar="NAMES", help="Metrics that make the columns; `all` for every one.")
+]
+StatisticOption = Annotated[TableStatistic | None, typer.Option(help="Of the samples; by default the mean.")]
+Pivot = Annotated[str | None, typer.Option(metavar="COORDINATE", help="Make this coordinate's values columns.")]
+RelativeTo = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="COORDINATE=VALUE", help="Say how many times faster each row is than the one with this coordinate."
+    ),
+]
+Best = Annotated[bool, typer.Option("--best", help="Stress the best cell of each column.")]
+Links = Annotated[bool, typer.Option("--links", help="Show the job of each row, with its address.")]
+OwnTable = Annotated[
+    str | None, typer.Option(help="Instead of measurements, this table of one job; `flopwatch show` lists them.")
+]
+Sort = Annotated[str | None, typer.Option(metavar="COLUMN", help="Sort by this column; -COLUMN: descending.")]
+Limit = Annotated[int | None, typer.Option(min=1, help="At most so many rows.")]
+UnitIndex = Annotated[int | None, typer.Option(min=0, metavar="INDEX", help="With --name: rows of this unit.")]
+Caption = Annotated[str | None, typer.Option(help="The table's title.")]
+LatexLabel = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The name by which LaTeX's \\ref finds the table.")
+]
+TableFormatOption = Annotated[TableFormat, typer.Option("--format", help="How to write it.")]
+
+
 @with_server
 def table(
     server: Flopwatch,
     *,
-    sweep: Annotated[
-        list[int] | None,
-        typer.Option(metavar="ID", help="Jobs of this sweep; may be repeated.", autocompletion=completing.sweep_ids),
-    ] = None,
-    job: Annotated[
-        list[int] | None,
-        typer.Option(
-            metavar="ID", help="This job, beside those of --sweep; may be repeated.", autocompletion=completing.job_ids
-        ),
-    ] = None,
-    kind: Annotated[
-        list[str] | None,
-        typer.Option(help="Only jobs of this kind; repeat it for several.", autocompletion=completing.kinds),
-    ] = None,
+    sweep: Sweeps = None,
+    job: Jobs = None,
+    kind: Kinds = None,
     label: Label = None,
-    since: Annotated[
-        str | None, typer.Option(metavar="WHEN", help="Finished since: 7d, 12h, 90min, 2026-03-01, or a time.")
-    ] = None,
-    until: Annotated[str | None, typer.Option(metavar="WHEN", help="Finished before.")] = None,
-    rows: Annotated[str | None, typer.Option(metavar="NAMES", help="Coordinates that make the rows.")] = None,
-    columns: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Metrics that make the columns; `all` for every one.")
-    ] = None,
-    statistic: Annotated[TableStatistic | None, typer.Option(help="Of the samples; by default the mean.")] = None,
-    pivot: Annotated[
-        str | None, typer.Option(metavar="COORDINATE", help="Make this coordinate's values columns.")
-    ] = None,
-    relative_to: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="COORDINATE=VALUE", help="Say how many times faster each row is than the one with this coordinate."
-        ),
-    ] = None,
-    best: Annotated[bool, typer.Option("--best", help="Stress the best cell of each column.")] = False,
-    links: Annotated[bool, typer.Option("--links", help="Show the job of each row, with its address.")] = False,
-    name: Annotated[
-        str | None, typer.Option(help="Instead of measurements, this table of one job; `flopwatch show` lists them.")
-    ] = None,
-    sort: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Sort by this column; -COLUMN: descending.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="At most so many rows.")] = None,
-    unit: Annotated[int | None, typer.Option(min=0, metavar="INDEX", help="With --name: rows of this unit.")] = None,
-    caption: Annotated[str | None, typer.Option(help="The table's title.")] = None,
-    latex_label: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The name by which LaTeX's \\ref finds the table.")
-    ] = None,
-    output_format: Annotated[TableFormat, typer.Option("--format", help="How to write it.")] = MARKDOWN,
+    since: Since = None,
+    until: Until = None,
+    rows: Rows = None,
+    columns: Columns = None,
+    statistic: StatisticOption = None,
+    pivot: Pivot = None,
+    relative_to: RelativeTo = None,
+    best: Best = False,
+    links: Links = False,
+    name: OwnTable = None,
+    sort: Sort = None,
+    limit: Limit = None,
+    unit: UnitIndex = None,
+    caption: Caption = None,
+    latex_label: LatexLabel = None,
+    output_format: TableFormatOption = MARKDOWN,
 ) -> None:
     """Print a table of measurements, one row per case and one column per metric; or a table that a job's units made."""
     labels = [f"{key}:{value}" for key, value in parse_labels(label or []).items()] or None

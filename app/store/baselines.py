@@ -22,6 +22,7 @@ from app.layout import case_text
 from app.specs import KINDS
 from app.states import FINISHED_STATES
 from app.store import sweeps, tables
+from app.store.baseline_rows import find_baseline
 from app.store.engine import Database
 from app.store.public import checked_id, rfc3339
 from app.store.results.choosing import JOBS_PER_QUERY, recorded_attempts
@@ -29,8 +30,6 @@ from app.store.stored_json import is_unreadable
 from app.store.tables import utc_now
 
 MAX_TITLE = 200
-MAX_NAMED = 5
-"""Most baselines that the error for an unknown one names."""
 
 _baseline, _case = tables.baseline.c, tables.baseline_case.c
 _job, _measurement, _attempt = tables.job.c, tables.measurement.c, tables.attempt.c
@@ -44,15 +43,6 @@ class Kept:
     is_new: bool
     left_out: list[dict[str, Any]]
     """Jobs of the sweep that have no complete results: `job` and `why`."""
-
-
-@dataclass(frozen=True)
-class BaselineCase:
-    """A case of a baseline as one job measured it."""
-
-    case_key: str
-    device_key: str
-    job_id: int
 
 
 class Baselines:
@@ -84,14 +74,14 @@ class Baselines:
                 part = tuple_(_case.case_key, _case.device_key).in_(replaced[start : start + JOBS_PER_QUERY])
                 connection.execute(delete(tables.baseline_case).where(_case.baseline == name, part))
             connection.execute(insert(tables.baseline_case), [{"baseline": name, **row} for row in cases])
-            found = _public(connection, [_find(connection, name)])[0]
+            found = _public(connection, [find_baseline(connection, name)])[0]
         left_out = [{"job": row.id, "why": _why(row)} for row in rows if row.state != "succeeded"]
         return Kept(found, is_new, left_out)
 
     def get(self, name: str) -> dict[str, Any]:
         """Return a baseline with its cases. Raises NotFound."""
         with self._database.read() as connection:
-            found = _public(connection, [_find(connection, name)])[0]
+            found = _public(connection, [find_baseline(connection, name)])[0]
             query = select(tables.baseline_case, _job.kind).join(tables.job, _job.id == _case.job_id)
             rows = connection.execute(query.where(_case.baseline == name).order_by(_case.job_id, _case.case_key))
             cases: dict[tuple[str, str], dict[str, Any]] = {}
@@ -122,30 +112,8 @@ class Baselines:
     def delete(self, name: str) -> None:
         """Delete a baseline; its jobs stay. Raises NotFound."""
         with self._database.write() as connection:
-            _find(connection, name)
+            find_baseline(connection, name)
             connection.execute(delete(tables.baseline).where(_baseline.name == name))
-
-
-def baselines_of(connection: Connection, job_id: int) -> list[str]:
-    """Return the names of the baselines that a job is in."""
-    query = select(_case.baseline).where(_case.job_id == job_id).distinct().order_by(_case.baseline)
-    return list(connection.execute(query).scalars())
-
-
-def cases_of_baseline(connection: Connection, name: str) -> list[BaselineCase]:
-    """Return the cases of a baseline, with their jobs, oldest job first. Raises NotFound."""
-    _find(connection, name)
-    query = select(_case.case_key, _case.device_key, _case.job_id).where(_case.baseline == name)
-    return [BaselineCase(*row) for row in connection.execute(query.order_by(_case.job_id, _case.case_key))]
-
-
-def _find(connection: Connection, name: str) -> Row[Any]:
-    row = connection.execute(select(tables.baseline).where(_baseline.name == name)).one_or_none()
-    if row is None:
-        query = select(_baseline.name).order_by(_baseline.updated_at.desc()).limit(MAX_NAMED)
-        known = ", ".join(connection.execute(query).scalars())
-        raise NotFound(f"There is no baseline {name!r}; {f'there is {known}' if known else 'there is none yet'}.")
-    return row
 
 
 def _touch(connection: Connection, name: str) -> bool:

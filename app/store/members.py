@@ -197,6 +197,11 @@ def _summed_up(job: Any, values: dict[str, Scalar], rows: Sequence[Any]) -> Meas
     return Measured(job.id, values, statistics.fmean(means), statistics.stdev(means), len(means), "ok", validity)
 
 
+def searched(sweep: Mapping[str, Any]) -> list[str]:
+    """Return the path along which the sweep searches for the largest value that fits; none for a plain grid."""
+    return [] if sweep["fit"] is None else [sweep["fit"]["axis"]]
+
+
 def _conditions(sweep: Mapping[str, Any], choice: Choice) -> list[ColumnElement[bool]]:
     found: list[ColumnElement[bool]] = []
     if choice.state is not None:
@@ -212,7 +217,8 @@ def _conditions(sweep: Mapping[str, Any], choice: Choice) -> list[ColumnElement[
 
 
 def _index_on(path: str) -> ColumnElement[int]:
-    return type_coerce(_job.point, JSON)[path].as_integer()
+    index: ColumnElement[int] = type_coerce(_job.point, JSON)[path].as_integer()
+    return index
 
 
 def _sort_key(
@@ -227,7 +233,7 @@ def _sort_key(
     }
     if sort in own:
         return own[sort], members
-    if sort in sweep["grid"]:
+    if sort in (*sweep["grid"], *searched(sweep)):
         return _index_on(sort), members
     named = [
         (row.metric, row.phase)
@@ -239,7 +245,7 @@ def _sort_key(
         if column_name(row.metric, row.phase) == sort
     ]
     if not named:
-        known = ", ".join([*OF_JOBS, *sweep["grid"]])
+        known = ", ".join([*OF_JOBS, *sweep["grid"], *searched(sweep)])
         detail = f"{sort!r} is nothing that these jobs can be sorted by: {known}, or a metric that they measured."
         raise InvalidRequest(detail, errors=(FieldError("/sort", detail),))
     metric, phase = named[0]
@@ -261,4 +267,6 @@ def _values(sweep: Mapping[str, Any], point: Any) -> dict[str, Scalar]:
     """Return the point's value on each path; none of a job of an older Flopwatch, whose point is unknown."""
     if not isinstance(point, dict):
         return {}
-    return {path: values[point[path]] for path, values in sweep["grid"].items() if path in point}
+    found = {path: values[point[path]] for path, values in sweep["grid"].items() if path in point}
+    # On the axis of a search a point has the value itself.
+    return found | {path: point[path] for path in searched(sweep) if path in point}

@@ -28,7 +28,7 @@ from app.specs._fit import Fit
 from app.specs._sweep import expand, member_name
 from app.states import LivingState
 from app.store import fitting, service_settings, staging, submission, sweeps, tables
-from app.store.baselines import baselines_of
+from app.store.baseline_rows import baselines_of
 from app.store.claims import QUEUED, next_job
 from app.store.deleting import delete_jobs
 from app.store.engine import Database

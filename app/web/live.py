@@ -11,7 +11,7 @@ from fastapi import Request
 from fastapi.responses import Response
 
 from app.api.parameters import ETag
-from app.web.templates import render
+from app.web.templates import PLOT_POLICY, render
 
 REVALIDATED = {"Cache-Control": "private, no-cache"}
 
@@ -22,8 +22,10 @@ def page_tag(*parts: str | None) -> ETag:
     return ETag(hashlib.sha256(text.encode()).hexdigest()[:20], weak=True)
 
 
-def unchanged(tag: ETag) -> Response:
-    return Response(status_code=304, headers={"ETag": str(tag), **REVALIDATED})
+def unchanged(tag: ETag, *, plots: bool = False) -> Response:
+    """The answer to a browser that has the page already. It sets the page's policy anew, so it must tell that, too."""
+    policy = {"Content-Security-Policy": PLOT_POLICY} if plots else {}
+    return Response(status_code=304, headers={"ETag": str(tag), **REVALIDATED, **policy})
 
 
 def by_content(request: Request, page: Response) -> Response:

@@ -348,7 +348,7 @@ def ratios(found: Sequence[Ratio]) -> Figure:
         )
     layout = {
         "height": 140 + 26 * len(found),
-        "xaxis": {"title": {"text": "Candidate / baseline, with 95 % confidence interval"}},
+        "xaxis": {"title": {"text": "Candidate / baseline, 95 % interval"}},
         "yaxis": {
             "type": "category",
             "categoryorder": "array",
@@ -656,7 +656,7 @@ def _ordered(values: Iterable[Scalar]) -> list[Scalar]:
     others = [value for value in found if value is not None]
     if len(numbers) != len(others):
         return found
-    return [None] * (len(found) - len(numbers)) + sorted(numbers)
+    return [*([None] * (len(found) - len(numbers))), *sorted(numbers)]
 
 
 def _is_numeric(values: Collection[Scalar]) -> bool:

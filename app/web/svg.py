@@ -101,6 +101,7 @@ class _Axis:
 
     def ticks(self) -> list[tuple[float, str]]:
         """Return pixel and text of each tick."""
+        names: list[tuple[Any, str]]
         if self.type == "category":
             names = [(name, _cut(name, max(MAX_CATEGORY_LABEL, int(self.step / LETTER)))) for name in self.categories]
         elif self.given:

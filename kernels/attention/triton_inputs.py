@@ -81,6 +81,21 @@ def with_heads(*tensors: Tensor) -> list[Tensor]:
     return [tensor if tensor.dim() == 4 else tensor.unsqueeze(1) for tensor in contiguous]
 
 
+def as_autocast_asks(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the inputs in autocast's dtype, if it is on for their device: all but those of float64, which no kernel
+    takes. torch casts those of scaled_dot_product_attention in the same way.
+    """
+    device = q.device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(device)
+    q, k, v = (
+        tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
+        for tensor in (q, k, v)
+    )
+    return q, k, v
+
+
 _HERE = contextlib.nullcontext()
 
 

@@ -17,6 +17,7 @@ from app.layout import (
     doubts,
     duration,
     moment,
+    moment_of,
     notes,
     ran,
     shortened,
@@ -159,3 +160,28 @@ class TestShortened:
     )
     def test_what_fits_stays_as_it_is(self, text: str) -> None:
         assert shortened(text) == text
+
+
+NOW = datetime(2026, 3, 10, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("90min", datetime(2026, 3, 10, 10, 30, tzinfo=UTC)),
+        ("12h", datetime(2026, 3, 10, 0, tzinfo=UTC)),
+        ("7d", datetime(2026, 3, 3, 12, tzinfo=UTC)),
+        ("2w", datetime(2026, 2, 24, 12, tzinfo=UTC)),
+        ("2026-03-01", datetime(2026, 3, 1, tzinfo=UTC)),
+        ("2026-03-01T14:00:00Z", datetime(2026, 3, 1, 14, tzinfo=UTC)),
+        ("2026-03-01T14:00:00+02:00", datetime(2026, 3, 1, 12, tzinfo=UTC)),
+    ],
+)
+def test_moments_as_people_name_them(text: str, moment: datetime) -> None:
+    assert moment_of(text, NOW) == moment
+
+
+@pytest.mark.parametrize("text", ["", "7", "d", "yesterday", "7y", "-7d", "2026-13-01", "999999999w"])
+def test_what_is_no_moment(text: str) -> None:
+    with pytest.raises(ValueError, match=r"such as|year 1"):
+        moment_of(text, NOW)

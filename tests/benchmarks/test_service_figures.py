@@ -19,6 +19,7 @@ import pytest
 
 from benchmarks import idle_cpu, job_overhead, latencies, sse_streams
 from benchmarks.finish_memory import finish
+from tests.forked import ForkedService
 from tools.service import Service
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +42,7 @@ def environment(folder: Path) -> dict[str, str]:
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """The server that the scripts share."""
     folder = tmp_path_factory.mktemp("figures")
-    with Service(folder / "service", environment(folder)) as service:
+    with ForkedService(folder / "service", environment(folder)) as service:
         service.start_server()
         yield service
 

@@ -6,6 +6,7 @@ its policy. `page.goto("/ui")` is relative to the site's address.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
 from tests.acceptance.conftest import Site, site, started_service
 
@@ -68,6 +69,7 @@ def chromium() -> Iterator[Browser]:
     path = shutil.which("chromium")
     if path is None:
         pytest.skip("Debian's package chromium is not installed")
+    expect.set_options(timeout=PATIENCE_MS)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
         yield browser
@@ -83,8 +85,15 @@ def watch(site: Site) -> Watch:
 @pytest.fixture
 def page(chromium: Browser, site: Site, watch: Watch) -> Iterator[Page]:
     """A new browser's only page, 1400 pixels wide."""
+    with watched_page(chromium, str(site.client.base_url), watch) as opened:
+        yield opened
+
+
+@contextlib.contextmanager
+def watched_page(chromium: Browser, url: str, watch: Watch) -> Iterator[Page]:
+    """A new browser's only page, on the site at this address; fails in the end if the page did what it must not."""
     context = chromium.new_context(
-        base_url=str(site.client.base_url),
+        base_url=url,
         viewport={"width": 1400, "height": 900},
         reduced_motion="reduce",  # a colour is judged when it has changed, not while it does
     )

@@ -9,17 +9,12 @@ from playwright.sync_api import Locator, Page, expect
 
 from tests.acceptance.conftest import Site, short_job
 from tests.browser.checks import assert_fits, assert_readable
-from tests.browser.conftest import PATIENCE_MS
+from tests.browser.conftest import PATIENCE_MS, Watch
 from tools.service import submit, wait_for_job, wait_until
 
 pytestmark = pytest.mark.acceptance
 
 PATIENCE_S = PATIENCE_MS / 1000
-
-
-@pytest.fixture(autouse=True)
-def _patience() -> None:
-    expect.set_options(timeout=PATIENCE_MS)
 
 
 def test_jobs_are_listed_followed_and_cancelled(site: Site, page: Page) -> None:
@@ -34,6 +29,10 @@ def test_jobs_are_listed_followed_and_cancelled(site: Site, page: Page) -> None:
     expect(row(page, running).locator(".state")).to_have_text("running")
     row(page, queued).get_by_role("link", name=str(queued), exact=True).click()
     expect(page.locator("article .state").first).to_have_text("queued")
+    page.once("dialog", lambda dialog: dialog.dismiss())
+    page.get_by_role("button", name="Cancel job").click()
+    assert client.get(f"/jobs/{queued}").json()["state"] == "queued", "it asks first"
+    page.once("dialog", lambda dialog: dialog.accept())
     page.get_by_role("button", name="Cancel job").click()
     expect(page.locator("article .state").first).to_have_text("cancelled")
     assert wait_for_job(client, queued)["state"] == "cancelled"
@@ -50,7 +49,7 @@ def test_jobs_are_listed_followed_and_cancelled(site: Site, page: Page) -> None:
     assert_readable(page)
 
     page.goto("/ui?state=succeeded&label=team:a")
-    expect(page.locator("tbody td:first-child a")).to_have_text([str(running)])
+    expect(page.locator("tbody td.id a")).to_have_text([str(running)])
     page.goto("/ui/workers")
     expect(page.locator("main")).to_contain_text("active")
     assert_readable(page)
@@ -82,6 +81,57 @@ def test_a_job_of_many_cells_is_readable(site: Site, page: Page) -> None:
     assert_readable(page)
     page.goto(f"/tables?job={job_id}&format=html")
     assert page.evaluate("document.compatMode") == "CSS1Compat"
+
+
+def test_the_list_keeps_what_a_reader_did_while_it_refreshes(site: Site, page: Page) -> None:
+    ids = [site.client.post("/jobs", json=short_job("gated", name=f"job {n}")).json()["id"] for n in range(2)]
+    page.goto("/ui")
+    page.get_by_label(f"Pick job {ids[0]}").check()
+    expect(page.locator("#picked output")).to_have_text("1 picked")
+    page.get_by_text("More filters").click()
+    page.get_by_label("Label").fill("team:")
+    page.get_by_label("Label").focus()
+    long = "0123456789" * 4
+    newer = site.client.post("/jobs", json=short_job("gated", name=long, labels={"commit": long})).json()["id"]
+    expect(row(page, newer)).to_be_visible()
+    expect(page.get_by_label(f"Pick job {ids[0]}")).to_be_checked()
+    expect(page.get_by_label(f"Pick job {newer}")).not_to_be_checked()
+    expect(page.locator("#more-filters")).to_have_attribute("open", "")
+    expect(page.get_by_label("Label")).to_be_focused()
+    expect(page.get_by_label("Label")).to_have_value("team:")
+    assert_readable(page)
+    page.get_by_label(f"Pick job {ids[1]}").check()
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Cancel jobs").click()
+    for job_id in ids:
+        assert wait_for_job(site.client, job_id)["state"] == "cancelled"
+    assert site.client.get(f"/jobs/{newer}").json()["state"] != "cancelled"
+
+
+def test_a_form_tells_its_problems_its_commands_and_submits(site: Site, page: Page, watch: Watch) -> None:
+    page.goto("/ui/new")
+    assert_readable(page)
+    page.locator("#field-model-size").get_by_text("tiny").click()
+    page.locator("#field-model-size").get_by_text("small").click()
+    page.get_by_label("context_length").fill("64, 128")
+    expect(page.locator("#preview h2")).to_have_text("A sweep of 2 jobs")
+    expect(page.locator("#as-command")).to_have_text(
+        "flopwatch sweep benchmark context_length=64,128 model.size=tiny", use_inner_text=True
+    )
+    page.get_by_label("batch_size").fill("0")
+    expect(page.locator("#problems")).to_contain_text("batch_size: Input should be greater than or equal to 1")
+    watch.expect("422")
+    page.get_by_role("button", name="Submit").click()
+    expect(page.get_by_label("batch_size")).to_have_attribute("aria-invalid", "true")
+    expect(page.locator("#field-batch_size-error-1")).to_contain_text("greater than or equal to 1")
+    expect(page.get_by_label("context_length")).to_have_value("64, 128")
+    assert_readable(page)
+    page.get_by_label("batch_size").fill("1")
+    page.get_by_role("button", name="Submit").click()
+    expect(page).to_have_url(re.compile(r"/ui/sweeps/\d+$"))
+    sweep = site.client.get(page.url.removeprefix(str(site.client.base_url)).replace("ui/", "", 1)).json()
+    assert sweep["grid"] == {"context_length": [64, 128]}
+    assert sweep["base"] == {"kind": "benchmark", "model": {"size": "tiny"}, "batch_size": 1}
 
 
 def test_docs_need_no_other_host(site: Site, page: Page) -> None:

@@ -5,6 +5,7 @@ A server in this process, with results that the test makes up: what is drawn doe
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
+from app.specs import spec_adapter
 from app.store.records import UnitRecord
 from tests.app.conftest import CAPABILITIES, KINDS, Site, record, serving
 from tests.browser.checks import assert_readable
@@ -48,7 +50,7 @@ def finish(
     """Play the worker: finish the next job with a case that follows from its spec."""
     claim = site.worker.claim()
     spec = claim.spec
-    case = {"model": "tiny", "context_length": spec["context_length"], "precision": spec["precision"]}
+    case = dict(spec_adapter.validate_json(json.dumps(spec)).case().coordinates)
     ms = factor * spec["context_length"] / 64 * (0.5 if spec["precision"] == "bf16" else 1.0)
     rows = []
     for unit in range(PROCESSES):
@@ -147,6 +149,11 @@ def test_jobs_are_compared_and_the_first_is_the_baseline(site: PlayedSite, page:
     claim = site.worker.claim_job(other)
     site.worker.finish(claim, measurements=[record("prefill_ms", 1.0, model="tiny", context_length=64)])
 
+    page.goto("/ui")
+    for job in jobs[:2]:
+        page.locator(f"input[name=job][value='{job}']").check()
+    page.get_by_role("button", name="Compare", exact=True).click()
+    expect(page.locator(".sentence")).to_have_count(1)
     page.goto("/ui/compare")
     expect(page.locator("main")).to_contain_text("The first is the baseline")
     page.get_by_label("Jobs, the baseline first").fill(" ".join(map(str, jobs)))

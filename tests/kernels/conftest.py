@@ -55,6 +55,20 @@ def _small_tiles_in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def _without_hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The Triton kernels, also on a device that has others."""
+    from kernels.attention.hopper import launch
+
+    remembered = launch._forward_launch, launch._backward_launches
+    monkeypatch.setattr(launch, "is_here", lambda _device: False)
+    for one in remembered:
+        one.cache_clear()
+    yield
+    for one in remembered:
+        one.cache_clear()
+
+
+@pytest.fixture
 def one_pass(monkeypatch: pytest.MonkeyPatch, _small_tiles_in_the_interpreter: None) -> None:
     """The backward pass of the Triton attention in its one-pass form, wherever that is not the faster one."""
     from kernels.attention import triton_tilings

@@ -19,7 +19,7 @@ from kernels.attention.flash_triton import _forward_operation, flash_attention
 from kernels.tolerance import TF32_TOLERANCE, TOLERANCES, error
 from tests.kernels.flash import DEVICES, DTYPES, Shape, assert_right, check, draw, draw_inputs, exact
 
-pytestmark = pytest.mark.usefixtures("_small_tiles_in_the_interpreter")
+pytestmark = pytest.mark.usefixtures("_small_tiles_in_the_interpreter", "_without_hopper")
 
 SHORT = [
     Shape(1, 2, 2, 33, 33, 16),

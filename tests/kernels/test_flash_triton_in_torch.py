@@ -26,7 +26,7 @@ from kernels.attention import TritonFlashAttention2, triton_inputs, triton_launc
 from kernels.attention.flash_triton import _backward_operation, _forward_operation, flash_attention
 from tests.kernels.flash import DEVICES, Shape, assert_right, check, draw, draw_inputs, exact
 
-pytestmark = pytest.mark.usefixtures("_small_tiles_in_the_interpreter")
+pytestmark = pytest.mark.usefixtures("_small_tiles_in_the_interpreter", "_without_hopper")
 
 
 @pytest.fixture
@@ -222,6 +222,29 @@ def test_devices_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(triton_inputs, "capability", lambda _device: (7, 5))
     with pytest.raises(ValueError, match=r"compute capability 7\.5, and at least 8\.0"):
         triton_inputs.check_device(torch.device("cuda"))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_autocast_casts_as_it_does_for_torchs_own_attention(device: str, rng: random.Random) -> None:
+    inputs = draw_inputs(Shape(1, 1, 1, 20, 20, 16), rng, device=device)
+    mixed = (*inputs[:2], inputs[2].bfloat16())
+    narrow = [tensor.bfloat16().requires_grad_() for tensor in inputs]
+    expected = flash_attention(*narrow, True)
+    right = torch.autograd.grad(expected, narrow, torch.ones_like(expected))
+    for given in (inputs, mixed):
+        leaves = [tensor.detach().requires_grad_() for tensor in given]
+        for function in (flash_attention, TritonFlashAttention2.apply):
+            with torch.autocast(device, torch.bfloat16):
+                out = function(*leaves, True)
+                theirs = torch.nn.functional.scaled_dot_product_attention(*leaves, is_causal=True)
+            assert out.dtype == theirs.dtype == torch.bfloat16
+            assert torch.equal(out, expected)
+            gradients = torch.autograd.grad(out, leaves, torch.ones_like(out))
+            for gradient, leaf, wanted in zip(gradients, leaves, right, strict=True):
+                assert gradient.dtype == leaf.dtype
+                assert torch.equal(gradient, wanted.to(leaf.dtype))
+    with pytest.raises(ValueError, match=r"not torch\.float32, torch\.float32 and torch\.bfloat16"):
+        flash_attention(*mixed, True)
 
 
 def test_tensors_without_data_give_shapes() -> None:

@@ -40,7 +40,7 @@ def test_compiled_attention_agrees_with_eager(device: str) -> None:
 
     q, k, v = (torch.randn(1, 2, 9, 16, device=device, requires_grad=True) for _ in range(3))
     # Half of the time would go into compiling headers beforehand, and into trying what vectors the processor has.
-    with config.patch({"cpp_cache_precompile_headers": False, "cpp.simdlen": 0}):
+    with config.patch({"cpp_cache_precompile_headers": False, "cpp.simdlen": 0, "cpp.vec_isa_ok": False}):
         out = ATTENTION.load("compiled").function(q, k, v, True)
         given = torch.autograd.grad(out.sum(), (q, k, v))
     right = attention(q, k, v, True)

@@ -245,11 +245,16 @@ def _spread(column: Column, coordinate: str, value: Scalar) -> Column:
 def stressed(sheet: Sheet) -> Sheet:
     """Return the sheet with the best cell of each column marked, where a direction is better; an invalid one is not."""
     rows = [list(row) for row in sheet.rows]
+    verdict = sheet.names().index("validity") if not sheet.traces and "validity" in sheet.names() else None
     for index, column in enumerate(sheet.columns):
         direction = _direction(column)
         if direction is None:
             continue
-        cells = [(row[index].value, row) for row in rows if _counts(row[index])]
+        cells = [
+            (row[index].value, row)
+            for row in rows
+            if row[index].value is not None and (row[index].validity if verdict is None else row[verdict]) != "invalid"
+        ]
         if len(cells) < 2:
             continue
         best = (min if direction == "lower" else max)(value for value, _ in cells)
@@ -261,10 +266,6 @@ def stressed(sheet: Sheet) -> Sheet:
 
 def _direction(column: Column) -> str | None:
     return better(column.group or column.name, column.unit) if column.role == "metric" else None
-
-
-def _counts(cell: Cell) -> bool:
-    return cell.value is not None and cell.validity != "invalid"
 
 
 def ordered(sheet: Sheet, sort: str | None) -> Sheet:

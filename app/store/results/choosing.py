@@ -217,11 +217,14 @@ def measurements(
     jobs: Iterable[Row[Any]],
     statistic: Statistic,
     metrics: Collection[str] | None = None,
+    *,
+    limited: bool = True,
 ) -> list[Row[Any]]:
     """Return the measurements of each job's last recorded attempt, job by job, in the order in which they were made.
 
     Each row has `statistic` as `value`, and beside a mean the standard deviation as `std`; `case` is JSON text, the
-    same for all metrics of a case, so that the caller can decode it once. `metrics`: only these; None: all.
+    same for all metrics of a case, so that the caller can decode it once. `metrics`: only these; None: all. `limited`:
+    refuse more than MAX_MEASUREMENTS.
 
     Raises:
         InvalidRequest: there are more than MAX_MEASUREMENTS.
@@ -232,11 +235,12 @@ def measurements(
         query = _of_attempts(statistic, {job_id: recorded[job_id] for job_id in part})
         if metrics is not None:
             query = query.where(_measurement.metric.in_(metrics))
-        found += connection.execute(query.limit(MAX_MEASUREMENTS + 1 - len(found)))
-        if len(found) > MAX_MEASUREMENTS:
+        found += connection.execute(query.limit(MAX_MEASUREMENTS + 1 - len(found)) if limited else query)
+        if limited and len(found) > MAX_MEASUREMENTS:
             raise InvalidRequest(
                 f"The table would have more than {MAX_MEASUREMENTS} measurements: choose fewer jobs, or read each "
-                "job's measurements page by page at /jobs/{id}/measurements."
+                "job's measurements page by page at /jobs/{id}/measurements; or take the table as JSON or CSV, without "
+                "pivot, reference and order, which have no such limit."
             )
     return found
 

@@ -26,7 +26,7 @@ from app.errors import Conflict, FieldError, InvalidRequest
 from app.layout import ARROW, case_text, in_use
 from app.specs import KINDS, Scalar, spec_adapter
 from app.states import VERDICTS
-from app.store import baselines  # the module: it imports this package, too
+from app.store.baseline_rows import cases_of_baseline
 from app.store.engine import Database
 from app.store.public import finite
 from app.store.results import choosing, circumstances, judging
@@ -158,7 +158,7 @@ def compare_with_baseline(
         _check_kinds(others)
         side = _side(connection, "candidate", others)
         side = replace(side, cases=[case for job in others for case in _with_planned(job, side.cases)])
-        kept = baselines.cases_of_baseline(connection, name)
+        kept = cases_of_baseline(connection, name)
         on = {(case.key, case.coordinates.get("device")) for case in side.cases}
         keys = {key for key, _ in on}
         same = {one.case_key for one in kept if (one.case_key, one.device_key) in on}

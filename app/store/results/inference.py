@@ -35,12 +35,18 @@ POWER = 0.8
 FEWEST = 4
 """Fewest processes of each side. With 3, even sides without any overlap have a p-value of 0.1."""
 RESAMPLES = 9999
+FEWEST_RESAMPLES = 999
+MAX_RESAMPLED = 2_000_000
+"""Most values that are drawn for one side's interval: with many processes, fewer resamples do."""
 SEED = 0
 """Seed of the bootstrap: the same samples have the same interval."""
 MAX_EXACT = 60
 """Most processes of a side for which p-values are exact; with more, the normal approximation is as good."""
 MAX_PERMUTATIONS = 20_000
 """Exact p-values of samples with ties need all permutations: at most so many are tried."""
+CAUTION = 0.6
+"""Power is computed with this upper confidence limit of the spread, since a spread of few processes may be too small
+(Browne, Statistics in Medicine 14, 1995)."""
 MEDIAN_VARIANCE = math.pi / 2
 """Variance of the median of a normal sample, in variances of its mean."""
 MAX_REPLICATES = 1_000_000
@@ -99,6 +105,9 @@ def _interval(baseline: Sequence[float], candidate: Sequence[float], resamples: 
     import numpy as np
     from scipy import stats
 
+    largest = max(len(baseline), len(candidate))
+    resamples = min(resamples, max(FEWEST_RESAMPLES, MAX_RESAMPLED // largest))
+
     def ratio(one: Any, other: Any, axis: int = -1) -> Any:
         return np.median(other, axis=axis) / np.median(one, axis=axis)
 
@@ -141,21 +150,39 @@ def smallest_difference(spread: float, baseline: int, candidate: int, alpha: flo
     None if so few processes can find no difference at all, however large.
 
     Args:
-        spread: standard deviation of the logarithms between processes.
+        spread: standard deviation of the logarithms between these processes.
         baseline: number of the baseline's processes.
         candidate: number of the candidate's.
         alpha: the p-value that the test has to reach, before it is adjusted.
     """
     if min(baseline, candidate) < FEWEST or smallest_p_value(baseline, candidate) > alpha:
         return None
-    error = spread * math.sqrt(MEDIAN_VARIANCE * (1 / baseline + 1 / candidate))
+    cautious = spread_limit(spread, baseline + candidate - 2)
+    error = cautious * math.sqrt(MEDIAN_VARIANCE * (1 / baseline + 1 / candidate))
     return math.expm1(_standard_errors(baseline + candidate - 2, alpha) * error)
+
+
+def spread_limit(spread: float, freedom: int) -> float:
+    """Return the upper confidence limit, at CAUTION, of a spread that was estimated with these degrees of freedom."""
+    return spread * _limit(freedom)
+
+
+@functools.cache
+def _limit(freedom: int) -> float:
+    from scipy import stats
+
+    return math.sqrt(freedom / float(stats.chi2.ppf(1 - CAUTION, freedom)))
 
 
 def replicates_for(difference: float, spread: float, alpha: float = ALPHA) -> int | None:
     """Return how many processes each side needs, so that this relative difference is found with probability POWER.
 
-    None if they are more than MAX_REPLICATES. The other arguments are those of `smallest_difference`.
+    None if they are more than MAX_REPLICATES.
+
+    Args:
+        difference: 0.03 is 3 %.
+        spread: standard deviation of the logarithms between processes; of one that was estimated, its `spread_limit`.
+        alpha: as for `smallest_difference`.
     """
     wanted = 2 * MEDIAN_VARIANCE * (spread / math.log1p(difference)) ** 2
     number = FEWEST

@@ -28,7 +28,6 @@ RELEVANT_PERCENT = 5.0
 """Where no difference is found and one larger than this cannot be excluded, the answer is "inconclusive"."""
 DEFAULT_REPLICATES = 8
 MANY_TESTS = 200
-FEWER_RESAMPLES = 999
 
 NOTHING = Estimate(None, None, None, None, None)
 """The estimate where there is nothing to compare."""
@@ -93,7 +92,10 @@ class Row:
         """Return how many processes each side needs to find a difference of so many percent."""
         if self.estimate is None or self.estimate.spread is None:
             return None
-        return inference.replicates_for(percent / 100, self.estimate.spread, self.alpha)
+        freedom = len(self.baseline) + len(self.candidate) - 2
+        return inference.replicates_for(
+            percent / 100, inference.spread_limit(self.estimate.spread, freedom), self.alpha
+        )
 
     @property
     def bound(self) -> float | None:
@@ -230,7 +232,7 @@ def judge(rows: Sequence[Row], headline: str | None, *, alternated: bool, asked:
         asked: the only metrics that are asked for; they share ALPHA. None: all.
     """
     tested = [index for index, row in enumerate(rows) if row.baseline and row.candidate]
-    resamples = inference.RESAMPLES if len(tested) <= MANY_TESTS else FEWER_RESAMPLES
+    resamples = inference.RESAMPLES if len(tested) <= MANY_TESTS else inference.FEWEST_RESAMPLES
     judged = list(rows)
     for index in tested:
         row = rows[index]

@@ -122,15 +122,24 @@ Reasons = Callable[[CaseOfJob], Sequence[Doubt]]
 
 @dataclass(frozen=True)
 class Layout:
-    """How the cases of a table are shown; see `table`."""
+    """How the cases of a table are shown."""
 
     rows: Sequence[str] | None = None
+    """Coordinates to show first, and always; those that vary follow. None: the kind's own."""
     columns: Sequence[str] | None = None
+    """Metrics, named as their columns, in this order; "all" for every one. None: the kind's `table_columns` that
+    somebody has measured; in a pivoted table the first that stands for a case."""
     statistic: Statistic = "mean"
+    """Statistic of the samples, and of the processes if there are several."""
     pivot: str | None = None
+    """The coordinate whose values become columns, for each of the metrics."""
     relative_to: Mapping[str, str] = field(default_factory=dict)
+    """Coordinates of the rows to relate all others to, in a column of their own: {"precision": "fp32"}. Of the metrics
+    in `columns`, or else of the one that stands for a case."""
     best: bool = False
+    """Stress the best cell of each column, in formats for people."""
     links: bool = False
+    """Show people the job of each row; JSON and CSV have it always."""
 
 
 def table(
@@ -154,23 +163,12 @@ def table(
     after: int = 0,
     first: int | None = None,
 ) -> Sheet:
-    """Return the results of finished jobs, in submission order. The first six arguments narrow the choice.
+    """Return the results of finished jobs, in submission order.
 
     Args:
         database: the store.
-        kind: jobs of this kind; of several, only when they are named.
-        sweep, jobs: jobs of one of these sweeps, of which only the latest job of each point counts, and these jobs.
-        labels: jobs with all of these (key, value) pairs.
-        since, until: jobs that finished in this time, `since` included.
-        rows: coordinates to show first, and always; those that vary follow.
-        columns: metrics, named as their columns, in this order; "all" for every one. By default the kind's
-            `table_columns` that somebody has measured; in a pivoted table the first that stands for a case.
-        statistic: statistic of the samples, and of the processes if there are several.
-        pivot: the coordinate whose values become columns, for each of the metrics.
-        relative_to: coordinates of the rows to relate all others to, in a column of their own: {"precision": "fp32"}.
-            Of the metrics in `columns`, or else of the one that stands for a case.
-        best: stress the best cell of each column, in formats for people.
-        links: show people the job of each row; JSON and CSV have it always.
+        kind, sweep, jobs, labels, since, until: which jobs, as choosing.Choice. Several kinds must be named.
+        rows, columns, statistic, pivot, relative_to, best, links: how they are shown, as Layout.
         sort: a column, from its least value to its greatest, or "-column" for the other way round.
         limit, after: at most so many rows, and how many come before them; the notes are of the whole table.
         first: only the beginning of the table: at most so many rows, and fewer if they have very many measurements;
@@ -181,21 +179,13 @@ def table(
         InvalidRequest: no row has this coordinate or metric, the jobs are of several kinds, they are more than
             choosing.MAX_JOBS, or their measurements more than choosing.MAX_MEASUREMENTS.
     """
-    is_cut = False
     with database.read() as connection:
-        chosen = choosing.choose_jobs(
-            connection,
-            kind=kind,
-            sweep=sweep,
-            jobs=jobs,
-            labels=labels,
-            since=since,
-            until=until,
-            first=None if first is None else first + 1,
-        )
+        number = None if first is None else first + 1
+        which = {"kind": kind, "sweep": sweep, "jobs": jobs, "labels": labels, "since": since, "until": until}
+        chosen = choosing.choose_jobs(connection, **which, first=number)  # type: ignore[arg-type]  # they are as above
         if kind is None or isinstance(kind, str):
             refuse_several_kinds(job.kind for job in chosen)
-        measured = None
+        measured, is_cut = None, False
         if first is not None:
             chosen, measured, is_cut = choosing.first_measurements(connection, chosen, statistic)
         part = Part.read(connection, chosen, statistic, measured)
@@ -204,9 +194,7 @@ def table(
         cases, is_cut = cases[:first], is_cut or len(cases) > first
     layout = Layout(rows, columns, statistic, pivot, relative_to, best, links)
     sheet = ordered(_sheet(cases, units, layout, part.why), sort)
-    if limit is not None or after:
-        sheet = page(sheet, limit, after)
-    return replace(sheet, is_cut=is_cut)
+    return replace(page(sheet, limit, after) if limit is not None or after else sheet, is_cut=is_cut)
 
 
 def metric_table(

@@ -95,7 +95,9 @@ def _parts(database: Database, choice: choosing.Choice, plan: Plan) -> Iterator[
             return
         for part in _divided(jobs, sizes):
             with database.read() as connection:
-                read = Part.read(connection, part, plan.statistic)
+                # A part is as large as its largest job, which its agent has bounded.
+                measured = choosing.measurements(connection, part, plan.statistic, limited=False)
+                read = Part.read(connection, part, plan.statistic, measured)
             yield plan.rows(read)
         last = jobs[-1].id
 

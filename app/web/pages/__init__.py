@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from types import ModuleType
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -18,23 +19,24 @@ from app.web.templates import Entry, render, set_navigation
 PREFIX = "/ui"
 
 
-def _walk() -> tuple[APIRouter, list[Entry]]:
-    found = APIRouter(include_in_schema=False)
-    entries: list[Entry] = []
+def _walk() -> list[ModuleType]:
+    found = []
     for module_info in pkgutil.iter_modules(__path__):
         if module_info.name.startswith("_"):
             continue
         module = importlib.import_module(f"{__name__}.{module_info.name}")
         if getattr(module, "router", None) is None:
             raise RuntimeError(f"{module.__name__} must define `router`, an APIRouter")
-        found.include_router(module.router, prefix=PREFIX)
-        if (entry := getattr(module, "NAVIGATION", None)) is not None:
-            entries.append(entry)
-    return found, sorted(entries, key=lambda entry: entry.order)
+        found.append(module)
+    return found
 
 
-router, _entries = _walk()
-set_navigation([*_entries, Entry("API", "/docs", order=1000)])
+MODULES = _walk()
+router = APIRouter(include_in_schema=False)
+for _module in MODULES:
+    router.include_router(_module.router, prefix=PREFIX)
+_entries = [module.NAVIGATION for module in MODULES if hasattr(module, "NAVIGATION")]
+set_navigation(sorted([*_entries, Entry("API", "/docs", order=1000)], key=lambda entry: entry.order))
 
 
 def error_page(request: Request, problem: dict[str, Any]) -> Response | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -30,6 +30,8 @@ SHOWN_ROWS = 200
 """Rows of a comparison that the page shows; a link leads to all of them."""
 SHOWN_OF_PROFILES = 20
 """Rows of each table and phase of a profile, those that changed most."""
+ENOUGH_PROCESSES = 4
+"""Processes on a side from which on their medians make a distribution; of fewer, every sample is drawn."""
 DRAWN_CASES = 24
 """Cases whose distributions stand beside each other, and rows whose ratios do."""
 
@@ -39,12 +41,19 @@ class CompareQuery(StrictQuery):
 
     job: list[Id] = Field(default=[], max_length=MAX_JOBS)
     metric: Annotated[Text | None, BeforeValidator(lambda value: value or None)] = None
+    back: Annotated[str, Field(max_length=2000)] = ""
+    """The query of the list of jobs in which they were picked."""
+
+
+class AddQuery(StrictQuery):
+    job: list[Text] = Field(default=[], max_length=100)
+    """Ids, each parameter with one or several, separated by spaces or commas."""
 
 
 @router.get("/compare/add")
-def add(request: Request) -> Response:
+def add(query: Annotated[AddQuery, Query()]) -> Response:
     """Where the form that takes ids in one field sends them: answers with the page of those jobs."""
-    texts = [part for value in request.query_params.getlist("job") for part in re.split(r"[\s,]+", value) if part]
+    texts = [part for value in query.job for part in re.split(r"[\s,]+", value) if part]
     wrong = [text for text in texts if not (text.isascii() and text.isdecimal())]
     if wrong:
         detail = f"{wrong[0]!r} is no id of a job: ids are numbers, such as 17."
@@ -69,11 +78,12 @@ def compare(request: Request, services: CurrentServices, query: Annotated[Compar
         plots=True,
         jobs=[{**job, "links_to": _links(ids, at)} for at, job in enumerate(jobs)],
         ids=ids,
+        list_of_jobs="/ui" + (f"?{query.back}" if query.back else ""),
         alone=len(jobs) == 1 and not jobs[0]["holds_both"],
         comparisons=comparisons,
         metrics=metrics,
         metric=metric,
-        distributions=_distributions(comparisons, metric) if metric else None,
+        distributions=_distributions(services, comparisons, metric) if metric else None,
         ratios=_ratios(comparisons),
         max_jobs=MAX_JOBS,
     )
@@ -116,6 +126,7 @@ def _compared(services: Services, baseline: Mapping[str, Any], candidate: Mappin
         "candidate": candidate,
         "sides": sides,
         "exports": [(name, f"/compare?{urlencode({**pair, 'format': name})}") for name in FORMATS],
+        "file": f"/compare/export?{urlencode(pair)}",
         "problem": None,
         "about": None,
         "metrics": [],
@@ -141,6 +152,7 @@ def _compared(services: Services, baseline: Mapping[str, Any], candidate: Mappin
     return {
         **found,
         "about": about,
+        "coordinates": coordinates,
         "headline": about.get("headline") if judged else None,
         "metrics": list(dict.fromkeys(rows[one["row"]]["metric"] for one in about.get("distributions", ())))
         if judged
@@ -157,8 +169,10 @@ def _told(problem: FlopwatchError) -> str:
     return str(problem)
 
 
-def _distributions(comparisons: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any] | None:
-    """Return a figure of the processes of all sides, case by case; None if nobody measured this metric."""
+def _distributions(services: Services, comparisons: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any] | None:
+    """Return a figure of the processes of all sides, case by case, or of their samples where a side has few processes;
+    None if nobody measured this metric.
+    """
     groups: dict[tuple[str, str], plots.Samples] = {}
     unit = None
     for one in comparisons:
@@ -172,7 +186,25 @@ def _distributions(comparisons: Sequence[Mapping[str, Any]], metric: str) -> dic
                 groups.setdefault((name, case), plots.Samples(name, case, (), processes=told[side]))
     cases = list(dict.fromkeys(case for _, case in groups))[:DRAWN_CASES]
     chosen = [group for (_, case), group in groups.items() if case in cases]
-    return figure(plots.distributions(chosen, metric, unit, of="processes")) if chosen else None
+    few = any(0 < len(group.processes) < ENOUGH_PROCESSES for group in chosen)
+    if few and (samples := _samples(services, comparisons, metric, cases)):
+        return {"of": "samples", **figure(plots.distributions(samples, metric, unit, of="samples"))}
+    return {"of": "processes", **figure(plots.distributions(chosen, metric, unit, of="processes"))} if chosen else None
+
+
+def _samples(
+    services: Services, comparisons: Sequence[Mapping[str, Any]], metric: str, cases: Collection[str]
+) -> list[plots.Samples]:
+    """Return the samples of these cases on all sides, the baseline's once."""
+    found: dict[tuple[str, str], plots.Samples] = {}
+    for one in comparisons:
+        ids = [one["about"][side]["job"] for side in ("baseline", "candidate") if one["about"]]
+        for samples in results.samples_of(services.database, list(dict.fromkeys(ids)), metric, one["coordinates"]):
+            of_side = samples.side != "baseline" if samples.side else samples.job != ids[0]
+            name, case = one["sides"][of_side], samples.case or "the case"
+            if case in cases:
+                found.setdefault((name, case), plots.Samples(name, case, samples.values))
+    return list(found.values())
 
 
 def _ratios(comparisons: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:

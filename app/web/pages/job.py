@@ -11,6 +11,7 @@ from fastapi.responses import RedirectResponse, Response
 from markupsafe import Markup
 from pydantic import Field
 from pydantic_core import to_json
+from starlette.concurrency import run_in_threadpool
 
 from app.api.bodies import NO_TIMEOUT, JobBody, parse
 from app.api.jobs import submit_job
@@ -37,6 +38,7 @@ SHOWN_ROWS = 20
 SHOWN_TABLES = 20
 OPEN_TABLES = 3
 SHOWN_UNITS = 100
+SHOWN_CHECKS = 6
 SHOWN_FILES = 200
 SHOWN_ATTEMPTS = 50
 CELLS_PER_PAGE = 100
@@ -51,7 +53,7 @@ def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
     place = services.reading.places([job_id]).get(job_id) if found["state"] == "queued" else None
     tag = page_tag(version, found["waiting"], str(place))
     if tag.is_known_to(request):
-        return unchanged(tag)
+        return unchanged(tag, plots=True)
     log, last_event = services.reading.log_so_far(job_id)
     progress = services.reading.progress(job_id) if found["state"] == "running" else []
     spec = found["spec"] if found["broken"] is None else {}
@@ -71,6 +73,7 @@ def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
         differences=facts.differences(spec),
         environment=facts.environment_facts(found["environment"] or {}),
         checks=facts.checks(found["validity"] or {}),
+        shown_checks=SHOWN_CHECKS,
         command=command(again),
         curl=curl(again, str(request.base_url)),
         log=log[-SHOWN_LOG_CHARACTERS:],
@@ -153,7 +156,7 @@ async def retry(services: CurrentServices, job_id: JobId) -> Response:
 @router.post("/jobs/{job_id}/rerun", dependencies=[NO_QUERY])
 async def rerun(services: CurrentServices, job_id: JobId) -> Response:
     """Submit a new job with the same spec and options, and show it."""
-    found, _version = await services.writes.run(lambda: services.reading.job(job_id))
+    found, _version = await run_in_threadpool(services.reading.job, job_id)
     limit = NO_TIMEOUT if found["timeout_s"] is None else found["timeout_s"]
     raw = to_json({**body_of(found), "spec": found["spec"], "timeout_s": limit})
     submitted = await submit_job(services, parse(raw, JobBody, union_at=("spec",)).model)

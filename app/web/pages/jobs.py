@@ -11,6 +11,7 @@ from urllib.parse import parse_qsl, urlencode
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import RedirectResponse, Response
 from pydantic import BeforeValidator
+from starlette.concurrency import run_in_threadpool
 
 from app.api.bodies import read_limited
 from app.api.parameters import NO_QUERY, Cursor, Id, Label, Moment, StrictQuery, Text, parse_id
@@ -166,7 +167,7 @@ def _alive(workers: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 @router.post("/demo", dependencies=[NO_QUERY])
 async def demo(services: CurrentServices) -> Response:
     """Submit the sweep of `make demo`, for a GPU if a worker has one."""
-    workers = _alive(await services.writes.run(services.reading.workers))
+    workers = _alive(await run_in_threadpool(services.reading.workers))
     has_gpu = any(device["type"] == "cuda" for worker in workers for device in worker["devices"] or ())
     body = SweepBody(name="A first sweep", labels={"demo": "true"}, **DEMO_SWEEPS["cuda" if has_gpu else "cpu"])
     submitted = await submit_sweep(services, body)

@@ -33,6 +33,8 @@ NAVIGATION = Entry("New job", "/ui/new", order=50)
 CHECKED_POINTS = 20
 """Number of a sweep's jobs that are validated while somebody types."""
 UNPROCESSABLE = 422
+MAX_VALUES = 10_000
+"""Most values of a form."""
 
 
 class NewQuery(StrictQuery):
@@ -108,19 +110,21 @@ def _preview(request: Request, body: Mapping[str, Any], errors: Sequence[Mapping
     }
 
 
-async def _sent(request: Request, services: Services) -> tuple[dict[str, Any], list[Field], dict[str, list[str]]]:
+def _sent(services: Services, text: str) -> tuple[dict[str, Any], list[Field], dict[str, list[str]]]:
     """The kind, the fields and the whole of a form that a browser sent."""
-    raw = await read_limited(request, services.settings.max_body_bytes)
-    form = parse_qs(raw.decode(errors="replace"), keep_blank_values=True, max_num_fields=10_000)
-    kind = form.get("kind", [""])[0]
-    described = await run_in_threadpool(_described, services, kind)
+    try:
+        form = parse_qs(text, keep_blank_values=True, max_num_fields=MAX_VALUES)
+    except ValueError:
+        raise InvalidRequest(f"The form has more than {MAX_VALUES} values.") from None
+    described = _described(services, form.get("kind", [""])[0])
     return described, forms.sent(forms.fields_of(described["schema"], described["example"]), form), form
 
 
 @router.post("/new", dependencies=[NO_QUERY])
 async def submit(request: Request, services: CurrentServices) -> Response:
     """Submit what the form stands for; show it again, with the problems at its fields, if it is not valid."""
-    described, fields, form = await _sent(request, services)
+    raw = await read_limited(request, services.settings.max_body_bytes)
+    described, fields, form = await run_in_threadpool(_sent, services, raw.decode(errors="replace"))
     body = forms.body_of(described["kind"], fields, forms.options_of(form))
     try:
         if "grid" in body:
@@ -133,13 +137,12 @@ async def submit(request: Request, services: CurrentServices) -> Response:
         return _form(request, described, fields, texts, errors_of(invalid), preset=None, cloned=None)
 
 
-@router.post("/new/preview", dependencies=[NO_QUERY])
-async def preview(request: Request, services: CurrentServices) -> Response:
+@router.get("/new/preview")
+def preview(request: Request, services: CurrentServices) -> Response:
     """The equal commands of a form that is being filled in, and what is wrong with it so far."""
-    described, fields, form = await _sent(request, services)
+    described, fields, form = _sent(services, request.url.query)
     body = forms.body_of(described["kind"], fields, forms.options_of(form))
-    errors = await run_in_threadpool(check, services, body)
-    return render(request, "preview.html", **_preview(request, body, errors))
+    return render(request, "preview.html", **_preview(request, body, check(services, body)))
 
 
 def check(services: Services, body: Mapping[str, Any]) -> list[dict[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -84,6 +84,7 @@ def drawn(services: Services, version: str, query_json: str) -> dict[str, Any]:
     """
     del version  # a part of the key
     query = PlotsQuery.model_validate_json(query_json)
+    sweep = None if query.sweep is None else services.reading.sweep(query.sweep)
     units = members.metrics(services.database, query.sweep, query.job)
     metric = query.metric or headline(list(units))
     if metric is None:
@@ -91,7 +92,7 @@ def drawn(services: Services, version: str, query_json: str) -> dict[str, Any]:
     if metric not in units:
         detail = f"Nobody has measured {metric!r} there; measured: {', '.join(units) or 'nothing yet'}."
         raise InvalidRequest(detail, errors=(FieldError("/metric", detail),))
-    points = read_points(services, query, metric)
+    points = read_points(services, sweep, query, metric)
     titles = {name: readable(name, unit) for name, unit in units.items()}
     return {**NOTHING, "metrics": titles, "metric": metric, **figures(points, metric, units[metric], query)}
 
@@ -121,28 +122,20 @@ def versions(services: Services, query: PlotsQuery) -> str:
     return " ".join(parts)
 
 
-def read_points(services: Services, query: PlotsQuery, metric: str) -> list[plots.Point]:
+def read_points(
+    services: Services, sweep: Mapping[str, Any] | None, query: PlotsQuery, metric: str
+) -> list[plots.Point]:
     """Return the points of a metric: as tables have them, or of a large sweep by its grid, which takes less time."""
-    if query.sweep is not None and not query.job:
-        sweep = services.reading.sweep(query.sweep)
-        if sum(sweep["counts"].values()) > MANY_POINTS and members.has_one_case_each(sweep):
-            return [
-                plots.Point(
-                    {
-                        path: value if isinstance(value, str | int | float | None) else told(value)
-                        for path, value in one.values.items()
-                    },
-                    one.value,
-                    one.spread,
-                    one.n,
-                    one.outcome,
-                    one.validity,
-                    f"/ui/jobs/{one.job}",
-                )
-                for one in members.measured(services.database, sweep, metric)
-            ]
+    is_large = sweep is not None and sum(sweep["counts"].values()) > MANY_POINTS
+    if sweep is not None and is_large and not query.job and members.has_one_case_each(sweep):
+        return [_point(one) for one in members.measured(services.database, sweep, metric)]
     sheet = results.metric_table(services.database, [metric], sweep=query.sweep, jobs=query.job)
     return plots.points_of(sheet, metric)
+
+
+def _point(one: members.Measured) -> plots.Point:
+    place = {path: told(value) if isinstance(value, dict | list) else value for path, value in one.values.items()}
+    return plots.Point(place, one.value, one.spread, one.n, one.outcome, one.validity, f"/ui/jobs/{one.job}")
 
 
 def figures(every: Sequence[plots.Point], metric: str, unit: str | None, query: PlotsQuery) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def sweep(
 ) -> Response:
     tag = page_tag(services.reading.sweep_page_version(sweep_id), str(request.query_params))
     if tag.is_known_to(request):
-        return unchanged(tag)
+        return unchanged(tag, plots=True)
     found = services.reading.sweep(sweep_id)
     progress = members.progress(services.database, found, datetime.now(UTC))
     choice = query.choice()
@@ -88,6 +88,7 @@ def sweep(
         resumable=bool(found["counts"]["failed"] or found["counts"]["cancelled"]),
         took=took(progress),
         varies=varies(found),
+        searched_at=list(found["grid"]),
         jobs=[
             {**job, "cells": values["jobs"].get(job["id"], {}), "case": case_text(job.get("summary") or {})}
             for job in jobs
@@ -95,7 +96,8 @@ def sweep(
         one_case_each=members.has_one_case_each(found),
         metrics=values["metrics"],
         number=number,
-        paths=[path for path, options in found["grid"].items() if len(options) > 1] or list(found["grid"]),
+        paths=[path for path, options in found["grid"].items() if len(options) > 1] + members.searched(found)
+        or list(found["grid"]),
         choices=[
             (path, [told(value) for value in options[:MAX_CHOICES]], choice.at.get(path))
             for path, options in found["grid"].items()

@@ -40,7 +40,9 @@ def sweeps(request: Request, services: CurrentServices, query: Annotated[SweepsQ
 
 def varies(sweep: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the paths of a sweep's grid with their values in words."""
-    return [(path, listed(values)) for path, values in sweep["grid"].items() if isinstance(values, list)]
+    grid = [(path, listed(values)) for path, values in sweep["grid"].items() if isinstance(values, list)]
+    fit = sweep["fit"]
+    return grid if fit is None else [*grid, (fit["axis"], f"the largest that fits, up to {fit['upto']}")]
 
 
 def listed(values: list[Any]) -> str:

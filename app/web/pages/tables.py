@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping
-from typing import Any, get_args, get_origin
+from typing import Annotated, Any, get_args, get_origin
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
-from pydantic import ValidationError
+from pydantic import ValidationError, create_model
 
+from app.api.parameters import StrictQuery
 from app.api.services import CurrentServices, Services
 from app.api.tables import TableQuery
 from app.errors import InvalidRequest
@@ -37,8 +38,17 @@ OWN = ("panel", "after")
 """Parameters of the page that exports and commands leave out."""
 
 
+_SENT: dict[str, Any] = {
+    name: (list[str], []) if name in SEPARATED else (str | None, None)
+    for name in (*TableQuery.model_fields, "panel")
+    if name != "format"
+}
+SentQuery: Any = create_model("SentQuery", __base__=StrictQuery, **_SENT)
+"""The parameters of `GET /tables` as a form sends them: also empty, and several values in one."""
+
+
 @router.get("/tables")
-def tables(request: Request, services: CurrentServices) -> Response:
+def tables(request: Request, services: CurrentServices, _sent: Annotated[SentQuery, Query()]) -> Response:
     given = given_parameters(request)
     panel = given.pop("panel", None) is not None
     query = read_query(given)
@@ -105,12 +115,12 @@ def read_query(given: Mapping[str, Any]) -> TableQuery:
 def read_table(services: Services, query: TableQuery) -> dict[str, Any]:
     """Return a page of the table; or the problem, if these jobs make none, so that the form stays."""
     after = int(query.after or 0)
-    layout = {
+    layout: dict[str, Any] = {
         "rows": query.rows or None,
         "columns": query.columns or None,
         "statistic": query.statistic,
         "pivot": query.pivot,
-        "relative_to": dict(query.relative_to),
+        "relative_to": dict(_references(query)),
         "best": query.best,
         "links": True,
         "sort": query.sort,

@@ -10,6 +10,10 @@ from app.web.plots import PALETTE, Figure
 
 BAR = 34
 """Height of a bar with its gap, in pixels."""
+LINE = 18
+"""Height of a line of a bar's name."""
+LONG = 24
+"""Characters from which on a bar's name is broken at its commas: on a phone the bar would have no room beside it."""
 AROUND = 120
 """Height of what is above and below the bars."""
 
@@ -34,6 +38,8 @@ def bars_of(
         colours: The colour of each part; by default those of the palette in turn.
     """
     names = list(bars)
+    labels = [label(name) for name in names]
+    lines = max((text.count("<br>") + 1 for text in labels), default=1)
     traces = []
     for index, part in enumerate(parts):
         values = [bars[name].get(part) for name in names]
@@ -46,7 +52,7 @@ def bars_of(
                 "type": "bar",
                 "orientation": "h",
                 "name": plain(part),
-                "y": [plain(name) for name in names],
+                "y": labels,
                 "x": values,
                 "marker": {"color": (colours or {}).get(part, PALETTE[index % len(PALETTE)])},
                 "customdata": shares,
@@ -55,7 +61,7 @@ def bars_of(
         )
     layout = {
         "barmode": mode,
-        "height": AROUND + BAR * len(names) * (len(parts) if mode == "group" else 1),
+        "height": AROUND + max(BAR, LINE * lines) * len(names) * (len(parts) if mode == "group" else 1),
         "xaxis": {"title": {"text": title}, "rangemode": "tozero"},
         "yaxis": {"type": "category", "autorange": "reversed", "showgrid": False},
         "showlegend": len(parts) > 1 or mode == "stack",
@@ -66,3 +72,9 @@ def bars_of(
         "rows": [[name, *(bars[name].get(part) for part in parts)] for name in names],
     }
     return {"data": traces, "layout": layout, "table": table, "empty": "Nothing was measured."}
+
+
+def label(name: str) -> str:
+    """Return a bar's name as Plotly shows it."""
+    text = plain(name)
+    return text.replace(", ", ",<br>") if len(name) > LONG else text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import Any
@@ -35,3 +35,5 @@ class Panel:
     """What the template shows."""
     folded: bool = False
     """True if it is closed at first; its plot is drawn when it is opened."""
+    more: Sequence[Panel] = ()
+    """Plots of the same metric that stand below it, all closed at first."""

@@ -51,8 +51,19 @@ class JobResults:
 
     @cached_property
     def sheet(self) -> Sheet:
-        """The job's cases with every metric, at most `MOST_CASES` of them."""
+        """The job's first cases with every metric, at most `MOST_CASES`; `is_cut` if there are more."""
         return results.table(self._database, jobs=[self.id], columns=["all"], first=MOST_CASES)
+
+    def metric(self, name: str) -> Sheet:
+        """Return all cases of the job with one metric, which the sheet has."""
+        return results.metric_table(self._database, [name], jobs=[self.id]) if self.sheet.is_cut else self.sheet
+
+    @property
+    def grid(self) -> Mapping[str, Sequence[Scalar]]:
+        """The values of each coordinate along which the job's spec has a list."""
+        kind, spec = KINDS.get(self.job["kind"]), self.job["spec"]
+        fields = {} if kind is None else kind.axes
+        return {name: values for field, name in fields.items() if isinstance(values := spec.get(field), list)}
 
     @cached_property
     def measurements(self) -> Sequence[Mapping[str, Any]]:

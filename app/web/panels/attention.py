@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults
-from app.web.panels.cells import Lines, charts, known, measured
+from app.web.panels.cells import Lines, charts
 
-LINES = Lines("sequence_length", "Sequence length (tokens)", "implementation")
+LINES = Lines("sequence_length", "Sequence length (tokens)", "implementation", of_series=("br", "bc"))
 OUTCOMES = "Crosses at the top stand for cells without a number: out of memory, wrong, unsupported."
 TIMES = {
     "forward_backward_ms": "Forward and backward pass",
@@ -18,14 +18,13 @@ ERRORS = {"output_error": "Relative error of the output", "gradient_error": "Rel
 
 def panels(results: JobResults) -> list[Panel]:
     """Return the charts of a job's cells."""
-    sheet = results.sheet
     found: list[Panel] = []
-    for metric in [name for name in TIMES if known(measured(sheet, name))]:
+    for metric, words in TIMES.items():
         text = "" if found else f"Time of one call, with its standard deviation. {OUTCOMES}"
-        found += charts(sheet, LINES, metric, TIMES[metric], text, folded=bool(found))
+        found += charts(results, LINES, metric, words, text, folded=bool(found))
     rate = "Useful FLOPs divided by the median time; of causal attention half of the square counts."
-    found += charts(sheet, LINES, "tflops", "Rate", rate)
-    found += charts(sheet, LINES, "peak_memory_mib", "Peak memory", "Inputs included.", folded=True)
+    found += charts(results, LINES, "tflops", "Rate", rate)
+    found += charts(results, LINES, "peak_memory_mib", "Peak memory", "Inputs included.", folded=True)
     for metric, words in ERRORS.items():
-        found += charts(sheet, LINES, metric, words, "Against the oracle in float64.", folded=True)
+        found += charts(results, LINES, metric, words, "Against the oracle in float64.", folded=True)
     return found

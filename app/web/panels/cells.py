@@ -1,14 +1,15 @@
 """Charts of a job's cases, for kinds that measure a grid of cells or have no panels of their own.
 
 A chart has one metric along one coordinate, with a series for each value of another one. Coordinates that remain split
-a metric into several charts, of which the first is open.
+a metric into several charts, of which the first is open. It is drawn of all cells, also of ten thousand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 
 from app.layout import case_text, in_use
 from app.metrics import readable
@@ -16,11 +17,13 @@ from app.specs import Scalar
 from app.store.results.sheet import Sheet
 from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults
-from app.web.plots import Axes, Figure, Point, axes_of, chart, points_of, varying
+from app.web.plots import Axes, Figure, Point, axes_of, chart, points_of
+
+Place = Mapping[str, Scalar]
 
 MOST_METRICS = 4
 """Metrics that a kind without panels of its own has charts of."""
-MOST_CHARTS = 12
+MOST_CHARTS = 24
 """Most charts of one metric."""
 
 
@@ -45,50 +48,55 @@ class Lines:
     x: str
     x_title: str
     series: str
+    of_series: tuple[str, ...] = ()
+    """Coordinates that only some series have, such as block sizes: their values make lines, too."""
 
 
 def charts(
-    sheet: Sheet, lines: Lines, metric: str, words: str, text: str = "", *, log_y: bool = True, folded: bool = False
+    results: JobResults,
+    lines: Lines,
+    metric: str,
+    words: str,
+    text: str = "",
+    *,
+    log_y: bool = True,
+    folded: bool = False,
 ) -> list[Panel]:
-    """Return the charts of a metric.
+    """Return the panel of a metric, with a chart for each combination of what the grid varies besides the lines.
 
-    What varies beside the two coordinates splits them, but for what goes with the lines: block sizes that only one
-    implementation has.
+    Charts follow from the job's spec, so that ten thousand cells are read only when a plot is drawn.
 
     Args:
-        sheet: The job's cases.
+        results: The job's.
         lines: The coordinates.
-        metric: One of its metrics; no charts if it has no value.
+        metric: One of its metrics; no panel if it has no value.
         words: The metric's name for people, without its unit.
-        text: How to read them.
+        text: How to read it.
         log_y: Whether values have a logarithmic axis.
-        folded: Whether the first one is closed, too.
+        folded: Whether it is closed at first.
     """
-    points = measured(sheet, metric)
-    if not any(known(points)):
+    sheet = results.sheet
+    if metric not in sheet.names("metric") or not (sheet.is_cut or known(measured(sheet, metric))):
         return []
-    if sheet.is_cut:
-        text = f"{text} The first {len(points)} cells are drawn; the table has all.".strip()
-    x, series, heading = lines.x, lines.series, f"{words} ({unit_of(sheet, metric)})"
-    others = [name for name in varying(points) if name not in (x, series)]
-    splits = [name for name in others if not goes_with(points, name, series)]
-    groups: dict[str, list[Point]] = {}
-    for point in points:
-        groups.setdefault(split_name(point.place, splits), []).append(point)
-    found = []
-    for number, (name, group) in enumerate(list(groups.items())[:MOST_CHARTS]):
-        by = (series, *(other for other in others if other not in splits and within(group, other, series)))
-        found.append(
-            Panel(
-                metric if number == 0 else f"{metric}-{number + 1}",
-                f"{heading}: {name}" if name else heading,
-                text=text if number == 0 else "",
-                draw=partial(draw_lines, sheet, metric, group, Axes(x=x, by=by), (lines.x_title, heading), log_y=log_y),
-                log="x y",
-                folded=folded or number > 0,
-            )
+    grid = {name: values for name, values in results.grid.items() if len(values) > 1}
+    by = (lines.series, *(name for name in lines.of_series if name in grid))
+    splits = [name for name in grid if name not in (lines.x, *by)]
+    places = [dict(zip(splits, values, strict=True)) for values in product(*(grid[name] for name in splits))]
+    heading = f"{words} ({unit_of(sheet, metric)})"
+    axes, titles = Axes(x=lines.x, by=by), (lines.x_title, heading)
+    found = [
+        Panel(
+            metric if number == 0 else f"{metric}-{number + 1}",
+            f"{heading}: {split_name(place)}" if place else heading,
+            draw=partial(draw_lines, results, metric, place, axes, titles, log_y=log_y),
+            log="x y",
+            folded=folded or number > 0,
         )
-    return found
+        for number, place in enumerate(places[:MOST_CHARTS])
+    ]
+    if len(places) > len(found):
+        text = f"{text} The first {len(found)} of {len(places)} charts; the table has all cells.".strip()
+    return [replace(found[0], text=text, more=found[1:])]
 
 
 def draw(sheet: Sheet, metric: str, points: Sequence[Point], axes: Axes) -> Figure:
@@ -97,12 +105,18 @@ def draw(sheet: Sheet, metric: str, points: Sequence[Point], axes: Axes) -> Figu
 
 
 def draw_lines(
-    sheet: Sheet, metric: str, points: Sequence[Point], axes: Axes, titles: tuple[str, str], *, log_y: bool
+    results: JobResults, metric: str, place: Place, axes: Axes, titles: tuple[str, str], *, log_y: bool
 ) -> Figure:
-    """Draw one chart of lines, with the titles of its axes."""
+    """Draw one chart of lines, of the cells at `place`, with the titles of its axes."""
+    sheet = results.metric(metric)
+    points = [
+        point
+        for point in measured(sheet, metric)
+        if all(point.place.get(name) == value for name, value in place.items())
+    ]
     figure = chart(points, axes, metric, unit_of(sheet, metric), log_x=True, log_y=log_y)
-    for name, title in zip(("xaxis", "yaxis"), titles, strict=True):
-        figure["layout"][name]["title"] = {"text": title}
+    for axis, title in zip(("xaxis", "yaxis"), titles, strict=True):
+        figure["layout"][axis]["title"] = {"text": title}
     return figure
 
 
@@ -128,29 +142,10 @@ def title(sheet: Sheet, metric: str) -> str:
     return readable(metric, unit_of(sheet, metric))
 
 
-def split_name(place: Mapping[str, Scalar], splits: Sequence[str]) -> str:
+def split_name(place: Place) -> str:
     """Return the words that tell one chart of a metric from the others: "bf16, causal, head_dim=64"."""
     words = []
-    for name in splits:
-        value = in_use(place.get(name))
-        words.append(f"no {name.replace('_', ' ')}" if value is None else case_text({name: value}))
+    for name, value in place.items():
+        told = in_use(value)
+        words.append(f"no {name.replace('_', ' ')}" if told is None else case_text({name: told}))
     return ", ".join(words)
-
-
-def goes_with(points: Sequence[Point], name: str, series: str) -> bool:
-    """Return True if a coordinate belongs to some series only, or has one value in each: it splits no chart."""
-    values = values_by_series(points, name, series)
-    return all(len(found) == 1 for found in values) or any(found == {None} for found in values)
-
-
-def within(points: Sequence[Point], name: str, series: str) -> bool:
-    """Return True if a coordinate has several values in one series, so that it makes series of its own."""
-    return any(len(found) > 1 for found in values_by_series(points, name, series))
-
-
-def values_by_series(points: Sequence[Point], name: str, series: str) -> list[set[Scalar]]:
-    """Return the values that a coordinate has in each series."""
-    found: dict[Scalar, set[Scalar]] = {}
-    for point in points:
-        found.setdefault(point.place.get(series), set()).add(point.place.get(name))
-    return list(found.values())

@@ -15,10 +15,9 @@ SKEW = "The slowest rank's time less the fastest one's."
 
 def panels(results: JobResults) -> list[Panel]:
     """Return the charts of a job's cells."""
-    sheet = results.sheet
     return [
-        *charts(sheet, LINES, "bus_gb_per_s", "Bus bandwidth", BUS),
-        *charts(sheet, LINES, "latency_ms", "Latency", LATENCY),
-        *charts(sheet, LINES, "algorithm_gb_per_s", "Algorithm bandwidth", ALGORITHM, folded=True),
-        *charts(sheet, LINES, "skew_ms", "Skew", SKEW, log_y=False, folded=True),
+        *charts(results, LINES, "bus_gb_per_s", "Bus bandwidth", BUS),
+        *charts(results, LINES, "latency_ms", "Latency", LATENCY),
+        *charts(results, LINES, "algorithm_gb_per_s", "Algorithm bandwidth", ALGORITHM, folded=True),
+        *charts(results, LINES, "skew_ms", "Skew", SKEW, log_y=False, folded=True),
     ]

@@ -140,7 +140,7 @@ def draw_timeline(rows: Sequence[Row]) -> Figure:
             spans += [(lines.index((rank, stream)), *span) for span in joined(times, MOST_SPANS // len(lines))]
         traces.append(blocks(STREAMS[stream], COLOURS[stream], spans))
     names = [f"rank {rank}, {STREAMS[stream].removesuffix(' communication')}" for rank, stream in lines]
-    figure = rows_of_time(traces, names, "Time since the step's beginning (ms)")
+    figure = rows_of_time(traces, names, "Time in the step (ms)")
     figure["table"] = {
         "columns": ["rank", "stream", "busy (ms)", "spans"],
         "rows": [[rank, STREAMS[stream], *busy(rows, rank, stream)] for rank, stream in lines],
@@ -233,7 +233,7 @@ def draw_operations(rows: Sequence[Row]) -> Figure:
         trace["customdata"] = [text for text in told for _ in range(6)]
         trace["hovertemplate"] = "%{customdata}<br>%{x:.4g} ms<extra></extra>"
         traces.append(trace)
-    figure = rows_of_time(traces, [f"rank {rank}" for rank in ranks], "Time since the first operation (ms)")
+    figure = rows_of_time(traces, [f"rank {rank}" for rank in ranks], "Time (ms)")
     columns = ["rank", "operation", "size", "start_ms", "end_ms"]
     figure["table"] = {"columns": columns, "rows": [[row[name] for name in columns] for row in rows]}
     return figure

@@ -6,6 +6,7 @@
 
 const PLOTLY = document.querySelector("script[data-plotly]").dataset.plotly;
 const COLOURS = 8;
+const NARROW = 520;
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 let library;
 
@@ -75,6 +76,9 @@ async function draw(figure) {
   picture.setAttribute("aria-label", figure.getAttribute("aria-label") ?? caption?.textContent.trim() ?? "Plot");
   figure.prepend(picture);
   const { data, layout } = themed(content);
+  const named = data.filter((trace) => trace.name && trace.showlegend !== false).length;
+  // On a phone the legend has a line for each series, above the plot.
+  if (picture.clientWidth < NARROW && layout.showlegend !== false && named > 1) layout.height += 20 * Math.min(named, 12);
   picture.style.minHeight = `${layout.height}px`;
   await Plotly.newPlot(picture, data, layout, {
     responsive: true,

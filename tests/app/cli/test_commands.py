@@ -747,3 +747,39 @@ def test_help_is_quick_and_imports_little() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "submit" in done.stdout
     assert done.stdout.splitlines()[-1] == "", "nothing slow is imported"
+
+
+def test_table_with_pivot_reference_and_union(site: Any, flopwatch: Any) -> None:
+    jobs = []
+    for precision, mean in (("fp32", 4.0), ("bf16", 1.0)):
+        job = submitted(flopwatch, f"precision={precision}", "--priority", "50", "--label", "table=pivot")
+        found = MEASURED("step_ms", mean, model="tiny", precision=precision)
+        site.worker.finish(site.worker.claim_job(job), measurements=[found])
+        jobs.append(str(job))
+    both = ("--job", jobs[0], "--job", jobs[1])
+    text = ended(flopwatch("table", *both, "--relative-to", "precision=fp32", "--best", "--links", "--since", "1h"))
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
+    assert rows[0] == ["model", "precision", "step_ms", "step_ms_speedup", "job"]
+    assert rows[3][1:4] == ["bf16", "**1**", "4.00×"]
+    assert rows[3][4].endswith(f"/ui/jobs/{jobs[1]})")
+    pivoted = ended(flopwatch("table", "--label", "table=pivot", "--pivot", "precision", "--format", "csv"))
+    assert pivoted.startswith('model,"step_ms, precision=fp32",')
+    latex = ended(
+        flopwatch(
+            "table", *both, "--caption", "Steps", "--latex-label", "tab:steps", "--format", "latex", "--limit", "1"
+        )
+    )
+    assert r"\label{tab:steps}" in latex
+    assert "must be a span such as" in ended(flopwatch("table", *both, "--since", "yesterday"), 1)
+
+
+def test_export(site: Any, flopwatch: Any, tmp_path: Path) -> None:
+    job = submitted(flopwatch, "--priority", "50")
+    site.worker.finish(site.worker.claim_job(job), measurements=[MEASURED("step_ms", 4.0, model="tiny")])
+    target = tmp_path / "shared.html"
+    told = ended(flopwatch("export", "job", str(job), "--output", str(target)))
+    assert told == f"{target}: {target.stat().st_size} bytes\n"
+    assert f"<h1>Job {job}" in target.read_text(encoding="utf-8")
+    assert "is not overwritten" in ended(flopwatch("export", "job", str(job), "--output", str(target)), 1)
+    assert "at most 1" in ended(flopwatch("export", "sweep", "1", "2"), 2)
+    assert ended(flopwatch("export", "compare", str(job), str(job), "-o", "-")).startswith("<!doctype html>")

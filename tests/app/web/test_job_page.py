@@ -165,7 +165,7 @@ def test_what_is_wrong_in_a_form_stands_at_its_fields(fresh_site: Any) -> None:
     assert 'id="field-batch_size-error-1">Input should be greater than or equal to 1' in answer.text
     assert 'id="option-priority-error-1"' in answer.text
     assert fresh_site.rows() == before
-    told = fresh_site.http.post("/ui/new/preview", data=fields, headers=OWN).text
+    told = fresh_site.http.get("/ui/new/preview", params=fields).text
     assert "context_length: Input should be a valid integer" in told
     grid = fields | {"spec.context_length": "64, abc", "spec.batch_size": "1", "option.priority": ""}
     assert 'id="field-context_length-error-1">Input' in fresh_site.http.post("/ui/new", data=grid, headers=OWN).text

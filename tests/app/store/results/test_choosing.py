@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from app.errors import InvalidRequest, NotFound, job_problem
 from app.specs.benchmark import BenchmarkSpec
+from app.store import tables
 from app.store.engine import Database
 from app.store.queue import Queue
 from app.store.records import Claim, Finish, MeasurementRecord, NewJob
@@ -32,6 +35,17 @@ def test_by_labels(
     assert len(table(database, labels=[("team", "a")]).rows) == 2
     assert len(table(database, labels=[("team", "a"), ("run", "1")]).rows) == 1
     assert len(table(database, labels=[("team", "c")]).rows) == 0
+
+
+def test_by_the_time_of_their_end(database: Database, measure: Measure) -> None:
+    jobs = [measure(("step_ms", {}), spec={"context_length": length}) for length in (1, 2, 3)]
+    ends = [datetime(2026, 3, day, 12, tzinfo=UTC) for day in (1, 2, 3)]
+    with database.write() as connection:
+        for job, end in zip(jobs, ends, strict=True):
+            connection.execute(update(tables.job).where(tables.job.c.id == job).values(finished_at=end))
+    assert table(database, since=ends[1]).column("context_length") == [2, 3]
+    assert table(database, until=ends[1]).column("context_length") == [1]
+    assert table(database, since=ends[0], until=ends[2]).column("context_length") == [1, 2]
 
 
 @pytest.mark.parametrize("arguments", [{"sweep": 7}, {"sweep": 2**70}, {"jobs": [7]}, {"jobs": [2**70]}])
@@ -96,6 +110,18 @@ class TestSweeps:
         for ending in (BROKEN, Finish("succeeded"), Finish("succeeded")):
             self.finish(shop, queue, record, ending)
         assert table(database, sweep=number).column("context_length") == [101, 102]
+
+    def test_with_other_jobs_and_sweeps_it_is_a_union(
+        self, database: Database, shop: Any, queue: Queue, record: Any, sweep: Callable[..., int], measure: Measure
+    ) -> None:
+        first, second = sweep({"x": 0}), sweep({"x": 0}, {"x": 1})
+        for _ in range(3):
+            self.finish(shop, queue, record, Finish("succeeded"))
+        alone = measure(("step_ms", {}), spec={"context_length": 7})
+        measure(("step_ms", {}), spec={"context_length": 8})
+        assert table(database, sweep=[first, second]).column("context_length") == [100, 100, 101]
+        assert table(database, sweep=second, jobs=[alone]).column("context_length") == [100, 101, 7]
+        assert table(database, sweep=second, jobs=[alone], labels=[("no", "such")]).rows == []
 
     def test_a_point_that_is_being_resumed_has_no_result(
         self, database: Database, shop: Any, queue: Queue, record: Any, sweep: Callable[..., int]

@@ -81,16 +81,20 @@ class TestPower:
 
     def test_replicates_and_difference_agree(self) -> None:
         for spread in (0.01, 0.03, 0.2):
-            for wanted in (0.01, 0.03, 0.05):
-                number = replicates_for(wanted, spread)
-                assert number is not None
+            for number in (8, 30, 200):
                 found = smallest_difference(spread, number, number)
                 assert found is not None
-                assert found <= wanted + 1e-12
-                if number > inference.FEWEST:
-                    before = smallest_difference(spread, number - 1, number - 1)
-                    assert before is not None
-                    assert before > wanted - 1e-12, (spread, wanted, number)
+                limit = inference.spread_limit(spread, 2 * number - 2)
+                assert replicates_for(found * 1.0001, limit) == number
+                more = replicates_for(found / 1.01, limit)
+                assert more is not None
+                assert number < more <= 1.05 * number + 1
+
+    def test_a_spread_of_few_processes_is_taken_for_larger(self) -> None:
+        factors = [inference.spread_limit(1.0, freedom) for freedom in (2, 6, 14, 1000)]
+        assert factors == sorted(factors, reverse=True)
+        assert factors[2] == pytest.approx(1.077, abs=1e-3), "sqrt(14 / 12.08), the table's 40 % point of chi-square"
+        assert factors[-1] == pytest.approx(1.0, abs=0.01)
 
     def test_endless_numbers_are_not_told(self) -> None:
         assert replicates_for(0.01, 100.0) is None

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -297,7 +298,82 @@ class TestCells:
         assert outcomes(table(database), "tokens_per_s") == ["unknown"]
 
 
+class TestPartial:
+    """Jobs that failed or were cancelled show what they measured as what it is."""
+
+    SPEC: dict[str, Any] = {  # noqa: RUF012
+        "kind": "attention",
+        "implementations": ["eager", "tiled"],
+        "sequence_lengths": [64, 128, 256],
+        "head_dims": [16],
+        "dtypes": ["fp32"],
+        "causal": [True],
+    }
+
+    @pytest.fixture
+    def timed_out(self, run_job: Any, queue: Any, record: Any) -> int:
+        """A job that timed out in its sixth cell of six: it had measured that cell's forward pass only."""
+        claim = run_job(self.SPEC)
+        cases = AttentionSpec.model_validate_json(json.dumps(self.SPEC)).cases()
+        records = [
+            record(metric, mean=number + 1.0, case=case.coordinates, case_key=case.key)
+            for number, case in enumerate(cases[:5])
+            for metric in ("forward_ms", "backward_ms")
+        ]
+        records.append(record("forward_ms", mean=6.0, case=cases[5].coordinates, case_key=cases[5].key))
+        queue.finish(claim, replace(TIMEOUT, measurements=records))
+        return int(claim.job_id)
+
+    def test_measured_cells_are_shown_and_the_rest_has_the_jobs_code(self, database: Database, timed_out: int) -> None:
+        sheet = table(database, jobs=[timed_out])
+        assert outcomes(sheet, "backward_ms") == ["ok"] * 5 + ["timeout"]
+        assert [cell.value for cell in sheet.column("forward_ms")] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+        assert sheet.column("partial") == [True] * 6
+        text = render(sheet, "markdown")
+        assert text.count("*") == 6 + 1
+        assert f"* partial: measured before the job ended without success: timeout (job {timed_out})." in text
+
+    def test_cells_that_it_did_not_get_to_have_rows(
+        self, database: Database, run_job: Any, queue: Any, record: Any
+    ) -> None:
+        claim = run_job(self.SPEC)
+        cases = AttentionSpec.model_validate_json(json.dumps(self.SPEC)).cases()
+        records = [record("forward_ms", case=case.coordinates, case_key=case.key) for case in cases[:2]]
+        queue.finish(claim, replace(TIMEOUT, measurements=records))
+        sheet = table(database, jobs=[claim.job_id])
+        assert outcomes(sheet, "forward_ms") == ["ok", "ok", *["timeout"] * 4]
+        assert sheet.column("partial") == [True, True, *[False] * 4]
+        assert len({(row[0], row[4]) for row in sheet.rows}) == 6
+        assert "device" not in sheet.names("coordinate"), "of what was not measured nobody knows the device"
+
+    def test_keys_that_nobody_planned_leave_no_rows(self, database: Database, measure: Measure) -> None:
+        measure(("forward_ms", {"case_key": "of another version"}), spec=self.SPEC, finish=TIMEOUT)
+        assert len(table(database).rows) == 1
+
+    def test_a_cancelled_job(self, database: Database, measure: Measure) -> None:
+        measure(("step_ms", {"mean": 3.0}), finish=Finish("cancelled", error=job_problem("cancelled", "asked for")))
+        (row,) = json_rows(table(database))
+        assert (row["step_ms"], row["step_ms_outcome"], row["partial"]) == (3.0, "ok", True)
+
+    def test_an_outcome_of_its_own_stays(self, database: Database, measure: Measure) -> None:
+        measure(("step_ms", {"outcome": "oom"}), spec={"replicates": 3}, finish=TIMEOUT)
+        assert outcomes(table(database), "step_ms") == ["oom"]
+
+
 class TestValidity:
+    def test_the_footnote_says_why(self, database: Database, measure: Measure) -> None:
+        checks = [{"name": "variation", "ok": False, "detail": "26 %", "severity": "suspect"}]
+        unit = UnitRecord(0, "the job", "succeeded", validity={"verdict": "suspect", "checks": checks})
+        measure(("step_ms", {"validity": "suspect"}), finish=Finish("succeeded", units=[unit]))
+        sheet = table(database)
+        assert sheet.column("validity_reason") == ["variation: 26 %"]
+        assert "† suspect: variation: 26 %." in render(sheet, "markdown")
+        assert "small †" in render(sheet, "markdown")
+        assert r"\textsuperscript{\textdagger{}}" in render(sheet, "latex")
+        assert "small<sup>†</sup>" in render(sheet, "html")
+        assert "validity" not in render(sheet, "markdown").splitlines()[0]
+        assert "validity_reason" in render(sheet, "csv").splitlines()[0]
+
     def test_a_row_has_the_worst_verdict_of_its_processes(self, database: Database, measure: Measure) -> None:
         measure(
             ("step_ms", {"validity": "valid"}),
@@ -309,9 +385,24 @@ class TestValidity:
         assert sheet.column("validity") == ["suspect", "invalid", None]
         assert "suspect" in render(sheet, "markdown")
 
+    def test_of_several_cases_each_has_its_own(self, database: Database, measure: Measure) -> None:
+        cases = [{"context_length": number} for number in (1, 2)]
+        keys = ["first", "second"]
+        checks = [
+            {"name": "drift", "ok": False, "detail": "9 %", "severity": "suspect", "case": "b", "case_key": "second"}
+        ]
+        unit = UnitRecord(0, "the job", "succeeded", validity={"verdict": "suspect", "checks": checks})
+        rows = [
+            ("step_ms", {"validity": verdict, "case": case, "case_key": key})
+            for verdict, case, key in zip(("valid", "suspect"), cases, keys, strict=True)
+        ]
+        measure(*rows, finish=Finish("succeeded", units=[unit]))
+        assert table(database).column("validity_reason") == [None, "drift: 9 %"]
+
     def test_text_says_nothing_of_it_where_all_is_valid(self, database: Database, measure: Measure) -> None:
         measure(("step_ms", {"validity": "valid"}))
         assert "valid" not in render(table(database), "markdown")
+        assert "†" not in render(table(database), "markdown")
         assert json_rows(table(database))[0]["validity"] == "valid"
 
 
@@ -364,6 +455,51 @@ class TestMissing:
     def test_of_a_job_that_failed_those_of_what_it_got_to(self, database: Database, measure: Measure) -> None:
         measure(("step_ms", {}), ("mfu", {"outcome": "unknown", "reason": "why"}), finish=TIMEOUT)
         assert table(database, columns=["mfu"]).missing == ["mfu: unknown: why"]
+
+
+class TestStatistics:
+    """The text says what stands behind ±."""
+
+    def test_of_one_process(self, database: Database, measure: Measure) -> None:
+        measure(("step_ms", {}))
+        assert table(database).notes[0] == "Cells: mean ± standard deviation of the samples of one process."
+
+    def test_of_processes(self, database: Database, measure: Measure) -> None:
+        measure(*(("step_ms", {"unit_index": index}) for index in range(3)))
+        assert table(database).notes[0] == "Cells: mean ± standard deviation of the means of 3 processes."
+        assert table(database, statistic="median").notes[0] == "Cells: median of the medians of 3 processes."
+
+    def test_of_both(self, database: Database, measure: Measure) -> None:
+        measure(("step_ms", {}))
+        measure(*(("step_ms", {"unit_index": index}) for index in range(3)))
+        assert table(database, statistic="min").notes[0] == (
+            "Cells: minimum of the samples; or, where several processes measured a case, "
+            "minimum of the minimums of 3 processes."
+        )
+
+
+def test_every_row_of_json_and_csv_names_its_job(database: Database, measure: Measure) -> None:
+    jobs = lengths(measure, 128, 256)
+    assert [row["job"] for row in json_rows(table(database))] == jobs
+    assert ",job\n" in render(table(database), "csv")
+    assert "job" not in render(table(database), "markdown").splitlines()[0]
+
+
+def test_people_see_jobs_on_request(database: Database, measure: Measure) -> None:
+    (job,) = lengths(measure, 128)
+    sheet = table(database, links=True)
+    assert f"[{job}](http://host/ui/jobs/{job})" in render(sheet, "markdown", base_url="http://host/")
+    assert rf"\href{{http://host/ui/jobs/{job}}}{{{job}}}" in render(sheet, "latex", base_url="http://host/")
+    assert f'<a href="/ui/jobs/{job}">{job}</a>' in render(sheet, "html")
+
+
+def test_kinds_that_nobody_named_are_told(database: Database, measure: Measure) -> None:
+    lengths(measure, 128)
+    measure(("tflops", {}), spec={"kind": "attention", "sequence_lengths": [128], "implementations": ["eager"]})
+    with pytest.raises(InvalidRequest, match=r"of several kinds.*attention, benchmark") as caught:
+        table(database)
+    assert caught.value.errors[0].pointer == "/kind"
+    assert table(database, kind="attention").column("implementation") == ["eager"]
 
 
 def test_a_job_in_no_database_has_the_same_table(database: Database, measure: Measure) -> None:

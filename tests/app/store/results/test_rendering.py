@@ -8,6 +8,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -96,6 +97,62 @@ class TestMeasurements:
     def test_coordinates_keep_all_their_digits(self) -> None:
         sheet = Sheet([Column("rope_theta", "number", role="coordinate")], [[123456.789]], missing=[])
         assert markdown(sheet)[2] == ["123456.789"]
+
+
+class TestLatex:
+    def test_with_a_caption_or_a_label_it_floats(self) -> None:
+        text = render(replace(MEASURED, caption="50 % of a_b", latex_label="tab:steps"), "latex")
+        assert text.startswith("% Needs \\usepackage{booktabs}\n\\begin{table}\n")
+        assert "\\caption{50 \\% of a\\_b}\n\\label{tab:steps}\n" in text
+        assert text.endswith("\\end{table}\n")
+        assert "table}" not in render(MEASURED, "latex")
+
+    @pytest.mark.parametrize(
+        ("text", "written"),
+        [
+            ("a_b & 5 % of #3 {x}", r"a\_b \& 5 \% of \#3 \{x\}"),
+            ("C:\\new ~ ^", r"C:\textbackslash{}new \textasciitilde{} \textasciicircum{}"),
+            ("4 × 3 µs → ≤ 2", r"4 $\times$ 3 $\mu$s $\rightarrow$ $\leq$ 2"),
+            ("$x$", r"\$x\$"),
+        ],
+    )
+    def test_what_is_no_markup_does_not_become_one(self, text: str, written: str) -> None:
+        assert f"{written} \\\\\n" in render(Sheet([Column("a", "string")], [[text]]), "latex")
+
+    def test_notes_stand_below_and_heads_of_several_metrics_span_their_columns(self) -> None:
+        columns = [
+            Column("model", "string", role="coordinate"),
+            *(
+                Column(f"{metric}, n={n}", "number", "ms", role="metric", group=metric, head=f"n={n}")
+                for metric in ("forward_ms", "step_ms")
+                for n in (1, 2)
+            ),
+        ]
+        sheet = Sheet(columns, [["a|b", *[Cell(1.5, None, 1, "ok", mark="†")] * 4]], notes=["5 % more"])
+        text = render(sheet, "latex")
+        assert r" & \multicolumn{2}{c}{Forward (ms)} & \multicolumn{2}{c}{Step (ms)} \\" in text
+        assert r"\cmidrule(lr){2-3}\cmidrule(lr){4-5}" in text
+        assert r"Model & N 1 & N 2 & N 1 & N 2 \\" in text
+        assert r"1.500\textsuperscript{\textdagger{}}" in text
+        assert r"{\footnotesize 5 \% more\par}" in text
+        html = render(sheet, "html")
+        assert '<th rowspan="2">model</th><th colspan="2">forward_ms</th><th colspan="2">step_ms</th>' in html
+        assert "1.500<sup>†</sup>" in html
+        assert "1.500 †" in render(sheet, "markdown")
+
+
+def test_columns_of_one_metric_name_it_below() -> None:
+    columns = [Column(f"step_ms, n={n}", "number", "ms", role="metric", group="step_ms", head=f"n={n}") for n in (1, 2)]
+    sheet = Sheet(columns, [[Cell(1.5, None, 1, "ok")] * 2], notes=["a note"])
+    assert markdown(sheet)[0] == ["n=1", "n=2"]
+    assert "- All columns of numbers are step_ms.\n- a note\n" in render(sheet, "markdown")
+    assert json.loads(render(sheet, "json"))["columns"][0]["name"] == "step_ms, n=1"
+
+
+def test_a_caption_stands_above() -> None:
+    sheet = replace(MEASURED, caption="Steps <of> models")
+    assert render(sheet, "markdown").startswith("**Steps <of> models**\n\n| model")
+    assert "<caption>Steps &lt;of&gt; models</caption>" in render(sheet, "html")
 
 
 class TestReported:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,7 @@ from app.errors import InvalidRequest, NotFound, job_problem
 from app.store.engine import Database
 from app.store.queue import Queue
 from app.store.records import Claim, Finish
-from app.store.results import list_tables, result_table
+from app.store.results import list_tables, render, result_table
 from app.store.results import reported as reported_tables
 
 KERNELS = {"kernel": "string", "total_ms": "number", "calls": "integer", "fused": "boolean"}
@@ -158,3 +159,68 @@ def test_tables_of_a_failed_job_are_partial_and_of_its_last_recorded_attempt(
     queue.finish(again, Finish("failed", error=error, tables=[reported("second", [[1]], a="integer")]))
     (table,) = list_tables(database, again.job_id)
     assert (table["name"], table["partial"]) == ("second", True)
+
+
+@pytest.fixture
+def kernels(run_job: Callable[..., Claim], queue: Queue, reported: Any) -> int:
+    """A profile with a table of many columns."""
+    claim = run_job({"kind": "profile"})
+    types = {"name": "string", "class": "string", "total_ms": "number", "calls": "integer", "std_us": "number"}
+    rows = [["gemm", "matmul", 2.0, 3, 0.5], ["copy", "copy", 1.0, 2, 0.1]]
+    queue.finish(claim, Finish("succeeded", tables=[reported("kernels-forward", rows, **types)]))
+    return int(claim.job_id)
+
+
+def test_people_see_the_columns_that_they_read_first(database: Database, kernels: int) -> None:
+    sheet = result_table(database, kernels, "kernels-forward")
+    text = render(sheet, "markdown")
+    assert [cell.strip() for cell in text.splitlines()[0].strip("|").split("|")] == [
+        "name",
+        "class",
+        "total_ms",
+        "calls",
+    ]
+    assert "- Not shown: std_us (columns=all shows every column)." in text
+    assert "std_us" in render(sheet, "csv"), "CSV and JSON have every column"
+
+
+def test_columns_on_request(database: Database, kernels: int) -> None:
+    every = result_table(database, kernels, "kernels-forward", columns=["all"])
+    assert "std_us" in render(every, "markdown").splitlines()[0]
+    assert "Not shown" not in render(every, "markdown")
+    chosen = result_table(database, kernels, "kernels-forward", columns=["calls", "name"], sort="calls")
+    assert render(chosen, "csv") == "calls,name\n2,copy\n3,gemm\n"
+    with pytest.raises(InvalidRequest, match=r"no column 'nose'; there is unit_index, name.*or all") as caught:
+        result_table(database, kernels, "kernels-forward", columns=["nose"])
+    assert caught.value.errors[0].pointer == "/columns"
+
+
+@pytest.mark.parametrize(
+    ("notes", "head", "below"),
+    [
+        (["same", "same"], "| part   |", ["- Of all rows: same."]),
+        (["same", "same", "other"], "| part   |", ["- [1] same.", "- [2] other."]),
+        (["same", None, "same"], "| part   |", ["- [1] same."]),
+        (["one", "other"], "| part   | note   |", []),
+    ],
+)
+def test_a_note_of_many_rows_stands_below_once(
+    database: Database,
+    run_job: Callable[..., Claim],
+    queue: Queue,
+    reported: Any,
+    notes: list[str | None],
+    head: str,
+    below: list[str],
+) -> None:
+    claim = run_job()
+    rows = [[f"p{number}", note] for number, note in enumerate(notes)]
+    queue.finish(claim, Finish("succeeded", tables=[reported("parts", rows, part="string", note="string")]))
+    text = render(result_table(database, claim.job_id, "parts"), "markdown")
+    assert [cell.strip() for cell in text.splitlines()[0].strip("|").split("|")] == [
+        cell.strip() for cell in head.strip("|").split("|")
+    ]
+    assert [line for line in text.splitlines() if line.startswith("- ")] == below
+    assert [
+        row["note"] for row in json.loads(render(result_table(database, claim.job_id, "parts"), "json"))["rows"]
+    ] == notes

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from app.store.results.sheet import NOT_MEASURED, Cell, Column, Sheet
-from app.web.panels.cells import Lines, charts
+from app.web.panels import JobResults
+from app.web.panels.cells import MOST_CHARTS, Lines, charts
 
-LINES = Lines("sequence_length", "Sequence length (tokens)", "implementation")
+LINES = Lines("sequence_length", "Sequence length (tokens)", "implementation", of_series=("br",))
 
 
 def ok(value: float) -> Cell:
@@ -24,6 +26,23 @@ def sheet(rows: list[list[Any]], **options: Any) -> Sheet:
     return Sheet(columns=[*coordinates, Column("forward_ms", "number", "ms", role="metric")], rows=rows, **options)
 
 
+class Known(JobResults):
+    """Results whose cases are known; `whole` is what a query for one metric finds."""
+
+    def __init__(self, sheet: Sheet, whole: Sheet | None = None) -> None:
+        self.sheet = sheet  # type: ignore[misc]  # instead of reading it
+        self.whole = whole or sheet
+        names = {"causal": "causal", "br": "br", "sequence_lengths": "sequence_length"}
+        spec = {
+            field: [value for value in dict.fromkeys(self.whole.column(name)) if value is not None]
+            for field, name in names.items()
+        }
+        self.job = {"kind": "attention", "spec": spec}
+
+    def metric(self, name: str) -> Sheet:
+        return self.whole
+
+
 def test_a_line_for_each_implementation_and_a_chart_for_each_mask() -> None:
     rows = [
         [name, causal, br, length, ok(length * (1 + causal))]
@@ -31,7 +50,8 @@ def test_a_line_for_each_implementation_and_a_chart_for_each_mask() -> None:
         for name, br in (("eager", None), ("cpu_flash", 32))
         for length in (64, 128)
     ]
-    first, second = charts(sheet(rows), LINES, "forward_ms", "Forward pass", "How to read it.")
+    (first,) = charts(Known(sheet(rows)), LINES, "forward_ms", "Forward pass", "How to read it.")
+    (second,) = first.more
     assert (first.title, second.title) == ("Forward pass (ms): causal", "Forward pass (ms): no causal")
     assert (first.name, second.name) == ("forward_ms", "forward_ms-2")
     assert (first.folded, second.folded) == (False, True)
@@ -48,25 +68,34 @@ def test_a_line_for_each_implementation_and_a_chart_for_each_mask() -> None:
 
 def test_block_sizes_of_one_implementation_make_lines_of_it() -> None:
     rows = [["eager", True, None, 64, ok(1.0)], *(["cpu_flash", True, br, 64, ok(float(br))] for br in (16, 32))]
-    (panel,) = charts(sheet(rows), LINES, "forward_ms", "Forward pass")
+    (panel,) = charts(Known(sheet(rows)), LINES, "forward_ms", "Forward pass")
     assert panel.draw is not None
     assert [trace["y"] for trace in panel.draw()["data"]] == [[1.0], [16.0], [32.0]]
 
 
 def test_cells_without_a_number_are_marked() -> None:
     rows = [["eager", True, None, 64, ok(1.0)], ["eager", True, None, 128, Cell(None, None, None, "oom")]]
-    (panel,) = charts(sheet(rows), LINES, "forward_ms", "Forward pass")
+    (panel,) = charts(Known(sheet(rows)), LINES, "forward_ms", "Forward pass")
     assert panel.draw is not None
     assert [trace["name"] for trace in panel.draw()["data"]] == ["eager", "oom"]
 
 
 def test_what_has_no_value_at_all_has_no_chart() -> None:
     rows = [["eager", True, None, 64, Cell(None, None, None, "oom")], ["eager", True, None, 128, NOT_MEASURED]]
-    assert charts(sheet(rows), LINES, "forward_ms", "Forward pass") == []
-    assert charts(sheet(rows), LINES, "tflops", "Rate") == []
+    assert charts(Known(sheet(rows)), LINES, "forward_ms", "Forward pass") == []
+    assert charts(Known(sheet(rows)), LINES, "tflops", "Rate") == []
 
 
-def test_of_very_many_cells_the_first_are_drawn_and_it_says_so() -> None:
-    rows = [["eager", True, None, 64, ok(1.0)]]
-    (panel,) = charts(sheet(rows, is_cut=True), LINES, "forward_ms", "Forward pass", "How to read it.")
-    assert panel.text == "How to read it. The first 1 cells are drawn; the table has all."
+def test_of_very_many_cells_all_are_drawn() -> None:
+    rows = [["eager", True, None, length, ok(1.0)] for length in range(1, 10_001)]
+    (panel,) = charts(Known(sheet(rows[:9], is_cut=True), sheet(rows)), LINES, "forward_ms", "Forward pass")
+    assert panel.draw is not None
+    assert len(panel.draw()["data"][0]["x"]) == 10_000
+
+
+def test_of_very_many_charts_the_first_are_there_and_it_says_so() -> None:
+    rows = [[name, True, br, 64, ok(1.0)] for br in range(30) for name in ("one", "two")]
+    lines = replace(LINES, of_series=())
+    (panel,) = charts(Known(sheet(rows)), lines, "forward_ms", "Forward pass", "How to read it.")
+    assert len(panel.more) == MOST_CHARTS - 1
+    assert panel.text == "How to read it. The first 24 of 30 charts; the table has all cells."

@@ -1,0 +1,213 @@
+"""GET /tables and the exports through a real server: parameters, streams, files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from app.store.results import choosing
+
+
+@pytest.fixture
+def measured_jobs(site: Any, measured: Callable[..., Any]) -> Iterator[list[int]]:
+    """Two precisions at two lengths, with labels of their own; the second of each takes half the time."""
+    jobs = []
+    for length in (64, 128):
+        for precision, mean in (("fp32", 2.0), ("bf16", 1.0)):
+            spec = {"kind": "benchmark", "model": {"size": "tiny"}, "context_length": length, "precision": precision}
+            job = site.submit(spec=spec, priority=90, labels={"table": "tables"})["id"]
+            case = {"model": "tiny", "context_length": length, "precision": precision}
+            found = [measured("step_ms", mean * length, **case), measured("forward_ms", mean, **case)]
+            site.worker.finish(site.worker.claim_job(job), measurements=found)
+            jobs.append(job)
+    yield jobs
+    for job in jobs:
+        site.http.delete(f"/jobs/{job}")
+
+
+def get(site: Any, path: str, status: int = 200) -> Any:
+    response = site.http.get(path)
+    assert response.status_code == status, response.text
+    return response
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/tables?format=json&format=csv", "format"),
+        ("/tables?statistic=mean&statistic=max", "statistic"),
+        ("/tables?pivot=a&pivot=b", "pivot"),
+        ("/jobs?state=queued&state=running", "state"),
+        ("/jobs?limit=1&limit=2", "limit"),
+        ("/sweeps?after=1&after=2", "after"),
+        ("/workers?limit=1&limit=2", "limit"),
+        ("/jobs/1/logs?attempt=1&attempt=2", "attempt"),
+        ("/ui?state=queued&state=running", "state"),
+    ],
+)
+def test_a_parameter_that_takes_one_value_is_not_dropped_when_repeated(site: Any, path: str, name: str) -> None:
+    problem = site.http.get(path, headers={"Accept": "application/json"})
+    assert problem.status_code == 422
+    if not path.startswith("/ui"):
+        assert problem.json()["errors"] == [
+            {"pointer": f"/{name}", "detail": f"Query parameter '{name}' is there 2 times, and takes one value."}
+        ]
+
+
+def test_every_route_refuses_or_honours_repeats(site: Any) -> None:
+    """Each GET route with query parameters, as OpenAPI declares them: those that take one value refuse two."""
+    paths = get(site, "/openapi.json").json()["paths"]
+    asked = 0
+    for path, methods in paths.items():
+        for parameter in methods.get("get", {}).get("parameters", ()):
+            schema = json.dumps(parameter["schema"])
+            if parameter["in"] != "query" or '"array"' in schema:
+                continue
+            url = re.sub(r"{\w+}", "1", path)
+            response = site.http.get(f"{url}?{parameter['name']}=1&{parameter['name']}=1")
+            assert response.status_code == 422, f"{url}: {parameter['name']}"
+            assert f"'{parameter['name']}' is there 2 times" in response.text
+            asked += 1
+    assert asked > 20
+
+
+def test_unions_and_repeated_values(site: Any, measured_jobs: list[int]) -> None:
+    query = "&".join(f"job={job}" for job in measured_jobs[:3])
+    assert len(get(site, f"/tables?{query}&kind=benchmark").json()["rows"]) == 3
+    assert len(get(site, "/tables?label=table:tables").json()["rows"]) == 4
+    assert get(site, "/tables?label=table:tables&kind=attention").json()["rows"] == []
+    assert len(get(site, "/tables?label=table:tables&kind=attention&kind=benchmark").json()["rows"]) == 4
+    get(site, f"/tables?job={measured_jobs[0]}&sweep=999999", 404)
+
+
+def test_since_and_until(site: Any, measured_jobs: list[int]) -> None:
+    chosen = "/tables?label=table:tables"
+    assert len(get(site, f"{chosen}&since=1h").json()["rows"]) == 4
+    assert get(site, f"{chosen}&until=1h").json()["rows"] == []
+    assert len(get(site, f"{chosen}&since=2026-01-01T00:00:00+02:00&until=2999-01-01").json()["rows"]) == 4
+    problem = get(site, f"{chosen}&since=yesterday", 422).json()
+    assert "'since': must be a span such as 90min, 12h, 7d or 2w, a date" in problem["detail"]
+
+
+def test_pivot_reference_and_best(site: Any, measured_jobs: list[int]) -> None:
+    text = get(
+        site,
+        "/tables?label=table:tables&columns=step_ms&pivot=context_length&relative_to=precision=fp32&best=true"
+        "&format=markdown&caption=Steps",
+    ).text
+    assert text.startswith("**Steps**\n\n| model")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if "bf16" in line]
+    assert rows[0][1:] == ["bf16", "**64**", "**128**", "2.00×", "2.00×"]
+    problem = get(site, "/tables?relative_to=precision", 422).json()
+    assert "must be written coordinate=value, such as precision=fp32" in problem["detail"]
+
+
+def test_links_are_whole_addresses(site: Any, measured_jobs: list[int]) -> None:
+    job = measured_jobs[0]
+    text = get(site, f"/tables?job={job}&links=true&format=markdown").text
+    found = re.search(rf"\[{job}\]\((http://\S+)/ui/jobs/{job}\)", text)
+    assert found
+    assert found[1] == str(site.http.base_url).rstrip("/")
+
+
+def test_pages_in_order(site: Any, measured_jobs: list[int]) -> None:
+    first = get(site, "/tables?label=table:tables&sort=-step_ms&limit=3").json()
+    rest = get(site, f"/tables?label=table:tables&sort=-step_ms&limit=3&after={first['next']}").json()
+    assert [row["step_ms"] for row in (*first["rows"], *rest["rows"])] == [256.0, 128.0, 128.0, 64.0]
+    assert rest["next"] is None
+
+
+def test_latex_names_are_checked(site: Any) -> None:
+    get(site, "/tables?latex_label=a}b", 422)
+
+
+@pytest.mark.parametrize("options", ["", "&columns=step_ms", "&statistic=median"])
+def test_a_table_that_is_too_large_is_streamed(
+    site: Any, measured_jobs: list[int], monkeypatch: pytest.MonkeyPatch, options: str
+) -> None:
+    path = f"/tables?label=table:tables{options}"
+    whole = get(site, path).json()
+    monkeypatch.setattr(choosing, "MAX_MEASUREMENTS", 3)
+    response = get(site, path)
+    assert "content-length" not in response.headers
+    rows = response.json()["rows"]
+    assert [row["step_ms"] for row in rows] == [row["step_ms"] for row in whole["rows"]]
+    text = get(site, f"{path}&format=csv").text
+    assert [row["step_ms"] for row in csv.DictReader(io.StringIO(text))] == [str(row["step_ms"]) for row in rows]
+
+
+def test_what_needs_all_rows_says_how_to_get_them(
+    site: Any, measured_jobs: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choosing, "MAX_MEASUREMENTS", 3)
+    for option in ("format=markdown", "pivot=precision", "sort=step_ms", "limit=5", "relative_to=precision=fp32"):
+        detail = get(site, f"/tables?label=table:tables&{option}", 422).json()["detail"]
+        assert "take the table as JSON or CSV, without pivot" in detail
+
+
+class TestExport:
+    """One file, which asks nobody for anything."""
+
+    def check(self, response: Any) -> str:
+        text: str = response.text
+        assert "<script" not in text
+        assert not re.search(r"""(src|href)\s*=""", text), "it loads nothing and leads nowhere"
+        assert "url(" not in text
+        assert response.headers["content-security-policy"].startswith("default-src 'none'")
+        assert "default-src &#39;none&#39;" in text
+        return text
+
+    def test_of_a_job(self, site: Any, measured_jobs: list[int]) -> None:
+        job = measured_jobs[0]
+        response = get(site, f"/jobs/{job}/export")
+        text = self.check(response)
+        assert response.headers["content-disposition"] == f'inline; filename="flopwatch-job-{job}.html"'
+        for part in (
+            f"Job {job}",
+            "succeeded",
+            "table=tables",
+            '<td class="number">128</td>',
+            "&#34;context_length&#34;: 64",
+        ):
+            assert part in text, part
+
+    def test_of_a_comparison(self, site: Any, measured_jobs: list[int]) -> None:
+        one, other = measured_jobs[:2]
+        text = self.check(get(site, f"/compare/export?baseline={one}&candidate={other}"))
+        assert f"Comparison of job {one}, job {other}" in text
+        get(site, f"/compare/export?baseline={one}", 422)
+        get(site, "/compare/export?job=999999", 404)
+
+    def test_of_a_sweep(self, site: Any, measured: Callable[..., Any]) -> None:
+        body = {
+            "base": {"kind": "benchmark", "model": {"size": "tiny"}},
+            "grid": {"context_length": [32, 64], "precision": ["fp32", "bf16"]},
+            "name": "<b>exported</b>",
+            "priority": 95,
+        }
+        sweep = site.http.post("/sweeps", json=body).json()["id"]
+        for number, job in enumerate(reversed(site.http.get(f"/jobs?sweep={sweep}").json()["data"]), start=1):
+            case = {"model": "tiny", **{name: job["spec"][name] for name in ("context_length", "precision")}}
+            claim = site.worker.claim_job(job["id"])
+            site.worker.finish(claim, measurements=[measured("step_ms", float(number), **case)])
+        text = self.check(get(site, f"/sweeps/{sweep}/export"))
+        assert "&lt;b&gt;exported&lt;/b&gt;" in text
+        assert text.count("<svg ") == 2, "a chart and a heat map"
+        assert "Step (ms) by context length" in text
+        assert "4 succeeded" in text
+
+    def test_of_a_job_that_waits(self, site: Any) -> None:
+        job = site.submit(priority=-99)["id"]
+        assert "There are no results yet." in self.check(get(site, f"/jobs/{job}/export"))
+        site.http.post(f"/jobs/{job}/cancel")
+
+    def test_unknown_things(self, site: Any) -> None:
+        get(site, "/jobs/999999/export", 404)
+        get(site, "/sweeps/999999/export", 404)
+        get(site, "/jobs/1/export?nose=1", 422)

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import pytest
+
+from app.metrics import better, gain, gain_name, headline, readable
+
+
+@pytest.mark.parametrize(
+    ("metric", "unit", "direction"),
+    [
+        ("step_ms", "ms", "lower"),
+        ("decode_ms_per_token", "ms/token", "lower"),
+        ("host_us", "µs", "lower"),
+        ("peak_memory_mib", "MiB", "lower"),
+        ("tokens_per_s", "tokens/s", "higher"),
+        ("forward_tflops", "TFLOP/s", "higher"),
+        ("mfu", "fraction", "higher"),
+        ("ceiling_percent", "%", "higher"),
+        ("gpu_busy_percent", "%", "higher"),
+        ("profiler_overhead_percent", "%", "lower"),
+        ("gradient_error", "fraction", "lower"),
+        ("matmul_share_percent", "%", None),
+        ("parameters", "parameters", None),
+        ("tensor_mib", "MiB", None),
+        ("saved_by_sharding_gib", "GiB", "higher"),
+    ],
+)
+def test_direction(metric: str, unit: str, direction: str | None) -> None:
+    assert better(metric, unit) == direction
+
+
+def test_gain_is_named_by_what_it_is() -> None:
+    assert gain_name("step_ms", "ms") == "step_ms_speedup"
+    assert gain_name("tokens_per_s", "tokens/s") == "tokens_per_s_speedup"
+    assert gain_name("peak_memory_mib", "MiB") == "peak_memory_mib_gain"
+    assert gain_name("parameters", "parameters") == "parameters_ratio"
+
+
+def test_gain_is_above_one_for_what_is_better() -> None:
+    assert gain(2.0, 1.0, "lower") == 2.0
+    assert gain(2.0, 1.0, "higher") == 0.5
+    assert gain(2.0, 1.0, None) == 0.5
+    assert gain(0.0, 1.0, "higher") is None
+    assert gain(1.0, 0.0, "lower") is None
+
+
+def test_headline() -> None:
+    assert headline(["forward_ms", "step_ms", "mfu"]) == "step_ms"
+    assert headline(["copy_gb_per_s", "tflops"]) == "copy_gb_per_s"
+    assert headline([]) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "unit", "text"),
+    [
+        ("step_ms", "ms", "Step (ms)"),
+        ("forward_backward_ms", "ms", "Forward backward (ms)"),
+        ("tokens_per_s", "tokens/s", "Tokens/s"),
+        ("decode_ms_per_token", "ms/token", "Decode (ms/token)"),
+        ("peak_memory_mib", "MiB", "Peak memory (MiB)"),
+        ("gpu_busy_percent", "%", "GPU busy (%)"),
+        ("mfu", "fraction", "MFU"),
+        ("bus_gb_per_s", "GB/s", "Bus (GB/s)"),
+        ("context_length", None, "Context length"),
+        ("model.d_ff", None, "Model d ff"),
+        ("calls", "calls", "Calls"),
+        ("intensity", "FLOP/byte", "Intensity (FLOP/byte)"),
+        ("step_ms_speedup", "1", "Step speed-up"),
+        ("peak_memory_mib_gain", "1", "Peak memory gain"),
+    ],
+)
+def test_names_for_print(name: str, unit: str | None, text: str) -> None:
+    assert readable(name, unit) == text

@@ -1,0 +1,276 @@
+"""The pages on which results are read, without a browser: what they say, refuse and link to."""
+
+from __future__ import annotations
+
+import array
+import dataclasses
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from app.specs import spec_adapter
+from app.store import members
+from app.web.pages import plots as plots_page
+from app.web.pages.sweeps import listed, told
+from app.web.pages.tables import command
+from tests.app.web.checker import page
+
+TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
+GRID = {"precision": ["fp32", "bf16"], "context_length": [64, 128, 256]}
+
+
+@pytest.fixture(scope="module")
+def filled(serve: Any, measured: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A sweep of six jobs, of which one failed and one ran out of memory; three other jobs, of which one is queued."""
+    with serve(tmp_path_factory.mktemp("filled"), lease_s=600) as site:
+        base = {"kind": "benchmark", "model": {"size": "tiny"}}
+        answer = site.http.post("/sweeps", json={"base": base, "grid": GRID, "name": "six", "labels": {"a": "b"}})
+        assert answer.status_code == 201, answer.text
+        for number in range(6):
+            claim = site.worker.claim()
+            case = dict(spec_adapter.validate_json(json.dumps(claim.spec)).case().coordinates)
+            if number == 1:
+                site.worker.finish(claim, "failed")
+                continue
+            outcome = "oom" if number == 2 else "ok"
+            verdict = "suspect" if number == 3 else "valid"
+            rows = [
+                measured(name, None if outcome == "oom" else float(10 - number), outcome, validity=verdict, **case)
+                for name in ("forward_ms", "step_ms")
+            ]
+            site.worker.finish(claim, measurements=rows, validity={"verdict": verdict, "counts": {verdict: 1}})
+        other = site.submit(spec={"context_length": 8})
+        site.worker.finish(site.worker.claim(), measurements=[measured("prefill_ms", 3.0, model="tiny")])
+        estimate = site.http.post("/jobs", json={"spec": {"kind": "estimate"}}).json()["id"]
+        site.http.post(f"/jobs/{estimate}/cancel")
+        assert other["id"] == 7
+        site.worker.register()
+        site.submit()
+        yield site
+
+
+def figures(text: str) -> list[dict[str, Any]]:
+    found = re.findall(r'<script type="application/json" id="[^"]+">(.*?)</script>', text, flags=re.DOTALL)
+    return [json.loads(one) for one in found]
+
+
+class TestSweeps:
+    def test_the_list_says_what_varies_and_how_far_each_is(self, filled: Any) -> None:
+        found = page(filled, "/ui/sweeps")
+        for text in ("six", "precision fp32, bf16", "context_length 64, 128, 256", "6 of 6", "5 succeeded", "1 failed"):
+            assert text in " ".join(found.text.split()), text
+        assert "/ui/sweeps/1?state=failed" in found.references
+
+    def test_a_sweep_lists_its_jobs_with_verdicts_and_outcomes(self, filled: Any) -> None:
+        text = " ".join(page(filled, "/ui/sweeps/1").text.split())
+        for part in ("six", "6 jobs", "Step (ms)", "oom", "suspect", "It broke", "Took", "Resume"):
+            assert part in text, part
+        assert "Cancel what is left" not in text
+
+    @pytest.mark.parametrize(
+        ("query", "jobs"),
+        [
+            ("", [1, 2, 3, 4, 5, 6]),
+            ("?state=failed", [2]),
+            ("?verdict=suspect", [4]),
+            ("?at=precision:1", [4, 5, 6]),
+            ("?at=precision:1&at=context_length:0", [4]),
+            ("?state=&verdict=&at=&sort=-job", [6, 5, 4, 3, 2, 1]),
+            ("?sort=context_length", [1, 4, 2, 5, 3, 6]),
+            ("?sort=-context_length", [6, 3, 5, 2, 4, 1]),
+            ("?sort=step_ms", [6, 5, 4, 1, 2, 3]),
+            ("?sort=state", [2, 1, 3, 4, 5, 6]),
+            ("?page=2", []),
+        ],
+    )
+    def test_jobs_are_filtered_sorted_and_paged(self, filled: Any, query: str, jobs: list[int]) -> None:
+        text = filled.http.get(f"/ui/sweeps/1{query}").text
+        assert [int(number) for number in re.findall(r'<tr id="job-(\d+)">', text)] == jobs
+
+    @pytest.mark.parametrize("query", ["?sort=nothing", "?at=precision", "?at=nothing:0", "?state=done", "?page=0"])
+    def test_bad_queries_are_told(self, filled: Any, query: str) -> None:
+        page(filled, f"/ui/sweeps/1{query}", 422)
+
+    def test_a_page_that_has_not_changed_keeps_the_policy_of_plots(self, filled: Any) -> None:
+        first = filled.http.get("/ui/sweeps/1")
+        again = filled.http.get("/ui/sweeps/1", headers={"If-None-Match": first.headers["etag"]})
+        assert again.status_code == 304
+        assert again.headers["content-security-policy"] == first.headers["content-security-policy"]
+        assert filled.http.get("/ui/sweeps/1?sort=-job", headers={"If-None-Match": first.headers["etag"]}).text
+
+    def test_values_of_the_grid_in_words(self) -> None:
+        assert told({"size": "tiny", "vocab_size": 8}) == "tiny/8"
+        assert [told(value) for value in (True, None, 1.5, [1, 2])] == ["true", "none", "1.5", "1/2"]
+        assert listed(list(range(100))) == "0, 1 … 99 (100 values)"
+
+
+def test_a_search_shows_what_fits(filled: Any, measured: Any) -> None:
+    body = {"base": TINY, "fit": {"axis": "context_length", "upto": 512, "step": 256}, "priority": 9, "grid": {}}
+    answer = filled.http.post("/sweeps", json=body)
+    assert answer.status_code == 201, answer.text
+    for outcome in ("ok", "oom"):
+        claim = filled.worker.claim()
+        case = dict(spec_adapter.validate_json(json.dumps(claim.spec)).case().coordinates)
+        filled.worker.finish(
+            claim, measurements=[measured("step_ms", 1.0 if outcome == "ok" else None, outcome, **case)]
+        )
+    text = " ".join(page(filled, f"/ui/sweeps/{answer.json()['id']}").text.split())
+    assert "Largest that fits" in text
+    assert re.search(r"256 job \d+ 512 job \d+", text), text
+    assert "the largest that fits, up to 512" in text
+
+
+class TestPlots:
+    def test_lines_and_a_heat_map_with_the_outcomes(self, filled: Any) -> None:
+        text = filled.http.get("/ui/plots?sweep=1").text
+        lines, heat = figures(text)
+        assert [trace["name"] for trace in lines["data"]] == ["fp32", "bf16", "failed", "oom"]
+        assert lines["layout"]["yaxis"]["title"]["text"] == "Step (ms)"
+        assert heat["data"][0]["x"] == ["64", "128", "256"]
+        assert lines["data"][0]["customdata"][0][1] == "/ui/jobs/1"
+
+    def test_choices(self, filled: Any) -> None:
+        lines, *heat = figures(filled.http.get("/ui/plots?sweep=1&metric=forward_ms&only=precision:bf16").text)
+        assert [trace["x"] for trace in lines["data"]] == [[64, 128, 256]]
+        assert heat == [], "one coordinate is left"
+        bars, _ = figures(filled.http.get("/ui/plots?sweep=1&x=precision").text)
+        assert bars["data"][0]["type"] == "bar"
+
+    def test_the_grid_tells_the_same_as_the_table(self, filled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        def values() -> list[Any]:
+            plots_page.drawn.cache_clear()
+            lines = figures(filled.http.get("/ui/plots?sweep=1").text)[0]
+            return [(trace["name"], trace["x"], trace["y"]) for trace in lines["data"]]
+
+        of_table = values()
+        monkeypatch.setattr(plots_page, "MANY_POINTS", 1)
+        assert values() == of_table
+
+    def test_what_was_drawn_is_kept_until_something_changes(self, filled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        first = filled.http.get("/ui/plots?sweep=1").text
+        monkeypatch.setattr(plots_page, "read_points", lambda *_: pytest.fail("it was read again"))
+        assert filled.http.get("/ui/plots?sweep=1").text == first
+
+    @pytest.mark.parametrize(
+        ("query", "status"),
+        [
+            ("", 422),
+            ("?sweep=9", 404),
+            ("?job=99", 404),
+            ("?sweep=1&metric=none", 422),
+            ("?sweep=1&x=none", 422),
+            ("?sweep=1&only=x", 422),
+            ("?job=8", 200),
+        ],
+    )
+    def test_errors(self, filled: Any, query: str, status: int) -> None:
+        assert filled.http.get(f"/ui/plots{query}").status_code == status
+
+    def test_nothing_measured(self, filled: Any) -> None:
+        assert "Nothing is measured yet" in filled.http.get("/ui/plots?job=9").text
+
+
+class TestTables:
+    def test_the_form_sends_empty_fields(self, filled: Any) -> None:
+        found = page(filled, "/ui/tables?kind=&sweep=1&job=&label=&since=&until=")
+        assert "oom" in found.text
+        assert "/tables?sweep=1&format=latex" in found.references
+
+    def test_several_ids_in_one_field(self, filled: Any) -> None:
+        found = page(filled, "/ui/tables?job=1+4,5")
+        assert "/tables?job=1&job=4&job=5&format=csv" in found.references
+
+    def test_pivot_and_reference(self, filled: Any) -> None:
+        found = page(filled, "/ui/tables?sweep=1&pivot=context_length&relative_to=precision%3Dfp32")
+        assert "context_length=256" in found.text
+        assert "speedup" in found.text
+
+    def test_kinds_that_do_not_go_together_leave_the_form(self, filled: Any) -> None:
+        found = page(filled, "/ui/tables?job=1&job=8")
+        assert "several kinds" in found.text
+
+    @pytest.mark.parametrize("query", ["?sweep=x", "?statistic=mode", "?since=yesterday-ish", "?nothing=1"])
+    def test_bad_parameters_are_refused_as_by_the_api(self, filled: Any, query: str) -> None:
+        page(filled, f"/ui/tables{query}", 422)
+
+    def test_without_a_choice_sweeps_are_suggested(self, filled: Any) -> None:
+        assert "/ui/tables?sweep=1" in page(filled, "/ui/tables").references
+
+    def test_an_empty_choice_is_told(self, filled: Any) -> None:
+        assert "No finished job matches" in page(filled, "/ui/tables?label=none:1").text
+
+    def test_the_equal_command(self) -> None:
+        parameters = [("sweep", "3"), ("label", "team:a b"), ("columns", "x"), ("columns", "y"), ("best", "true")]
+        assert command(parameters) == "flopwatch table --sweep 3 --label 'team=a b' --columns x,y --best"
+
+
+class TestCompare:
+    def test_of_few_processes_the_samples_are_drawn(self, filled: Any, measured: Any) -> None:
+        jobs = []
+        for factor in (1.0, 2.0):
+            filled.submit(spec={"context_length": 16}, priority=9)
+            row = measured("step_ms", factor, model="tiny", context_length=16)
+            packed = zlib.compress(array.array("d", [factor, factor + 0.5]).tobytes())
+            claim = filled.worker.claim()
+            filled.worker.finish(claim, measurements=[dataclasses.replace(row, samples=packed)])
+            jobs.append(claim.job_id)
+        text = filled.http.get(f"/ui/compare?job={jobs[0]}&job={jobs[1]}").text
+        distributions = figures(text)[0]
+        assert [trace["y"] for trace in distributions["data"]] == [[1.0, 1.5], [2.0, 2.5]]
+        assert "one dot for each sample" in text
+
+    def test_without_jobs_it_says_how_to_choose(self, filled: Any) -> None:
+        assert "The first is the baseline" in page(filled, "/ui/compare").text
+
+    def test_one_job_is_the_baseline(self, filled: Any) -> None:
+        assert "Add at least one job" in page(filled, "/ui/compare?job=1").text
+
+    def test_each_candidate_against_the_baseline(self, filled: Any) -> None:
+        found = page(filled, "/ui/compare?job=1&job=4&job=5&job=1")
+        assert "Job 4 against job 1 (baseline)" in found.text
+        assert "Job 5 against job 1 (baseline)" in found.text
+        assert "inconclusive" in found.text, "one process each"
+        assert "/compare?baseline=1&candidate=4&format=latex" in found.references
+        assert "/ui/compare?job=4&job=1&job=5" in found.references
+
+    def test_jobs_without_a_common_case_are_said_to_have_none(self, filled: Any) -> None:
+        assert "no case in common" in page(filled, "/ui/compare?job=1&job=7").text
+
+    @pytest.mark.parametrize(("other", "why"), [(8, "Compare jobs of one kind"), (9, "not finished")])
+    def test_what_cannot_be_compared_is_told_on_the_page(self, filled: Any, other: int, why: str) -> None:
+        assert why in page(filled, f"/ui/compare?job=1&job={other}").text
+
+    def test_the_jobs_that_were_picked_in_a_list(self, filled: Any) -> None:
+        found = page(filled, "/ui/compare?back=state%3Dsucceeded&job=4&job=1")
+        assert "Job 1 against job 4" not in found.text, "one candidate needs no heading"
+        assert "/ui?state=succeeded" in found.references
+
+    def test_ids_in_one_field(self, filled: Any) -> None:
+        answer = filled.http.get("/ui/compare/add?job=1&job=4,5+4", follow_redirects=False)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/ui/compare?job=1&job=4&job=5")
+        page(filled, "/ui/compare/add?job=x", 422)
+        page(filled, "/ui/compare?job=77", 404)
+
+
+def test_time_left_follows_from_the_last_durations(filled: Any) -> None:
+    running = [{"started_at": "2026-01-01T00:00:00Z"}]
+    now = members.parsed_time("2026-01-01T00:00:04Z")
+    assert members._left(3, running, [10.0, 14.0], now) == 3 * 12 + 8
+    assert members._left(3, running * 2, [10.0, 14.0], now) == (3 * 12 + 2 * 8) / 2
+    assert members._left(3, running, [2.0], now) == 6, "a job that takes longer than the others is nearly done"
+    assert members._left(3, [], [2.0], now) is None
+    assert members._left(3, running, [], now) is None
+
+
+def test_workers_that_stopped_are_hidden_until_asked_for(filled: Any) -> None:
+    filled.services.registration.register_worker("old", "old-host", 3, set(), set(), [{"type": "cpu"}], {})
+    filled.services.registration.set_worker_state("old", "stopped")
+    told = page(filled, "/ui/workers").text
+    assert "old-host" not in told
+    assert "Show 1 that stopped or was lost" in told
+    assert "its turn: a worker could run it" in told
+    assert "old-host" in page(filled, "/ui/workers?gone=true").text

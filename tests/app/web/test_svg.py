@@ -1,0 +1,132 @@
+"""Figures as SVG: what a reader must find in the picture."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from typing import Any
+
+import pytest
+
+from app.web import plots, svg
+
+POINTS = [
+    plots.Point({"context_length": length, "precision": precision}, value, spread=1.0, n=5)
+    for precision, factor in (("fp32", 2.0), ("bf16", 1.0))
+    for length, value in ((128, 10.0 * factor), (256, 20.0 * factor), (512, 80.0 * factor))
+]
+TAG = "{http://www.w3.org/2000/svg}"
+
+
+def parsed(figure: Any, title: str = "a title") -> ET.Element:
+    """The picture as a browser reads it. Inside HTML the name space goes without saying."""
+    text = svg.drawn(figure, title).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    return ET.fromstring(text)  # our own text
+
+
+def texts(picture: ET.Element) -> list[str]:
+    return [element.text or "" for element in picture.iter(f"{TAG}text")]
+
+
+def chart(points: list[plots.Point]) -> Any:
+    return plots.chart(points, plots.axes_of(points), "step_ms", "ms")
+
+
+def test_lines_have_axes_a_legend_and_markers() -> None:
+    picture = parsed(chart(POINTS))
+    assert {"Step (ms)", "Context length", "fp32", "bf16", "128", "256", "512"} <= set(texts(picture))
+    assert len(list(picture.iter(f"{TAG}polyline"))) == 2
+    assert picture.get("role") == "img"
+    assert picture.get("aria-label") == "a title"
+
+
+def test_greater_values_are_higher_and_faster_lines_lower() -> None:
+    picture = parsed(chart(POINTS))
+    heights = [
+        [float(pair.split(",")[1]) for pair in str(line.get("points")).split()]
+        for line in picture.iter(f"{TAG}polyline")
+    ]
+    for line in heights:
+        assert line == sorted(line, reverse=True), "y grows downwards"
+    assert all(slow < fast for slow, fast in zip(*heights, strict=True))
+
+
+def test_every_mark_lies_inside_the_picture() -> None:
+    picture = parsed(chart(POINTS))
+    _, _, width, height = map(float, str(picture.get("viewBox")).split())
+    for circle in picture.iter(f"{TAG}circle"):
+        assert 0 < float(str(circle.get("cx"))) < width
+        assert 0 < float(str(circle.get("cy"))) < height
+
+
+def test_what_was_not_measured_is_a_cross_and_no_number() -> None:
+    points = [*POINTS, plots.Point({"context_length": 1024, "precision": "fp32"}, None, outcome="oom")]
+    picture = parsed(chart(points))
+    assert "oom" in texts(picture)
+    assert len(list(picture.iter(f"{TAG}path"))) == 1
+
+
+def test_doubtful_markers_are_open() -> None:
+    doubtful = [plots.Point({"n": n}, 1.0 + n, validity="suspect" if n == 2 else "valid") for n in (1, 2, 3)]
+    fills = [circle.get("fill") for circle in parsed(chart(doubtful)).iter(f"{TAG}circle")]
+    assert len(set(fills)) == 2
+    assert fills[1] not in (fills[0], fills[2])
+
+
+def test_texts_become_bars() -> None:
+    points = [plots.Point({"implementation": name}, value) for name, value in (("eager", 4.0), ("<flash>", 1.0))]
+    picture = parsed(chart(points))
+    heights = sorted(float(str(rect.get("height"))) for rect in picture.iter(f"{TAG}rect"))
+    assert heights[-1] == pytest.approx(4 * heights[-2], rel=0.01), "a bar starts at 0"
+    assert {"eager", "<flash>"} <= set(texts(picture))
+
+
+def test_heat_maps_write_their_values_and_outcomes() -> None:
+    points = [*POINTS, plots.Point({"context_length": 1024, "precision": "bf16"}, None, outcome="oom")]
+    picture = parsed(plots.heat_map(points, "context_length", "precision", "step_ms", "ms"))
+    assert {"20", "160", "oom", "fp32", "bf16", "1024"} <= set(texts(picture))
+
+
+def test_boxes_of_two_sides() -> None:
+    groups = [
+        plots.Samples(side, "tiny", (), processes=values)
+        for side, values in (("baseline", [1.0, 2.0, 3.0]), ("candidate", [2.0]))
+    ]
+    picture = parsed(plots.distributions(groups, "step_ms", "ms", of="processes"))
+    assert {"baseline", "candidate", "tiny"} <= set(texts(picture))
+    assert len(list(picture.iter(f"{TAG}circle"))) == 4
+
+
+def test_ratios_with_intervals_and_a_line_at_one() -> None:
+    figure = plots.ratios(
+        [plots.Ratio("step_ms", 0.8, 0.75, 0.85, "better"), plots.Ratio("mfu", 1.1, None, None, "changed")]
+    )
+    picture = parsed(figure)
+    assert {"step_ms", "mfu"} <= set(texts(picture))
+    assert any(line.get("stroke-dasharray") for line in picture.iter(f"{TAG}line"))
+
+
+@pytest.mark.parametrize("values", [[5.0], [0.0, 0.0], [1e-9, 2e-9], [-3.0, 3.0], [1e9, 1.0]])
+def test_any_numbers_can_be_drawn(values: list[float]) -> None:
+    points = [plots.Point({"n": number}, value) for number, value in enumerate(values)]
+    assert "NaN" not in svg.drawn(chart(points), "x")
+    samples = [plots.Samples("", "case", values)]
+    assert "nan" not in svg.drawn(plots.over_steps(samples, "step_ms", "ms"), "x").lower()
+
+
+def test_nothing_to_draw_is_a_sentence() -> None:
+    assert svg.drawn({"data": [], "layout": {}, "empty": "Nothing <yet>."}, "x") == "<p>Nothing &lt;yet&gt;.</p>"
+
+
+def test_what_it_cannot_draw_is_named() -> None:
+    traces = [{"type": "scatter", "x": [1, 2], "y": [1, 2]}, {"type": "sankey"}]
+    assert svg.drawn({"data": traces, "layout": {}}, "x").endswith("<p>Not drawn here: sankey.</p>")
+
+
+def test_no_text_becomes_markup() -> None:
+    points = [
+        plots.Point({"implementation": "<script>alert(1)</script>"}, 1.0),
+        plots.Point({"implementation": "b"}, 2.0),
+    ]
+    drawn = svg.drawn(chart(points), '"><script>')
+    assert not re.search("<script", drawn)

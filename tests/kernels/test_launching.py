@@ -1,0 +1,164 @@
+"""Launches that leave out Triton's own steps hand its launcher the same arguments. No kernel runs here."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import triton
+from triton.backends.nvidia import driver as nvidia
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from kernels import launching
+from kernels.launching import Address, Launch, Window
+
+META = {"swizzle": 3, "elem_size": 2, "elem_type": 10, "block_size": [1, 64], "fp4_padded": False}
+BASE = 1 << 20
+SHAPE, STRIDES = (4, 64), (64, 1)
+
+
+class At:
+    """A tensor of a device that is not here."""
+
+    device, dtype = torch.device("cuda", 0), torch.bfloat16
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+    def data_ptr(self) -> int:
+        return self.address
+
+    def element_size(self) -> int:
+        return 2
+
+    def view(self, _length: int) -> At:
+        return self
+
+    def __getitem__(self, rest: slice) -> At:
+        return At(self.address + 2 * rest.start)
+
+
+class Kernel:
+    """As much of a compiled kernel as launching needs: Triton's own launcher, over a recorder in place of its C."""
+
+    arg_names = ("source", "target", "strides", "number", "WIDTH")
+
+    def __init__(self, metas: list[Any]) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.through_triton = 0
+        signature = {0: "tensordesc<bf16[1, 64]>", 1: "*bf16", 2: ("i64", "i32"), 3: "i32", 4: "constexpr"}
+        self.run = SimpleNamespace(
+            launch=nvidia.wrap_handle_tensordesc(lambda *arguments: self.calls.append(arguments), signature, metas),
+            launch_cooperative_grid=False, launch_pdl=False, global_scratch_size=0, profile_scratch_size=0,
+        )  # fmt: skip
+        self.function, self.packed_metadata = 11, (4, 1, 1024)
+        self.metadata = SimpleNamespace(tensordesc_meta=metas)
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Any:
+        def launch(source: Any, target: At, strides: Any, number: int, **options: int) -> Kernel:
+            self.through_triton += 1
+            stream = torch._C._cuda_getCurrentRawStream(0)
+            head = (*grid, 1, 1, stream, self.function, False, False, None, None, self.packed_metadata)
+            self.run.launch(*head, None, None, None, source, target, strides, number, options["WIDTH"])
+            return self
+
+        return launch
+
+
+@pytest.fixture
+def encoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The descriptors that the driver was asked to encode."""
+    made: list[tuple[Any, ...]] = []
+
+    def fill(*arguments: Any) -> tuple[Any, ...]:
+        made.append(arguments)
+        return ("descriptor", arguments[0])
+
+    active = SimpleNamespace(utils=SimpleNamespace(fill_tma_descriptor=fill))
+    monkeypatch.setattr(triton.runtime.driver, "_active", active)
+    monkeypatch.setattr(triton.runtime.driver, "set_active", lambda _driver: None)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _device: 7, raising=False)
+    monkeypatch.setattr(launching, "make_context_current", lambda _device: None)
+    monkeypatch.setattr(TensorDescriptor, "__post_init__", lambda _self: None)
+    return made
+
+
+def a_launch(kernel: Kernel) -> Launch:
+    window = Window.of(0, SHAPE, STRIDES, (1, 64), offset=128)
+    arguments = (window, Address(1, 256), STRIDES, 5)
+    return Launch(kernel, 3, arguments, {"WIDTH": 64, "num_warps": 4})
+
+
+def plain(call: tuple[Any, ...]) -> list[Any]:
+    return [one.data_ptr() if isinstance(one, At) else one for one in call]
+
+
+def test_the_launcher_gets_what_triton_would_hand_it(encoded: list[Any]) -> None:
+    kernel = Kernel([META])
+    launch = a_launch(kernel)
+    for _ in range(2):
+        launch((At(BASE), At(2 * BASE)))
+    assert kernel.through_triton == 1
+    by_triton, direct = kernel.calls
+    assert plain(by_triton) == list(direct)
+    assert encoded[0] == encoded[1], "the descriptors are the same, too"
+    assert ("descriptor", BASE + 2 * 128) in direct
+    assert 2 * BASE + 2 * 256 in direct
+
+
+def test_addresses_that_return_are_not_encoded_again_and_others_are_forgotten(
+    encoded: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launching, "REMEMBERED_ADDRESSES", 4)
+    kernel = Kernel([META])
+    launch = a_launch(kernel)
+    launch((At(BASE), At(BASE)))
+    for _ in range(3):
+        for step in range(4):
+            launch((At(BASE + 16 * step), At(BASE)))
+    assert len(encoded) == 1 + 4
+    for step in range(100):
+        launch((At(BASE + 16 * step), At(BASE)))
+    assert launch._direct is not None
+    assert launch._direct._expanded.cache_info().currsize == 4
+    assert [call for call in kernel.calls if ("descriptor", BASE + 256 + 16 * 99) in call]
+
+
+def test_threads_share_a_launch(encoded: list[Any]) -> None:
+    kernel = Kernel([META])
+    launch = a_launch(kernel)
+    launch((At(BASE), At(BASE)))
+    places = [BASE + 16 * step for step in range(64)] * 4
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda place: launch((At(place), At(place))), places))
+    assert kernel.through_triton == 1
+    for call in kernel.calls[1:]:
+        (place,) = (one[1] for one in call if isinstance(one, tuple) and one[0] == "descriptor")
+        assert place + 256 in call, "an address and its descriptor belong together"
+
+
+@pytest.mark.parametrize("why", ["odd address", "hooks", "version", "scratch", "no descriptors"])
+def test_all_else_goes_through_triton(why: str, encoded: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel([META])
+    if why == "version":
+        monkeypatch.setattr(triton, "__version__", "3.7.0")
+    if why == "scratch":
+        kernel.run.global_scratch_size = 64
+    if why == "no descriptors":
+        kernel.metadata.tensordesc_meta = []
+    launch = a_launch(kernel)
+    launch((At(BASE), At(BASE)))
+    if why == "hooks":
+        monkeypatch.setattr(triton.knobs.runtime.launch_enter_hook, "calls", [print])
+    launch((At(BASE + 8 * (why == "odd address")), At(BASE)))
+    assert kernel.through_triton == 2
+
+
+def test_steps_that_are_never_taken_do_not_matter() -> None:
+    assert Window.of(0, (1, 3, 64), (7, 64, 1), (1, 1, 64)).strides == (16, 64, 1)
