@@ -688,7 +688,7 @@ class Flopwatch:
             caption, latex_label: the table's title, and the name by which LaTeX's \\ref finds it.
 
         Example:
-            >>> "forward_ms" in flopwatch.table_text("latex", job=job).replace("\\\\_", "_")
+            >>> "Forward (ms)" in flopwatch.table_text("latex", job=job)
             True
         """
         asked = _chosen(job, sweep, kind, labels, since, until) | _layout(rows, columns, statistic, pivot, relative_to)
