@@ -71,7 +71,8 @@ def why_wrong(shape: Shape, rng: random.Random, name: str = "hopper") -> str | N
     gradients = torch.autograd.grad(out, (q, k, v), gradient)
     exact = [one.detach().double().requires_grad_() for one in (q, k, v)]
     group = shape.heads // shape.key_heads
-    right = attention(exact[0], *(one.repeat_interleave(group, 1) for one in exact[1:]), shape.is_causal)
+    keys, values = (one.repeat_interleave(group, 1) for one in exact[1:])
+    right = attention(exact[0], keys, values, shape.is_causal)
     right_gradients = torch.autograd.grad(right, exact, gradient.double())
     pairs = zip(("out", "dq", "dk", "dv"), (out, *gradients), (right, *right_gradients), strict=True)
     for result, given, oracle in pairs:
