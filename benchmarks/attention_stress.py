@@ -70,7 +70,8 @@ def why_wrong(shape: Shape, rng: random.Random, name: str = "hopper") -> str | N
     out = function(q, k, v, shape.is_causal)
     gradients = torch.autograd.grad(out, (q, k, v), gradient)
     exact = [one.detach().double().requires_grad_() for one in (q, k, v)]
-    keys, values = (one.repeat_interleave(shape.heads // shape.key_heads, 1) for one in exact[1:])
+    group = shape.heads // shape.key_heads
+    keys, values = (one.repeat_interleave(group, 1) for one in exact[1:])
     right = attention(exact[0], keys, values, shape.is_causal)
     right_gradients = torch.autograd.grad(right, exact, gradient.double())
     pairs = zip(("out", "dq", "dk", "dv"), (out, *gradients), (right, *right_gradients), strict=True)

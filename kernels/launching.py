@@ -102,12 +102,19 @@ class Launch:
         self._arguments, self._options = tuple(arguments), dict(options)
         self._windows = any(isinstance(argument, Window) for argument in arguments)
         self._direct: _Direct | None = None
+        self._refused = False
+        """True if Triton's launcher did not take what it was handed."""
 
     def __call__(self, tensors: Sequence[Tensor]) -> None:
         """Launch on the current device and stream."""
         direct = self._direct
-        if direct is None or _hooks_are_set() or not direct.launch(tuple([tensor.data_ptr() for tensor in tensors])):
-            self._through_triton(tensors)
+        if direct is not None and not _hooks_are_set():
+            try:
+                if direct.launch(tuple([tensor.data_ptr() for tensor in tensors])):
+                    return
+            except (TypeError, AttributeError):  # nothing was launched: it takes other arguments than were read in it
+                self._direct, self._refused = None, True
+        self._through_triton(tensors)
 
     def _through_triton(self, tensors: Sequence[Tensor]) -> None:
         if self._windows:
@@ -119,7 +126,7 @@ class Launch:
             for argument in self._arguments
         ]  # fmt: skip
         compiled = self._kernel[(self._grid,)](*arguments, **self._options)
-        if self._direct is None and all(tensor.data_ptr() % ALIGNMENT == 0 for tensor in tensors):
+        if self._direct is None and not self._refused and all(tensor.data_ptr() % ALIGNMENT == 0 for tensor in tensors):
             self._direct = _Direct.of(compiled, self._in_order(), self._grid, tensors)
 
     def _in_order(self) -> list[Any]:

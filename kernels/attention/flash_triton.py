@@ -192,8 +192,8 @@ def _differentiate(ctx: Any, out_gradient: Tensor | None, logsumexp_gradient: Te
 
 
 # Defined by hand: `torch.library.custom_op` does the same, and takes the host 13 µs longer to call.
-# Operations live as long as this does. It has no types.
 _library: Any = torch.library.Library("flopwatch", "FRAGMENT")  # type: ignore[no-untyped-call]
+"""Operations live as long as this does."""
 _library.define(
     "flash_attention(Tensor q, Tensor k, Tensor v, bool is_causal, bool tf32, bool only_hopper=False) "
     "-> (Tensor, Tensor)",

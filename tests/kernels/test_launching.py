@@ -160,5 +160,23 @@ def test_all_else_goes_through_triton(why: str, encoded: list[Any], monkeypatch:
     assert kernel.through_triton == 2
 
 
+def test_a_launcher_that_takes_other_arguments_is_not_asked_again(encoded: list[Any]) -> None:
+    kernel = Kernel([META])
+    launch = a_launch(kernel)
+    launch((At(BASE), At(BASE)))
+    asked = []
+
+    def refuse(*_arguments: Any) -> None:
+        asked.append(1)
+        raise TypeError("function takes exactly 3 arguments")
+
+    assert launch._direct is not None
+    launch._direct._raw = refuse
+    for _ in range(2):
+        launch((At(BASE), At(BASE)))
+    assert len(asked) == 1
+    assert kernel.through_triton == 3
+
+
 def test_steps_that_are_never_taken_do_not_matter() -> None:
     assert Window.of(0, (1, 3, 64), (7, 64, 1), (1, 1, 64)).strides == (16, 64, 1)
