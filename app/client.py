@@ -342,9 +342,8 @@ class Flopwatch:
 
     def _name_of(self, job: Answer) -> str | None:
         """Return the name for a new job like this one: of a sweep's job the sweep's, without what told it apart."""
-        if job["sweep_id"] is None:
-            return job["name"]
-        found: str | None = self.get(f"/sweeps/{job['sweep_id']}")["name"]
+        named = job if job["sweep_id"] is None else self.get(f"/sweeps/{job['sweep_id']}")
+        found: str | None = named["name"]
         return found
 
     def with_code(self, spec: Answer, *, implementation: str | None = None, model: str | None = None) -> Answer:
@@ -689,7 +688,7 @@ class Flopwatch:
             caption, latex_label: the table's title, and the name by which LaTeX's \\ref finds it.
 
         Example:
-            >>> "forward_ms" in flopwatch.table_text("latex", job=job).replace("\\\\_", "_")
+            >>> "Forward (ms)" in flopwatch.table_text("latex", job=job)
             True
         """
         asked = _chosen(job, sweep, kind, labels, since, until) | _layout(rows, columns, statistic, pivot, relative_to)

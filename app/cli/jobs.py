@@ -173,7 +173,6 @@ def sweep(
     idempotency_key: Key = None,
 ) -> None:
     """Submit one job per combination of values; with --fit, search for what fits, once per combination."""
-    from app.cli.output import counts_text, print_json, print_searches, progress_display
     from app.cli.specs import chosen
 
     kind, under, lists = chosen(server, source, preset)
@@ -188,11 +187,24 @@ def sweep(
         **_options(name, label, priority, timeout_s, max_attempts),
     }
     made, replayed = server.post_once("/sweeps", body, idempotency_key)
-    total = sum(made["counts"].values())
-    wait = wait or wait_at_most is not None
+    note = f" {SUBMITTED_BEFORE}" if replayed else ""
+    _follow_sweep(server, made, wait=wait, at_most=wait_at_most, as_json=as_json, note=note)
+
+
+def _follow_sweep(
+    server: Flopwatch, made: dict[str, Any], *, wait: bool, at_most: float | None, as_json: bool, note: str
+) -> None:
+    """Say what became of a sweep's submission, wait for it if that is asked, and end with 1 unless all went well."""
+    from app.cli.output import counts_text, print_json, print_searches, progress_display
+
+    wait = wait or at_most is not None
     if not as_json:
-        note = f" {SUBMITTED_BEFORE}" if replayed else ""
-        what = f"with {total} jobs" if search is None else f"searches by {total} jobs at a time"
+        total = sum(made["counts"].values())
+        what = (
+            f"with {total} jobs"
+            if made["fit"] is None
+            else f"searches by {total} {'job' if total == 1 else 'jobs'} at a time"
+        )
         echo(f"sweep {made['id']} {what}: {server.url}/ui/sweeps/{made['id']}{note}", err=wait)
     _say_what_waits(server, made["id"])
     if wait:
@@ -200,7 +212,7 @@ def sweep(
             _going_on_when_interrupted(f"sweep {made['id']} goes on; `flopwatch cancel --sweep {made['id']}` ends it"),
             progress_display() as show,
         ):
-            made = server.wait_for_sweep(made, timeout_s=wait_at_most, show=show)
+            made = server.wait_for_sweep(made, timeout_s=at_most, show=show)
     if as_json:
         print_json(made)
     elif wait:

@@ -42,20 +42,20 @@ class Tried:
     outcome: str | None
 
 
-def fit_of(sweep: Mapping[str, Any]) -> Fit | None:
+def fit_of(sweep: Mapping[Any, Any]) -> Fit | None:
     """Return the search of a row of the table `sweep`; None for a plain grid."""
     stored = sweep["fit"]
     return None if stored is None or is_unreadable(stored) else Fit(**stored)
 
 
-def points_of(sweep: Mapping[str, Any]) -> list[Point]:
+def points_of(sweep: Mapping[Any, Any]) -> list[Point]:
     """Return the points of a sweep's grid; without a grid, the base alone."""
     if not sweep["grid"]:
         return [Point(sweep["base"], {})]
     return expand(sweep["base"], sweep["grid"], sweep["exclude"])
 
 
-def searches(connection: Connection, sweep: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+def searches(connection: Connection, sweep: Mapping[Any, Any]) -> list[dict[str, Any]] | None:
     """Return the public searches of a sweep, one for each point of its grid; None for a plain grid."""
     fit = fit_of(sweep)
     if fit is None:
@@ -64,7 +64,7 @@ def searches(connection: Connection, sweep: Mapping[str, Any]) -> list[dict[str,
     return [_public(sweep, fit, point, tried.get(sweeps.place(point.choice), [])) for point in points_of(sweep)]
 
 
-def go_on(connection: Connection, job: Mapping[str, Any]) -> None:
+def go_on(connection: Connection, job: Mapping[Any, Any]) -> None:
     """Submit what comes after a job, a row of the table `job`, that has just succeeded, if it belongs to a search."""
     is_search = (tables.sweep.c.id == job["sweep_id"]) & tables.sweep.c.fit.is_not(None)
     sweep = connection.execute(select(tables.sweep).where(is_search)).mappings().one_or_none()
@@ -77,7 +77,7 @@ def go_on(connection: Connection, job: Mapping[str, Any]) -> None:
         _submit_next(connection, sweep, fit, point, _tried(connection, sweep["id"], fit))
 
 
-def resume(connection: Connection, sweep: Mapping[str, Any]) -> int:
+def resume(connection: Connection, sweep: Mapping[Any, Any]) -> int:
     """Submit the next job of each search that has none on its way and is not at its end; returns how many."""
     fit = fit_of(sweep)
     if fit is None:
@@ -86,7 +86,7 @@ def resume(connection: Connection, sweep: Mapping[str, Any]) -> int:
     return sum(_submit_next(connection, sweep, fit, point, tried) for point in points_of(sweep))
 
 
-def new_job(sweep: Mapping[str, Any], fit: Fit, point: Point, value: int) -> NewJob:
+def new_job(sweep: Mapping[Any, Any], fit: Fit, point: Point, value: int) -> NewJob:
     """Make the job that tries a value. Raises ValidationError if the spec takes no such value."""
     spec = spec_adapter.validate_json(to_json(fit.spec(point.spec, value)))
     at = {**point.choice, fit.axis: value}
@@ -96,7 +96,7 @@ def new_job(sweep: Mapping[str, Any], fit: Fit, point: Point, value: int) -> New
 
 def _submit_next(
     connection: Connection,
-    sweep: Mapping[str, Any],
+    sweep: Mapping[Any, Any],
     fit: Fit,
     point: Point,
     tried: Mapping[frozenset[tuple[str, int]], Sequence[Tried]],
@@ -154,7 +154,7 @@ def _outcome(state: str, outcomes: set[str]) -> str | None:
     return FITS if outcomes - {"unknown"} == {"ok"} else UNKNOWN
 
 
-def _public(sweep: Mapping[str, Any], fit: Fit, point: Point, tried: Sequence[Tried]) -> dict[str, Any]:
+def _public(sweep: Mapping[Any, Any], fit: Fit, point: Point, tried: Sequence[Tried]) -> dict[str, Any]:
     fitted, too_large = _sides(tried)
     first_too_large = min(too_large, default=None)
     largest = max((value for value in fitted if first_too_large is None or value < first_too_large), default=None)
@@ -173,7 +173,7 @@ def _public(sweep: Mapping[str, Any], fit: Fit, point: Point, tried: Sequence[Tr
     }
 
 
-def _state(sweep: Mapping[str, Any], fit: Fit, point: Point, tried: Sequence[Tried]) -> tuple[str, str | None]:
+def _state(sweep: Mapping[Any, Any], fit: Fit, point: Point, tried: Sequence[Tried]) -> tuple[str, str | None]:
     """Return the state of a search (searching, done or stopped), and what to know about it."""
     fitted, too_large = _sides(tried)
     if any(one.outcome is None for one in tried):
@@ -198,7 +198,7 @@ def _state(sweep: Mapping[str, Any], fit: Fit, point: Point, tried: Sequence[Tri
     return "done", None if fitted else f"Not even the smallest value, {fit.lowest}, fits."
 
 
-def _why_not(sweep: Mapping[str, Any], fit: Fit, point: Point, value: int) -> str:
+def _why_not(sweep: Mapping[Any, Any], fit: Fit, point: Point, value: int) -> str:
     try:
         new_job(sweep, fit, point, value)
     except ValidationError as invalid:

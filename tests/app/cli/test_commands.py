@@ -573,7 +573,7 @@ def test_a_search_prints_what_fits(flopwatch: Any, obedient: Any) -> None:
     assert re.search(
         r"^context_length=32 fits \(job \d+\)\. Every value up to 32 that was tried fits\.$", out, re.MULTILINE
     )
-    sweep = re.search(r"sweep (\d+) searches by 1 jobs at a time", done.stderr)
+    sweep = re.search(r"sweep (\d+) searches by 1 job at a time", done.stderr)
     assert sweep
     shown = ended(flopwatch("sweeps", sweep[1]))
     assert "largest context_length up to 32" in shown

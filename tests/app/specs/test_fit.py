@@ -21,7 +21,7 @@ def searched(fit: Fit, limit: int) -> tuple[int | None, int | None, list[int]]:
 
 
 def fit_of(present: int | list[int] | None = 256, least: int = 1, **body: int) -> Fit:
-    return Fit.of(FitBody(**{"axis": "context_length", "upto": 65_536, **body}), present, least)
+    return Fit.of(FitBody.model_validate({"axis": "context_length", "upto": 65_536, **body}), present, least)
 
 
 def test_it_is_exact_to_its_step(rng: random.Random) -> None:
@@ -81,4 +81,4 @@ def test_the_base_is_left_as_it_is() -> None:
 @pytest.mark.parametrize("body", [{"upto": 10, "step": 20}, {"upto": 10, "start": 20}, {"upto": 0}])
 def test_what_leaves_nothing_to_try_is_refused(body: dict[str, int]) -> None:
     with pytest.raises(ValidationError):
-        FitBody(axis="batch_size", **body)
+        FitBody.model_validate({"axis": "batch_size", **body})
