@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import http.client
 import math
 import tempfile
@@ -134,11 +135,11 @@ def costs(rounds: int) -> list[dict[str, str]]:
         add_jobs(database, jobs)
         for job, count in zip(jobs, NUMBERS, strict=True):
             row = {"numbers": str(count)}
-            sheet, row["made, ms"] = _cost(lambda job=job: results.table(database, jobs=[job]), rounds)
+            sheet, row["made, ms"] = _cost(functools.partial(results.table, database, jobs=[job]), rounds)
             for name in FORMATS:
-                _, row[f"{name}, ms"] = _cost(lambda sheet=sheet, name=name: results.render(sheet, name), rounds)
+                _, row[f"{name}, ms"] = _cost(functools.partial(results.render, sheet, name), rounds)
             choice = results.Choice(jobs=[job])
-            _, row["streamed as CSV, ms"] = _cost(lambda choice=choice: _all(database, choice), rounds)
+            _, row["streamed as CSV, ms"] = _cost(functools.partial(_all, database, choice), rounds)
             rows.append(row)
         database.close()
     return rows
