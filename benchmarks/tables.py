@@ -9,16 +9,26 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import http.client
+import math
+import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import psutil
 from sqlalchemy import insert
 
-from app.store import tables
+from app.layout import FORMATS
+from app.settings import Settings
+from app.specs.benchmark import BenchmarkSpec
+from app.store import results, tables
 from app.store.engine import Database, open_database
+from app.store.queue import Queue
+from app.store.records import NewJob
 from benchmarks._shared import BATCH, print_report, started_service
 from benchmarks.latencies import (
     BODY,
@@ -112,6 +122,43 @@ def run(size: Size, rounds: int, budget_s: float) -> tuple[list[dict[str, str]],
     return rows, streamed
 
 
+def costs(rounds: int) -> list[dict[str, str]]:
+    """Make tables in this process, without a server; returns the processor's time that each step takes.
+
+    Unlike the time that a client waits, it does not depend on what else the host does.
+    """
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        database = open_database(Settings(data_dir=Path(folder)))
+        queue = Queue(database)
+        jobs = [int(queue.submit(NewJob(BenchmarkSpec())).response["id"]) for _ in NUMBERS]
+        add_jobs(database, jobs)
+        for job, count in zip(jobs, NUMBERS, strict=True):
+            row = {"numbers": str(count)}
+            sheet, row["made, ms"] = _cost(functools.partial(results.table, database, jobs=[job]), rounds)
+            for name in FORMATS:
+                _, row[f"{name}, ms"] = _cost(functools.partial(results.render, sheet, name), rounds)
+            choice = results.Choice(jobs=[job])
+            _, row["streamed as CSV, ms"] = _cost(functools.partial(_all, database, choice), rounds)
+            rows.append(row)
+        database.close()
+    return rows
+
+
+def _all(database: Database, choice: results.Choice) -> int:
+    return sum(len(piece) for piece in results.stream(database, "csv", choice))
+
+
+def _cost(work: Callable[[], Any], rounds: int) -> tuple[Any, str]:
+    """Return what the work gives, and the least processor time of several rounds in ms."""
+    found, best = None, math.inf
+    for _ in range(rounds):
+        begin = time.process_time()
+        found = work()
+        best = min(best, time.process_time() - begin)
+    return found, f"{1000 * best:.0f}"
+
+
 def main(given: Sequence[str] | None = None) -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -121,7 +168,14 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--side", type=int, default=SIDE, help="the sweep has as many jobs as this number squared")
     parser.add_argument("--rounds", type=int, default=20, help="times that each request is sent")
     parser.add_argument("--budget", type=float, default=10.0, help="seconds after which a request is sent no more")
+    parser.add_argument(
+        "--cpu", action="store_true", help="only the processor's time, in this process, without a server"
+    )
     arguments = parser.parse_args(given)
+    if arguments.cpu:
+        title = f"Processor time of tables by their numbers, {CELL_METRICS} of each case; least of {arguments.rounds}"
+        print_report(title, costs(arguments.rounds))
+        return
     size = Size(arguments.finished, 1, arguments.measurements, arguments.side, arguments.large)
     rows, streamed = run(size, arguments.rounds, arguments.budget)
     print_report(f"With {size.finished} finished jobs and {size.measurements} measurements, streamed", streamed)
