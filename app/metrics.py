@@ -27,8 +27,9 @@ def better(metric: str, unit: str | None) -> Direction | None:
 
     Args:
         metric: the name of its column: `step_ms`, `forward_tflops`.
-        unit: its unit: "ms", "tokens/s".
+        unit: its unit: "ms", "tokens/s"; None: the one that its name ends in.
     """
+    unit = unit or _unit_in(metric)
     if _NO_DIRECTION.search(metric):
         return None
     if _HIGHER_NAMES.search(metric):
@@ -55,6 +56,7 @@ def gain_name(metric: str, unit: str | None) -> str:
     """
     if better(metric, unit) is None:
         return f"{metric}_ratio"
+    unit = unit or _unit_in(metric)
     is_speed = unit in _HIGHER_UNITS or (unit in _LOWER_UNITS and "B" not in str(unit))
     return f"{metric}_{'speedup' if is_speed else 'gain'}"
 
@@ -79,6 +81,11 @@ _UNIT_SUFFIXES = {
 }
 _WHOLE = {"tokens_per_s": "Tokens/s", "tflops": "TFLOP/s", "mfu": "MFU", "gb_per_s": "GB/s"}
 _WORDS = {"gpu": "GPU", "cpu": "CPU", "mfu": "MFU", "tflops": "TFLOP/s", "speedup": "speed-up"}
+
+
+def _unit_in(name: str) -> str | None:
+    """Return the unit in which a name ends."""
+    return next((unit for suffix, unit in _UNIT_SUFFIXES.items() if f"_{name}".endswith(suffix)), None)
 
 
 def readable(name: str, unit: str | None = None) -> str:

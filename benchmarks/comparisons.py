@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.store.results import judging
+from app.store.results import inference, judging
 from app.store.results.judging import Row
 from app.store.results.sheet import Cell
 from benchmarks._shared import host, print_report, started_service
@@ -105,15 +105,15 @@ def _equal(pools: Sequence[Sequence[float]], number: int, draws: int, rng: rando
         start = rng.randrange(len(pool) - 2 * number + 1)
         return list(pool[start : start + 2 * number])
 
-    def in_turns(chosen: Sequence[float]) -> Row:
+    def in_turns(chosen: Sequence[float]) -> str | None:
         first = rng.randrange(2)
-        return _row(chosen[first::2], chosen[1 - first :: 2])
+        return _finding(chosen[first::2], chosen[1 - first :: 2])
 
-    def in_blocks(chosen: Sequence[float], *, weighed: bool) -> Row:
-        return _row(chosen[:number], chosen[number:], alternated=not weighed)
+    def in_blocks(chosen: Sequence[float], *, weighed: bool) -> str | None:
+        return _finding(chosen[:number], chosen[number:], alternated=not weighed)
 
-    def share(draw: Callable[[], Row]) -> str:
-        return f"{sum(_differs(draw()) for _ in range(draws)) / draws:.1%}"
+    def share(draw: Callable[[], str | None]) -> str:
+        return f"{sum(draw() is not None for _ in range(draws)) / draws:.1%}"
 
     return {
         "processes of a side": str(number),
@@ -138,12 +138,12 @@ def _scaled(pools: Sequence[Sequence[float]], draws: int, rng: random.Random) ->
         (pool,) = rng.choices(pools, [len(pool) for pool in pools])
         start = rng.randrange(len(pool) - 2 * PILOT + 1)
         pilot = pool[start : start + 2 * PILOT]
-        wanted = _row(pilot[::2], [slower * time for time in pilot[1::2]]).replicates_for(PLANTED_PERCENT)
+        wanted = _replicates_for(pilot[::2], [slower * time for time in pilot[1::2]])
         assert wanted is not None
         asked.append(wanted)
         one, other = rng.choices(pool, k=wanted), rng.choices(pool, k=wanted)
-        hits += _row(one, [slower * time for time in other]).finding == "worse"
-        equal += _differs(_row(one, other))
+        hits += _finding(one, [slower * time for time in other]) == "worse"
+        equal += _finding(one, other) is not None
     deciles = statistics.quantiles(asked, n=10)
     return {
         "pilots": f"{draws} of {PILOT} processes a side",
@@ -164,15 +164,17 @@ def _planted(processes: Sequence[dict[str, Any]], draws: int, rng: random.Random
         if unit % 2 == 0 and (other := by_turn.get((job, unit + 1))) and one["length"] != other["length"]
     ]
     ratio = statistics.median(other for _, other in pairs) / statistics.median(one for one, _ in pairs)
-    hits, asked, too_many = 0, [], 0
+    hits = too_many = 0
+    asked = []
     for _ in range(draws):
         start = rng.randrange(len(pairs) - PILOT + 1)
-        wanted = _of_pairs(pairs[start : start + PILOT]).replicates_for(PLANTED_PERCENT)
+        wanted = _replicates_for(*_of_pairs(pairs[start : start + PILOT]))
         if wanted is None or wanted > len(pairs):
             too_many += 1
             continue
         asked.append(wanted)
-        hits += _of_pairs([pairs[at] for at in sorted(rng.sample(range(len(pairs)), wanted))]).finding == "worse"
+        chosen = [pairs[at] for at in sorted(rng.sample(range(len(pairs)), wanted))]
+        hits += _finding(*_of_pairs(chosen)) == "worse"
     return {
         "turns": str(len(pairs)),
         "ratio of all": f"{ratio:.4f}",
@@ -183,19 +185,26 @@ def _planted(processes: Sequence[dict[str, Any]], draws: int, rng: random.Random
     }
 
 
-def _of_pairs(pairs: Sequence[tuple[float, float]]) -> Row:
-    return _row([one for one, _ in pairs], [other for _, other in pairs])
+def _of_pairs(pairs: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [one for one, _ in pairs], [other for _, other in pairs]
 
 
-def _row(baseline: Sequence[float], candidate: Sequence[float], *, alternated: bool = True) -> Row:
-    """Judge one metric, as a comparison that asks for this metric alone does."""
+def _replicates_for(baseline: Sequence[float], candidate: Sequence[float]) -> int | None:
+    """Return how many processes of each side a comparison of these would ask for, to find PLANTED_PERCENT."""
+    spread = inference.spread_between(baseline, candidate)
+    assert spread is not None
+    limit = inference.spread_limit(spread, len(baseline) + len(candidate) - 2)
+    return inference.replicates_for(PLANTED_PERCENT / 100, limit)
+
+
+def _finding(baseline: Sequence[float], candidate: Sequence[float], *, alternated: bool = True) -> str | None:
+    """Return what a comparison finds that asks for this metric alone; None if it is no difference."""
+    if inference.p_value(baseline, candidate) > inference.ALPHA:
+        return None  # without its interval, which takes ten times as long
     cells = (Cell(baseline[0], None, len(baseline), "ok"), Cell(candidate[0], None, len(candidate), "ok"))
     row = Row("", METRIC, "ms", cells, (None, None), list(baseline), list(candidate))
-    return judging.judge([row], METRIC, alternated=alternated, asked=(METRIC,))[0]
-
-
-def _differs(row: Row) -> bool:
-    return row.finding in ("better", "worse")
+    (judged,) = judging.judge([row], METRIC, alternated=alternated, asked=(METRIC,))
+    return judged.finding if judged.finding in ("better", "worse") else None
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ class Forkserver:
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
-        path = [PLUGINS / "plain_kind", PROJECT, PLUGINS]
+        path = [PLUGINS / "plain_kind", PROJECT, PLUGINS, *filter(None, [os.environ.get("PYTHONPATH")])]
         hidden = ("FLOPWATCH_", "SABOTAGE", "MOVED_CLOCK", "TRITON_INTERPRET")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
         with theirs:
@@ -46,13 +46,23 @@ class Forkserver:
         self._ended: dict[int, int] = {}
 
     def start(
-        self, arguments: Sequence[str], environment: Mapping[str, str], output: Path, *, before: str = ""
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        output: Path,
+        *,
+        errors: Path | None = None,
+        before: str = "",
     ) -> Forked:
-        """Fork `python -m ARGUMENTS`, whose output is appended to a file; it runs the statements `before` first."""
+        """Fork `python ARGUMENTS` (-m MODULE …, or -c CODE), which runs the statements `before` first.
+
+        What it prints is appended to the file `output`, errors to a file of their own if one is given.
+        """
         order = {
             "arguments": list(arguments),
             "environment": dict(environment),
             "output": str(output),
+            "errors": str(errors or output),
             "before": before,
         }
         with self._guard:
@@ -127,4 +137,4 @@ class ForkedService(Service):
     """A service whose processes the forkserver forks."""
 
     def launch(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
-        return forkserver().start(arguments, environment, log)
+        return forkserver().start(["-m", *arguments], environment, log)

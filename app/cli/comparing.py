@@ -149,9 +149,7 @@ def check(
         print_json(found)
     else:
         for one in found["comparisons"]:
-            ids = ",".join(str(job_id) for job_id in one["candidate"]["jobs"])
-            echo(f"job {ids} against {baseline}: {one['gate']['sentence']}")
-        echo(found["sentence"])
+            echo(f"{_jobs(one['candidate']['jobs'])} against {baseline}: {one['gate']['sentence']}")
     raise typer.Exit(EXIT_CODES[found["outcome"]])
 
 

@@ -21,7 +21,6 @@ from app.states import FINISHED_STATES, VERDICTS, JobState, Verdict
 from app.store import sweeps, tables
 from app.store.engine import Database
 from app.store.public import finite, job_dict, rfc3339
-from app.store.results.choosing import JOBS_PER_QUERY
 from app.store.results.pivoting import column_name, metric_names
 from app.store.waiting import waiting_reasons
 
@@ -111,14 +110,16 @@ def page(
         InvalidRequest: `choice` names a path that the grid does not have, or sorts by nothing known.
     """
     latest = sweeps.latest_jobs([sweep["id"]])
-    members = select(tables.job).where(_job.id.in_(latest), *_conditions(sweep, choice))
+    conditions = _conditions(sweep, choice)
+    members = select(tables.job).where(_job.id.in_(latest), *conditions)
     number = select(func.count()).select_from(members.with_only_columns(_job.id).subquery())
     with database.read() as connection:
         key, joined = _sort_key(connection, sweep, choice.sort, members)
         ordered = nulls_last(key.desc() if choice.descending else key.asc())
         direction = _job.id.desc() if choice.descending else _job.id
         rows = connection.execute(joined.order_by(ordered, direction).limit(limit).offset(offset)).mappings().all()
-        total: int = connection.execute(number).scalar_one()
+        # Without conditions the sweep has told their number.
+        total = int(connection.execute(number).scalar_one()) if conditions else sum(sweep["counts"].values())
         waiting = waiting_reasons(connection, rows)
     return [{**job_dict(row, waiting.get(row["id"])), "values": _values(sweep, row["point"])} for row in rows], total
 
@@ -260,7 +261,7 @@ def _sort_key(
 
 
 def _some_jobs(sweep_id: int) -> Select[Any]:
-    return select(_job.id).where(_job.sweep_id == sweep_id, _job.state == "succeeded").limit(JOBS_PER_QUERY)
+    return select(_job.id).where(_job.sweep_id == sweep_id, _job.state == "succeeded").limit(RECENT)
 
 
 def _values(sweep: Mapping[str, Any], point: Any) -> dict[str, Scalar]:

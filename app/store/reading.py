@@ -362,12 +362,16 @@ class Reading:
                 found.setdefault(row["job_id"], []).append(dict(row))
         return found
 
-    def axes(self, sweep_ids: Collection[int]) -> dict[int, list[str]]:
-        """Return the paths that each of these sweeps varies, by its id."""
+    def sweep_heads(self, sweep_ids: Collection[int]) -> dict[int, tuple[str | None, list[str]]]:
+        """Return the name of each of these sweeps and the paths that it varies, by its id."""
         sweep = tables.sweep.c
         with self._database.read() as connection:
-            rows = connection.execute(select(sweep.id, sweep.grid).where(sweep.id.in_(sweep_ids)))
-            return {row.id: [path for path, values in row.grid.items() if len(values) > 1] for row in rows}
+            heads = select(sweep.id, sweep.name, sweep.grid, sweep.fit).where(sweep.id.in_(sweep_ids))
+            found = {}
+            for row in connection.execute(heads):
+                searched = [] if is_unreadable(row.fit) or not row.fit else [row.fit["axis"]]
+                found[row.id] = (row.name, [*(path for path, values in row.grid.items() if len(values) > 1), *searched])
+            return found
 
     def units(self, job_id: int, attempt: int | None = None) -> list[dict[str, Any]]:
         """Return the units of an attempt, by default of the last recorded one, in the plan's order, each with the files

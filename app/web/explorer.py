@@ -80,6 +80,17 @@ class Explored:
         """Return the address of the view sorted by a column; of one that is sorted by it, the other way round."""
         return self.link(sort=column if self.view.sort == f"-{column}" else f"-{column}")
 
+    @property
+    def previous(self) -> str:
+        """The address of the page before this one."""
+        return self.link(after=max(0, self.view.after - PAGE))
+
+    @property
+    def next(self) -> str | None:
+        """The address of the page after this one; None if this is the last."""
+        end = self.view.after + len(self.rows)
+        return self.link(after=end) if end < self.found else None
+
     def head(self, column: Column) -> str:
         """Return a column's name in words, with its unit if its values have one that the name does not tell."""
         return readable(column.name, column.unit)

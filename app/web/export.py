@@ -27,6 +27,7 @@ from app.states import FINISHED_STATES
 from app.store import results
 from app.store.results.samples import samples_of
 from app.web import plots, svg
+from app.web.panels import JobResults, panels_of
 from app.web.templates import STATIC, page_text, table
 
 router = APIRouter(tags=["results"])
@@ -104,6 +105,10 @@ def _job(request: Request, services: Services, job_id: int, query: ExportQuery) 
     sheet = None
     if found["state"] in FINISHED_STATES:
         sheet = results.table(services.database, jobs=[job_id], first=query.rows)
+    panels = [] if sheet is None else _panels(services, found)
+    figures = []
+    if sheet is not None and (not panels or query.metric is not None or len(sheet.rows) == 1):
+        figures = _figures(services, sheet, [job_id], query.metric)  # else the kind's own say it
     units = services.reading.units(job_id)
     tables = results.list_tables(services.database, job_id)
     case = case_text(found["summary"] or {})
@@ -115,7 +120,8 @@ def _job(request: Request, services: Services, job_id: int, query: ExportQuery) 
         what=", ".join(filter(None, (found["kind"], case))),
         job=found,
         results=_results(sheet),
-        figures=[] if sheet is None else _figures(services, sheet, [job_id], query.metric),
+        figures=figures,
+        panels=panels,
         tables=[(own["name"], own["rows"], _reported(services, job_id, own["name"])) for own in tables[:MAX_TABLES]],
         shown_rows=SHOWN_OF_TABLES,
         tables_left_out=max(0, len(tables) - MAX_TABLES),
@@ -213,6 +219,21 @@ def _figures(
             title = f"{readable(metric, unit)}, {readable(y).lower()} × {readable(axes.x).lower()}"
             title += f": {place}" if place else ""
             found.append((title, _drawn(plots.heat_map(group, axes.x, y, metric, unit), title)))
+    return found
+
+
+def _panels(services: Services, job: Mapping[str, Any]) -> list[tuple[str, str, Markup]]:
+    """Return the plots of the job's kind: title, how to read it, picture."""
+    found = []
+    for panel in panels_of(JobResults(job, services.database, services.reading, services.files)):
+        if panel.draw is None or panel.folded:
+            continue
+        try:
+            picture = _drawn(panel.draw(), panel.title)
+        except (KeyError, TypeError, ValueError) as error:
+            # Another version's job, or a plug-in's, may have a table of this name with other columns.
+            picture = Markup("<p>What the job reported is not what this version draws: {}.</p>").format(repr(error))
+        found.append((panel.title, panel.text, picture))
     return found
 
 

@@ -323,7 +323,9 @@ def _extents(traces: Sequence[Trace], layout: Mapping[str, Any], letter: str) ->
             found += [value + (above[index] if index < len(above) else 0)]
             low = value - (below[index] if index < len(below) else 0)
             found += [low] if low > 0 or value <= 0 else [value]
-            if _is_stacked(trace, layout) and letter == ("x" if trace.get("orientation") == "h" else "y"):
+            if (given := trace.get("base")) is not None and letter == ("x" if trace.get("orientation") == "h" else "y"):
+                found.append(value + (given[index] if isinstance(given, list | tuple) else given))
+            elif _is_stacked(trace, layout) and letter == ("x" if trace.get("orientation") == "h" else "y"):
                 other = trace["y" if letter == "x" else "x"][index]
                 stacks[other] = stacks.get(other, 0.0) + value
     found += list(stacks.values())
@@ -419,7 +421,10 @@ def _bar(plot: _Plot, trace: Trace) -> list[str]:
         middle = along.at(place)
         if middle is None or not isinstance(value, int | float):
             continue
-        base = plot.stacked.get(place, 0.0) if stacked else 0.0
+        given = trace.get("base")
+        base = plot.stacked.get(place, 0.0) if stacked and given is None else 0.0
+        if given is not None:
+            base = given[index] if isinstance(given, list | tuple) else float(given)
         plot.stacked[place] = base + value
         low = across.at(base) if across.type == "linear" or base > 0 else across.start
         high = across.at(base + value)

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from tests.acceptance.conftest import Site, short_job
-from tests.acceptance.sabotage import get, open_gate, sabotaged, wait_for_start, wait_for_state
+from tests.acceptance.sabotage import get, open_gate, plain_job, plain_kind, wait_for_start, wait_for_state
 from tools.service import submit
 
 pytestmark = pytest.mark.acceptance
@@ -49,7 +49,7 @@ class Peak:
 def takes_100_megabytes(site: Site) -> None:
     client = site.client
     with Peak(site.worker.pid) as peak:
-        job_id = submit(client, short_job("chatty", timeout_s=60.0))
+        job_id = submit(client, plain_job("chatty", timeout_s=60.0))
         wait_for_state(client, job_id, "succeeded")
     growth = peak.bytes - peak.before
     print(f"the agent grew from {peak.before >> 20} MiB by {growth >> 20} MiB")
@@ -72,7 +72,7 @@ def test_a_job_that_prints_100_mb(site: Site) -> None:
 
 def test_control_all_output_is_kept(start_beside: Callable[..., Site]) -> None:
     with pytest.raises(AssertionError, match="keeps the output"):
-        takes_100_megabytes(start_beside(**sabotaged("capped_log")))
+        takes_100_megabytes(start_beside(**plain_kind("capped_log")))
 
 
 def followed(client: httpx.Client, job_id: int, until: str) -> list[tuple[str, dict[str, Any]]]:

@@ -265,7 +265,7 @@ def run_without_room(service: Service, misbehave_folder: Path, rooms: list[float
         client = service.start_server()
         service.start_worker(**environment)
         body = short_job("gated")
-        body["spec"]["measure_steps"] = 3000
+        body["spec"]["measure_steps"] = 1500
         started, gate = misbehave_folder / "started", misbehave_folder / "open"
 
         def submit() -> int:

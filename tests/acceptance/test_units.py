@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from app.cli.commands import cli
 from tests.acceptance.conftest import PLUGINS, environment, short_job
 from tests.acceptance.sabotage import get
+from tests.forked import ForkedService
 from tools.service import Service, submit, wait_for_job
 
 pytestmark = pytest.mark.acceptance
@@ -41,7 +42,7 @@ def staged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     (folder / "misbehave").mkdir()
     variables = environment(folder)
     path = os.pathsep.join([str(PLUGINS / "staged_kind"), variables["PYTHONPATH"]])
-    with Service(folder / "service", {**variables, "PYTHONPATH": path}) as running:
+    with ForkedService(folder / "service", {**variables, "PYTHONPATH": path}) as running:
         running.start_server()
         running.start_worker()
         try:

@@ -23,6 +23,10 @@ from app.metrics import better, gain, gain_name, headline, readable
         ("parameters", "parameters", None),
         ("tensor_mib", "MiB", None),
         ("saved_by_sharding_gib", "GiB", "higher"),
+        ("forward_backward_ms", None, "lower"),
+        ("tokens_per_s", None, "higher"),
+        ("tflops", None, "higher"),
+        ("sum", None, None),
     ],
 )
 def test_direction(metric: str, unit: str, direction: str | None) -> None:

@@ -141,6 +141,21 @@ def test_docs_need_no_other_host(site: Site, page: Page) -> None:
     assert "/jobs/{job_id}/cancel" in [operation.replace("\u200b", "") for operation in operations]
 
 
+def test_control_of_the_watch(page: Page, watch: Watch) -> None:
+    page.goto("/ui")
+    watch.check()
+    page.evaluate("document.body.append(Object.assign(document.createElement('script'), {textContent: '1'}))")
+    wait_until(lambda: watch.complaints, timeout_s=PATIENCE_S, what="the inline script to be noted")
+    with pytest.raises(AssertionError, match="console"):
+        watch.check()
+    page.evaluate("fetch('http://example.invalid/').catch(() => {})")
+    wait_until(lambda: "example.invalid" in str(watch), timeout_s=PATIENCE_S, what="the request to be noted")
+    with pytest.raises(AssertionError):
+        watch.check()
+    watch.expect("")  # the fixture looks once more in the end
+    watch.strangers.clear()
+
+
 def row(page: Page, job_id: int) -> Locator:
     link = page.get_by_role("link", name=str(job_id), exact=True)
     return page.locator("tr").filter(has=link)

@@ -77,9 +77,10 @@ def test_implementations_agree_with_the_oracle(
 ) -> None:
     implementation = ATTENTION.load(name)
     seed = rng.randrange(2**32)
+    head_dim = 64 if name == "hopper" else 32  # it takes none below 40
     for dtype_name in sorted(implementation.dtypes[device]):
-        inputs = draw(2, 3, 65, 32, seed=seed, dtype=getattr(torch, dtype_name), device=device)
-        gradient = draw(2, 3, 65, 32, seed=seed + 1, dtype=inputs[0].dtype, device=device)[0]
+        inputs = draw(2, 3, 65, head_dim, seed=seed, dtype=getattr(torch, dtype_name), device=device)
+        gradient = draw(2, 3, 65, head_dim, seed=seed + 1, dtype=inputs[0].dtype, device=device)[0]
         exact = [tensor.double().requires_grad_() for tensor in inputs]
         oracle = attention(*exact, is_causal)
         oracle.backward(gradient.double())

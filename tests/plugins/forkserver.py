@@ -1,10 +1,12 @@
 """`python -m forkserver FD`: forks servers and workers for tests, from a process that has imported them already.
 
-To import a server takes more than a second of processor time, an agent nearly as much, and the acceptance tests start
-a hundred of them. A fork runs the same module as `python -m` does, with an environment of its own; the `sitecustomize`
-that this environment names is run anew, so sabotage works as in a new interpreter. The socket FD carries JSON lines:
+To import a server takes more than a second of processor time, an agent nearly as much, and the tests start a hundred of
+them. A fork runs the same as `python -m MODULE` or `python -c CODE` does, with an environment of its own; the
+`sitecustomize` that this environment names is run anew, so sabotage works as in a new interpreter. Forks know the kinds
+`plain` and `staged`, whatever their path says. The socket FD carries JSON lines:
 
-    test → forkserver   {"arguments": ["app.cli", "serve"], "environment": {…}, "output": path, "before": statements}
+    test → forkserver   {"arguments": ["-m", "app.cli", "serve"], "environment": {…}, "output": path, "errors": path,
+                         "before": statements}
     forkserver → test   {"pid": …}, and when it has ended {"pid": …, "returncode": …}
 
 The forkserver ends with its socket. tests/forked.py talks to it.
@@ -27,6 +29,8 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
+import second_folder
+
 PRELOADED = (
     "alembic.command",
     "app.cli.access",
@@ -42,6 +46,8 @@ PRELOADED = (
 def main(descriptor: int) -> None:
     """Serve forks until the socket ends."""
     gc.disable()
+    # The environment that it was started with has the kind `plain` on its path.
+    second_folder.add(Path(__file__).with_name("staged_kind"))
     for name in PRELOADED:
         importlib.import_module(name)
     assert threading.active_count() == 1, "a fork of several threads may deadlock"
@@ -92,19 +98,15 @@ def _become(order: dict[str, Any], close: list[int]) -> NoReturn:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for descriptor in close:
             os.close(descriptor)
-        output = os.open(order["output"], os.O_WRONLY | os.O_APPEND)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        os.close(output)
+        for number, name in ((1, "output"), (2, "errors")):
+            file = os.open(order[name], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            os.dup2(file, number)
+            os.close(file)
         os.environ.clear()
         os.environ.update(order["environment"])
         tempfile.tempdir = None  # the one of that environment
         gc.enable()
-        sys.argv = list(order["arguments"])
-        sys.orig_argv = [sys.executable, "-m", *sys.argv]
-        runpy.run_path(str(_sitecustomize()))
-        exec(order["before"], {})
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        _run(order["arguments"], order["before"])
         code = 0
     except SystemExit as end:
         code = _code_of(end)
@@ -114,10 +116,20 @@ def _become(order: dict[str, Any], close: list[int]) -> NoReturn:
         _leave(code)
 
 
-def _sitecustomize() -> Path:
-    """Return the one that a new interpreter would import."""
-    folders = os.environ["PYTHONPATH"].split(os.pathsep)
-    return next(file for folder in folders if (file := Path(folder) / "sitecustomize.py").exists())
+def _run(arguments: list[str], before: str) -> None:
+    """Run what an interpreter does with these arguments, after the statements `before`."""
+    option, program, *others = arguments
+    sys.orig_argv = [sys.executable, *arguments]
+    files = (Path(folder) / "sitecustomize.py" for folder in os.environ["PYTHONPATH"].split(os.pathsep))
+    if (file := next(filter(Path.exists, files), None)) is not None:
+        runpy.run_path(str(file))
+    exec(before, {})
+    if option == "-m":
+        sys.argv = [program, *others]
+        runpy.run_module(program, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = ["-c", *others]
+        exec(program, {"__name__": "__main__"})
 
 
 def _code_of(end: SystemExit) -> int:

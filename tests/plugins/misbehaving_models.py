@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -84,17 +83,6 @@ class Raises(Plain):
 
     def misbehave(self) -> None:
         raise ValueError("the loss is a pineapple")
-
-
-class Chatty(Plain):
-    """Prints 100 MB, between a first and a last line that must be kept."""
-
-    def misbehave(self) -> None:
-        print("first line", flush=True)
-        block = ("x" * 99 + "\n") * 10_000
-        for _ in range(100):
-            sys.stdout.write(block)
-        print("last line", flush=True)
 
 
 class Curious(Plain):

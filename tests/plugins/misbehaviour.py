@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -54,6 +55,15 @@ def never_end(folder: Path) -> None:
     append(folder / "started", f"{os.getpid()} {daemon}")
     while True:
         time.sleep(0.1)
+
+
+def chatter() -> None:
+    """Print 100 MB, between a first and a last line that must be kept."""
+    print("first line", flush=True)
+    block = ("x" * 99 + "\n") * 10_000
+    for _ in range(100):
+        sys.stdout.write(block)
+    print("last line", flush=True)
 
 
 def write_down_variables(folder: Path) -> None:

@@ -62,7 +62,7 @@ def agent(tmp_path: Path, settings: Settings, database: Database) -> Iterator[su
     }
     log = tmp_path / "log"
     log.touch()
-    process = forkserver().start(["workers", "agent"], environment, log)
+    process = forkserver().start(["-m", "workers", "agent"], environment, log)
     try:
         yield process
     finally:

@@ -18,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from tests.forked import forkserver
+
 TESTS = Path(__file__).resolve().parent.parent
 PLUGINS = TESTS / "plugins"
 LET_GO_S = 10.0
@@ -83,20 +85,23 @@ SETTINGS = {"FLOPWATCH_API_TOKEN": "hunter2", "NCCL_DEBUG": "WARN", "CUDA_DEVICE
 Run = Callable[[str], Any]
 
 
-def start_script(
-    folder: Path, start: str, body: str, *, kind: str, plugins: Sequence[Path] = (PLUGINS,)
-) -> subprocess.Popen[str]:
-    """Start a process that runs `body` after PRELUDE, with these plugins; its errors go to a file in `folder`."""
+def script(folder: Path, start: str, body: str, *, kind: str, plugins: Sequence[Path]) -> tuple[str, dict[str, str]]:
+    """A program that runs `body` after PRELUDE, with these plugins, and its environment."""
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(map(str, [*plugins, TESTS.parent])),
         "TMPDIR": str(folder),
     }
     constants = f"START, KIND, PLUGINS, SETTINGS = {start!r}, {kind!r}, {str(PLUGINS)!r}, {SETTINGS!r}\n"
-    script = constants + PRELUDE + textwrap.dedent(body)
+    return constants + PRELUDE + textwrap.dedent(body), environment
+
+
+def start_server(folder: Path) -> subprocess.Popen[str]:
+    """Start a process that runs bodies which it reads; its errors go to a file in `folder`."""
+    program, environment = script(folder, "fork", SERVE, kind="benchmark", plugins=[PLUGINS])
     with (folder / "errors").open("wb") as errors:
         return subprocess.Popen(
-            [sys.executable, "-c", script],
+            [sys.executable, "-c", program],
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -110,12 +115,15 @@ def run_script(
 ) -> Any:
     """Run `body` in a process of its own, with units of the kind `plain`; returns what it prints as JSON."""
     whole = f"FOLDER = Path({str(folder)!r})\n{textwrap.dedent(body)}\nlauncher.close()\n"
-    process = start_script(folder, start, whole, kind="plain", plugins=plugins)
-    output, _ = process.communicate(timeout=120)
-    errors = (folder / "errors").read_text()
-    assert process.returncode == 0, errors
-    print(errors)
-    return json.loads(output)
+    program, environment = script(folder, start, whole, kind="plain", plugins=plugins)
+    output, errors = folder / "printed", folder / "errors"
+    process = forkserver().start(["-c", program], environment, output, errors=errors)
+    try:
+        assert process.wait(120) == 0, errors.read_text()
+    finally:
+        process.kill()
+    print(errors.read_text())
+    return json.loads(output.read_text())
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +144,7 @@ def run_forked(
     def run(body: str) -> Any:
         if not launchers or launchers[-1][0].poll() is not None:
             folder = tmp_path_factory.mktemp("launcher")
-            launchers.append((start_script(folder, "fork", SERVE, kind="benchmark"), folder))
+            launchers.append((start_server(folder), folder))
         process, folder = launchers[-1]
         assert process.stdin is not None
         assert process.stdout is not None

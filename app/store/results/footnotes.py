@@ -56,8 +56,8 @@ class _Group:
             of = "" if len(self.doubts) == 1 else f"{name}: "
             such = f", such as {of}{_short(detail)}" if detail else ""
             why = f"{', '.join(name for name, _ in self.doubts)}{such}"
-        count = "" if self.rows == 1 else f" ({self.rows} rows)"
-        return f"{mark} {self.verdict}{count}: {why}."
+        count = "" if self.rows == 1 else f" ({self.rows} cases)"
+        return f"{mark} {self.verdict}{count}: {why}{'' if why.endswith('…') else '.'}"
 
 
 @dataclass
@@ -100,7 +100,7 @@ class Footnotes:
         if rest := groups[MAX_GROUPS:]:
             rows = sum(group.rows for group in rest)
             verdicts = " or ".join(dict.fromkeys(group.verdict for group in rest))
-            found.append(f"{DAGGER} {verdicts} ({rows} rows): the verdicts of their jobs say why.")
+            found.append(f"{DAGGER} {verdicts} ({rows} cases): the verdicts of their jobs say why.")
         if self.stopped:
             codes = "; ".join(code + _named(jobs) for code, jobs in self.stopped.items())
             found.append(f"{PARTIAL} partial: measured before the job ended without success: {codes}.")

@@ -82,14 +82,14 @@ def estimate(baseline: Sequence[float], candidate: Sequence[float], *, resamples
     """
     positive = min(*baseline, *candidate) > 0
     ratio = statistics.median(candidate) / statistics.median(baseline) if positive else None
-    spread = _spread(baseline, candidate) if positive else None
+    spread = spread_between(baseline, candidate) if positive else None
     if min(len(baseline), len(candidate)) < FEWEST:
         return Estimate(ratio, None, None, None, spread)
     low, high = _interval(baseline, candidate, resamples) if positive else (None, None)
-    return Estimate(ratio, low, high, _p_value(baseline, candidate), spread)
+    return Estimate(ratio, low, high, p_value(baseline, candidate), spread)
 
 
-def _spread(baseline: Sequence[float], candidate: Sequence[float]) -> float | None:
+def spread_between(baseline: Sequence[float], candidate: Sequence[float]) -> float | None:
     """Return the standard deviation of the values' logarithms, pooled over both sides; None without two of one side."""
     squares, freedom = 0.0, 0
     for side in (baseline, candidate):
@@ -123,7 +123,7 @@ def _interval(baseline: Sequence[float], candidate: Sequence[float], resamples: 
     return float(found.low), float(found.high)
 
 
-def _p_value(baseline: Sequence[float], candidate: Sequence[float]) -> float:
+def p_value(baseline: Sequence[float], candidate: Sequence[float]) -> float:
     """Return the two-sided p-value of the Mann-Whitney U test."""
     from scipy import stats
 

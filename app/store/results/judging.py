@@ -410,7 +410,10 @@ def _gate(
             return answer(outcome, _gate_sentence(outcome, found, rows, fail_above_percent))
     if not any(its == "passed" for _, its in judged):
         return answer("missing", sentence if sentence.startswith("missing") else "missing: there is nothing to judge")
-    return answer("passed", f"passed: not worse by more than {fail_above_percent:g} %; {sentence}")
+    passed = f"passed: not worse by more than {fail_above_percent:g} %"
+    if any(row.finding == "inconclusive" for row in rows):  # too little is known to say more
+        return answer("passed", f"{passed}; {', '.join(metrics)}; {rows[0].processes}")
+    return answer("passed", f"{passed}; {sentence}")
 
 
 def _gate_outcome(row: Row, limit: float) -> GateOutcome | None:

@@ -66,6 +66,8 @@ class Group:
     """Jobs that follow each other in the list: those of one sweep, or others."""
 
     sweep: int | None
+    name: str | None
+    """The sweep's name."""
     axes: str
     """The fields in which the sweep's jobs differ."""
     jobs: Sequence[Shown]
@@ -93,7 +95,7 @@ def jobs(request: Request, services: CurrentServices, filters: Annotated[Filters
     page = render(
         request,
         "jobs.html",
-        groups=grouped(found, services.reading.axes({job["sweep_id"] for job in found} - {None}), values),
+        groups=grouped(found, services.reading.sweep_heads({job["sweep_id"] for job in found} - {None}), values),
         older=f"/ui?{urlencode({**chosen, 'after': following})}" if following is not None else None,
         newest="/ui?" + urlencode({name: value for name, value in chosen.items() if name != "after"}),
         chosen=chosen,
@@ -110,15 +112,15 @@ def jobs(request: Request, services: CurrentServices, filters: Annotated[Filters
 
 def grouped(
     found: Sequence[Mapping[str, Any]],
-    axes: Mapping[int, Sequence[str]],
+    heads: Mapping[int, tuple[str | None, Sequence[str]]],
     values: Mapping[int, Sequence[Mapping[str, Any]]],
 ) -> list[Group]:
     """Put the jobs of a sweep that follow each other together, and name each by what differs within the sweep."""
     groups = []
     for sweep, members in itertools.groupby(found, key=lambda job: job["sweep_id"]):
-        own = axes.get(sweep, ())
+        name, own = heads.get(sweep, (None, ()))
         shown = [Shown(job, _case(job, own), headline_of(job["kind"], values.get(job["id"], ()))) for job in members]
-        groups.append(Group(sweep, " × ".join(own), shown))
+        groups.append(Group(sweep, name, " × ".join(own), shown))
     return groups
 
 

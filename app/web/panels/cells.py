@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
-from app.layout import case_text, in_use
+from app.layout import case_text
 from app.metrics import readable
 from app.specs import Scalar
 from app.store.results.sheet import Sheet
@@ -146,6 +146,5 @@ def split_name(place: Place) -> str:
     """Return the words that tell one chart of a metric from the others: "bf16, causal, head_dim=64"."""
     words = []
     for name, value in place.items():
-        told = in_use(value)
-        words.append(f"no {name.replace('_', ' ')}" if told is None else case_text({name: told}))
+        words.append(f"not {name.replace('_', ' ')}" if value is False else case_text({name: value}))
     return ", ".join(words)

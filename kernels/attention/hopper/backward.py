@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels.attention.hopper.barriers import add_through_copy_engine, meet
+from kernels.attention.hopper.barriers import add_through_copy_engine, make_barriers, meet
 
 
 @gluon.jit
@@ -35,6 +35,17 @@ def query_tiles(start, queries, keys, M: gl.constexpr, N: gl.constexpr, CAUSAL: 
     if start + N > keys:
         free = end
     return first, free, end
+
+
+@gluon.jit
+def hide(p, first_key, first_query, keys, CAUSAL: gl.constexpr):
+    """Weights (keys × queries), 0 where a query does not see a key."""
+    rows = first_key + gl.arange(0, p.shape[0], gl.SliceLayout(1, p.type.layout))
+    visible = (rows < keys)[:, None]
+    if CAUSAL:
+        columns = first_query + gl.arange(0, p.shape[1], gl.SliceLayout(0, p.type.layout))
+        visible = visible & (rows[:, None] <= columns[None, :])
+    return gl.where(visible, p, 0.0)
 
 
 @gluon.jit
@@ -68,12 +79,7 @@ def visit(
         s = warpgroup_mma_wait(1, deps=[s])
         p = gl.exp2(s * scale - exponent[None, :])
         if MASKED:
-            rows = start + WHO * HALF + gl.arange(0, HALF, gl.SliceLayout(1, s_layout))
-            visible = (rows < keys)[:, None]
-            if CAUSAL:
-                columns = index * M + gl.arange(0, M, column_layout)
-                visible = visible & (rows[:, None] <= columns[None, :])
-            p = gl.where(visible, p, 0.0)
+            p = hide(p, start + WHO * HALF, index * M, keys, CAUSAL)
         weights = gl.convert_layout(p.to(q_tiles.dtype), left_layout)
         delta = numbers.index(stage * 2 + 1).load(column_layout)
         dp = warpgroup_mma_wait(0, deps=[dp])
@@ -121,7 +127,7 @@ def consume(
     first, free, end = query_tiles(start, queries, keys, M, N, CAUSAL)
     count = 0
     token = start
-    mbarrier.wait(kv_full, 0)
+    mbarrier.wait(kv_full.index(0), 0)
     for _member in range(group):
         count, token, dk, dv = visit(
             first, free, count, token, dk, dv, k, v, k_tile, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
@@ -180,9 +186,9 @@ def produce(
     M: gl.constexpr, N: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    mbarrier.expect(kv_full, 2 * k.block_type.nbytes)
-    tma.async_copy_global_to_shared(k, [batch, key_head, start, 0], kv_full, k_tiles)
-    tma.async_copy_global_to_shared(v, [batch, key_head, start, 0], kv_full, v_tiles)
+    mbarrier.expect(kv_full.index(0), 2 * k.block_type.nbytes)
+    tma.async_copy_global_to_shared(k, [batch, key_head, start, 0], kv_full.index(0), k_tiles)
+    tma.async_copy_global_to_shared(v, [batch, key_head, start, 0], kv_full.index(0), v_tiles)
     first, _free, end = query_tiles(start, queries, keys, M, N, CAUSAL)
     count = 0
     for member in range(group):
@@ -258,23 +264,14 @@ def backward_kernel(
         gl.float32, [2, 1, 1, dq_sum.block_shape[2], dq_sum.block_shape[3]], dq_sum.layout
     )
     numbers = gl.allocate_shared_memory(gl.float32, [4, M], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    do_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    do_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    numbers_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    dq_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    dq_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(kv_full, count=1)
-    for each in gl.static_range(2):
-        mbarrier.init(q_full.index(each), count=1)
-        mbarrier.init(q_empty.index(each), count=2)
-        mbarrier.init(do_full.index(each), count=1)
-        mbarrier.init(do_empty.index(each), count=2)
-        mbarrier.init(numbers_full.index(each), count=1)
-        mbarrier.init(dq_full.index(each), count=1)
-        mbarrier.init(dq_empty.index(each), count=1)
+    kv_full = make_barriers(1, 1)
+    q_full = make_barriers(2, 1)
+    q_empty = make_barriers(2, 2)
+    do_full = make_barriers(2, 1)
+    do_empty = make_barriers(2, 2)
+    numbers_full = make_barriers(2, 1)
+    dq_full = make_barriers(2, 1)
+    dq_empty = make_barriers(2, 1)
     fence_async_shared()
     gl.warp_specialize([
         (consume_first, (

@@ -17,8 +17,21 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels.attention.hopper.backward import produce, query_tiles
-from kernels.attention.hopper.barriers import meet
+from kernels.attention.hopper.backward import hide, produce, query_tiles
+from kernels.attention.hopper.barriers import make_barriers, meet
+
+FOUR_COLUMNS = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[0, 1], [0, 2], [0, 8], [0, 16], [0, 32], [0, 64]],
+        [[8, 0], [0, 4], [1, 0], [2, 0], [4, 0]],
+        [[16, 0], [32, 0]],
+        [],
+        [64, 128],
+    )
+)
+"""Layout of 64 queries × 128 columns in which a thread can add four numbers at once. A product leaves it two columns of
+two rows; neighbours exchange them.
+"""
 
 
 @gluon.jit
@@ -34,18 +47,7 @@ def visit(
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PART, 16])
     d_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
     column_layout: gl.constexpr = gl.SliceLayout(0, s_layout)
-    # A product leaves two columns to a thread. Neighbours exchange columns for rows to add four numbers at once.
-    dq_layout: gl.constexpr = (
-        d_layout
-        if TOGETHER == 2
-        else gl.DistributedLinearLayout(
-            [[0, 1], [0, 2], [0, 8], [0, 16], [0, 32], [0, 64]],
-            [[8, 0], [0, 4], [1, 0], [2, 0], [4, 0]],
-            [[16, 0], [32, 0]],
-            [],
-            [M, HALF],
-        )
-    )
+    dq_layout: gl.constexpr = d_layout if TOGETHER == 2 else FOUR_COLUMNS
     dq_rows = gl.arange(0, M, gl.SliceLayout(1, dq_layout))
     dq_columns = WHO * HALF + gl.arange(0, HALF, gl.SliceLayout(0, dq_layout))
     dq_places = dq_rows[:, None] * D + dq_columns[None, :]
@@ -65,12 +67,7 @@ def visit(
         s = warpgroup_mma_wait(1, deps=[s])
         p = gl.exp2(s * scale - exponent[None, :])
         if MASKED:
-            rows = start + gl.arange(0, N, gl.SliceLayout(1, s_layout))
-            visible = (rows < keys)[:, None]
-            if CAUSAL:
-                columns = index * M + WHO * PART + gl.arange(0, PART, column_layout)
-                visible = visible & (rows[:, None] <= columns[None, :])
-            p = gl.where(visible, p, 0.0)
+            p = hide(p, start, index * M + WHO * PART, keys, CAUSAL)
         p_tiles.index(stage).slice(WHO * PART, PART, 1).store(p.to(q_tiles.dtype))
         dp = warpgroup_mma_wait(0, deps=[dp])
         ds_tiles.index(stage).slice(WHO * PART, PART, 1).store((p * (dp - delta[None, :])).to(q_tiles.dtype))
@@ -108,7 +105,7 @@ def consume(
     first, free, end = query_tiles(start, queries, keys, M, N, CAUSAL)
     count = 0
     token = start
-    mbarrier.wait(kv_full, 0)
+    mbarrier.wait(kv_full.index(0), 0)
     for member in range(group):
         plane_sum = dq_sum + (batch * heads + key_head * group + member).to(gl.int64) * padded * D
         count, token, dk, dv = visit(
@@ -183,19 +180,12 @@ def wide_backward_kernel(
     p_tiles = gl.allocate_shared_memory(q.dtype, [2, N, M], part_layout)
     ds_tiles = gl.allocate_shared_memory(q.dtype, [2, N, M], part_layout)
     numbers = gl.allocate_shared_memory(gl.float32, [4, M], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    do_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    do_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    numbers_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(kv_full, count=1)
-    for each in gl.static_range(2):
-        mbarrier.init(q_full.index(each), count=1)
-        mbarrier.init(q_empty.index(each), count=2)
-        mbarrier.init(do_full.index(each), count=1)
-        mbarrier.init(do_empty.index(each), count=2)
-        mbarrier.init(numbers_full.index(each), count=1)
+    kv_full = make_barriers(1, 1)
+    q_full = make_barriers(2, 1)
+    q_empty = make_barriers(2, 2)
+    do_full = make_barriers(2, 1)
+    do_empty = make_barriers(2, 2)
+    numbers_full = make_barriers(2, 1)
     fence_async_shared()
     gl.warp_specialize([
         (consume_first, (

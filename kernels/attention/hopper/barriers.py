@@ -1,7 +1,7 @@
-"""Named barriers of the hardware, by which consumers of one program take turns, and a reduction that Gluon 3.6 lacks.
+"""Barriers of the Hopper kernels, and a reduction that Gluon 3.6 lacks.
 
-A named barrier is met by 256 threads: the 128 that wait for their turn, and the 128 whose turn ends. Triton gives the
-barriers below 8 to its own partitions.
+By named barriers of the hardware, consumers of one program take turns. One is met by 256 threads: the 128 that wait for
+their turn, and the 128 whose turn ends. Triton gives the barriers below 8 to its own partitions.
 """
 
 from __future__ import annotations
@@ -12,6 +12,16 @@ from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+
+@gluon.jit
+def make_barriers(NUMBER: gl.constexpr, ARRIVALS: gl.constexpr):
+    """Barriers in shared memory, each of which opens after that many arrivals."""
+    barriers = gl.allocate_shared_memory(gl.int64, [NUMBER, 1], mbarrier.MBarrierLayout())
+    for each in gl.static_range(NUMBER):
+        mbarrier.init(barriers.index(each), count=ARRIVALS)
+    return barriers
 
 
 @gluon.jit

@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels.attention.hopper.barriers import await_turn, give_turn
+from kernels.attention.hopper.barriers import await_turn, give_turn, make_barriers
 
 LN_2 = gl.constexpr(0.6931471805599453)
 
@@ -77,6 +77,33 @@ def softmax_step(s, maximum, total, rows, first, keys, scale, MASKED: gl.constex
 
 
 @gluon.jit
+def begin(
+    count, q, k_tiles, k_full, k_empty, rows, free, keys, scale,
+    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
+    MASK_FIRST: gl.constexpr,
+):  # fmt: skip
+    """The running softmax after the first tile of keys."""
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
+    acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    row_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
+    maximum = gl.full([M], -float("inf"), gl.float32, row_layout)
+    total = gl.zeros([M], gl.float32, row_layout)
+    stage = count % STAGES
+    mbarrier.wait(k_full.index(stage), (count // STAGES) & 1)
+    zeros = gl.zeros([M, N], gl.float32, s_layout)
+    k = k_tiles.index(stage).reshape([N, D])
+    s = warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    s = warpgroup_mma_wait(0, deps=[s])
+    mbarrier.arrive(k_empty.index(stage), count=1)
+    if not MASK_FIRST:  # noqa: SIM102 - this is decided by the compiler, the other by the program
+        if free < 1:
+            s = mask(s, rows, 0, keys, CAUSAL, N)
+    p, maximum, total, _shrink = softmax_step(s, maximum, total, rows, 0, keys, scale, MASK_FIRST, CAUSAL, N)
+    weights = gl.convert_layout(p.to(k_tiles.dtype), gl.DotOperandLayout(0, acc_layout, 2))
+    return count + 1, weights, maximum, total
+
+
+@gluon.jit
 def attend(
     begin, end, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
     rows, keys, scale,
@@ -110,6 +137,21 @@ def attend(
 
 
 @gluon.jit
+def leave(
+    acc, maximum, total, out, logsumexp, room, rows, plane, heads, first, queries, OWN_ROOM: gl.constexpr
+):  # fmt: skip
+    """Write the output of a tile of queries, through shared memory, and its log-sum-exp."""
+    acc = acc / gl.convert_layout(total, gl.SliceLayout(1, acc.type.layout))[:, None]
+    if OWN_ROOM:
+        tma.store_wait(0)
+    room.reshape([acc.shape[0], acc.shape[1]]).store(acc.to(room.dtype))
+    fence_async_shared()
+    tma.async_copy_shared_to_global(out, [plane // heads, plane % heads, first, 0], room)
+    places = logsumexp + plane.to(gl.int64) * queries + rows
+    gl.store(places, (maximum + gl.log2(total)) * LN_2, mask=rows < queries)
+
+
+@gluon.jit
 def consume(
     out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
     tiles, heads, planes, span, queries, keys, scale,
@@ -120,16 +162,14 @@ def consume(
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     row_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
-    weights_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
     program = gl.program_id(0)
     programs = gl.num_programs(0)
     count = 0
     token = program
     if WHO == CONSUMERS - 1:
         token = give_turn(program, 0)
-    rounds = (tiles * planes + programs - 1) // programs
     done = 0
-    for turn in range(rounds):
+    for turn in range((tiles * planes + programs - 1) // programs):
         unit = next_unit(turn, program, programs)
         if unit < tiles * planes:
             tile, plane = place(unit, tiles, planes, span, CAUSAL)
@@ -140,32 +180,19 @@ def consume(
             if CAUSAL:
                 free = gl.minimum(start + WHO * M, keys) // N
             acc = gl.zeros([M, D], gl.float32, acc_layout)
-            maximum = gl.full([M], -float("inf"), gl.float32, row_layout)
-            total = gl.zeros([M], gl.float32, row_layout)
             held = done % Q_STAGES * CONSUMERS + WHO
             mbarrier.wait(q_full.index(held), (done // Q_STAGES) & 1)
             q = q_tiles.index(held).reshape([M, D])
-            mbarrier.wait(k_full.index(count % STAGES), (count // STAGES) & 1)
-            zeros = gl.zeros([M, N], gl.float32, s_layout)
-            s = warpgroup_mma(q, k_tiles.index(count % STAGES).reshape([N, D]).permute((1, 0)), zeros,
-                              use_acc=False, is_async=True)  # fmt: skip
-            s = warpgroup_mma_wait(0, deps=[s])
-            mbarrier.arrive(k_empty.index(count % STAGES), count=1)
-            if not MASK_FIRST:  # noqa: SIM102 - this is decided by the compiler, the other by the program
-                if free < 1:
-                    s = mask(s, rows, 0, keys, CAUSAL, N)
-            p, maximum, total, _shrink = softmax_step(s, maximum, total, rows, 0, keys, scale, MASK_FIRST, CAUSAL, N)
-            weights = gl.convert_layout(p.to(k_tiles.dtype), weights_layout)
-            count += 1
+            count, weights, maximum, total = begin(
+                count, q, k_tiles, k_full, k_empty, rows, free, keys, scale, M, N, D, STAGES, CAUSAL, MASK_FIRST
+            )
             count, token, weights, acc, maximum, total = attend(
                 1, free, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full,
-                v_empty,
-                rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, False,
+                v_empty, rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, False,
             )  # fmt: skip
             count, token, weights, acc, maximum, total = attend(
                 gl.maximum(free, 1), number, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full,
-                k_empty, v_full,
-                v_empty, rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, True,
+                k_empty, v_full, v_empty, rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, True,
             )  # fmt: skip
             if OWN_ROOM:
                 mbarrier.arrive(q_empty.index(held), count=1)
@@ -174,15 +201,10 @@ def consume(
             acc = warpgroup_mma(weights, v_tiles.index(last).reshape([N, D]), acc, is_async=True)
             acc = warpgroup_mma_wait(0, deps=[acc])
             mbarrier.arrive(v_empty.index(last), count=1)
-            acc = acc / gl.convert_layout(total, gl.SliceLayout(1, acc_layout))[:, None]
-            room = out_tiles.index(WHO if OWN_ROOM else held)
-            if OWN_ROOM:
-                tma.store_wait(0)
-            room.reshape([M, D]).store(acc.to(k_tiles.dtype))
-            fence_async_shared()
-            tma.async_copy_shared_to_global(out, [plane // heads, plane % heads, start + WHO * M, 0], room)
-            gl.store(logsumexp + plane.to(gl.int64) * queries + rows, (maximum + gl.log2(total)) * LN_2,
-                     mask=rows < queries)  # fmt: skip
+            leave(
+                acc, maximum, total, out, logsumexp, out_tiles.index(WHO if OWN_ROOM else held), rows,
+                plane, heads, start + WHO * M, queries, OWN_ROOM,
+            )  # fmt: skip
             if not OWN_ROOM:
                 tma.store_wait(0)
                 mbarrier.arrive(q_empty.index(held), count=1)
@@ -297,20 +319,12 @@ def forward_kernel(
     out_tiles = q_tiles
     if OWN_ROOM:
         out_tiles = gl.allocate_shared_memory(q.dtype, [CONSUMERS, 1, 1, M, D], out.layout)
-    q_full = gl.allocate_shared_memory(gl.int64, [Q_STAGES * CONSUMERS, 1], mbarrier.MBarrierLayout())
-    q_empty = gl.allocate_shared_memory(gl.int64, [Q_STAGES * CONSUMERS, 1], mbarrier.MBarrierLayout())
-    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for held in gl.static_range(Q_STAGES * CONSUMERS):
-        mbarrier.init(q_full.index(held), count=1)
-        mbarrier.init(q_empty.index(held), count=1)
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(k_full.index(stage), count=1)
-        mbarrier.init(k_empty.index(stage), count=CONSUMERS)
-        mbarrier.init(v_full.index(stage), count=1)
-        mbarrier.init(v_empty.index(stage), count=CONSUMERS)
+    q_full = make_barriers(Q_STAGES * CONSUMERS, 1)
+    q_empty = make_barriers(Q_STAGES * CONSUMERS, 1)
+    k_full = make_barriers(STAGES, 1)
+    k_empty = make_barriers(STAGES, CONSUMERS)
+    v_full = make_barriers(STAGES, 1)
+    v_empty = make_barriers(STAGES, CONSUMERS)
     fence_async_shared()
     tiles = (queries + CONSUMERS * M - 1) // (CONSUMERS * M)
     if CONSUMERS == 2:

@@ -74,7 +74,7 @@ def run(tmp_path: Path, until: Any) -> Iterator[Callable[..., Server]]:
         log = tmp_path / "log"
         log.touch()
         process = forkserver().start(
-            ["app.cli", "serve", "--port", "0"],
+            ["-m", "app.cli", "serve", "--port", "0"],
             {
                 **os.environ,
                 "PYTHONPATH": str(PLUGINS),

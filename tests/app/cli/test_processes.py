@@ -11,7 +11,8 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +28,24 @@ from app.settings import Settings
 from app.store.engine import open_database
 from app.store.reading import Reading
 from app.store.registration import Registration
+from tests.forked import PLUGINS, PROJECT, ForkedService
 
-PROJECT = Path(__file__).resolve().parents[3]
-PLUGINS = PROJECT / "tests" / "plugins"
 INSECURE = {"FLOPWATCH_INSECURE": "true"}
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Callable[..., ForkedService]]:
+    """Start a server whose start is not what is tested; arguments are environment of the process."""
+    with ExitStack() as stack:
+
+        def start(**settings: str) -> ForkedService:
+            environment = {"PYTHONPATH": str(PLUGINS), **settings}
+            running = stack.enter_context(ForkedService(tmp_path, environment))
+            running.start_server()
+            return running
+
+        yield start
 
 
 def listening_url(process: subprocess.Popen[str]) -> str:
@@ -70,9 +84,9 @@ def test_serve(start: Any, tmp_path: Path) -> None:
     assert (found["id"], found["state"]) == (job["id"], "queued")
 
 
-def test_a_stopping_server_loses_no_submission(start: Any, tmp_path: Path) -> None:
-    server = start("serve", "--port", "0", FLOPWATCH_DATA_DIR=tmp_path)
-    url = listening_url(server)
+def test_a_stopping_server_loses_no_submission(service: Any) -> None:
+    running = service()
+    server, url = running.server, running.url
     created: list[int] = []
     enough = threading.Event()
 
@@ -96,7 +110,7 @@ def test_a_stopping_server_loses_no_submission(start: Any, tmp_path: Path) -> No
     server.wait(20)
     for thread in threads:
         thread.join()
-    with sqlite3.connect(tmp_path / "flopwatch.sqlite3") as database:
+    with sqlite3.connect(running.data_dir / "flopwatch.sqlite3") as database:
         stored = {row[0] for row in database.execute("select id from job")}
     database.close()
     assert set(created) <= stored
@@ -152,9 +166,8 @@ def test_the_address_is_one_that_clients_reach(listens: str, reached: str) -> No
     assert reachable(listens) == reached
 
 
-def test_backup_while_running(start: Any, tmp_path: Path) -> None:
-    server = start("serve", "--port", "0", FLOPWATCH_DATA_DIR=tmp_path / "data")
-    url = listening_url(server)
+def test_backup_while_running(service: Any, tmp_path: Path) -> None:
+    url = service().url
     jobs = [httpx.post(url + "/jobs", json={"spec": TINY}, trust_env=False).json()["id"] for _ in range(20)]
     copy = tmp_path / "copy.sqlite3"
     environment = {"FLOPWATCH_DATA_DIR": str(tmp_path / "data")}
@@ -255,9 +268,8 @@ def test_nobody_is_let_in_by_oversight(tmp_path: Path, command: str, host: str) 
     assert "--insecure" in said
 
 
-def test_open_access_when_that_is_meant(start: Any, tmp_path: Path) -> None:
-    server = start("serve", "--host", "0.0.0.0", "--port", "0", "--insecure", FLOPWATCH_DATA_DIR=tmp_path)
-    port = listening_url(server).rpartition(":")[2]
+def test_open_access_when_that_is_meant(service: Any) -> None:
+    port = service(FLOPWATCH_HOST="0.0.0.0", **INSECURE).url.rpartition(":")[2]
     assert httpx.get(f"http://127.0.0.1:{port}/jobs", trust_env=False).status_code == 200
 
 

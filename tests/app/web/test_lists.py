@@ -39,15 +39,23 @@ def test_a_first_visit_offers_the_demo_and_says_whether_a_worker_is_there(fresh_
 
 def test_jobs_of_a_sweep_are_told_by_what_differs(fresh_site: Any) -> None:
     body = {"base": {"kind": "benchmark", "seed": 3}, "grid": {"model.size": ["tiny", "small"], "precision": ["bf16"]}}
+    body["name"] = "Sizes"
     sweep = fresh_site.http.post("/sweeps", json=body).json()["id"]
     fresh_site.submit(name="alone")
     found = page(fresh_site, "/ui")
     words = " ".join(found.text.split())
-    assert f"Sweep {sweep} over model.size" in words
+    assert f"Sweep {sweep}: Sizes over model.size" in words
     assert f"/ui/sweeps/{sweep}" in found.references
     assert "alone" in words
     rows = re.findall(r'<td class="case">(.*?)</td>', fresh_site.http.get("/ui").text)
     assert rows[1:] == ["small", "tiny"]
+
+
+def test_jobs_of_a_search_are_told_by_the_value_that_they_try(fresh_site: Any) -> None:
+    body = {"base": {"kind": "benchmark"}, "fit": {"axis": "context_length", "upto": 1024}}
+    answer = fresh_site.http.post("/sweeps", json=body)
+    assert answer.status_code == 201, answer.text
+    assert "over context_length" in " ".join(page(fresh_site, "/ui").text.split())
 
 
 def test_a_row_has_duration_verdict_and_the_metric_that_stands_for_the_job(fresh_site: Any, measured: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ POINTS = [
     for precision, factor in (("fp32", 2.0), ("bf16", 1.0))
     for length, value in ((128, 10.0 * factor), (256, 20.0 * factor), (512, 80.0 * factor))
 ]
+WEB = Path(plots.__file__).parent
 TAG = "{http://www.w3.org/2000/svg}"
 
 
@@ -130,3 +132,22 @@ def test_no_text_becomes_markup() -> None:
     ]
     drawn = svg.drawn(chart(points), '"><script>')
     assert not re.search("<script", drawn)
+
+
+def test_exports_define_every_colour_that_figures_name() -> None:
+    sources = [*WEB.glob("plots.py"), *WEB.glob("svg.py"), *WEB.glob("panels/*.py")]
+    named = {name for path in sources for name in re.findall(r"var\((--[a-z0-9-]+)[,)]", path.read_text())}
+    named |= {name[4:-1] for name in plots.PALETTE}
+    styles = (WEB / "static" / "export.css").read_text()
+    assert "--good" in named
+    assert named <= set(re.findall(r"^  (--[a-z0-9-]+):", styles, flags=re.MULTILINE))
+
+
+def test_bars_start_where_the_figure_says() -> None:
+    """As spans of a timeline do."""
+    trace = {"type": "bar", "orientation": "h", "y": ["a", "a"], "x": [2.0, 1.0], "base": [1.0, 6.0], "name": "spans"}
+    picture = parsed({"data": [trace], "layout": {"barmode": "overlay"}})
+    bars = [element for element in picture.iter(f"{TAG}rect") if element.get("rx") is None]
+    starts, widths = ([float(str(bar.get(name))) for bar in bars] for name in ("x", "width"))
+    assert widths[0] == pytest.approx(2 * widths[1], rel=0.01)
+    assert starts[1] - starts[0] == pytest.approx(5 * widths[1], rel=0.01)

@@ -27,7 +27,7 @@ def test_rows_of_one_reason_share_a_note() -> None:
     footnotes = Footnotes()
     for _ in range(3):
         footnotes.count("suspect", [VARIES, LOADED])
-    assert footnotes.notes() == ["† suspect (3 rows): variation, host_load, such as variation: 26.4%."]
+    assert footnotes.notes() == ["† suspect (3 cases): variation, host_load, such as variation: 26.4%."]
 
 
 def test_several_reasons_are_numbered() -> None:
@@ -48,7 +48,7 @@ def test_very_many_reasons_share_the_last_sign() -> None:
     for number in range(MAX_GROUPS + 4):
         footnotes.count("suspect", [(f"check{number}", "")])
     assert footnotes.mark("suspect", [(f"check{MAX_GROUPS}", "")], partial=False) == "†"
-    assert footnotes.notes()[-1] == "† suspect (4 rows): the verdicts of their jobs say why."
+    assert footnotes.notes()[-1] == "† suspect (4 cases): the verdicts of their jobs say why."
 
 
 def test_a_long_detail_is_cut() -> None:

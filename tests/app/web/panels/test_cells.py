@@ -52,7 +52,7 @@ def test_a_line_for_each_implementation_and_a_chart_for_each_mask() -> None:
     ]
     (first,) = charts(Known(sheet(rows)), LINES, "forward_ms", "Forward pass", "How to read it.")
     (second,) = first.more
-    assert (first.title, second.title) == ("Forward pass (ms): causal", "Forward pass (ms): no causal")
+    assert (first.title, second.title) == ("Forward pass (ms): causal", "Forward pass (ms): not causal")
     assert (first.name, second.name) == ("forward_ms", "forward_ms-2")
     assert (first.folded, second.folded) == (False, True)
     assert first.draw is not None

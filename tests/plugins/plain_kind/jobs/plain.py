@@ -39,6 +39,8 @@ class PlainRunner:
                 misbehaviour.never_end(folder)
             case "segfault":
                 misbehaviour.fall_over()
+            case "chatty":
+                misbehaviour.chatter()
             case "curious":
                 misbehaviour.write_down_variables(folder)
         case, samples = spec.case(), [random.random() for _ in range(3)]

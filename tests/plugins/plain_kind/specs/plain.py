@@ -13,7 +13,7 @@ class PlainSpec(SpecBase):
     """Behave as a model of misbehaving_models does, and measure a few times."""
 
     kind: Literal["plain"] = "plain"
-    behaviour: Literal["counted", "alone", "gated", "stubborn", "segfault", "curious"] = "counted"
+    behaviour: Literal["counted", "alone", "gated", "stubborn", "segfault", "chatty", "curious"] = "counted"
     """What the job does."""
     number: int = Field(default=0, ge=0)
     """What a counted job writes down."""
