@@ -178,8 +178,13 @@ PARTS = ("", "/events", "/logs", "/units", "/tables", "/attempts", "/artifacts",
 
 def reads(filled: Filled) -> list[Request]:
     """Return the requests that read, by route."""
+    return [*reads_of_data(filled), *reads_of_pages(filled)]
+
+
+def reads_of_data(filled: Filled) -> list[Request]:
+    """Return the requests that read JSON, tables and files."""
     done, large, sweep = filled.done, filled.large, filled.sweep
-    of_job = [*(f"/jobs/{{job_id}}{part}" for part in PARTS), "/ui/jobs/{job_id}"]
+    of_job = [f"/jobs/{{job_id}}{part}" for part in PARTS]
     return [
         *(Request(f"GET {route}", at(route.format(job_id=done))) for route in of_job),
         *(Request(f"GET {route}", at(route)) for route in (*PLAIN, *LISTS)),
@@ -198,6 +203,32 @@ def reads(filled: Filled) -> list[Request]:
         Request("GET /jobs/{job_id}/measurements", at(f"/jobs/{large}/measurements?limit=200"), title="200 of large"),
         Request("GET /jobs/{job_id}/tables/{name}", at(f"/jobs/{done}/tables/none"), title="none: 404"),
         Request("GET /jobs/{job_id}/artifacts/{name}", at(f"/jobs/{done}/artifacts/none"), title="none: 404"),
+        Request("GET /sweeps/{sweep_id}", at(f"/sweeps/{sweep}")),
+        Request("GET /jobs/{job_id}/export", at(f"/jobs/{done}/export")),
+        Request("GET /sweeps/{sweep_id}/export", at(f"/sweeps/{sweep}/export")),
+        Request("GET /compare/export", at(f"/compare/export?baseline={done}&candidate={done + 3}")),
+        Request("GET /baselines", at("/baselines")),
+        Request("GET /baselines/{name}", at("/baselines/none"), title="none: 404"),
+        Request("GET /files/{sha256}", at(f"/files/{hashlib.sha256(SOURCE).hexdigest()}")),
+        Request("GET /tables", at(f"/tables?job={done}"), title="of a job"),
+        Request("GET /tables", at(f"/tables?sweep={sweep}"), title="of the sweep"),
+        Request("GET /tables", at(f"/tables?job={large}"), title="of the large job"),
+        Request("GET /tables", at("/tables?kind=benchmark"), title="of all jobs: refused"),
+        Request(
+            "GET /tables", at(f"/tables?sweep={sweep}&sort=step_ms&limit=50"), title="of the sweep, sorted, 50 rows"
+        ),
+        Request("GET /jobs/{job_id}/export", at(f"/jobs/{large}/export"), title="of the large job"),
+        Request("GET /compare", at(f"/compare?baseline={done}&candidate={done}"), title="a job with itself"),
+        Request("GET /compare", at(f"/compare?baseline={large}&candidate={large}"), title="the large with itself"),
+        Request("GET /queue/places", at(f"/queue/places?job={filled.queued}"), title="of a queued job"),
+    ]
+
+
+def reads_of_pages(filled: Filled) -> list[Request]:
+    """Return the requests that read pages and parts of them."""
+    done, large, sweep = filled.done, filled.large, filled.sweep
+    return [
+        Request("GET /ui/jobs/{job_id}", at(f"/ui/jobs/{done}")),
         Request("GET /ui/jobs/{job_id}", at(f"/ui/jobs/{large}"), title="large"),
         Request("GET /ui/jobs/{job_id}", at(f"/ui/jobs/{large}"), title="large, unchanged", revalidates=True),
         Request("GET /ui", at(f"/ui?sweep={sweep}"), title="of the sweep"),
@@ -218,7 +249,6 @@ def reads(filled: Filled) -> list[Request]:
         Request("GET /ui/jobs/{job_id}/plots/{name}", at(f"/ui/jobs/{done}/plots/phases")),
         Request("GET /ui/jobs/{job_id}/explore", at(f"/ui/jobs/{done}/explore?table=none"), title="none: 404"),
         Request("GET /ui/jobs/{job_id}/stacks", at(f"/ui/jobs/{done}/stacks"), title="none: 404"),
-        Request("GET /sweeps/{sweep_id}", at(f"/sweeps/{sweep}")),
         Request("GET /ui/sweeps/{sweep_id}", at(f"/ui/sweeps/{sweep}")),
         Request("GET /ui/sweeps/{sweep_id}", at(f"/ui/sweeps/{sweep}"), title="unchanged", revalidates=True),
         Request("GET /ui/sweeps", at("/ui/sweeps")),
@@ -233,29 +263,7 @@ def reads(filled: Filled) -> list[Request]:
         Request("GET /ui/tables", at(f"/ui/tables?job={done}&pivot=context_length"), title="of a job, pivoted"),
         Request("GET /ui/compare", at("/ui/compare"), title="nothing chosen"),
         Request("GET /ui/compare", at(f"/ui/compare?job={done}&job={done + 3}"), title="two jobs"),
-        Request("GET /jobs/{job_id}/export", at(f"/jobs/{done}/export")),
-        Request("GET /sweeps/{sweep_id}/export", at(f"/sweeps/{sweep}/export")),
-        Request("GET /compare/export", at(f"/compare/export?baseline={done}&candidate={done + 3}")),
-        Request("GET /baselines", at("/baselines")),
-        Request("GET /baselines/{name}", at("/baselines/none"), title="none: 404"),
-        Request("GET /files/{sha256}", at(f"/files/{hashlib.sha256(SOURCE).hexdigest()}")),
         Request("GET /ui/compare/add", at(f"/ui/compare/add?job={done}+{large}")),
-        Request("GET /tables", at(f"/tables?job={done}"), title="of a job"),
-        Request("GET /tables", at(f"/tables?sweep={sweep}"), title="of the sweep"),
-        Request("GET /tables", at(f"/tables?job={large}"), title="of the large job"),
-        Request("GET /tables", at("/tables?kind=benchmark"), title="of all jobs: refused"),
-        Request(
-            "GET /tables", at(f"/tables?sweep={sweep}&sort=step_ms&limit=50"), title="of the sweep, sorted, 50 rows"
-        ),
-        Request("GET /jobs/{job_id}/export", at(f"/jobs/{done}/export")),
-        Request("GET /jobs/{job_id}/export", at(f"/jobs/{large}/export"), title="of the large job"),
-        Request("GET /sweeps/{sweep_id}/export", at(f"/sweeps/{sweep}/export")),
-        Request(
-            "GET /compare/export", at(f"/compare/export?baseline={done}&candidate={done}"), title="a job with itself"
-        ),
-        Request("GET /compare", at(f"/compare?baseline={done}&candidate={done}"), title="a job with itself"),
-        Request("GET /compare", at(f"/compare?baseline={large}&candidate={large}"), title="the large with itself"),
-        Request("GET /queue/places", at(f"/queue/places?job={filled.queued}"), title="of a queued job"),
     ]
 
 
