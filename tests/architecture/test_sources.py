@@ -13,7 +13,7 @@ FUNCTION_LINES = 60
 LONGER: dict[str, str] = {
     "migrations/versions/0001_create_every_table.py::upgrade": "declares every table; a migration never changes",
     **{
-        f"kernels/attention/hopper/{name}": "one kernel's loop, as it was tested on an H200: parts compile to other code"
+        f"kernels/attention/hopper/{name}": "a kernel's loop as an H200 ran it: parts compile to other code"
         for name in (
             "backward.py::backward_kernel",
             "backward.py::visit",
