@@ -65,8 +65,10 @@ class ModelSpec(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _vocabulary_of_the_preset(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and given.get("size") in VOCABULARY_SIZES and "vocab_size" not in given:
-            return {**given, "vocab_size": VOCABULARY_SIZES[given["size"]]}
+        if isinstance(given, Mapping) and "vocab_size" not in given:
+            size = given.get("size")
+            if isinstance(size, str) and size in VOCABULARY_SIZES:
+                return {**given, "vocab_size": VOCABULARY_SIZES[size]}
         return given
 
     @model_validator(mode="after")

@@ -136,7 +136,7 @@ PARAMETERS = [
     get(f"/jobs?sweep={2**64}", "'sweep'"), get("/jobs/1/events?after=-1", "'after'"),
     get("/jobs/1/measurements?samples=perhaps", "'samples'"), get("/tables?format=xml", "'format'"),
     Bad("query of a write", path="/jobs?wait=5", body={"spec": TINY}, errors={"": "Unknown query parameter: wait"}),
-    Bad("Last-Event-ID", "GET", "/jobs/1/events", headers={"Last-Event-ID": "x"}, errors={"": "last-event-id"}),
+    Bad("Last-Event-ID", "GET", "/jobs/1/events", headers={"Last-Event-ID": "x"}, errors={"": "Last-Event-ID"}),
     Bad("empty Idempotency-Key", body={"spec": TINY}, headers={"Idempotency-Key": ""}, errors={"": "1 to 255"}),
     Bad("long Idempotency-Key", body={"spec": TINY}, headers={"Idempotency-Key": "k" * 256}, errors={"": "1 to 255"}),
     Bad("odd Idempotency-Key", body={"spec": TINY}, headers={"Idempotency-Key": "a\tb"}, errors={"": "printable"}),
@@ -150,7 +150,7 @@ def sweep(what: str, errors: dict[str, str], **fields: Any) -> Bad:
 
 
 SWEEPS = [
-    sweep("empty grid", {"/grid": "at least 1"}, grid={}),
+    sweep("empty grid", {"/grid": "at least one path"}, grid={}),
     sweep("empty list", {"/grid/context_length": "at least 1"}, grid={"context_length": []}),
     sweep("no list", {"/grid/context_length": "array; got 8"}, grid={"context_length": 8}),
     sweep("unknown path", {"/grid/model.sise": "did you mean size?"}, grid={"model.sise": ["tiny"]}),

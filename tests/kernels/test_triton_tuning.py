@@ -120,6 +120,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Tiling]]:
     class Spy:
         def __init__(self, name: str) -> None:
             self.name, self.kernel = name, getattr(triton_launch, name)
+            self.arg_names = self.kernel.arg_names
 
         def __getitem__(self, grid: Any) -> Callable[..., None]:
             def launch(*arguments: Any, **options: Any) -> None:
@@ -131,6 +132,8 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Tiling]]:
 
     for name in ("forward_kernel", "keys_kernel", "queries_kernel"):
         monkeypatch.setattr(triton_launch, name, Spy(name))
+    for prepared in (triton_launch._forward_launch, triton_launch._keys_launch, triton_launch._queries_launch):
+        prepared.cache_clear()  # they hold the kernels
     return taken
 
 

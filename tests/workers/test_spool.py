@@ -316,7 +316,8 @@ class TestValidity:
         spool.add_validity(verdict("valid", "clocks"), "a", "case a")
         spool.add_validity(verdict("suspect", "variation"), "b", "case b")
         spool.add_validity({"verdict": "valid", "checks": [NOTE]}, "c", "case c")
-        failed = {"name": "variation", "ok": False, "detail": "variation", "severity": "suspect", "case": "case b"}
+        failed = {"name": "variation", "ok": False, "detail": "variation", "severity": "suspect"}
+        failed |= {"case": "case b", "case_key": "b"}
         assert spool.validity == {
             "verdict": "suspect",
             "counts": {"valid": 2, "suspect": 1},

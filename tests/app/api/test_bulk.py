@@ -64,6 +64,10 @@ class TestCancel:
         assert site.job(job["id"])["state"] == "queued"
 
 
+def counted(deleted: int, unfinished: int) -> dict[str, int]:
+    return {"deleted": deleted, "unfinished": unfinished, "in_baselines": 0}
+
+
 class TestDelete:
     def test_what_is_finished_goes_and_the_rest_is_counted(self, fresh_site: Any) -> None:
         http = fresh_site.http
@@ -71,11 +75,15 @@ class TestDelete:
         other = fresh_site.submit()
         fresh_site.worker.finish(fresh_site.worker.claim())
         fresh_site.worker.finish(fresh_site.worker.claim(), "failed")
-        assert http.delete("/jobs", params={"label": "colour:red"}).json() == {"deleted": 0, "unfinished": 0}
+        assert http.delete("/jobs", params={"label": "colour:red"}).json() == {
+            "deleted": 0,
+            "unfinished": 0,
+            "in_baselines": 0,
+        }
         response = http.delete("/jobs", params={"label": "colour:blue", "state": "failed"})
-        assert (response.status_code, response.json()) == (200, {"deleted": 1, "unfinished": 0})
+        assert (response.status_code, response.json()) == (200, counted(1, 0))
         assert http.get(f"/jobs/{ids[1]}").status_code == 404
-        assert http.delete("/jobs", params={"sweep": 1}).json() == {"deleted": 1, "unfinished": 2}
+        assert http.delete("/jobs", params={"sweep": 1}).json() == counted(1, 2)
         assert states(fresh_site) == {"queued": 3}
         assert fresh_site.job(other["id"])["state"] == "queued"
 

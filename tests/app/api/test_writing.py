@@ -107,7 +107,7 @@ class TestEveryRoute:
         monkeypatch.setattr(Writes, "run_long", refuse)
         for request in requests:
             method = request.route.partition(" ")[0]
-            is_text = isinstance(request.body, str)
+            is_text = isinstance(request.body, str | bytes)
             sent = {"content": request.body} if is_text else {"json": request.body}
             answer = site.http.request(method, request.path(), headers=dict(request.headers), **sent)
             assert "It came to the writers." in answer.text, (request.route, answer.status_code, answer.text)
@@ -119,7 +119,7 @@ def submit_while_others_delete(serve: Any, folder: Path, monkeypatch: pytest.Mon
 
     def delete(_self: Bulk, _chosen: Any) -> BulkDeleted:
         assert ended.wait(60)
-        return BulkDeleted(0, 0)
+        return BulkDeleted(0, 0, 0)
 
     monkeypatch.setattr(Bulk, "delete", delete)
     with serve(folder, busy_timeout_s=0.5) as site, ThreadPoolExecutor(threads + 2) as clients:
