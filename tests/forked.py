@@ -6,7 +6,6 @@ tests/tools/test_demo.py and the chaos start the real commands.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import socket
@@ -71,6 +70,11 @@ class Forkserver:
                 self._hear(None)
             return Forked(self, self._started.pop(), arguments)
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it forks no more."""
+        return self._process.poll() is not None
+
     def returncode(self, pid: int, timeout_s: float | None) -> int | None:
         """Wait at most so long for the end of a child; None if it still runs."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -127,10 +131,14 @@ class Forked(subprocess.Popen[bytes]):
         return self.returncode
 
 
-@functools.cache
+_forkservers: list[Forkserver] = []
+
+
 def forkserver() -> Forkserver:
-    """The one of this process; it ends with this process."""
-    return Forkserver()
+    """The one of this process, which ends with this process; another one if a test's fault has ended that."""
+    if not _forkservers or _forkservers[-1].has_ended:
+        _forkservers.append(Forkserver())
+    return _forkservers[-1]
 
 
 class ForkedService(Service):
