@@ -80,6 +80,6 @@ def _text(value: Any) -> str:
         return json.dumps(value)
     try:
         json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return value if value not in ("True", "False", "None") else json.dumps(value)
     return json.dumps(value)

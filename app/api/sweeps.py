@@ -123,7 +123,7 @@ def search(services: Services, options: SweepBody, body: FitBody, key: Idempoten
     points = expand(options.base, options.grid, options.exclude) if options.grid else [Point(options.base, {})]
     if len(points) > MAX_SEARCHES:
         raise _wrong(("grid",), f"{len(points)} searches; a sweep has at most {MAX_SEARCHES}: split it")
-    present, least = _axis(valid_specs(services, points[:1])[0], body.axis)
+    present, least = _axis(valid_specs(services, points)[0], body.axis)
     fit = Fit.of(body, present, least)
     firsts, lasts = (
         [SearchPoint(fit.spec(point.spec, value), {**point.choice, fit.axis: value}, fit, said_by) for point in points]

@@ -170,11 +170,14 @@ def _parsed(field: Field, text: str) -> Any:
         return text
     try:
         value = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
     if field.type == "json":
         return value
-    is_finite = isinstance(value, int | float) and math.isfinite(value)
+    try:
+        is_finite = isinstance(value, int | float) and math.isfinite(value)
+    except OverflowError:  # an integer beyond every field's bound
+        return text
     return value if is_finite else text
 
 

@@ -14,7 +14,7 @@ MOST_FRAMES = 20_000
 """Most frames that a browser is sent, those with the most time."""
 MOST_BYTES = 64 << 20
 """Most of a file that is read; the runner's own limit is lower."""
-MOST_DEPTH = 400
+MOST_DEPTH = 100
 """Deepest frame; what is below it counts for it."""
 
 

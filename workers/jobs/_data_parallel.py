@@ -722,8 +722,9 @@ class RankRun:
             return
         missing = 4 * model_bytes * (2 if self.spec.parameter_dtype == "bf16" else 1)
         needed = torch.cuda.max_memory_allocated() + missing + 3 * model_bytes
-        total = torch.cuda.mem_get_info()[1]
-        self.keeper = self.device if needed < KEPT_SHARE * total else torch.device("cpu")
+        # What other processes hold is not to be had.
+        available = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
+        self.keeper = self.device if needed < KEPT_SHARE * available else torch.device("cpu")
 
     def _kept(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if self.rank.index != 0:

@@ -196,7 +196,7 @@ def replicates_for(difference: float, spread: float, alpha: float = ALPHA) -> in
     return number
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4096)
 def _standard_errors(freedom: int, alpha: float) -> float:
     """Return the size of a difference that is found with probability POWER, in its standard errors."""
     from scipy import stats

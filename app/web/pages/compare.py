@@ -198,7 +198,9 @@ def _samples(
     """Return the samples of these cases on all sides, the baseline's once."""
     found: dict[tuple[str, str], plots.Samples] = {}
     for one in comparisons:
-        ids = [one["about"][side]["job"] for side in ("baseline", "candidate") if one["about"]]
+        if not one["about"]:  # it cannot be compared: the page says why
+            continue
+        ids = [one["about"][side]["job"] for side in ("baseline", "candidate")]
         for samples in results.samples_of(services.database, list(dict.fromkeys(ids)), metric, one["coordinates"]):
             of_side = samples.side != "baseline" if samples.side else samples.job != ids[0]
             name, case = one["sides"][of_side], samples.case or "the case"

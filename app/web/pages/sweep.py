@@ -55,9 +55,13 @@ class SweepQuery(StrictQuery):
         )
 
 
+MOST_DIGITS = 9
+"""Of an index into a list of the grid."""
+
+
 def _index(text: str) -> tuple[str, int]:
     path, colon, index = text.rpartition(":")
-    if not colon or not index.isdecimal():
+    if not colon or not index.isdecimal() or len(index) > MOST_DIGITS:
         detail = "must be written path:index, such as context_length:0"
         raise InvalidRequest(f"Query parameter 'at': {detail}", errors=(FieldError("/at", detail),))
     return path, int(index)

@@ -9,6 +9,7 @@ request; a plot is drawn only when a browser asks for it.
 from __future__ import annotations
 
 import importlib
+import logging
 import pkgutil
 from collections.abc import Callable, Mapping
 
@@ -18,6 +19,8 @@ from app.web.panels._panel import Panel
 from app.web.panels._results import JobResults
 
 __all__ = ["JobResults", "Panel", "panels_of"]
+
+logger = logging.getLogger(__name__)
 
 SHARED = "cells"
 TRACE = "trace"
@@ -44,7 +47,16 @@ _PANELS = _walk()
 
 def panels_of(results: JobResults) -> list[Panel]:
     """Return the panels of a job, in the order in which its page shows them. Any kind may have kept a trace."""
-    return [*traces(results), *_PANELS.get(results.job["kind"], cells.panels)(results)]
+    kind = results.job["kind"]
+    try:
+        own = _PANELS.get(kind, cells.panels)(results)
+    except (KeyError, TypeError, ValueError):
+        # Another version's job, or a plug-in's, may have a table of a known name with other columns.
+        logger.warning(
+            "job %s of kind %s has tables that its panels do not know", results.job["id"], kind, exc_info=True
+        )
+        own = []
+    return [*traces(results), *own]
 
 
 def traces(results: JobResults) -> list[Panel]:

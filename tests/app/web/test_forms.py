@@ -128,3 +128,9 @@ def test_options() -> None:
     assert options == {"name": "x", "labels": {"a": "b", "c": "d=e"}, "priority": 3, "timeout_s": 1.5}
     assert forms.option_texts(options)["labels"] == "a=b, c=d=e"
     assert forms.options_of({}) == {}
+
+
+@pytest.mark.parametrize("text", ["9" * 400, "[" * 20_000])
+def test_what_no_field_takes_is_told_at_the_field(site: Any, text: str) -> None:
+    answer = site.http.get("/ui/new/preview", params={"kind": "benchmark", "spec.batch_size": text})
+    assert answer.status_code == 200, answer.text

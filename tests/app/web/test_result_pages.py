@@ -91,7 +91,10 @@ class TestSweeps:
         text = filled.http.get(f"/ui/sweeps/1{query}").text
         assert [int(number) for number in re.findall(r'<tr id="job-(\d+)">', text)] == jobs
 
-    @pytest.mark.parametrize("query", ["?sort=nothing", "?at=precision", "?at=nothing:0", "?state=done", "?page=0"])
+    @pytest.mark.parametrize(
+        "query",
+        ["?sort=nothing", "?at=precision", "?at=nothing:0", f"?at=precision:{10**20}", "?state=done", "?page=0"],
+    )
     def test_bad_queries_are_told(self, filled: Any, query: str) -> None:
         page(filled, f"/ui/sweeps/1{query}", 422)
 
@@ -243,6 +246,8 @@ class TestCompare:
     @pytest.mark.parametrize(("other", "why"), [(8, "Compare jobs of one kind"), (9, "not finished")])
     def test_what_cannot_be_compared_is_told_on_the_page(self, filled: Any, other: int, why: str) -> None:
         assert why in page(filled, f"/ui/compare?job=1&job={other}").text
+        beside_one_that_can_be = page(filled, f"/ui/compare?job=1&job=4&job={other}").text
+        assert why in beside_one_that_can_be
 
     def test_the_jobs_that_were_picked_in_a_list(self, filled: Any) -> None:
         found = page(filled, "/ui/compare?back=state%3Dsucceeded&job=4&job=1")
