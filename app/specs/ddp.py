@@ -73,6 +73,14 @@ class DdpSpec(TrainingSpec):
             "strategy": "fsdp",
             "backend": "nccl",
             "precision": "bf16",
+            "parameter_dtype": "bf16",
+            "context_length": 32_768,
+            "attention": "triton",
+            "compile": True,
+            "activation_checkpointing": True,
+            "checkpoint_scope": "selective",
+            "checkpoint_layers": 12,
+            "fused_linear_cross_entropy": True,
             "optimizer": "torch_fused_adamw",
         },
     }
@@ -156,10 +164,8 @@ class DdpSpec(TrainingSpec):
             )
         if self.cast_before_communication and self.precision != "bf16":
             raise field_error("cast_before_communication", "casts to bf16: choose precision bf16, or leave it out")
-        if self.compile and self.strategy == "fsdp":
-            raise field_error("compile", "fsdp swaps parameters behind the compiler's back: choose torch_fsdp")
         if self.compile and self.compile_scope == "model":
-            raise field_error("compile_scope", "torch_fsdp gathers block by block: choose compile_scope blocks")
+            raise field_error("compile_scope", f"{self.strategy} gathers block by block: choose compile_scope blocks")
 
     def resources(self) -> Resources:
         return Resources(device_type="cuda" if self.backend == "nccl" else "cpu", devices=self.world_size)

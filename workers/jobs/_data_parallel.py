@@ -151,7 +151,8 @@ def build(spec: DdpSpec, strategy: str, device: torch.device, batches: RandomBat
             model = _training.choose_model(spec, device)()
         set_parameter_dtype(model, spec.parameter_dtype)
         sizes = [Size(p.numel(), p.element_size(), p.dim()) for p in model.parameters() if p.requires_grad]
-        wrapped, finish = wrap(spec, strategy, _training.compiled(spec, model))
+        call = _training.compiled(spec, model, inside_hooks=spec.strategy == "fsdp")
+        wrapped, finish = wrap(spec, strategy, call)
         return Trained(strategy, model, wrapped, make_step(spec, strategy, wrapped, batches, finish), sizes)
 
 
@@ -219,13 +220,15 @@ def make_step(
     """Make the step that is repeated: the one of other training kinds, and between its phases the communication."""
     casts = spec.cast_before_communication and strategy in FULLY_SHARDED
     precision = PRECISIONS["fp32" if casts else spec.precision]
+    fused = spec.fused_linear_cross_entropy
     step: BackwardStep
     if spec.mode == "train_step":
         total = (LEAST_CALLS if spec.warmup_steps is None else spec.warmup_steps) + spec.measure_steps
         optimizer = make_optimizer(spec, strategy, wrapped)
-        step = TrainStep(wrapped, batches, precision, wrapped, optimizer, total, spec.gradient_clip_norm)
+        clip = spec.gradient_clip_norm
+        step = TrainStep(wrapped, batches, precision, wrapped, optimizer, total, clip, model_has_loss=fused)
     else:
-        step = BackwardStep(wrapped, batches, precision, wrapped)
+        step = BackwardStep(wrapped, batches, precision, wrapped, model_has_loss=fused)
     if finish is not None:
         last = step.phases.pop("optimizer", None)
         step.phases[SYNCHRONIZATION] = finish

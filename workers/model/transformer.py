@@ -7,16 +7,23 @@ another, so that a profile shows where the time goes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from enum import Enum
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from kernels.attention.reference import attention as reference_attention
 from workers.model import accounting
 from workers.model.generation import KeyValueCache, LayerCache, generate
+from workers.model.loss import linear_cross_entropy, softmax_gradient
 
 if TYPE_CHECKING:
     from kernels.registry import AttentionFunction
@@ -56,7 +63,15 @@ class SwiGLU(nn.Module):
         self.w3 = Linear(d_model, d_ff)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.w2(F.silu(self.w1(x)) * self.w3(x))
+        return self.down(*self.up(x))
+
+    def up(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Both products of the hidden layer: (W1 x, W3 x), each (…, d_ff)."""
+        return self.w1(x), self.w3(x)
+
+    def down(self, gate: Tensor, linear: Tensor) -> Tensor:
+        """W2(silu(gate) * linear)."""
+        out: Tensor = self.w2(F.silu(gate) * linear)
         return out
 
 
@@ -88,15 +103,22 @@ class MultiHeadAttention(nn.Module):
         self.output_proj = Linear(d_model, d_model)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache | None = None) -> Tensor:
-        q = rotate(self._split(self.q_proj(x)), cos, sin)
-        k = rotate(self._split(self.k_proj(x)), cos, sin)
-        v = self._split(self.v_proj(x))
+        q, k, v = self.project(x, cos, sin)
         is_causal = True
         if cache is not None:
             k, v = cache.append(k, v)
             # A single new token sees everything before it; a top-left mask would hide all but the first key.
             is_causal = q.shape[-2] > 1
-        out = self.attention(q, k, v, is_causal)
+        return self.merge(self.attention(q, k, v, is_causal))
+
+    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries and keys, rotated, and values, each (batch, heads, sequence, head_dim)."""
+        q = rotate(self._split(self.q_proj(x)), cos, sin)
+        k = rotate(self._split(self.k_proj(x)), cos, sin)
+        return q, k, self._split(self.v_proj(x))
+
+    def merge(self, out: Tensor) -> Tensor:
+        """Project the heads' outputs together: (batch, heads, sequence, head_dim) -> (batch, sequence, d_model)."""
         merged: Tensor = self.output_proj(out.transpose(1, 2).flatten(-2))
         return merged
 
@@ -104,6 +126,16 @@ class MultiHeadAttention(nn.Module):
         """(batch, sequence, d_model) -> (batch, heads, sequence, head_dim)."""
         batch, sequence, _ = x.shape
         return x.view(batch, sequence, self.num_heads, -1).transpose(1, 2)
+
+
+class Recomputed(Enum):
+    """What a block computes once more in the backward pass instead of keeping it. Attention is always kept."""
+
+    NOTHING = "nothing"
+    CHEAP = "cheap"
+    """Norms, SwiGLU's product, and the copy that merges heads: element by element, so only memory traffic."""
+    FEED_FORWARD = "feed_forward"
+    """What is cheap, and the two products of the feed-forward layer's hidden layer."""
 
 
 class TransformerBlock(nn.Module):
@@ -115,11 +147,63 @@ class TransformerBlock(nn.Module):
         self.attn = MultiHeadAttention(d_model, num_heads, attention)
         self.ln2 = RMSNorm(d_model)
         self.ffn = SwiGLU(d_model, d_ff)
+        self.recomputed = Recomputed.NOTHING
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache | None = None) -> Tensor:
+        if cache is None and self.recomputed is not Recomputed.NOTHING and torch.is_grad_enabled():
+            return self._selectively_checkpointed(x, cos, sin)
         x = x + self.attn(self.ln1(x), cos, sin, cache)
         out: Tensor = x + self.ffn(self.ln2(x))
         return out
+
+    def _selectively_checkpointed(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Do as `forward`, but keep only x, matrix products and the attention's output, or less.
+
+        Korthikanti et al. (2022, section 5) recompute the opposite, attention: theirs writes its scores out.
+        """
+        x = checkpointed(lambda x: x + self.attn(self.ln1(x), cos, sin), x, context_fn=keep_products)
+        if self.recomputed is Recomputed.FEED_FORWARD:
+            x = checkpointed(lambda x: x + self.ffn(self.ln2(x)), x)
+        else:
+            x = checkpointed(lambda x: x + self.ffn(self.ln2(x)), x, context_fn=keep_products)
+        return x
+
+
+def keep_products() -> tuple[Any, Any]:
+    """Let `checkpointed` keep the results of matrix products and of attention beside the inputs."""
+    return create_selective_checkpoint_contexts(_keep_if_expensive)
+
+
+checkpointed: Any = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+"""Calls a function so that its inputs are kept for the backward pass, and the rest is computed once more. There is no
+dropout, so no random state to keep."""
+
+
+def _keep_if_expensive(_context: Any, operation: Any, *_arguments: Any, **_named: Any) -> CheckpointPolicy:
+    if operation.namespace != "aten" or operation.__name__.startswith(EXPENSIVE):
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+EXPENSIVE = ("mm", "bmm", "addmm", "baddbmm", "_scaled_dot_product")
+"""Beginnings of the names of torch's operations that are not recomputed; nor are those of others, such as attention."""
+
+
+class OutputLayer(Linear):
+    """The logits of hidden vectors; or, with targets, the loss, without the whole logits ever existing."""
+
+    def __init__(self, d_model: int, vocab_size: int) -> None:
+        super().__init__(d_model, vocab_size)
+        self._softmax_gradient = softmax_gradient
+
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        if targets is None:
+            return super().forward(x)
+        return linear_cross_entropy(x, self.weight, targets, self._softmax_gradient)
+
+    def compile_loss(self) -> None:
+        """Compile what a chunk of logits goes through into one or two kernels."""
+        self._softmax_gradient = torch.compile(softmax_gradient)
 
 
 class TransformerLM(nn.Module):
@@ -134,8 +218,12 @@ class TransformerLM(nn.Module):
         d_ff: Width of the feed-forward layer.
         rope_theta: Base of the rotary angles.
         attention: (q, k, v, is_causal) -> output; `kernels.registry.ATTENTION` has them by name.
-        activation_checkpointing: Keep each block's input only, and recompute the rest in the backward pass. It has no
-            effect on calls with a cache.
+        activation_checkpointing: Recompute activations in the backward pass. It has no effect on calls with a cache.
+        checkpoint_scope: What is recomputed then. "block": each block from its input. "selective": in every block what
+            is cheap (norms, SwiGLU's product), and in the first `checkpoint_layers` also the feed-forward layer's
+            products; never attention.
+        checkpoint_layers: How many blocks, the first ones, are recomputed; None: all. The last ones' activations are
+            the first that the backward pass frees, so that there is room for what it recomputes.
 
     Raises:
         ValueError: the head dimension is not an even integer.
@@ -153,34 +241,49 @@ class TransformerLM(nn.Module):
         *,
         attention: AttentionFunction = reference_attention,
         activation_checkpointing: bool = False,
+        checkpoint_scope: str = "block",
+        checkpoint_layers: int | None = None,
     ) -> None:
         super().__init__()
         if d_model % (2 * num_heads):
             raise ValueError(f"d_model ({d_model}) must be a multiple of 2 × num_heads ({num_heads})")
         self.shape = accounting.Shape(vocab_size, d_model, num_layers, num_heads, d_ff)
         self.context_length = context_length
-        self.activation_checkpointing = activation_checkpointing
+        layers = 0 if not activation_checkpointing else num_layers if checkpoint_layers is None else checkpoint_layers
+        self.checkpointed_blocks = layers if checkpoint_scope == "block" else 0
+        """The first so many blocks are recomputed as a whole."""
         self.token_embeddings = nn.Embedding(vocab_size, d_model)
         self.layers = nn.ModuleList(TransformerBlock(d_model, num_heads, d_ff, attention) for _ in range(num_layers))
         self.ln_final = RMSNorm(d_model)
-        self.lm_head = Linear(d_model, vocab_size)
+        if activation_checkpointing and checkpoint_scope == "selective":
+            for index, block in enumerate(self.layers):
+                block.recomputed = Recomputed.FEED_FORWARD if index < layers else Recomputed.CHEAP
+        self.lm_head = OutputLayer(d_model, vocab_size)
         cos, sin = rotary_angles(context_length, d_model // num_heads, rope_theta)
         self.register_buffer("rope_cos", cos, persistent=False)
         self.register_buffer("rope_sin", sin, persistent=False)
         self.rope_cos: Tensor
         self.rope_sin: Tensor
 
-    def forward(self, token_ids: Tensor, cache: KeyValueCache | None = None, last_only: bool = False) -> Tensor:
-        """Next-token logits.
+    def forward(
+        self,
+        token_ids: Tensor,
+        cache: KeyValueCache | None = None,
+        last_only: bool = False,
+        targets: Tensor | None = None,
+    ) -> Tensor:
+        """Next-token logits; or, with targets, the mean loss.
 
         Args:
             token_ids: (batch, sequence), integers below vocab_size.
             cache: Keys and values of earlier tokens; the call adds those of these tokens. A cache with tokens in it
                 takes one more at a time.
             last_only: Logits of the last position only.
+            targets: (batch, sequence), integers below vocab_size: the tokens that follow. The whole logits never exist
+                then; see `workers.model.loss.linear_cross_entropy`.
 
         Returns:
-            (batch, sequence, vocab_size), or (batch, 1, vocab_size) with `last_only`.
+            (batch, sequence, vocab_size), or (batch, 1, vocab_size) with `last_only`; a scalar with `targets`.
 
         Raises:
             ValueError: more than context_length tokens, or several tokens on top of a filled cache.
@@ -198,17 +301,16 @@ class TransformerLM(nn.Module):
                 # Calls with a cache are not checkpointed: recomputing a block would put its keys and values into the
                 # cache twice.
                 x = block(x, cos, sin, cache.layer(index))
-            elif self.activation_checkpointing and torch.is_grad_enabled():
-                # No dropout: there is no random state to keep.
-                x = checkpoint(block, x, cos, sin, use_reentrant=False, preserve_rng_state=False)
+            elif index < self.checkpointed_blocks and torch.is_grad_enabled():
+                x = checkpointed(block, x, cos, sin)
             else:
                 x = block(x, cos, sin)
         if cache is not None:
             cache.length = end
         if last_only:
             x = x[:, -1:]
-        logits: Tensor = self.lm_head(self.ln_final(x))
-        return logits
+        out: Tensor = self.lm_head(self.ln_final(x)) if targets is None else self.lm_head(self.ln_final(x), targets)
+        return out
 
     def forward_flops(self, batch_size: int, context_length: int) -> int:
         """Floating-point operations of one forward pass; see `workers.model.accounting`."""
