@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from app.presets import BATCH_SIZE, MODEL_SIZES, VOCABULARY_SIZE, VOCABULARY_SIZES
 from app.specs._base import (
@@ -39,6 +40,17 @@ PHASES = {
     "generate": ("prefill", "decode"),
 }
 """The phases of each mode's step, in order."""
+
+
+def without_cuda_graph(reason: str) -> Any:
+    """Return the validator of a kind whose field `cuda_graph` is always false, which says why."""
+
+    def refuse(value: Any) -> Any:
+        if value is True:
+            raise PydanticCustomError("no_cuda_graph", "{reason}", {"reason": reason})
+        return value
+
+    return field_validator("cuda_graph", mode="before")(refuse)
 
 
 class ModelSpec(StrictModel):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, model_validator
 
 from app.specs._base import Resources, SpecBase, field_error
 from app.specs._identity import Scalar
-from app.specs._training import TrainingSpec
+from app.specs._training import TrainingSpec, without_cuda_graph
 
 DEVICE_OF_BACKEND = {"gloo": "cpu", "nccl": "cuda"}
 """The type of device whose memory each backend moves."""
@@ -100,14 +99,7 @@ class DdpSpec(TrainingSpec):
         "gradient_error",
     )
 
-    @field_validator("cuda_graph", mode="before")
-    @classmethod
-    def _not_in_a_graph(cls, value: Any) -> Any:
-        if value is True:
-            raise PydanticCustomError(
-                "not_captured", "ranks do not capture their communication in a graph: leave cuda_graph out"
-            )
-        return value
+    _no_graph = without_cuda_graph("ranks do not capture their communication in a graph: leave cuda_graph out")
 
     @model_validator(mode="after")
     def _ranks_can_do_it(self) -> Self:

@@ -138,6 +138,6 @@ def add_product(total: Tensor, one: Tensor, other: Tensor) -> None:
     if total.dtype == one.dtype:
         total.addmm_(one, other)
     elif total.is_cuda:
-        torch.addmm(total, one, other, out_dtype=total.dtype, out=total)  # type: ignore[call-overload]
+        torch.addmm(total, one, other, out_dtype=total.dtype, out=total)
     else:
         total += one @ other

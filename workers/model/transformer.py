@@ -171,7 +171,8 @@ class TransformerBlock(nn.Module):
 
 def keep_products() -> tuple[Any, Any]:
     """Let `checkpointed` keep the results of matrix products and of attention beside the inputs."""
-    return create_selective_checkpoint_contexts(_keep_if_expensive)
+    contexts: tuple[Any, Any] = create_selective_checkpoint_contexts(_keep_if_expensive)  # type: ignore[no-untyped-call]
+    return contexts
 
 
 checkpointed: Any = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
@@ -253,11 +254,12 @@ class TransformerLM(nn.Module):
         self.checkpointed_blocks = layers if checkpoint_scope == "block" else 0
         """The first so many blocks are recomputed as a whole."""
         self.token_embeddings = nn.Embedding(vocab_size, d_model)
-        self.layers = nn.ModuleList(TransformerBlock(d_model, num_heads, d_ff, attention) for _ in range(num_layers))
-        self.ln_final = RMSNorm(d_model)
+        blocks = [TransformerBlock(d_model, num_heads, d_ff, attention) for _ in range(num_layers)]
         if activation_checkpointing and checkpoint_scope == "selective":
-            for index, block in enumerate(self.layers):
+            for index, block in enumerate(blocks):
                 block.recomputed = Recomputed.FEED_FORWARD if index < layers else Recomputed.CHEAP
+        self.layers = nn.ModuleList(blocks)
+        self.ln_final = RMSNorm(d_model)
         self.lm_head = OutputLayer(d_model, vocab_size)
         cos, sin = rotary_angles(context_length, d_model // num_heads, rope_theta)
         self.register_buffer("rope_cos", cos, persistent=False)

@@ -54,6 +54,6 @@ def break_down(patch: pytest.MonkeyPatch, rank: Rank, how: str) -> None:
         case "does not fit later", 1:
             patch.setattr(BackwardStep, "forward", run_out)
         case "no host memory", 0:
-            patch.setattr(_data_parallel, "host_memory_free", lambda: 0)
+            patch.setattr(_data_parallel, "host_memory", lambda name: 0)
         case "one process does not fit", 0:
             patch.setattr(_data_parallel, "build", build_too_much_once)
