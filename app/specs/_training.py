@@ -213,10 +213,6 @@ class TrainingSpec(SpecBase):
         num_layers = self.model.shape()["num_layers"]
         if self.checkpoint_layers is not None and self.checkpoint_layers > num_layers:
             raise field_error("checkpoint_layers", f"the model has {num_layers} layers: choose that many at most")
-        if not self.activation_checkpointing:
-            for field, default in (("checkpoint_scope", "block"), ("checkpoint_layers", None)):
-                if getattr(self, field) != default:
-                    raise field_error(field, "has no effect alone: set activation_checkpointing to true, too")
         if self.fused_linear_cross_entropy and self.mode == "generate":
             raise field_error(
                 "fused_linear_cross_entropy", "mode generate needs logits and no loss: leave it out, or choose a mode"

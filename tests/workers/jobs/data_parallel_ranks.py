@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
+import torch
 
 from parallel.process_group import Rank
 from workers.jobs import _data_parallel
@@ -17,6 +19,8 @@ def run_all(rank: Rank, specs: dict[str, Any], folder: str) -> dict[str, Any]:
     found = {}
     for name, spec in specs.items():
         with pytest.MonkeyPatch.context() as patch:
+            # The compiler's first half only: the whole takes too long for every run of the tests.
+            patch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
             break_down(patch, rank, name.split(", ")[0])
             found[name] = _data_parallel.measure_rank(rank, spec, folder)
     return found
