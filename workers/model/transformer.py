@@ -14,11 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from kernels.attention.reference import attention as reference_attention
 from workers.model import accounting
@@ -63,15 +59,7 @@ class SwiGLU(nn.Module):
         self.w3 = Linear(d_model, d_ff)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(*self.up(x))
-
-    def up(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Both products of the hidden layer: (W1 x, W3 x), each (…, d_ff)."""
-        return self.w1(x), self.w3(x)
-
-    def down(self, gate: Tensor, linear: Tensor) -> Tensor:
-        """W2(silu(gate) * linear)."""
-        out: Tensor = self.w2(F.silu(gate) * linear)
+        out: Tensor = self.w2(F.silu(self.w1(x)) * self.w3(x))
         return out
 
 
@@ -103,22 +91,15 @@ class MultiHeadAttention(nn.Module):
         self.output_proj = Linear(d_model, d_model)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache | None = None) -> Tensor:
-        q, k, v = self.project(x, cos, sin)
+        q = rotate(self._split(self.q_proj(x)), cos, sin)
+        k = rotate(self._split(self.k_proj(x)), cos, sin)
+        v = self._split(self.v_proj(x))
         is_causal = True
         if cache is not None:
             k, v = cache.append(k, v)
             # A single new token sees everything before it; a top-left mask would hide all but the first key.
             is_causal = q.shape[-2] > 1
-        return self.merge(self.attention(q, k, v, is_causal))
-
-    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries and keys, rotated, and values, each (batch, heads, sequence, head_dim)."""
-        q = rotate(self._split(self.q_proj(x)), cos, sin)
-        k = rotate(self._split(self.k_proj(x)), cos, sin)
-        return q, k, self._split(self.v_proj(x))
-
-    def merge(self, out: Tensor) -> Tensor:
-        """Project the heads' outputs together: (batch, heads, sequence, head_dim) -> (batch, sequence, d_model)."""
+        out = self.attention(q, k, v, is_causal)
         merged: Tensor = self.output_proj(out.transpose(1, 2).flatten(-2))
         return merged
 
@@ -133,7 +114,7 @@ class Recomputed(Enum):
 
     NOTHING = "nothing"
     CHEAP = "cheap"
-    """Norms, SwiGLU's product, and the copy that merges heads: element by element, so only memory traffic."""
+    """Norms, rotation, SwiGLU's product, the copy that merges heads: no matrix products, so only memory traffic."""
     FEED_FORWARD = "feed_forward"
     """What is cheap, and the two products of the feed-forward layer's hidden layer."""
 
@@ -162,11 +143,16 @@ class TransformerBlock(nn.Module):
         Korthikanti et al. (2022, section 5) recompute the opposite, attention: theirs writes its scores out.
         """
         x = checkpointed(lambda x: x + self.attn(self.ln1(x), cos, sin), x, context_fn=keep_products)
+        # The compiler takes a context_fn only where it is named, and not from a variable.
         if self.recomputed is Recomputed.FEED_FORWARD:
             x = checkpointed(lambda x: x + self.ffn(self.ln2(x)), x)
         else:
             x = checkpointed(lambda x: x + self.ffn(self.ln2(x)), x, context_fn=keep_products)
         return x
+
+
+EXPENSIVE = ("mm", "bmm", "addmm", "baddbmm", "_scaled_dot_product")
+"""Beginnings of the names of torch's operations that are not recomputed; nor are those of others, such as attention."""
 
 
 def keep_products() -> tuple[Any, Any]:
@@ -184,10 +170,6 @@ def _keep_if_expensive(_context: Any, operation: Any, *_arguments: Any, **_named
     if operation.namespace != "aten" or operation.__name__.startswith(EXPENSIVE):
         return CheckpointPolicy.MUST_SAVE
     return CheckpointPolicy.PREFER_RECOMPUTE
-
-
-EXPENSIVE = ("mm", "bmm", "addmm", "baddbmm", "_scaled_dot_product")
-"""Beginnings of the names of torch's operations that are not recomputed; nor are those of others, such as attention."""
 
 
 class OutputLayer(Linear):
