@@ -120,7 +120,7 @@ def choose_devices(spec: DdpSpec) -> list[torch.device]:
 
 
 def let_memory_grow(spec: DdpSpec) -> None:
-    """Let the allocator of the ranks of a fully sharded model extend its segments, unless the worker's owner has chosen.
+    """Let the allocator of fully sharded ranks extend its segments, unless the worker's environment says how it works.
 
     Units come and go in it, and between segments of fixed sizes gaps would stay that are too small for the next one.
     """
