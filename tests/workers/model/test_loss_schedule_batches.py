@@ -70,6 +70,16 @@ def test_the_loss_in_chunks_computes_in_autocasts_dtype_and_adds_up_wider(dtype:
         assert (mine - theirs).norm() < 0.02 * theirs.norm()
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_gpu_adds_products_up_without_rounding_them_before(dtype: torch.dtype) -> None:
+    one, other = (torch.randn(512, 64 * n, device="cuda").to(dtype) for n in (1, 2))
+    total = torch.randn(64, 128, device="cuda")
+    expected = total.double() + one.T.double() @ other.double()
+    loss.add_product(total, one.T, other)
+    torch.testing.assert_close(total.double(), expected, rtol=1e-4, atol=1e-3)
+
+
 def test_cross_entropy_is_stable_and_at_least_float32() -> None:
     logits = torch.tensor([[1e5, -1e5, 0.0]])
     assert cross_entropy(logits, torch.tensor([0])).item() == 0
