@@ -83,11 +83,15 @@ def judge(paths: Sequence[Path], draws: int) -> None:
     series = [sorted(found["processes"], key=lambda one: (one["job"], one["unit"])) for found in gathered]
     pools = [[one["ms"] for one in processes if one["length"] == length] for processes in series for length in LENGTHS]
     counts = [sum(one["length"] == length for processes in series for one in processes) for length in LENGTHS]
+    pools = [pool for pool in pools if len(pool) >= 2 * PILOT]
+    sizes = [number for number in SIZES if any(len(pool) >= 2 * number for pool in pools)]
+    if not sizes:
+        raise SystemExit(f"{sum(counts)} processes are too few: gather {2 * PILOT} of one length or more in a file")
     rng = random.Random(SEED)
     print(f"{sum(counts)} processes: {counts[0]} with {SHORT} positions, {counts[1]} with {LONG}")
     for host_line in sorted({found["host"] for found in gathered}):
         print(f"gathered on {host_line}; judged with SciPy {importlib.metadata.version('scipy')}")
-    print_report("Equal sides", [_equal(pools, number, draws, rng) for number in SIZES])
+    print_report("Equal sides", [_equal(pools, number, draws, rng) for number in sizes])
     print_report(f"{PLANTED_PERCENT:g} % added to the times of one side", [_scaled(pools, draws, rng)])
     print_report("More work on one side", [_planted([_turns(processes) for processes in series], draws, rng)])
 
