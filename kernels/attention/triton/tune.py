@@ -216,7 +216,7 @@ def default_timer(device: torch.device) -> Timer:
 
 
 def shown(tiling: Tiling) -> str:
-    """Write a tiling as docs/measurements.md does."""
+    """Write a tiling as docs/decisions do."""
     return f"{'held, ' * tiling.hold}{tiling.queries} × {tiling.keys}, {tiling.warps}, {tiling.stages}"
 
 
