@@ -21,6 +21,8 @@ from tools.service import Service
 
 PROJECT = Path(__file__).resolve().parents[1]
 PLUGINS = PROJECT / "tests" / "plugins"
+ROOM = 1000
+"""Bytes for the longest command line of a fork."""
 
 
 class Forkserver:
@@ -33,8 +35,15 @@ class Forkserver:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "forkserver", str(theirs.fileno())],
-                env={**inherited, "PYTHONPATH": os.pathsep.join(map(str, path)), "PYTHONUNBUFFERED": "1"},
+                [sys.executable, "-m", "forkserver", str(theirs.fileno()), " " * ROOM],
+                # Threads of OpenBLAS or OpenMP would not survive a fork.
+                env={
+                    **inherited,
+                    "PYTHONPATH": os.pathsep.join(map(str, path)),
+                    "PYTHONUNBUFFERED": "1",
+                    "OMP_NUM_THREADS": "1",
+                    "OPENBLAS_NUM_THREADS": "1",
+                },
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )

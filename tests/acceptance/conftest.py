@@ -69,7 +69,7 @@ def started_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[
     (folder / "misbehave").mkdir()
     with ForkedService(folder / "service", environment(folder, "plain_kind")) as running:
         running.start_server()
-        yield running, running.start_worker(WARM_PARENT="torch", FLOPWATCH_ALLOW_CODE="true")
+        yield running, running.start_worker(UNITS="forked", FLOPWATCH_ALLOW_CODE="true")
 
 
 @pytest.fixture

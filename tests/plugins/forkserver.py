@@ -1,7 +1,7 @@
-"""`python -m forkserver FD`: forks servers and workers for tests, from a process that has imported them already.
+"""`python -m forkserver FD ROOM`: forks servers and workers for tests, from a process that has imported them already.
 
-To import a server takes more than a second of processor time, an agent nearly as much, and the tests start a hundred of
-them. A fork runs the same as `python -m MODULE` or `python -c CODE` does, with an environment of its own; the
+To import a server takes more than a second of processor time, torch as much, and the tests start a hundred of them. A
+fork runs the same as `python -m MODULE` or `python -c CODE` does, with an environment of its own; the
 `sitecustomize` that this environment names is run anew, so sabotage works as in a new interpreter. Forks know the kinds
 `plain` and `staged`, whatever their path says. The socket FD carries JSON lines:
 
@@ -9,7 +9,8 @@ them. A fork runs the same as `python -m MODULE` or `python -c CODE` does, with 
                          "before": statements}
     forkserver → test   {"pid": …}, and when it has ended {"pid": …, "returncode": …}
 
-The forkserver ends with its socket. tests/forked.py talks to it.
+The forkserver ends with its socket. ROOM is blank: forks show their own command lines there. tests/forked.py talks to
+the forkserver, and forks.py has what workers' forks do otherwise than users' workers.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ import select
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
+import forks
 import second_folder
 
 PRELOADED = (
@@ -39,6 +40,7 @@ PRELOADED = (
     "app.store.lease",
     "pysqlite3",
     "sqlalchemy.dialects.sqlite",
+    "torch.distributed.launcher.api",
     "workers.agent",
 )
 
@@ -50,6 +52,8 @@ def main(descriptor: int) -> None:
     second_folder.add(Path(__file__).with_name("staged_kind"))
     for name in PRELOADED:
         importlib.import_module(name)
+    importlib.import_module("workers.warm").preload()
+    gc.disable()
     assert threading.active_count() == 1, "a fork of several threads may deadlock"
     gc.freeze()
     wakeup, wakeup_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -102,9 +106,7 @@ def _become(order: dict[str, Any], close: list[int]) -> NoReturn:
             file = os.open(order[name], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             os.dup2(file, number)
             os.close(file)
-        os.environ.clear()
-        os.environ.update(order["environment"])
-        tempfile.tempdir = None  # the one of that environment
+        forks.become([sys.executable, *order["arguments"]], order["environment"])
         gc.enable()
         _run(order["arguments"], order["before"])
         code = 0
@@ -119,11 +121,12 @@ def _become(order: dict[str, Any], close: list[int]) -> NoReturn:
 def _run(arguments: list[str], before: str) -> None:
     """Run what an interpreter does with these arguments, after the statements `before`."""
     option, program, *others = arguments
-    sys.orig_argv = [sys.executable, *arguments]
     files = (Path(folder) / "sitecustomize.py" for folder in os.environ["PYTHONPATH"].split(os.pathsep))
     if (file := next(filter(Path.exists, files), None)) is not None:
         runpy.run_path(str(file))
     exec(before, {})
+    if arguments == ["-m", "workers", "agent"]:
+        forks.prepare()
     if option == "-m":
         sys.argv = [program, *others]
         runpy.run_module(program, run_name="__main__", alter_sys=True)
