@@ -123,13 +123,13 @@ def _start_rank(self: Any, arguments: Sequence[str], environment: Mapping[str, s
     _, *options, program = arguments
     assert options == ["-P", "-c"], options
     pid = os.fork()
-    if pid:
-        return Forked(pid, arguments)
-    os.setsid()
-    os.closerange(3, 1 << 16)
-    signal.set_wakeup_fd(-1)
-    become(arguments, environment)
-    _run(lambda: exec(program, {"__name__": "__main__"}))
+    if pid == 0:
+        os.setsid()
+        os.closerange(3, 1 << 16)
+        signal.set_wakeup_fd(-1)
+        become(arguments, environment)
+        _run(lambda: exec(program, {"__name__": "__main__"}))
+    return Forked(pid, arguments)
 
 
 def become(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
