@@ -1,4 +1,4 @@
-"""Services whose servers and workers are forked, not exec'd: each is ready a second of processor time sooner.
+"""Services whose servers and workers are forked, not exec'd: each is ready seconds of processor time sooner.
 
 One forkserver (tests/plugins/forkserver.py) serves all tests of a pytest process. tests/app/cli/test_processes.py,
 tests/tools/test_demo.py and the chaos start the real commands.

@@ -132,7 +132,7 @@ def start(service: Service, folder: Path, **sabotage: str) -> Site:
 def short_job(model: str, *, vocab_size: int = 16, replicates: int = 1, **fields: Any) -> dict[str, Any]:
     """The body of a job of one step with one of tests/plugins' models.
 
-    One replicate is forked from the warm parent; of several, each is a new interpreter.
+    One replicate is forked from the warm parent; of several, each is a new interpreter, but not on the shared `site`.
     """
     shape = {"d_model": 8, "d_ff": 8, "num_layers": 1, "num_heads": 1}
     spec = {
