@@ -27,10 +27,10 @@ def main(arguments: Sequence[str]) -> int:
     if arguments[:1] == ["gpu"]:
         gpu = ["-m", "gpu", "--require-gpu", "-rs"]
         return worst(*run_slices([*gpu, *arguments[1:]]), run([*gpu, "--share=alone", *arguments[1:]]))
-    # Many tests wait for other processes: with half as many again, the cores are busy meanwhile.
+    # Many tests wait for other processes, or for a time to pass: with more processes the cores are busy meanwhile.
     cores = len(os.sched_getaffinity(0))
-    workers = cores + (cores + 1) // 2
-    return run(["-p", "tools.processes", f"--processes={workers}", *arguments])
+    processes = cores + max(2, cores // 2)
+    return run(["-p", "tools.processes", f"--processes={processes}", *arguments])
 
 
 def run(arguments: Sequence[str]) -> int:
