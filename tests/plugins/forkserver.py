@@ -9,7 +9,8 @@ fork runs the same as `python -m MODULE` or `python -c CODE` does, with an envir
                          "before": statements}
     forkserver → test   {"pid": …}, and when it has ended {"pid": …, "returncode": …}
 
-The forkserver ends with its socket. ROOM is blank: forks show their own command lines there. tests/forked.py talks to
+The forkserver ends with its socket. If clients can connect to it, each gets a fork that serves it, and the forkserver
+ends with the process that started it. ROOM is blank: forks show their own command lines there. tests/forked.py talks to
 the forkserver, and forks.py has what workers' forks do otherwise than users' workers.
 """
 
@@ -47,6 +48,7 @@ PRELOADED = (
 
 def main(descriptor: int) -> None:
     """Serve forks until the socket ends."""
+    parent = os.getppid()
     gc.disable()
     # The environment that it was started with has the kind `plain` on its path.
     second_folder.add(Path(__file__).with_name("staged_kind"))
@@ -56,11 +58,13 @@ def main(descriptor: int) -> None:
     gc.disable()
     assert threading.active_count() == 1, "a fork of several threads may deadlock"
     gc.freeze()
+    server = socket.socket(fileno=descriptor)
+    if server.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        server = _accept(server, parent)
     wakeup, wakeup_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wakeup_in, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    server = socket.socket(fileno=descriptor)
     server.set_inheritable(False)
     orders = server.makefile("rb", buffering=0)
     while True:
@@ -74,8 +78,23 @@ def main(descriptor: int) -> None:
                 return
             order = json.loads(line)
             if (pid := os.fork()) == 0:
-                _become(order, close=[descriptor, wakeup, wakeup_in])
+                _become(order, close=[server.fileno(), wakeup, wakeup_in])
             _tell(server, pid=pid)
+
+
+def _accept(listener: socket.socket, parent: int) -> socket.socket:
+    """Fork for each client; returns in the forks, with the client's connection."""
+    from workers.processes import die_with_parent  # only now: `main` first prepares the import of `workers`
+
+    die_with_parent(parent)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        connection, _ = listener.accept()
+        with connection:
+            if os.fork() == 0:
+                listener.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                return connection.dup()
 
 
 def _tell_of_ended(server: socket.socket) -> None:
