@@ -31,10 +31,10 @@ from typing import Any, NoReturn
 
 import pytest
 
-FIRST = ("tests/acceptance", "tests/browser", "tests/tools", "tests/workers", "tests/parallel", "tests/benchmarks")
+UNDIVIDED = ("tests/browser", "tests/parallel")
+"""Folders whose tests share something that takes seconds to start: Chromium, a pool of ranks."""
+FIRST = (*UNDIVIDED, "tests/acceptance", "tests/tools", "tests/workers", "tests/benchmarks")
 """Folders with long tests."""
-UNDIVIDED = ("tests/browser",)
-"""Folders whose tests share something that takes seconds to start."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
