@@ -187,6 +187,8 @@ def set_(
     echo(f"baseline {name}: {number} case{'s' if number != 1 else ''} of {_jobs(kept['jobs'])}")
     for one in kept["left_out"]:
         echo(f"left out: job {one['job']}, {one['why']}", err=True)
+    for one in kept["suspect"]:
+        echo(f"note: job {one['job']} is in it, though {one['why']}; its verdict says why", err=True)
 
 
 @baseline.command("list")
@@ -209,7 +211,7 @@ def list_(
 @baseline.command("show")
 @with_server
 def show(server: Flopwatch, name: Name, *, as_json: AsJson = False) -> None:
-    """Show the cases of a baseline, each with its device and its jobs."""
+    """Show the cases of a baseline, each with its device, its verdict and its jobs."""
     from app.cli.output import print_columns, print_json
 
     found = server.baseline(name)
@@ -217,10 +219,17 @@ def show(server: Flopwatch, name: Name, *, as_json: AsJson = False) -> None:
         print_json(found)
         return
     rows = [
-        (one["kind"], one["case"], one["device_key"], ", ".join(map(str, one["jobs"])), one["case_key"])
+        (
+            one["kind"],
+            one["case"],
+            one["device_key"],
+            one["validity"] or "–",
+            ", ".join(map(str, one["jobs"])),
+            one["case_key"],
+        )
         for one in found["cases"]
     ]
-    print_columns(("kind", "case", "device", "jobs", "case key"), rows)
+    print_columns(("kind", "case", "device", "verdict", "jobs", "case key"), rows)
 
 
 @baseline.command("delete")

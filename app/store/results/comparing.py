@@ -25,7 +25,7 @@ from sqlalchemy import Connection, Row
 from app.errors import Conflict, FieldError, InvalidRequest
 from app.layout import ARROW, case_text, in_use
 from app.specs import KINDS, Scalar, spec_adapter
-from app.states import VERDICTS
+from app.states import VERDICTS, worst
 from app.store.baseline_rows import cases_of_baseline
 from app.store.engine import Database
 from app.store.public import finite
@@ -101,8 +101,7 @@ class _Side:
     @property
     def validity(self) -> str | None:
         """The worst verdict of the side's cases."""
-        found = {case.validity() for case in self.cases}
-        return next((verdict for verdict in reversed(VERDICTS) if verdict in found), None)
+        return worst({case.validity() for case in self.cases})
 
     def about(self) -> dict[str, Any]:
         first = self.jobs[0] if self.jobs else None
