@@ -331,14 +331,8 @@ class Flopwatch:
         spec = copy.deepcopy(former["spec"])
         for path, value in {**fields, **(changes or {})}.items():
             _set(spec, path, value)
-        return self.submit(
-            self.with_code(spec, implementation=implementation, model=own_model),
-            name=self._name_of(former),
-            labels=former["labels"],
-            priority=former["priority"],
-            timeout_s="none" if former["timeout_s"] is None else former["timeout_s"],
-            max_attempts=former["max_attempts"],
-        )
+        spec = self.with_code(spec, implementation=implementation, model=own_model)
+        return self._resubmit(former, spec, self._name_of(former), former["labels"])
 
     def _name_of(self, job: Answer) -> str | None:
         """Return the name for a new job like this one: of a sweep's job the sweep's, without what told it apart."""
@@ -781,6 +775,7 @@ class Flopwatch:
         *,
         metrics: Sequence[str] | None = None,
         fail_above_percent: float = 5.0,
+        labels: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
         show: Show | None = None,
     ) -> Answer:
@@ -791,6 +786,8 @@ class Flopwatch:
             jobs: finished jobs.
             metrics: judge these; by default the first of each kind.
             fail_above_percent: "slower" is what is worse by more than this.
+            labels: of the jobs that run again, beside `check`, which names the baseline. Labels of the baseline's own
+                jobs tell of their run, and are not copied.
             timeout_s: raise WaitTimeout after about so many seconds; the jobs go on.
             show: called with each step of progress, in place of a bar.
 
@@ -798,11 +795,25 @@ class Flopwatch:
             `outcome`: passed, slower, inconclusive, invalid or missing, the worst of all; on another device or in
             another environment, inconclusive. `sentence` says it in words, `jobs` are those that were checked, and
             `comparisons` has the server's answer for each kind of job.
+
+        Raises:
+            ClientError: `jobs` is empty.
+
+        Example:
+            >>> kept = flopwatch.set_baseline("nightly", job=job)
+            >>> flopwatch.check("nightly", job)["outcome"]
+            'inconclusive'
         """
-        given = [self._rerun_for(baseline, job) for job in self.baseline(baseline)["jobs"]] if jobs is None else jobs
-        asked = [self.job(one) for one in ([given] if isinstance(given, int | Mapping) else given)]
         if jobs is None:
+            mine = {**(labels or {}), "check": baseline}
+            asked = [self._rerun_with(job, mine) for job in self.baseline(baseline)["jobs"]]
             self._wait_for_all(asked, timeout_s, show)
+        else:
+            asked = [self.job(one) for one in ([jobs] if isinstance(jobs, int | Mapping) else jobs)]
+        if not asked:
+            raise ClientError(
+                f"There is no job to check: name some, or leave them out to run those of {baseline} again."
+            )
         by_kind: dict[str, list[int]] = {}
         for job in asked:
             by_kind.setdefault(job["kind"], []).append(job["id"])
@@ -820,13 +831,17 @@ class Flopwatch:
             "comparisons": comparisons,
         }
 
-    def _rerun_for(self, baseline: str, job_id: int) -> Answer:
-        """Submit a baseline's job once more; the label `check` tells why."""
+    def _rerun_with(self, job_id: int, labels: Mapping[str, str]) -> Answer:
+        """Submit a job once more, with these labels only: "commit=…" would be wrong of another run."""
         former = self.job(job_id)
+        return self._resubmit(former, former["spec"], former["name"], labels)
+
+    def _resubmit(self, former: Answer, spec: Mapping[str, Any], name: str | None, labels: Mapping[str, str]) -> Answer:
+        """Submit a spec with the other options of a former job."""
         return self.submit(
-            former["spec"],
-            name=former["name"],
-            labels={**former["labels"], "check": baseline},
+            spec,
+            name=name,
+            labels=labels,
             priority=former["priority"],
             timeout_s="none" if former["timeout_s"] is None else former["timeout_s"],
             max_attempts=former["max_attempts"],

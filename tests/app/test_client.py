@@ -111,6 +111,27 @@ def test_the_programs_in_the_documents_run(
         assert words in capsys.readouterr().out
 
 
+class TestChecks:
+    """Jobs against a baseline."""
+
+    def test_no_jobs_are_refused_in_words(self, site: Any, flopwatch: Flopwatch, measured: Any) -> None:
+        job = done(site, flopwatch, measurements=[measured("step_ms", 1.0, model="tiny")])
+        flopwatch.set_baseline("checks", job=job)
+        with pytest.raises(ClientError, match="There is no job to check: name some, or leave them out to run those"):
+            flopwatch.check("checks", [])
+
+    def test_labels_of_the_former_run_are_not_copied(
+        self, site: Any, flopwatch: Flopwatch, measured: Any, obedient_later: Any
+    ) -> None:
+        job = done(site, flopwatch, measurements=[measured("forward_ms", 1.0, model="tiny")])
+        assert job["labels"] == {"made": "up"}
+        flopwatch.set_baseline("checks", job=job)
+        obedient_later()
+        found = flopwatch.check("checks", labels={"commit": "abc"})
+        (again,) = found["jobs"]
+        assert flopwatch.job(again)["labels"] == {"check": "checks", "commit": "abc"}
+
+
 class TestErrors:
     def test_a_refusal_has_the_servers_problem(self, flopwatch: Flopwatch) -> None:
         with pytest.raises(Refused) as caught:
