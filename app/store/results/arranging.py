@@ -88,7 +88,8 @@ def relate(
         for name, metric in names.items():
             direction = better(metric, units.get(metric))
             if _is_reference(line, relative_to):
-                line.cells[name] = Cell(1.0, None, None, REFERENCE, line.job)
+                itself = None if line.cells[metric].value is None else 1.0
+                line.cells[name] = Cell(itself, None, None, REFERENCE, line.job)
             elif not found:
                 line.cells[name] = Cell(None, None, None, NO_COUNTERPART, line.job)
             elif len(found) > 1 and len(own) != 1:
