@@ -810,12 +810,18 @@ class Flopwatch:
             self._wait_for_all(asked, timeout_s, show)
         else:
             asked = [self.job(one) for one in ([jobs] if isinstance(jobs, int | Mapping) else jobs)]
-        if not asked:
+        return self._checked(baseline, asked, metrics, fail_above_percent)
+
+    def _checked(
+        self, baseline: str, jobs: Sequence[Answer], metrics: Sequence[str] | None, fail_above_percent: float
+    ) -> Answer:
+        """Compare finished jobs with a baseline, kind by kind; see `check`."""
+        if not jobs:
             raise ClientError(
                 f"There is no job to check: name some, or leave them out to run those of {baseline} again."
             )
         by_kind: dict[str, list[int]] = {}
-        for job in asked:
+        for job in jobs:
             by_kind.setdefault(job["kind"], []).append(job["id"])
         comparisons = [
             self.get("/compare", **_compared(baseline, ids, metrics, fail_above_percent)) for ids in by_kind.values()
@@ -827,7 +833,7 @@ class Flopwatch:
         return {
             "outcome": worst["outcome"],
             "sentence": worst["sentence"],
-            "jobs": [job["id"] for job in asked],
+            "jobs": [job["id"] for job in jobs],
             "comparisons": comparisons,
         }
 

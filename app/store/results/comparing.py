@@ -335,11 +335,8 @@ def _compared(
         columns, shown = _metric_table(rows, judged)
         distributions = _distributions(judged, headline)
     about = {
-        "sentence": judgement.sentence,
-        "conclusion": judgement.conclusion,
-        "headline": headline,
+        **judgement.as_json(),
         "alternated": alternated,
-        "gate": None if judgement.gate is None else judgement.gate.as_json(),
         "baseline": baseline.about(),
         "candidate": candidate.about(),
         "differences": [

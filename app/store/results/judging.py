@@ -303,6 +303,15 @@ class Judgement:
     sentence: str
     gate: Gate | None
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the judgement as JSON has it."""
+        return {
+            "sentence": self.sentence,
+            "conclusion": self.conclusion,
+            "headline": self.headline,
+            "gate": None if self.gate is None else self.gate.as_json(),
+        }
+
 
 def conclude(
     rows: Sequence[Row],
