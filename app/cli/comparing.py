@@ -8,8 +8,8 @@ from urllib.parse import unquote
 
 import typer
 
-from app.cli import arguments, completing
-from app.cli.common import AsJson, Label, with_server
+from app.cli import arguments
+from app.cli.common import AsJson, Label, of_jobs, of_sweep, with_server
 from app.cli.results import MARKDOWN, TableFormat, print_table
 from app.cli.terminal import echo
 
@@ -34,19 +34,13 @@ def compare(
     server: Flopwatch,
     baseline: Annotated[
         str,
-        typer.Argument(
-            metavar="BASELINE",
-            help="What to compare with: a job's id, several with commas between them, or a baseline's name.",
-            autocompletion=completing.job_ids,
+        of_jobs(
+            "BASELINE", "What to compare with: a job's id, several with commas between them, or a baseline's name."
         ),
     ],
     candidate: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[CANDIDATE]",
-            help="The job that is compared, or several; none: the first is a job of kind compare.",
-            autocompletion=completing.job_ids,
-        ),
+        of_jobs("[CANDIDATE]", "The job that is compared, or several; none: the first is a job of kind compare."),
     ] = None,
     *,
     metric: Metric = None,
@@ -117,12 +111,7 @@ def _percent(text: str | None) -> float | None:
 def check(
     server: Flopwatch,
     job_ids: Annotated[
-        list[int] | None,
-        typer.Argument(
-            metavar="[JOB…]",
-            help="The finished jobs to check; none: run the baseline's specs again.",
-            autocompletion=completing.job_ids,
-        ),
+        list[int] | None, of_jobs("[JOB…]", "The finished jobs to check; none: run the baseline's specs again.")
     ] = None,
     *,
     baseline: Annotated[str, typer.Option(metavar="NAME", help="The baseline's name.")],
@@ -173,17 +162,9 @@ baseline = typer.Typer(no_args_is_help=True, help="Keep named results that later
 def set_(
     server: Flopwatch,
     name: Name,
-    job_id: Annotated[
-        int | None,
-        typer.Argument(metavar="[JOB]", help="A job that succeeded.", autocompletion=completing.job_ids),
-    ] = None,
+    job_id: Annotated[int | None, of_jobs("[JOB]", "A job that succeeded.")] = None,
     *,
-    sweep_id: Annotated[
-        int | None,
-        typer.Option(
-            "--sweep", metavar="ID", help="Instead of a job: a finished sweep.", autocompletion=completing.sweep_ids
-        ),
-    ] = None,
+    sweep_id: Annotated[int | None, of_sweep("Instead of a job: a finished sweep.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Put a job's results, or a sweep's, into a baseline: they replace the cases that they have."""
