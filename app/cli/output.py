@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from app.cli.terminal import cell, echo, echo_json, echo_table
-from app.client import Flopwatch, Show, problem_text, progress_bar
+from app.client import Flopwatch, Show, progress_bar
+from app.connection import problem_text
 from app.layout import (
     age,
     case_text,

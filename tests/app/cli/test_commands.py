@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from app import address
-from app.client import parse_stream
+from app.connection import parse_stream
 from app.specs import KINDS
 from app.store.records import StoredArtifact, UnitRecord
 
