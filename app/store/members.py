@@ -17,7 +17,7 @@ from sqlalchemy import JSON, ColumnElement, Connection, Select, Text, and_, cast
 from app.errors import FieldError, InvalidRequest
 from app.layout import parsed_time
 from app.specs import KINDS, Scalar
-from app.states import FINISHED_STATES, JobState, Verdict, worst
+from app.states import FINISHED_STATES, VERDICTS, JobState, Verdict
 from app.store import sweeps, tables
 from app.store.engine import Database
 from app.store.public import finite, job_dict, rfc3339
@@ -189,7 +189,7 @@ def _summed_up(job: Any, values: dict[str, Scalar], rows: Sequence[Any]) -> Meas
     outcome = next((row.outcome for row in rows if row.outcome != "ok"), "ok" if rows else None)
     if job.state != "succeeded":
         outcome = (job.error or {}).get("code", job.state)
-    validity = worst({row.validity for row in rows})
+    validity = next((verdict for verdict in reversed(VERDICTS) if any(row.validity == verdict for row in rows)), None)
     means = [mean for row in rows if (mean := finite(row.mean)) is not None]
     if outcome != "ok" or len(means) < len(rows):
         return Measured(job.id, values, None, None, None, outcome, validity)
