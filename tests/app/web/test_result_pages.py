@@ -227,7 +227,7 @@ class TestCompare:
         assert "one dot for each sample" in text
 
     def test_without_jobs_it_says_how_to_choose(self, filled: Any) -> None:
-        assert "The first is the baseline" in page(filled, "/ui/compare").text
+        assert "The first is the baseline, of checked ones the oldest" in page(filled, "/ui/compare").text
 
     def test_one_job_is_the_baseline(self, filled: Any) -> None:
         assert "Add at least one job" in page(filled, "/ui/compare?job=1").text
@@ -253,6 +253,14 @@ class TestCompare:
         found = page(filled, "/ui/compare?back=state%3Dsucceeded&job=4&job=1")
         assert "Job 1 against job 4" not in found.text, "one candidate needs no heading"
         assert "/ui?state=succeeded" in found.references
+
+    @pytest.mark.parametrize("back", ["back=&", "back=sweep%3D1&"])
+    def test_of_picked_jobs_the_oldest_is_the_baseline(self, filled: Any, back: str) -> None:
+        """The list has the newest first, and its form sends them in that order."""
+        found = page(filled, f"/ui/compare?{back}job=5&job=4&job=1")
+        assert "Job 4 against job 1 (baseline)" in found.text
+        assert "Job 5 against job 1 (baseline)" in found.text
+        assert "Job 1 against job 5 (baseline)" in page(filled, "/ui/compare?job=5&job=4&job=1").text, "as one asks"
 
     def test_ids_in_one_field(self, filled: Any) -> None:
         answer = filled.http.get("/ui/compare/add?job=1&job=4,5+4", follow_redirects=False)
