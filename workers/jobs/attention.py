@@ -48,7 +48,7 @@ class AttentionRunner(CellsRunner):
         import torch
 
         from kernels.attention.oracle import oracle
-        from kernels.tolerance import TF32_TOLERANCE, TOLERANCES
+        from kernels.tolerance import TF32_TOLERANCE, fixed
         from workers.model.precision import PRECISIONS
 
         dtype = PRECISIONS[cell.dtype].compute_dtype
@@ -62,7 +62,7 @@ class AttentionRunner(CellsRunner):
             inputs=tuple(tensor.requires_grad_(backward) for tensor in (q, k, v)),
             grad_out=grad_out if backward else None,
             expected=(expected.out, *expected.gradients),
-            tolerance=TF32_TOLERANCE if cell.dtype == "tf32" else TOLERANCES[dtype],
+            limits=(fixed(TF32_TOLERANCE),) * 4 if cell.dtype == "tf32" else expected.limits,
             linear_in=2,
         )
 

@@ -183,20 +183,17 @@ def combine_kernel(
     query, head, batch = program(queries, heads)
     number = tl.program_id(0)
     columns = tl.arange(0, WIDTH)
-    slices = tl.arange(0, SPLITS)
-    present = slices < splits
-    places = slices.to(tl.int64) * numbers + number
-    exponent = tl.load(exponents + places, mask=present, other=-float("inf"))
+    every = tl.arange(0, SPLITS)
+    exponent = tl.load(exponents + every.to(tl.int64) * numbers + number, mask=every < splits, other=-float("inf"))
     maximum = tl.max(exponent, 0)
     base = tl.where(maximum == -float("inf"), 0.0, maximum)
     total = tl.sum(tl.exp2(exponent - base), 0)
     result = tl.zeros([WIDTH], tl.float32)
     for first in tl.range(0, splits, PARTS):
-        slices = first + tl.arange(0, PARTS)
-        present = slices < splits
-        places = slices.to(tl.int64) * numbers + number
-        weights = tl.load(exponents + places, mask=present, other=-float("inf"))
-        weights = tl.exp2(weights - base) / total
+        some = first + tl.arange(0, PARTS)
+        present = some < splits
+        places = some.to(tl.int64) * numbers + number
+        weights = tl.exp2(tl.load(exponents + places, mask=present, other=-float("inf")) - base) / total
         part = tl.load(parts + places[:, None] * WIDTH + columns[None, :], mask=present[:, None], other=0.0)
         result += tl.sum(part * weights[:, None], 0)
     target = out + batch.to(tl.int64) * out_strides[0] + head.to(tl.int64) * out_strides[1] + query * out_strides[2]
