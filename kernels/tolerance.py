@@ -16,6 +16,7 @@ from typing import Final
 
 import torch
 from torch import Tensor
+from torch.nn.functional import avg_pool1d
 
 TOLERANCES: Final = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 """Largest relative error ‖out − oracle‖ / ‖oracle‖ of an implementation that computes in that dtype."""
@@ -24,10 +25,14 @@ TF32_TOLERANCE: Final = 5e-3
 ELEMENT: Final = 3
 """One element may err by this many tolerances of its row's largest."""
 TIMES_PLAIN: Final = 2
-ABSOLUTE: Final = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2**-6, torch.float16: 2**-9}
+ABSOLUTE: Final = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2**-5, torch.float16: 2**-8}
 """What an element's error may have on top of TIMES_PLAIN times the plain computation's, and the whole a quarter of it:
-two units in the last place in half precision. Plain PyTorch is exact now and then, where another order of sums is
+four units in the last place in half precision. Plain PyTorch is exact now and then, where another order of sums is
 not."""
+NEAR: Final = 32
+"""Rows before, and rows behind, whose size counts for a row."""
+FLOOR: Final = 0.25
+"""Least size of rows, relative to the whole tensor's."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +42,9 @@ class Error:
     relative: float
     """‖out − oracle‖ / ‖oracle‖, in the Euclidean norm of all elements; for a vanishing oracle see `error`, `scale`."""
     element: float
-    """The largest error of an element, relative to the largest of its row (last axis), or to the root mean square of
-    all elements where that is larger."""
+    """The largest error of an element, relative to the largest of its row (last axis); or to the size of the rows
+    around, where that is larger: gradients of a query that sees few keys are differences of terms as large as theirs.
+    """
 
     def why_wrong(self, limit: Error) -> str | None:
         """Say what is wrong with a result of this error; None if it is right. An error that is NaN is wrong."""
@@ -54,11 +60,17 @@ def fixed(tolerance: float) -> Error:
     return Error(tolerance, ELEMENT * tolerance)
 
 
-def beside(plain: Error, dtype: torch.dtype) -> Error:
-    """Return the limits for a result of this dtype, where the plain computation in it has the error `plain`."""
+def beside(plain: Error, dtype: torch.dtype, cancelling: float = 0.0) -> Error:
+    """Return the limits for a result of this dtype.
+
+    Args:
+        plain: The error of the plain computation in that dtype.
+        dtype: The result's data type.
+        cancelling: Size of the terms of which the result is a difference, relative to the result's.
+    """
     if not math.isfinite(plain.relative + plain.element):  # it overflows where a better one does not
         return fixed(TOLERANCES[dtype])
-    more = ABSOLUTE[dtype]
+    more = ABSOLUTE[dtype] * (1 + cancelling)
     return Error(TIMES_PLAIN * plain.relative + more / 4, TIMES_PLAIN * plain.element + more)
 
 
@@ -85,5 +97,14 @@ def error(out: Tensor, oracle: Tensor, scale: float = 1.0) -> Error:
     rms = whole / math.sqrt(oracle.numel()) if whole else oracle.new_tensor(scale)
     differences = (out.double() - oracle).abs_()
     relative = torch.linalg.vector_norm(differences) / (rms * math.sqrt(oracle.numel()))
-    largest = oracle.abs().amax(-1, keepdim=True).clamp_(min=rms)
-    return Error(relative.item(), differences.div_(largest).max().item())
+    near = _size_nearby(oracle).clamp_(min=rms * FLOOR if whole else rms)
+    largest = torch.maximum(oracle.abs().amax(-1), near)
+    return Error(relative.item(), differences.div_(largest.unsqueeze(-1)).max().item())
+
+
+def _size_nearby(tensor: Tensor) -> Tensor:
+    """The root mean square of the elements in each row and its neighbours, of the tensor's shape less the last axis."""
+    squares = tensor.square().mean(-1)
+    rows = squares.shape[-1] if squares.dim() else 1
+    mean = avg_pool1d(squares.reshape(-1, 1, rows), 2 * NEAR + 1, 1, NEAR, count_include_pad=False)
+    return mean.reshape(squares.shape).sqrt_()

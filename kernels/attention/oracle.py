@@ -7,6 +7,7 @@ the inputs' dtype, too: how far that is from the right results says how far an i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -41,8 +42,28 @@ def oracle(q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor | None, is_causal: 
     q, k, v = (tensor.detach() for tensor in (q, k, v))
     right = _in_parts([one.double() for one in (q, k, v)], None if grad_out is None else grad_out.double(), is_causal)
     plain = _in_parts([q, k, v], grad_out, is_causal)
-    errors = (error(one, other) for one, other in zip(plain, right, strict=True))
-    return Oracle(right[0], right[1:], tuple(beside(one, q.dtype) for one in errors))
+    return Oracle(right[0], right[1:], limits(plain, right, is_causal))
+
+
+def limits(plain: Sequence[Tensor], right: Sequence[Tensor], is_causal: bool) -> tuple[Error, ...]:
+    """Return the largest errors of right results.
+
+    Gradients of q and k are differences, of terms of about the size 1 divided by the number of keys that a query sees,
+    for inputs of that size. Where all queries see few keys, little may be left of them.
+
+    Args:
+        plain: The output, and the gradients of q, k and v if there are some, computed in the results' dtype.
+        right: The same, right.
+        is_causal: Query i sees keys 0 … i only.
+    """
+    found = []
+    for index, (one, other) in enumerate(zip(plain, right, strict=True)):
+        cancelling = 0.0
+        if index in (1, 2) and (size := other.square().mean().sqrt().item()):
+            keys = right[2].shape[-2]
+            cancelling = 1 / ((min(right[0].shape[-2], keys) if is_causal else keys) * size)
+        found.append(beside(error(one, other), plain[0].dtype, cancelling))
+    return tuple(found)
 
 
 def _in_parts(inputs: list[Tensor], grad_out: Tensor | None, is_causal: bool) -> tuple[Tensor, ...]:
