@@ -21,9 +21,10 @@ import torch
 from torch import Tensor
 
 from kernels.attention.flash_triton import flash_attention
+from kernels.attention.oracle import limits
 from kernels.attention.reference import attention
 from kernels.registry import ATTENTION
-from kernels.tolerance import TOLERANCES, error
+from kernels.tolerance import error
 
 HEAD_DIMS = (40, 64, 64, 72, 80, 96, 128, 128, 160, 256)
 LONGEST = 1500
@@ -69,21 +70,22 @@ def why_wrong(shape: Shape, rng: random.Random, name: str = "hopper") -> str | N
     gradient = _draw(shape, shape.heads, shape.queries, generator)
     out = function(q, k, v, shape.is_causal)
     gradients = torch.autograd.grad(out, (q, k, v), gradient)
-    exact = [one.detach().double().requires_grad_() for one in (q, k, v)]
-    group = shape.heads // shape.key_heads
-    keys, values = (one.repeat_interleave(group, 1) for one in exact[1:])
-    right = attention(exact[0], keys, values, shape.is_causal)
-    right_gradients = torch.autograd.grad(right, exact, gradient.double())
-    pairs = zip(("out", "dq", "dk", "dv"), (out, *gradients), (right, *right_gradients), strict=True)
-    for result, given, oracle in pairs:
-        # With one key, or with queries that see one only, gradients of q and k are round-off of what cancels.
-        vanishing = result in ("dq", "dk") and oracle.norm() < 1e-2 * right_gradients[2].norm()
-        reason = error(given.detach(), torch.zeros_like(oracle) if vanishing else oracle.detach()).why_wrong(
-            TOLERANCES[shape.dtype]
-        )
-        if reason is not None:
+    rights = _written_out(shape, q.double(), k.double(), v.double(), gradient.double())
+    plains = _written_out(shape, q, k, v, gradient)
+    allowed = limits(plains, rights, shape.is_causal)
+    results = zip(("out", "dq", "dk", "dv"), (out.detach(), *gradients), rights, allowed, strict=True)
+    for result, given, right, limit in results:
+        if reason := error(given, right).why_wrong(limit):
             return f"{result}: {reason}"
     return None
+
+
+def _written_out(shape: Shape, q: Tensor, k: Tensor, v: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
+    """The reference's output and gradients, in the inputs' dtype."""
+    inputs = [one.detach().requires_grad_() for one in (q, k, v)]
+    keys, values = (one.repeat_interleave(shape.heads // shape.key_heads, 1) for one in inputs[1:])
+    out = attention(inputs[0], keys, values, shape.is_causal)
+    return out.detach(), *torch.autograd.grad(out, inputs, gradient)
 
 
 def _draw(shape: Shape, heads: int, rows: int, generator: torch.Generator) -> Tensor:

@@ -27,7 +27,7 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from kernels.attention.hopper import launch as hopper
-from kernels.attention.triton import launch
+from kernels.attention.triton import decoding, launch
 from kernels.attention.triton.inputs import (
     as_autocast_asks,
     check_device,
@@ -133,7 +133,9 @@ def _forward(
     if out.numel():
         q, k, v, heads_out = with_heads(q, k, v, out)
         with on_device(q.device):
-            if not hopper.forward(q, k, v, heads_out, logsumexp, is_causal):
+            if not only_hopper and decoding.suits(q, k, is_causal):
+                decoding.decode(q, k, v, heads_out, logsumexp)
+            elif not hopper.forward(q, k, v, heads_out, logsumexp, is_causal):
                 if only_hopper:
                     raise ValueError(f"attention 'hopper' cannot take these inputs: {hopper.why_not(q, k, v)}")
                 precision = precision_of(q, tf32)

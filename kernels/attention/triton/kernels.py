@@ -140,11 +140,11 @@ def forward_kernel(
     else:
         end = keys
         free = keys // KEYS * KEYS
-    accumulator, maximum, total = _attend(
+    accumulator, maximum, total = attend(
         accumulator, maximum, total, q_tile, k, v, k_strides, v_strides, batch, head // GROUP, rows, keys, scale,
         0, free, CAUSAL, HEAD_DIM, WIDTH, PRECISION, TMA, KEYS, False,
     )  # fmt: skip
-    accumulator, maximum, total = _attend(
+    accumulator, maximum, total = attend(
         accumulator, maximum, total, q_tile, k, v, k_strides, v_strides, batch, head // GROUP, rows, keys, scale,
         free, end, CAUSAL, HEAD_DIM, WIDTH, PRECISION, TMA, KEYS, True,
     )  # fmt: skip
@@ -154,7 +154,7 @@ def forward_kernel(
 
 
 @triton.jit
-def _attend(
+def attend(
     accumulator, maximum, total, q_tile, k, v, k_strides, v_strides, batch, head, rows, keys, scale,
     start, end,
     CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
