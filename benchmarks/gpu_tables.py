@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from app.specs.ddp import DdpSpec
+
 ROOT = Path(__file__).resolve().parent.parent
 Spec = dict[str, Any]
 
@@ -95,6 +97,15 @@ def compiled_data_parallel() -> Iterator[Spec]:
         yield {**compiled, "strategy": "torch_ddp", "bucket_size_mb": size}
     yield {**compiled, "strategy": "bucketed", "bucket_size_mb": 100, "gradients_as_views": False}
     yield {**compiled, "strategy": "torch_fsdp"}
+
+
+def largest() -> Iterator[Spec]:
+    """Jobs of the 8-billion-parameter step: ours as the preset has it, with cuDNN's attention, and torch's parts."""
+    preset: Spec = {"kind": "ddp", **DdpSpec.presets["8b"], "warmup_steps": 2, "measure_steps": 6}
+    yield preset
+    yield {**preset, "attention": "sdpa_cudnn"}
+    whole_blocks: Spec = {"checkpoint_scope": "block", "checkpoint_layers": None}
+    yield {**preset, "strategy": "torch_fsdp", "attention": "sdpa_cudnn", **whole_blocks}
 
 
 def buckets() -> Iterator[Spec]:
@@ -305,6 +316,16 @@ TABLES = {
         list(buckets()),
         ("bucket_size_mb", "first_bucket_size_mb", "gradients_as_views"),
         DDP_METRICS,
+    ),
+    "ddp-8b": Table(
+        "8 billion parameters, 32 768 tokens per rank, two GPUs",
+        list(largest()),
+        ("strategy", "attention", "checkpoint_scope", "checkpoint_layers"),
+        (
+            *("step_ms", "forward_ms", "backward_ms", "synchronization_ms", "optimizer_ms", "tflops", "mfu"),
+            *("tokens_per_s", "communication_ms", "uncovered_communication_ms", "host_us"),
+            *("peak_memory_mib", "memory_reserved_mib", "memory_before_optimizer_mib"),
+        ),
     ),
     "collective": Table(
         "Collective operations, two GPUs",

@@ -139,7 +139,8 @@ class FullyShardedDataParallel(nn.Module):
 
     `parameters()` yields parts: construct the optimizer after this. An optimizer that needs a parameter's shape, or
     norms over all of it, does not work on parts. All ranks must run the same units in the same order; within a unit
-    they may use different parameters. torch.compile must not be applied to a unit or to the model.
+    they may use different parameters. torch.compile may be applied to a unit's `forward`, inside its hooks, but neither
+    to the unit nor to the model.
 
     With P bytes of parameters in the dtype of computation and n ranks, each rank sends and receives 3·P·(n-1)/n per
     step: two gathers and one reduction, against 2·P·(n-1)/n for data parallelism.

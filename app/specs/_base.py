@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, GetJsonSchemaHandler
@@ -76,6 +77,20 @@ class Resources(StrictModel):
 
 CHECKS_FIRST = ("case", "check", "ok", "severity", "detail")
 """Columns that people see first of the table of all checks, which jobs of every kind may have."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One cell of a kind's grid. A subclass is a frozen dataclass, whose fields are the cell's coordinates."""
+
+    def coordinates(self) -> dict[str, Scalar]:
+        """Return the coordinates that tell cells of one job apart."""
+        return asdict(self)
+
+    @property
+    def title(self) -> str:
+        """Return the cell's name for progress lines."""
+        raise NotImplementedError
 
 
 class SpecBase(StrictModel):

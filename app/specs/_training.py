@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from app.presets import BATCH_SIZE, MODEL_SIZES, VOCABULARY_SIZE, VOCABULARY_SIZES
 from app.specs._base import (
@@ -39,6 +40,17 @@ PHASES = {
     "generate": ("prefill", "decode"),
 }
 """The phases of each mode's step, in order."""
+
+
+def without_cuda_graph(reason: str) -> Any:
+    """Return the validator of a kind whose field `cuda_graph` is always false, which says why."""
+
+    def refuse(value: Any) -> Any:
+        if value is True:
+            raise PydanticCustomError("no_cuda_graph", "{reason}", {"reason": reason})
+        return value
+
+    return field_validator("cuda_graph", mode="before")(refuse)
 
 
 class ModelSpec(StrictModel):
@@ -128,7 +140,17 @@ class TrainingSpec(SpecBase):
     """A function of your own in place of `attention`: (q, k, v, is_causal) → output. Only workers started with
     --allow-code run it."""
     activation_checkpointing: bool = False
-    """Recompute each block's activations in the backward pass."""
+    """Recompute activations in the backward pass, so that it takes less memory and more time."""
+    checkpoint_scope: Literal["block", "selective"] = "block"
+    """With `activation_checkpointing`, what is recomputed: `block`: blocks from their inputs. `selective`: in all
+    blocks what costs memory traffic only (norms, SwiGLU's product), in some also the products of the feed-forward
+    layer's hidden layer, and attention in none."""
+    checkpoint_layers: int | None = Field(default=None, ge=0, le=1024)
+    """With `activation_checkpointing`: the first so many blocks are recomputed or, with `selective`, recompute their
+    feed-forward layer's products; null: all."""
+    fused_linear_cross_entropy: bool = False
+    """Compute output layer and loss together and chunk by chunk, with the gradients in the forward pass, so that the
+    whole logits never exist. The model must take `targets`."""
     optimizer: Literal["adamw", "torch_adamw", "torch_fused_adamw"] = "adamw"
     """`adamw` is written out in PyTorch, one parameter at a time; the others are torch's."""
     gradient_clip_norm: float | None = Field(default=None, gt=0, le=1e9)
@@ -147,6 +169,11 @@ class TrainingSpec(SpecBase):
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         size: {"model": {"size": size}, "batch_size": BATCH_SIZE} for size in MODEL_SIZES
     }
+    added: ClassVar[Mapping[str, Scalar]] = {
+        **SpecBase.added,
+        "checkpoint_scope": "block",
+        "fused_linear_cross_entropy": False,
+    }
     labels: ClassVar[dict[str, tuple[str, ...]]] = {
         "model": (*(f"model.{name}" for name in HYPER_PARAMETERS), *names("code")),
         "attention": names("attention_code"),
@@ -161,6 +188,7 @@ class TrainingSpec(SpecBase):
             raise field_error("parameter_dtype", "parameters in bf16 need precision bf16: nothing would compute wider")
         if self.cuda_graph:
             self._check_cuda_graph()
+        self._check_memory_savers()
         for field, given, default in (
             ("code", self.model.name, type(self.model).model_fields["name"].default),
             ("attention_code", self.attention, type(self).model_fields["attention"].default),
@@ -181,6 +209,15 @@ class TrainingSpec(SpecBase):
                 "can decide that on the GPU: choose it, or precision bf16",
             )
 
+    def _check_memory_savers(self) -> None:
+        num_layers = self.model.shape()["num_layers"]
+        if self.checkpoint_layers is not None and self.checkpoint_layers > num_layers:
+            raise field_error("checkpoint_layers", f"the model has {num_layers} layers: choose that many at most")
+        if self.fused_linear_cross_entropy and self.mode == "generate":
+            raise field_error(
+                "fused_linear_cross_entropy", "mode generate needs logits and no loss: leave it out, or choose a mode"
+            )
+
     def resources(self) -> Resources:
         return Resources(device_type="cuda" if self.cuda_graph else self.device, devices=1)
 
@@ -198,6 +235,10 @@ class TrainingSpec(SpecBase):
             identity["compile_scope"] = None
         if self.mode not in WITH_BACKWARD:
             identity["activation_checkpointing"] = None
+        if self.mode not in WITH_BACKWARD or not self.activation_checkpointing:
+            identity |= {"checkpoint_scope": None, "checkpoint_layers": None}
+        elif self.checkpoint_layers == self.model.shape()["num_layers"]:
+            identity["checkpoint_layers"] = None  # which means all of them
         if self.mode != "train_step":
             identity |= {"optimizer": None, "gradient_clip_norm": None}
         if self.mode != "generate":

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from app.presets import ATTENTION_PRESETS
 from app.specs._base import (
+    Cell,
     Device,
     Name,
     Named,
@@ -41,7 +42,7 @@ BlockSize = Annotated[int, Field(ge=1, le=65_536)]
 
 
 @dataclass(frozen=True)
-class AttentionCell:
+class AttentionCell(Cell):
     """One implementation at one size. A block size is None where the implementation takes none."""
 
     implementation: str
@@ -51,10 +52,6 @@ class AttentionCell:
     sequence_length: int
     br: int | None = None
     bc: int | None = None
-
-    def coordinates(self) -> dict[str, Scalar]:
-        """Return the coordinates that tell cells of one job apart."""
-        return asdict(self)
 
     @property
     def title(self) -> str:

@@ -5,25 +5,21 @@ jobs refer to them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from app.specs._base import Device, Resources, Seed, SpecBase, WarmupSteps, check_lists
+from app.specs._base import Cell, Device, Resources, Seed, SpecBase, WarmupSteps, check_lists
 from app.specs._identity import Scalar
 
 
 @dataclass(frozen=True)
-class CeilingCell:
+class CeilingCell(Cell):
     """The copy, which has no data type, or one matrix product."""
 
     operation: Literal["copy", "matrix product"]
     dtype: str | None
-
-    def coordinates(self) -> dict[str, Scalar]:
-        """Return the coordinates that tell cells of one job apart."""
-        return asdict(self)
 
     @property
     def title(self) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from app.specs._base import (
+    Cell,
     Device,
     Resources,
     Seed,
@@ -19,7 +20,6 @@ from app.specs._base import (
     check_number_of_cells,
     field_error,
 )
-from app.specs._identity import Scalar
 
 Operation = Literal["all_reduce", "all_gather", "reduce_scatter", "broadcast"]
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -29,16 +29,12 @@ DEVICE_TYPES: dict[str, Literal["cpu", "cuda"]] = {"gloo": "cpu", "nccl": "cuda"
 
 
 @dataclass(frozen=True)
-class CollectiveCell:
+class CollectiveCell(Cell):
     """One operation on a tensor of one size and data type."""
 
     operation: Operation
     dtype: Dtype
     size_mb: float
-
-    def coordinates(self) -> dict[str, Scalar]:
-        """Return the coordinates that tell cells of one job apart."""
-        return asdict(self)
 
     @property
     def title(self) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, model_validator
 
 from app.specs._base import Resources, SpecBase, field_error
 from app.specs._identity import Scalar
-from app.specs._training import TrainingSpec
+from app.specs._training import TrainingSpec, without_cuda_graph
 
 DEVICE_OF_BACKEND = {"gloo": "cpu", "nccl": "cuda"}
 """The type of device whose memory each backend moves."""
@@ -73,6 +72,14 @@ class DdpSpec(TrainingSpec):
             "strategy": "fsdp",
             "backend": "nccl",
             "precision": "bf16",
+            "parameter_dtype": "bf16",
+            "context_length": 32_768,
+            "attention": "triton",
+            "compile": True,
+            "activation_checkpointing": True,
+            "checkpoint_scope": "selective",
+            "checkpoint_layers": 12,
+            "fused_linear_cross_entropy": True,
             "optimizer": "torch_fused_adamw",
         },
     }
@@ -92,14 +99,7 @@ class DdpSpec(TrainingSpec):
         "gradient_error",
     )
 
-    @field_validator("cuda_graph", mode="before")
-    @classmethod
-    def _not_in_a_graph(cls, value: Any) -> Any:
-        if value is True:
-            raise PydanticCustomError(
-                "not_captured", "ranks do not capture their communication in a graph: leave cuda_graph out"
-            )
-        return value
+    _no_graph = without_cuda_graph("ranks do not capture their communication in a graph: leave cuda_graph out")
 
     @model_validator(mode="after")
     def _ranks_can_do_it(self) -> Self:
@@ -156,10 +156,8 @@ class DdpSpec(TrainingSpec):
             )
         if self.cast_before_communication and self.precision != "bf16":
             raise field_error("cast_before_communication", "casts to bf16: choose precision bf16, or leave it out")
-        if self.compile and self.strategy == "fsdp":
-            raise field_error("compile", "fsdp swaps parameters behind the compiler's back: choose torch_fsdp")
         if self.compile and self.compile_scope == "model":
-            raise field_error("compile_scope", "torch_fsdp gathers block by block: choose compile_scope blocks")
+            raise field_error("compile_scope", f"{self.strategy} gathers block by block: choose compile_scope blocks")
 
     def resources(self) -> Resources:
         return Resources(device_type="cuda" if self.backend == "nccl" else "cpu", devices=self.world_size)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from app.specs._base import (
+    Cell,
     Device,
     Resources,
     Seed,
@@ -18,23 +19,18 @@ from app.specs._base import (
     check_lists,
     check_number_of_cells,
 )
-from app.specs._identity import Scalar
 
 Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
 @dataclass(frozen=True)
-class KernelCell:
+class KernelCell(Cell):
     """One implementation of a kernel at one size."""
 
     implementation: str
     dtype: str
     rows: int
     columns: int
-
-    def coordinates(self) -> dict[str, Scalar]:
-        """Return the coordinates that tell cells of one job apart."""
-        return asdict(self)
 
     @property
     def title(self) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field
 
 from app.specs._base import SpecBase, WarmupSteps
 from app.specs._identity import Scalar
-from app.specs._training import TrainingSpec
+from app.specs._training import TrainingSpec, without_cuda_graph
 
 DEFAULT_WARMUP_STEPS = 2
 
@@ -64,16 +63,10 @@ class MemorySpec(TrainingSpec):
         "unknown_percent",
     )
 
-    @field_validator("cuda_graph", mode="before")
-    @classmethod
-    def _not_in_a_graph(cls, value: Any) -> Any:
-        if value is True:
-            raise PydanticCustomError(
-                "not_recorded",
-                "a replayed graph allocates nothing, so its memory has no history: leave it out, or take "
-                "peak_memory_mib of kind benchmark",
-            )
-        return value
+    _no_graph = without_cuda_graph(
+        "a replayed graph allocates nothing, so its memory has no history: leave it out, or take peak_memory_mib of "
+        "kind benchmark"
+    )
 
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Do as other training kinds, and spell out the length of the warm-up."""

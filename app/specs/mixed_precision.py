@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from app.presets import BATCH_SIZE
-from app.specs._base import Device, Name, Named, Resources, Seed, SpecBase, check_lists, field_error, listed
+from app.specs._base import Cell, Device, Name, Named, Resources, Seed, SpecBase, check_lists, field_error, listed
 from app.specs._identity import Scalar
 from app.specs._training import ModelSpec
 
@@ -25,16 +25,12 @@ OF_THE_TRANSFORMER = ("context_length", "attention")
 
 
 @dataclass(frozen=True)
-class MixedPrecisionCell:
+class MixedPrecisionCell(Cell):
     """One accumulation, or the audit of one model under one autocast."""
 
     accumulation: Accumulation | None
     audit: Audit | None
     autocast: Autocast | None
-
-    def coordinates(self) -> dict[str, Scalar]:
-        """Return the coordinates that tell cells of one job apart."""
-        return asdict(self)
 
     @property
     def title(self) -> str:

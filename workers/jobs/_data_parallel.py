@@ -33,6 +33,7 @@ from parallel.process_group import Rank
 from workers.jobs import _training
 from workers.jobs._base import parse_spec
 from workers.measure.compilation import compilation
+from workers.measure.host_memory import host_memory
 from workers.measure.memory import (
     MIB,
     CudaMemory,
@@ -151,7 +152,8 @@ def build(spec: DdpSpec, strategy: str, device: torch.device, batches: RandomBat
             model = _training.choose_model(spec, device)()
         set_parameter_dtype(model, spec.parameter_dtype)
         sizes = [Size(p.numel(), p.element_size(), p.dim()) for p in model.parameters() if p.requires_grad]
-        wrapped, finish = wrap(spec, strategy, _training.compiled(spec, model))
+        call = _training.compiled(spec, model, inside_hooks=spec.strategy == "fsdp")
+        wrapped, finish = wrap(spec, strategy, call)
         return Trained(strategy, model, wrapped, make_step(spec, strategy, wrapped, batches, finish), sizes)
 
 
@@ -219,13 +221,15 @@ def make_step(
     """Make the step that is repeated: the one of other training kinds, and between its phases the communication."""
     casts = spec.cast_before_communication and strategy in FULLY_SHARDED
     precision = PRECISIONS["fp32" if casts else spec.precision]
+    fused = spec.fused_linear_cross_entropy
     step: BackwardStep
     if spec.mode == "train_step":
         total = (LEAST_CALLS if spec.warmup_steps is None else spec.warmup_steps) + spec.measure_steps
         optimizer = make_optimizer(spec, strategy, wrapped)
-        step = TrainStep(wrapped, batches, precision, wrapped, optimizer, total, spec.gradient_clip_norm)
+        clip = spec.gradient_clip_norm
+        step = TrainStep(wrapped, batches, precision, wrapped, optimizer, total, clip, model_has_loss=fused)
     else:
-        step = BackwardStep(wrapped, batches, precision, wrapped)
+        step = BackwardStep(wrapped, batches, precision, wrapped, model_has_loss=fused)
     if finish is not None:
         last = step.phases.pop("optimizer", None)
         step.phases[SYNCHRONIZATION] = finish
@@ -441,6 +445,8 @@ class RankRun:
         self.memory = Memory()
         self.keeper = torch.device("cpu")
         """Where rank 0 keeps gradients and parameters until it compares them."""
+        self.too_large: str | None = None
+        """Why one process surely does not fit into rank 0's memory; None: it may. Other ranks say it in other words."""
         self._told_at = 0.0
         self._measured = 0
         set_precision(self.spec.precision)
@@ -455,6 +461,8 @@ class RankRun:
         found: dict[str, Any] = {"alone": None, "parity": None, "overlap": None, "operations": []}
         if self.spec.strategy != ALONE:
             found["parity"] = self.check_parity()
+            if self.too_large is not None:
+                found["alone"] = f"without communication it does not fit: {self.too_large}"
         # What lives now will live on: the collector need not look at it again, least of all in the middle of a step.
         gc.collect()
         gc.freeze()
@@ -693,38 +701,80 @@ class RankRun:
             self.spec, self.spec.strategy, self.device, rank_batches(self.spec, self.rank.index, self.device)
         )
         gradients: dict[str, Tensor] = {}
-        model_bytes = sum(size.numel * size.item_bytes for size in trained.sizes)
-        # Both, and the parameters as they were in the beginning.
-        needed = 3 * model_bytes
-        free = host_memory_free()
-        if self.exchange(float(free is not None and needed > free))[0]:
-            return f"comparing takes {needed / MIB:.0f} MiB of the host's memory, and less is free"
         for number in range(PARITY_STEPS):
             trained.step.prepare()
             for name, work in trained.step.phases.items():
                 if name == "optimizer" and number == PARITY_STEPS - 1:
-                    self._choose_keeper(model_bytes)
                     gradients = self._kept(full_gradients(trained))
                 work()
             self.rank.step_done()
+            if number == 0 and (reason := self._why_not_compared(trained)):
+                return reason
         if trained.optimizer is None:
-            self._choose_keeper(model_bytes)
             gradients = self._kept(full_gradients(trained))
         return {"gradients": gradients, "parameters": self._kept(full_parameters(trained))}
 
-    def _choose_keeper(self, model_bytes: int) -> None:
+    def _why_not_compared(self, trained: Trained) -> str | None:
+        """Return why the comparison does not fit into rank 0's memory, known after a step; on other ranks just as much.
+
+        If it fits, choose where rank 0 keeps what it compares.
+        """
+        no_process = no_room = None
+        if self.rank.index == 0:
+            no_process = self._why_one_process_is_too_large(trained)
+            if no_process is None:
+                no_room = self._choose_keeper(sum(size.numel * size.item_bytes for size in trained.sizes))
+        elsewhere = "rank 0's memory does not suffice"
+        if self.exchange(float(no_process is not None))[0]:
+            self.too_large = no_process or elsewhere
+        elif self.exchange(float(no_room is not None))[0]:
+            return no_room or elsewhere
+        return self.too_large
+
+    def _why_one_process_is_too_large(self, trained: Trained) -> str | None:
+        """Return why one process surely does not fit into this rank's GPU, so that nobody need try; None if it may.
+
+        It takes as much as this rank's peak, less the units that are whole at a time, at most two of parameters and two
+        of gradients, and more by what other ranks have of parameters, gradients and state.
+        """
+        if not (self.on_gpu and isinstance(trained.wrapped, parallel.FullyShardedDataParallel)):
+            return None
+        parts = list(trained.wrapped.parameters())
+        mine = 2 * sum(map(local_bytes, parts))
+        mine += 0 if trained.optimizer is None else state_bytes(trained.optimizer)
+        whole = max(
+            sum(one.memory.numel() * one.memory.itemsize for one in unit.held) for unit in trained.wrapped.units
+        )
+        least = torch.cuda.max_memory_allocated() - 4 * whole + (self.rank.world_size - 1) * mine
+        available = torch.cuda.mem_get_info()[1]
+        if least <= available:
+            return None
+        return f"one process takes {least / MIB:.0f} MiB at least, and rank 0's GPU has {available / MIB:.0f} MiB"
+
+    def _choose_keeper(self, model_bytes: int) -> str | None:
         """Choose where rank 0 keeps what it compares: on its GPU if all fits there, since copying takes many seconds.
 
         The one process takes no more than this rank's peak, of which a strategy that shards lacks parameters, gradients
         and two states of the optimizer, of at most 4 bytes for each element where parameters have 2.
+
+        Returns:
+            Why neither the GPU nor the host has room; None if one has.
         """
-        if not self.on_gpu:
-            return
-        missing = 4 * model_bytes * (2 if self.spec.parameter_dtype == "bf16" else 1)
-        needed = torch.cuda.max_memory_allocated() + missing + 3 * model_bytes
-        # What other processes hold is not to be had.
-        available = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
-        self.keeper = self.device if needed < KEPT_SHARE * available else torch.device("cpu")
+        # Both results, and the parameters as they were in the beginning.
+        kept = 3 * model_bytes
+        if self.on_gpu:
+            missing = 4 * model_bytes * (2 if self.spec.parameter_dtype == "bf16" else 1)
+            needed = torch.cuda.max_memory_allocated() + missing + kept
+            # What other processes hold is not to be had.
+            available = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
+            if needed < KEPT_SHARE * available:
+                self.keeper = self.device
+                return None
+        self.keeper = torch.device("cpu")
+        free = host_memory("MemAvailable")
+        if free is not None and kept > free:
+            return f"comparing takes {kept / MIB:.0f} MiB of the host's memory, and less is free"
+        return None
 
     def _kept(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if self.rank.index != 0:
@@ -748,15 +798,6 @@ class RankRun:
             going = bool(self.exchange(float(going))[0])
             self.rank.step_done()
         return found
-
-
-def host_memory_free() -> int | None:
-    """Return the bytes of host memory that this process could take without pushing others out; None: unknown."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
 
 
 def one_process(run: RankRun, shared: dict[str, dict[str, Tensor]], found: dict[str, Any]) -> Iterator[bool]:

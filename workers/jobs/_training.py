@@ -132,6 +132,11 @@ def choose_model(spec: TrainingSpec, device: torch.device) -> Callable[[], torch
         model: torch.nn.Module = model_class(**arguments)
         if generated and not hasattr(model, "new_cache"):
             raise Unsupported(f"model {name_of(spec)!r} has no key-value cache, which mode generate needs")
+        if spec.fused_linear_cross_entropy and "targets" not in inspect.signature(model.forward).parameters:
+            raise Unsupported(
+                f"model {name_of(spec)!r} does not compute its loss: its forward() takes no argument 'targets', which "
+                "fused_linear_cross_entropy needs"
+            )
         return model
 
     return build
@@ -158,6 +163,14 @@ def options_of(model_class: Callable[..., Any], spec: TrainingSpec, attention: C
         ),
         "attention": (attention, spec.attention_code is None and spec.attention == fields["attention"].default),
         "activation_checkpointing": (spec.activation_checkpointing, not spec.activation_checkpointing),
+        "checkpoint_scope": (
+            spec.checkpoint_scope,
+            not spec.activation_checkpointing or spec.checkpoint_scope == fields["checkpoint_scope"].default,
+        ),
+        "checkpoint_layers": (
+            spec.checkpoint_layers,
+            not spec.activation_checkpointing or spec.checkpoint_layers is None,
+        ),
     }
     try:
         parameters = inspect.signature(model_class).parameters
@@ -210,25 +223,27 @@ def build_step(spec: TrainingSpec, device: torch.device, model: torch.nn.Module)
     from workers.model.precision import PRECISIONS
 
     call: Any = compiled(spec, model)
+    fused = spec.fused_linear_cross_entropy
     batches = RandomBatches(spec.model.vocab_size, spec.batch_size, spec.context_length, device, spec.seed)
     precision = PRECISIONS[spec.precision]
     match spec.mode:
         case "forward":
-            return steps.ForwardStep(call, batches, precision)
+            return steps.ForwardStep(call, batches, precision, model_has_loss=fused)
         case "forward_backward":
-            return steps.BackwardStep(call, batches, precision, model)
+            return steps.BackwardStep(call, batches, precision, model, model_has_loss=fused)
         case "train_step":
             rate = torch.tensor(steps.MAX_LEARNING_RATE, device=device) if spec.cuda_graph else steps.MAX_LEARNING_RATE
             optimizer = make_optimizer(spec.optimizer, model, rate, capturable=spec.cuda_graph)
             # The steps of the schedule affect only the learning rate, so a longer warm-up until steady does no harm.
             total = (LEAST_CALLS if spec.warmup_steps is None else spec.warmup_steps) + spec.measure_steps
-            return steps.TrainStep(call, batches, precision, model, optimizer, total, spec.gradient_clip_norm)
+            clip = spec.gradient_clip_norm
+            return steps.TrainStep(call, batches, precision, model, optimizer, total, clip, model_has_loss=fused)
         case "generate":
             return steps.GenerateStep(call, cast("CachedModel", model), batches, precision, spec.new_tokens)
 
 
-def compiled(spec: TrainingSpec, model: torch.nn.Module) -> Any:
-    """Return what the step calls: the model itself, or its compiled form."""
+def compiled(spec: TrainingSpec, model: torch.nn.Module, *, inside_hooks: bool = False) -> Any:
+    """Return what the step calls: the model itself, or its compiled form; see `compile_blocks` for the hooks."""
     from workers.model.compiled import NoBlocks, compile_blocks, compile_model
 
     if not spec.compile:
@@ -236,7 +251,7 @@ def compiled(spec: TrainingSpec, model: torch.nn.Module) -> Any:
     if spec.compile_scope == "model":
         return compile_model(model)
     try:
-        return compile_blocks(model)
+        return compile_blocks(model, inside_hooks=inside_hooks)
     except NoBlocks as error:
         raise Unsupported(f"model {name_of(spec)!r}: {error}") from error
 

@@ -7,6 +7,7 @@ The ranks are processes of their own, which this job's process starts and watche
 from __future__ import annotations
 
 import math
+import os
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from app.specs._training import PHASES
-from app.specs.ddp import DdpSpec
+from app.specs.ddp import FULLY_SHARDED, DdpSpec
 from workers.jobs._base import Reporter, Unit
 from workers.jobs._ranks import RanksBeside, check_cores, job_failure
 from workers.jobs._values import Metric, Values
@@ -78,6 +79,7 @@ class DdpRunner:
         from workers.measure.validity import Monitor
 
         devices = choose_devices(spec)
+        let_memory_grow(spec)
         set_precision(spec.precision)
         report.environment(environment.fingerprint(devices[0], *devices[1:]))
         monitor = Monitor(devices)
@@ -115,6 +117,16 @@ def choose_devices(spec: DdpSpec) -> list[torch.device]:
         if reason := why_no_precision(device, spec.precision):
             raise Unsupported(reason)
     return devices
+
+
+def let_memory_grow(spec: DdpSpec) -> None:
+    """Let the allocator of fully sharded ranks extend its segments, unless the worker's environment says how it works.
+
+    Units come and go in it, and between segments of fixed sizes gaps would stay that are too small for the next one.
+    """
+    chosen = any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
+    if spec.backend == "nccl" and spec.strategy in FULLY_SHARDED and not chosen:
+        os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"
 
 
 def metrics(spec: DdpSpec) -> list[Metric]:

@@ -587,10 +587,20 @@ def cost_of(spec: ProfileSpec, part: str, phase: str, calls: int, *, on_gpu: boo
     cost, note = Cost(0, 0), "FLOPs of the whole square of scores, which eager attention computes"
     for shape in shapes_of(spec, phase):
         cost += attention_part(part, shape, width, softmax_bytes=wide, backward=phase == "backward") * layers
-        if phase == "backward" and spec.activation_checkpointing:
-            cost += attention_part(part, shape, width, softmax_bytes=wide) * layers
+        if phase == "backward" and (again := layers_recomputed(spec, part)):
+            cost += attention_part(part, shape, width, softmax_bytes=wide) * again
             note += "; the recomputed forward pass is part of it"
     return cost, note if phase != "decode" else ""
+
+
+def layers_recomputed(spec: ProfileSpec, part: str) -> int:
+    """Return in how many layers the backward pass computes a part of attention once more."""
+    layers = spec.model.shape()["num_layers"]
+    if not spec.activation_checkpointing:
+        return 0
+    if spec.checkpoint_scope == "selective":
+        return layers if part == "softmax" else 0
+    return layers if spec.checkpoint_layers is None else spec.checkpoint_layers
 
 
 def useful_flops(spec: ProfileSpec, part: str, phase: str) -> int:

@@ -25,6 +25,7 @@ from torch import Tensor
 from kernels.device_clock import DeviceClock, Lap, host_lap_ms
 from parallel.collectives import default_group, start_all_gather, start_all_reduce, start_reduce_scatter
 from parallel.process_group import Rank
+from workers.measure.host_memory import MEMINFO, host_memory
 from workers.measure.memory import gist, is_out_of_memory
 from workers.measure.warmup import WarmUp
 
@@ -409,16 +410,12 @@ def time_cells(rank: Rank, cells: Sequence[Mapping[str, Any]], warmup: int | Non
         timer.measure(Cell(**cell))
 
 
-def why_too_large_for_host(needed: int, meminfo: Path = Path("/proc/meminfo")) -> str | None:
+def why_too_large_for_host(needed: int, meminfo: Path = MEMINFO) -> str | None:
     """Return why the host cannot hold `needed` bytes of all ranks; None if it can, or does not tell.
 
     The kernel would promise the memory, and kill a rank when it is used.
     """
-    try:
-        lines = meminfo.read_text().splitlines()
-    except OSError:
-        return None
-    available = next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
+    available = host_memory("MemAvailable", meminfo)
     if available is None or needed <= available:
         return None
     return f"out of memory: the ranks need {needed / 2**30:.4g} GiB, and the host has {available / 2**30:.4g} GiB"

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from workers.measure import nvml
+from workers.measure.host_memory import host_memory
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 VARIABLES = (
@@ -105,9 +106,7 @@ def host() -> dict[str, Any]:
     values = [(name.strip(), value.strip()) for name, _, value in fields]
     names = [value for name, value in values if name == "model name"]
     cores = _physical_cores(values)
-    memory_kib = next(
-        (int(line.split()[1]) for line in _read("/proc/meminfo").splitlines() if "MemTotal" in line), None
-    )
+    memory = host_memory("MemTotal")
     return {
         "hostname": socket.gethostname(),
         "system": platform.system(),
@@ -121,7 +120,7 @@ def host() -> dict[str, Any]:
         "governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor").strip() or None,
         "virtual": any(name == "flags" and "hypervisor" in value.split() for name, value in values),
         "numa_nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or None,
-        "memory_gib": None if memory_kib is None else round(memory_kib / 2**20, 1),
+        "memory_gib": None if memory is None else round(memory / 2**30, 1),
     }
 
 

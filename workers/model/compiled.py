@@ -16,8 +16,15 @@ class NoBlocks(Exception):
     """The model has no list of its blocks."""
 
 
-def compile_blocks(model: nn.Module) -> nn.Module:
+def compile_blocks(model: nn.Module, *, inside_hooks: bool = False) -> nn.Module:
     """Compile each block by itself, in place. Blocks of one class share their compiled code: it is made once.
+
+    An output layer that computes the loss itself compiles that, too, by its method `compile_loss`.
+
+    Args:
+        model: A model that offers its blocks.
+        inside_hooks: Compile `forward` only, and leave the hooks on blocks to Python: what they do to parameters, as
+            sharding does, no compiler has to understand.
 
     Raises:
         NoBlocks: the model has no list of blocks.
@@ -29,7 +36,14 @@ def compile_blocks(model: nn.Module) -> nn.Module:
             "a torch.nn.ModuleList; or choose compile_scope model"
         )
     for block in blocks:
-        block.compile()
+        if inside_hooks:
+            block.forward = torch.compile(block.forward)
+        else:
+            block.compile()
+    for module in model.modules():
+        compile_loss = getattr(module, "compile_loss", None)
+        if compile_loss is not None:
+            compile_loss()
     return model
 
 

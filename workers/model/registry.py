@@ -7,6 +7,8 @@ it takes. A model may also have:
 - `forward_flops(batch_size, context_length) -> int` and `generate_flops(batch_size, prompt_length, new_tokens) -> int`:
   FLOPs of one forward pass and of one generation; without them, `tflops` and `mfu` are null.
 - `layers`, a torch.nn.ModuleList of its blocks: `compile` with `compile_scope` blocks needs it.
+- `forward(token_ids, targets=…)`, which returns the mean loss: `fused_linear_cross_entropy` needs it. A module inside
+  with a method `compile_loss()` is asked to compile that when blocks are compiled.
 - `new_cache(batch_size, max_length)` and `forward(token_ids, cache=…, last_only=True)`: mode `generate` needs them.
 """
 

@@ -35,10 +35,20 @@ class Step(Protocol):
 
 
 class ForwardStep:
-    """Forward pass and loss, without gradients. Phase: forward."""
+    """Forward pass and loss, without gradients. Phase: forward.
 
-    def __init__(self, model: Callable[[Tensor], Tensor], batches: Batches, precision: Precision) -> None:
+    Args:
+        model: Maps token ids to logits.
+        batches: Makes the inputs and targets.
+        precision: How it computes.
+        model_has_loss: Whether the model computes the loss itself, if it is given `targets`.
+    """
+
+    def __init__(
+        self, model: Callable[..., Tensor], batches: Batches, precision: Precision, *, model_has_loss: bool = False
+    ) -> None:
         self.model = model
+        self.model_has_loss = model_has_loss
         self.batches = batches
         self.precision = precision
         self.device_type = batches.device.type
@@ -57,6 +67,8 @@ class ForwardStep:
 
     def _loss(self) -> Tensor:
         with self.precision.autocast(self.device_type):
+            if self.model_has_loss:
+                return self.model(self.inputs, targets=self.targets)
             return cross_entropy(self.model(self.inputs), self.targets)
 
 
@@ -64,9 +76,15 @@ class BackwardStep(ForwardStep):
     """Forward pass, loss and gradients. Phases: forward, backward."""
 
     def __init__(
-        self, model: Callable[[Tensor], Tensor], batches: Batches, precision: Precision, module: nn.Module
+        self,
+        model: Callable[..., Tensor],
+        batches: Batches,
+        precision: Precision,
+        module: nn.Module,
+        *,
+        model_has_loss: bool = False,
     ) -> None:
-        super().__init__(model, batches, precision)
+        super().__init__(model, batches, precision, model_has_loss=model_has_loss)
         self.module = module
         self.scaler = precision.gradient_scaler(self.device_type)
         self.phases = {"forward": self.forward, "backward": self.backward}
@@ -93,15 +111,17 @@ class TrainStep(BackwardStep):
 
     def __init__(
         self,
-        model: Callable[[Tensor], Tensor],
+        model: Callable[..., Tensor],
         batches: Batches,
         precision: Precision,
         module: nn.Module,
         optimizer: Optimizer,
         total_steps: int,
         gradient_clip_norm: float | None = None,
+        *,
+        model_has_loss: bool = False,
     ) -> None:
-        super().__init__(model, batches, precision, module)
+        super().__init__(model, batches, precision, module, model_has_loss=model_has_loss)
         self.optimizer = optimizer
         self.total_steps = total_steps
         self.gradient_clip_norm = gradient_clip_norm

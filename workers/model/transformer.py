@@ -7,16 +7,19 @@ another, so that a profile shows where the time goes.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+from enum import Enum
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from kernels.attention.reference import attention as reference_attention
 from workers.model import accounting
 from workers.model.generation import KeyValueCache, LayerCache, generate
+from workers.model.loss import linear_cross_entropy, softmax_gradient
 
 if TYPE_CHECKING:
     from kernels.registry import AttentionFunction
@@ -106,6 +109,16 @@ class MultiHeadAttention(nn.Module):
         return x.view(batch, sequence, self.num_heads, -1).transpose(1, 2)
 
 
+class Recomputed(Enum):
+    """What a block computes once more in the backward pass instead of keeping it. Attention is always kept."""
+
+    NOTHING = "nothing"
+    CHEAP = "cheap"
+    """Norms, rotation, SwiGLU's product, the copy that merges heads: no matrix products, so only memory traffic."""
+    FEED_FORWARD = "feed_forward"
+    """What is cheap, and the two products of the feed-forward layer's hidden layer."""
+
+
 class TransformerBlock(nn.Module):
     """x + attention(norm(x)), then x + feed-forward(norm(x))."""
 
@@ -115,11 +128,65 @@ class TransformerBlock(nn.Module):
         self.attn = MultiHeadAttention(d_model, num_heads, attention)
         self.ln2 = RMSNorm(d_model)
         self.ffn = SwiGLU(d_model, d_ff)
+        self.recomputed = Recomputed.NOTHING
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, cache: LayerCache | None = None) -> Tensor:
+        if cache is None and self.recomputed is not Recomputed.NOTHING and torch.is_grad_enabled():
+            return self._selectively_checkpointed(x, cos, sin)
         x = x + self.attn(self.ln1(x), cos, sin, cache)
         out: Tensor = x + self.ffn(self.ln2(x))
         return out
+
+    def _selectively_checkpointed(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Do as `forward`, but keep only x, matrix products and the attention's output, or less.
+
+        Korthikanti et al. (2022, section 5) recompute the opposite, attention: theirs writes its scores out.
+        """
+        x = checkpointed(lambda x: x + self.attn(self.ln1(x), cos, sin), x, context_fn=keep_products)
+        # The compiler takes a context_fn only where it is named, and not from a variable.
+        if self.recomputed is Recomputed.FEED_FORWARD:
+            x = checkpointed(lambda x: x + self.ffn(self.ln2(x)), x)
+        else:
+            x = checkpointed(lambda x: x + self.ffn(self.ln2(x)), x, context_fn=keep_products)
+        return x
+
+
+EXPENSIVE = ("mm", "bmm", "addmm", "baddbmm", "_scaled_dot_product")
+"""Beginnings of the names of torch's operations that are not recomputed; nor are those of others, such as attention."""
+
+
+def keep_products() -> tuple[Any, Any]:
+    """Let `checkpointed` keep the results of matrix products and of attention beside the inputs."""
+    contexts: tuple[Any, Any] = create_selective_checkpoint_contexts(_keep_if_expensive)  # type: ignore[no-untyped-call]
+    return contexts
+
+
+checkpointed: Any = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+"""Calls a function so that its inputs are kept for the backward pass, and the rest is computed once more. There is no
+dropout, so no random state to keep."""
+
+
+def _keep_if_expensive(_context: Any, operation: Any, *_arguments: Any, **_named: Any) -> CheckpointPolicy:
+    if operation.namespace != "aten" or operation.__name__.startswith(EXPENSIVE):
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+class OutputLayer(Linear):
+    """The logits of hidden vectors; or, with targets, the loss, without the whole logits ever existing."""
+
+    def __init__(self, d_model: int, vocab_size: int) -> None:
+        super().__init__(d_model, vocab_size)
+        self._softmax_gradient = softmax_gradient
+
+    def forward(self, x: Tensor, targets: Tensor | None = None) -> Tensor:
+        if targets is None:
+            return super().forward(x)
+        return linear_cross_entropy(x, self.weight, targets, self._softmax_gradient)
+
+    def compile_loss(self) -> None:
+        """Compile what a chunk of logits goes through into one or two kernels."""
+        self._softmax_gradient = torch.compile(softmax_gradient)
 
 
 class TransformerLM(nn.Module):
@@ -134,8 +201,12 @@ class TransformerLM(nn.Module):
         d_ff: Width of the feed-forward layer.
         rope_theta: Base of the rotary angles.
         attention: (q, k, v, is_causal) -> output; `kernels.registry.ATTENTION` has them by name.
-        activation_checkpointing: Keep each block's input only, and recompute the rest in the backward pass. It has no
-            effect on calls with a cache.
+        activation_checkpointing: Recompute activations in the backward pass. It has no effect on calls with a cache.
+        checkpoint_scope: What is recomputed then. "block": each block from its input. "selective": in every block what
+            is cheap (norms, SwiGLU's product), and in the first `checkpoint_layers` also the feed-forward layer's
+            products; never attention.
+        checkpoint_layers: How many blocks, the first ones, are recomputed; None: all. The last ones' activations are
+            the first that the backward pass frees, so that there is room for what it recomputes.
 
     Raises:
         ValueError: the head dimension is not an even integer.
@@ -153,34 +224,50 @@ class TransformerLM(nn.Module):
         *,
         attention: AttentionFunction = reference_attention,
         activation_checkpointing: bool = False,
+        checkpoint_scope: str = "block",
+        checkpoint_layers: int | None = None,
     ) -> None:
         super().__init__()
         if d_model % (2 * num_heads):
             raise ValueError(f"d_model ({d_model}) must be a multiple of 2 × num_heads ({num_heads})")
         self.shape = accounting.Shape(vocab_size, d_model, num_layers, num_heads, d_ff)
         self.context_length = context_length
-        self.activation_checkpointing = activation_checkpointing
+        layers = 0 if not activation_checkpointing else num_layers if checkpoint_layers is None else checkpoint_layers
+        self.checkpointed_blocks = layers if checkpoint_scope == "block" else 0
+        """The first so many blocks are recomputed as a whole."""
         self.token_embeddings = nn.Embedding(vocab_size, d_model)
-        self.layers = nn.ModuleList(TransformerBlock(d_model, num_heads, d_ff, attention) for _ in range(num_layers))
+        blocks = [TransformerBlock(d_model, num_heads, d_ff, attention) for _ in range(num_layers)]
+        if activation_checkpointing and checkpoint_scope == "selective":
+            for index, block in enumerate(blocks):
+                block.recomputed = Recomputed.FEED_FORWARD if index < layers else Recomputed.CHEAP
+        self.layers = nn.ModuleList(blocks)
         self.ln_final = RMSNorm(d_model)
-        self.lm_head = Linear(d_model, vocab_size)
+        self.lm_head = OutputLayer(d_model, vocab_size)
         cos, sin = rotary_angles(context_length, d_model // num_heads, rope_theta)
         self.register_buffer("rope_cos", cos, persistent=False)
         self.register_buffer("rope_sin", sin, persistent=False)
         self.rope_cos: Tensor
         self.rope_sin: Tensor
 
-    def forward(self, token_ids: Tensor, cache: KeyValueCache | None = None, last_only: bool = False) -> Tensor:
-        """Next-token logits.
+    def forward(
+        self,
+        token_ids: Tensor,
+        cache: KeyValueCache | None = None,
+        last_only: bool = False,
+        targets: Tensor | None = None,
+    ) -> Tensor:
+        """Next-token logits; or, with targets, the mean loss.
 
         Args:
             token_ids: (batch, sequence), integers below vocab_size.
             cache: Keys and values of earlier tokens; the call adds those of these tokens. A cache with tokens in it
                 takes one more at a time.
             last_only: Logits of the last position only.
+            targets: (batch, sequence), integers below vocab_size: the tokens that follow. The whole logits never exist
+                then; see `workers.model.loss.linear_cross_entropy`.
 
         Returns:
-            (batch, sequence, vocab_size), or (batch, 1, vocab_size) with `last_only`.
+            (batch, sequence, vocab_size), or (batch, 1, vocab_size) with `last_only`; a scalar with `targets`.
 
         Raises:
             ValueError: more than context_length tokens, or several tokens on top of a filled cache.
@@ -198,17 +285,16 @@ class TransformerLM(nn.Module):
                 # Calls with a cache are not checkpointed: recomputing a block would put its keys and values into the
                 # cache twice.
                 x = block(x, cos, sin, cache.layer(index))
-            elif self.activation_checkpointing and torch.is_grad_enabled():
-                # No dropout: there is no random state to keep.
-                x = checkpoint(block, x, cos, sin, use_reentrant=False, preserve_rng_state=False)
+            elif index < self.checkpointed_blocks and torch.is_grad_enabled():
+                x = checkpointed(block, x, cos, sin)
             else:
                 x = block(x, cos, sin)
         if cache is not None:
             cache.length = end
         if last_only:
             x = x[:, -1:]
-        logits: Tensor = self.lm_head(self.ln_final(x))
-        return logits
+        out: Tensor = self.lm_head(self.ln_final(x)) if targets is None else self.lm_head(self.ln_final(x), targets)
+        return out
 
     def forward_flops(self, batch_size: int, context_length: int) -> int:
         """Floating-point operations of one forward pass; see `workers.model.accounting`."""

@@ -39,12 +39,8 @@ def spec(**fields: Any) -> DdpSpec:
         ({"strategy": "torch_fsdp", "gradient_clip_norm": 1.0}, "gradient_clip_norm", "leave it out"),
         ({**FSDP, "cast_before_communication": True}, "cast_before_communication", "choose precision bf16"),
         ({**CAST, "strategy": "flat"}, "cast_before_communication", "choose fsdp"),
-        ({**FSDP, "compile": True}, "compile", "choose torch_fsdp"),
-        (
-            {"strategy": "torch_fsdp", "compile": True, "compile_scope": "model"},
-            "compile_scope",
-            "choose compile_scope",
-        ),
+        ({**FSDP, "compile": True, "compile_scope": "model"}, "compile_scope", "fsdp gathers block by block"),
+        ({**COMPILED, "compile_scope": "model"}, "compile_scope", "choose compile_scope blocks"),
         (
             {"bucket_size_mb": 1, "first_bucket_size_mb": 2},
             "first_bucket_size_mb",
@@ -64,7 +60,7 @@ def test_what_makes_no_sense_is_refused_where_it_stands(fields: dict[str, Any], 
     assert field in (error["loc"][-1], error.get("ctx", {}).get("field")), error
 
 
-@pytest.mark.parametrize("strategy", ["none", "naive", "flat", "overlapped", "bucketed", "torch_ddp", "torch_fsdp"])
+@pytest.mark.parametrize("strategy", ["none", "naive", "flat", "overlapped", "bucketed", "fsdp", "torch_ddp"])
 def test_compiled_blocks_and_checkpointing_go_with_a_strategy(strategy: str) -> None:
     assert spec(strategy=strategy, compile=True, activation_checkpointing=True).compile
 
@@ -101,3 +97,4 @@ def test_the_largest_preset_is_what_several_gpus_are_for() -> None:
     assert largest.model.shape() == {"d_model": 4096, "d_ff": 11_008, "num_layers": 34, "num_heads": 32}
     assert largest.model.vocab_size == 151_936
     assert largest.resources().device_type == "cuda"
+    assert (largest.parameter_dtype, largest.context_length, largest.batch_size) == ("bf16", 32_768, 1)

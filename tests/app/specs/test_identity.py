@@ -27,7 +27,7 @@ from app.specs.profile import ProfileSpec
 PLAIN_KINDS = sorted(kind for kind, spec in KINDS.items() if not spec.holds_specs)
 
 TRAINING: list[dict[str, Any]] = [
-    {"mode": "train_step", "compile": True},
+    {"mode": "train_step", "compile": True, "activation_checkpointing": True},
     {"mode": "generate"},
     {"precision": "bf16"},
     {"mode": "train_step", "optimizer": "torch_fused_adamw", "device": "cuda"},
@@ -38,7 +38,7 @@ CONTEXTS: dict[str, list[dict[str, Any]]] = {
     "profile": TRAINING,
     "ddp": [
         {},
-        {"compile": True},
+        {"compile": True, "activation_checkpointing": True},
         {"precision": "bf16", "strategy": "torch_fsdp"},
         {"strategy": "flat", "optimizer": "torch_fused_adamw", "backend": "nccl"},
         {"model": {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}},
@@ -60,7 +60,7 @@ CONTEXTS: dict[str, list[dict[str, Any]]] = {
         {"model": {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}},
     ],
     "memory": [
-        {"mode": "train_step", "compile": True},
+        {"mode": "train_step", "compile": True, "activation_checkpointing": True},
         {"precision": "bf16"},
         {"model": {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}},
     ],
@@ -228,6 +228,8 @@ class TestModels:
             ("forward_backward", "new_tokens", 8),
             ("train_step", "new_tokens", 8),
             ("train_step", "compile_scope", "model"),
+            ("train_step", "checkpoint_scope", "selective"),
+            ("train_step", "checkpoint_layers", 1),
             ("generate", "optimizer", "torch_adamw"),
             ("generate", "activation_checkpointing", True),
         ],
@@ -235,6 +237,18 @@ class TestModels:
     def test_a_field_without_effect_in_the_mode_changes_nothing(self, mode: str, field: str, value: Any) -> None:
         plain = {"kind": "benchmark", "mode": mode}
         assert validated(plain).case().key == validated({**plain, field: value}).case().key
+
+    def test_results_from_before_a_training_field_was_added_keep_their_keys(self) -> None:
+        """Keys that were stored then."""
+        for fields, key in (
+            ({"activation_checkpointing": True}, "55f805ed0e4b4a8129b9"),
+            ({"kind": "ddp", "strategy": "torch_fsdp", "compile": True}, "621f7553a78bb99fb224"),
+        ):
+            assert validated({"kind": "benchmark", **fields}).case().key == key
+
+    def test_all_blocks_checkpointed_are_the_same_left_out_and_counted(self) -> None:
+        small = {"kind": "benchmark", "activation_checkpointing": True}
+        assert validated(small).case().key == validated({**small, "checkpoint_layers": 12}).case().key
 
 
 class TestGrids:

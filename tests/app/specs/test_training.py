@@ -20,6 +20,8 @@ FP16 = {"cuda_graph": True, "precision": "fp16"}
         ({**FP16, "optimizer": "adamw"}, "optimizer", "choose it, or precision bf16"),
         ({**FP16, "optimizer": "torch_adamw"}, "optimizer", "only torch_fused_adamw can decide that on the GPU"),
         ({"parameter_dtype": "bf16"}, "parameter_dtype", "need precision bf16"),
+        ({"checkpoint_layers": 13}, "checkpoint_layers", "the model has 12 layers: choose that many at most"),
+        ({"fused_linear_cross_entropy": True, "mode": "generate"}, "fused_linear_cross_entropy", "needs logits"),
     ],
 )
 def test_what_cannot_go_together_is_refused(fields: dict[str, Any], field: str, words: str) -> None:

@@ -31,6 +31,7 @@ from workers.measure.ceilings import Ceilings
 from workers.measure.environment import device_key
 from workers.model.graphed import CannotCapture
 from workers.model.registry import MODELS
+from workers.model.steps import ForwardStep
 from workers.outcome import InvalidEnvironment, Unsupported
 from workers.torch_host import set_precision, translated
 
@@ -431,6 +432,8 @@ def test_a_users_model_needs_neither_flops_nor_a_cache(run, monkeypatch: pytest.
         assert metrics(report)[name]["reason"] == "model 'transformer_lm' does not tell its FLOPs"
     with pytest.raises(Unsupported, match="no key-value cache"):
         run(mode="generate")
+    with pytest.raises(Unsupported, match="takes no argument 'targets', which fused_linear_cross_entropy needs"):
+        run(fused_linear_cross_entropy=True)
     with pytest.raises(Unsupported, match=r"model 'transformer_lm': Plain has no blocks .* 'layers'"):
         run(compile=True)
 
@@ -463,6 +466,25 @@ def test_a_model_gets_the_options_that_it_knows(run, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(MODELS, "load", lambda name: build)
     assert metrics(run(activation_checkpointing=True))["step_ms"]["outcome"] == "ok"
+    for fields in ({"checkpoint_scope": "selective"}, {"checkpoint_layers": 1}):
+        with pytest.raises(Unsupported, match=f"takes no argument '{next(iter(fields))}', which this job sets"):
+            run(activation_checkpointing=True, **fields)
+
+
+def test_the_loss_in_chunks_is_the_loss_of_the_logits(run, monkeypatch: pytest.MonkeyPatch) -> None:
+    losses: list[float] = []
+    compute = ForwardStep._loss
+
+    def spy(step: ForwardStep) -> torch.Tensor:
+        loss = compute(step)
+        losses.append(float(loss.detach()))
+        return loss
+
+    monkeypatch.setattr(ForwardStep, "_loss", spy)
+    for fused in (False, True):
+        assert metrics(run(fused_linear_cross_entropy=fused))["step_ms"]["outcome"] == "ok"
+    half = len(losses) // 2
+    assert losses[:half] == pytest.approx(losses[half:])
 
 
 def test_errors_of_the_model_pass_unchanged(run, monkeypatch: pytest.MonkeyPatch) -> None:

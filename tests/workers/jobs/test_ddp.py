@@ -30,6 +30,7 @@ MATRICES = 2 * 61 * 16 + 2 * (4 * 16**2 + 3 * 16 * 24)
 PARAMETERS = MATRICES + 5 * 16
 MIB = 2**20
 SMALL = {"model": MODEL, "context_length": 8, "warmup_steps": 0, "measure_steps": 1}
+LARGEST = {**DdpSpec.presets["8b"], "checkpoint_layers": 1}
 SPECS: dict[str, dict[str, Any]] = {
     "none": {"strategy": "none"},
     "naive, sharded": {"strategy": "naive", "sharded_optimizer": True, "gradient_clip_norm": 0.1},
@@ -39,6 +40,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "bucketed, growing": {"strategy": "bucketed", "bucket_size_mb": 0.004, "first_bucket_size_mb": 0.001},
     "bucketed, where they lie": {"strategy": "bucketed", "gradients_as_views": False},
     "fsdp, checkpointing": {"strategy": "fsdp", "activation_checkpointing": True},
+    "fsdp, compiled": {**LARGEST, "model": MODEL, "context_length": 8, "attention": "eager", "backend": "gloo"},
     "fsdp, cast": {"strategy": "fsdp", "precision": "bf16", "cast_before_communication": True},
     "torch_ddp": {"strategy": "torch_ddp", "bucket_size_mb": None},
     "torch_ddp, sharded": {"strategy": "torch_ddp", "sharded_optimizer": True, "precision": "fp16"},
@@ -393,9 +395,10 @@ def test_errors_that_are_no_numbers() -> None:
         {"strategy": "bucketed", "sharded_optimizer": True, "optimizer": "torch_fused_adamw", "trace": True},
         {"strategy": "torch_ddp", "precision": "bf16", "compile": True},
         {"strategy": "fsdp", "precision": "bf16", "cast_before_communication": True, "activation_checkpointing": True},
+        {**LARGEST, "model": {**MODEL, "d_model": 128}, "context_length": 256},
         {"strategy": "torch_fsdp", "precision": "bf16", "compile": True},
     ],
-    ids=lambda fields: fields["strategy"],
+    ids=["bucketed", "torch_ddp", "fsdp", "fsdp, compiled", "torch_fsdp"],
 )
 def test_two_gpus(fields: dict[str, Any], tmp_path: Path) -> None:
     if torch.cuda.device_count() < 2:

@@ -181,6 +181,20 @@ def test_work_of_both_passes_belongs_to_layers_and_parts(run: Any, device: str, 
     assert {name for name, phase in found if phase == "optimizer"} == {"outside"}
 
 
+@pytest.mark.parametrize(
+    ("fields", "scores", "softmax"),
+    [
+        ({}, 0, 0),
+        ({"activation_checkpointing": True}, 12, 12),
+        ({"activation_checkpointing": True, "checkpoint_layers": 5}, 5, 5),
+        ({"activation_checkpointing": True, "checkpoint_scope": "selective", "checkpoint_layers": 5}, 0, 12),
+    ],
+)
+def test_what_is_recomputed_counts_where_it_is(fields: dict[str, Any], scores: int, softmax: int) -> None:
+    spec = ProfileSpec(**fields)
+    assert [module.layers_recomputed(spec, part) for part in module.PARTS] == [scores, softmax, scores]
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_parts_of_attention_beside_the_roofline(run: Any, device: str) -> None:
     report = run(device=device)

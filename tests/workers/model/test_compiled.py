@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def model(num_layers: int = 3, **options: bool) -> TransformerLM:
+def model(num_layers: int = 3, **options: Any) -> TransformerLM:
     torch.manual_seed(0)
     return TransformerLM(61, 24, d_model=16, num_layers=num_layers, num_heads=2, d_ff=24, **options)
 
@@ -52,6 +53,22 @@ def test_blocks_are_compiled_once_for_all_of_them(fresh_compiler: None, checkpoi
         torch.testing.assert_close(mine, theirs)
     assert compilation().graphs == 1
     assert (compilation().graph_breaks, compilation().frames_not_compiled) == (0, 0)
+
+
+def test_blocks_compiled_inside_their_hooks_checkpoint_selectively(fresh_compiler: None) -> None:
+    """One graph for each form of a block, and one for the loss; hooks stay in Python."""
+    eager = model()
+    blocks = model(activation_checkpointing=True, checkpoint_scope="selective", checkpoint_layers=1)
+    cross_entropy(eager(ids()), ids()).backward()
+    called: list[bool] = []
+    for block in blocks.layers:
+        block.register_forward_hook(lambda *_: called.append(torch.compiler.is_compiling()))
+    compile_blocks(blocks, inside_hooks=True)
+    blocks(ids(), targets=ids()).backward()
+    for mine, theirs in zip(blocks.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
+    assert called == [False] * 3
+    assert (compilation().graphs, compilation().graph_breaks, compilation().frames_not_compiled) == (3, 0, 0)
 
 
 def test_the_model_as_a_whole_is_one_graph(fresh_compiler: None) -> None:

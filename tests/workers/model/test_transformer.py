@@ -3,9 +3,11 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from kernels.attention.reference import attention
 from workers.model import TransformerLM
+from workers.model.loss import cross_entropy
 from workers.model.transformer import RMSNorm, SwiGLU, rotary_angles, rotate
 
 PARAMETERS = {
@@ -104,6 +106,48 @@ def test_attention_is_what_was_chosen() -> None:
 
     small_model(attention=spy)(tokens(2, 12))
     assert calls == [((2, 2, 12, 8), True)] * 3
+
+
+@pytest.mark.parametrize(("layers", "in_feed_forward"), [(0, 0), (2, 2), (None, 3)])
+def test_selective_checkpointing_recomputes_the_products_that_it_was_told_to(
+    layers: int | None, in_feed_forward: int
+) -> None:
+    """And keeps less: what autograd saves, without what the checkpoints themselves keep, which are products."""
+    options = {"activation_checkpointing": True, "checkpoint_scope": "selective", "checkpoint_layers": layers}
+    plain, checkpointed = small_model(), small_model(**options)
+    flops, kept = [], []
+    for model in (plain, checkpointed):
+        saved: list[int] = []
+        with FlopCounterMode(display=False) as counter:
+            with torch.autograd.graph.saved_tensors_hooks(lambda x, to=saved: to.append(x.numel()) or x, lambda x: x):
+                loss = model(tokens()).square().mean()
+            loss.backward()
+        flops.append(counter.get_total_flops())
+        kept.append(sum(saved))
+    assert flops[1] - flops[0] == in_feed_forward * 2 * (2 * 24 * 16 * 24)
+    assert kept[1] < kept[0] / 2
+    for one, other in zip(plain.parameters(), checkpointed.parameters(), strict=True):
+        torch.testing.assert_close(other.grad, one.grad, rtol=0, atol=0)
+
+
+def test_the_first_blocks_are_recomputed_as_a_whole() -> None:
+    model = small_model(activation_checkpointing=True, checkpoint_layers=2)
+    calls: list[int] = []
+    for index, block in enumerate(model.layers):
+        block.register_forward_pre_hook(lambda *_, index=index: calls.append(index))
+    model(tokens()).sum().backward()
+    assert calls == [0, 1, 2, 1, 0]
+
+
+def test_with_targets_the_model_computes_its_loss() -> None:
+    one, other = small_model(), small_model()
+    targets = tokens().flip(0)
+    values = [cross_entropy(one(tokens()), targets), other(tokens(), targets=targets)]
+    torch.testing.assert_close(*values)
+    for value in values:
+        value.backward()
+    for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
 
 
 def test_activation_checkpointing_recomputes_and_changes_no_gradient() -> None:
