@@ -21,6 +21,7 @@ from app.errors import job_problem
 from app.main import create_app
 from app.settings import Settings
 from app.store.records import Claim, Finish, MeasurementRecord, NewEvent, Offer, TableRecord
+from tests.databases import put_database
 
 START_TIMEOUT_S = 30.0
 KINDS = frozenset({"benchmark"})
@@ -131,6 +132,8 @@ class Site:
 @contextlib.contextmanager
 def serving(folder: Path, **settings: Any) -> Iterator[Site]:
     """A server in a thread of this process."""
+    if not any(folder.glob("*.sqlite3")):
+        put_database(folder)
     app = create_app(Settings(data_dir=folder, **settings))
     config = uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=2, lifespan="on")
     server = uvicorn.Server(config)
