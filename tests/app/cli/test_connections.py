@@ -23,6 +23,7 @@ import pytest
 
 from app.cli.connections import MIN_CONNECTIONS, RESERVED_FILES, connections_within
 from app.cli.logs import BURST, WINDOW_S, RateLimit
+from tests.databases import put_database
 from tests.forked import PLUGINS, forkserver
 
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
@@ -73,6 +74,7 @@ def run(tmp_path: Path, until: Any) -> Iterator[Callable[..., Server]]:
     def start(sabotage: str = "pass", **settings: str) -> Server:
         log = tmp_path / "log"
         log.touch()
+        put_database(tmp_path / "data")
         process = forkserver().start(
             ["-m", "app.cli", "serve", "--port", "0"],
             {
