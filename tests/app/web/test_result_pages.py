@@ -111,6 +111,21 @@ class TestSweeps:
         assert listed(list(range(100))) == "0, 1 … 99 (100 values)"
 
 
+def test_a_sweep_that_has_lost_a_job_can_be_resumed(fresh_site: Any) -> None:
+    body = {"base": TINY, "grid": {"context_length": [64, 128], "precision": ["fp32", "bf16"]}}
+    body["exclude"] = [{"context_length": 128, "precision": "bf16"}]
+    sweep = fresh_site.http.post("/sweeps", json=body).raise_for_status().json()["id"]
+    for _ in range(3):
+        claim = fresh_site.worker.claim()
+        fresh_site.worker.finish(claim)
+    resume = f"/ui/sweeps/{sweep}/resume"
+    assert resume not in fresh_site.http.get(f"/ui/sweeps/{sweep}").text
+    fresh_site.http.delete(f"/jobs/{claim.job_id}").raise_for_status()
+    assert resume in fresh_site.http.get(f"/ui/sweeps/{sweep}").text
+    assert fresh_site.http.post(resume, headers={"Sec-Fetch-Site": "same-origin"}).status_code == 303
+    assert resume not in fresh_site.http.get(f"/ui/sweeps/{sweep}").text
+
+
 def test_a_search_shows_what_fits(filled: Any, measured: Any) -> None:
     body = {"base": TINY, "fit": {"axis": "context_length", "upto": 512, "step": 256}, "priority": 9, "grid": {}}
     answer = filled.http.post("/sweeps", json=body)
