@@ -158,6 +158,31 @@ class TestPlots:
         bars, _ = figures(filled.http.get("/ui/plots?sweep=1&x=precision").text)
         assert bars["data"][0]["type"] == "bar"
 
+    def test_another_metric_keeps_the_choices_that_it_has(self, fresh_site: Any, measured: Any) -> None:
+        """A form sends the axes and values that were chosen for the metric before."""
+        job = fresh_site.submit()["id"]
+        fresh_site.worker.finish(
+            fresh_site.worker.claim(),
+            measurements=[
+                *(
+                    measured("forward_ms", 1.0, length=length, mask=mask)
+                    for length in (8, 16)
+                    for mask in ("no", "yes")
+                ),
+                *(measured("backward_ms", 1.0, length=length, mask="no") for length in (8, 16)),
+            ],
+        )
+        chosen = f"/ui/plots?job={job}&x=length&y=mask&only=mask:yes&only=&metric="
+        assert fresh_site.http.get(f"{chosen}backward_ms").status_code == 422, "asked for by hand"
+        (lines,) = figures(fresh_site.http.get(f"{chosen}backward_ms&of=forward_ms").text)
+        assert lines["data"][0]["x"] == [8, 16]
+        (one,) = figures(fresh_site.http.get(f"{chosen}forward_ms&of=backward_ms").text)
+        assert len(one["data"]) == 1, "the mask that is asked for"
+
+    def test_all_values_are_drawn_along_x(self, filled: Any) -> None:
+        bars, _ = figures(filled.http.get("/ui/plots?sweep=1&x=precision&only=precision:bf16").text)
+        assert bars["data"][0]["x"] == ["fp32", "bf16"]
+
     def test_the_grid_tells_the_same_as_the_table(self, filled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         def values() -> list[Any]:
             plots_page.drawn.cache_clear()
