@@ -130,7 +130,9 @@ def explored(database: Database, job: JobResults, view: View) -> Explored:
     wanted = dict(chosen_values(view.only, columns))
     choices = offered(sheet, texts, wanted)
     if is_of_another:  # a value that the other table has, and this one has not, is no choice either
-        wanted = {choice.column: choice.chosen for choice in choices if choice.chosen in choice.values}
+        wanted = {
+            choice.column: choice.chosen for choice in choices if choice.chosen and choice.chosen in choice.values
+        }
     words = (view.q or "").lower().split()
     found = [
         row

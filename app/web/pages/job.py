@@ -57,7 +57,7 @@ def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
     log, last_event = services.reading.log_so_far(job_id)
     progress = services.reading.progress(job_id) if found["state"] == "running" else []
     spec = found["spec"] if found["broken"] is None else {}
-    again = body_of(found)
+    again = body_of(found, services.settings.default_timeout_s)
     return tagged(
         tag,
         request,
@@ -132,12 +132,14 @@ def first_rows(services: Services, name: str, job_id: int) -> Markup:
     return Markup(results.render(sheet, "html"))  # noqa: S704  # its cells are escaped
 
 
-def body_of(found: Mapping[str, Any]) -> dict[str, Any]:
+def body_of(found: Mapping[str, Any], default_timeout_s: float | None) -> dict[str, Any]:
     """Return the body of `POST /jobs` that submits the job once more; defaults are left out."""
     body: dict[str, Any] = {"spec": facts.changed_only(found["spec"])}
     for name, default in (("name", None), ("labels", {}), ("priority", 0), ("max_attempts", 2)):
         if found[name] not in (None, default):
             body[name] = found[name]
+    if found["timeout_s"] != default_timeout_s:
+        body["timeout_s"] = NO_TIMEOUT if found["timeout_s"] is None else found["timeout_s"]
     return body
 
 
@@ -157,8 +159,7 @@ async def retry(services: CurrentServices, job_id: JobId) -> Response:
 async def rerun(services: CurrentServices, job_id: JobId) -> Response:
     """Submit a new job with the same spec and options, and show it."""
     found, _version = await run_in_threadpool(services.reading.job, job_id)
-    limit = NO_TIMEOUT if found["timeout_s"] is None else found["timeout_s"]
-    raw = to_json({**body_of(found), "spec": found["spec"], "timeout_s": limit})
+    raw = to_json({**body_of(found, services.settings.default_timeout_s), "spec": found["spec"]})
     submitted = await submit_job(services, parse(raw, JobBody, union_at=("spec",)).model)
     return RedirectResponse(f"/ui/jobs/{submitted.response['id']}", status_code=303)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import array
+import html
+import re
 import zlib
 from dataclasses import replace
 from typing import Any
@@ -140,6 +142,20 @@ def test_a_job_is_submitted_once_more(fresh_site: Any) -> None:
     text = page(fresh_site, f"/ui/jobs/{job['id']}").text
     assert "flopwatch submit benchmark model.size=tiny context_length=64 --name n --label a=b --priority=3" in text
     assert f"/ui/new?job={job['id']}" in page(fresh_site, f"/ui/jobs/{job['id']}").references
+
+
+def test_a_clone_has_every_option_of_the_job(fresh_site: Any) -> None:
+    for timeout_s in ("none", 90.0, None):
+        options = {"name": "n", "labels": {"note": "a, b=c", "x": "y"}, "priority": 3, "max_attempts": 5}
+        job = fresh_site.submit(**options, timeout_s=timeout_s)
+        form = fresh_site.http.get(f"/ui/new?job={job['id']}").text
+        found = re.findall(r'name="(option\.\w+)" value="([^"]*)"', form)
+        fields = {name: html.unescape(value) for name, value in found}
+        answer = fresh_site.http.post("/ui/new", data={"kind": "benchmark", **fields}, headers=OWN)
+        clone = fresh_site.job(int(answer.headers["location"].rpartition("/")[2]))
+        same = ("name", "labels", "priority", "timeout_s", "max_attempts")
+        assert {name: clone[name] for name in same} == {name: job[name] for name in same}
+        assert (f"--timeout {timeout_s}" in page(fresh_site, f"/ui/jobs/{job['id']}").text) == (timeout_s is not None)
 
 
 def test_the_form_submits_a_job_or_a_sweep(fresh_site: Any) -> None:

@@ -246,6 +246,16 @@ class TestTables:
     def test_an_empty_choice_is_told(self, filled: Any) -> None:
         assert "No finished job matches" in page(filled, "/ui/tables?label=none:1").text
 
+    def test_several_labels_in_one_field(self, fresh_site: Any, measured: Any) -> None:
+        for labels in ({"note": "a, b", "x": "y"}, {"note": "a, b"}):
+            job = fresh_site.submit(labels=labels)["id"]
+            fresh_site.worker.finish(fresh_site.worker.claim_job(job), measurements=[measured("step_ms", 1.0, of=job)])
+        both = fresh_site.http.get("/ui/tables", params={"labels": '"note:a, b", x:y'}).text
+        assert both.count("<td") < fresh_site.http.get("/ui/tables", params={"labels": '"note:a, b"'}).text.count("<td")
+        assert 'name="labels" value="&#34;note:a, b&#34;, x:y"' in both, "as it was typed"
+        assert "label=note%3Aa%2C+b&amp;label=x%3Ay" in both, "exports name each"
+        assert "must be written key:value" in page(fresh_site, "/ui/tables?labels=x", 422).text
+
     def test_the_equal_command(self) -> None:
         parameters = [("sweep", "3"), ("label", "team:a b"), ("columns", "x"), ("columns", "y"), ("best", "true")]
         assert command(parameters) == "flopwatch table --sweep 3 --label 'team=a b' --columns x,y --best"
