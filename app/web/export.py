@@ -238,7 +238,8 @@ def _panels(services: Services, job: Mapping[str, Any]) -> list[tuple[str, str, 
 
 
 def _samples(services: Services, jobs: Sequence[int], metric: str) -> list[tuple[str, Markup]]:
-    samples = samples_of(services.database, jobs, metric, [])
+    # A single number is in the table.
+    samples = [one for one in samples_of(services.database, jobs, metric, []) if len(one.values) > 1]
     if not samples:
         return []
     title = f"{readable(metric, samples[0].unit)} over the steps"

@@ -401,7 +401,7 @@ def over_steps(groups: Sequence[Samples], metric: str, unit: str | None) -> Figu
                 }
             )
     layout = {
-        "xaxis": {"title": {"text": "step"}},
+        "xaxis": {"title": {"text": "Step"}},
         "yaxis": {"title": {"text": readable(metric, unit)}, "rangemode": "tozero"},
         "hovermode": "closest",
         "showlegend": len(traces) > 1,
