@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from app.web import plots, svg
+from app.web.export import STYLES
 from app.web.panels import ddp
 
 POINTS = [
@@ -139,9 +140,20 @@ def test_exports_define_every_colour_that_figures_name() -> None:
     sources = [*WEB.glob("plots.py"), *WEB.glob("svg.py"), *WEB.glob("panels/*.py")]
     named = {name for path in sources for name in re.findall(r"var\((--[a-z0-9-]+)[,)]", path.read_text())}
     named |= {name[4:-1] for name in plots.PALETTE}
-    styles = (WEB / "static" / "export.css").read_text()
+    styles = "".join((WEB / "static" / name).read_text() for name in STYLES)
     assert "--good" in named
     assert named <= set(re.findall(r"^  (--[a-z0-9-]+):", styles, flags=re.MULTILINE))
+
+
+def test_each_colour_is_defined_once() -> None:
+    defined = [
+        (name, path.name)
+        for path in (WEB / "static").glob("*.css")
+        for name in re.findall(r"^  (--(?!pico-)[a-z0-9-]+): (?:#|light-dark)", path.read_text(), flags=re.MULTILINE)
+    ]
+    assert len(defined) > 15
+    assert {place for _, place in defined} == {"colours.css"}
+    assert len(dict(defined)) == len(defined)
 
 
 def test_bars_start_where_the_figure_says() -> None:
