@@ -170,6 +170,22 @@ def libraries() -> Iterator[Spec]:
         }
 
 
+def lengths() -> Iterator[Spec]:
+    """Jobs for the picture of attention over the length, a job for each head dimension."""
+    for head_dim in (64, 128):
+        yield {
+            **ATTENTION,
+            "implementations": ["triton", "sdpa_flash", "sdpa_cudnn", "flex"],
+            "batch_size": 1,
+            "num_heads": 16,
+            "sequence_lengths": [512, 1024, 2048, 4096, 8192, 16384],
+            "head_dims": [head_dim],
+            "dtypes": ["bf16"],
+            "causal": [True],
+            "measure_steps": 31,
+        }
+
+
 def memory() -> Iterator[Spec]:
     """Jobs that show what takes the memory of the 2.7b model, in inference and in the full step."""
     for context_length in (128, 256, 512):
@@ -241,6 +257,12 @@ TABLES = {
         "Attention",
         list(libraries()),
         ("batch_size", "num_heads", "sequence_length", "head_dim", "implementation"),
+        (*PASSES, "tflops", "host_us"),
+    ),
+    "lengths": Table(
+        "Attention over the length",
+        list(lengths()),
+        ("head_dim", "sequence_length", "implementation"),
         (*PASSES, "tflops", "host_us"),
     ),
     "memory": Table(

@@ -255,7 +255,11 @@ class _Plot:
         for row, entries in enumerate(self.rows):
             at, y = self.x.start, TOP + LEGEND_ROW * row
             for name, trace in entries:
-                parts.append(_rect(at, y - 8, 11, 11, f' rx="2" fill="{_color(trace)}"'))
+                if trace.get("line", {}).get("dash") and "lines" in trace.get("mode", ""):
+                    style = _stroke({"color": _color(trace), "width": 2.5, **trace["line"]})
+                    parts.append(f'<path d="M{at - 6:.1f} {y - 2:.1f}h19"{style}/>')
+                else:
+                    parts.append(_rect(at, y - 8, 11, 11, f' rx="2" fill="{_color(trace)}"'))
                 parts.append(_words(at + 17, y + 2, name, "start"))
                 at += _legend_width(name)
         return parts
