@@ -256,8 +256,9 @@ class _Plot:
             at, y = self.x.start, TOP + LEGEND_ROW * row
             for name, trace in entries:
                 if trace.get("line", {}).get("dash") and "lines" in trace.get("mode", ""):
-                    style = _stroke({"color": _color(trace), "width": 2.5, **trace["line"]})
-                    parts.append(f'<path d="M{at - 6:.1f} {y - 2:.1f}h19"{style}/>')
+                    # As a style, which the rules for all lines of a page do not outdo.
+                    style = f'{_stroke({**trace["line"], "width": 2.5})} style="stroke: {_color(trace)}"'
+                    parts.append(_line(at - 6, y - 2, at + 13, y - 2, "key", style))
                 else:
                     parts.append(_rect(at, y - 8, 11, 11, f' rx="2" fill="{_color(trace)}"'))
                 parts.append(_words(at + 17, y + 2, name, "start"))
