@@ -18,6 +18,7 @@ from typing import Any, Literal
 from app.api.bodies import JobOptions
 from app.specs import KINDS
 from app.web import separated
+from app.web.facts import changed_only
 
 Widget = Literal["choices", "number", "text", "json"]
 Type = Literal["integer", "number", "string", "boolean", "json"]
@@ -139,7 +140,9 @@ def written(field: Field, value: Any) -> tuple[str, ...]:
     if value is None or value == []:
         return ()
     if field.type == "json":
-        return (json.dumps(value, indent=2, ensure_ascii=False),)
+        # A spec inside of a spec is written as short as people would.
+        told = changed_only(value) if isinstance(value, Mapping) and value.get("kind") in KINDS else value
+        return (json.dumps(told, indent=2, ensure_ascii=False),)
     values = value if isinstance(value, list) else [value]
     return tuple(one if isinstance(one, str) else json.dumps(one) for one in values)
 
@@ -316,7 +319,13 @@ def groups_of(fields: Sequence[Field]) -> tuple[list[tuple[str, list[Field]]], l
         return list(found.items())
 
     # Of an object's fields, those that the defaults set come first: a model's size before its every width.
-    first = [field for field in fields if "." not in field.path or field.default != field.own_default]
+    first = [
+        field
+        for field in fields
+        # Nor does a newcomer need JSON where nothing is filled in, such as code.
+        if ("." not in field.path or field.default != field.own_default)
+        and (field.type != "json" or field.default is not None)
+    ]
     shown = {field.path for field in first[:FIRST_FIELDS]} | {"device"}
     return (
         grouped([field for field in fields if field.path in shown]),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -18,6 +19,8 @@ from app.api.jobs import submit_job
 from app.api.parameters import NO_QUERY, JobId, Json, StrictQuery, Text
 from app.api.services import CurrentServices, Services
 from app.layout import case_text, varying_columns
+from app.metrics import readable
+from app.specs import KINDS
 from app.spelling import command, curl
 from app.states import FINISHED_STATES
 from app.store import results
@@ -67,6 +70,7 @@ def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
         case=case_text(found["summary"] or {}),
         finished=found["state"] in FINISHED_STATES,
         retried=found["state"] in RETRIED_STATES,
+        compared=found["state"] == "succeeded" and found["kind"] in KINDS and KINDS[found["kind"]].holds_specs,
         place=place,
         pace=facts.pace(progress),
         steps=facts.steps(progress),
@@ -114,7 +118,7 @@ def _results(services: Services, found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sampled_cases(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> dict[str, str]:
-    """Return the cases that were sampled several times, by their keys, each in the words that tell it from the others.
+    """Return the cases whose times were sampled repeatedly, by their keys, each in the words that tell it from others.
 
     None of a job with a single case.
     """
@@ -122,7 +126,7 @@ def sampled_cases(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> 
     return {
         row["case_key"]: case_text({name: row[name] for name in apart}) or "the case"
         for row in rows
-        if (row["n"] or 0) > 1
+        if (row["n"] or 0) > 1 and row["unit"] == "ms"
     }
 
 
@@ -181,9 +185,10 @@ def samples_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     unit = "ms" if "ms" in units else next(iter(units), None)
     shown = [row for row in rows if row["unit"] == unit]
     processes = sorted({row["unit_index"] for row in shown})
+    names = line_names({(row["metric"], row["phase"]) for row in shown})
     groups = [
         Samples(
-            side=row["phase"] or row["metric"],
+            side=names[row["metric"], row["phase"]],
             case="" if len(processes) == 1 else f"process {processes.index(row['unit_index']) + 1}",
             values=row["samples"],
         )
@@ -200,6 +205,16 @@ def samples_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
             trace |= {"showlegend": group.case == "process 1", "text": group.case}
             trace["name"] = group.side if group.case == "process 1" else trace["name"]
     return {**figure, "data": [thinned(trace) for trace in figure["data"]], "empty": "Nothing was sampled repeatedly."}
+
+
+def line_names(measured: Collection[tuple[str, str | None]]) -> dict[tuple[str, str | None], str]:
+    """Return how the lines of metrics and their phases are called: by the phase, if that is of one metric only."""
+    phases = Counter(phase for _, phase in measured)
+    found = {}
+    for metric, phase in measured:
+        name = readable(metric).partition(" (")[0]
+        found[metric, phase] = name if phase is None else phase if phases[phase] == 1 else f"{phase}: {name.lower()}"
+    return found
 
 
 def thinned(trace: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import json
 from typing import Any
 
 import pytest
@@ -101,6 +102,15 @@ def test_a_stored_spec_fills_the_form_in() -> None:
     assert forms.body_of("attention", form, {}) == {
         "spec": {"kind": "attention", "head_dims": [16, 32], "device": "cpu"}
     }
+
+
+def test_json_is_short_and_folded_where_nothing_is_filled_in() -> None:
+    [baseline] = [field for field in fields_of("compare") if field.path == "baseline"]
+    assert json.loads(baseline.text)["kind"] == "benchmark"
+    assert "null" not in baseline.text, "what has its default goes without saying"
+    shown, folded = forms.groups_of(fields_of("benchmark"))
+    assert "code" in {field.path for _, group in folded for field in group}
+    assert "code" not in {field.path for _, group in shown for field in group}
 
 
 def test_problems_stand_at_the_fields_that_their_pointers_name() -> None:

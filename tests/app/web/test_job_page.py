@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from app.web.pages.job import DRAWN_STEPS, samples_figure, thinned
+from app.store.records import Offer
+from app.web.pages.job import DRAWN_STEPS, line_names, samples_figure, thinned
+from tests.app.conftest import CAPABILITIES, TINY
 from tests.app.web.checker import page
 
 OWN = {"Sec-Fetch-Site": "same-origin"}
@@ -200,3 +202,26 @@ def test_every_kind_has_a_form(fresh_site: Any) -> None:
         assert f"flopwatch submit {kind}" in found.text
         for preset in spec["presets"]:
             page(fresh_site, f"/ui/new?kind={kind}&preset={preset}")
+
+
+def test_lines_of_samples_are_told_apart_in_words(measured: Any) -> None:
+    names = line_names(
+        [("step_ms", None), ("forward_ms", "forward"), ("phase_ms", "backward"), ("kernel_ms", "backward")]
+    )
+    assert list(names.values()) == ["Step", "forward", "backward: phase", "backward: kernel"]
+
+
+def test_a_comparison_has_its_sentence_on_the_page_of_its_job(site: Any, measured: Any) -> None:
+    site.worker.register(frozenset({"compare", "benchmark"}))
+    sides = {side: {**TINY, "seed": seed} for seed, side in enumerate(("baseline", "candidate"))}
+    job = site.http.post("/jobs", json={"spec": {"kind": "compare", **sides}, "priority": 99}).raise_for_status().json()["id"]
+    offer = Offer(frozenset({"compare"}), CAPABILITIES, 0, 0, idle=True)
+    claim = site.services.queue.claim(site.worker.id, offer)
+    assert claim.job_id == job
+    rows = [measured("step_ms", float(unit), unit_index=unit, side=side) for unit, side in enumerate(sides)]
+    site.worker.finish(claim, measurements=rows)
+    found = page(site, f"/ui/jobs/{job}")
+    assert f"/ui/compare?job={job}" in found.references
+    compared = site.http.get(f"/ui/compare?job={job}").text
+    assert compared.index('id="sentences"') < compared.index("both sides"), "the sentence stands on top"
+    assert f'<a href="/ui/compare?job={job}">comparison</a>' in site.http.get("/ui").text
