@@ -212,8 +212,8 @@ def line_names(measured: Collection[tuple[str, str | None]]) -> dict[tuple[str, 
     phases = Counter(phase for _, phase in measured)
     found = {}
     for metric, phase in measured:
-        name = readable(metric).partition(" (")[0]
-        found[metric, phase] = name if phase is None else phase if phases[phase] == 1 else f"{phase}: {name.lower()}"
+        name = readable(metric).partition(" (")[0].lower()
+        found[metric, phase] = name if phase is None else phase if phases[phase] == 1 else f"{phase}: {name}"
     return found
 
 

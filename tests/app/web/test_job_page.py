@@ -208,7 +208,7 @@ def test_lines_of_samples_are_told_apart_in_words(measured: Any) -> None:
     names = line_names(
         [("step_ms", None), ("forward_ms", "forward"), ("phase_ms", "backward"), ("kernel_ms", "backward")]
     )
-    assert list(names.values()) == ["Step", "forward", "backward: phase", "backward: kernel"]
+    assert list(names.values()) == ["step", "forward", "backward: phase", "backward: kernel"]
 
 
 def test_a_comparison_has_its_sentence_on_the_page_of_its_job(site: Any, measured: Any) -> None:
