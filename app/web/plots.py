@@ -317,7 +317,7 @@ def distributions(
     return {"data": traces, "layout": layout}
 
 
-FINDINGS = {"better": "var(--good)", "worse": "var(--bad)", "changed": PALETTE[0]}
+FINDINGS = {"better": "var(--good)", "worse": "var(--bad)", "changed": PALETTE[0], "inconclusive": "var(--busy)"}
 """Colours of what a comparison found; all else is grey."""
 
 
