@@ -214,7 +214,8 @@ def test_lines_of_samples_are_told_apart_in_words(measured: Any) -> None:
 def test_a_comparison_has_its_sentence_on_the_page_of_its_job(site: Any, measured: Any) -> None:
     site.worker.register(frozenset({"compare", "benchmark"}))
     sides = {side: {**TINY, "seed": seed} for seed, side in enumerate(("baseline", "candidate"))}
-    job = site.http.post("/jobs", json={"spec": {"kind": "compare", **sides}, "priority": 99}).raise_for_status().json()["id"]
+    body = {"spec": {"kind": "compare", **sides}, "priority": 99}
+    job = site.http.post("/jobs", json=body).raise_for_status().json()["id"]
     offer = Offer(frozenset({"compare"}), CAPABILITIES, 0, 0, idle=True)
     claim = site.services.queue.claim(site.worker.id, offer)
     assert claim.job_id == job
