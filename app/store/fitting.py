@@ -239,7 +239,7 @@ def _without_job(connection: Connection, sweep: Mapping[Any, Any], fit: Fit, poi
     except ValidationError as invalid:
         return _Standing("stopped", f"{_not_valid(fit, value, invalid)} Submit another sweep for that.")
     wanted = {sha256 for _, sha256 in codes_of(spec.model_dump(mode="json"))}
-    if gone := wanted - known_files(connection, wanted):
+    if wanted and (gone := wanted - known_files(connection, wanted)):
         return _Standing("stopped", f"{fit.axis} {value} has no job: {is_gone(min(gone))} Then resume the sweep.", True)
     return _Standing("stopped", f"{fit.axis} {value} has no job. Resume the sweep to go on.", resumable=True)
 
