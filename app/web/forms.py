@@ -322,9 +322,8 @@ def groups_of(fields: Sequence[Field]) -> tuple[list[tuple[str, list[Field]]], l
     first = [
         field
         for field in fields
-        # Nor does a newcomer need JSON where nothing is filled in, such as code.
-        if ("." not in field.path or field.default != field.own_default)
-        and (field.type != "json" or field.default is not None)
+        # Nor does a newcomer need what nothing is filled in of, such as code.
+        if ("." not in field.path or field.default != field.own_default) and field.default is not None
     ]
     shown = {field.path for field in first[:FIRST_FIELDS]} | {"device"}
     return (
