@@ -228,6 +228,7 @@ class Search(TypedDict):
     axis: str
     state: str
     reason: str | None
+    resumable: bool
     largest: int | None
     largest_job: int | None
     too_large: int | None

@@ -317,7 +317,7 @@ def distributions(
     return {"data": traces, "layout": layout}
 
 
-FINDINGS = {"better": "var(--good)", "worse": "var(--bad)", "changed": PALETTE[0]}
+FINDINGS = {"better": "var(--good)", "worse": "var(--bad)", "changed": PALETTE[0], "inconclusive": "var(--busy)"}
 """Colours of what a comparison found; all else is grey."""
 
 
@@ -374,6 +374,10 @@ def _interval(one: Ratio) -> str:
     return told if one.low is None or one.high is None else f"{told} ({number(one.low)} – {number(one.high)})"
 
 
+MOST_TICKS = 12
+"""Most steps of which each has a tick."""
+
+
 def over_steps(groups: Sequence[Samples], metric: str, unit: str | None) -> Figure:
     """Draw samples over the index of their step, so that a warm-up that was too short and a drift are seen at once.
 
@@ -400,8 +404,10 @@ def over_steps(groups: Sequence[Samples], metric: str, unit: str | None) -> Figu
                     "hovertemplate": f"step %{{x}}: %{{y:.5g}}{_unit(unit)}<extra>{_plain(name)}</extra>",
                 }
             )
+    longest = max((len(group.warmup) + len(group.values) for group in groups), default=0)
     layout = {
-        "xaxis": {"title": {"text": "step"}},
+        # Few steps have a tick each: without, Plotly puts some between them.
+        "xaxis": {"title": {"text": "Step"}, **({"dtick": 1} if longest <= MOST_TICKS else {})},
         "yaxis": {"title": {"text": readable(metric, unit)}, "rangemode": "tozero"},
         "hovermode": "closest",
         "showlegend": len(traces) > 1,

@@ -32,6 +32,8 @@ MANY_POINTS = 500
 """Jobs of a sweep from which on its grid tells the cases."""
 MAX_VALUES = 100
 """Values of a coordinate that a reader can choose from."""
+MAX_FILTERS = 20
+"""Coordinates of which a reader can choose a value."""
 
 NONE_IF_EMPTY = BeforeValidator(lambda value: value or None)
 
@@ -49,11 +51,14 @@ class PlotsQuery(StrictQuery):
     sweep: Id | None = None
     job: list[Id] = Field(default=[], max_length=100)
     metric: Annotated[Text | None, NONE_IF_EMPTY] = None
+    of: Annotated[Text | None, NONE_IF_EMPTY] = None
+    """The metric for which `x`, `y` and `only` were chosen, if that is another one: what does not vary in the cases of
+    `metric` is left out of them."""
     x: Annotated[Text | None, NONE_IF_EMPTY] = None
     y: Annotated[Text | None, NONE_IF_EMPTY] = None
     """The coordinate of the heat map's rows."""
-    only: list[Annotated[Text, AfterValidator(_only)]] = Field(default=[], max_length=20)
-    """`coordinate:value`; only these cases."""
+    only: list[Annotated[Text, AfterValidator(_only)]] = Field(default=[], max_length=MAX_FILTERS)
+    """`coordinate:value`; only these cases. A value on `x` is left out."""
 
 
 @router.get("/plots")
@@ -141,11 +146,13 @@ def _point(one: members.Measured) -> plots.Point:
 def figures(every: Sequence[plots.Point], metric: str, unit: str | None, query: PlotsQuery) -> dict[str, Any]:
     """Return the figures of a metric, and what a reader may choose instead."""
     values = plots.varying(every)
-    only = {name: text for name, _, text in (part.partition(":") for part in query.only if part) if text}
-    for name in [*only, *filter(None, (query.x, query.y))]:
-        if name not in values:
+    if query.of not in (None, metric):
+        query = carried_over(query, values)
+    only = chosen_values(query)
+    for field, name in [*(("only", name) for name in only), ("x", query.x), ("y", query.y)]:
+        if name is not None and name not in values:
             detail = f"{name!r} does not vary here; what varies: {', '.join(values) or 'nothing'}."
-            raise InvalidRequest(detail, errors=(FieldError("/x", detail),))
+            raise InvalidRequest(detail, errors=(FieldError(f"/{field}", detail),))
     points = [point for point in every if all(written(point.place.get(name)) == text for name, text in only.items())]
     left = plots.varying(points)
     axes = plots.axes_of(points, query.x if query.x in left else None)
@@ -155,15 +162,38 @@ def figures(every: Sequence[plots.Point], metric: str, unit: str | None, query: 
         "chart": figure(plots.chart(points, axes, metric, unit)) if points else None,
         "maps": maps(points, axes.x, y, metric, unit) if y is not None else [],
         "choices": list(values),
-        "filters": [
-            (name, [written(value) for value in choices[:MAX_VALUES]], only.get(name, ""))
-            for name, choices in values.items()
-            if name != axes.x
-        ],
+        "filters": filters({name: found for name, found in values.items() if name != axes.x}, only),
         "x": axes.x,
         "y": y,
         "left_out": max(0, number_of_maps(points, axes.x, y) - MAX_MAPS),
     }
+
+
+def carried_over(query: PlotsQuery, values: Mapping[str, Sequence[Scalar]]) -> PlotsQuery:
+    """Return the query without what these coordinates and their values lack: it was made for another metric."""
+    x, y = (name if name in values else None for name in (query.x, query.y))
+    only = [
+        f"{name}:{text}"
+        for name, text in chosen_values(query).items()
+        if text in [written(value) for value in values.get(name, ())]
+    ]
+    return query.model_copy(update={"x": x, "y": y, "only": only})
+
+
+def chosen_values(query: PlotsQuery) -> dict[str, str]:
+    """Return the value of each coordinate that the query asks for; along x all of them are drawn."""
+    pairs = [part.partition(":") for part in query.only if part]
+    return {name: text for name, _, text in pairs if text and name != query.x}
+
+
+def filters(values: Mapping[str, Sequence[Scalar]], only: Mapping[str, str]) -> list[tuple[str, list[str], str]]:
+    """Return coordinates to choose a value of, with the values and the chosen one: those in use, then the others."""
+    offered = sorted(values, key=lambda name: name not in only)[:MAX_FILTERS]
+    return [
+        (name, [written(value) for value in choices[:MAX_VALUES]], only.get(name, ""))
+        for name, choices in values.items()
+        if name in offered
+    ]
 
 
 def maps(points: Sequence[plots.Point], x: str, y: str, metric: str, unit: str | None) -> list[dict[str, Any]]:

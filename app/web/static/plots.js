@@ -143,6 +143,8 @@ function themed(content) {
   };
   for (const name of new Set(["xaxis", "yaxis", ...Object.keys(given).filter((key) => /^[xy]axis\d*$/.test(key))])) {
     layout[name] = { ...axis, ...given[name] };
+    // Plotly writes the ticks between powers of ten as "2" and "5" unless it is told how.
+    if (layout[name].type === "log" && layout[name].dtick === "D2") layout[name].tickformat ??= ",~r";
     if (typeof layout[name].title === "string") layout[name].title = { text: layout[name].title };
   }
   const data = resolved(content.data);
