@@ -21,7 +21,7 @@ from app.states import FINISHED_STATES, VERDICTS, JobState, Verdict
 from app.store import sweeps, tables
 from app.store.engine import Database
 from app.store.public import finite, job_dict, rfc3339
-from app.store.results.pivoting import column_name, metric_names
+from app.store.results.cases import column_name, metric_names
 from app.store.waiting import waiting_reasons
 
 RECENT = 50

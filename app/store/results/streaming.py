@@ -16,7 +16,8 @@ from sqlalchemy import Row
 from app.layout import Statistic
 from app.store.engine import Database
 from app.store.results import choosing
-from app.store.results.pivoting import Part, Plan, plan_of, refuse_several_kinds
+from app.store.results.cases import Part
+from app.store.results.pivoting import Plan, plan_of, refuse_several_kinds
 from app.store.results.rendering import csv_lines, json_columns, scalar_columns, scalars
 
 JOBS_PER_PART = 500
