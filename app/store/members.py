@@ -10,7 +10,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import JSON, ColumnElement, Connection, Select, Text, and_, cast, func, nulls_last, select, type_coerce
 
@@ -142,8 +142,7 @@ def metrics(
     return found
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(NamedTuple):
     """One metric of a point of a sweep. See `Cell` for value, spread, n and outcome."""
 
     job: int
@@ -170,32 +169,44 @@ def measured(database: Database, sweep: Mapping[str, Any], metric: str) -> list[
     ended = select(_job.id, _job.attempt, _job.state, cast(_job.point, Text).label("point"), _job.error)
     latest = ended.where(_job.id.in_(sweeps.latest_jobs([sweep["id"]])), _job.state.in_(FINISHED_STATES))
     of_sweep = select(_job.id).where(_job.sweep_id == sweep["id"])
-    names = ("job_id", "attempt", "metric", "phase", "mean", "std", "n", "outcome", "validity")
+    of_process = [_measurement[name] for name in ("job_id", "attempt", "metric", "phase", *_Process._fields)]
     of_metric = _measurement.job_id.in_(of_sweep) & _measurement.metric.in_(metric_names(metric))
     with database.read() as connection:
         jobs = connection.execute(latest.order_by(_job.id)).all()
-        rows = connection.execute(select(*(_measurement[name] for name in names)).where(of_metric)).all()
-    processes: dict[tuple[int, int], list[Any]] = {}
-    for row in rows:
-        if column_name(row.metric, row.phase) == metric:
-            processes.setdefault((row.job_id, row.attempt), []).append(row)
-    return [
-        _summed_up(job, _values(sweep, json.loads(job.point or "null")), processes.get((job.id, job.attempt), []))
-        for job in jobs
-    ]
+        rows = connection.execute(select(*of_process).where(of_metric)).all()
+    processes: dict[tuple[int, int], list[_Process]] = {}
+    for job_id, attempt, name, phase, *process in rows:
+        if column_name(name, phase) == metric:
+            processes.setdefault((job_id, attempt), []).append(_Process._make(process))
+    found = []
+    for job_id, attempt, state, point, error in jobs:
+        stopped = None if state == "succeeded" else (error or {}).get("code", state)
+        values = _values(sweep, json.loads(point or "null"))
+        found.append(_summed_up(job_id, values, stopped, processes.get((job_id, attempt), ())))
+    return found
 
 
-def _summed_up(job: Any, values: dict[str, Scalar], rows: Sequence[Any]) -> Measured:
-    outcome = next((row.outcome for row in rows if row.outcome != "ok"), "ok" if rows else None)
-    if job.state != "succeeded":
-        outcome = (job.error or {}).get("code", job.state)
-    validity = next((verdict for verdict in reversed(VERDICTS) if any(row.validity == verdict for row in rows)), None)
+class _Process(NamedTuple):
+    """What one process measured of a metric."""
+
+    mean: float | None
+    std: float | None
+    n: int | None
+    outcome: str
+    validity: str | None
+
+
+def _summed_up(job: int, values: dict[str, Scalar], stopped: str | None, rows: Sequence[_Process]) -> Measured:
+    """Return a point. `stopped`: why its job did not succeed; None if it did."""
+    outcome = stopped or next((row.outcome for row in rows if row.outcome != "ok"), "ok" if rows else None)
+    verdicts = {row.validity for row in rows}
+    validity = next((verdict for verdict in reversed(VERDICTS) if verdict in verdicts), None)
     means = [mean for row in rows if (mean := finite(row.mean)) is not None]
     if outcome != "ok" or len(means) < len(rows):
-        return Measured(job.id, values, None, None, None, outcome, validity)
+        return Measured(job, values, None, None, None, outcome, validity)
     if len(rows) == 1:
-        return Measured(job.id, values, means[0], finite(rows[0].std), rows[0].n, "ok", validity)
-    return Measured(job.id, values, statistics.fmean(means), statistics.stdev(means), len(means), "ok", validity)
+        return Measured(job, values, means[0], finite(rows[0].std), rows[0].n, "ok", validity)
+    return Measured(job, values, statistics.fmean(means), statistics.stdev(means), len(means), "ok", validity)
 
 
 def searched(sweep: Mapping[str, Any]) -> list[str]:

@@ -1,7 +1,8 @@
 """Results of jobs as tables: measurements of many jobs pivoted, and the tables that units reported.
 
 `choosing` has the statements and `cases` gathers what they read; `pivoting`, `reported` and `comparing` make a Sheet,
-and `rendering` writes any Sheet in the five formats. `streaming` writes JSON and CSV of tables that are too large to be made as a whole.
+and `rendering` writes any Sheet in the five formats. `streaming` writes JSON and CSV of tables that are too large to be
+made as a whole.
 """
 
 from app.store.results.cases import column_name

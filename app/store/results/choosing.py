@@ -303,7 +303,8 @@ def _of_attempts(statistic: Statistic, attempts: Mapping[int, int]) -> Select[An
     Rows of other attempts of the jobs must not count towards a limit, so the statement itself leaves them out.
     """
     facts = [_measurement[name] for name in Measured._fields if name not in ("case", "value")]
-    query = select(*facts, cast(_measurement.case, Text), _measurement[statistic]).where(_measurement.job_id.in_(sorted(attempts)))
+    columns = (*facts, cast(_measurement.case, Text), _measurement[statistic])
+    query = select(*columns).where(_measurement.job_id.in_(sorted(attempts)))
     # Nearly all jobs ran once, so that one number does for most of them, and costs less than a pair for each.
     usual = Counter(attempts.values()).most_common(1)[0][0] if attempts else 1
     others = sorted((job_id, number) for job_id, number in attempts.items() if number != usual)
