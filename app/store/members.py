@@ -5,6 +5,7 @@ A sweep has up to 10 000 jobs, so that the database chooses, sorts and counts, a
 
 from __future__ import annotations
 
+import contextlib
 import json
 import statistics
 from collections.abc import Mapping, Sequence
@@ -179,10 +180,25 @@ def measured(database: Database, sweep: Mapping[str, Any], metric: str) -> list[
         if column_name(name, phase) == metric:
             processes.setdefault((job_id, attempt), []).append(_Process._make(process))
     found = []
-    for job_id, attempt, state, point, error in jobs:
+    for (job_id, attempt, state, _, error), point in zip(jobs, _decoded([job.point for job in jobs]), strict=True):
         stopped = None if state == "succeeded" else (error or {}).get("code", state)
-        values = _values(sweep, json.loads(point or "null"))
-        found.append(_summed_up(job_id, values, stopped, processes.get((job_id, attempt), ())))
+        found.append(_summed_up(job_id, _values(sweep, point), stopped, processes.get((job_id, attempt), ())))
+    return found
+
+
+def _decoded(texts: Sequence[str | None]) -> list[Any]:
+    """Decode JSON texts; of one that is broken, None."""
+    known = [text or "null" for text in texts]
+    with contextlib.suppress(ValueError):  # all at once takes a third of the time
+        found = json.loads(f"[{','.join(known)}]")
+        if len(found) == len(known):
+            return list(found)
+    found = []
+    for text in known:
+        try:
+            found.append(json.loads(text))
+        except ValueError:
+            found.append(None)
     return found
 
 
@@ -198,14 +214,16 @@ class _Process(NamedTuple):
 
 def _summed_up(job: int, values: dict[str, Scalar], stopped: str | None, rows: Sequence[_Process]) -> Measured:
     """Return a point. `stopped`: why its job did not succeed; None if it did."""
+    if stopped is None and len(rows) == 1 and rows[0].outcome == "ok":
+        mean, std, n, _, verdict = rows[0]
+        mean, validity = finite(mean), verdict if verdict in VERDICTS else None
+        return Measured(job, values, mean, None if mean is None else finite(std), n, "ok", validity)
     outcome = stopped or next((row.outcome for row in rows if row.outcome != "ok"), "ok" if rows else None)
     verdicts = {row.validity for row in rows}
     validity = next((verdict for verdict in reversed(VERDICTS) if verdict in verdicts), None)
     means = [mean for row in rows if (mean := finite(row.mean)) is not None]
     if outcome != "ok" or len(means) < len(rows):
         return Measured(job, values, None, None, None, outcome, validity)
-    if len(rows) == 1:
-        return Measured(job, values, means[0], finite(rows[0].std), rows[0].n, "ok", validity)
     return Measured(job, values, statistics.fmean(means), statistics.stdev(means), len(means), "ok", validity)
 
 
