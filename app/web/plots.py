@@ -440,7 +440,7 @@ def _thinned(series: Sequence[tuple[str, list[Point]]], x: str, *, log: bool) ->
     found = []
     for name, group in series:
         kept = thinning.kept(
-            [place if _is_numeric([place]) else None for place in _along(group, x)],
+            [float(place) if isinstance(place, int | float) else None for place in map(in_use, _along(group, x))],
             [point.value for point in group],
             [point.outcome for point in group],
             share=len(group) / max(1, number_of_points),

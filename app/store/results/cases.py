@@ -94,6 +94,9 @@ class CaseOfJob:
     def validity(self) -> str | None:
         """Return the worst verdict of the case's processes."""
         found = {row.validity for rows in self.processes.values() for row in rows}
+        if len(found) == 1:
+            (only,) = found
+            return only if only in VERDICTS else None
         return next((verdict for verdict in reversed(VERDICTS) if verdict in found), None)
 
 
@@ -156,6 +159,7 @@ class StoredCases:
         self.taken = {*RESERVED, *(name + suffix for name in metrics for suffix in METRIC_SUFFIXES)}
         """The names that no coordinate can have, with these metrics in the table."""
         self._known: dict[tuple[str, str, str | None], Mapping[str, Scalar]] = {}
+        self._columns: dict[tuple[str, ...], Mapping[str, str]] = {}
 
     def coordinates(self, case: str | Mapping[str, Scalar], device: str, side: str | None) -> Mapping[str, Scalar]:
         """Return what a table shows of a case: its coordinates by the names of their columns, side and device."""
@@ -172,8 +176,11 @@ class StoredCases:
 
     def renamed(self, coordinates: Mapping[str, Scalar]) -> dict[str, Scalar]:
         """Return coordinates by the names of their columns."""
-        names = free_names(coordinates, self.taken, "case")
-        return {names[name]: value for name, value in coordinates.items()}
+        given = tuple(coordinates)
+        columns = self._columns.get(given)
+        if columns is None:
+            columns = self._columns[given] = free_names(given, self.taken, "case")
+        return dict(zip(columns.values(), coordinates.values(), strict=True))
 
 
 def cases_of(
@@ -301,11 +308,11 @@ def cell_of(case: CaseOfJob, metric: str, statistic: Statistic, *, partial: bool
         return Cell(None, None, None, case.stopped, case.job)
     if rows is None:
         return NOT_MEASURED
-    if (outcome := case.outcome(metric)) != "ok":
-        return Cell(None, None, None, outcome, case.job)
-    if len(rows) == 1:
+    if len(rows) == 1 and rows[0].outcome == "ok":  # nearly always
         row = rows[0]
         return Cell(finite(row.value), finite(row.std) if statistic == "mean" else None, row.n, "ok", case.job)
+    if (outcome := case.outcome(metric)) != "ok":
+        return Cell(None, None, None, outcome, case.job)
     values = [finite(row.value) for row in rows]
     known = [value for value in values if value is not None]
     if len(known) < len(values):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from operator import attrgetter
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
@@ -289,15 +290,15 @@ def _lines(
         footnotes.count(verdict, doubts)
         if partial and case.stopped is not None:
             footnotes.count_partial(case.job, case.stopped)
-        line = Line(_shown(case), cells, case.job, verdict, told(list(dict.fromkeys(doubts))), partial=partial)
-        found.append((line, doubts))
+        reason = told(list(dict.fromkeys(doubts))) if doubts else None
+        found.append((Line(_shown(case), cells, case.job, verdict, reason, partial=partial), doubts))
     for line, doubts in found:
         line.mark = footnotes.mark(line.validity, doubts, partial=line.partial)
     return [line for line, _ in found], footnotes.notes()
 
 
 def _shown(case: CaseOfJob) -> dict[str, Scalar]:
-    return {**case.coordinates, **{name: case.show(name) for name in OF_THE_JOB}}
+    return {**case.coordinates, "job": case.job, "kind": case.kind, "case_key": case.key}  # all OF_THE_JOB
 
 
 def _on_statistics(cases: Sequence[CaseOfJob], metrics: Sequence[str], statistic: Statistic) -> list[str]:
@@ -348,12 +349,18 @@ def _rows(lines: Sequence[Line], coordinates: Sequence[str], columns: Sequence[C
     """Return the rows with one case each: first its coordinates, then its cells, then what is known of it."""
     metrics = [column.name for column in columns if column.role in ("metric", "gain")]
     facts = [column.name for column in columns[len(coordinates) + len(metrics) :]]
+    about = [attrgetter(_FACTS[name]) for name in facts]
     rows = []
     for line in lines:
-        about = {"validity": line.validity, "validity_reason": line.reason, "partial": line.partial, "job": line.job}
-        place = [line.coordinates.get(name) for name in coordinates]
-        rows.append([*place, *(line.cells[name] for name in metrics), *(about[name] for name in facts)])
+        row: list[Any] = [line.coordinates.get(name) for name in coordinates]
+        row += [line.cells[name] for name in metrics]
+        row += [fact(line) for fact in about]
+        rows.append(row)
     return rows
+
+
+_FACTS = {"validity": "validity", "validity_reason": "reason", "partial": "partial", "job": "job"}
+"""Where a line has what the columns tell of each row."""
 
 
 def _about_rows(links: bool | None) -> list[Column]:
@@ -441,10 +448,11 @@ def coordinates_of(
 
 def _varies(cases: Sequence[CaseOfJob], name: str) -> bool:
     # A job that measured nothing lacks some of its case's columns (the device, for one); that is no difference.
-    values = (in_use(case.coordinates.get(name)) for case in cases if case.processes or name in case.coordinates)
-    first = next(values, None)
+    values = [case.coordinates.get(name) for case in cases if case.processes or name in case.coordinates]
+    first = in_use(values[0]) if values else None
+    others = (in_use(value) for value in values if value is not first)
     # The types count too: Python takes 1 and true for equal.
-    return any(value != first or type(value) is not type(first) for value in values)
+    return any(value is not first and (value != first or type(value) is not type(first)) for value in others)
 
 
 def _stood_for(cases: Sequence[CaseOfJob], shown: Collection[str]) -> set[str]:
