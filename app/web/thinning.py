@@ -1,7 +1,7 @@
 """Chooses which points a figure draws when there are more than pixels: those that leave the picture as it is.
 
 Of the points of one line in one column of pixels, the least and the greatest value are kept, so that no peak is lost,
-and one of each outcome without a number. Standard library only.
+and one of each outcome without a number; and the line's ends. Standard library only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def kept(
     """Return the indexes of the points of one line that are drawn, in order.
 
     Args:
-        places: where the points are along x; one without a place is always drawn.
+        places: where the points are along x, in order; one without a place is always drawn.
         values: their values; None where there is only an outcome.
         outcomes: their outcomes.
         share: the line's share of the figure's points.
@@ -42,7 +42,7 @@ def kept(
     low, high = (math.log(end) if log else end for end in (min(known), max(known)))
     columns = max(LEAST_COLUMNS, int(share * MAX_POINTS / 2))
     scale = (columns - 1) / (high - low) if high > low else 0.0
-    chosen: dict[Hashable, int] = {}
+    chosen: dict[Hashable, int] = {"first": 0, "last": len(places) - 1}
     for index, (place, value) in enumerate(zip(places, values, strict=True)):
         if place is None:
             chosen[None, index] = index
@@ -51,10 +51,10 @@ def kept(
         if value is None:
             chosen.setdefault((column, outcomes[index]), index)
             continue
-        for end, sign in (("least", 1), ("greatest", -1)):
-            other = values[chosen.setdefault((column, end, sign), index)]
+        for sign in (1, -1):  # the least, and the greatest
+            other = values[chosen.setdefault((column, sign), index)]
             if other is not None and sign * value < sign * other:
-                chosen[column, end, sign] = index
+                chosen[column, sign] = index
     return sorted(set(chosen.values()))
 
 
