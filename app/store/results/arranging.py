@@ -22,7 +22,7 @@ MAX_PIVOTED = 1000
 """Most values of a coordinate that become columns."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Line:
     """A case of a table: its coordinates by name, its cells by column, and the facts about it."""
 

@@ -30,8 +30,9 @@ from app.store.baseline_rows import cases_of_baseline
 from app.store.engine import Database
 from app.store.public import finite
 from app.store.results import choosing, circumstances, judging
+from app.store.results.cases import CaseOfJob, cases_of, cell_of
 from app.store.results.circumstances import Circumstances
-from app.store.results.pivoting import CaseOfJob, cases_of, cell_of, coordinates_of
+from app.store.results.pivoting import coordinates_of
 from app.store.results.reported import UNIT_INDEX, list_tables, result_table
 from app.store.results.sheet import NOT_MEASURED, Cell, Column, Sheet, free_names, type_of
 

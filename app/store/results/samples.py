@@ -15,7 +15,7 @@ from app.store import tables
 from app.store.engine import Database
 from app.store.packed import unpack
 from app.store.results import choosing
-from app.store.results.pivoting import column_name, metric_names
+from app.store.results.cases import column_name, metric_names
 
 MAX_ROWS = 2000
 """Most measurements that are read: as many processes and cases are more than a picture can show."""

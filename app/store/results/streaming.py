@@ -17,8 +17,9 @@ from app.layout import Statistic
 from app.store import tables
 from app.store.engine import Database
 from app.store.results import choosing
-from app.store.results.pivoting import Part, Plan, plan_of, refuse_several_kinds
-from app.store.results.rendering import csv_lines, json_columns, scalar_columns, scalars
+from app.store.results.cases import Part
+from app.store.results.pivoting import Plan, plan_of, refuse_several_kinds
+from app.store.results.rendering import csv_lines, json_columns, scalar_columns, scalar_rows
 
 JOBS_PER_PART = 500
 MEASUREMENTS_PER_PART = 20_000
@@ -66,17 +67,13 @@ def _pieces(database: Database, format_: StreamFormat, jobs: Sequence[int], plan
     spreads = plan.statistic == "mean"
     described = scalar_columns(plan.columns, spreads=spreads, traces=False)
     names = [column.name for column in described]
-    options = [(column.role, spreads, False) for column in plan.columns]
     if format_ == "csv":
         yield csv_lines([names])
     else:
         yield f'{{"columns": {json.dumps(json_columns(described))}, "rows": ['
     before = ""
     for found in _parts(database, jobs, plan):
-        rows = [
-            [part for value, option in zip(row, options, strict=True) for part in scalars(value, *option)]
-            for row in found
-        ]
+        rows = scalar_rows(plan.columns, found, spreads=spreads, traces=False)
         if format_ == "csv":
             yield csv_lines(rows)
         elif rows:

@@ -145,7 +145,7 @@ def _point(one: members.Measured) -> plots.Point:
 
 def figures(every: Sequence[plots.Point], metric: str, unit: str | None, query: PlotsQuery) -> dict[str, Any]:
     """Return the figures of a metric, and what a reader may choose instead."""
-    values = plots.varying(every)
+    values: Mapping[str, Sequence[Scalar]] = plots.varying(every)
     if query.of not in (None, metric):
         query = carried_over(query, values)
     only = chosen_values(query)
@@ -153,19 +153,21 @@ def figures(every: Sequence[plots.Point], metric: str, unit: str | None, query: 
         if name is not None and name not in values:
             detail = f"{name!r} does not vary here; what varies: {', '.join(values) or 'nothing'}."
             raise InvalidRequest(detail, errors=(FieldError(f"/{field}", detail),))
-    points = [point for point in every if all(written(point.place.get(name)) == text for name, text in only.items())]
-    left = plots.varying(points)
-    axes = plots.axes_of(points, query.x if query.x in left else None)
-    rows = [name for name in axes.by if len(left[name]) > 1]
-    y = query.y if query.y in rows else max(rows, key=lambda name: len(left[name]), default=None)
+    points, left = every, values
+    if only:
+        points = [one for one in every if all(written(one.place.get(name)) == text for name, text in only.items())]
+        left = plots.varying(points)
+    axes = plots.axes_of(points, query.x if query.x in left else None, left)
+    y = query.y if query.y in axes.by else max(axes.by, key=lambda name: len(left[name]), default=None)
+    groups = {} if y is None else apart(points, [name for name in axes.by if name != y])
     return {
         "chart": figure(plots.chart(points, axes, metric, unit)) if points else None,
-        "maps": maps(points, axes.x, y, metric, unit) if y is not None else [],
+        "maps": [] if y is None else maps(points, groups, axes.x, y, metric, unit),
         "choices": list(values),
         "filters": filters({name: found for name, found in values.items() if name != axes.x}, only),
         "x": axes.x,
         "y": y,
-        "left_out": max(0, number_of_maps(points, axes.x, y) - MAX_MAPS),
+        "left_out": max(0, len(groups) - MAX_MAPS),
     }
 
 
@@ -196,21 +198,25 @@ def filters(values: Mapping[str, Sequence[Scalar]], only: Mapping[str, str]) -> 
     ]
 
 
-def maps(points: Sequence[plots.Point], x: str, y: str, metric: str, unit: str | None) -> list[dict[str, Any]]:
-    """Return a heat map for each combination of the coordinates that it does not show."""
+def maps(
+    points: Sequence[plots.Point],
+    groups: Mapping[str, Sequence[plots.Point]],
+    x: str,
+    y: str,
+    metric: str,
+    unit: str | None,
+) -> list[dict[str, Any]]:
+    """Return a heat map for each of the first groups of points. `points`: those of all groups."""
     found = []
-    for place, group in list(apart(points, x, y).items())[:MAX_MAPS]:
+    for place, group in list(groups.items())[:MAX_MAPS]:
         found.append({"of": place, **figure(plots.heat_map(group, x, y, metric, unit, points))})
     return found
 
 
-def number_of_maps(points: Sequence[plots.Point], x: str, y: str | None) -> int:
-    return 0 if y is None else len(apart(points, x, y))
-
-
-def apart(points: Sequence[plots.Point], x: str, y: str) -> dict[str, list[plots.Point]]:
-    """Return the points of each heat map, by what tells it from the others."""
-    others = [name for name in plots.varying(points) if name not in (x, y)]
+def apart(points: Sequence[plots.Point], others: Sequence[str]) -> Mapping[str, Sequence[plots.Point]]:
+    """Return the points of each heat map, by what tells it from the others: the coordinates that no map shows."""
+    if not others:
+        return {"": points}
     groups: dict[str, list[plots.Point]] = {}
     for point in points:
         told = case_text({name: value for name in others if (value := in_use(point.place.get(name))) is not None})

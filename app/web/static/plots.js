@@ -185,7 +185,7 @@ function numbers(content, picture) {
 const MOST_ROWS = 2000;
 
 function table(content, name) {
-  const { columns, rows } = content.table ?? tabulated(content);
+  const { columns, rows, number = rows.length } = content.table ?? tabulated(content);
   const region = document.createElement("div");
   region.className = "scroll tall";
   region.tabIndex = 0;
@@ -209,10 +209,10 @@ function table(content, name) {
     }
   }
   region.append(element);
-  if (rows.length > MOST_ROWS) {
+  if (number > Math.min(rows.length, MOST_ROWS)) {
     const note = document.createElement("p");
     note.className = "quiet";
-    note.textContent = `The first ${MOST_ROWS} of ${rows.length} rows.`;
+    note.textContent = `The first ${Math.min(rows.length, MOST_ROWS)} of ${number} rows.`;
     region.append(note);
   }
   return region;
