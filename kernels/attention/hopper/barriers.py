@@ -56,6 +56,21 @@ def meet(token):
     )
 
 
+@gluon.jit
+def after_the_kernel_before(token):
+    """Wait until the kernel that was launched before is at its end, and let the one behind start."""
+    return gl.inline_asm_elementwise(
+        "griddepcontrol.wait; griddepcontrol.launch_dependents; mov.b32 $0, $1;", "=r,r", [token], dtype=gl.int32,
+        is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def known_late():
+    """0, which the compiler does not know."""
+    return gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
 @builtin
 def add_through_copy_engine(descriptor: Any, coordinates: Any, source: Any, _semantic: Any = None) -> None:
     """Add a tile of shared memory to a tensor, asynchronously, as `tma.async_copy_shared_to_global` copies one."""

@@ -67,6 +67,15 @@ class Backward:
     registers: int = 240
     together: int = 2
     """Numbers of dQ that a thread adds to memory at once, at width 256: 2 or 4."""
+    two_passes: bool = False
+    """At width 256: a kernel for dK and dV, and one for dQ."""
+    key_stages: int = 2
+    value_stages: int = 1
+    dq_keys: int = 64
+    early: bool = True
+    longest_first: bool = False
+    late: bool = False
+    overlap: bool = False
 
 
 @dataclass(frozen=True)
@@ -154,7 +163,7 @@ def backward(
     numbers = logsumexp if logsumexp_gradient is None else logsumexp_gradient
     prepare((out, out_gradient, logsumexp, numbers, buffer))
     multiply((q, k, v, out_gradient, buffer, dk, dv))
-    finish((buffer, dq))
+    finish((q, k, v, out_gradient, buffer, dq) if len(finish._arguments) > 7 else (buffer, dq))
     return True
 
 
@@ -237,8 +246,9 @@ def _backward_launches(
         *((shape, q_strides), (key_shape, k_strides), (key_shape, v_strides), (shape, gradient_strides)),
         *((key_shape, dk_strides), (key_shape, dv_strides)),
     )
-    if not _is_taken(device, dtype, head_dim, windows):
+    if not _is_taken(device, dtype, head_dim, (*windows, (shape, dq_strides))):
         return None
+    how = CHOICES[width].backward
     padded = triton.cdiv(queries, ROW_TILE) * ROW_TILE
     numbers, rows = batches * heads * padded, rows_at_once(width)
     prepare = Launch(
@@ -249,17 +259,20 @@ def _backward_launches(
             out_strides, gradient_strides, heads, queries, padded,
         ),
         {
-            "HEAD_DIM": head_dim, "WIDTH": width, "HAS_LOGSUMEXP_GRADIENT": has_logsumexp_gradient, "CLEAR": True,
-            "ROWS": rows,
+            "HEAD_DIM": head_dim, "WIDTH": width, "HAS_LOGSUMEXP_GRADIENT": has_logsumexp_gradient,
+            "CLEAR": not how.two_passes, "ROWS": rows, "OVERLAP": how.overlap, "launch_pdl": how.overlap,
         },
     )  # fmt: skip
+    if how.two_passes:
+        multiply, finish = _two_passes(dtype, shape, key_shape, windows, dq_strides, padded, how, is_causal)
+        return 2 * numbers, prepare, multiply, finish
     finish = Launch(
         finish_kernel,
         triton.cdiv(queries, rows) * heads * batches,
         (Address(0, 2 * numbers), Address(1), dq_strides, heads, queries, padded, 1 / math.sqrt(head_dim)),
-        {"HEAD_DIM": head_dim, "WIDTH": width, "ROWS": rows},
+        {"HEAD_DIM": head_dim, "WIDTH": width, "ROWS": rows, "OVERLAP": how.overlap, "launch_pdl": how.overlap},
     )
-    multiply = _products(dtype, shape, key_shape, windows, padded, CHOICES[width].backward, is_causal)
+    multiply = _products(dtype, shape, key_shape, windows, padded, how, is_causal)
     return numbers * (2 + width), prepare, multiply, finish
 
 
@@ -282,6 +295,7 @@ def _products(
         options["TOGETHER"] = how.together
     else:
         kernel, result = backward_kernel, (how.keys // 2, width)
+        options |= {"LONGEST_FIRST": how.longest_first, "LATE": how.late, "OVERLAP": how.overlap, "launch_pdl": how.overlap}
         sums = (batches, heads, padded, width)
         block = (how.queries // 2, width) if how.queries == 128 else (how.queries, width // 2)
         steps = (heads * padded * width, padded * width, width, 1)
@@ -300,6 +314,56 @@ def _products(
         ),
         options,
     )  # fmt: skip
+
+
+def _two_passes(
+    dtype: torch.dtype, shape: Sizes, key_shape: Sizes, windows: tuple[tuple[Sizes, Sizes], ...], dq_strides: Sizes,
+    padded: int, how: Backward, is_causal: bool,
+) -> tuple[Launch, Launch]:  # fmt: skip
+    """The kernels of dK with dV, and of dQ."""
+    from kernels.attention.hopper.backward_two_passes import keys_pass_kernel, queries_pass_kernel
+
+    batches, heads, queries, head_dim = shape
+    key_heads, keys = key_shape[1:3]
+    width, root, numbers = padded_width(head_dim), 1 / math.sqrt(head_dim), batches * heads * padded
+    scale, group = math.log2(math.e) * root, heads // key_heads
+
+    def window(place: int, sizes: tuple[Sizes, Sizes], rows: int) -> Window:
+        return Window.of(place, *sizes, (1, 1, rows, width), _layout(dtype, rows, width))
+
+    q, k, v, do = (
+        window(place, sizes, rows)
+        for place, sizes, rows in zip(
+            range(4), windows[:4], (how.queries, how.keys, how.keys, how.queries), strict=True
+        )
+    )
+    results = window(5, windows[4], how.keys), window(6, windows[5], how.keys)
+    options: dict[str, Any] = {"M": how.queries, "N": how.keys, "D": width, "CAUSAL": is_causal}
+    options |= {"REGISTERS": how.registers, "num_warps": 4}
+    keys_pass = Launch(
+        keys_pass_kernel,
+        triton.cdiv(keys, how.keys) * key_heads * batches,
+        (
+            q, k, v, do, Address(4), Address(4, numbers), *results,
+            heads, key_heads, group, queries, keys, padded, scale, root,
+        ),
+        options,
+    )  # fmt: skip
+    q, k, v, do = (
+        window(place, sizes, rows)
+        for place, sizes, rows in zip(range(4), windows[:4], (64, how.dq_keys, how.dq_keys, 64), strict=True)
+    )
+    options = options | {"M": 64, "N": how.dq_keys, "K_STAGES": how.key_stages, "V_STAGES": how.value_stages, "EARLY": how.early}
+    queries_pass = Launch(
+        queries_pass_kernel,
+        triton.cdiv(queries, 128) * heads * batches,
+        (
+            q, k, v, do, Address(4), Address(4, numbers), window(5, (shape, dq_strides), 64),
+            heads, group, queries, keys, padded, scale, root,
+        ),
+        options,
+    )  # fmt: skip
+    return keys_pass, queries_pass
 
 
 def _is_taken(
