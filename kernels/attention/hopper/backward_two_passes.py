@@ -160,6 +160,7 @@ def consume_keys(
             numbers_full, p_full, p_empty, M, N, D,
         )  # fmt: skip
     if count > 0:
+        mbarrier.wait(q_full.index((count - 1) % 2), ((count - 1) // 2) & 1)
         dk = warpgroup_mma(ds, q_tiles.index((count - 1) % 2).reshape([M, D]), dk, is_async=True)
         dk = warpgroup_mma_wait(0, deps=[dk])
     v.store((dk * root).to(q_tiles.dtype))
