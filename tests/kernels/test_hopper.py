@@ -5,6 +5,8 @@ results against the oracle, with hundreds of shapes drawn at random.
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,8 +16,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from benchmarks.attention_stress import Shape as Drawn
-from benchmarks.attention_stress import draw_shape, why_wrong
+from benchmarks import attention_stress as stress
 from kernels.attention import flash_triton
 from kernels.attention.flash_triton import flash_attention
 from kernels.attention.hopper import launch as hopper
@@ -100,6 +101,22 @@ def test_the_name_hopper_refuses_what_its_kernels_do_not_take(rng: random.Random
         implementation.function(*draw_inputs(Shape(1, 1, 1, 5, 5, 64), rng), True)
 
 
+def test_processes_of_the_stress_test_share_all_shapes_and_no_kind() -> None:
+    shapes = stress.draw_shapes(500, 3)
+    assert shapes[:100] == stress.draw_shapes(100, 3)
+    parts = stress.shares(shapes, 5)
+    assert sorted(number for part in parts for number in part) == list(range(500))
+    kinds = [{shapes[number].kind() for number in part} for part in parts]
+    assert sum(map(len, kinds)) == len(set[str]().union(*kinds)) > 5
+    assert len(stress.shares(shapes[:2], 12)) <= 2
+
+
+def test_the_stress_tests_watchdog_ends_a_process_that_hangs() -> None:
+    code = "from benchmarks.attention_stress import watchdog\nimport time\nwith watchdog('a shape', 0.1): time.sleep(60)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (stress.HUNG, "hung: a shape\n")
+
+
 @pytest.mark.gpu
 @pytest.mark.usefixtures("h200")
 @pytest.mark.parametrize("head_dim", [40, 64, 80, 128, 256])
@@ -113,9 +130,8 @@ def test_results_agree_with_the_oracle(head_dim: int, rng: random.Random) -> Non
 @pytest.mark.gpu
 @pytest.mark.usefixtures("h200")
 def test_shapes_drawn_at_random(rng: random.Random) -> None:
-    for _ in range(200):
-        shape: Drawn = draw_shape(rng)
-        assert why_wrong(shape, rng) is None, shape
+    for shape in stress.draw_shapes(200, rng.randrange(1 << 32)):
+        assert stress.compare(shape, rng.randrange(1 << 32)).reason is None, shape
 
 
 @pytest.mark.gpu

@@ -184,7 +184,8 @@ def _attend(
     return accumulator, maximum, total
 
 
-@triton.jit
+# One kernel for all lengths.
+@triton.jit(do_not_specialize=["heads", "queries"])
 def rows_kernel(
     out, out_gradient, logsumexp, logsumexp_gradient, exponents, deltas, dq_sum,
     out_strides, gradient_strides, heads, queries, padded,
@@ -218,7 +219,7 @@ def rows_kernel(
         tl.store(dq_sum + places, tl.zeros([ROWS, WIDTH], tl.float32))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["heads", "queries"])
 def finish_kernel(
     dq_sum, dq, dq_strides, heads, queries, padded, root,
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, OVERLAP: tl.constexpr,
