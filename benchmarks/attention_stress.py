@@ -233,7 +233,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--number", type=int, help="compare this shape alone")
-    parser.add_argument("--processes", type=int, help="that share the GPU; default: as many as there are cores to spare")
+    parser.add_argument("--processes", type=int, help="that share the GPU; default: one for each spare core")
     parser.add_argument("--implementation", default="hopper")
     parser.add_argument("--part", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--of", type=int, help=argparse.SUPPRESS)

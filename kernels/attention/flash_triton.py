@@ -11,8 +11,9 @@ they are, without a graph break; `TritonFlashAttention2` is the same as an autog
 
 On compute capability 9.0 the kernels of `kernels.attention.hopper` compute what they take: half precision with head
 dimensions from 40 on. All else is FlashAttention-2 in `kernels.attention.triton`. Its backward pass has two forms:
-it takes the one that was measured to be faster (see `triton.tilings`). If torch's deterministic algorithms are on, the
-backward pass is that of FlashAttention-2 in two passes, whose results are the same bit for bit in every run.
+it takes the one that was measured to be faster (see `triton.tilings`). If torch's deterministic algorithms are on, it
+takes two passes, whose results are the same bit for bit in every run: those for compute capability 9.0 above head
+dimension 128, else those of FlashAttention-2.
 """
 
 from __future__ import annotations
@@ -161,7 +162,6 @@ def _gradients(
     with on_device(q.device):
         if (
             dq_room is None or dk_room is None or dv_room is None
-            or torch.are_deterministic_algorithms_enabled()
             or not hopper.backward(out_gradient, q, k, v, out, dq_room, dk_room, dv_room, *rest)
         ):  # fmt: skip
             launch.backward(out_gradient, q, k, v, out, dq_room, dk_room, dv_room, *rest, precision_of(q, tf32))

@@ -112,7 +112,7 @@ def test_processes_of_the_stress_test_share_all_shapes_and_no_kind() -> None:
 
 
 def test_the_stress_tests_watchdog_ends_a_process_that_hangs() -> None:
-    code = "from benchmarks.attention_stress import watchdog\nimport time\nwith watchdog('a shape', 0.1): time.sleep(60)"
+    code = "import time; from benchmarks import attention_stress as s\nwith s.watchdog('a shape', 0.1): time.sleep(60)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout) == (stress.HUNG, "hung: a shape\n")
 
@@ -176,6 +176,40 @@ def test_a_cuda_graph_computes_anew_when_it_is_replayed(rng: random.Random) -> N
         now = [one.detach().clone().requires_grad_() for one in inputs]
         for given, right in zip(captured, step(now), strict=True):
             torch.testing.assert_close(given, right, atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("h200")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # torch's own, importing Inductor
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_a_compiled_step_that_reduces_overhead_is_replayed_without_launches(head_dim: int, rng: random.Random) -> None:
+    import triton
+
+    def step(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flash_attention(2 * q, k, v, True, only_hopper=True) * 3
+
+    compiled = torch.compile(step, mode="reduce-overhead", fullgraph=True)
+    seen: list[object] = []
+    hook = triton.knobs.runtime.launch_enter_hook
+    problem = Shape(1, 4, 2, 300, 300, head_dim)
+    for repetition in range(6):
+        inputs = [one.requires_grad_() for one in draw_inputs(problem, rng, torch.bfloat16, "cuda")]
+        expected = step(*inputs)
+        gradient = torch.randn_like(expected)
+        right = torch.autograd.grad(expected, inputs, gradient)
+        torch.compiler.cudagraph_mark_step_begin()
+        replayed = repetition >= 4  # torch warms up, and captures, in the calls before
+        if replayed:
+            hook.add(seen.append)
+        try:
+            out = compiled(*inputs)
+            given = torch.autograd.grad(out, inputs, gradient)
+        finally:
+            if replayed:
+                hook.remove(seen.append)
+        for one, other in zip((out, *given), (expected, *right), strict=True):
+            torch.testing.assert_close(one, other, atol=4e-2, rtol=2e-2)
+    assert not seen, "Triton launched a kernel in what should have been a replay"
 
 
 @pytest.mark.gpu

@@ -42,7 +42,6 @@ def visit(
     begin, end, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
     q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys, scale,
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, MASKED: gl.constexpr,
-    LATE: gl.constexpr,
 ):  # fmt: skip
     """dK and dV after the tiles of queries from `begin` to `end`."""
     HALF: gl.constexpr = N // 2
@@ -59,9 +58,7 @@ def visit(
         phase = (count // 2) & 1
         q = q_tiles.index(stage).reshape([M, D])
         do = do_tiles.index(stage).reshape([M, D])
-        place = 0
-        if LATE:
-            place = known_late()
+        place = known_late()
         k_tile = k_tiles.index(place).reshape([N, D])
         k = k_tile.slice(WHO * HALF, HALF, 0)
         v = v_tiles.index(place).reshape([N, D]).slice(WHO * HALF, HALF, 0)
@@ -115,7 +112,7 @@ def consume(
     dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
     kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
     start, batch, key_head, group, queries, keys, scale, root,
-    WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, LATE: gl.constexpr,
+    WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     HALF: gl.constexpr = N // 2
     d_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -129,12 +126,12 @@ def consume(
         count, token, dk, dv = visit(
             first, free, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
             q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys, scale,
-            WHO, M, N, D, CAUSAL, True, LATE,
+            WHO, M, N, D, CAUSAL, True,
         )  # fmt: skip
         count, token, dk, dv = visit(
             gl.maximum(first, free), end, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles,
             numbers, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys, scale,
-            WHO, M, N, D, CAUSAL, False, LATE,
+            WHO, M, N, D, CAUSAL, False,
         )  # fmt: skip
     meet(token)  # the other consumer has read the tiles of queries for the last time
     dk_room = q_tiles._reinterpret(q_tiles.dtype, [2 * M // HALF, 1, 1, HALF, D], dk_out.layout).index(WHO)
@@ -152,12 +149,12 @@ def consume_first(
     dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
     kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
     start, batch, key_head, group, queries, keys, scale, root,
-    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, LATE: gl.constexpr,
+    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     consume(
         dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
         kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
-        start, batch, key_head, group, queries, keys, scale, root, 0, M, N, D, CAUSAL, LATE,
+        start, batch, key_head, group, queries, keys, scale, root, 0, M, N, D, CAUSAL,
     )  # fmt: skip
 
 
@@ -166,12 +163,12 @@ def consume_second(
     dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
     kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
     start, batch, key_head, group, queries, keys, scale, root,
-    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, LATE: gl.constexpr,
+    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
 ):  # fmt: skip
     consume(
         dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
         kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
-        start, batch, key_head, group, queries, keys, scale, root, 1, M, N, D, CAUSAL, LATE,
+        start, batch, key_head, group, queries, keys, scale, root, 1, M, N, D, CAUSAL,
     )  # fmt: skip
 
 
@@ -241,7 +238,7 @@ def add_up(
 def backward_kernel(
     q, k, v, do, exponents, deltas, dq_sum, dk_out, dv_out, heads, key_heads, group, queries, keys, padded, scale, root,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REGISTERS: gl.constexpr,
-    LONGEST_FIRST: gl.constexpr, OVERLAP: gl.constexpr, LATE: gl.constexpr,
+    LONGEST_FIRST: gl.constexpr,
 ):  # fmt: skip
     """dK and dV of one tile of keys, whose share of √d·dQ goes to `dq_sum` (batch, heads, padded, D).
 
@@ -286,18 +283,17 @@ def backward_kernel(
         mbarrier.init(dq_full.index(each), count=1)
         mbarrier.init(dq_empty.index(each), count=1)
     fence_async_shared()
-    if OVERLAP:
-        start = after_the_kernel_before(start)
+    start = after_the_kernel_before(start)
     gl.warp_specialize([
         (consume_first, (
             dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
             kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
-            start, batch, key_head, group, queries, keys, scale, root, M, N, D, CAUSAL, LATE,
+            start, batch, key_head, group, queries, keys, scale, root, M, N, D, CAUSAL,
         )),
         (consume_second, (
             dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
             kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
-            start, batch, key_head, group, queries, keys, scale, root, M, N, D, CAUSAL, LATE,
+            start, batch, key_head, group, queries, keys, scale, root, M, N, D, CAUSAL,
         )),
         (produce, (
             q, k, v, do, exponents, deltas, k_tiles.index(0), v_tiles.index(0), q_tiles, do_tiles, numbers,

@@ -58,7 +58,10 @@ def meet(token):
 
 @gluon.jit
 def after_the_kernel_before(token):
-    """Wait until the kernel that was launched before is at its end, and let the one behind start."""
+    """Wait until the kernel that was launched before has ended, and let the one behind start and wait in turn.
+
+    For kernels that are launched with `launch_pdl`, whose own preparation so overlaps with the kernel before.
+    """
     return gl.inline_asm_elementwise(
         "griddepcontrol.wait; griddepcontrol.launch_dependents; mov.b32 $0, $1;", "=r,r", [token], dtype=gl.int32,
         is_pure=False, pack=1,
@@ -67,7 +70,11 @@ def after_the_kernel_before(token):
 
 @gluon.jit
 def known_late():
-    """0, which the compiler does not know."""
+    """0, which the compiler does not know.
+
+    A tile that is addressed with it is addressed in each turn of a loop. Else the compiler keeps the addresses of all
+    steps of its products in registers, 64 in the backward pass, and spills what is needed more.
+    """
     return gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
