@@ -2,9 +2,10 @@
 
 A `Launch` is all of a kernel's launch but the addresses of its tensors. Its first call goes through Triton, which
 compiles the kernel. Later ones hand the addresses straight to Triton's launcher in C, and keep what it was given in the
-last calls: the copy engine's descriptors, which the CUDA driver encodes, are made once for each address. What is kept
-has one bound for the whole process. That is a private interface of Triton, so it is used with the version that it was read in only; elsewhere, in
-the interpreter, and while launch hooks are set (profilers set them), each call goes through Triton.
+last calls: the copy engine's descriptors, which the CUDA driver encodes, are made once for each address. One bound
+holds for what a process keeps. That is a private interface of Triton, so it is used with the version that it was read
+in only; elsewhere, in the interpreter, and while launch hooks are set (profilers set them), each call goes through
+Triton.
 
 A descriptor holds an address and no memory: it stays right when the memory is freed and given out again. The launcher
 copies descriptors when it launches, also into a CUDA graph.

@@ -24,7 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from kernels.attention.hopper.backward import produce, query_tiles
-from kernels.attention.hopper.barriers import after_the_kernel_before, known_late
+from kernels.attention.hopper.barriers import after_the_kernel_before, along_rows, known_late
 from kernels.attention.hopper.forward import key_tiles
 
 
@@ -33,6 +33,7 @@ def weigh(
     begin, end, count, weights, dv, k, q_tiles, do_tiles, p_tiles, numbers,
     q_full, q_empty, do_full, do_empty, numbers_full, p_full, p_empty, start, keys, scale,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, MASKED: gl.constexpr,
+    REST: gl.constexpr,
 ):  # fmt: skip
     """(count, weights, dV) after the tiles of queries from `begin` to `end`, whose weights are not multiplied yet."""
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
@@ -48,10 +49,10 @@ def weigh(
         mbarrier.wait(q_full.index(stage), phase)
         q = q_tiles.index(stage).reshape([M, D])
         zeros = gl.zeros([N, M], gl.float32, s_layout)
-        s = warpgroup_mma(k, q.permute((1, 0)), zeros, use_acc=False, is_async=True)
+        s = along_rows(k, q, zeros, REST)
         mbarrier.wait(numbers_full.index(stage), phase)
         exponent = numbers.index(stage * 2).load(column_layout)
-        dv = warpgroup_mma_wait(1, deps=[dv_future])
+        dv = warpgroup_mma_wait(1 if REST == 0 else 2, deps=[dv_future])
         mbarrier.arrive(do_empty.index(before % 2), count=1, pred=count > 0)
         s = warpgroup_mma_wait(0, deps=[s])
         mbarrier.arrive(q_empty.index(stage), count=1)
@@ -75,7 +76,7 @@ def weigh(
 def differentiate(
     begin, end, count, ds, dk, v, q_tiles, do_tiles, p_tiles, numbers, q_full, q_empty, do_full, do_empty, numbers_full,
     p_full, p_empty,
-    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
+    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     """(count, dS, √d·dK) after the tiles of queries from `begin` to `end`, whose dS is not multiplied yet."""
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
@@ -91,8 +92,8 @@ def differentiate(
         mbarrier.wait(do_full.index(stage), phase)
         do = do_tiles.index(stage).reshape([M, D])
         zeros = gl.zeros([N, M], gl.float32, s_layout)
-        dp = warpgroup_mma(v, do.permute((1, 0)), zeros, use_acc=False, is_async=True)
-        dk = warpgroup_mma_wait(1, deps=[dk_future])
+        dp = along_rows(v, do, zeros, REST)
+        dk = warpgroup_mma_wait(1 if REST == 0 else 2, deps=[dk_future])
         mbarrier.arrive(q_empty.index(before % 2), count=1, pred=count > 0)
         mbarrier.wait(numbers_full.index(stage), phase)
         delta = numbers.index(stage * 2 + 1).load(column_layout)
@@ -111,7 +112,7 @@ def consume_values(
     dv_out, k_tiles, q_tiles, do_tiles, p_tiles, numbers,
     kv_full, q_full, q_empty, do_full, do_empty, numbers_full, p_full, p_empty,
     start, batch, key_head, group, queries, keys, scale,
-    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
+    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     d_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     k = k_tiles.reshape([N, D])
@@ -123,11 +124,11 @@ def consume_values(
     for _member in range(group):
         count, weights, dv = weigh(
             first, free, count, weights, dv, k, q_tiles, do_tiles, p_tiles, numbers, q_full, q_empty, do_full, do_empty,
-            numbers_full, p_full, p_empty, start, keys, scale, M, N, D, CAUSAL, True,
+            numbers_full, p_full, p_empty, start, keys, scale, M, N, D, CAUSAL, True, REST,
         )  # fmt: skip
         count, weights, dv = weigh(
             gl.maximum(first, free), end, count, weights, dv, k, q_tiles, do_tiles, p_tiles, numbers, q_full, q_empty,
-            do_full, do_empty, numbers_full, p_full, p_empty, start, keys, scale, M, N, D, CAUSAL, False,
+            do_full, do_empty, numbers_full, p_full, p_empty, start, keys, scale, M, N, D, CAUSAL, False, REST,
         )  # fmt: skip
     if count > 0:
         mbarrier.wait(do_full.index((count - 1) % 2), ((count - 1) // 2) & 1)
@@ -145,7 +146,7 @@ def consume_keys(
     dk_out, v_tiles, q_tiles, do_tiles, p_tiles, numbers,
     kv_full, q_full, q_empty, do_full, do_empty, numbers_full, p_full, p_empty,
     start, batch, key_head, group, queries, keys, root,
-    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
+    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     d_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     v = v_tiles.reshape([N, D])
@@ -157,7 +158,7 @@ def consume_keys(
     for _member in range(group):
         count, ds, dk = differentiate(
             first, end, count, ds, dk, v, q_tiles, do_tiles, p_tiles, numbers, q_full, q_empty, do_full, do_empty,
-            numbers_full, p_full, p_empty, M, N, D,
+            numbers_full, p_full, p_empty, M, N, D, REST,
         )  # fmt: skip
     if count > 0:
         mbarrier.wait(q_full.index((count - 1) % 2), ((count - 1) // 2) & 1)
@@ -173,7 +174,8 @@ def consume_keys(
 @gluon.jit(do_not_specialize=["heads", "key_heads", "group", "queries", "keys", "padded"])
 def wide_keys_kernel(
     q, k, v, do, exponents, deltas, dk_out, dv_out, heads, key_heads, group, queries, keys, padded, scale, root,
-    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REGISTERS: gl.constexpr,
+    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
+    REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """dK and dV of one tile of keys. `scale` is log2(e)/√d, `root` 1/√d."""
     tiles = (keys + N - 1) // N
@@ -211,12 +213,12 @@ def wide_keys_kernel(
         (consume_values, (
             dv_out, k_tiles, q_tiles, do_tiles, p_tiles, numbers,
             kv_full, q_full, q_empty, do_full, do_empty, numbers_full, p_full, p_empty,
-            start, batch, key_head, group, queries, keys, scale, M, N, D, CAUSAL,
+            start, batch, key_head, group, queries, keys, scale, M, N, D, CAUSAL, REST,
         )),
         (consume_keys, (
             dk_out, v_tiles, q_tiles, do_tiles, p_tiles, numbers,
             kv_full, q_full, q_empty, do_full, do_empty, numbers_full, p_full, p_empty,
-            start, batch, key_head, group, queries, keys, root, M, N, D, CAUSAL,
+            start, batch, key_head, group, queries, keys, root, M, N, D, CAUSAL, REST,
         )),
         (produce, (
             q, k, v, do, exponents, deltas, k_tiles, v_tiles, q_tiles, do_tiles, numbers,
@@ -231,7 +233,7 @@ def visit_keys(
     begin, end, count, ds, dq, q_tiles, do_tiles, exponent, delta, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
     rows, keys, scale,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr, MASKED: gl.constexpr, WHO: gl.constexpr,
+    CAUSAL: gl.constexpr, MASKED: gl.constexpr, WHO: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     """(count, dS, √d·dQ) after the tiles of keys from `begin` to `end`, whose dS is not multiplied yet."""
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
@@ -249,13 +251,13 @@ def visit_keys(
         dq_future = warpgroup_mma(ds, k_tiles.index(before % K_STAGES).reshape([N, D]), dq, is_async=True)
         mbarrier.wait(k_full.index(k_stage), (count // K_STAGES) & 1)
         k = k_tiles.index(k_stage).reshape([N, D])
-        s = warpgroup_mma(q, k.permute((1, 0)), zeros, use_acc=False, is_async=True)
-        dq = warpgroup_mma_wait(1, deps=[dq_future])
+        s = along_rows(q, k, zeros, REST)
+        dq = warpgroup_mma_wait(1 if REST == 0 else 2, deps=[dq_future])
         mbarrier.arrive(k_empty.index(before % K_STAGES), count=1, pred=count > 0)
         mbarrier.wait(v_full.index(v_stage), (count // V_STAGES) & 1)
         v = v_tiles.index(v_stage).reshape([N, D])
-        dp = warpgroup_mma(do, v.permute((1, 0)), zeros, use_acc=False, is_async=True)
-        s = warpgroup_mma_wait(1, deps=[s])
+        dp = along_rows(do, v, zeros, REST)
+        s = warpgroup_mma_wait(1 if REST == 0 else 2, deps=[s])
         p = gl.exp2(s * scale - exponent[:, None])
         if MASKED:
             columns = index * N + gl.arange(0, N, gl.SliceLayout(0, s_layout))
@@ -275,7 +277,7 @@ def consume_queries(
     dq_out, exponents, deltas, q_tiles, do_tiles, k_tiles, v_tiles, q_full, k_full, k_empty, v_full, v_empty,
     start, batch, head, plane, queries, keys, padded, scale, root,
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, K_STAGES: gl.constexpr,
-    V_STAGES: gl.constexpr, CAUSAL: gl.constexpr,
+    V_STAGES: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
     d_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -292,11 +294,11 @@ def consume_queries(
     mbarrier.wait(q_full, 0)
     count, ds, dq = visit_keys(
         0, free, count, ds, dq, q_tiles, do_tiles, exponent, delta, k_tiles, v_tiles,
-        k_full, k_empty, v_full, v_empty, rows, keys, scale, M, N, D, K_STAGES, V_STAGES, CAUSAL, False, WHO,
+        k_full, k_empty, v_full, v_empty, rows, keys, scale, M, N, D, K_STAGES, V_STAGES, CAUSAL, False, WHO, REST,
     )  # fmt: skip
     count, ds, dq = visit_keys(
         free, number, count, ds, dq, q_tiles, do_tiles, exponent, delta, k_tiles, v_tiles,
-        k_full, k_empty, v_full, v_empty, rows, keys, scale, M, N, D, K_STAGES, V_STAGES, CAUSAL, True, WHO,
+        k_full, k_empty, v_full, v_empty, rows, keys, scale, M, N, D, K_STAGES, V_STAGES, CAUSAL, True, WHO, REST,
     )  # fmt: skip
     dq = warpgroup_mma(ds, k_tiles.index((count - 1) % K_STAGES).reshape([N, D]), dq, is_async=True)
     dq = warpgroup_mma_wait(0, deps=[dq])
@@ -312,11 +314,11 @@ def consume_first_queries(
     dq_out, exponents, deltas, q_tiles, do_tiles, k_tiles, v_tiles, q_full, k_full, k_empty, v_full, v_empty,
     start, batch, head, plane, queries, keys, padded, scale, root,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr,
+    CAUSAL: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     consume_queries(
         dq_out, exponents, deltas, q_tiles, do_tiles, k_tiles, v_tiles, q_full, k_full, k_empty, v_full, v_empty,
-        start, batch, head, plane, queries, keys, padded, scale, root, 0, M, N, D, K_STAGES, V_STAGES, CAUSAL,
+        start, batch, head, plane, queries, keys, padded, scale, root, 0, M, N, D, K_STAGES, V_STAGES, CAUSAL, REST,
     )  # fmt: skip
 
 
@@ -325,11 +327,11 @@ def consume_second_queries(
     dq_out, exponents, deltas, q_tiles, do_tiles, k_tiles, v_tiles, q_full, k_full, k_empty, v_full, v_empty,
     start, batch, head, plane, queries, keys, padded, scale, root,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr,
+    CAUSAL: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     consume_queries(
         dq_out, exponents, deltas, q_tiles, do_tiles, k_tiles, v_tiles, q_full, k_full, k_empty, v_full, v_empty,
-        start, batch, head, plane, queries, keys, padded, scale, root, 1, M, N, D, K_STAGES, V_STAGES, CAUSAL,
+        start, batch, head, plane, queries, keys, padded, scale, root, 1, M, N, D, K_STAGES, V_STAGES, CAUSAL, REST,
     )  # fmt: skip
 
 
@@ -362,7 +364,7 @@ def produce_keys(
 def wide_queries_kernel(
     q, k, v, do, exponents, deltas, dq_out, heads, group, queries, keys, padded, scale, root,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr,
-    CAUSAL: gl.constexpr, REGISTERS: gl.constexpr,
+    CAUSAL: gl.constexpr, REGISTERS: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     """dQ of two tiles of queries."""
     tiles = (queries + 2 * M - 1) // (2 * M)
@@ -396,11 +398,11 @@ def wide_queries_kernel(
     gl.warp_specialize([
         (consume_first_queries, (
             dq_out, exponents, deltas, q_tiles, do_tiles, k_tiles, v_tiles, q_full, k_full, k_empty, v_full, v_empty,
-            start, batch, head, plane, queries, keys, padded, scale, root, M, N, D, K_STAGES, V_STAGES, CAUSAL,
+            start, batch, head, plane, queries, keys, padded, scale, root, M, N, D, K_STAGES, V_STAGES, CAUSAL, REST,
         )),
         (consume_second_queries, (
             dq_out, exponents, deltas, q_tiles, do_tiles, k_tiles, v_tiles, q_full, k_full, k_empty, v_full, v_empty,
-            start, batch, head, plane, queries, keys, padded, scale, root, M, N, D, K_STAGES, V_STAGES, CAUSAL,
+            start, batch, head, plane, queries, keys, padded, scale, root, M, N, D, K_STAGES, V_STAGES, CAUSAL, REST,
         )),
         (produce_keys, (
             q, k, v, do, q_tiles, do_tiles, k_tiles, v_tiles, q_full, k_full, k_empty, v_full, v_empty,

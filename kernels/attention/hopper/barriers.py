@@ -12,6 +12,7 @@ from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
 
 
 @gluon.jit
@@ -76,6 +77,21 @@ def known_late():
     steps of its products in registers, 64 in the backward pass, and spills what is needed more.
     """
     return gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def along_rows(a, b, zeros, REST: gl.constexpr):
+    """The product of `a` with the transposed `b`, not waited for.
+
+    If REST is not 0, only the first half of the columns and as many more are multiplied, as two products.
+    """
+    if REST == 0:
+        s = warpgroup_mma(a, b.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    else:
+        HALF: gl.constexpr = a.shape[1] // 2
+        s = warpgroup_mma(a.slice(0, HALF, 1), b.slice(0, HALF, 1).permute((1, 0)), zeros, use_acc=False, is_async=True)
+        s = warpgroup_mma(a.slice(HALF, REST, 1), b.slice(HALF, REST, 1).permute((1, 0)), s, is_async=True)
+    return s
 
 
 @builtin

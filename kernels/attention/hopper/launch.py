@@ -28,6 +28,8 @@ COLUMNS = 8
 """Head dimensions are multiples of this, so that the rows of results begin at multiples of 16 bytes."""
 L2_BYTES = 25_000_000
 """Keys and values that are worked on at the same time: half of the L2 cache."""
+LEAST_DEPTH = 16
+"""Columns that tensor cores multiply at once."""
 ENOUGH_TURNS = 4
 """Tiles per program of a group of heads from which on a group balances by itself."""
 MANY_TURNS = 12
@@ -233,7 +235,7 @@ def _forward_launch(
         {
             "CONSUMERS": how.consumers, "M": how.queries, "N": how.keys, "D": width, "STAGES": how.stages,
             "Q_STAGES": how.query_stages, "CAUSAL": is_causal, "OWN_ROOM": how.own_room,
-            "MASK_FIRST": how.mask_first, "REGISTERS": how.registers, "num_warps": 4,
+            "MASK_FIRST": how.mask_first, "REGISTERS": how.registers, "REST": rest(head_dim), "num_warps": 4,
         },
     )  # fmt: skip
 
@@ -354,6 +356,7 @@ class Problem(NamedTuple):
     def options(self, how: Backward | TwoPasses) -> dict[str, Any]:
         """Constants of all kernels."""
         sizes = {"M": how.queries, "N": how.keys, "D": self.width, "CAUSAL": self.is_causal}
+        sizes["REST"] = rest(self.shape[-1])
         return {**sizes, "REGISTERS": how.registers, "num_warps": 4, "launch_pdl": True}
 
 
@@ -412,6 +415,13 @@ def _wide_queries(problem: Problem, how: TwoPasses) -> Launch:
         ),
         {**problem.options(how), "K_STAGES": how.key_stages, "V_STAGES": how.value_stages},
     )  # fmt: skip
+
+
+def rest(head_dim: int) -> int:
+    """Columns of the second half of a tile that scores need, a power of two; 0 for all. The others are zero."""
+    half = padded_width(head_dim) // 2
+    needed = max(LEAST_DEPTH, 1 << (head_dim - half - 1).bit_length())
+    return needed if needed < half else 0
 
 
 def _is_taken(
