@@ -9,6 +9,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -17,10 +19,12 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from benchmarks import attention_stress as stress
-from kernels.attention import flash_triton
 from kernels.attention.flash_triton import flash_attention
 from kernels.attention.hopper import launch as hopper
+from kernels.attention.hopper import tune
 from kernels.attention.triton import inputs as triton_inputs
+from kernels.attention.triton.tilings import padded_width
+from kernels.launching import Window
 from kernels.registry import ATTENTION
 from tests.kernels.flash import Shape, check, draw, draw_inputs
 
@@ -43,6 +47,31 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 def h200() -> None:
     if not torch.cuda.is_available() or not hopper.is_here(torch.device("cuda", 0)):
         pytest.skip("needs compute capability 9.0 and the Triton that the kernels are for")
+
+
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@contextmanager
+def launches_seen() -> Iterator[list[str]]:
+    """Names of the kernels that Triton launches inside."""
+    import triton
+
+    seen: list[str] = []
+    hook = triton.knobs.runtime.launch_enter_hook
+
+    def note(metadata: Any) -> None:
+        seen.append(metadata.get()["name"])
+
+    hook.add(note)
+    try:
+        yield seen
+    finally:
+        hook.remove(note)
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +121,38 @@ def test_what_is_taken(rng: random.Random) -> None:
     assert "k's address or its strides" in (taken(q, odd, v) or "")
 
 
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("width", hopper.CHOICES)
+def test_whatever_is_tuned_can_be_launched(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches name every argument of their kernels, and tiles fit the buffers."""
+    names = [name for name, _ in tune.candidates(width)]
+    assert len(set(names)) == len(names) > 1
+    for _, choice in tune.candidates(width):
+        monkeypatch.setitem(hopper.CHOICES, width, choice)
+        for length in (100, 1300, 9000):
+            hopper._forward_launch.cache_clear()
+            hopper._backward_launches.cache_clear()
+            shape = 2, 3, length, width
+            steps = torch.empty(shape, device="meta").stride()
+            forward = hopper._forward_launch(CPU, torch.bfloat16, shape, shape, *[steps] * 4, True)
+            backward = hopper._backward_launches(CPU, torch.bfloat16, shape, shape, *[steps] * 8, False, True)
+            assert forward is not None
+            assert backward is not None
+            for launch in (forward, backward.rows, backward.keys, backward.queries):
+                arguments = launch._in_order()
+                assert len(arguments) == len(launch._kernel.arg_names)
+                rows = {one.block[2] for one in arguments if isinstance(one, Window)}
+                assert all(hopper.ROW_TILE % each == 0 for each in rows)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "rest"), [(40, 16), (56, 0), (64, 0), (72, 16), (80, 16), (96, 32), (104, 0), (160, 32), (256, 0)]
+)
+def test_columns_that_are_multiplied_hold_the_head(head_dim: int, rest: int) -> None:
+    assert hopper.rest(head_dim) == rest
+    assert rest == 0 or head_dim <= padded_width(head_dim) // 2 + rest < padded_width(head_dim)
+
+
 def test_the_name_hopper_refuses_what_its_kernels_do_not_take(rng: random.Random) -> None:
     if torch.cuda.is_available():
         pytest.skip("kernels are compiled here")
@@ -125,6 +186,20 @@ def test_results_agree_with_the_oracle(head_dim: int, rng: random.Random) -> Non
         for sizes in ((2, 3, 3, 515, 515), (1, 6, 2, 300, 1111), (2, 4, 1, 1111, 300), (1, 2, 2, 8200, 128)):
             for is_causal in (False, True):
                 check(*draw_inputs(Shape(*sizes, head_dim), rng, dtype, "cuda"), is_causal, rng, only_hopper=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("h200")
+@pytest.mark.parametrize(("head_dim", "kernel"), [(256, "wide_queries_kernel"), (64, "queries_kernel")])
+def test_determinism_takes_two_passes(head_dim: int, kernel: str, deterministic: None, rng: random.Random) -> None:
+    problem = Shape(2, 4, 2, 900, 900, head_dim)
+    inputs = [one.requires_grad_() for one in draw_inputs(problem, rng, torch.bfloat16, "cuda")]
+    gradient = torch.randn_like(inputs[0])
+    with launches_seen() as seen:
+        first, second = (torch.autograd.grad(flash_attention(*inputs, True), inputs, gradient) for _ in range(2))
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    assert kernel in seen
+    assert "backward_kernel" not in seen
 
 
 @pytest.mark.gpu
@@ -183,14 +258,10 @@ def test_a_cuda_graph_computes_anew_when_it_is_replayed(rng: random.Random) -> N
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # torch's own, importing Inductor
 @pytest.mark.parametrize("head_dim", [64, 256])
 def test_a_compiled_step_that_reduces_overhead_is_replayed_without_launches(head_dim: int, rng: random.Random) -> None:
-    import triton
-
     def step(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return flash_attention(2 * q, k, v, True, only_hopper=True) * 3
 
     compiled = torch.compile(step, mode="reduce-overhead", fullgraph=True)
-    seen: list[object] = []
-    hook = triton.knobs.runtime.launch_enter_hook
     problem = Shape(1, 4, 2, 300, 300, head_dim)
     for repetition in range(6):
         inputs = [one.requires_grad_() for one in draw_inputs(problem, rng, torch.bfloat16, "cuda")]
@@ -198,18 +269,13 @@ def test_a_compiled_step_that_reduces_overhead_is_replayed_without_launches(head
         gradient = torch.randn_like(expected)
         right = torch.autograd.grad(expected, inputs, gradient)
         torch.compiler.cudagraph_mark_step_begin()
-        replayed = repetition >= 4  # torch warms up, and captures, in the calls before
-        if replayed:
-            hook.add(seen.append)
-        try:
+        # In the first calls torch warms up and captures.
+        with launches_seen() if repetition >= 4 else nullcontext([]) as seen:
             out = compiled(*inputs)
             given = torch.autograd.grad(out, inputs, gradient)
-        finally:
-            if replayed:
-                hook.remove(seen.append)
         for one, other in zip((out, *given), (expected, *right), strict=True):
             torch.testing.assert_close(one, other, atol=4e-2, rtol=2e-2)
-    assert not seen, "Triton launched a kernel in what should have been a replay"
+        assert not seen, "Triton launched a kernel in what should have been a replay"
 
 
 @pytest.mark.gpu
@@ -242,21 +308,10 @@ def test_memory_that_is_given_out_again_for_another_shape(rng: random.Random) ->
 @pytest.mark.gpu
 @pytest.mark.usefixtures("h200")
 def test_launch_hooks_see_each_launch(rng: random.Random) -> None:
-    import triton
-
     inputs = draw_inputs(Shape(1, 2, 2, 300, 300, 64), rng, torch.bfloat16, "cuda")
     expected = flash_attention(*inputs, True)
-    seen: list[str] = []
-    hook = triton.knobs.runtime.launch_enter_hook
-
-    def note(metadata: object) -> None:
-        seen.append(metadata.get()["name"])  # type: ignore[attr-defined]
-
-    hook.add(note)
-    try:
+    with launches_seen() as seen:
         assert torch.equal(flash_attention(*inputs, True), expected)
-    finally:
-        hook.remove(note)
     assert seen == ["forward_kernel"]
-    flash_triton.flash_attention(*inputs, True)
+    flash_attention(*inputs, True)
     assert len(seen) == 1
