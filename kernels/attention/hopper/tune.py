@@ -148,7 +148,7 @@ def _median_ms(clock: DeviceClock, work: Callable[[], object]) -> float:
         work()
 
     first = clock.lap(call).device_ms
-    laps = 5 if first > 1 else 25
+    laps = 5 if first > 1 else 15
     return statistics.median(clock.lap(call).device_ms for _ in range(laps))
 
 
