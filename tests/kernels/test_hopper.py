@@ -77,8 +77,8 @@ def launches_seen() -> Iterator[list[str]]:
 @pytest.fixture(autouse=True)
 def _nothing_remembered() -> Iterator[None]:
     yield
-    hopper._forward_launch.cache_clear()
-    hopper._backward_launches.cache_clear()
+    for cached in (hopper._forward_plan, hopper._forward_launch, hopper._backward_launches):
+        cached.cache_clear()
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -119,6 +119,29 @@ def test_what_is_taken(rng: random.Random) -> None:
     q, k, v = (one.half() for one in (q, k, v))
     odd = draw(1, 1, 17, 65, rng=rng, dtype=torch.float16)[..., :64]
     assert "k's address or its strides" in (taken(q, odd, v) or "")
+
+
+@pytest.mark.usefixtures("here")
+def test_plans_are_for_what_needs_no_check(rng: random.Random) -> None:
+    """Anything else goes the longer way, or is refused there."""
+
+    def plan(q: Tensor, k: Tensor, v: Tensor) -> object:
+        key = [*(one.device for one in (q, k, v)), *(one.dtype for one in (q, k, v))]
+        return hopper._forward_plan(*key, q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), True)
+
+    q, k, v = draw_inputs(Shape(1, 4, 2, 200, 300, 64), rng, torch.bfloat16)
+    assert plan(q, k, v) is not None
+    turned = q.transpose(1, 2).contiguous().transpose(1, 2)
+    assert plan(turned, k, v) is not None
+    for others in (
+        (q[0], k[0], v[0]), (q[:, :, :100], k, v), (q.float(), k.float(), v.float()), (q, k, v[..., :1].expand_as(k)),
+        (q[..., :20], k[..., :20], v[..., :20]), (q.transpose(2, 3).contiguous().transpose(2, 3), k, v),
+    ):  # fmt: skip
+        assert plan(*others) is None
+    with pytest.raises(ValueError, match="no multiple of k's 2"):
+        plan(q[:, :3], k, v)
+    with pytest.raises(ValueError, match="expected one of"):
+        plan(q, k.half(), v)
 
 
 @pytest.mark.usefixtures("here")

@@ -16,11 +16,18 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.attention.triton.inputs import capability, has_tensor_descriptors, steps_allow_descriptors
+from kernels.attention.triton.inputs import (
+    capability,
+    has_tensor_descriptors,
+    room_for_results,
+    steps_allow_descriptors,
+)
 from kernels.attention.triton.kernels import finish_kernel, rows_kernel
 from kernels.attention.triton.launch import LAUNCHES, ROW_TILE, rows_at_once
 from kernels.attention.triton.tilings import padded_width
 from kernels.launching import ALIGNMENT, KNOWN_VERSIONS, Address, Launch, Window
+
+Sizes = tuple[int, ...]
 
 CAPABILITY = (9, 0)
 DTYPES = (torch.bfloat16, torch.float16)
@@ -143,6 +150,52 @@ def why_not(q: Tensor, k: Tensor, v: Tensor) -> str | None:
     return None
 
 
+def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor] | None:
+    """Return the output and its log-sum-exp, in less of the host's time than `forward` after all checks.
+
+    It knows the plans of what it took before, and returns None for inputs that need the checks.
+    """
+    launch = _forward_plan(
+        q.device, k.device, v.device, q.dtype, k.dtype, v.dtype, q.shape, k.shape, v.shape,
+        q.stride(), k.stride(), v.stride(), is_causal,
+    )  # fmt: skip
+    if (
+        launch is None
+        or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT
+        or q.device.index != torch.cuda.current_device()
+    ):
+        return None
+    out, logsumexp = torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
+    launch((q, k, v, out, logsumexp))
+    return out, logsumexp
+
+
+@functools.lru_cache(maxsize=LAUNCHES)
+def _forward_plan(
+    device: torch.device, key_device: torch.device, value_device: torch.device,
+    dtype: torch.dtype, key_dtype: torch.dtype, value_dtype: torch.dtype,
+    shape: Sizes, key_shape: Sizes, value_shape: Sizes, q_strides: Sizes, k_strides: Sizes, v_strides: Sizes,
+    is_causal: bool,
+) -> Launch | None:  # fmt: skip
+    q, k, v = (
+        torch.empty_strided(sizes, steps, dtype=kind, device="meta")
+        for sizes, steps, kind in (
+            (shape, q_strides, dtype), (key_shape, k_strides, key_dtype), (value_shape, v_strides, value_dtype)
+        )
+    )  # fmt: skip
+    if (
+        not (device == key_device == value_device and is_here(device))
+        or len(shape) != 4
+        or shape[2] < ROW_TILE  # of few queries others may make more
+        or any(one.stride(-1) != 1 or 0 in one.stride() for one in (q, k, v))
+    ):
+        return None
+    out, _ = room_for_results(q, k, v)  # which refuses what does not fit together
+    if out.numel() == 0 or out.stride() != torch.empty_like(q).stride():
+        return None
+    return _forward_launch(device, dtype, shape, key_shape, q_strides, k_strides, v_strides, out.stride(), is_causal)
+
+
 def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, is_causal: bool) -> bool:
     """Fill `out` and `logsumexp`, or return False if the kernels do not take these inputs, which have been checked."""
     launch = _forward_launch(
@@ -152,6 +205,27 @@ def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, is_
         return False
     launch((q, k, v, out, logsumexp))
     return True
+
+
+def gradients(
+    out_gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, is_causal: bool
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Return dq, dk and dv, as `attend` returns the output: of tensors that it gave, with nothing to be checked but
+    the output's gradient.
+    """
+    key = (
+        q.device, k.device, v.device, q.dtype, k.dtype, v.dtype, q.shape, k.shape, v.shape,
+        q.stride(), k.stride(), v.stride(), is_causal,
+    )  # fmt: skip
+    if (
+        _forward_plan(*key) is None
+        or out_gradient.stride(-1) != 1
+        or not logsumexp.is_contiguous()
+        or q.device.index != torch.cuda.current_device()
+    ):
+        return None
+    room = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    return room if backward(out_gradient, q, k, v, out, *room, logsumexp, None, is_causal) else None
 
 
 def backward(
@@ -182,9 +256,6 @@ def backward(
     launches.keys((q, k, v, out_gradient, buffer, dk, dv))
     launches.queries((q, k, v, out_gradient, buffer, dq))
     return True
-
-
-Sizes = tuple[int, ...]
 
 
 class BackwardLaunches(NamedTuple):
