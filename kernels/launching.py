@@ -1,10 +1,11 @@
 """Launches of Triton kernels that are repeated with other addresses only, at little cost to the host.
 
 A `Launch` is all of a kernel's launch but the addresses of its tensors. Its first call goes through Triton, which
-compiles the kernel. Later ones hand the addresses straight to Triton's launcher in C, and keep what it was given for
-the addresses that were used last: the copy engine's descriptors, which the CUDA driver encodes, are made once for each
-address. That is a private interface of Triton, so it is used with the version that it was read in only; elsewhere, in
-the interpreter, and while launch hooks are set (profilers set them), each call goes through Triton.
+compiles the kernel. Later ones hand the addresses straight to Triton's launcher in C, and keep what it was given in the
+last calls: the copy engine's descriptors, which the CUDA driver encodes, are made once for each address. One bound
+holds for what a process keeps. That is a private interface of Triton, so it is used with the version that it was read
+in only; elsewhere, in the interpreter, and while launch hooks are set (profilers set them), each call goes through
+Triton.
 
 A descriptor holds an address and no memory: it stays right when the memory is freed and given out again. The launcher
 copies descriptors when it launches, also into a CUDA graph.
@@ -26,8 +27,8 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 KNOWN_VERSIONS = ("3.6.",)
 """Begin of the Triton versions whose launcher is called directly."""
-REMEMBERED_ADDRESSES = 1024
-"""Calls with different addresses whose arguments a launch keeps, about 3 KiB each: those of a model's layers."""
+REMEMBERED_CALLS = 2048
+"""Calls whose arguments are kept, of all launches together, up to 3 KiB each: those of a model's layers in a step."""
 ALIGNMENT = 16
 """Triton compiles for addresses that are multiples of it, and again for others."""
 
@@ -151,7 +152,6 @@ class _Direct:
             *(launcher.launch_cooperative_grid, launcher.launch_pdl, *scratch),
             *(compiled.packed_metadata, launch_metadata, *hooks),
         )
-        self._expanded = functools.lru_cache(maxsize=REMEMBERED_ADDRESSES)(self._expand)
 
     @classmethod
     def of(cls, compiled: Any, arguments: Sequence[Any], grid: int, tensors: Sequence[Tensor]) -> _Direct | None:
@@ -174,15 +174,15 @@ class _Direct:
 
     def launch(self, addresses: tuple[int, ...]) -> bool:
         """Launch, or return False if the kernel was not compiled for such addresses."""
-        expanded = self._expanded(addresses)
+        expanded = _expanded(self, addresses)
         if expanded is None:
             return False
         stream = torch._C._cuda_getCurrentRawStream(self._device.index)
         self._raw(*self._head, stream, self._function, *self._middle, *expanded)
         return True
 
-    def _expand(self, addresses: tuple[int, ...]) -> tuple[Any, ...] | None:
-        """The kernel's arguments as the launcher takes them."""
+    def expand(self, addresses: tuple[int, ...]) -> tuple[Any, ...] | None:
+        """The kernel's arguments as the launcher takes them; None if it was not compiled for such addresses."""
         if any(address % ALIGNMENT for address in addresses):
             return None
         from triton.backends.nvidia.driver import make_tensordesc_arg
@@ -202,6 +202,11 @@ class _Direct:
             else:
                 expanded += make_tensordesc_arg(_Place(argument, address), next(metas))
         return tuple(expanded)
+
+
+@functools.lru_cache(maxsize=REMEMBERED_CALLS)
+def _expanded(direct: _Direct, addresses: tuple[int, ...]) -> tuple[Any, ...] | None:
+    return direct.expand(addresses)
 
 
 class _Place:

@@ -11,8 +11,9 @@ they are, without a graph break; `TritonFlashAttention2` is the same as an autog
 
 On compute capability 9.0 the kernels of `kernels.attention.hopper` compute what they take: half precision with head
 dimensions from 40 on. All else is FlashAttention-2 in `kernels.attention.triton`. Its backward pass has two forms:
-it takes the one that was measured to be faster (see `triton.tilings`). If torch's deterministic algorithms are on, the
-backward pass is that of FlashAttention-2 in two passes, whose results are the same bit for bit in every run.
+it takes the one that was measured to be faster (see `triton.tilings`). If torch's deterministic algorithms are on, it
+takes two passes, whose results are the same bit for bit in every run: those for compute capability 9.0 above head
+dimension 128, else those of FlashAttention-2.
 """
 
 from __future__ import annotations
@@ -128,6 +129,9 @@ def _is_plain(*tensors: Tensor) -> bool:
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool, tf32: bool, only_hopper: bool = False
 ) -> tuple[Tensor, Tensor]:
+    known = hopper.attend(q, k, v, is_causal)
+    if known is not None:
+        return known
     out, logsumexp = room_for_results(q, k, v)
     check_device(q.device)
     if out.numel():
@@ -150,6 +154,10 @@ def _gradients(
     is_causal: bool, tf32: bool, needed: tuple[bool, bool, bool],
 ) -> Gradients:  # fmt: skip
     """Compute the gradients that are needed; those of k and v come together."""
+    if needed == (True, True, True) and logsumexp_gradient is None:
+        known = hopper.gradients(out_gradient, q, k, v, out, logsumexp, is_causal)
+        if known is not None:
+            return known
     dq = like(q) if needed[0] else None
     dk, dv = (like(k), like(v)) if needed[1] or needed[2] else (None, None)
     if q.numel() == 0:
@@ -163,7 +171,6 @@ def _gradients(
     with on_device(q.device):
         if (
             dq_room is None or dk_room is None or dv_room is None
-            or torch.are_deterministic_algorithms_enabled()
             or not hopper.backward(out_gradient, q, k, v, out, dq_room, dk_room, dv_room, *rest)
         ):  # fmt: skip
             launch.backward(out_gradient, q, k, v, out, dq_room, dk_room, dv_room, *rest, precision_of(q, tf32))

@@ -130,7 +130,7 @@ def _finish_launch(dq: Kind, dq_sum: Kind) -> Launch:
         finish_kernel,
         triton.cdiv(queries, size) * heads * batches,
         (Address(0), Address(1), dq.strides, heads, queries, dq_sum.shape[2], 1 / math.sqrt(head_dim)),
-        {"HEAD_DIM": head_dim, "WIDTH": width, "ROWS": size},
+        {"HEAD_DIM": head_dim, "WIDTH": width, "ROWS": size, "OVERLAP": False},
     )
 
 
@@ -186,7 +186,7 @@ def _rows_launch(out: Kind, out_gradient: Kind, has_logsumexp_gradient: bool, cl
         (*map(Address, range(7)), out.strides, out_gradient.strides, heads, queries, padded),
         {
             "HEAD_DIM": head_dim, "WIDTH": width, "HAS_LOGSUMEXP_GRADIENT": has_logsumexp_gradient, "CLEAR": clear,
-            "ROWS": size,
+            "ROWS": size, "OVERLAP": False,
         },
     )  # fmt: skip
 
