@@ -37,6 +37,8 @@ SOURCE = b"def attention(q, k, v, is_causal=False):\n    return v\n"
 SWEEP = {"base": TINY, "grid": {"seed": list(range(2)), "context_length": [64, 128]}}
 SIDE = 100
 """Values on each of the two axes of the large sweep."""
+MOST_LOG = 5000
+"""Characters of the server's log that are printed after a fault."""
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 
 
@@ -273,8 +275,11 @@ def _processor_s(server: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def run(size: Size, rounds: int, budget_s: float, only: re.Pattern[str]) -> tuple[list[dict[str, str]], str]:
-    """Fill a database, time every request whose name has the pattern; returns the table and a line on the server."""
+def run(size: Size, rounds: int, budget_s: float, only: re.Pattern[str]) -> tuple[list[dict[str, str]], str, list[str]]:
+    """Fill a database, time every request whose name has the pattern.
+
+    Returns the table, a line on the server, and the faults of the server, of which there should be none.
+    """
     with started_service() as service:
         http_client = service.client()
         begin = time.perf_counter()
@@ -294,15 +299,24 @@ def run(size: Size, rounds: int, budget_s: float, only: re.Pattern[str]) -> tupl
         assert service.server is not None
         server = psutil.Process(service.server.pid)
         with contextlib.closing(Client(service.url)) as client:
-            table = []
+            table, faults = [], []
             for request in asked:
-                if request.route in known and only.search(request.name):
+                if request.route not in known or not only.search(request.name):
+                    continue
+                try:
                     table.append(measure(client, server, request, rounds, budget_s))
+                except RuntimeError as fault:  # one faulty page must not cost the figures of all others
+                    faults.append(str(fault))
+                    print(fault, flush=True)
+                else:
                     print_now(table[-1])
+        if faults:
+            print(service.logs()[-MOST_LOG:])
         peak = next(line for line in Path(f"/proc/{server.pid}/status").read_text().splitlines() if "VmHWM" in line)
     return (
         table,
         f"The server's peak: {int(peak.split()[1]) / 1024:.0f} MiB; the database was built in {built_s:.0f} s",
+        faults,
     )
 
 
@@ -319,9 +333,11 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", type=re.compile, default=re.compile(""), help="requests whose row has this pattern")
     arguments = parser.parse_args(given)
     size = Size(arguments.finished, arguments.queued, arguments.measurements, arguments.side, arguments.large)
-    table, line = run(size, arguments.rounds, arguments.budget, arguments.only)
+    table, line, faults = run(size, arguments.rounds, arguments.budget, arguments.only)
     jobs = f"{size.finished} finished and {size.queued} queued jobs, {size.measurements} measurements"
     print_report(f"With {jobs}. {line}", table)
+    if faults:
+        raise RuntimeError(f"{len(faults)} requests met a fault of the server, the first one: {faults[0]}")
 
 
 if __name__ == "__main__":
