@@ -13,6 +13,7 @@ import argparse
 import itertools
 import math
 import statistics
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -164,6 +165,7 @@ def main() -> None:
     given = parser.parse_args()
     if not torch.cuda.is_available():
         parser.exit(1, "There is no CUDA device here.\n")
+    warnings.filterwarnings("ignore", category=UserWarning)  # torch tells why a backend does not take a call
     clock = DeviceClock(torch.device("cuda", torch.cuda.current_device()))
     if given.plans:
         for head_dim in given.head_dims:
