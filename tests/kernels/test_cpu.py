@@ -223,6 +223,7 @@ def test_what_does_not_fit_is_refused(
 ATTEND = """
 import os, sys
 import torch
+import torch._dynamo  # else each fork, whose first call needs it
 from kernels.attention import cpu
 
 def attend():
