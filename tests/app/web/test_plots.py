@@ -236,3 +236,10 @@ def test_samples_over_steps_show_the_warm_up_apart() -> None:
     assert warm_up["marker"]["symbol"] == "circle-open"
     assert (measured["x"], measured["y"]) == ([0, 1], [2.0, 2.5])
     assert figure["layout"]["yaxis"]["rangemode"] == "tozero"
+
+
+def test_a_series_without_a_name_is_not_in_the_legend() -> None:
+    points = [plots.Point({"dtype": "fp32"}, 1.0), plots.Point({"dtype": "tf32"}, None, outcome="unsupported")]
+    series, marks = plots.chart(points, plots.axes_of(points), "tflops", "TFLOP/s")["data"]
+    assert (series["name"], series["showlegend"]) == ("", False)
+    assert (marks["name"], marks.get("showlegend", True)) == ("unsupported", True)
