@@ -18,7 +18,7 @@ from sqlalchemy import JSON, ColumnElement, Connection, Select, Text, and_, cast
 from app.errors import FieldError, InvalidRequest
 from app.layout import parsed_time
 from app.specs import KINDS, Scalar
-from app.states import FINISHED_STATES, VERDICTS, JobState, Verdict
+from app.states import FINISHED_STATES, VERDICTS, JobState, Verdict, worst
 from app.store import sweeps, tables
 from app.store.engine import Database
 from app.store.public import finite, job_dict, rfc3339
@@ -223,7 +223,7 @@ def _summed_up(job: int, values: dict[str, Scalar], stopped: str | None, rows: S
         return Measured(job, values, mean, None if mean is None else finite(std), n, "ok", validity)
     outcome = stopped or next((row.outcome for row in rows if row.outcome != "ok"), "ok" if rows else None)
     verdicts = {row.validity for row in rows}
-    validity = next((verdict for verdict in reversed(VERDICTS) if verdict in verdicts), None)
+    validity = worst(verdicts)
     means = [mean for row in rows if (mean := finite(row.mean)) is not None]
     if outcome != "ok" or len(means) < len(rows):
         return Measured(job, values, None, None, None, outcome, validity)

@@ -497,6 +497,8 @@ def _trace(name: str, points: Sequence[Point], x: str, style: tuple[int, int], *
         "customdata": [told(point) for point in measured],
         "hovertemplate": "%{customdata[0]}<extra></extra>",
     }
+    if not name:  # the only series; the legend is for the marks of cells without a number
+        trace["showlegend"] = False
     if any(point.spread for point in measured):
         spreads = [point.spread or 0.0 for point in measured]
         trace["error_y"] = {"type": "data", "array": spreads, "thickness": 1.2, "width": 4}

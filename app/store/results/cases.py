@@ -25,7 +25,7 @@ from sqlalchemy import Connection, Row
 
 from app.layout import Statistic
 from app.specs import KINDS, Scalar, SpecBase, spec_adapter
-from app.states import VERDICTS
+from app.states import VERDICTS, worst
 from app.store.public import finite
 from app.store.results import choosing
 from app.store.results.arranging import RUN
@@ -97,7 +97,7 @@ class CaseOfJob:
         if len(found) == 1:
             (only,) = found
             return only if only in VERDICTS else None
-        return next((verdict for verdict in reversed(VERDICTS) if verdict in found), None)
+        return worst(found)
 
 
 @functools.cache

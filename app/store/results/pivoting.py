@@ -13,6 +13,7 @@ from operator import attrgetter
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
+from app import states
 from app.errors import FieldError, InvalidRequest
 from app.layout import Statistic, in_use
 from app.metrics import headline
@@ -398,7 +399,7 @@ def _pivoted(
     rows = []
     for place, cells, inside in found.rows:
         verdicts = {line.validity for line in inside}
-        worst = next((verdict for verdict in reversed(VERDICTS) if verdict in verdicts), None)
+        worst = states.worst(verdicts)
         why = "; ".join(dict.fromkeys(line.reason for line in inside if line.reason is not None)) or None
         jobs = ", ".join(map(str, sorted({line.job for line in inside if line.job is not None})))
         rows.append([*place, *cells, worst, why, any(line.partial for line in inside), jobs])

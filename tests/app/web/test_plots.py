@@ -281,3 +281,10 @@ class TestMorePointsThanPixels:
         (note,) = figure["layout"]["annotations"]
         assert note["text"] == "Drawn: 1 in 2 values of A"
         assert figure["table"]["number"] == 20_000
+
+
+def test_a_series_without_a_name_is_not_in_the_legend() -> None:
+    points = [plots.Point({"dtype": "fp32"}, 1.0), plots.Point({"dtype": "tf32"}, None, outcome="unsupported")]
+    series, marks = plots.chart(points, plots.axes_of(points), "tflops", "TFLOP/s")["data"]
+    assert (series["name"], series["showlegend"]) == ("", False)
+    assert (marks["name"], marks.get("showlegend", True)) == ("unsupported", True)
