@@ -13,12 +13,11 @@ from operator import attrgetter
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
-from app import states
 from app.errors import FieldError, InvalidRequest
 from app.layout import Statistic, in_use
 from app.metrics import headline
 from app.specs import KINDS, Scalar, SpecBase
-from app.states import VERDICTS
+from app.states import VERDICTS, worst
 from app.store.engine import Database
 from app.store.public import finite
 from app.store.results import choosing
@@ -399,10 +398,10 @@ def _pivoted(
     rows = []
     for place, cells, inside in found.rows:
         verdicts = {line.validity for line in inside}
-        worst = states.worst(verdicts)
+        verdict = worst(verdicts)
         why = "; ".join(dict.fromkeys(line.reason for line in inside if line.reason is not None)) or None
         jobs = ", ".join(map(str, sorted({line.job for line in inside if line.job is not None})))
-        rows.append([*place, *cells, worst, why, any(line.partial for line in inside), jobs])
+        rows.append([*place, *cells, verdict, why, any(line.partial for line in inside), jobs])
     return Sheet(columns=described, rows=rows, notes=found.notes, traces=True)
 
 
