@@ -171,19 +171,27 @@ def libraries() -> Iterator[Spec]:
 
 
 def lengths() -> Iterator[Spec]:
-    """Jobs for the picture of attention over the length, a job for each head dimension."""
-    for head_dim in (64, 128):
+    """Jobs that show attention's speed over the length, with as many positions in a batch at each: 16 384."""
+    for length in (512, 1024, 2048, 4096, 8192, 16384):
         yield {
             **ATTENTION,
-            "implementations": ["triton", "sdpa_flash", "sdpa_cudnn", "flex"],
-            "batch_size": 1,
+            "implementations": ["sdpa_flash", "flex", "sdpa_cudnn", "triton"],
+            "batch_size": 16384 // length,
             "num_heads": 16,
-            "sequence_lengths": [512, 1024, 2048, 4096, 8192, 16384],
-            "head_dims": [head_dim],
+            "sequence_lengths": [length],
+            "head_dims": [64, 128],
             "dtypes": ["bf16"],
             "causal": [True],
-            "measure_steps": 31,
+            "mode": "forward_backward",
+            "measure_steps": 20,
         }
+
+
+def compiled_step() -> list[Spec]:
+    """Jobs of the compiled step of xl with each attention."""
+    step = {**FAST, "model": {"size": "xl"}, "optimizer": "torch_fused_adamw", "compile": True}
+    attentions = ("triton", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex")
+    return [{**step, "attention": attention} for attention in attentions]
 
 
 def memory() -> Iterator[Spec]:
@@ -262,9 +270,10 @@ TABLES = {
     "lengths": Table(
         "Attention over the length",
         list(lengths()),
-        ("head_dim", "sequence_length", "implementation"),
-        (*PASSES, "tflops", "host_us"),
+        ("batch_size", "sequence_length", "head_dim", "implementation"),
+        ("forward_backward_ms", "tflops", "host_us"),
     ),
+    "compiled-step": Table("Compiled step, xl", compiled_step(), ("attention",), STEP),
     "memory": Table(
         "Memory, 2.7b",
         list(memory()),
