@@ -3,8 +3,8 @@
     python -m benchmarks.pictures exposed-communication FILE > docs/pictures/exposed-communication.svg
     python -m benchmarks.pictures attention FILE > docs/pictures/attention.svg
 
-`exposed-communication` takes jobs of kind `ddp` (`--tables ddp`), `attention` those of kind `attention` over several
-lengths (`--tables lengths`). Where FILE has a job twice, the last one counts.
+`exposed-communication` takes jobs of kind `ddp` (`--tables ddp`), `attention` those of kind `attention` with several
+head dimensions (`--tables lengths`). Where FILE has a job twice, the last one counts.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def attention(records: Iterable[Record]) -> dict[str, Any]:
     """Return the speed of forward with backward over the sequence's length, a line per implementation and width."""
     lines: dict[tuple[str, int], dict[int, float]] = {}
     for record in records:
-        if len(record["spec"].get("sequence_lengths", ())) < 2:
-            continue  # single shapes, of other batches
+        if len(record["spec"].get("head_dims", ())) < 2:
+            continue  # single shapes, with other numbers of positions
         for row in record["measurements"]:
             case = row["case"]
             if row["metric"] == "tflops" and row["phase"] is None and row["median"] is not None:

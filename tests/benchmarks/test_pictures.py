@@ -16,7 +16,7 @@ def ddp(strategy: str, exposed_ms: float | None, **fields: Any) -> dict[str, Any
     return {"spec": {"kind": "ddp", "strategy": strategy, **fields}, "measurements": measurements}
 
 
-def attention(head_dim: int, *lengths: int) -> dict[str, Any]:
+def attention(length: int, *head_dims: int) -> dict[str, Any]:
     measurements = [
         {
             "metric": "tflops",
@@ -25,9 +25,10 @@ def attention(head_dim: int, *lengths: int) -> dict[str, Any]:
             "case": {"implementation": name, "sequence_length": length, "head_dim": head_dim},
         }
         for place, name in enumerate(("triton", "sdpa_flash", "sdpa_cudnn", "flex"), 1)
-        for length in lengths
+        for head_dim in head_dims
     ]
-    return {"spec": {"kind": "attention", "sequence_lengths": list(lengths)}, "measurements": measurements}
+    spec = {"kind": "attention", "sequence_lengths": [length], "head_dims": list(head_dims)}
+    return {"spec": spec, "measurements": measurements}
 
 
 def words(picture: str) -> list[str]:
@@ -44,7 +45,7 @@ def test_strategies_are_in_the_order_of_what_they_expose() -> None:
 
 
 def test_each_implementation_has_a_line_for_each_head_dimension() -> None:
-    jobs = [attention(64, 512, 1024, 2048), attention(128, 512, 1024, 2048), attention(256, 4096)]
+    jobs = [*(attention(length, 64, 128) for length in (512, 1024, 2048)), attention(4096, 256)]
     picture = svg("attention", jobs)
     shown = words(picture)
     assert [word for word in shown if word.endswith("128")] == [
