@@ -1,4 +1,4 @@
-"""Do comparisons find what is there, and nothing else? `python -m benchmarks.comparisons gather FILE`; `judge FILE`.
+"""Do comparisons find what is there, and nothing else? `python -m benchmarks.comparisons gather FILE`; `judge FILE …`.
 
 `gather` runs real processes through a real server and worker: jobs of kind `compare`, some of one spec against itself
 (A/A), some against the same operation with 3 % more work (A/B). A process is an attention forward pass on one thread.
@@ -6,7 +6,8 @@ The longer sequence makes the work: naive attention takes time in proportion to 
 (130 / 128)² = 1.031.
 
 `judge` draws comparisons from those processes, whose order stays: of two that follow each other in a draw, one goes to
-each side, as in a job that measures in turns.
+each side, as in a job that measures in turns. Several gatherings may run on one host at once, each held to cores of its
+own (taskset); a draw takes its processes from one of them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from benchmarks._shared import host, print_report, started_service
 from tools.service import submit, wait_for_job
 
 METRIC = "forward_ms"
-SHORT, LONG = 128, 130
+SHORT, LONG = LENGTHS = (128, 130)
 JOB_TIMEOUT_S = 7200.0
 SIZES = (4, 6, 8, 12, 16)
 PILOT = 8
@@ -76,17 +77,23 @@ def gather(path: Path, rounds: int, replicates: int, measure_steps: int) -> None
             print(f"{len(found['processes'])} processes", flush=True)
 
 
-def judge(path: Path, draws: int) -> None:
+def judge(paths: Sequence[Path], draws: int) -> None:
     """Draw comparisons from the processes, in which time goes on as in a real one, and print what they find."""
-    found = json.loads(path.read_text())
-    processes = sorted(found["processes"], key=lambda one: (one["job"], one["unit"]))
-    pools = [[one["ms"] for one in processes if one["length"] == length] for length in (SHORT, LONG)]
+    gathered = [json.loads(path.read_text()) for path in paths]
+    series = [sorted(found["processes"], key=lambda one: (one["job"], one["unit"])) for found in gathered]
+    pools = [[one["ms"] for one in processes if one["length"] == length] for processes in series for length in LENGTHS]
+    counts = [sum(one["length"] == length for processes in series for one in processes) for length in LENGTHS]
+    pools = [pool for pool in pools if len(pool) >= 2 * PILOT]
+    sizes = [number for number in SIZES if any(len(pool) >= 2 * number for pool in pools)]
+    if not sizes:
+        raise SystemExit(f"{sum(counts)} processes are too few: gather {2 * PILOT} of one length or more in a file")
     rng = random.Random(SEED)
-    print(f"{len(processes)} processes: {len(pools[0])} with {SHORT} positions, {len(pools[1])} with {LONG}")
-    print(f"gathered on {found['host']}; judged with SciPy {importlib.metadata.version('scipy')}")
-    print_report("Equal sides", [_equal(pools, number, draws, rng) for number in SIZES])
+    print(f"{sum(counts)} processes: {counts[0]} with {SHORT} positions, {counts[1]} with {LONG}")
+    for host_line in sorted({found["host"] for found in gathered}):
+        print(f"gathered on {host_line}; judged with SciPy {importlib.metadata.version('scipy')}")
+    print_report("Equal sides", [_equal(pools, number, draws, rng) for number in sizes])
     print_report(f"{PLANTED_PERCENT:g} % added to the times of one side", [_scaled(pools, draws, rng)])
-    print_report("More work on one side", [_planted(processes, draws, rng)])
+    print_report("More work on one side", [_planted([_turns(processes) for processes in series], draws, rng)])
 
 
 def _equal(pools: Sequence[Sequence[float]], number: int, draws: int, rng: random.Random) -> dict[str, str]:
@@ -155,33 +162,42 @@ def _scaled(pools: Sequence[Sequence[float]], draws: int, rng: random.Random) ->
     }
 
 
-def _planted(processes: Sequence[dict[str, Any]], draws: int, rng: random.Random) -> dict[str, str]:
-    """Return how often the planted work is found by as many processes as a pilot of 8 turns asked for."""
+def _turns(processes: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
+    """Return the times of both sides, turn by turn, of the jobs that measured two lengths."""
     by_turn = {(one["job"], one["unit"]): one for one in processes}
-    pairs = [
+    return [
         (one["ms"], other["ms"])
         for (job, unit), one in by_turn.items()
         if unit % 2 == 0 and (other := by_turn.get((job, unit + 1))) and one["length"] != other["length"]
     ]
-    ratio = statistics.median(other for _, other in pairs) / statistics.median(one for one, _ in pairs)
-    hits = too_many = 0
+
+
+def _planted(series: Sequence[Sequence[tuple[float, float]]], draws: int, rng: random.Random) -> dict[str, str]:
+    """Return how often the planted work is found by as many turns as a pilot of PILOT turns asked for.
+
+    The pilot's turns followed each other; the others are drawn with replacement from all, since there may be too few.
+    """
+    enough = [pairs for pairs in series if len(pairs) >= PILOT]
+    everything = [pair for pairs in enough for pair in pairs]
+    ratio = statistics.median(other for _, other in everything) / statistics.median(one for one, _ in everything)
+    hits = 0
     asked = []
     for _ in range(draws):
+        (pairs,) = rng.choices(enough, [len(pairs) for pairs in enough])
         start = rng.randrange(len(pairs) - PILOT + 1)
         wanted = _replicates_for(*_of_pairs(pairs[start : start + PILOT]))
-        if wanted is None or wanted > len(pairs):
-            too_many += 1
-            continue
+        assert wanted is not None
         asked.append(wanted)
-        chosen = [pairs[at] for at in sorted(rng.sample(range(len(pairs)), wanted))]
-        hits += _finding(*_of_pairs(chosen)) == "worse"
+        hits += _finding(*_of_pairs(rng.choices(everything, k=wanted))) == "worse"
+    deciles = statistics.quantiles(asked, n=10)
     return {
-        "turns": str(len(pairs)),
+        "turns": str(len(everything)),
         "ratio of all": f"{ratio:.4f}",
         "pilots": f"{draws} of {PILOT} turns",
-        f"asked for {PLANTED_PERCENT:g} %, median": f"{statistics.median(asked):g}" if asked else "–",
-        "asked for more than there are": f"{too_many / draws:.1%}",
-        "found worse": f"{hits / len(asked):.1%}" if asked else "–",
+        f"asked for {PLANTED_PERCENT:g} %, median (10 … 90 %)": (
+            f"{statistics.median(asked):g} ({deciles[0]:.0f} … {deciles[-1]:.0f})"
+        ),
+        "found worse": f"{hits / draws:.1%}",
     }
 
 
@@ -217,7 +233,7 @@ def main() -> None:
     gathering.add_argument("--replicates", type=int, default=12)
     gathering.add_argument("--measure-steps", type=int, default=1000)
     judging_ = commands.add_parser("judge", help="draw comparisons from them")
-    judging_.add_argument("file", type=Path)
+    judging_.add_argument("file", type=Path, nargs="+", help="one or more that gather wrote")
     judging_.add_argument("--draws", type=int, default=1000)
     arguments = parser.parse_args()
     if arguments.command == "gather":

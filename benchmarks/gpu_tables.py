@@ -170,6 +170,30 @@ def libraries() -> Iterator[Spec]:
         }
 
 
+def lengths() -> Iterator[Spec]:
+    """Jobs that show attention's speed over the length, with as many positions in a batch at each: 16 384."""
+    for length in (512, 1024, 2048, 4096, 8192, 16384):
+        yield {
+            **ATTENTION,
+            "implementations": ["sdpa_flash", "flex", "sdpa_cudnn", "triton"],
+            "batch_size": 16384 // length,
+            "num_heads": 16,
+            "sequence_lengths": [length],
+            "head_dims": [64, 128],
+            "dtypes": ["bf16"],
+            "causal": [True],
+            "mode": "forward_backward",
+            "measure_steps": 20,
+        }
+
+
+def compiled_step() -> list[Spec]:
+    """Jobs of the compiled step of xl with each attention."""
+    step = {**FAST, "model": {"size": "xl"}, "optimizer": "torch_fused_adamw", "compile": True}
+    attentions = ("triton", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "flex")
+    return [{**step, "attention": attention} for attention in attentions]
+
+
 def memory() -> Iterator[Spec]:
     """Jobs that show what takes the memory of the 2.7b model, in inference and in the full step."""
     for context_length in (128, 256, 512):
@@ -243,6 +267,13 @@ TABLES = {
         ("batch_size", "num_heads", "sequence_length", "head_dim", "implementation"),
         (*PASSES, "tflops", "host_us"),
     ),
+    "lengths": Table(
+        "Attention over the length",
+        list(lengths()),
+        ("batch_size", "sequence_length", "head_dim", "implementation"),
+        ("forward_backward_ms", "tflops", "host_us"),
+    ),
+    "compiled-step": Table("Compiled step, xl", compiled_step(), ("attention",), STEP),
     "memory": Table(
         "Memory, 2.7b",
         list(memory()),

@@ -3,15 +3,15 @@
 Takes float32, bfloat16 and float16; head dimensions up to 256; any strides (the last axis is made contiguous if it is
 not); grouped keys and values (a multiple of their heads in the queries); any lengths, also different ones. Memory grows
 linearly with the length. Products are of the inputs' dtype with float32 sums; products of float32 keep its precision
-(see triton_operands for how, and for infinities), unless torch allows tf32. Under autocast inputs are cast as those of
-torch's scaled_dot_product_attention are.
+(see `triton.operands` for how, and for infinities), unless torch allows tf32. Under autocast inputs are cast as for
+torch's scaled_dot_product_attention.
 
 `flash_attention` is the function to call. Under it lie two `torch.library` operations, which `torch.compile` takes as
 they are, without a graph break; `TritonFlashAttention2` is the same as an autograd.Function.
 
 On compute capability 9.0 the kernels of `kernels.attention.hopper` compute what they take: half precision with head
-dimensions from 40 on. All else is FlashAttention-2 (triton_forward, triton_backward). Its backward pass has two forms:
-it takes the one that was measured to be faster (see triton_tilings). If torch's deterministic algorithms are on, the
+dimensions from 40 on. All else is FlashAttention-2 in `kernels.attention.triton`. Its backward pass has two forms:
+it takes the one that was measured to be faster (see `triton.tilings`). If torch's deterministic algorithms are on, the
 backward pass is that of FlashAttention-2 in two passes, whose results are the same bit for bit in every run.
 """
 
@@ -26,18 +26,18 @@ from torch.autograd.function import once_differentiable
 from torch.nn import Parameter
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from kernels.attention import triton_launch as launch
 from kernels.attention.hopper import launch as hopper
-from kernels.attention.triton_inputs import (
+from kernels.attention.triton import launch
+from kernels.attention.triton.inputs import (
     as_autocast_asks,
     check_device,
     like,
     on_device,
-    precision_of,
     room_for_results,
     tf32_is_allowed,
     with_heads,
 )
+from kernels.attention.triton.tilings import precision_of
 from kernels.registry import Implementation
 
 PLAIN = frozenset({Tensor, Parameter})
@@ -222,9 +222,9 @@ _backward_operation = torch.ops.flopwatch.flash_attention_backward.default
 
 
 def _tune(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, *, backward: bool, tell: Callable[[str], None]) -> str:
-    from kernels.attention.triton_tuning import tune  # which imports this module, and is used on request only
+    from kernels.attention.triton.tune import tune  # which imports this module, and is used on request only
 
-    return tune(q, k, v, is_causal, backward=backward, tell=tell).summary()
+    return tune(q, k, v, is_causal, backward=backward, tell=tell)
 
 
 def _hopper_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:

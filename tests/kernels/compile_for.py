@@ -22,7 +22,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from kernels import launching
-from kernels.attention import triton_launch, triton_tiles, triton_tilings
+from kernels.attention.triton import inputs, launch, tilings
 
 LENGTH = 1024
 
@@ -80,15 +80,15 @@ def compile_all(width: int, precision: str, dtype: torch.dtype) -> None:
     results = [torch.empty_like(out) for _ in range(3)]
     q, k, v, gradient = [tensor.bfloat16().repeat(3, 1, 1, 1) if precision == "split" else tensor for tensor in tensors]
     numbers = torch.empty(1, 1, LENGTH)
-    triton_launch.forward(q, k, v, out, numbers, True, precision)
-    triton_launch.keys(q, k, v, gradient, numbers, numbers, results[0], results[1], True, precision)
-    triton_launch.queries(q, k, v, gradient, numbers, numbers, results[2], True, precision)
+    launch.forward(q, k, v, out, numbers, True, precision)
+    launch.keys(q, k, v, gradient, numbers, numbers, results[0], results[1], True, precision)
+    launch.queries(q, k, v, gradient, numbers, numbers, results[2], True, precision)
 
 
 def compile_each_width_and_dtype() -> None:
     for width in (128, 256):
         for dtype in (torch.bfloat16, torch.float32):
-            exact = triton_tilings.exact_precision(torch.device("cpu"), width)
+            exact = tilings.exact_precision(torch.device("cpu"), width)
             compile_all(width, "ieee" if dtype == torch.bfloat16 else exact, dtype)
             for kernel in compiled:
                 facts = {"capability": absent.capability, "kernel": kernel.src.name, "width": width}
@@ -104,7 +104,7 @@ JITFunction.__getitem__ = compile_instead
 CUDABackend.make_ptx, CUDABackend.make_cubin = no_assembly, no_binary
 if triton.__version__.startswith("3.6."):
     CUDABackend.make_llir = allocate
-triton_tiles.capability = triton_tilings.capability = lambda _device: divmod(absent.capability, 10)
+inputs.capability = tilings.capability = lambda _device: divmod(absent.capability, 10)
 launching.make_context_current = lambda _device: None
 assert not triton.knobs.runtime.interpret
 for argument in sys.argv[1:]:

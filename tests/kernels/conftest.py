@@ -45,13 +45,11 @@ def assert_close() -> Callable[[Tensor, Tensor], None]:
 def _small_tiles_in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     if torch.cuda.is_available():
         return
-    from kernels.attention import triton_tilings
-    from kernels.attention.triton_tiles import Tiling
+    from kernels.attention.triton import tilings
+    from kernels.attention.triton.tilings import Tiling
 
-    small = triton_tilings.Tilings(
-        Tiling(32, 16, 4, 2), Tiling(16, 32, 4, 2), Tiling(32, 16, 4, 2), Tiling(16, 32, 4, 2)
-    )
-    monkeypatch.setattr(triton_tilings, "choose", lambda *_: small)
+    small = tilings.Tilings(Tiling(32, 16, 4, 2), Tiling(16, 32, 4, 2), Tiling(32, 16, 4, 2), Tiling(16, 32, 4, 2))
+    monkeypatch.setattr(tilings, "choose", lambda *_: small)
 
 
 @pytest.fixture
@@ -71,7 +69,7 @@ def _without_hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def one_pass(monkeypatch: pytest.MonkeyPatch, _small_tiles_in_the_interpreter: None) -> None:
     """The backward pass of the Triton attention in its one-pass form, wherever that is not the faster one."""
-    from kernels.attention import triton_tilings
+    from kernels.attention.triton import tilings
 
-    choose = triton_tilings.choose
-    monkeypatch.setattr(triton_tilings, "choose", lambda *which: replace(choose(*which), prefer_one_pass=True))
+    choose = tilings.choose
+    monkeypatch.setattr(tilings, "choose", lambda *which: replace(choose(*which), prefer_one_pass=True))

@@ -108,6 +108,22 @@ def test_flash_gives_the_same_bits_with_any_number_of_threads_and_any_strides() 
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_heads_may_share_keys_and_values(is_causal: bool, rng: random.Random, assert_close: AssertClose) -> None:
+    seed = rng.randrange(2**32)
+    q, k, v = draw(2, 6, 45, 20, seed=seed), *(draw(2, 2, 70, 20, seed=seed + at) for at in (1, 2))
+    exact = [tensor.double().requires_grad_() for tensor in (q, k, v)]
+    oracle = attention(exact[0], *(tensor.repeat_interleave(3, dim=1) for tensor in exact[1:]), is_causal)
+    for function in FUNCTIONS:
+        assert_close(function(q, k, v, is_causal), oracle.detach())
+    grad = draw(*oracle.shape, seed=seed + 3)
+    oracle.backward(grad.double())
+    tensors = [tensor.requires_grad_() for tensor in (q, k, v)]
+    cpu.flash(*tensors, is_causal, br=16, bc=16).backward(grad)
+    for tensor, reference in zip(tensors, exact, strict=True):
+        assert_close(tensor.grad, reference.grad)
+
+
 def test_flash_saves_the_log_sum_exp(assert_close: AssertClose) -> None:
     tensors = drawn(40, 50, 16, seed=3)
     _, logsumexp = operations._flash(*tensors, True, 16, 16)
@@ -190,7 +206,8 @@ def test_flash_compiles_without_a_graph_break() -> None:
         (lambda q, k, v: (q, k[0], v), ValueError, "k must be \\(batch"),
         (lambda q, k, v: (q, k[..., :0, :], v[..., :0, :]), ValueError, "k must be \\(batch"),
         (lambda q, k, v: (q, k, v[..., :4, :]), ValueError, "do not fit each other"),
-        (lambda q, k, v: (q, k[:, :1], v[:, :1]), ValueError, "do not fit each other"),
+        (lambda q, k, v: (q, k[:, :2], v[:, :2]), ValueError, "do not fit each other"),
+        (lambda q, k, v: (q[:, :1], k, v), ValueError, "q's heads a multiple of theirs"),
     ],
 )
 def test_what_does_not_fit_is_refused(

@@ -22,8 +22,10 @@ pytest.importorskip("triton")
 
 import triton
 
-from kernels.attention import TritonFlashAttention2, triton_inputs, triton_launch, triton_tilings
+from kernels.attention import TritonFlashAttention2
 from kernels.attention.flash_triton import _backward_operation, _forward_operation, flash_attention
+from kernels.attention.triton import inputs as triton_inputs
+from kernels.attention.triton import launch, tilings
 from tests.kernels.flash import DEVICES, Shape, assert_right, check, draw, draw_inputs, exact
 
 pytestmark = pytest.mark.usefixtures("_small_tiles_in_the_interpreter", "_without_hopper")
@@ -141,8 +143,8 @@ def test_determinism_takes_two_passes(monkeypatch: pytest.MonkeyPatch, one_pass:
         pytest.skip("kernels are compiled here")
     q = torch.ones(1, 1, 20, 16, requires_grad=True)
     made = []
-    take_sum = triton_launch.take_sum
-    monkeypatch.setattr(triton_launch, "take_sum", lambda *tensors: made.append(1) or take_sum(*tensors))
+    take_sum = launch.take_sum
+    monkeypatch.setattr(launch, "take_sum", lambda *tensors: made.append(1) or take_sum(*tensors))
     flash_attention(q, q, q).sum().backward()
     assert not made
     torch.use_deterministic_algorithms(False)
@@ -280,16 +282,12 @@ def test_vmap_over_further_axes(device: str, rng: random.Random) -> None:
 def test_only_gradients_that_are_needed_are_computed(
     device: str, wanted: set[int], form: str, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    choose = triton_tilings.choose
-    monkeypatch.setattr(
-        triton_tilings, "choose", lambda *which: replace(choose(*which), prefer_one_pass=form == "one pass")
-    )
+    choose = tilings.choose
+    monkeypatch.setattr(tilings, "choose", lambda *which: replace(choose(*which), prefer_one_pass=form == "one pass"))
     launched = []
     for name in ("keys", "queries"):
-        real = getattr(triton_launch, name)
-        monkeypatch.setattr(
-            triton_launch, name, lambda *args, real=real, name=name: launched.append(name) or real(*args)
-        )
+        real = getattr(launch, name)
+        monkeypatch.setattr(launch, name, lambda *args, real=real, name=name: launched.append(name) or real(*args))
     inputs = draw_inputs(Shape(1, 2, 1, 17, 20, 16), rng, device=device)
     for index in wanted:
         inputs[index].requires_grad_()
@@ -331,7 +329,7 @@ WAYS = (
 )
 AFRESH = """
 import json, os, sys, torch
-from kernels.attention import flash_triton, triton_launch
+from kernels.attention import flash_triton
 
 def call():
     return flash_triton.flash_attention(*[torch.ones(1, 2, 16, 16, requires_grad=True)] * 3)
@@ -339,7 +337,7 @@ def call():
 def searched():
     if not torch.cuda.is_available():
         call()
-    return "kernels.attention.triton_tuning" in sys.modules
+    return "kernels.attention.triton.tune" in sys.modules
 
 def allowed(way):
     exec(way)

@@ -16,9 +16,10 @@ pytest.importorskip("triton")
 
 from benchmarks.attention_stress import Shape as Drawn
 from benchmarks.attention_stress import draw_shape, why_wrong
-from kernels.attention import flash_triton, triton_tiles
+from kernels.attention import flash_triton
 from kernels.attention.flash_triton import flash_attention
 from kernels.attention.hopper import launch as hopper
+from kernels.attention.triton import inputs as triton_inputs
 from kernels.registry import ATTENTION
 from tests.kernels.flash import Shape, check, draw, draw_inputs
 
@@ -33,7 +34,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
         multi_processor_count = 132
 
     monkeypatch.setattr(hopper, "is_here", lambda _device: True)
-    monkeypatch.setattr(triton_tiles, "capability", lambda _device: (9, 0))
+    monkeypatch.setattr(triton_inputs, "capability", lambda _device: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: Properties)
 
 

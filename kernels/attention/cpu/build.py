@@ -45,7 +45,7 @@ class Problem(ctypes.Structure):
 
     _fields_ = [
         (name, ctypes.c_int64)
-        for name in ("batch", "heads", "queries", "keys", "head_dim", "br", "bc", "is_causal", "threads")
+        for name in ("batch", "heads", "key_heads", "queries", "keys", "head_dim", "br", "bc", "is_causal", "threads")
     ]
 
 

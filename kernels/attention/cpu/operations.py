@@ -25,7 +25,7 @@ def naive(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
 
     Args:
         q: Queries (batch, heads, queries, head_dim), float32, on the CPU; any strides.
-        k: Keys (batch, heads, keys, head_dim).
+        k: Keys (batch, key heads, keys, head_dim); `heads` is a multiple of `key heads`.
         v: Values, the shape of k.
         is_causal: Query i sees keys 0 … i only.
 
@@ -93,7 +93,7 @@ def memory(
     - flash: threads · (2 · head_dim + bc + 3) · br (rounded up to 16): tiles only, whatever the length;
     - and each: the output, batch · heads · queries · head_dim.
     """
-    problem = Problem(batch, heads, queries, keys, head_dim, br, bc, False, torch.get_num_threads())
+    problem = Problem(batch, heads, heads, queries, keys, head_dim, br, bc, False, torch.get_num_threads())
     floats = getattr(library(), f"{name}_scratch")(ctypes.byref(problem))
     return Memory(working=4 * floats, output=4 * batch * heads * queries * head_dim)
 
@@ -104,10 +104,10 @@ def _check(q: Tensor, k: Tensor, v: Tensor, **sizes: int) -> None:
             raise TypeError(f"{name} must be float32 on the cpu, not {tensor.dtype} on {tensor.device.type}")
         if tensor.dim() != 4 or 0 in tensor.shape:
             raise ValueError(f"{name} must be (batch, heads, sequence, head_dim), none 0, not {tuple(tensor.shape)}")
-    if k.shape != v.shape or q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3]:
+    if k.shape != v.shape or q.shape[0] != k.shape[0] or q.shape[1] % k.shape[1] or q.shape[3] != k.shape[3]:
         raise ValueError(
-            f"q, k and v do not fit each other: {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}; "
-            "batch, heads and head_dim must be the same, and k's and v's sequence"
+            f"q, k and v do not fit each other: {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}; batch and "
+            "head_dim must be the same, k and v of one shape, and q's heads a multiple of theirs"
         )
     for name, size in sizes.items():
         if size < 1:
@@ -116,7 +116,9 @@ def _check(q: Tensor, k: Tensor, v: Tensor, **sizes: int) -> None:
 
 def _run(name: str, q: Tensor, k: Tensor, *tensors: Tensor, is_causal: bool, br: int = 1, bc: int = 1) -> None:
     """Call the C++ function with q, k, the other contiguous tensors, and its working memory."""
-    problem = Problem(*q.shape[:3], k.shape[2], q.shape[3], br, bc, is_causal, torch.get_num_threads())
+    problem = Problem(
+        *q.shape[:2], k.shape[1], q.shape[2], k.shape[2], q.shape[3], br, bc, is_causal, torch.get_num_threads()
+    )
     scratch = torch.empty(getattr(library(), f"{name}_scratch")(ctypes.byref(problem)), dtype=torch.float32)
     pointers = [tensor.data_ptr() for tensor in (q, k, *tensors, scratch)]
     getattr(library(), name)(ctypes.byref(problem), *pointers)

@@ -5,7 +5,7 @@ half of the keys each. Scores stand upright (keys × queries), so that weights P
 for dV and dK from registers. dS also goes to shared memory, where both consumers read the whole of it: each multiplies
 a half of dQ. One warp fetches tiles, another adds dQ to a float32 sum in memory, both by the copy engine.
 
-See kernels.attention.triton_backward for the formulas, and for `exponents` and `deltas`.
+See kernels.attention.triton.kernels for the formulas, and for `exponents` and `deltas`.
 """
 
 from __future__ import annotations

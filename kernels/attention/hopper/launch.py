@@ -16,9 +16,10 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.attention.triton_backward import finish_kernel, rows_kernel
-from kernels.attention.triton_launch import LAUNCHES, ROW_TILE, padded_width, rows_at_once
-from kernels.attention.triton_tiles import capability, has_tensor_descriptors, steps_allow_descriptors
+from kernels.attention.triton.inputs import capability, has_tensor_descriptors, steps_allow_descriptors
+from kernels.attention.triton.kernels import finish_kernel, rows_kernel
+from kernels.attention.triton.launch import LAUNCHES, ROW_TILE, rows_at_once
+from kernels.attention.triton.tilings import padded_width
 from kernels.launching import ALIGNMENT, KNOWN_VERSIONS, Address, Launch, Window
 
 CAPABILITY = (9, 0)

@@ -19,7 +19,7 @@ from torch import Tensor
 from kernels.attention.flash_triton import flash_attention
 from kernels.attention.hopper import launch
 from kernels.attention.hopper.launch import CHOICES, WIDEST, Choice
-from kernels.attention.triton_launch import padded_width
+from kernels.attention.triton.tilings import padded_width
 
 WARMUP_MS, MEASURED_MS = 25, 100
 

@@ -752,17 +752,17 @@ def test_a_search_that_fails_is_the_cells_outcome(
 
 @pytest.mark.gpu
 def test_triton_is_tuned_on_a_gpu_before_it_is_measured(run, capsys: pytest.CaptureFixture) -> None:
-    from kernels.attention import triton_candidates, triton_tilings
+    from kernels.attention.triton import tilings, tune
+    from kernels.attention.triton.tilings import Tiling
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(triton_candidates, "ROWS", (32, 64))
-        patch.setattr(triton_candidates, "STAGES", (2,))
+        patch.setattr(tune, "CANDIDATES", dict.fromkeys(tune.CANDIDATES, (Tiling(32, 64, 4, 2),)))
         report = run(implementations=["triton"], dtypes=["bf16"], sequence_lengths=[512], head_dims=[64],
                      autotune=True, device="cuda")  # fmt: skip
     assert report.cell()["backward_ms", "backward"]["outcome"] == "ok"
     assert "triton, bf16, length 512, head dimension 64, causal: tuned: forward " in capsys.readouterr().err
-    assert any("tuning, forward: best" in message for _, _, message in report.steps)
-    triton_tilings.forget()
+    assert any("tuning, forward: " in message for _, _, message in report.steps)
+    tilings.forget()
 
 
 @pytest.mark.gpu

@@ -4,26 +4,26 @@
 
 namespace {
 
-// scores += scale · Q Kᵀ for queries i0 … i1, keys j0 … j1 and columns c0 … c1 of one head
+// scores += scale · Q Kᵀ for queries i0 … i1, keys j0 … j1 and columns c0 … c1 of head h, whose keys are those of `shared`
 void add_scores(const Tensor4<const float>& q, const Tensor4<const float>& k, const Tensor4<float>& scores, float scale,
-                Index b, Index h, Index i0, Index i1, Index j0, Index j1, Index c0, Index c1) {
+                Index b, Index h, Index shared, Index i0, Index i1, Index j0, Index j1, Index c0, Index c1) {
   for (Index i = i0; i < i1; ++i)
     for (Index j = j0; j < j1; ++j) {
       float sum = 0;
 #pragma omp simd reduction(+ : sum)
-      for (Index c = c0; c < c1; ++c) sum += q(b, h, i, c) * k(b, h, j, c);
+      for (Index c = c0; c < c1; ++c) sum += q(b, h, i, c) * k(b, shared, j, c);
       scores(0, 0, i, j) += sum * scale;
     }
 }
 
-// out += weights V for queries i0 … i1, keys j0 … j1 and columns c0 … c1 of one head
+// out += weights V for the same
 void add_values(const Tensor4<float>& weights, const Tensor4<const float>& v, const Tensor4<float>& out, Index b,
-                Index h, Index i0, Index i1, Index j0, Index j1, Index c0, Index c1) {
+                Index h, Index shared, Index i0, Index i1, Index j0, Index j1, Index c0, Index c1) {
   for (Index i = i0; i < i1; ++i)
     for (Index j = j0; j < j1; ++j) {
       const float weight = weights(0, 0, i, j);
 #pragma omp simd
-      for (Index c = c0; c < c1; ++c) out(b, h, i, c) += weight * v(b, h, j, c);
+      for (Index c = c0; c < c1; ++c) out(b, h, i, c) += weight * v(b, shared, j, c);
     }
 }
 
@@ -56,18 +56,19 @@ extern "C" void blocked(const Problem* problem, const float* q_, const float* k_
   std::fill_n(out_, p.batch * p.heads * p.queries * p.head_dim, 0.0f);
   for (Index b = 0; b < p.batch; ++b)
     for (Index h = 0; h < p.heads; ++h) {
+      const Index shared = h / p.group();
       std::fill_n(scores_, p.queries * p.keys, 0.0f);
       tiles(p.queries, [&](Index i0, Index i1) {
         tiles(p.visible(i1 - 1), [&](Index j0, Index j1) {
           tiles(p.head_dim, [&](Index c0, Index c1) {
-            add_scores(q, k, scores, p.scale(), b, h, i0, i1, j0, j1, c0, c1);
+            add_scores(q, k, scores, p.scale(), b, h, shared, i0, i1, j0, j1, c0, c1);
           });
         });
       });
       softmax(p, scores);
       tiles(p.queries, [&](Index i0, Index i1) {
         tiles(p.visible(i1 - 1), [&](Index j0, Index j1) {
-          tiles(p.head_dim, [&](Index c0, Index c1) { add_values(scores, v, out, b, h, i0, i1, j0, j1, c0, c1); });
+          tiles(p.head_dim, [&](Index c0, Index c1) { add_values(scores, v, out, b, h, shared, i0, i1, j0, j1, c0, c1); });
         });
       });
     }

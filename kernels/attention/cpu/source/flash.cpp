@@ -105,7 +105,7 @@ extern "C" void flash(const Problem* problem, const float* q_, const float* k_, 
     for (Index b = 0; b < p.batch; ++b)
       for (Index h = 0; h < p.heads; ++h)
         for (Index i0 = 0; i0 < p.queries; i0 += p.br)
-          attend(p, tiles, i0, std::min(p.br, p.queries - i0), &q(b, h, i0, 0), &k(b, h, 0, 0), &v(b, h, 0, 0),
-                 &out(b, h, i0, 0), &logsumexp(b, h, i0, 0));
+          attend(p, tiles, i0, std::min(p.br, p.queries - i0), &q(b, h, i0, 0), &k(b, h / p.group(), 0, 0),
+                 &v(b, h / p.group(), 0, 0), &out(b, h, i0, 0), &logsumexp(b, h, i0, 0));
   }
 }

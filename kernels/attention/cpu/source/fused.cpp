@@ -43,6 +43,6 @@ extern "C" void fused(const Problem* problem, const float* q_, const float* k_, 
   for (Index b = 0; b < p.batch; ++b)
     for (Index h = 0; h < p.heads; ++h)
       for (Index i = 0; i < p.queries; ++i)
-        attend(p, &q(b, h, i, 0), &k(b, h, 0, 0), &v(b, h, 0, 0), &out(b, h, i, 0),
+        attend(p, &q(b, h, i, 0), &k(b, h / p.group(), 0, 0), &v(b, h / p.group(), 0, 0), &out(b, h, i, 0),
                scratch + omp_get_thread_num() * vector_floats(p), p.visible(i));
 }

@@ -14,10 +14,11 @@ extern "C" void naive(const Problem* problem, const float* q_, const float* k_, 
 
   for (Index b = 0; b < p.batch; ++b)
     for (Index h = 0; h < p.heads; ++h) {
+      const Index shared = h / p.group();
       for (Index i = 0; i < p.queries; ++i)
         for (Index j = 0; j < p.visible(i); ++j) {
           float sum = 0;
-          for (Index c = 0; c < p.head_dim; ++c) sum += q(b, h, i, c) * k(b, h, j, c);
+          for (Index c = 0; c < p.head_dim; ++c) sum += q(b, h, i, c) * k(b, shared, j, c);
           scores(0, 0, i, j) = sum * scale;
         }
 
@@ -31,7 +32,7 @@ extern "C" void naive(const Problem* problem, const float* q_, const float* k_, 
       for (Index i = 0; i < p.queries; ++i)
         for (Index c = 0; c < p.head_dim; ++c) {
           float sum = 0;
-          for (Index j = 0; j < p.visible(i); ++j) sum += scores(0, 0, i, j) * v(b, h, j, c);
+          for (Index j = 0; j < p.visible(i); ++j) sum += scores(0, 0, i, j) * v(b, shared, j, c);
           out(b, h, i, c) = sum;
         }
     }

@@ -8,10 +8,12 @@
 using Index = std::int64_t;
 
 // The fields, in their order. ../build.py has them too, and asks the built library for this list and the struct's size.
-// br, bc: tile sizes, queries by keys. is_causal: 0 or 1; query i sees keys 0 … i.
+// key_heads: heads of keys and values; heads is a multiple of it. br, bc: tile sizes, queries by keys. is_causal: 0 or 1;
+// query i sees keys 0 … i.
 #define PROBLEM_FIELDS(FIELD) \
   FIELD(batch)                \
   FIELD(heads)                \
+  FIELD(key_heads)            \
   FIELD(queries)              \
   FIELD(keys)                 \
   FIELD(head_dim)             \
@@ -27,6 +29,9 @@ struct Problem {
 
   // How many keys query i sees; they are the first ones.
   Index visible(Index i) const { return is_causal ? std::min(i + 1, keys) : keys; }
+
+  // How many heads of queries share one of keys and values.
+  Index group() const { return heads / key_heads; }
 
   float scale() const { return 1.0f / std::sqrt(static_cast<float>(head_dim)); }
 };
@@ -47,7 +52,7 @@ Tensor4<T> query_side(const Problem& p, T* data) {
 
 template <typename T>
 Tensor4<T> key_side(const Problem& p, T* data) {
-  return {data, p.heads, p.keys, p.head_dim};
+  return {data, p.key_heads, p.keys, p.head_dim};
 }
 
 // One number for each query.

@@ -2,8 +2,8 @@
 
 Tensors are (batch, heads, rows, head_dim) with a contiguous last axis and any other strides; numbers per query are
 (batch, heads, queries), contiguous, float32. Results are written into tensors that the caller made. `precision` says
-how products are done: "ieee" for half precision; "split" (see triton_operands), "tf32x3" or "tf32" for float32. Each
-launch takes the tiling that was measured to be best (see triton_tilings) unless it is given one.
+how products are done: "ieee" for half precision; "split" (see `operands`), "tf32x3" or "tf32" for float32. Each
+launch takes the tiling that was measured to be best (see `tilings`) unless it is given one.
 """
 
 from __future__ import annotations
@@ -16,17 +16,26 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.attention import triton_tilings as tilings
-from kernels.attention.triton_backward import finish_kernel, keys_kernel, queries_kernel, rows_kernel
-from kernels.attention.triton_forward import forward_kernel
-from kernels.attention.triton_operands import split_tensor
-from kernels.attention.triton_tiles import Tiling, has_tensor_descriptors
+from kernels.attention.triton import tilings
+from kernels.attention.triton.inputs import has_tensor_descriptors
+from kernels.attention.triton.kernels import (
+    finish_kernel,
+    forward_kernel,
+    keys_kernel,
+    queries_kernel,
+    rows_kernel,
+    split_kernel,
+)
+from kernels.attention.triton.operands import PARTS
+from kernels.attention.triton.tilings import Tiling, padded_width
 from kernels.launching import Address, Launch, Window
 
 ROW_TILE = 128
 """Lengths of the backward pass's buffers are multiples of this, and so of every tile of queries."""
 ROW_ELEMENTS = 8192
 """Elements of a tile of the kernels that read rows: two such tiles fit into four warps' registers."""
+SPLIT_ROWS = 32
+"""Rows of a tile of the kernel that splits float32 into parts."""
 LAUNCHES = 256
 """Launches of each kernel that are kept: one for each set of shapes and strides."""
 
@@ -129,7 +138,22 @@ def operands(precision: str, *tensors: Tensor) -> list[Tensor]:
     """Return the tensors as the other launches take them."""
     if precision != "split":
         return list(tensors)
-    return [split_tensor(tensor, padded_width(tensor.shape[-1])) for tensor in tensors]
+    return [_split(tensor, padded_width(tensor.shape[-1])) for tensor in tensors]
+
+
+def _split(tensor: Tensor, width: int) -> Tensor:
+    """A float32 tensor's parts: (batch, heads, rows, head_dim) to (batch · 3, heads, rows, head_dim) in bfloat16.
+
+    Rows are padded with zeros to a multiple of 8 columns, what tensor descriptors need.
+    """
+    batches, heads, rows, head_dim = tensor.shape
+    columns = triton.cdiv(head_dim, 8) * 8
+    parts = tensor.new_empty((PARTS * batches, heads, rows, columns), dtype=torch.bfloat16)
+    split_kernel[(triton.cdiv(rows, SPLIT_ROWS) * heads * batches,)](
+        tensor, parts, tensor.stride(), parts.stride(), heads, rows,
+        HEAD_DIM=head_dim, COLUMNS=columns, WIDTH=width, ROWS=SPLIT_ROWS,
+    )  # fmt: skip
+    return parts
 
 
 def rows(
@@ -252,11 +276,6 @@ def _queries_launch(
             "PRECISION": precision, "TMA": tma, "HOLD": tiling.hold, **tiling.launch_options(),
         },
     )  # fmt: skip
-
-
-def padded_width(head_dim: int) -> int:
-    """Columns of a tile: the head dimension rounded up to a power of two, at least 16."""
-    return max(16, 1 << (head_dim - 1).bit_length())
 
 
 def rows_at_once(width: int) -> int:

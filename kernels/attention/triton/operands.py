@@ -14,36 +14,15 @@ what Triton's dot calls its input_precision.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
-
-from kernels.attention.triton_tiles import load_tile, program, store_tile
 
 PARTS = 3
-SPLIT_ROWS = 32
+"""Tiles of bfloat16 whose sum is one of float32."""
 
 
 @triton.jit
-def load_operand(
-    source, strides, batch, head, start, length,
-    ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
-    HOLD: tl.constexpr = False,
-):  # fmt: skip
-    """`load_tile` of a tensor or, if PRECISION is "split", of each part, as `split_tensor` lays them out."""
-    if PRECISION == "split":
-        first = load_tile(source, strides, 3 * batch, head, start, length, ROWS, HEAD_DIM, WIDTH, TMA)
-        second = load_tile(source, strides, 3 * batch + 1, head, start, length, ROWS, HEAD_DIM, WIDTH, TMA)
-        third = load_tile(source, strides, 3 * batch + 2, head, start, length, ROWS, HEAD_DIM, WIDTH, TMA)
-        return first, second, third
-    else:  # noqa: RET505 - Triton compiles one of two branches, and nothing behind a return
-        tile = load_tile(source, strides, batch, head, start, length, ROWS, HEAD_DIM, WIDTH, TMA)
-        return (_held(tile, HOLD),)
-
-
-@triton.jit
-def _held(tile, HOLD: tl.constexpr):
+def held(tile, HOLD: tl.constexpr):
     """Return the tile; if HOLD, in registers, since a product otherwise reads its left operand from shared memory each
     time.
 
@@ -110,32 +89,3 @@ def split(values):
     second = rest.to(tl.bfloat16)
     third = (rest - second.to(tl.float32)).to(tl.bfloat16)
     return first, second, third
-
-
-def split_tensor(tensor: Tensor, width: int) -> Tensor:
-    """A float32 tensor's parts: (batch, heads, rows, head_dim) to (batch · 3, heads, rows, head_dim) in bfloat16.
-
-    Rows are padded with zeros to a multiple of 8 columns, what tensor descriptors need.
-    """
-    batches, heads, rows, head_dim = tensor.shape
-    columns = triton.cdiv(head_dim, 8) * 8
-    parts = tensor.new_empty((PARTS * batches, heads, rows, columns), dtype=torch.bfloat16)
-    split_kernel[(triton.cdiv(rows, SPLIT_ROWS) * heads * batches,)](
-        tensor, parts, tensor.stride(), parts.stride(), heads, rows,
-        HEAD_DIM=head_dim, COLUMNS=columns, WIDTH=width, ROWS=SPLIT_ROWS,
-    )  # fmt: skip
-    return parts
-
-
-@triton.jit
-def split_kernel(
-    tensor, parts, strides, part_strides, heads, rows,
-    HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """The parts of one tile of rows."""
-    tile, head, batch = program(tl.cdiv(rows, ROWS), heads)
-    start = tile * ROWS
-    first, second, third = split(load_tile(tensor, strides, batch, head, start, rows, ROWS, HEAD_DIM, WIDTH, False))
-    store_tile(parts, part_strides, 3 * batch, head, start, rows, first, ROWS, COLUMNS, WIDTH)
-    store_tile(parts, part_strides, 3 * batch + 1, head, start, rows, second, ROWS, COLUMNS, WIDTH)
-    store_tile(parts, part_strides, 3 * batch + 2, head, start, rows, third, ROWS, COLUMNS, WIDTH)

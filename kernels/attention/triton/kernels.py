@@ -1,4 +1,15 @@
-"""Backward pass of FlashAttention-2 in Triton: weights P are computed again from the saved log-sum-exp.
+"""The Triton kernels of FlashAttention-2: tiles in memory, then the forward pass, then the backward pass.
+
+A tile is a block of consecutive rows (queries or keys) of one head. Its rows are `WIDTH` wide, the head dimension
+rounded up to a power of two, since that is what Triton's tensors are: columns past the head dimension are zero in
+registers and take no room in the inputs' and results' memory.
+
+Forward: one program per tile of queries, online softmax over tiles of keys. Scores are kept in powers of two:
+s·log2(e)/√d goes into exp2, one multiply-add before the one instruction that the hardware has. Tiles of keys that every
+query of the program sees need no mask; those across the diagonal or the end of the keys come last, and tiles above the
+diagonal are never visited.
+
+Backward: weights P are computed again from the saved log-sum-exp.
 
     D  = rowsum(dO∘O) − dL     one number per query; dL is the gradient that arrives at the log-sum-exp, if any
     P  = exp(QKᵀ/√d − L)       dV = Pᵀ dO
@@ -19,10 +30,157 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.attention.triton_operands import add_product, as_operand, load_operand, product, transposed
-from kernels.attention.triton_tiles import load_tile, program, store_tile
+from kernels.attention.triton.operands import add_product, as_operand, held, product, split, transposed
+from kernels.interpreted import mend_interpreter
 
+mend_interpreter()
+
+LN_2 = tl.constexpr(0.6931471805599453)
 LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def load_tile(
+    source, strides, batch, head, start, length,
+    ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, TMA: tl.constexpr,
+):  # fmt: skip
+    """(ROWS, WIDTH) of a head from row `start` on; zero past `length` rows and HEAD_DIM columns.
+
+    `source` is a descriptor if TMA, else a pointer, to be read with the strides (batch, head, row).
+    """
+    if TMA:
+        tile = source.load([batch, head, start, 0]).reshape(ROWS, WIDTH)
+    else:
+        rows = start + tl.arange(0, ROWS)
+        columns = tl.arange(0, WIDTH)
+        inside = (rows < length)[:, None] & (columns < HEAD_DIM)[None, :]
+        tile = tl.load(_addresses(source, strides, batch, head, rows, columns), mask=inside, other=0.0)
+    return tile
+
+
+@triton.jit
+def store_tile(
+    target, strides, batch, head, start, length, tile,
+    ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """The reverse of `load_tile` through a pointer, in the target's dtype."""
+    rows = start + tl.arange(0, ROWS)
+    columns = tl.arange(0, WIDTH)
+    inside = (rows < length)[:, None] & (columns < HEAD_DIM)[None, :]
+    addresses = _addresses(target, strides, batch, head, rows, columns)
+    tl.store(addresses, tile.to(target.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _addresses(pointer, strides, batch, head, rows, columns):
+    start = pointer + batch.to(tl.int64) * strides[0] + head.to(tl.int64) * strides[1]
+    return start + rows.to(tl.int64)[:, None] * strides[2] + columns[None, :]
+
+
+@triton.jit
+def program(tiles, heads):
+    """(tile, head, batch) of this program: the tiles of a head run together, so that they share what is in the L2."""
+    index = tl.program_id(0)
+    return index % tiles, index // tiles % heads, index // tiles // heads
+
+
+@triton.jit
+def load_operand(
+    source, strides, batch, head, start, length,
+    ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
+    HOLD: tl.constexpr = False,
+):  # fmt: skip
+    """`load_tile` of a tensor or, if PRECISION is "split", of each part, as `split_tensor` lays them out."""
+    if PRECISION == "split":
+        first = load_tile(source, strides, 3 * batch, head, start, length, ROWS, HEAD_DIM, WIDTH, TMA)
+        second = load_tile(source, strides, 3 * batch + 1, head, start, length, ROWS, HEAD_DIM, WIDTH, TMA)
+        third = load_tile(source, strides, 3 * batch + 2, head, start, length, ROWS, HEAD_DIM, WIDTH, TMA)
+        return first, second, third
+    else:  # noqa: RET505 - Triton compiles one of two branches, and nothing behind a return
+        tile = load_tile(source, strides, batch, head, start, length, ROWS, HEAD_DIM, WIDTH, TMA)
+        return (held(tile, HOLD),)
+
+
+@triton.jit
+def split_kernel(
+    tensor, parts, strides, part_strides, heads, rows,
+    HEAD_DIM: tl.constexpr, COLUMNS: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """The parts of one tile of rows."""
+    tile, head, batch = program(tl.cdiv(rows, ROWS), heads)
+    start = tile * ROWS
+    first, second, third = split(load_tile(tensor, strides, batch, head, start, rows, ROWS, HEAD_DIM, WIDTH, False))
+    store_tile(parts, part_strides, 3 * batch, head, start, rows, first, ROWS, COLUMNS, WIDTH)
+    store_tile(parts, part_strides, 3 * batch + 1, head, start, rows, second, ROWS, COLUMNS, WIDTH)
+    store_tile(parts, part_strides, 3 * batch + 2, head, start, rows, third, ROWS, COLUMNS, WIDTH)
+
+
+@triton.jit
+def forward_kernel(
+    q, k, v, out, logsumexp,
+    q_strides, k_strides, v_strides, out_strides,
+    heads, queries, keys, scale,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, CAUSAL: tl.constexpr,
+    PRECISION: tl.constexpr, TMA: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr, HOLD: tl.constexpr,
+):  # fmt: skip
+    """out and its log-sum-exp (natural, contiguous) for one tile of queries. `scale` is log2(e)/√d."""
+    tiles = tl.cdiv(queries, QUERIES)
+    tile, head, batch = program(tiles, heads)
+    if CAUSAL:
+        tile = tiles - 1 - tile  # the longest rows first: short ones fill the gaps at the end
+    start = tile * QUERIES
+    rows = start + tl.arange(0, QUERIES)
+    q_tile = load_operand(q, q_strides, batch, head, start, queries, QUERIES, HEAD_DIM, WIDTH, TMA, PRECISION, HOLD)
+    accumulator = tl.zeros([QUERIES, WIDTH], tl.float32)
+    maximum = tl.full([QUERIES], -float("inf"), tl.float32)
+    total = tl.zeros([QUERIES], tl.float32)
+    if CAUSAL:
+        end = tl.minimum(start + QUERIES, keys)
+        free = tl.minimum(start, keys) // KEYS * KEYS
+    else:
+        end = keys
+        free = keys // KEYS * KEYS
+    accumulator, maximum, total = _attend(
+        accumulator, maximum, total, q_tile, k, v, k_strides, v_strides, batch, head // GROUP, rows, keys, scale,
+        0, free, CAUSAL, HEAD_DIM, WIDTH, PRECISION, TMA, KEYS, False,
+    )  # fmt: skip
+    accumulator, maximum, total = _attend(
+        accumulator, maximum, total, q_tile, k, v, k_strides, v_strides, batch, head // GROUP, rows, keys, scale,
+        free, end, CAUSAL, HEAD_DIM, WIDTH, PRECISION, TMA, KEYS, True,
+    )  # fmt: skip
+    store_tile(out, out_strides, batch, head, start, queries, accumulator / total[:, None], QUERIES, HEAD_DIM, WIDTH)
+    first = (batch * heads + head).to(tl.int64) * queries
+    tl.store(logsumexp + first + rows, (maximum + tl.log2(total)) * LN_2, mask=rows < queries)
+
+
+@triton.jit
+def _attend(
+    accumulator, maximum, total, q_tile, k, v, k_strides, v_strides, batch, head, rows, keys, scale,
+    start, end,
+    CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
+    KEYS: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """The running softmax after the keys from `start` to `end`."""
+    for first in tl.range(start, end, KEYS):
+        k_tile = load_operand(k, k_strides, batch, head, first, keys, KEYS, HEAD_DIM, WIDTH, TMA, PRECISION)
+        scores = product(q_tile, transposed(k_tile, PRECISION), PRECISION)
+        if MASKED:
+            columns = first + tl.arange(0, KEYS)
+            visible = (columns < keys)[None, :]
+            if CAUSAL:
+                visible = visible & (columns[None, :] <= rows[:, None])
+            scores = tl.where(visible, scores, -float("inf"))
+        raised = tl.maximum(maximum, tl.max(scores, 1) * scale)
+        base = tl.where(raised == -float("inf"), 0.0, raised)  # as long as a row has seen scores of −∞ only
+        weights = tl.exp2(scores * scale - base[:, None])
+        shrink = tl.exp2(maximum - base)
+        total = total * shrink + tl.sum(weights, 1)
+        accumulator = accumulator * shrink[:, None]
+        v_tile = load_operand(v, v_strides, batch, head, first, keys, KEYS, HEAD_DIM, WIDTH, TMA, PRECISION)
+        weights = as_operand(weights, v_tile[0].dtype, PRECISION)
+        accumulator = add_product(weights, v_tile, accumulator, PRECISION)
+        maximum = raised
+    return accumulator, maximum, total
 
 
 @triton.jit
@@ -124,7 +282,7 @@ def _visit_queries(
     for first in tl.range(begin, end, QUERIES):
         rows = first + tl.arange(0, QUERIES)
         q_tile = load_operand(q, q_strides, batch, head, first, queries, QUERIES, HEAD_DIM, WIDTH, TMA, PRECISION)
-        if not ONE_PASS:  # measured: dP first is faster where registers allow it, slower where they spill
+        if not ONE_PASS:  # dP first is faster where registers allow it, slower where they spill
             do_tile = load_operand(
                 do, do_strides, batch, head, first, queries, QUERIES, HEAD_DIM, WIDTH, TMA, PRECISION
             )

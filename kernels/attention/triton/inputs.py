@@ -1,18 +1,15 @@
-"""Checks the inputs of the Triton attention, and brings them into the shape that its launches need."""
+"""Checks the inputs of attention on a GPU, and brings them into the shape that launches need; what devices can do."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
-
-from kernels.attention import triton_tilings as tilings
-from kernels.attention.triton_launch import padded_width
-from kernels.attention.triton_tiles import capability
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LARGEST_HEAD_DIM = 256
@@ -113,8 +110,26 @@ def tf32_is_allowed() -> bool:
     return bool(torch.backends.cuda.matmul.fp32_precision == "tf32")
 
 
-def precision_of(q: Tensor, tf32: bool) -> str:
-    """Return the precision of products, by triton_launch's names; half precision has only one."""
-    if q.dtype != torch.float32:
-        return "ieee"
-    return "tf32" if tf32 else tilings.exact_precision(q.device, padded_width(q.shape[-1]))
+@functools.cache
+def capability(device: torch.device) -> tuple[int, int]:
+    """Return the compute capability of a CUDA device; (0, 0) for the CPU, where the interpreter runs."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+
+
+def has_tensor_descriptors(tensor: Tensor) -> bool:
+    """Return True if the copy engine of Hopper and later can fetch tiles of this (batch, heads, rows, head_dim) tensor.
+
+    It needs addresses and steps that are multiples of 16 bytes. Kernels read other tensors through pointers.
+    """
+    return (
+        capability(tensor.device) >= (9, 0)
+        and tensor.data_ptr() % 16 == 0
+        and steps_allow_descriptors(tensor.shape, tensor.stride(), tensor.element_size())
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def steps_allow_descriptors(shape: tuple[int, ...], strides: tuple[int, ...], element_size: int) -> bool:
+    """Return True if the steps of all axes but the last are multiples of 16 bytes, where they are taken."""
+    steps = [step for size, step in zip(shape[:-1], strides[:-1], strict=True) if size > 1]
+    return all(step > 0 and step * element_size % 16 == 0 for step in steps)

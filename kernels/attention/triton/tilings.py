@@ -1,0 +1,162 @@
+"""Sizes of tiles for each device, precision and head dimension.
+
+docs/decisions/0011-tiles-of-triton-attention.md has the times that chose those for an H200. Elsewhere the sizes are
+chosen to fit: no other device was measured. The small ones need at most 99 KiB of shared memory, what Ada and consumer
+Blackwell have; `tests/kernels/test_triton_fits.py` compiles them for several devices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.attention.triton.inputs import capability, has_tensor_descriptors
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Sizes of one kernel's tiles, with the warps and stages of its programs."""
+
+    queries: int
+    """Rows of a tile of queries."""
+    keys: int
+    """Rows of a tile of keys and values."""
+    warps: int
+    stages: int
+    """Tiles that the inner loop keeps in shared memory: one in use, the others on their way."""
+    hold: bool = False
+    """True keeps a program's own tile in registers instead of shared memory. The pass over keys has no registers to
+    spare and ignores it.
+    """
+
+    def launch_options(self) -> dict[str, int]:
+        """The tiling as keyword arguments of a kernel's launch."""
+        return {"QUERIES": self.queries, "KEYS": self.keys, "num_warps": self.warps, "num_stages": self.stages}
+
+
+@dataclass(frozen=True)
+class Tilings:
+    """One tiling for each kernel, and the faster form of the backward pass."""
+
+    forward: Tiling
+    keys: Tiling
+    queries: Tiling
+    one_pass: Tiling
+    prefer_one_pass: bool = False
+
+
+LARGE_HALF = {
+    16: Tilings(Tiling(64, 128, 4, 3), Tiling(128, 64, 4, 3), Tiling(64, 128, 4, 3), Tiling(128, 64, 4, 3), True),
+    32: Tilings(Tiling(64, 128, 4, 3), Tiling(128, 64, 4, 3), Tiling(64, 64, 4, 3), Tiling(128, 64, 4, 3), True),
+    64: Tilings(Tiling(64, 128, 4, 3), Tiling(128, 64, 4, 2), Tiling(64, 64, 4, 3, True), Tiling(64, 64, 4, 3)),
+    128: Tilings(Tiling(64, 64, 4, 3, True), Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 3, True), Tiling(64, 128, 8, 2)),
+    256: Tilings(Tiling(64, 32, 4, 3, True), Tiling(64, 64, 8, 2), Tiling(128, 32, 8, 2), Tiling(32, 64, 8, 2)),
+}
+"""Half precision on Hopper, where a multiprocessor has 227 KiB of shared memory, by width."""
+
+_UP_TO_64 = Tilings(Tiling(128, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 2))
+SMALL_HALF = {
+    16: _UP_TO_64,
+    32: _UP_TO_64,
+    64: _UP_TO_64,
+    128: Tilings(Tiling(64, 64, 4, 2), Tiling(32, 64, 4, 2), Tiling(64, 32, 4, 2), Tiling(32, 64, 4, 2)),
+    256: Tilings(Tiling(32, 32, 4, 2), Tiling(16, 32, 4, 2), Tiling(32, 16, 4, 2), Tiling(16, 32, 4, 1)),
+}
+"""Half precision elsewhere."""
+
+LARGE_SPLIT = {
+    16: Tilings(Tiling(64, 64, 4, 2), Tiling(32, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 2), True),
+    32: Tilings(Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 2), True),
+    64: Tilings(Tiling(64, 32, 4, 2), Tiling(64, 128, 8, 2), Tiling(64, 32, 4, 2), Tiling(32, 128, 8, 2)),
+    128: Tilings(Tiling(128, 32, 8, 2), Tiling(32, 64, 4, 2), Tiling(64, 32, 4, 2), Tiling(16, 64, 4, 2)),
+    256: Tilings(Tiling(64, 16, 4, 2), Tiling(16, 16, 4, 2), Tiling(64, 16, 4, 1), Tiling(16, 16, 4, 1)),
+}
+"""Single precision in parts, on Hopper."""
+
+_SPLIT_UP_TO_32 = Tilings(Tiling(64, 32, 4, 2), Tiling(32, 64, 4, 2), Tiling(64, 32, 4, 2), Tiling(16, 32, 4, 1))
+SMALL_SPLIT = {
+    16: _SPLIT_UP_TO_32,
+    32: _SPLIT_UP_TO_32,
+    64: Tilings(Tiling(64, 32, 4, 2), Tiling(32, 32, 4, 2), Tiling(32, 32, 4, 2), Tiling(32, 32, 4, 2)),
+    128: Tilings(Tiling(32, 16, 4, 2), Tiling(16, 32, 4, 2), Tiling(32, 16, 4, 2), Tiling(16, 32, 4, 1)),
+}
+"""The same elsewhere. At 256, the smallest tiles do not fit."""
+
+_TF32_UP_TO_64 = Tilings(Tiling(64, 64, 4, 2), Tiling(32, 32, 4, 2), Tiling(64, 32, 4, 2), Tiling(32, 32, 4, 2))
+TF32 = {
+    16: _TF32_UP_TO_64,
+    32: _TF32_UP_TO_64,
+    64: _TF32_UP_TO_64,
+    128: Tilings(Tiling(32, 32, 4, 2), Tiling(32, 32, 4, 2), Tiling(32, 32, 4, 2), Tiling(16, 16, 4, 1)),
+    256: Tilings(Tiling(16, 16, 4, 2), Tiling(16, 16, 4, 1), Tiling(16, 16, 4, 1), Tiling(16, 16, 4, 1)),
+}
+"""Single precision in registers, everywhere. One pass at 256 takes 128 KiB; it is taken nowhere unless asked for."""
+
+
+def padded_width(head_dim: int) -> int:
+    """Columns of a tile: the head dimension rounded up to a power of two, at least 16."""
+    return max(16, 1 << (head_dim - 1).bit_length())
+
+
+def precision_of(q: Tensor, tf32: bool) -> str:
+    """Return the precision of products, by the names of `launch`; half precision has only one."""
+    if q.dtype != torch.float32:
+        return "ieee"
+    return "tf32" if tf32 else exact_precision(q.device, padded_width(q.shape[-1]))
+
+
+def exact_precision(device: torch.device, width: int) -> str:
+    """Return the precision of exact float32 products: in parts. Where parts do not fit the device, operands are split
+    in registers, and tensor cores add the products up (operands.add_product tells the cost).
+    """
+    return "split" if _is_large(device) or width in SMALL_SPLIT else "tf32x3"
+
+
+Operands = tuple[Tensor, Tensor, Tensor]
+_remembered: dict[tuple[object, ...], Tilings] = {}
+
+
+def remember(operands: Operands, width: int, precision: str, tilings: Tilings) -> None:
+    """Let `choose` return these tilings, in this process, for such operands (see `tune`)."""
+    _remembered[_key(operands, width, precision)] = tilings
+
+
+def forget() -> None:
+    """Let `choose` return the tables' tilings only."""
+    _remembered.clear()
+
+
+def choose(operands: Operands, width: int, precision: str) -> Tilings:
+    """Choose tilings for q, k and v as launches take them, with the head dimension rounded up to the power of two
+    `width`.
+
+    It returns the tilings that were tuned in this process, else the tables'.
+    """
+    if _remembered and (tuned := _remembered.get(_key(operands, width, precision))):
+        return tuned
+    return from_tables(operands[0].device, width, precision)
+
+
+def from_tables(device: torch.device, width: int, precision: str) -> Tilings:
+    """Choose the tables' tilings, also if others were tuned."""
+    if precision == "ieee":
+        return (LARGE_HALF if _is_large(device) else SMALL_HALF)[width]
+    if precision == "split":
+        return (LARGE_SPLIT if _is_large(device) else SMALL_SPLIT)[width]
+    return TF32[width]
+
+
+def _key(operands: Operands, width: int, precision: str) -> tuple[object, ...]:
+    """Return the key of remembered tilings: all that decides if a tiling fits."""
+    q = operands[0]
+    return q.device, q.dtype, width, precision, all(has_tensor_descriptors(tensor) for tensor in operands)
+
+
+def _is_large(device: torch.device) -> bool:
+    """Return True for a Hopper, whose multiprocessors have 227 KiB of shared memory, and products that read it.
+
+    Data-centre Blackwell has as much, but its products also need tensor memory: the large tilings do not fit.
+    """
+    return capability(device) == (9, 0)

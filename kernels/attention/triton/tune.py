@@ -1,0 +1,268 @@
+"""Times listed tilings of attention's Triton kernels on this device, on request only.
+
+    python -m kernels.attention.triton.tune --head-dim 64 --dtype bfloat16 --lengths 1024 4096 16384
+
+prints the best of each kernel over these lengths, and the line to put into `tilings`. Calls of attention never tune:
+that compiles some fifty kernels, a second of processor time each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources, PTXASError
+
+from kernels.attention.triton import launch, tilings
+from kernels.attention.triton.inputs import like, on_device, room_for_results, tf32_is_allowed, with_heads
+from kernels.attention.triton.tilings import Tiling, Tilings, padded_width, precision_of
+from kernels.device_clock import DeviceClock, Work, host_lap_ms
+from kernels.tolerance import TF32_TOLERANCE, TOLERANCES, error
+
+_ANY = (Tiling(32, 64, 4, 2), Tiling(64, 32, 4, 2), Tiling(32, 32, 4, 2), Tiling(16, 32, 4, 1), Tiling(16, 16, 4, 1))
+_FLAT = (
+    *(Tiling(64, 128, 4, 3), Tiling(64, 64, 4, 3), Tiling(128, 64, 4, 3), Tiling(128, 128, 8, 3), *_ANY),
+    *(Tiling(128, 64, 8, 2), Tiling(128, 32, 8, 2), Tiling(64, 64, 4, 2), Tiling(64, 16, 4, 2)),
+    *(Tiling(64, 64, 4, 3, hold=True), Tiling(64, 32, 4, 3, hold=True)),
+)
+_UPRIGHT = (
+    *(Tiling(128, 64, 4, 2), Tiling(128, 64, 4, 3), Tiling(64, 64, 4, 2), Tiling(64, 64, 4, 3), *_ANY),
+    *(Tiling(128, 128, 8, 2), Tiling(64, 128, 8, 2), Tiling(64, 64, 8, 2), Tiling(16, 64, 4, 2)),
+)
+CANDIDATES = {"forward": _FLAT, "keys": _UPRIGHT, "queries": _FLAT, "one_pass": _UPRIGHT}
+"""By kernel, as `Tilings` names them. Those that do not fit a device are left out there."""
+SAMPLES = 7
+FORMS = {False: "two passes", True: "one pass"}
+"""Forms of the backward pass, by `Tilings.prefer_one_pass`."""
+GAIN = 0.02
+"""A smaller gain cannot be told from noise: the present choice stays."""
+REFUSALS = (OutOfResources, PTXASError, CompilationError)
+COMPILER_FAILED = "PassManager::run failed"
+"""Message of the plain RuntimeError that Triton's compiler raises."""
+
+Tell = Callable[[str], None]
+Timer = Callable[[str, Tilings, Work], float]
+"""(kernel, the tilings, the call) -> ms of one call."""
+
+
+class NothingRuns(Exception):
+    """No listed tiling of a kernel runs on this device."""
+
+
+class Problem:
+    """Inputs as `flash_attention` takes them, and the kernels' calls on them.
+
+    Raises:
+        ValueError: `flash_attention` does not take the inputs, or they are empty.
+    """
+
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, tf32: bool | None) -> None:
+        out, logsumexp = room_for_results(q, k, v)
+        if out.numel() == 0:
+            raise ValueError(f"there is nothing to tune for: q's shape is {tuple(q.shape)}")
+        q, k, v, out = with_heads(q.detach(), k.detach(), v.detach(), out)
+        gradient = torch.empty_like(out).normal_(generator=torch.Generator(q.device).manual_seed(0))
+        self._gradient, self._inputs, self._is_causal = gradient, (q, k, v), is_causal
+        self.precision = precision_of(q, tf32_is_allowed() if tf32 is None else tf32)
+        first, second, third = launch.operands(self.precision, q, k, v)
+        self._operands, self._width = (first, second, third), padded_width(q.shape[-1])
+        self.results = {"out": out, "logsumexp": logsumexp.view(out.shape[:-1])}
+        self.results |= {"dq": like(q), "dk": like(k), "dv": like(v)}
+        self._right: dict[str, Tensor] = {}
+
+    def run(self, kernel: str, chosen: Tilings) -> tuple[str, ...]:
+        """Call a kernel, "one_pass" and "two_passes" with what is before and behind it; return its results' names."""
+        self.take(replace(chosen, prefer_one_pass=kernel == "one_pass"))
+        out, logsumexp = self.results["out"], self.results["logsumexp"]
+        if kernel == "forward":
+            launch.forward(*self._operands, out, logsumexp, self._is_causal, self.precision)
+            return "out", "logsumexp"
+        names = {"keys": ("dk", "dv"), "queries": ("dq",)}.get(kernel, ("dq", "dk", "dv"))
+        dq, dk, dv = (self.results[name] if name in names else None for name in ("dq", "dk", "dv"))
+        launch.backward(
+            self._gradient, *self._inputs, out, dq, dk, dv, logsumexp, None, self._is_causal, self.precision
+        )
+        return names
+
+    def present(self) -> Tilings:
+        """The tilings that calls take now."""
+        return tilings.choose(self._operands, self._width, self.precision)
+
+    def take(self, chosen: Tilings) -> None:
+        """Let calls take these tilings."""
+        tilings.remember(self._operands, self._width, self.precision, chosen)
+
+    def set_output(self) -> None:
+        """Take the right output and log-sum-exp for the backward pass: the last tiling's may have been wrong."""
+        for name in ("out", "logsumexp"):
+            self.results[name].copy_(self._right[name])
+
+    def why_not(self, kernel: str, chosen: Tilings) -> str:
+        """Say why a kernel cannot run, or how its results differ from the right ones; "" if it can and they do not.
+
+        Results that nobody knows yet become the right ones.
+        """
+        for name in ("out", "logsumexp") if kernel == "forward" else ("dq", "dk", "dv"):
+            self.results[name].fill_(float("nan"))  # another tiling may have left right values
+        try:
+            names = self.run(kernel, chosen)
+        except Exception as failure:
+            if isinstance(failure, REFUSALS) or COMPILER_FAILED in str(failure):
+                return f"{type(failure).__name__}: {str(failure).strip()[:200]}"
+            raise
+        tolerance = TF32_TOLERANCE if self.precision == "tf32" else TOLERANCES[self._gradient.dtype]
+        for name in names:
+            expected = self._right.setdefault(name, self.results[name].clone())
+            if why := error(self.results[name], expected.double()).why_wrong(tolerance):
+                return f"{name}: {why}"
+        return ""
+
+
+def best(
+    problems: Sequence[Problem], kernels: Sequence[str], timer: Timer, tell: Tell, among: Sequence[Tiling] | None
+) -> Tilings:
+    """Return the tilings with the least geometric mean of times over problems of one kind.
+
+    The present choice, which comes first and says what is right, stays if it is within GAIN.
+
+    Raises:
+        NothingRuns: no tiling of a kernel runs in all problems. One pass may fit nowhere: two do its work.
+    """
+    chosen = problems[0].present()
+
+    def median_ms(problem: Problem, kernel: str, one: Tilings) -> float:
+        def work() -> None:
+            problem.run(kernel, one)
+
+        return statistics.median(timer(kernel, one, work) for _ in range(SAMPLES))
+
+    def mean_ms(kernel: str, one: Tilings) -> float:
+        return statistics.geometric_mean(median_ms(problem, kernel, one) for problem in problems)
+
+    for kernel in kernels:
+        times: dict[Tiling, float] = {}
+        why = ""
+        for tiling in dict.fromkeys([getattr(chosen, kernel), *(CANDIDATES[kernel] if among is None else among)]):
+            one = _with(chosen, kernel, tiling)
+            why = next(filter(None, (problem.why_not(kernel, one) for problem in problems)), "")
+            if why:
+                tell(f"{_words(kernel)} {shown(tiling)} is left out: {why}")
+            else:
+                times[tiling] = mean_ms(kernel, one)
+        ranked = [f"{shown(tiling)}: {times[tiling]:.3g} ms" for tiling in sorted(times, key=lambda one: times[one])]
+        tell(f"{_words(kernel)}: {'    '.join(ranked) or 'none runs'}")
+        if times:
+            chosen = _with(chosen, kernel, _pick(times, getattr(chosen, kernel)))
+        elif kernel != "one_pass":
+            raise NothingRuns(f"no tiling of the {kernel} kernel runs on this device: {why}")
+        if kernel == "forward":
+            for problem in problems:
+                problem.set_output()
+        if kernel == "one_pass":
+            forms = {False: mean_ms("two_passes", chosen), **({True: mean_ms("one_pass", chosen)} if times else {})}
+            chosen = replace(chosen, prefer_one_pass=_pick(forms, chosen.prefer_one_pass))
+            tell("backward pass: " + ", ".join(f"{FORMS[form]} {time:.3f} ms" for form, time in forms.items()))
+    return chosen
+
+
+def tune(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, backward: bool = True, tf32: bool | None = None,
+    tell: Tell = lambda line: None, timer: Timer | None = None, among: Sequence[Tiling] | None = None,
+) -> str:  # fmt: skip
+    """Let this process's further calls take the fastest tilings for such inputs; return a line that names them.
+
+    Such inputs are those on the same device, of the same dtype, padded head dimension and precision, with any lengths
+    and masks. Calls take the tilings until another search for such inputs, or `tilings.forget`.
+
+    Args:
+        q: Queries; q, k, v, is_causal and tf32 are as `flash_attention` takes them.
+        k: Keys.
+        v: Values.
+        is_causal: Query i sees keys 0 … i only.
+        backward: Also tune the backward pass; else its tilings stay as they are.
+        tf32: True lets products round float32 inputs to tf32; None: as torch is set.
+        tell: Called with a line of progress, every few seconds.
+        timer: Function that takes times; None: the device's time with a cold L2 cache.
+        among: The candidates for every kernel, besides the present choice; None: CANDIDATES.
+
+    Raises:
+        ValueError: `flash_attention` does not take the inputs, or they are empty.
+        NothingRuns: this device can run no tiling of a kernel.
+    """
+    with torch.no_grad(), on_device(q.device):
+        problem = Problem(q, k, v, is_causal, tf32)
+        chosen = present = problem.present()
+        kernels = tuple(CANDIDATES) if backward else ("forward",)
+        try:
+            chosen = best([problem], kernels, timer or default_timer(q.device), tell, among)
+        finally:
+            problem.take(chosen)
+    line = "; ".join(f"{_words(kernel)} {shown(getattr(chosen, kernel))}" for kernel in kernels)
+    return f"{line}{f'; backward in {FORMS[chosen.prefer_one_pass]}' * backward}{' (as before)' * (chosen == present)}"
+
+
+def default_timer(device: torch.device) -> Timer:
+    """Return a timer of the device's time with a cold L2 cache; of the host's clock where the interpreter runs."""
+    if device.type != "cuda":
+        return lambda kernel, chosen, work: host_lap_ms(work)
+    clock = DeviceClock(device)
+    return lambda kernel, chosen, work: clock.lap(work).device_ms
+
+
+def shown(tiling: Tiling) -> str:
+    """Write a tiling as docs/decisions do."""
+    return f"{'held, ' * tiling.hold}{tiling.queries} × {tiling.keys}, {tiling.warps}, {tiling.stages}"
+
+
+def _pick(times: dict[Any, float], present: Any) -> Any:
+    fastest = min(times, key=lambda one: times[one])
+    return present if present in times and times[present] <= times[fastest] * (1 + GAIN) else fastest
+
+
+def _with(tilings: Tilings, kernel: str, tiling: Tiling) -> Tilings:
+    changed: dict[str, Any] = {kernel: tiling}
+    return replace(tilings, **changed)
+
+
+def _words(kernel: str) -> str:
+    return kernel.replace("_", " ")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Tune for the lengths that the command line names, and print what was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--head-dim", type=int, default=64)
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096, 16_384], help="of queries and keys")
+    parser.add_argument("--rows", type=int, default=1 << 18, help="heads × length: how much work a call is")
+    parser.add_argument("--causal", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--tf32", action="store_true", help="products of float32 may round")
+    parser.add_argument("--backward", action=argparse.BooleanOptionalAction, default=True)
+    given = parser.parse_args(arguments)
+    if min(given.head_dim, given.rows, *given.lengths) < 1:
+        parser.error("sizes are positive numbers")
+    if not torch.cuda.is_available():
+        parser.exit(1, "There is no CUDA device here: tilings are tuned on the device that will run them.\n")
+    problems = []
+    for length in given.lengths:
+        shape = 1, max(1, given.rows // length), length, given.head_dim
+        q, k, v = (torch.randn(shape, dtype=getattr(torch, given.dtype), device="cuda") for _ in range(3))
+        try:
+            problems.append(Problem(q, k, v, given.causal, given.tf32))
+        except ValueError as failure:
+            parser.error(str(failure))
+    print(f"{torch.cuda.get_device_name()}: queries × keys, warps, stages", flush=True)
+    kernels = tuple(CANDIDATES) if given.backward else ("forward",)
+    timer = default_timer(torch.device("cuda", torch.cuda.current_device()))
+    chosen = best(problems, kernels, timer, lambda line: print(line, flush=True), None)
+    print(f"{padded_width(given.head_dim)}: {chosen},")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,330 @@
+"""The choice among listed tilings: in Triton's interpreter with times that the tests make up, and for real on a GPU."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.attention.oracle import oracle
+from kernels.device_clock import Work
+from kernels.registry import ATTENTION
+from kernels.tolerance import TOLERANCES, error
+
+pytest.importorskip("triton")
+
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources, PTXASError
+
+from kernels.attention.flash_triton import flash_attention
+from kernels.attention.triton import launch, tilings
+from kernels.attention.triton import tune as tuning
+from kernels.attention.triton.tilings import Tiling, Tilings
+from kernels.attention.triton.tune import NothingRuns, Problem, tune
+
+interpreted = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here")
+PRESENT = Tiling(32, 32, 4, 1)
+SMALL, FLAT, UPRIGHT = Tiling(16, 16, 4, 1), Tiling(16, 32, 4, 1), Tiling(32, 16, 4, 1)
+TABLE = Tilings(PRESENT, PRESENT, PRESENT, PRESENT)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_remembered() -> Iterator[None]:
+    tilings.forget()
+    yield
+    tilings.forget()
+
+
+@pytest.fixture
+def _table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table's choice is PRESENT for every kernel, and a time is one sample."""
+    monkeypatch.setattr(tilings, "from_tables", lambda *_: TABLE)
+    monkeypatch.setattr(tuning, "SAMPLES", 1)
+
+
+on_a_small_table = pytest.mark.usefixtures("_table")
+
+
+@pytest.fixture
+def inputs(rng) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(rng.randrange(2**32))
+    return [torch.randn(1, 1, 32, 16, generator=generator) for _ in range(3)]
+
+
+def clock(**fast: dict[Tiling, float]) -> Callable[..., float]:
+    """Makes up times, in ms: of each kernel by tiling; of others 2, of one pass 3."""
+
+    def time_ms(kernel: str, chosen: Tilings, _work: Work) -> float:
+        otherwise = 3.0 if kernel == "one_pass" else 2.0
+        return fast.get(kernel, {}).get(getattr(chosen, kernel, PRESENT), otherwise)
+
+    return time_ms
+
+
+def remembered(inputs: list[Tensor]) -> Tilings:
+    return Problem(*inputs, False, False).present()
+
+
+def damage(monkeypatch: pytest.MonkeyPatch, name: str, what: Callable[..., None]) -> None:
+    """Let something happen behind a launch with FLAT; `what` gets the launch's arguments."""
+    real = getattr(launch, name)
+
+    @functools.wraps(real)
+    def wrapped(*arguments: Any) -> None:
+        if choose(*arguments) == FLAT:
+            what(real, *arguments)
+        else:
+            real(*arguments)
+
+    def choose(*arguments: Any) -> Tiling:
+        chosen = tilings.choose(tuple(arguments[:3]), 16, "split")
+        return getattr(chosen, "one_pass" if name == "keys" and arguments[-1] is not None else name)
+
+    monkeypatch.setattr(launch, name, wrapped)
+
+
+def refuse(failure: Exception) -> Callable[..., None]:
+    def what(*_arguments: Any) -> None:
+        raise failure
+
+    return what
+
+
+@interpreted
+@on_a_small_table
+def test_the_fastest_of_each_kernel_is_taken_by_the_next_call(inputs: list[Tensor]) -> None:
+    lines: list[str] = []
+    times = clock(forward={FLAT: 1.0}, keys={UPRIGHT: 1.0}, queries={SMALL: 1.0}, one_pass={FLAT: 1.0})
+    line = tune(*inputs, True, timer=times, among=[SMALL, FLAT, UPRIGHT], tell=lines.append)
+    assert line.startswith("forward 16 × 32, 4, 1; keys 32 × 16, 4, 1; queries 16 × 16, 4, 1; one pass 16 × 32, 4, 1")
+    assert line.endswith("backward in one pass")
+    assert "backward pass: two passes 2.000 ms, one pass 1.000 ms" in lines
+    assert remembered(inputs) == Tilings(FLAT, UPRIGHT, SMALL, FLAT, prefer_one_pass=True)
+    right = oracle(*inputs, torch.ones_like(inputs[0]), True)
+    given = [tensor.requires_grad_() for tensor in inputs]
+    out = flash_attention(*given, True)
+    out.sum().backward()
+    assert error(out.detach(), right.out).why_wrong(TOLERANCES[torch.float32]) is None
+    for tensor, gradient in zip(given, right.gradients, strict=True):
+        assert torch.allclose(tensor.grad.double(), gradient, atol=1e-5)
+
+
+@interpreted
+@on_a_small_table
+def test_the_choice_holds_for_its_dtype_width_and_precision_and_forward_alone_leaves_the_rest(
+    inputs: list[Tensor],
+) -> None:
+    tune(*inputs, timer=clock(keys={UPRIGHT: 1.0}), among=[UPRIGHT])
+    kernels: set[str] = set()
+
+    def seen(kernel: str, *rest: Any) -> float:
+        kernels.add(kernel)
+        return clock(forward={FLAT: 1.0})(kernel, *rest)
+
+    tune(*inputs, timer=seen, among=[FLAT], backward=False, tf32=False)
+    assert kernels == {"forward"}
+    assert remembered(inputs) == Tilings(FLAT, UPRIGHT, PRESENT, PRESENT)
+    assert Problem(*inputs, False, True).present() == TABLE, "tf32"
+    assert remembered([one.half() for one in inputs]) == TABLE
+    assert remembered([one.repeat(1, 1, 1, 2) for one in inputs]) == TABLE
+    tilings.forget()
+    assert remembered(inputs) == TABLE
+
+
+@interpreted
+@on_a_small_table
+def test_only_a_request_tunes(inputs: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(tuning, "tune", lambda *arguments, **options: asked.append(1) or "asked")
+    flash_attention(*(tensor.requires_grad_() for tensor in inputs), True).sum().backward()
+    assert not asked
+    assert ATTENTION.load("triton").tune(*inputs, True, backward=False, tell=print) == "asked"
+
+
+def scaled(real: Callable[..., None], *arguments: Any) -> None:
+    real(*arguments)
+    arguments[3][..., 5, :] *= 1.1  # out
+
+
+def not_written(real: Callable[..., None], *arguments: Any) -> None:
+    before = arguments[3].clone()
+    real(*arguments)
+    arguments[3][..., 5, :] = before[..., 5, :]
+
+
+def not_a_number(real: Callable[..., None], *arguments: Any) -> None:
+    real(*arguments)
+    arguments[4][..., 5] = torch.nan  # logsumexp
+
+
+def in_gradients(real: Callable[..., None], *arguments: Any) -> None:
+    real(*arguments)
+    arguments[6][..., 5, :] += 1  # dk or dq
+
+
+@interpreted
+@on_a_small_table
+@pytest.mark.parametrize(
+    ("name", "what", "kernel"),
+    [
+        *(("forward", what, "forward") for what in (scaled, not_written, not_a_number)),
+        ("keys", in_gradients, "keys"),
+        ("keys", in_gradients, "one_pass"),
+        ("queries", in_gradients, "queries"),
+    ],
+)
+def test_what_is_wrong_is_never_chosen(
+    inputs: list[Tensor], name: str, what: Callable[..., None], kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damage(monkeypatch, name, what)
+    lines: list[str] = []
+    times = clock(**{kernel: {FLAT: 0.1, SMALL: 1.0}})
+    tune(*inputs, timer=times, among=[FLAT, SMALL], backward=kernel != "forward", tell=lines.append)
+    assert getattr(remembered(inputs), kernel) == SMALL
+    assert any(line.startswith(f"{kernel.replace('_', ' ')} 16 × 32, 4, 1 is left out: ") for line in lines)
+
+
+@interpreted
+@on_a_small_table
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (OutOfResources(300_000, 232_448, "shared memory"), "OutOfResources: out of resource: shared memory"),
+        (PTXASError("(C7600) Register allocation failed"), "PTXASError: PTXAS error: (C7600)"),
+        (CompilationError(None, None, "no such product"), "CompilationError: "),
+        (RuntimeError("PassManager::run failed"), "RuntimeError: PassManager::run failed"),
+    ],
+)
+def test_what_triton_refuses_is_left_out(
+    inputs: list[Tensor], failure: Exception, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damage(monkeypatch, "forward", refuse(failure))
+    lines: list[str] = []
+    times = clock(forward={FLAT: 0.1, SMALL: 1.0})
+    tune(*inputs, timer=times, among=[FLAT, SMALL], backward=False, tell=lines.append)
+    assert remembered(inputs).forward == SMALL
+    assert lines[0].startswith(f"forward 16 × 32, 4, 1 is left out: {words}")
+    assert lines[1] == "forward: 16 × 16, 4, 1: 1 ms    32 × 32, 4, 1: 2 ms"
+
+
+@interpreted
+@on_a_small_table
+def test_other_errors_are_not_swallowed_and_change_nothing(
+    inputs: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damage(monkeypatch, "forward", refuse(RuntimeError("CUDA error: an illegal memory access was encountered")))
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        tune(*inputs, timer=clock(), among=[FLAT], backward=False)
+    assert remembered(inputs) == TABLE
+
+
+@interpreted
+@on_a_small_table
+def test_where_nothing_runs_the_reason_is_told_but_one_pass_leaves_two(
+    inputs: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    too_large = OutOfResources(300_000, 100_000, "shared memory")
+    flat = Tilings(FLAT, FLAT, FLAT, FLAT)
+    monkeypatch.setattr(tilings, "from_tables", lambda *_: flat)
+    with pytest.MonkeyPatch.context() as patch:
+        damage(patch, "forward", refuse(too_large))
+        with pytest.raises(NothingRuns, match=r"no tiling of the forward kernel runs on this device: .*shared memory"):
+            tune(*inputs, timer=clock(), among=[FLAT], backward=False)
+    prefers = Tilings(PRESENT, PRESENT, PRESENT, FLAT, prefer_one_pass=True)
+    monkeypatch.setattr(tilings, "from_tables", lambda *_: prefers)
+    damage(monkeypatch, "keys", lambda real, *rest: refuse(too_large)() if rest[-1] is not None else real(*rest))
+    tune(*inputs, timer=clock(), among=[FLAT])
+    assert not remembered(inputs).prefer_one_pass
+
+
+@interpreted
+@on_a_small_table
+@pytest.mark.parametrize(("time", "chosen"), [(1.99, PRESENT), (1.9, FLAT)])
+def test_the_present_choice_stays_unless_another_is_clearly_faster(
+    inputs: list[Tensor], time: float, chosen: Tiling
+) -> None:
+    line = tune(*inputs, timer=clock(forward={FLAT: time}), among=[FLAT], backward=False)
+    assert remembered(inputs).forward == chosen
+    assert line.endswith("(as before)") == (chosen == PRESENT)
+
+
+@interpreted
+@on_a_small_table
+def test_several_lengths_count_alike(inputs: list[Tensor]) -> None:
+    """By the geometric mean: half the time at one length outweighs a third more at the other."""
+    q, k, v = inputs
+    problems = [Problem(*inputs, False, False), Problem(q[:, :, :17], k, v, False, False)]
+    calls: list[Work] = []
+
+    def times(_kernel: str, chosen: Tilings, work: Work) -> float:
+        calls.append(work)
+        slot = len(calls) % 2  # the first problem's time, then the second's
+        return {PRESENT: (3.0, 1.0), FLAT: (4.0, 0.5), SMALL: (2.0, 2.0)}[chosen.forward][1 - slot]
+
+    assert tuning.best(problems, ["forward"], times, print, [FLAT, SMALL]).forward == FLAT
+
+
+def test_inputs_that_are_not_taken() -> None:
+    with pytest.raises(ValueError, match="there is nothing to tune for"):
+        tune(torch.ones(1, 0, 16), torch.ones(1, 4, 16), torch.ones(1, 4, 16))
+    with pytest.raises(ValueError, match="float64"):
+        tune(*[torch.ones(1, 4, 16, dtype=torch.float64)] * 3)
+
+
+def test_the_command_needs_a_gpu_and_sizes(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for arguments, code, words in (([], 1, "There is no CUDA device here"), (["--lengths", "0"], 2, "positive")):
+        with pytest.raises(SystemExit) as exit_info:
+            tuning.main(arguments)
+        assert exit_info.value.code == code
+        assert words in capsys.readouterr().err
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_tuning_for_real(dtype: torch.dtype) -> None:
+    generator = torch.Generator("cuda").manual_seed(0)
+    q, k, v, gradient = (
+        torch.randn(2, 2, 700, 64, generator=generator, device="cuda").to(dtype).requires_grad_(index < 3)
+        for index in range(4)
+    )
+    too_large = Tiling(128, 128, 8, 4) if dtype == torch.float32 else Tiling(128, 256, 8, 4)  # for forward at least
+    lines: list[str] = []
+    tune(q, k, v, True, among=[Tiling(64, 32, 4, 2), Tiling(32, 32, 4, 1), too_large], tell=lines.append)
+    assert any(line.startswith("forward 128 × ") and "OutOfResources" in line for line in lines)
+    problem = Problem(q, k, v, True, None)
+    right = oracle(q, k, v, gradient, True)
+    slowest = Tilings(*[Tiling(32, 32, 4, 1)] * 4)
+    for chosen in (problem.present(), slowest, Tilings(*[Tiling(32, 32, 4, 1)] * 4, prefer_one_pass=True)):
+        problem.take(chosen)
+        out = flash_attention(q, k, v, True)
+        results = out, *torch.autograd.grad(out, (q, k, v), gradient)
+        for result, expected in zip(results, (right.out, *right.gradients), strict=True):
+            assert error(result.detach(), expected).why_wrong(TOLERANCES[dtype]) is None
+
+
+@pytest.mark.gpu
+def test_the_command_prints_a_line_to_paste(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "CANDIDATES", dict.fromkeys(tuning.CANDIDATES, (Tiling(32, 32, 4, 2),)))
+    tuning.main(["--lengths", "300", "512", "--rows", "1024", "--dtype", "float32", "--tf32", "--no-causal"])
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0].startswith(torch.cuda.get_device_name())
+    assert isinstance(eval(printed[-1].strip().rstrip(",").partition(": ")[2]), Tilings)
+
+
+def test_where_kernels_are_interpreted_the_host_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the lap that the jobs' stopwatch is made of."""
+    laps: list[Work] = []
+    monkeypatch.setattr(tuning, "host_lap_ms", lambda work: laps.append(work) or 7.0)
+
+    def work() -> None:
+        raise AssertionError("the lap was taken elsewhere")
+
+    assert tuning.default_timer(torch.device("cpu"))("forward", TABLE, work) == 7.0
+    assert laps == [work]
