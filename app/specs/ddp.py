@@ -78,7 +78,7 @@ class DdpSpec(TrainingSpec):
             "compile": True,
             "activation_checkpointing": True,
             "checkpoint_scope": "selective",
-            "checkpoint_layers": 12,
+            "checkpoint_layers": 0,
             "fused_linear_cross_entropy": True,
             "optimizer": "torch_fused_adamw",
         },

@@ -708,14 +708,17 @@ class RankRun:
                     gradients = self._kept(full_gradients(trained))
                 work()
             self.rank.step_done()
-            if number == 0 and (reason := self._why_not_compared(trained)):
+            if number == 0 and self.on_gpu:
+                # From the second step on, the optimizer's state is there all the time.
+                torch.cuda.reset_peak_memory_stats()
+            if number == 1 and (reason := self._why_not_compared(trained)):
                 return reason
         if trained.optimizer is None:
             gradients = self._kept(full_gradients(trained))
         return {"gradients": gradients, "parameters": self._kept(full_parameters(trained))}
 
     def _why_not_compared(self, trained: Trained) -> str | None:
-        """Return why the comparison does not fit into rank 0's memory, known after a step; on other ranks just as much.
+        """Return why the comparison does not fit into rank 0's memory, known after two steps; on others just as much.
 
         If it fits, choose where rank 0 keeps what it compares.
         """
@@ -735,16 +738,14 @@ class RankRun:
         """Return why one process surely does not fit into this rank's GPU, so that nobody need try; None if it may.
 
         It takes as much as this rank's peak, less the units that are whole at a time, at most two of parameters and two
-        of gradients, and more by what other ranks have of parameters, gradients and state.
+        of gradients, and more by what other ranks have of parameters and state. Gradients come while activations go.
         """
         if not (self.on_gpu and isinstance(trained.wrapped, parallel.FullyShardedDataParallel)):
             return None
-        parts = list(trained.wrapped.parameters())
-        mine = 2 * sum(map(local_bytes, parts))
+        mine = sum(map(local_bytes, trained.wrapped.parameters()))
         mine += 0 if trained.optimizer is None else state_bytes(trained.optimizer)
-        whole = max(
-            sum(one.memory.numel() * one.memory.itemsize for one in unit.held) for unit in trained.wrapped.units
-        )
+        units = [sum(one.memory.numel() * one.memory.itemsize for one in unit.held) for unit in trained.wrapped.units]
+        whole = max(units, default=0)
         least = torch.cuda.max_memory_allocated() - 4 * whole + (self.rank.world_size - 1) * mine
         available = torch.cuda.mem_get_info()[1]
         if least <= available:
