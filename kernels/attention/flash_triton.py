@@ -72,7 +72,7 @@ def flash_attention(
         tf32 = q.dtype == torch.float32 and tf32_is_allowed()
     out: Tensor
     if _is_plain(q, k, v):
-        out = TritonFlashAttention2.apply(q, k, v, is_causal, tf32, only_hopper)  # type: ignore[no-untyped-call]
+        out = _Checked.apply(q, k, v, is_causal, tf32, only_hopper)  # type: ignore[no-untyped-call]
     else:
         out = _forward_operation(q, k, v, is_causal, tf32, only_hopper)[0]
     return out
@@ -109,6 +109,37 @@ class TritonFlashAttention2(torch.autograd.Function):
         if _is_plain(out_gradient, q, k, v, out, logsumexp):
             return *_gradients(*inputs, ctx.needs_input_grad[:3]), None, None, None
         return *_backward_operation(*inputs), None, None, None
+
+
+class _Checked(TritonFlashAttention2):
+    """The same after `flash_attention` has looked at autocast and at who else must see the inputs."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        is_causal: bool = False,
+        tf32: bool | None = None,
+        only_hopper: bool = False,
+    ) -> Tensor:
+        """As that of the base."""
+        out, logsumexp = _forward(q, k, v, is_causal, bool(tf32), only_hopper)
+        ctx.save_for_backward(q, k, v, out, logsumexp)
+        ctx.is_causal, ctx.tf32 = is_causal, tf32
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """As that of the base, which costs the host more, and refuses a second derivative."""
+        if not torch.is_grad_enabled() and ctx.needs_input_grad[:3] == (True, True, True):
+            q, k, v, out, logsumexp = ctx.saved_tensors
+            if _is_plain(out_gradient, q, k, v, out, logsumexp):
+                known = hopper.gradients(out_gradient, q, k, v, out, logsumexp, ctx.is_causal)
+                if known is not None:
+                    return *known, None, None, None
+        return TritonFlashAttention2.backward(ctx, out_gradient)
 
 
 def _is_plain(*tensors: Tensor) -> bool:

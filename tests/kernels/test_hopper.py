@@ -77,7 +77,9 @@ def launches_seen() -> Iterator[list[str]]:
 @pytest.fixture(autouse=True)
 def _nothing_remembered() -> Iterator[None]:
     yield
-    for cached in (hopper._forward_plan, hopper._forward_launch, hopper._backward_launches):
+    for cached in (
+        hopper._forward_plan, hopper._backward_plan, hopper._forward_launch, hopper._backward_launches
+    ):  # fmt: skip
         cached.cache_clear()
 
 

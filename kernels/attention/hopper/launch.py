@@ -25,7 +25,7 @@ from kernels.attention.triton.inputs import (
 from kernels.attention.triton.kernels import finish_kernel, rows_kernel
 from kernels.attention.triton.launch import LAUNCHES, ROW_TILE, rows_at_once
 from kernels.attention.triton.tilings import padded_width
-from kernels.launching import ALIGNMENT, KNOWN_VERSIONS, Address, Launch, Window
+from kernels.launching import ALIGNMENT, KNOWN_VERSIONS, Address, Chain, Launch, Window
 
 Sizes = tuple[int, ...]
 
@@ -215,19 +215,54 @@ def gradients(
     """Return dq, dk and dv, as `attend` returns the output: of tensors that it gave, with nothing to be checked but
     the output's gradient.
     """
-    key = (
+    plan = _backward_plan(
         q.device, k.device, v.device, q.dtype, k.dtype, v.dtype, q.shape, k.shape, v.shape,
-        q.stride(), k.stride(), v.stride(), is_causal,
+        q.stride(), k.stride(), v.stride(), out.stride(), out_gradient.stride(), out_gradient.dtype, is_causal,
+        torch.are_deterministic_algorithms_enabled(),
     )  # fmt: skip
     if (
-        _forward_plan(*key) is None
-        or out_gradient.stride(-1) != 1
+        plan is None
         or not logsumexp.is_contiguous()
+        or (q.data_ptr() | k.data_ptr() | v.data_ptr() | out_gradient.data_ptr()) % ALIGNMENT
         or q.device.index != torch.cuda.current_device()
     ):
         return None
-    room = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    return room if backward(out_gradient, q, k, v, out, *room, logsumexp, None, is_causal) else None
+    size, chain = plan
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    buffer = torch.empty(size, dtype=torch.float32, device=q.device)
+    chain((q, k, v, out_gradient, buffer, dk, dv, dq, out, logsumexp))
+    return dq, dk, dv
+
+
+@functools.lru_cache(maxsize=LAUNCHES)
+def _backward_plan(
+    device: torch.device, key_device: torch.device, value_device: torch.device,
+    dtype: torch.dtype, key_dtype: torch.dtype, value_dtype: torch.dtype,
+    shape: Sizes, key_shape: Sizes, value_shape: Sizes, q_strides: Sizes, k_strides: Sizes, v_strides: Sizes,
+    out_strides: Sizes, gradient_strides: Sizes, gradient_dtype: torch.dtype, is_causal: bool, deterministic: bool,
+) -> tuple[int, Chain] | None:  # fmt: skip
+    """Elements of the buffer, and the launches on q, k, v, the output's gradient, buffer, dk, dv, dq, the output and
+    its log-sum-exp.
+    """
+    forward = _forward_plan(
+        device, key_device, value_device, dtype, key_dtype, value_dtype, shape, key_shape, value_shape,
+        q_strides, k_strides, v_strides, is_causal,
+    )  # fmt: skip
+    if forward is None or gradient_dtype != dtype or gradient_strides[-1] != 1 or 0 in gradient_strides:
+        return None
+    results = [
+        torch.empty_like(torch.empty_strided(sizes, steps, device="meta")).stride()
+        for sizes, steps in ((shape, q_strides), (key_shape, k_strides), (key_shape, v_strides))
+    ]
+    launches = _backward_launches(
+        device, dtype, shape, key_shape, q_strides, k_strides, v_strides, out_strides, gradient_strides, *results,
+        False, is_causal,
+    )  # fmt: skip
+    if launches is None or (deterministic and not launches.is_deterministic):
+        return None
+    rows = launches.rows, (8, 3, 9, 9, 4)
+    keys = launches.keys, (0, 1, 2, 3, 4, 5, 6)
+    return launches.size, Chain(rows, keys, (launches.queries, (0, 1, 2, 3, 4, 7)))
 
 
 def backward(
