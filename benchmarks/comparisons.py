@@ -176,8 +176,9 @@ def _planted(series: Sequence[Sequence[tuple[float, float]]], draws: int, rng: r
     """Return how often the planted work is found by as many turns as a pilot of PILOT turns asked for.
 
     The pilot's turns followed each other; the others are drawn with replacement from all, since there may be too few.
+    Times are relative to the median of their gathering's shorter side, since one core may be faster than another.
     """
-    enough = [pairs for pairs in series if len(pairs) >= PILOT]
+    enough = [_relative(pairs) for pairs in series if len(pairs) >= PILOT]
     everything = [pair for pairs in enough for pair in pairs]
     ratio = statistics.median(other for _, other in everything) / statistics.median(one for one, _ in everything)
     hits = 0
@@ -199,6 +200,11 @@ def _planted(series: Sequence[Sequence[tuple[float, float]]], draws: int, rng: r
         ),
         "found worse": f"{hits / draws:.1%}",
     }
+
+
+def _relative(pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    unit = statistics.median(one for one, _ in pairs)
+    return [(one / unit, other / unit) for one, other in pairs]
 
 
 def _of_pairs(pairs: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
