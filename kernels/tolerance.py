@@ -98,13 +98,13 @@ def error(out: Tensor, oracle: Tensor, scale: float = 1.0) -> Error:
     differences = (out.double() - oracle).abs_()
     relative = torch.linalg.vector_norm(differences) / (rms * math.sqrt(oracle.numel()))
     near = _size_nearby(oracle).clamp_(min=rms * FLOOR if whole else rms)
-    largest = torch.maximum(oracle.abs().amax(-1), near)
+    largest = torch.maximum(torch.linalg.vector_norm(oracle, math.inf, dim=-1), near)
     return Error(relative.item(), differences.div_(largest.unsqueeze(-1)).max().item())
 
 
 def _size_nearby(tensor: Tensor) -> Tensor:
     """The root mean square of the elements in each row and its neighbours, of the tensor's shape less the last axis."""
-    squares = tensor.square().mean(-1)
+    squares = torch.linalg.vector_norm(tensor, dim=-1).square() / tensor.shape[-1]
     rows = squares.shape[-1] if squares.dim() else 1
     mean = avg_pool1d(squares.reshape(-1, 1, rows), 2 * NEAR + 1, 1, NEAR, count_include_pad=False)
     return mean.reshape(squares.shape).sqrt_()
