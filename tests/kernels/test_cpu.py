@@ -252,7 +252,7 @@ QUICK = """#!/bin/sh
 case " $* " in *" -o "*) ;; *) exec c++ "$@" ;; esac
 while [ $# -gt 0 ]; do
   case "$1" in
-    -o) case "$2" in *.so) cp {library} "$2" ;; *) : > "$2" ;; esac ;;
+    -o) case "$2" in *.so) cp '{library}' "$2" ;; *) : > "$2" ;; esac ;;
     -MF) : > "$2" ;;
   esac
   shift

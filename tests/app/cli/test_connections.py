@@ -31,7 +31,7 @@ FILES = 400
 HALF_OPEN = 700
 PROMPT_S = 1.0
 LOG_BYTES = 20_000
-FLOODED_S = 2.0
+FLOODED_S = 1.0
 PAUSE_S = 0.5
 """Between two rounds over all of them: what is tried here is their number, not how busy one client makes the server."""
 
