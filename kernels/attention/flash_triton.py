@@ -105,11 +105,15 @@ class TritonFlashAttention2(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of q, k and v."""
-        q, k, v, out, logsumexp = ctx.saved_tensors
-        inputs = out_gradient, None, q, k, v, out, logsumexp, ctx.is_causal, ctx.tf32
-        if _is_plain(out_gradient, q, k, v, out, logsumexp):
-            return *_gradients(*inputs, ctx.needs_input_grad[:3]), None, None, None
-        return *_backward_operation(*inputs), None, None, None
+        return _from_saved(ctx, out_gradient)
+
+
+def _from_saved(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
+    q, k, v, out, logsumexp = ctx.saved_tensors
+    inputs = out_gradient, None, q, k, v, out, logsumexp, ctx.is_causal, ctx.tf32
+    if _is_plain(out_gradient, q, k, v, out, logsumexp):
+        return *_gradients(*inputs, ctx.needs_input_grad[:3]), None, None, None
+    return *_backward_operation(*inputs), None, None, None
 
 
 class _Checked(TritonFlashAttention2):
@@ -133,14 +137,10 @@ class _Checked(TritonFlashAttention2):
 
     @staticmethod
     def backward(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """As that of the base, which costs the host more, and refuses a second derivative."""
-        if not torch.is_grad_enabled() and ctx.needs_input_grad[:3] == (True, True, True):
-            q, k, v, out, logsumexp = ctx.saved_tensors
-            if _is_plain(out_gradient, q, k, v, out, logsumexp):
-                known = hopper.gradients(out_gradient, q, k, v, out, logsumexp, ctx.is_causal)
-                if known is not None:
-                    return *known, None, None, None
-        return TritonFlashAttention2.backward(ctx, out_gradient)
+        """As that of the base, without what costs the host more: that refuses to be differentiated in turn."""
+        if torch.is_grad_enabled():
+            return TritonFlashAttention2.backward(ctx, out_gradient)
+        return _from_saved(ctx, out_gradient)
 
 
 def _is_plain(*tensors: Tensor) -> bool:

@@ -48,7 +48,7 @@ def visit(
     begin, end, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
     q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys, scale,
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, MASKED: gl.constexpr,
-    REST: gl.constexpr, EARLY: gl.constexpr,
+    REST: gl.constexpr,
 ):  # fmt: skip
     """dK and dV after the tiles of queries from `begin` to `end`."""
     HALF: gl.constexpr = N // 2
@@ -87,14 +87,9 @@ def visit(
             p = gl.where(visible, p, 0.0)
         weights = gl.convert_layout(p.to(q_tiles.dtype), left_layout)
         delta = numbers.index(stage * 2 + 1).load(column_layout)
-        if EARLY:
-            dv = warpgroup_mma(weights, do, dv, is_async=True)
-            dp = warpgroup_mma_wait(1, deps=[dp])
-            ds = (p * (dp - delta[None, :])).to(q_tiles.dtype)
-        else:
-            dp = warpgroup_mma_wait(0, deps=[dp])
-            ds = (p * (dp - delta[None, :])).to(q_tiles.dtype)
-            dv = warpgroup_mma(weights, do, dv, is_async=True)
+        dp = warpgroup_mma_wait(0, deps=[dp])
+        ds = (p * (dp - delta[None, :])).to(q_tiles.dtype)
+        dv = warpgroup_mma(weights, do, dv, is_async=True)
         shared_ds = ds_tiles.index(stage)
         shared_ds.slice(WHO * HALF, HALF, 0).store(ds)
         fence_async_shared()
@@ -125,7 +120,6 @@ def consume(
     kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
     start, batch, key_head, group, queries, keys, scale, root,
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
-    EARLY: gl.constexpr,
 ):  # fmt: skip
     HALF: gl.constexpr = N // 2
     d_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -139,12 +133,12 @@ def consume(
         count, token, dk, dv = visit(
             first, free, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
             q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys, scale,
-            WHO, M, N, D, CAUSAL, True, REST, EARLY,
+            WHO, M, N, D, CAUSAL, True, REST,
         )  # fmt: skip
         count, token, dk, dv = visit(
             gl.maximum(first, free), end, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles,
             numbers, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys, scale,
-            WHO, M, N, D, CAUSAL, False, REST, EARLY,
+            WHO, M, N, D, CAUSAL, False, REST,
         )  # fmt: skip
     meet(token)  # the other consumer has read the tiles of queries for the last time
     dk_room = q_tiles._reinterpret(q_tiles.dtype, [2 * M // HALF, 1, 1, HALF, D], dk_out.layout).index(WHO)
@@ -162,12 +156,12 @@ def consume_first(
     dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
     kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
     start, batch, key_head, group, queries, keys, scale, root,
-    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr, EARLY: gl.constexpr,
+    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     consume(
         dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
         kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
-        start, batch, key_head, group, queries, keys, scale, root, 0, M, N, D, CAUSAL, REST, EARLY,
+        start, batch, key_head, group, queries, keys, scale, root, 0, M, N, D, CAUSAL, REST,
     )  # fmt: skip
 
 
@@ -176,12 +170,12 @@ def consume_second(
     dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
     kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
     start, batch, key_head, group, queries, keys, scale, root,
-    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr, EARLY: gl.constexpr,
+    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     consume(
         dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
         kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
-        start, batch, key_head, group, queries, keys, scale, root, 1, M, N, D, CAUSAL, REST, EARLY,
+        start, batch, key_head, group, queries, keys, scale, root, 1, M, N, D, CAUSAL, REST,
     )  # fmt: skip
 
 
@@ -251,7 +245,7 @@ def add_up(
 def backward_kernel(
     q, k, v, do, exponents, deltas, dq_sum, dk_out, dv_out, heads, key_heads, group, queries, keys, padded, scale, root,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REGISTERS: gl.constexpr,
-    REST: gl.constexpr, LONGEST_FIRST: gl.constexpr, EARLY: gl.constexpr,
+    REST: gl.constexpr, LONGEST_FIRST: gl.constexpr,
 ):  # fmt: skip
     """dK and dV of one tile of keys, whose share of √d·dQ goes to `dq_sum` (batch, heads, padded, D).
 
@@ -301,12 +295,12 @@ def backward_kernel(
         (consume_first, (
             dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
             kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
-            start, batch, key_head, group, queries, keys, scale, root, M, N, D, CAUSAL, REST, EARLY,
+            start, batch, key_head, group, queries, keys, scale, root, M, N, D, CAUSAL, REST,
         )),
         (consume_second, (
             dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
             kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
-            start, batch, key_head, group, queries, keys, scale, root, M, N, D, CAUSAL, REST, EARLY,
+            start, batch, key_head, group, queries, keys, scale, root, M, N, D, CAUSAL, REST,
         )),
         (produce, (
             q, k, v, do, exponents, deltas, k_tiles.index(0), v_tiles.index(0), q_tiles, do_tiles, numbers,

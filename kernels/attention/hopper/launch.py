@@ -74,8 +74,6 @@ class Backward:
     queries: int
     """Rows of a tile."""
     keys: int
-    values_early: bool = False
-    """True multiplies weights with the output's gradient before it waits for dP; False: behind."""
     longest_first: bool = False
     """True takes tiles of keys that see most queries first, of all heads; False: head by head, which share what is in
     the L2 cache."""
@@ -113,7 +111,7 @@ CHOICES = {
     64: Choice(
         Forward(2, 64, 128, query_stages=2),
         Forward(3, 64, 128, registers=160),
-        Backward(128, 128),
+        Backward(128, 128, longest_first=True),
         Backward(64, 128, longest_first=True),
     ),
     128: Choice(_128, _128, Backward(64, 128), Backward(64, 128)),
@@ -488,7 +486,7 @@ def _keys_and_sum(problem: Problem, how: Backward) -> Launch:
             problem.window(5, 4, how.keys // 2), problem.window(6, 5, how.keys // 2),
             heads, key_heads, problem.group, queries, keys, padded, math.log2(math.e) * problem.root, problem.root,
         ),
-        {**problem.options(how), "LONGEST_FIRST": how.longest_first, "EARLY": how.values_early},
+        {**problem.options(how), "LONGEST_FIRST": how.longest_first},
     )  # fmt: skip
 
 

@@ -59,8 +59,6 @@ def candidates(width: int) -> Iterator[tuple[str, Choice]]:
             other = Backward(queries, 128, longest_first=longest_first)
             order = "longest first" if longest_first else "head by head"
             yield f"backward {queries}, {order}", replace(present, backward=other, backward_short=other)
-    early = Backward(64, 128, values_early=True)
-    yield "backward 64, dV early", replace(present, backward=early, backward_short=early)
     if width == min(CHOICES):
         ahead = replace(forward, query_stages=3 - forward.query_stages)
         yield f"forward, {ahead.query_stages} query stages", replace(present, forward=ahead, forward_long=ahead)
