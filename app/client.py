@@ -23,22 +23,29 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
-import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
-from urllib.request import getproxies
 
-import httpx
-
-from app import address
 from app.characters import one_line
-from app.errors import InvalidEnvironment
+from app.connection import (
+    PAGE,
+    Answer,
+    ClientError,
+    Connection,
+    DownloadFailed,
+    Event,
+    Refused,
+    Unreachable,
+    WaitTimeout,
+    WrongField,
+    deadline_of,
+    problem_text,
+)
 from app.layout import Format, Statistic, case_text, duration
 from app.own_code import put_into
 
@@ -46,91 +53,31 @@ if TYPE_CHECKING:
     import pandas as pd
     from rich.progress import Progress
 
-    from app.settings import Settings
+__all__ = [
+    "Answer",
+    "ClientError",
+    "DownloadFailed",
+    "Event",
+    "Flopwatch",
+    "JobFailed",
+    "Refused",
+    "Show",
+    "Thing",
+    "Unreachable",
+    "WaitTimeout",
+    "WrongField",
+    "progress_bar",
+]
 
-Answer: TypeAlias = dict[str, Any]
-"""What the server answers with: a job, a sweep, a comparison, …"""
 Thing: TypeAlias = int | Mapping[str, Any]
 """A job or a sweep: its id, or what the server answered."""
 Show: TypeAlias = Callable[[int, int, str], None]
 """Shows progress: how much is done, of how much (0: nobody knows yet), and a message."""
 
-CONNECT_TIMEOUT_S = 30.0
-READ_TIMEOUT_S = 120.0
-"""The longest silence of the server within an answer; a request that waits may be silent for longer (`Prefer`)."""
-STREAM_TIMEOUT_S = 60.0
-"""The longest silence within a stream. Must exceed the time between two of the server's keep-alive comments."""
-MAX_PREFERRED_WAIT_S = 60
-"""The server holds an answer no longer than this."""
-RECONNECT_S = 1.0
-MAX_RECONNECTS = 30
 POLL_S = 0.5
-PAGE = 500
 FINISHED = ("succeeded", "failed", "cancelled")
 CHECKED = ("slower", "invalid", "missing", "inconclusive", "passed")
 """Outcomes of a check, the worst first."""
-
-
-class ClientError(Exception):
-    """Base of all errors of the client; the message is for people."""
-
-
-class Unreachable(ClientError):
-    """No server answers at that address, or the connection broke."""
-
-
-@dataclass(frozen=True)
-class WrongField:
-    """A field that the server refused: a JSON pointer (RFC 6901) into the body as sent, "" for what is not in it."""
-
-    pointer: str
-    detail: str
-
-
-class Refused(ClientError):
-    """The server answered with a problem (RFC 9457); `problem` is the whole of it.
-
-    Example:
-        >>> try:
-        ...     flopwatch.submit({"kind": "benchmark", "context_lenght": 256})
-        ... except Refused as refused:
-        ...     print(refused.status, refused.pointer, refused.cure)
-        422 /spec/context_lenght Unknown field; did you mean context_length?
-    """
-
-    def __init__(self, problem: Mapping[str, Any]) -> None:
-        super().__init__(problem_text(problem))
-        self.problem = dict(problem)
-
-    @property
-    def type(self) -> str:
-        """URI of the problem's type: "urn:flopwatch:problem:invalid_request"."""
-        return str(self.problem.get("type", "about:blank"))
-
-    @property
-    def code(self) -> str:
-        """The type's last part: "invalid_request", "not_found", "conflict", …"""
-        return str(self.problem.get("code", self.type.rpartition(":")[2]))
-
-    @property
-    def status(self) -> int:
-        """The HTTP status."""
-        return int(self.problem.get("status", 0))
-
-    @property
-    def errors(self) -> tuple[WrongField, ...]:
-        """The fields that were refused; none if the problem is not of fields."""
-        return tuple(WrongField(one["pointer"], one["detail"]) for one in self.problem.get("errors", ()))
-
-    @property
-    def pointer(self) -> str | None:
-        """JSON pointer to the first wrong field, in the body as sent; None if the problem is not of fields."""
-        return self.errors[0].pointer if self.errors else None
-
-    @property
-    def cure(self) -> str:
-        """What is wrong with the first field and what to do about it; else the problem's detail."""
-        return self.errors[0].detail if self.errors else str(self.problem.get("detail", ""))
 
 
 class JobFailed(ClientError):
@@ -143,23 +90,7 @@ class JobFailed(ClientError):
         super().__init__(f"Job {job['id']} {'was cancelled' if job['state'] == 'cancelled' else 'failed'}{why}")
 
 
-class WaitTimeout(ClientError, TimeoutError):
-    """The job or sweep was not done in time. It goes on."""
-
-
-class DownloadFailed(ClientError):
-    """A file came damaged, or one of that name is there already."""
-
-
-@dataclass(frozen=True)
-class Event:
-    """One server-sent event of a job: `state`, `progress`, `log` or `done`."""
-
-    type: str
-    data: dict[str, Any]
-
-
-class Flopwatch:
+class Flopwatch(Connection):
     """A connection to one server. All talk with the server, that of the command line too, goes through this class.
 
     Args:
@@ -178,32 +109,6 @@ class Flopwatch:
         ...     print(job["state"])
         succeeded
     """
-
-    def __init__(
-        self, url: str | None = None, *, token: str | None = None, data_dir: str | os.PathLike[str] | None = None
-    ) -> None:
-        settings = _settings(data_dir)
-        self.url, self._named_by = (url.rstrip("/"), "") if url else _server_url(settings, data_dir is not None)
-        if token is None and settings.api_token is not None:
-            token = settings.api_token.get_secret_value()
-        with self._explained():
-            self._http = httpx.Client(
-                base_url=self.url,
-                timeout=_timeout(READ_TIMEOUT_S),
-                headers={"Authorization": f"Bearer {token}"} if token else {},
-                # Loading certificates takes longer than most commands, and plain HTTP has none.
-                verify=not self.url.startswith("http://") or bool(getproxies()),
-            )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._http.close()
 
     # Submitting
 
@@ -331,14 +236,8 @@ class Flopwatch:
         spec = copy.deepcopy(former["spec"])
         for path, value in {**fields, **(changes or {})}.items():
             _set(spec, path, value)
-        return self.submit(
-            self.with_code(spec, implementation=implementation, model=own_model),
-            name=self._name_of(former),
-            labels=former["labels"],
-            priority=former["priority"],
-            timeout_s="none" if former["timeout_s"] is None else former["timeout_s"],
-            max_attempts=former["max_attempts"],
-        )
+        spec = self.with_code(spec, implementation=implementation, model=own_model)
+        return self._resubmit(former, spec, self._name_of(former), former["labels"])
 
     def _name_of(self, job: Answer) -> str | None:
         """Return the name for a new job like this one: of a sweep's job the sweep's, without what told it apart."""
@@ -441,7 +340,7 @@ class Flopwatch:
             3
         """
         sweep_id = _id(sweep)
-        deadline = _deadline(timeout_s)
+        deadline = deadline_of(timeout_s)
         with contextlib.ExitStack() as stack:
             display = show or stack.enter_context(progress_bar())
             while True:
@@ -461,32 +360,7 @@ class Flopwatch:
         Raises:
             WaitTimeout: the job was not done after `timeout_s`. It is noticed at the server's next sign of life.
         """
-        job_id, deadline = _id(job), _deadline(timeout_s)
-        last_id, failures = "0", 0
-        while True:
-            headers = {"Accept": "text/event-stream", "Last-Event-ID": last_id}
-            left_s = deadline - time.monotonic()
-            timeout = _timeout(min(STREAM_TIMEOUT_S, max(left_s, 0.001)))
-            try:
-                with self._http.stream("GET", f"/jobs/{job_id}/events", headers=headers, timeout=timeout) as response:
-                    if response.is_error:
-                        response.read()
-                    if checked(response).status_code == httpx.codes.NO_CONTENT:
-                        return
-                    for event_id, event in parse_stream(_until(response.iter_lines(), deadline)):
-                        last_id, failures = event_id, 0
-                        yield event
-                        if event.type == "done":
-                            return
-            except httpx.InvalidURL as error:
-                raise self._unreachable(error) from error
-            except httpx.TransportError as error:
-                if time.monotonic() >= deadline:
-                    raise WaitTimeout(f"Job {job_id} was not done after {timeout_s:g} s; it goes on.") from None
-                failures += 1
-                if failures > MAX_RECONNECTS:
-                    raise Unreachable(f"Lost {self.url}: {_sentence(error)}.") from error
-                time.sleep(RECONNECT_S)
+        return self.stream(f"/jobs/{_id(job)}/events", f"Job {_id(job)}", timeout_s)
 
     # Looking
 
@@ -612,7 +486,7 @@ class Flopwatch:
             [[1.25, 'ms']]
         """
         asked = {"samples": True if samples else None, "attempt": attempt}
-        return _frame(self._all_rows(f"/jobs/{_id(job)}/measurements", asked))
+        return _frame(self.all_rows(f"/jobs/{_id(job)}/measurements", asked))
 
     def table(
         self,
@@ -713,7 +587,7 @@ class Flopwatch:
             unit: rows of this unit only.
         """
         path = f"/jobs/{_id(job)}/tables/{quote(name, safe='')}"
-        return _frame(self._all_rows(path, {"sort": sort, "unit": unit}, limit))
+        return _frame(self.all_rows(path, {"sort": sort, "unit": unit}, limit))
 
     def compare(
         self,
@@ -781,6 +655,7 @@ class Flopwatch:
         *,
         metrics: Sequence[str] | None = None,
         fail_above_percent: float = 5.0,
+        labels: Mapping[str, str] | None = None,
         timeout_s: float | None = None,
         show: Show | None = None,
     ) -> Answer:
@@ -791,6 +666,8 @@ class Flopwatch:
             jobs: finished jobs.
             metrics: judge these; by default the first of each kind.
             fail_above_percent: "slower" is what is worse by more than this.
+            labels: of the jobs that run again, beside `check`, which names the baseline. Labels of the baseline's own
+                jobs tell of their run, and are not copied.
             timeout_s: raise WaitTimeout after about so many seconds; the jobs go on.
             show: called with each step of progress, in place of a bar.
 
@@ -798,13 +675,33 @@ class Flopwatch:
             `outcome`: passed, slower, inconclusive, invalid or missing, the worst of all; on another device or in
             another environment, inconclusive. `sentence` says it in words, `jobs` are those that were checked, and
             `comparisons` has the server's answer for each kind of job.
+
+        Raises:
+            ClientError: `jobs` is empty.
+
+        Example:
+            >>> kept = flopwatch.set_baseline("nightly", job=job)
+            >>> flopwatch.check("nightly", job)["outcome"]
+            'inconclusive'
         """
-        given = [self._rerun_for(baseline, job) for job in self.baseline(baseline)["jobs"]] if jobs is None else jobs
-        asked = [self.job(one) for one in ([given] if isinstance(given, int | Mapping) else given)]
         if jobs is None:
+            mine = {**(labels or {}), "check": baseline}
+            asked = [self._rerun_with(job, mine) for job in self.baseline(baseline)["jobs"]]
             self._wait_for_all(asked, timeout_s, show)
+        else:
+            asked = [self.job(one) for one in ([jobs] if isinstance(jobs, int | Mapping) else jobs)]
+        return self._checked(baseline, asked, metrics, fail_above_percent)
+
+    def _checked(
+        self, baseline: str, jobs: Sequence[Answer], metrics: Sequence[str] | None, fail_above_percent: float
+    ) -> Answer:
+        """Compare finished jobs with a baseline, kind by kind; see `check`."""
+        if not jobs:
+            raise ClientError(
+                f"There is no job to check: name some, or leave them out to run those of {baseline} again."
+            )
         by_kind: dict[str, list[int]] = {}
-        for job in asked:
+        for job in jobs:
             by_kind.setdefault(job["kind"], []).append(job["id"])
         comparisons = [
             self.get("/compare", **_compared(baseline, ids, metrics, fail_above_percent)) for ids in by_kind.values()
@@ -816,24 +713,28 @@ class Flopwatch:
         return {
             "outcome": worst["outcome"],
             "sentence": worst["sentence"],
-            "jobs": [job["id"] for job in asked],
+            "jobs": [job["id"] for job in jobs],
             "comparisons": comparisons,
         }
 
-    def _rerun_for(self, baseline: str, job_id: int) -> Answer:
-        """Submit a baseline's job once more; the label `check` tells why."""
+    def _rerun_with(self, job_id: int, labels: Mapping[str, str]) -> Answer:
+        """Submit a job once more, with these labels only: "commit=…" would be wrong of another run."""
         former = self.job(job_id)
+        return self._resubmit(former, former["spec"], former["name"], labels)
+
+    def _resubmit(self, former: Answer, spec: Mapping[str, Any], name: str | None, labels: Mapping[str, str]) -> Answer:
+        """Submit a spec with the other options of a former job."""
         return self.submit(
-            former["spec"],
-            name=former["name"],
-            labels={**former["labels"], "check": baseline},
+            spec,
+            name=name,
+            labels=labels,
             priority=former["priority"],
             timeout_s="none" if former["timeout_s"] is None else former["timeout_s"],
             max_attempts=former["max_attempts"],
         )
 
     def _wait_for_all(self, jobs: Sequence[Answer], timeout_s: float | None, show: Show | None) -> None:
-        deadline = _deadline(timeout_s)
+        deadline = deadline_of(timeout_s)
         with contextlib.ExitStack() as stack:
             display = show or stack.enter_context(progress_bar())
             for number, job in enumerate(jobs):
@@ -875,7 +776,7 @@ class Flopwatch:
         if wanted:
             folder.mkdir(parents=True, exist_ok=True)
         for one, target in wanted:
-            self._fetch(one, target)
+            self.download_file(one, target)
         return [target for _, target in targets]
 
     # Changing
@@ -905,112 +806,8 @@ class Flopwatch:
         """Delete a finished job with its results and files."""
         self.send("DELETE", f"/jobs/{_id(job)}")
 
-    # Any route
-
-    def get(self, path: str, **params: Any) -> Any:
-        """Get a route's JSON; parameters that are None are left out."""
-        return self.send("GET", path, params=params).json()
-
-    def text(self, path: str, **params: Any) -> str:
-        """Get a route's text; parameters that are None are left out."""
-        return self.send("GET", path, params=params).text
-
-    def pages(self, path: str, limit: int, **params: Any) -> list[Answer]:
-        """Get up to `limit` entries of a list, over as many pages as it takes."""
-        found: list[Answer] = []
-        after = None
-        while len(found) < limit:
-            page = self.get(path, limit=min(limit - len(found), PAGE), after=after, **params)
-            found += page["data"]
-            after = page["next"]
-            if after is None:
-                break
-        return found
-
-    def post_once(
-        self, path: str, body: Mapping[str, Any], idempotency_key: str | None = None, *, wait_s: int = 0
-    ) -> tuple[Answer, bool]:
-        """Post a body; returns the answer, and True if it is the first answer to this key, given once more."""
-        headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
-        if wait_s:
-            headers["Prefer"] = f"wait={min(wait_s, MAX_PREFERRED_WAIT_S)}"
-        response = self.send("POST", path, body=body, headers=headers, timeout_s=READ_TIMEOUT_S + wait_s)
-        return dict(response.json()), "Idempotency-Replayed" in response.headers
-
-    def send(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: Mapping[str, Any] | None = None,
-        body: Any = None,
-        content: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
-        timeout_s: float = READ_TIMEOUT_S,
-    ) -> httpx.Response:
-        """Send one request to any route, with JSON (`body`) or bytes (`content`); `timeout_s` is the longest silence of
-        the server.
-
-        Raises:
-            Refused: the server answered with a problem.
-            Unreachable: no server answers.
-        """
-        chosen = {name: value for name, value in (params or {}).items() if value is not None}
-        with self._explained():
-            response = self._http.request(
-                method, path, params=chosen, json=body, content=content, headers=headers, timeout=_timeout(timeout_s)
-            )
-        return checked(response)
-
     def _with_preset(self, spec: Mapping[str, Any], preset: str | None) -> Answer:
         return dict(spec) if preset is None else _merged(self.preset(str(spec.get("kind")), preset), spec)
-
-    def _all_rows(self, path: str, asked: Mapping[str, Any], limit: int | None = None) -> Answer:
-        """Get all pages of a list of rows, or as many rows as `limit`; a column may be of another type on each page."""
-        rows: list[Answer] = []
-        columns: dict[str, Answer] = {}
-        after = None
-        while True:
-            left = None if limit is None else limit - len(rows)
-            page = self.get(path, **asked, limit=left, after=after)
-            for column in page["columns"]:
-                former = columns.setdefault(column["name"], column)
-                if former["type"] != column["type"]:
-                    columns[column["name"]] = {**column, "type": "any"}
-            rows += page["rows"]
-            after = page["next"]
-            if after is None or (limit is not None and len(rows) >= limit):
-                return {"columns": list(columns.values()), "rows": rows}
-
-    def _fetch(self, file: Mapping[str, Any], target: Path) -> None:
-        """Write one file whole, checked against its SHA-256, or not at all."""
-        partial = target.with_name(f".{target.name}.{os.getpid()}.part")
-        digest = hashlib.sha256()
-        try:
-            with self._explained(), self._http.stream("GET", file["url"]) as response, partial.open("wb") as opened:
-                if response.is_error:
-                    response.read()
-                for chunk in checked(response).iter_bytes():
-                    digest.update(chunk)
-                    opened.write(chunk)
-            if digest.hexdigest() != file["sha256"]:
-                raise DownloadFailed(f"{file['name']} arrived damaged; try again.")
-            _move(partial, target)
-        finally:
-            partial.unlink(missing_ok=True)
-
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except (httpx.TransportError, httpx.InvalidURL) as error:
-            raise self._unreachable(error) from error
-
-    def _unreachable(self, error: Exception) -> Unreachable:
-        return Unreachable(
-            f"Cannot talk to {self.url}{self._named_by}: {_sentence(error)}. Start the server with `flopwatch up`, or "
-            "say where it is: FLOPWATCH_URL, or --url."
-        )
 
 
 @contextlib.contextmanager
@@ -1057,60 +854,6 @@ class _Bar:
         self._bar.console.print(one_line(line), markup=False, highlight=False, soft_wrap=True)
 
 
-def parse_stream(lines: Iterable[str]) -> Iterator[tuple[str, Event]]:
-    """Yield the (id, event) pairs of a stream of server-sent events."""
-    fields: dict[str, str] = {}
-    for line in lines:
-        if line:
-            name, _, value = line.partition(": ")
-            fields[name] = value
-        elif "data" in fields:
-            yield fields.get("id", "0"), Event(fields.get("event", "message"), json.loads(fields["data"]))
-            fields = {}
-
-
-def checked(response: httpx.Response) -> httpx.Response:
-    """Return the response; raises Refused if it is a problem."""
-    if not response.is_error:
-        return response
-    if response.headers.get("content-type", "").endswith("json"):
-        raise Refused(response.json())
-    title = f"{response.url} answered {response.status_code} {response.reason_phrase}."
-    raise Refused({"type": "about:blank", "title": title, "status": response.status_code})
-
-
-def problem_text(problem: Mapping[str, Any]) -> str:
-    """Write a problem (RFC 9457) for people: its title, then each field with its cure."""
-    fields = [": ".join(filter(None, (one["pointer"], one["detail"]))) for one in problem.get("errors", ())]
-    told = fields or [text for text in [problem.get("detail", "")] if text]
-    return "\n".join([str(problem.get("title", "Error")), *(f"  {line}" for line in told)])
-
-
-def _settings(data_dir: str | os.PathLike[str] | None) -> Settings:
-    from app.settings import Settings
-
-    try:
-        return Settings.from_environment(**({} if data_dir is None else {"data_dir": Path(data_dir)}))
-    except InvalidEnvironment as error:
-        raise ClientError(error.detail) from error
-
-
-def _server_url(settings: Settings, folder_is_given: bool) -> tuple[str, str]:
-    """Return the server's address, and in words where it is from. A folder that is given tells more than a variable."""
-    if not folder_is_given and (url := os.environ.get("FLOPWATCH_URL")):
-        return url.rstrip("/"), ""
-    if url := address.found(settings.data_dir):
-        # It is used all the same: a server in another container has a process that cannot be seen from here.
-        gone = ", left by a server whose process is gone" if address.left_by_the_dead(settings.data_dir) else ""
-        return url.rstrip("/"), f" (from {settings.data_dir / address.FILE}{gone})"
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
-    return f"http://{f'[{host}]' if ':' in host else host}:{settings.port}", ""
-
-
-def _timeout(silence_s: float) -> httpx.Timeout:
-    return httpx.Timeout(CONNECT_TIMEOUT_S, read=silence_s)
-
-
 def _left(seconds: Sequence[float], cells: int) -> str:
     """Return how long the other cells will take, if they take as long as those before."""
     left_s = cells * sum(seconds) / len(seconds)
@@ -1123,23 +866,6 @@ def _found(sweep: Mapping[str, Any]) -> str:
     if len(searches) != 1 or searches[0]["largest"] is None:
         return ""
     return f", {searches[0]['axis']} {searches[0]['largest']} fits"
-
-
-def _deadline(timeout_s: float | None) -> float:
-    return float("inf") if timeout_s is None else time.monotonic() + timeout_s
-
-
-def _until(lines: Iterable[str], deadline: float) -> Iterator[str]:
-    """Yield lines until it is too late; then end as the connection would that is silent for too long."""
-    for line in lines:
-        if time.monotonic() >= deadline:
-            raise httpx.ReadTimeout("the time is over")
-        yield line
-
-
-def _sentence(error: Exception) -> str:
-    """Return an error's words without the full stop that its sentence may have."""
-    return (str(error) or type(error).__name__).rstrip(". ")
 
 
 def _id(thing: Thing) -> int:
@@ -1280,13 +1006,3 @@ def _is_there(target: Path, sha256: str) -> bool:
     if not same:
         raise DownloadFailed(f"{target} exists with other content, and is not overwritten: choose another folder.")
     return True
-
-
-def _move(partial: Path, target: Path) -> None:
-    """Give a file its name, unless another one has got it meanwhile."""
-    try:
-        os.link(partial, target)
-    except FileExistsError:
-        raise DownloadFailed(f"{target} exists by now, and is not overwritten: choose another folder.") from None
-    except OSError:  # some file systems have no links
-        partial.rename(target)

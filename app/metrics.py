@@ -9,13 +9,15 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
-Direction = Literal["lower", "higher"]
+Direction = Literal["less", "more"]
+"""Which values of a metric are better."""
 
-_LOWER_UNITS = frozenset({"ns", "µs", "us", "ms", "s", "ms/token", "B", "KiB", "MiB", "GiB"})
-"""Times and memory: less of it is better."""
-_HIGHER_UNITS = frozenset({"tokens/s", "GB/s", "TFLOP/s", "GFLOP/s", "samples/s", "steps/s"})
-_HIGHER_NAMES = re.compile(r"(^|_)(mfu|ceiling_percent|gpu_busy_percent)$|saved_by_")
-_LOWER_NAMES = re.compile(r"(_error|_error_ms|overhead_percent|communication_percent|unknown_percent)$")
+_TIMES = frozenset({"ns", "µs", "us", "ms", "s", "ms/token"})
+_SIZES = frozenset({"B", "KiB", "MiB", "GiB"})
+_RATES = frozenset({"tokens/s", "GB/s", "TFLOP/s", "GFLOP/s", "samples/s", "steps/s"})
+_MORE_NAMES = re.compile(r"(^|_)(mfu|ceiling_percent|gpu_busy_percent)$|saved_by_")
+_ERRORS = re.compile(r"(^|_)error(_ms)?$")
+_LESS_NAMES = re.compile(r"(^|_)(overhead_percent|communication_percent|unknown_percent)$")
 _NO_DIRECTION = re.compile(r"_seen_mib$|^(copy_mib|tensor_mib|snapshot_mib|rounding_mib)$")
 """Sizes of what was asked for or found, of which neither more nor less is better."""
 
@@ -23,7 +25,9 @@ _HEADLINES = ("step_ms", "decode_ms_per_token", "forward_backward_ms", "forward_
 
 
 def better(metric: str, unit: str | None) -> Direction | None:
-    """Return whether lower or higher values of a metric are better; None where neither is.
+    """Return whether less or more of a metric is better; None where neither is.
+
+    All of the project asks here: tables, comparisons, gates.
 
     Args:
         metric: the name of its column: `step_ms`, `forward_tflops`.
@@ -32,11 +36,21 @@ def better(metric: str, unit: str | None) -> Direction | None:
     unit = unit or _unit_in(metric)
     if _NO_DIRECTION.search(metric):
         return None
-    if _HIGHER_NAMES.search(metric):
-        return "higher"
-    if unit in _LOWER_UNITS or _LOWER_NAMES.search(metric):
-        return "lower"
-    return "higher" if unit in _HIGHER_UNITS else None
+    if _MORE_NAMES.search(metric):
+        return "more"
+    if unit in _TIMES | _SIZES or _LESS_NAMES.search(metric) or _ERRORS.search(metric):
+        return "less"
+    return "more" if unit in _RATES else None
+
+
+def is_speed(metric: str, unit: str | None) -> bool:
+    """Return True if a metric is a time or a rate, of which people say that it is faster or slower."""
+    return (unit or _unit_in(metric)) in _TIMES | _RATES and not _ERRORS.search(metric)
+
+
+def is_size(metric: str, unit: str | None) -> bool:
+    """Return True if a metric is an amount of memory, of which people say that it is larger or smaller."""
+    return (unit or _unit_in(metric)) in _SIZES
 
 
 def gain(reference: float, value: float, direction: Direction | None) -> float | None:
@@ -44,7 +58,7 @@ def gain(reference: float, value: float, direction: Direction | None) -> float |
 
     Without a direction it is value / reference. None where that is a division by zero.
     """
-    above, below = (reference, value) if direction == "lower" else (value, reference)
+    above, below = (reference, value) if direction == "less" else (value, reference)
     return above / below if below else None
 
 
@@ -56,9 +70,7 @@ def gain_name(metric: str, unit: str | None) -> str:
     """
     if better(metric, unit) is None:
         return f"{metric}_ratio"
-    unit = unit or _unit_in(metric)
-    is_speed = unit in _HIGHER_UNITS or (unit in _LOWER_UNITS and "B" not in str(unit))
-    return f"{metric}_{'speedup' if is_speed else 'gain'}"
+    return f"{metric}_{'speedup' if is_speed(metric, unit) else 'gain'}"
 
 
 def headline(metrics: Sequence[str]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Final, Literal, get_args
 
 JobState = Literal["queued", "running", "succeeded", "failed", "cancelled"]
@@ -16,3 +17,8 @@ WORKER_STATES: Final[tuple[WorkerState, ...]] = get_args(WorkerState)
 Verdict = Literal["valid", "suspect", "invalid"]
 VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
 """Verdicts on measurements, from the best to the worst."""
+
+
+def worst(verdicts: Collection[str | None]) -> Verdict | None:
+    """Return the worst of these verdicts; None if there is none."""
+    return next((verdict for verdict in reversed(VERDICTS) if verdict in verdicts), None)

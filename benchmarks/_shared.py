@@ -8,7 +8,7 @@ import os
 import platform
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -121,6 +121,12 @@ def print_report(title: str, table: Sequence[dict[str, str]]) -> None:
     """
     print(f"\n{title}. {host()}\n")
     print(tabulate(table, headers="keys", tablefmt="pipe", disable_numparse=True))
+
+
+def print_now(row: Mapping[str, str]) -> None:
+    """Print a row of the report as soon as it is measured: a run that is cut short has told what it found."""
+    first, *others = row.items()
+    print(f"{first[1]}: {', '.join(f'{heading} {value}' for heading, value in others)}", flush=True)
 
 
 def host() -> str:

@@ -1,9 +1,12 @@
 """Draws shapes at random and compares attention on this GPU with the oracle, forward and backward, under a watchdog.
 
     python -m benchmarks.attention_stress --shapes 3000 --seed 1
+    python -m benchmarks.attention_stress --seed 1 --number 1234    # that shape alone
 
-A call that does not come back within seconds, as a kernel in a deadlock would, ends the process with the shape that it
-was given. Exit code 1: a result was wrong; 2: a call hung.
+Several processes share the GPU. Each takes the shapes of some kinds (width of the tiles, dtype, mask), so that no two
+compile the same kernels. A call that does not come back within seconds, as a kernel in a deadlock would, ends its
+process with the shape that it was given, and the run with it. Exit code 1: a result was wrong; 2: a call hung; 3: a
+process failed.
 """
 
 from __future__ import annotations
@@ -11,24 +14,35 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kernels.attention.flash_triton import flash_attention
+from kernels.attention.oracle import limits
 from kernels.attention.reference import attention
+from kernels.attention.triton.tilings import padded_width
 from kernels.registry import ATTENTION
-from kernels.tolerance import TOLERANCES, error
+from kernels.tolerance import error
 
 HEAD_DIMS = (40, 64, 64, 72, 80, 96, 128, 128, 160, 256)
 LONGEST = 1500
 PATIENCE_S = 60.0
-"""Longest call: the first of its kind compiles three kernels."""
+"""Longest call: the first of its kind compiles its kernels, while other processes do the same."""
+MOST_PROCESSES = 12
+"""On one GPU: one for each kind of shape."""
+WRONG, HUNG, FAILED = 1, 2, 3
+"""Exit codes."""
+RESULTS = ("out", "dq", "dk", "dv")
 
 
 @dataclass(frozen=True)
@@ -46,6 +60,20 @@ class Shape:
     heads_last: bool
     """True: the heads' axis lies behind the rows' in memory."""
 
+    def kind(self) -> str:
+        """What the kernels are compiled for."""
+        mask = "causal" if self.is_causal else "full"
+        return f"{padded_width(self.head_dim)} {str(self.dtype).removeprefix('torch.')} {mask}"
+
+
+class Verdict(NamedTuple):
+    """What the comparison of one shape gave."""
+
+    worst: float
+    """The largest error of a result, as a part of its tolerance."""
+    reason: str | None
+    """What is wrong; None if nothing is."""
+
 
 def draw_shape(rng: random.Random) -> Shape:
     """Draw a problem; short lengths are as likely as long ones."""
@@ -60,30 +88,39 @@ def draw_shape(rng: random.Random) -> Shape:
     )  # fmt: skip
 
 
-def why_wrong(shape: Shape, rng: random.Random, name: str = "hopper") -> str | None:
-    """Say what is wrong with an implementation's results; None if they are right."""
+def draw_shapes(number: int, seed: int) -> list[Shape]:
+    """Draw as many problems as are asked for; the first are the same for every number."""
+    rng = random.Random(seed)
+    return [draw_shape(rng) for _ in range(number)]
+
+
+def compare(shape: Shape, seed: int, name: str = "hopper") -> Verdict:
+    """Compare an implementation's results on inputs drawn with `seed` with the float64 oracle's."""
     function = flash_attention if name == "triton" else ATTENTION.load(name).function
-    generator = torch.Generator("cuda").manual_seed(rng.randrange(1 << 32))
+    generator = torch.Generator("cuda").manual_seed(seed)
     q = _draw(shape, shape.heads, shape.queries, generator).requires_grad_()
     k, v = (_draw(shape, shape.key_heads, shape.keys, generator).requires_grad_() for _ in range(2))
     gradient = _draw(shape, shape.heads, shape.queries, generator)
     out = function(q, k, v, shape.is_causal)
     gradients = torch.autograd.grad(out, (q, k, v), gradient)
-    exact = [one.detach().double().requires_grad_() for one in (q, k, v)]
-    group = shape.heads // shape.key_heads
-    keys, values = (one.repeat_interleave(group, 1) for one in exact[1:])
-    right = attention(exact[0], keys, values, shape.is_causal)
-    right_gradients = torch.autograd.grad(right, exact, gradient.double())
-    pairs = zip(("out", "dq", "dk", "dv"), (out, *gradients), (right, *right_gradients), strict=True)
-    for result, given, oracle in pairs:
-        # With one key, or with queries that see one only, gradients of q and k are round-off of what cancels.
-        vanishing = result in ("dq", "dk") and oracle.norm() < 1e-2 * right_gradients[2].norm()
-        reason = error(given.detach(), torch.zeros_like(oracle) if vanishing else oracle.detach()).why_wrong(
-            TOLERANCES[shape.dtype]
-        )
-        if reason is not None:
-            return f"{result}: {reason}"
-    return None
+    rights = _written_out(shape, q.double(), k.double(), v.double(), gradient.double())
+    plains = _written_out(shape, q, k, v, gradient)
+    allowed = limits(plains, rights, shape.is_causal)
+    worst, wrong = 0.0, []
+    for result, given, right, limit in zip(RESULTS, (out.detach(), *gradients), rights, allowed, strict=True):
+        found = error(given, right)
+        worst = max(worst, found.relative / limit.relative, found.element / limit.element)
+        if reason := found.why_wrong(limit):
+            wrong.append(f"{result}: {reason}")
+    return Verdict(worst, "; ".join(wrong) or None)
+
+
+def _written_out(shape: Shape, q: Tensor, k: Tensor, v: Tensor, gradient: Tensor) -> tuple[Tensor, ...]:
+    """The reference's output and gradients, in the inputs' dtype."""
+    inputs = [one.detach().requires_grad_() for one in (q, k, v)]
+    keys, values = (one.repeat_interleave(shape.heads // shape.key_heads, 1) for one in inputs[1:])
+    out = attention(inputs[0], keys, values, shape.is_causal)
+    return out.detach(), *torch.autograd.grad(out, inputs, gradient)
 
 
 def _draw(shape: Shape, heads: int, rows: int, generator: torch.Generator) -> Tensor:
@@ -94,19 +131,103 @@ def _draw(shape: Shape, heads: int, rows: int, generator: torch.Generator) -> Te
 
 
 @contextmanager
-def watchdog(what: object) -> Iterator[None]:
+def watchdog(what: object, patience_s: float = PATIENCE_S) -> Iterator[None]:
     """End the process if the work inside takes too long: a kernel that hangs cannot be stopped otherwise."""
 
     def end() -> None:
         print(f"hung: {what}", flush=True)
-        os._exit(2)
+        os._exit(HUNG)
 
-    timer = threading.Timer(PATIENCE_S, end)
+    timer = threading.Timer(patience_s, end)
+    timer.daemon = True
     timer.start()
     try:
         yield
     finally:
         timer.cancel()
+
+
+def shares(shapes: Sequence[Shape], processes: int) -> list[list[int]]:
+    """Divide the shapes' numbers among processes, whole kinds together; kinds with most shapes first."""
+    kinds: dict[str, list[int]] = defaultdict(list)
+    for number, shape in enumerate(shapes):
+        kinds[shape.kind()].append(number)
+    parts: list[list[int]] = [[] for _ in range(max(1, min(processes, len(kinds))))]
+    for members in sorted(kinds.values(), key=len, reverse=True):
+        min(parts, key=len).extend(members)
+    return parts
+
+
+def seed_of(seed: int, number: int) -> int:
+    """The seed of a shape's inputs: the same whichever shapes are compared beside it."""
+    return random.Random(f"{seed} {number}").randrange(1 << 32)
+
+
+def work(shapes: Sequence[Shape], numbers: Sequence[int], seed: int, name: str, seconds: float) -> int:
+    """Compare some of the shapes; prints a line for each kind, and for each that is wrong. Returns the exit code."""
+    began, wrong = time.monotonic(), 0
+    done: dict[str, int] = defaultdict(int)
+    first_s: dict[str, float] = {}
+    worst: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
+    for number in numbers:
+        if time.monotonic() - began > seconds:
+            break
+        shape, started = shapes[number], time.monotonic()
+        with watchdog(f"shape {number}: {shape}"):
+            verdict = compare(shape, seed_of(seed, number), name)
+        kind = shape.kind()
+        first_s.setdefault(kind, time.monotonic() - started)
+        done[kind] += 1
+        worst[kind] = max(worst[kind], (verdict.worst, number))
+        if verdict.reason is not None:
+            wrong += 1
+            print(f"wrong: shape {number}: {shape}: {verdict.reason}", flush=True)
+    for kind, count in sorted(done.items()):
+        error_part, number = worst[kind]
+        print(
+            f"{kind:>21}: {count:5} shapes, largest error {100 * error_part:3.0f}% of the tolerance (shape {number}), "
+            f"first call {first_s[kind]:.0f} s",
+            flush=True,
+        )
+    print(f"compared {sum(done.values())} {wrong}", flush=True)
+    return WRONG if wrong else 0
+
+
+def run_side_by_side(options: argparse.Namespace, parts: int) -> int:
+    """Start the processes, print what they say as it comes, and return the worst exit code."""
+    began = time.monotonic()
+    command = [sys.executable, "-m", "benchmarks.attention_stress", *sys.argv[1:], "--of", str(parts), "--part"]
+    started = [
+        subprocess.Popen([*command, str(part)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for part in range(parts)
+    ]
+    counts: list[tuple[int, int]] = []
+
+    def listen(process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("compared "):
+                compared, wrong = line.split()[1:]
+                counts.append((int(compared), int(wrong)))
+            else:
+                print(line, end="", flush=True)
+        if process.wait() == HUNG:  # the device does nothing else while a kernel hangs
+            for other in started:
+                other.kill()
+
+    listeners = [threading.Thread(target=listen, args=(process,)) for process in started]
+    for listener in listeners:
+        listener.start()
+    for listener in listeners:
+        listener.join()
+    codes = {process.returncode for process in started}
+    code = HUNG if HUNG in codes else FAILED if codes - {0, WRONG} else max(codes)
+    compared, wrong = (sum(column) for column in zip(*counts, strict=True)) if counts else (0, 0)
+    print(
+        f"{options.implementation}: {compared} shapes, {wrong} wrong, {time.monotonic() - began:.0f} s in {parts} "
+        f"processes, {'one hung' if code == HUNG else 'none hung'}"
+    )
+    return code
 
 
 def main() -> None:
@@ -115,21 +236,22 @@ def main() -> None:
     parser.add_argument("--shapes", type=int, default=3000)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--number", type=int, help="compare this shape alone")
+    parser.add_argument("--processes", type=int, help="that share the GPU; default: one for each spare core")
     parser.add_argument("--implementation", default="hopper")
+    parser.add_argument("--part", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--of", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    rng, began, wrong, number = random.Random(options.seed), time.monotonic(), 0, 0
-    for number in range(1, options.shapes + 1):  # noqa: B007 - shown below
-        shape = draw_shape(rng)
-        with watchdog(shape):
-            reason = why_wrong(shape, rng, options.implementation)
-            torch.cuda.synchronize()
-        if reason is not None:
-            wrong += 1
-            print(f"wrong: {shape}: {reason}", flush=True)
-        if time.monotonic() - began > options.seconds:
-            break
-    print(f"{options.implementation}: {number} shapes, {wrong} wrong, {time.monotonic() - began:.0f} s, none hung")
-    raise SystemExit(1 if wrong else 0)
+    seed, name = options.seed, options.implementation
+    if options.number is not None:
+        shapes = draw_shapes(options.number + 1, seed)
+        raise SystemExit(work(shapes, [options.number], seed, name, options.seconds))
+    shapes = draw_shapes(options.shapes, seed)
+    if options.part is not None:
+        part = shares(shapes, options.of)[options.part]
+        raise SystemExit(work(shapes, part, seed, name, options.seconds))
+    processes = options.processes or max(1, min(MOST_PROCESSES, len(os.sched_getaffinity(0)) - 2))
+    raise SystemExit(run_side_by_side(options, len(shares(shapes, processes))))
 
 
 if __name__ == "__main__":

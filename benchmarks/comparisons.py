@@ -173,30 +173,38 @@ def _turns(processes: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
 
 
 def _planted(series: Sequence[Sequence[tuple[float, float]]], draws: int, rng: random.Random) -> dict[str, str]:
-    """Return how often the planted work is found by as many processes as a pilot of 8 turns asked for."""
-    enough = [pairs for pairs in series if len(pairs) >= PILOT]
+    """Return how often the planted work is found by as many turns as a pilot of PILOT turns asked for.
+
+    The pilot's turns followed each other; the others are drawn with replacement from all, since there may be too few.
+    Times are relative to the median of their gathering's shorter side, since one core may be faster than another.
+    """
+    enough = [_relative(pairs) for pairs in series if len(pairs) >= PILOT]
     everything = [pair for pairs in enough for pair in pairs]
     ratio = statistics.median(other for _, other in everything) / statistics.median(one for one, _ in everything)
-    hits = too_many = 0
+    hits = 0
     asked = []
     for _ in range(draws):
         (pairs,) = rng.choices(enough, [len(pairs) for pairs in enough])
         start = rng.randrange(len(pairs) - PILOT + 1)
         wanted = _replicates_for(*_of_pairs(pairs[start : start + PILOT]))
-        if wanted is None or wanted > len(pairs):
-            too_many += 1
-            continue
+        assert wanted is not None
         asked.append(wanted)
-        chosen = [pairs[at] for at in sorted(rng.sample(range(len(pairs)), wanted))]
-        hits += _finding(*_of_pairs(chosen)) == "worse"
+        hits += _finding(*_of_pairs(rng.choices(everything, k=wanted))) == "worse"
+    deciles = statistics.quantiles(asked, n=10)
     return {
         "turns": str(len(everything)),
         "ratio of all": f"{ratio:.4f}",
         "pilots": f"{draws} of {PILOT} turns",
-        f"asked for {PLANTED_PERCENT:g} %, median": f"{statistics.median(asked):g}" if asked else "–",
-        "asked for more than there are": f"{too_many / draws:.1%}",
-        "found worse": f"{hits / len(asked):.1%}" if asked else "–",
+        f"asked for {PLANTED_PERCENT:g} %, median (10 … 90 %)": (
+            f"{statistics.median(asked):g} ({deciles[0]:.0f} … {deciles[-1]:.0f})"
+        ),
+        "found worse": f"{hits / draws:.1%}",
     }
+
+
+def _relative(pairs: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    unit = statistics.median(one for one, _ in pairs)
+    return [(one / unit, other / unit) for one, other in pairs]
 
 
 def _of_pairs(pairs: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:

@@ -3,7 +3,8 @@
 The database has 100 000 finished and 5 000 queued jobs, with a million measurements: a sweep of 10 000 jobs, a job of
 150 000 measurements, and jobs with a few each, of which 1 in 20 has failed and has a label of its own. Then one client
 with one connection sends requests to the server, without a worker. A route that has no request here ends the script
-with an error, so that none is forgotten.
+with an error, so that none is forgotten. Each row is printed as it is measured, and all of them at the end; `--only`
+measures some. Tables that are streamed are measured by `python -m benchmarks.tables`.
 """
 
 from __future__ import annotations
@@ -16,63 +17,29 @@ import itertools
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
 import psutil
 from fastapi import FastAPI
-from sqlalchemy import Connection, insert, literal, select, update
 
-from app.errors import job_problem
 from app.main import ROUTERS, create_app
 from app.settings import Settings
-from app.store import tables
-from app.store.engine import Database, open_database
+from app.store.engine import open_database
 from app.web import pages
-from benchmarks._shared import BATCH, copy_jobs, copy_rows, percentiles, print_report, started_service
-from tools.service import submit
+from benchmarks._filling import BODY, TIMEOUT_S, TINY, Filled, Size, fill
+from benchmarks._shared import percentiles, print_now, print_report, started_service
 
-TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
-BODY: dict[str, Any] = {"spec": TINY, "name": "latency", "labels": {"suite": "nightly"}}
-ALONE = {**BODY, "labels": {**BODY["labels"], "run": "alone"}}
-"""A job with a label that no other has."""
-SOME = 20
-"""1 job in so many has failed, and has the label "team:some"."""
-METRICS = ("forward_ms", "backward_ms", "optimizer_ms", "step_ms", "tokens_per_s", "tflops", "peak_memory_mib")
 SOURCE = b"def attention(q, k, v, is_causal=False):\n    return v\n"
 SWEEP = {"base": TINY, "grid": {"seed": list(range(2)), "context_length": [64, 128]}}
 SIDE = 100
 """Values on each of the two axes of the large sweep."""
-CELL_METRICS = 10
-TIMEOUT_S = 600.0
+MOST_LOG = 5000
+"""Characters of the server's log that are printed after a fault."""
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
-
-
-@dataclass(frozen=True)
-class Size:
-    """How much the database has."""
-
-    finished: int
-    queued: int
-    measurements: int
-    side: int
-    large: int
-    """Measurements of the large job."""
-
-
-@dataclass
-class Filled:
-    """Ids of what the requests ask for."""
-
-    done: int
-    large: int
-    queued: int
-    sweep: int
-    deletable: Iterator[int]
 
 
 @dataclass(frozen=True)
@@ -88,87 +55,20 @@ class Request:
     revalidates: bool = False
     """True to send the ETag of the round before."""
 
-
-def fill(database: Database, client: httpx.Client, size: Size) -> Filled:
-    """Write the jobs. Events, attempts and measurements are copied by SQL from those of a few jobs."""
-    done, large, queued = (submit(client, body) for body in (BODY, ALONE, BODY))
-    axis = list(range(size.side))
-    grid = {"seed": axis, "context_length": [8 * (value + 1) for value in axis]}
-    answer = client.post("/sweeps", json={"base": TINY, "grid": grid}, timeout=TIMEOUT_S).raise_for_status().json()
-    of_sweep = size.side**2
-    with database.write() as connection:
-        finish_jobs(connection, tables.job.c.id != queued)
-        others = max(0, size.measurements - size.large)
-        copies = max(1, size.finished - of_sweep - 2)
-        each = max(1, others // (copies + of_sweep + 1))
-        connection.execute(insert(tables.measurement), [_measurement(done, number) for number in range(each)])
-        connection.execute(insert(tables.attempt), attempt_row(done))
-        copy_rows(connection, (tables.attempt, tables.measurement), done, tables.job.c.sweep_id.is_not(None))
-        connection.execute(insert(tables.attempt), attempt_row(large))
-    for start in range(0, size.large, BATCH):
-        rows = [cell_row(large, number) for number in range(start, min(start + BATCH, size.large))]
-        with database.write() as connection:
-            connection.execute(insert(tables.measurement), rows)
-    finished = copy_jobs(database, done, copies)
-    with database.write() as connection:
-        _let_some_fail(connection, finished)
-    copy_jobs(database, queued, size.queued - 1)
-    return Filled(done, large, queued, answer["id"], itertools.chain(reversed(finished)))
-
-
-def finish_jobs(connection: Connection, which: Any) -> None:
-    now = tables.utc_now()
-    values = {"state": "succeeded", "attempt": 1, "started_at": now, "finished_at": now}
-    connection.execute(update(tables.job).where(which).values(**values))
-
-
-def _let_some_fail(connection: Connection, ids: range) -> None:
-    job = tables.job
-    some = job.c.id.between(ids[0], ids[-1]) & ((job.c.id - ids[0]) % SOME == 0)
-    error = job_problem("timeout", "the job ran longer than its timeout_s, 60 s", log_head="", log_tail="")
-    values = {"state": "failed", "error": error, "labels": {**BODY["labels"], "team": "some"}}
-    connection.execute(update(job).where(some).values(**values))
-    label = select(job.c.id, literal("team"), literal("some")).where(some)
-    connection.execute(insert(tables.job_label).from_select(["job_id", "key", "value"], label))
-
-
-def attempt_row(job_id: int) -> dict[str, Any]:
-    now, log = tables.utc_now(), "step\n" * 200
-    values = {"job_id": job_id, "number": 1, "token": "0", "worker_id": "worker", "state": "succeeded", "beat": 3}
-    return {**values, "log": log, "started_at": now, "finished_at": now}
-
-
-def _measurement(job_id: int, number: int, **changes: Any) -> dict[str, Any]:
-    statistics = dict.fromkeys(("mean", "std", "median", "min", "max", "p05", "p25", "p75", "p95"), 1.5)
-    return {
-        "job_id": job_id,
-        "attempt": 1,
-        "unit_index": 0,
-        "case": {"model": "tiny", "d_model": 128, "num_layers": 2, "context_length": 128, "precision": "fp32"},
-        "case_key": "0123456789abcdef0123",
-        "device_key": "1x CPU",
-        "validity": "valid",
-        "metric": METRICS[number % len(METRICS)] + ("" if number < len(METRICS) else f"_{number}"),
-        "unit": "ms",
-        "outcome": "ok",
-        "partial": False,
-        "n": 10,
-        "samples": bytes(60),
-        **statistics,
-        **changes,
-    }
-
-
-def cell_row(job_id: int, number: int) -> dict[str, Any]:
-    """One metric of one cell of a large grid."""
-    cell = number // CELL_METRICS
-    case = {"implementation": "eager", "dtype": "bf16", "causal": True, "head_dim": 64, "sequence_length": cell}
-    return _measurement(job_id, number, case=case, case_key=f"{cell:020d}", metric=f"metric_{number % CELL_METRICS}")
+    @property
+    def name(self) -> str:
+        return f"`{self.route}`" + (f", {self.title}" if self.title else "")
 
 
 def at(path: str) -> Callable[[], str]:
     """Return what asks for the same path in every round."""
     return lambda: path
+
+
+def drawn_anew(path: str) -> Callable[[], str]:
+    """Return what asks for the same plots in each round by another address, so that none of them is kept."""
+    rounds = itertools.cycle(range(20))
+    return lambda: path + "&only=" * next(rounds)
 
 
 PLAIN = ("/healthz", "/readyz", "/metrics", "/specs", "/workers", "/docs", "/openapi.json", "/queue/paused")
@@ -213,7 +113,6 @@ def reads_of_data(filled: Filled) -> list[Request]:
         Request("GET /tables", at(f"/tables?job={done}"), title="of a job"),
         Request("GET /tables", at(f"/tables?sweep={sweep}"), title="of the sweep"),
         Request("GET /tables", at(f"/tables?job={large}"), title="of the large job"),
-        Request("GET /tables", at("/tables?kind=benchmark"), title="of all jobs: refused"),
         Request(
             "GET /tables", at(f"/tables?sweep={sweep}&sort=step_ms&limit=50"), title="of the sweep, sorted, 50 rows"
         ),
@@ -256,7 +155,9 @@ def reads_of_pages(filled: Filled) -> list[Request]:
             "GET /ui/sweeps/{sweep_id}", at(f"/ui/sweeps/{sweep}?sort=-context_length&page=50"), title="sorted, page 50"
         ),
         Request("GET /ui/sweeps/{sweep_id}", at(f"/ui/sweeps/{sweep}?sort=step_ms"), title="sorted by a metric"),
-        Request("GET /ui/plots", at(f"/ui/plots?sweep={sweep}"), title="of the sweep"),
+        Request("GET /ui/plots", at(f"/ui/plots?sweep={sweep}"), title="of the sweep, again"),
+        Request("GET /ui/plots", drawn_anew(f"/ui/plots?sweep={sweep}"), title="of the sweep, drawn anew"),
+        Request("GET /ui/plots", drawn_anew(f"/ui/plots?job={large}"), title="of the large job, drawn anew"),
         Request("GET /ui/plots", at(f"/ui/plots?job={done}"), title="of a job"),
         Request("GET /ui/tables", at("/ui/tables"), title="nothing chosen"),
         Request("GET /ui/tables", at(f"/ui/tables?sweep={sweep}"), title="of the sweep"),
@@ -337,26 +238,27 @@ class Client:
 
 def measure(client: Client, server: psutil.Process, request: Request, rounds: int, budget_s: float) -> dict[str, str]:
     """Send the request `rounds` times, or as often as the budget allows, at least twice; returns a row of the table."""
-    method, _, route = request.route.partition(" ")
+    method = request.route.partition(" ")[0]
     samples: list[float] = []
     tag: str | None = None
     begin = time.perf_counter()
     busy_s = 0.0
     for number in range(rounds + 1):
-        if number == 1:
+        if not samples:
             busy_s = _processor_s(server)
         path = request.path()
         headers = {**request.headers, **({"If-None-Match": tag} if request.revalidates and tag else {})}
         start = time.perf_counter()
         status, content, tag = client.send(method, path, request.body, headers)
-        if number:  # the first one warms up
-            samples.append(1000 * (time.perf_counter() - start))
+        took_s = time.perf_counter() - start
+        if number or took_s > budget_s:  # the first one warms up, unless it has taken all the time that there is
+            samples.append(1000 * took_s)
         if len(samples) >= 2 and time.perf_counter() - begin > budget_s:
             break
     busy_s = _processor_s(server) - busy_s
     p50, p99 = percentiles(samples, 50, 99)
     return {
-        "request": f"`{method} {route}`" + (f", {request.title}" if request.title else ""),
+        "request": request.name,
         "p50, ms": p50,
         "p99, ms": p99,
         "CPU, ms": f"{1000 * busy_s / len(samples):.0f}",
@@ -373,14 +275,18 @@ def _processor_s(server: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def run(size: Size, rounds: int, budget_s: float) -> tuple[list[dict[str, str]], str]:
-    """Fill a database, time every request; returns the table and a line on the server."""
+def run(size: Size, rounds: int, budget_s: float, only: re.Pattern[str]) -> tuple[list[dict[str, str]], str, list[str]]:
+    """Fill a database, time every request whose name has the pattern.
+
+    Returns the table, a line on the server, and the faults of the server, of which there should be none.
+    """
     with started_service() as service:
         http_client = service.client()
         begin = time.perf_counter()
         with contextlib.closing(open_database(service.settings())) as database:
             filled = fill(database, http_client, size)
         built_s = time.perf_counter() - begin
+        print(f"The database was built in {built_s:.0f} s.", flush=True)
         known = routes_of(create_app(Settings(data_dir=service.folder / "unused")))
 
         def fresh(path: str, body: Any) -> int:
@@ -393,11 +299,24 @@ def run(size: Size, rounds: int, budget_s: float) -> tuple[list[dict[str, str]],
         assert service.server is not None
         server = psutil.Process(service.server.pid)
         with contextlib.closing(Client(service.url)) as client:
-            table = [measure(client, server, request, rounds, budget_s) for request in asked if request.route in known]
+            table, faults = [], []
+            for request in asked:
+                if request.route not in known or not only.search(request.name):
+                    continue
+                try:
+                    table.append(measure(client, server, request, rounds, budget_s))
+                except RuntimeError as fault:  # one faulty page must not cost the figures of all others
+                    faults.append(str(fault))
+                    print(fault, flush=True)
+                else:
+                    print_now(table[-1])
+        if faults:
+            print(service.logs()[-MOST_LOG:])
         peak = next(line for line in Path(f"/proc/{server.pid}/status").read_text().splitlines() if "VmHWM" in line)
     return (
         table,
         f"The server's peak: {int(peak.split()[1]) / 1024:.0f} MiB; the database was built in {built_s:.0f} s",
+        faults,
     )
 
 
@@ -411,11 +330,14 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--side", type=int, default=SIDE, help="the sweep has as many jobs as this number squared")
     parser.add_argument("--rounds", type=int, default=100, help="times that each request is sent")
     parser.add_argument("--budget", type=float, default=10.0, help="seconds after which a request is sent no more")
+    parser.add_argument("--only", type=re.compile, default=re.compile(""), help="requests whose row has this pattern")
     arguments = parser.parse_args(given)
     size = Size(arguments.finished, arguments.queued, arguments.measurements, arguments.side, arguments.large)
-    table, line = run(size, arguments.rounds, arguments.budget)
+    table, line, faults = run(size, arguments.rounds, arguments.budget, arguments.only)
     jobs = f"{size.finished} finished and {size.queued} queued jobs, {size.measurements} measurements"
     print_report(f"With {jobs}. {line}", table)
+    if faults:
+        raise RuntimeError(f"{len(faults)} requests met a fault of the server, the first one: {faults[0]}")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     python -m benchmarks.pictures exposed-communication FILE > docs/pictures/exposed-communication.svg
     python -m benchmarks.pictures attention FILE > docs/pictures/attention.svg
 
-`exposed-communication` takes jobs of kind `ddp`, `attention` those of kind `attention`. Where FILE has a job twice, the
-last one counts.
+`exposed-communication` takes jobs of kind `ddp` (`--tables ddp`), `attention` those of kind `attention` with several
+head dimensions (`--tables lengths`). Where FILE has a job twice, the last one counts.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ text { fill: #1c1e21 }
 line { stroke: #1c1e21 }
 line.grid { stroke: #d9dce1 }
 </style>"""
+TITLES = {"triton": "ours", "sdpa_flash": "FlashAttention-2", "sdpa_cudnn": "cuDNN", "flex": "FlexAttention"}
+"""Implementations as the picture names them, in this order."""
 COLOURS = tuple(f"var(--plot-{number})" for number in range(1, 6))
 
 
@@ -63,35 +65,38 @@ def strategy_name(spec: Mapping[str, Any]) -> str:
 
 def attention(records: Iterable[Record]) -> dict[str, Any]:
     """Return the speed of forward with backward over the sequence's length, a line per implementation and width."""
-    lines: dict[str, dict[int, float]] = {}
+    lines: dict[tuple[str, int], dict[int, float]] = {}
     for record in records:
+        if len(record["spec"].get("head_dims", ())) < 2:
+            continue  # single shapes, with other numbers of positions
         for row in record["measurements"]:
             case = row["case"]
             if row["metric"] == "tflops" and row["phase"] is None and row["median"] is not None:
-                name = f"{case['implementation']}, {case['head_dim']}"
-                lines.setdefault(name, {})[case["sequence_length"]] = row["median"]
-    implementations = sorted({name.partition(",")[0] for name in lines})
-    traces = []
-    for name, points in sorted(lines.items()):
-        colour = COLOURS[implementations.index(name.partition(",")[0]) % len(COLOURS)]
-        dash = "solid" if name.endswith("128") else "dash"
-        lengths = sorted(points)
+                line = lines.setdefault((case["implementation"], case["head_dim"]), {})
+                line[case["sequence_length"]] = row["median"]
+    implementations = sorted({name for name, _ in lines}, key=lambda name: [*TITLES, name].index(name))
+    traces: list[dict[str, Any]] = []
+    for name, head_dim in sorted(lines, key=lambda line: (-line[1], implementations.index(line[0]))):
+        points = sorted(lines[name, head_dim].items())
+        colour = COLOURS[implementations.index(name) % len(COLOURS)]
         traces.append(
             {
                 "type": "scatter",
                 "mode": "lines+markers",
-                "name": name,
-                "x": lengths,
-                "y": [points[length] for length in lengths],
-                "line": {"color": colour, "dash": dash},
+                "name": f"{TITLES.get(name, name)}, d = {head_dim}",
+                "x": [length for length, _ in points],
+                "y": [tflops for _, tflops in points],
+                "line": {"color": colour, "dash": "solid" if head_dim == 128 else "dash"},
                 "marker": {"color": colour},
             }
         )
+    lengths = sorted({length for line in lines.values() for length in line})
+    ticks = {"tickvals": lengths, "ticktext": [f"{length:,}" for length in lengths]}
     return {
         "data": traces,
         "layout": {
-            "xaxis": {"type": "log", "title": {"text": "sequence length"}},
-            "yaxis": {"title": {"text": "forward + backward, TFLOP/s"}},
+            "xaxis": {"type": "log", "title": {"text": "sequence length (d: head dimension)"}, **ticks},
+            "yaxis": {"title": {"text": "forward + backward, TFLOP/s"}, "rangemode": "tozero"},
             "showlegend": True,
         },
     }

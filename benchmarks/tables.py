@@ -2,7 +2,8 @@
 
 The database is that of `benchmarks.latencies`: 100 000 finished jobs with a million measurements. Beside them are jobs
 with 1 000, 10 000 and 100 000 numbers, ten of each case. One client asks for their tables in every format, and for all
-jobs together, which the server streams; of those the script also tells when the first bytes came.
+jobs together, which the server streams; of those the script also tells when the first bytes came. Each row is printed
+as it is measured, and all of them at the end.
 """
 
 from __future__ import annotations
@@ -29,22 +30,18 @@ from app.store import results, tables
 from app.store.engine import Database, open_database
 from app.store.queue import Queue
 from app.store.records import NewJob
-from benchmarks._shared import BATCH, print_report, started_service
-from benchmarks.latencies import (
+from benchmarks._filling import (
     BODY,
     CELL_METRICS,
-    SIDE,
     TIMEOUT_S,
-    Client,
-    Request,
     Size,
-    at,
     attempt_row,
-    cell_row,
     fill,
     finish_jobs,
-    measure,
+    insert_cells,
 )
+from benchmarks._shared import print_now, print_report, started_service
+from benchmarks.latencies import SIDE, Client, Request, at, measure
 from tools.service import submit
 
 NUMBERS = (1_000, 10_000, 100_000)
@@ -68,10 +65,7 @@ def add_jobs(database: Database, jobs: Sequence[int]) -> None:
         finish_jobs(connection, tables.job.c.id.in_(jobs))
         connection.execute(insert(tables.attempt), [attempt_row(job) for job in jobs])
     for job, count in zip(jobs, NUMBERS, strict=True):
-        for start in range(0, count, BATCH):
-            rows = [cell_row(job, number) for number in range(start, min(start + BATCH, count))]
-            with database.write() as connection:
-                connection.execute(insert(tables.measurement), rows)
+        insert_cells(database, job, count)
 
 
 def stream(url: str, path: str, server: psutil.Process) -> dict[str, str]:
@@ -116,9 +110,14 @@ def run(size: Size, rounds: int, budget_s: float) -> tuple[list[dict[str, str]],
                         "GET /tables", at(f"/tables?job={job}&{query}"), title=f"{count} numbers, {title}"
                     )
                     rows.append(measure(asking, server, request, rounds, budget_s))
+                    print_now(rows[-1])
             path = f"/tables?sweep={filled.sweep}"
             rows.append(measure(asking, server, Request("GET /tables", at(path), title="the sweep"), rounds, budget_s))
-        streamed = [stream(service.url, f"/tables?kind=benchmark&format={name}", server) for name in ("json", "csv")]
+            print_now(rows[-1])
+        streamed = []
+        for name in ("json", "csv"):
+            streamed.append(stream(service.url, f"/tables?kind=benchmark&format={name}", server))
+            print_now(streamed[-1])
     return rows, streamed
 
 
@@ -140,6 +139,7 @@ def costs(rounds: int) -> list[dict[str, str]]:
                 _, row[f"{name}, ms"] = _cost(functools.partial(results.render, sheet, name), rounds)
             choice = results.Choice(jobs=[job])
             _, row["streamed as CSV, ms"] = _cost(functools.partial(_all, database, choice), rounds)
+            print_now(row)
             rows.append(row)
         database.close()
     return rows

@@ -1,7 +1,8 @@
 """Makes Triton's interpreter (TRITON_INTERPRET=1) work with a recent NumPy.
 
 Triton 3.6 turns loop bounds, arrays of one element, into integers by int(), which NumPy 2.4 refuses to do. And it keeps
-bfloat16 as the integers of its bits, which its products multiply as such.
+bfloat16 as the integers of its bits, which its products multiply as such, and cuts float32 to bfloat16 where devices
+round it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 
 @functools.cache
 def mend_interpreter() -> None:
-    """Let arrays of one element count as integers, and products take bfloat16, if kernels are interpreted."""
+    """Let arrays of one element be integers, and bfloat16 be rounded and multiplied, where kernels are interpreted."""
     import triton
     import triton.language as tl
 
@@ -30,6 +31,18 @@ def mend_interpreter() -> None:
 
     interpreter._patch_lang_tensor = patch_tensor_and_index
 
+    cast = interpreter.InterpreterBuilder.cast_impl
+
+    def cast_as_devices_do(self: Any, source: Any, kind: Any) -> Any:
+        of, to = source.dtype.scalar, kind.scalar
+        if (of, to) == (tl.bfloat16, tl.float32):
+            return _widened(source)
+        if (of, to) == (tl.float32, tl.bfloat16):
+            return interpreter.TensorHandle(_rounded_to_bfloat16(source.data), to)
+        return cast(self, source, kind)
+
+    interpreter.InterpreterBuilder.cast_impl = cast_as_devices_do
+
     create_dot = interpreter.InterpreterBuilder.create_dot
 
     def create_dot_of_numbers(self: Any, a: Any, b: Any, *arguments: Any) -> Any:
@@ -41,3 +54,10 @@ def mend_interpreter() -> None:
         return interpreter.TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
 
     interpreter.InterpreterBuilder.create_dot = create_dot_of_numbers
+
+
+def _rounded_to_bfloat16(values: Any) -> Any:
+    """The bits of float32 numbers rounded to the nearest bfloat16, to the even one of two."""
+    bits = np.asarray(values, np.float32).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+    return np.where(np.isnan(values), np.uint32(0x7FC0), rounded).astype(np.uint16)

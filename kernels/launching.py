@@ -1,10 +1,11 @@
 """Launches of Triton kernels that are repeated with other addresses only, at little cost to the host.
 
 A `Launch` is all of a kernel's launch but the addresses of its tensors. Its first call goes through Triton, which
-compiles the kernel. Later ones hand the addresses straight to Triton's launcher in C, and keep what it was given for
-the addresses that were used last: the copy engine's descriptors, which the CUDA driver encodes, are made once for each
-address. That is a private interface of Triton, so it is used with the version that it was read in only; elsewhere, in
-the interpreter, and while launch hooks are set (profilers set them), each call goes through Triton.
+compiles the kernel. Later ones hand the addresses straight to Triton's launcher in C, and keep what it was given in the
+last calls: the copy engine's descriptors, which the CUDA driver encodes, are made once for each address. One bound
+holds for what a process keeps. That is a private interface of Triton, so it is used with the version that it was read
+in only; elsewhere, in the interpreter, and while launch hooks are set (profilers set them), each call goes through
+Triton.
 
 A descriptor holds an address and no memory: it stays right when the memory is freed and given out again. The launcher
 copies descriptors when it launches, also into a CUDA graph.
@@ -26,8 +27,10 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 KNOWN_VERSIONS = ("3.6.",)
 """Begin of the Triton versions whose launcher is called directly."""
-REMEMBERED_ADDRESSES = 1024
-"""Calls with different addresses whose arguments a launch keeps, about 3 KiB each: those of a model's layers."""
+REMEMBERED_CALLS = 2048
+"""Calls whose arguments are kept, of all launches together, up to 3 KiB each: those of a model's layers in a step."""
+REMEMBERED_CHAINS = 512
+"""The same, of chains of launches: each has three calls."""
 ALIGNMENT = 16
 """Triton compiles for addresses that are multiples of it, and again for others."""
 
@@ -116,6 +119,11 @@ class Launch:
                 self._direct, self._refused = None, True
         self._through_triton(tensors)
 
+    @property
+    def direct(self) -> _Direct | None:
+        """What calls the kernel directly, from its first launch on, if that can be done."""
+        return self._direct
+
     def _through_triton(self, tensors: Sequence[Tensor]) -> None:
         if self._windows:
             make_context_current(tensors[0].device)
@@ -132,6 +140,44 @@ class Launch:
     def _in_order(self) -> list[Any]:
         names = self._kernel.arg_names
         return [*self._arguments, *(self._options[name] for name in names[len(self._arguments) :])]
+
+
+class Chain:
+    """Launches behind each other on one set of tensors, at less cost to the host than one by one."""
+
+    def __init__(self, *parts: tuple[Launch, tuple[int, ...]]) -> None:
+        """Prepare a chain of launches, each with the places of its tensors among those of a call."""
+        self.parts = parts
+        self._refused = False
+
+    def __call__(self, tensors: Sequence[Tensor]) -> None:
+        """Launch all on the current device and stream."""
+        if not self._refused and all(launch.direct is not None for launch, _ in self.parts) and not _hooks_are_set():
+            calls = _calls(self, tuple([tensor.data_ptr() for tensor in tensors]))
+            if calls is not None:
+                stream = torch._C._cuda_getCurrentRawStream(tensors[0].device.index)
+                try:
+                    for launch, head, rest in calls:
+                        launch(*head, stream, *rest)
+                except (TypeError, AttributeError):  # it takes other arguments than were read in it
+                    self._refused = True
+                else:
+                    return
+        for launch, places in self.parts:
+            launch([tensors[place] for place in places])
+
+
+@functools.lru_cache(maxsize=REMEMBERED_CHAINS)
+def _calls(chain: Chain, addresses: tuple[int, ...]) -> list[tuple[Any, tuple[Any, ...], tuple[Any, ...]]] | None:
+    """What each launcher of a chain is called with, before and after the stream."""
+    calls = []
+    for launch, places in chain.parts:
+        direct = launch.direct
+        call = None if direct is None else direct.call(tuple([addresses[place] for place in places]))
+        if call is None:
+            return None
+        calls.append(call)
+    return calls
 
 
 class _Direct:
@@ -151,7 +197,6 @@ class _Direct:
             *(launcher.launch_cooperative_grid, launcher.launch_pdl, *scratch),
             *(compiled.packed_metadata, launch_metadata, *hooks),
         )
-        self._expanded = functools.lru_cache(maxsize=REMEMBERED_ADDRESSES)(self._expand)
 
     @classmethod
     def of(cls, compiled: Any, arguments: Sequence[Any], grid: int, tensors: Sequence[Tensor]) -> _Direct | None:
@@ -174,15 +219,20 @@ class _Direct:
 
     def launch(self, addresses: tuple[int, ...]) -> bool:
         """Launch, or return False if the kernel was not compiled for such addresses."""
-        expanded = self._expanded(addresses)
+        expanded = _expanded(self, addresses)
         if expanded is None:
             return False
         stream = torch._C._cuda_getCurrentRawStream(self._device.index)
         self._raw(*self._head, stream, self._function, *self._middle, *expanded)
         return True
 
-    def _expand(self, addresses: tuple[int, ...]) -> tuple[Any, ...] | None:
-        """The kernel's arguments as the launcher takes them."""
+    def call(self, addresses: tuple[int, ...]) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]] | None:
+        """Triton's launcher, and its arguments before and after the stream; None as `expand`."""
+        expanded = self.expand(addresses)
+        return None if expanded is None else (self._raw, self._head, (self._function, *self._middle, *expanded))
+
+    def expand(self, addresses: tuple[int, ...]) -> tuple[Any, ...] | None:
+        """The kernel's arguments as the launcher takes them; None if it was not compiled for such addresses."""
         if any(address % ALIGNMENT for address in addresses):
             return None
         from triton.backends.nvidia.driver import make_tensordesc_arg
@@ -202,6 +252,11 @@ class _Direct:
             else:
                 expanded += make_tensordesc_arg(_Place(argument, address), next(metas))
         return tuple(expanded)
+
+
+@functools.lru_cache(maxsize=REMEMBERED_CALLS)
+def _expanded(direct: _Direct, addresses: tuple[int, ...]) -> tuple[Any, ...] | None:
+    return direct.expand(addresses)
 
 
 class _Place:

@@ -47,6 +47,17 @@ def pytest_configure(config: pytest.Config) -> None:
     # The developer's own settings must change no test, and no test may touch the developer's own data.
     for name in [name for name in os.environ if name.startswith("FLOPWATCH_")]:
         del os.environ[name]
+    if config.getoption("--processes", 1) > 1 and "tests" in config.args and MISSING is None:
+        _share_forkserver()
+
+
+def _share_forkserver() -> None:
+    """Let all processes of a whole run share one, which imports torch while the tests are collected."""
+    try:
+        from tests.forked import share_forkserver
+    except ModuleNotFoundError:  # a suite of tests/tools
+        return
+    share_forkserver()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,13 +1,15 @@
-"""Services whose servers and workers are forked, not exec'd: each is ready a second of processor time sooner.
+"""Services whose servers and workers are forked, not exec'd: each is ready seconds of processor time sooner.
 
-One forkserver (tests/plugins/forkserver.py) serves all tests of a pytest process. tests/app/cli/test_processes.py,
-tests/tools/test_demo.py and the chaos start the real commands.
+One forkserver (tests/plugins/forkserver.py) serves all tests of a pytest process, or of all processes of a whole run.
+tests/app/cli/test_processes.py, tests/tools/test_demo.py and the chaos start the real commands.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
+import select
 import socket
 import subprocess
 import sys
@@ -21,24 +23,54 @@ from tools.service import Service
 
 PROJECT = Path(__file__).resolve().parents[1]
 PLUGINS = PROJECT / "tests" / "plugins"
+ROOM = 1000
+"""Bytes for the longest command line of a fork."""
+
+SHARED = "TESTS_FORKSERVER"
+"""The variable with the address of the forkserver that several pytest processes share."""
+
+
+def run_forkserver(listens: socket.socket) -> subprocess.Popen[bytes]:
+    """Start the process that forks; it takes orders, or connections, from this socket."""
+    path = [PLUGINS / "plain_kind", PROJECT, PLUGINS, *filter(None, [os.environ.get("PYTHONPATH")])]
+    hidden = ("FLOPWATCH_", "SABOTAGE", "MOVED_CLOCK", "TRITON_INTERPRET")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "forkserver", str(listens.fileno()), " " * ROOM],
+        # Threads of OpenBLAS or OpenMP would not survive a fork.
+        env={
+            **inherited,
+            "PYTHONPATH": os.pathsep.join(map(str, path)),
+            "PYTHONUNBUFFERED": "1",
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        },
+        stdin=subprocess.DEVNULL,
+        pass_fds=[listens.fileno()],
+    )
+
+
+def share_forkserver() -> None:
+    """Start a forkserver for this process and its forks; it ends with this process."""
+    address = f"flopwatch-tests-{secrets.token_hex(8)}"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0{address}")
+        listener.listen()
+        run_forkserver(listener).returncode = 0  # nobody waits for it
+    os.environ[SHARED] = address
 
 
 class Forkserver:
     """The process that forks, and what it has told of its children."""
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        path = [PLUGINS / "plain_kind", PROJECT, PLUGINS, *filter(None, [os.environ.get("PYTHONPATH")])]
-        hidden = ("FLOPWATCH_", "SABOTAGE", "MOVED_CLOCK", "TRITON_INTERPRET")
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "forkserver", str(theirs.fileno())],
-                env={**inherited, "PYTHONPATH": os.pathsep.join(map(str, path)), "PYTHONUNBUFFERED": "1"},
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-            )
-        self._socket = ours
+        if (address := os.environ.get(SHARED)) is not None:
+            self._socket = socket.socket(socket.AF_UNIX)
+            self._socket.connect(f"\0{address}")
+        else:
+            self._socket, theirs = socket.socketpair()
+            with theirs:
+                self._process = run_forkserver(theirs)
         self._received = b""
         self._guard = threading.Lock()
         self._started: list[int] = []
@@ -73,7 +105,9 @@ class Forkserver:
     @property
     def has_ended(self) -> bool:
         """Whether it forks no more."""
-        return self._process.poll() is not None
+        poller = select.poll()
+        poller.register(self._socket, 0)  # a hang-up is always told
+        return bool(poller.poll(0))
 
     def returncode(self, pid: int, timeout_s: float | None) -> int | None:
         """Wait at most so long for the end of a child; None if it still runs."""
@@ -95,7 +129,7 @@ class Forkserver:
         finally:
             self._socket.settimeout(None)
         if not chunk:
-            raise RuntimeError(f"the forkserver has ended with {self._process.wait()}")
+            raise RuntimeError("the forkserver has ended")
         *lines, self._received = (self._received + chunk).split(b"\n")
         for line in lines:
             message: dict[str, Any] = json.loads(line)

@@ -1,9 +1,10 @@
 """Runs the tests: `make test` runs all of them on all cores, `make gpu-test` those that need a GPU.
 
 Tests run at the same time as others, except those marked `alone`, which judge times or fill a device: they run
-afterwards, one by one. Every test is in exactly one of the two parts: all runs are given the same files, and `--share`
-and `--slice` (tests/conftest.py) choose among their tests. Further arguments go to every run: `make test
-ARGS="tests/app -k claim"`. The GPU's tests need only pytest, all tests pytest-xdist too.
+afterwards, one by one. Further arguments go to pytest: `make test ARGS="tests/app -k claim"`.
+
+On a GPU host, `make gpu-test` needs pytest only. Its processes are not forks of one, since a fork cannot use CUDA once
+its parent has: all are given the same files, and `--share` and `--slice` (tests/conftest.py) choose among their tests.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 NO_TESTS = 5
 """pytest's exit code."""
@@ -22,21 +23,19 @@ MOST_ON_A_GPU = 12
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run both parts, also when the first fails; returns the exit code."""
+    """Run the tests, those that run alone also when others fail; returns the exit code."""
     if arguments[:1] == ["gpu"]:
         gpu = ["-m", "gpu", "--require-gpu", "-rs"]
         return worst(*run_slices([*gpu, *arguments[1:]]), run([*gpu, "--share=alone", *arguments[1:]]))
-    # Many tests wait for other processes: with half as many again, the cores are busy meanwhile.
+    # Many tests wait for other processes, or for a time to pass: with more processes the cores are busy meanwhile.
     cores = len(os.sched_getaffinity(0))
-    workers = cores + (cores + 1) // 2
-    together = ["--share=together", f"--numprocesses={workers}", "--dist=worksteal"]
-    # With a process per core, further threads of torch in each would mostly wait for each other.
-    return worst(run([*together, *arguments], OMP_NUM_THREADS="1"), run(["--share=alone", *arguments]))
+    processes = cores + max(2, cores // 2)
+    return run(["-p", "tools.processes", f"--processes={processes}", *arguments])
 
 
-def run(arguments: Sequence[str], **defaults: str) -> int:
+def run(arguments: Sequence[str]) -> int:
     """Run pytest once; returns its exit code."""
-    return subprocess.run(command(arguments), env=environment(defaults), check=False).returncode
+    return subprocess.run(command(arguments), env=environment(), check=False).returncode
 
 
 def run_slices(arguments: Sequence[str]) -> list[int]:
@@ -61,10 +60,9 @@ def command(arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "pytest", *arguments]
 
 
-def environment(defaults: Mapping[str, str]) -> dict[str, str]:
-    """Return the user's environment over the defaults. The tests' compiled files are kept for the next run."""
-    own = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return {**defaults, **own}
+def environment() -> dict[str, str]:
+    """Return the user's environment. The tests' compiled files are kept for the next run."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def worst(*codes: int) -> int:

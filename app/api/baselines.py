@@ -20,6 +20,8 @@ from app.specs._base import StrictModel
 router = APIRouter(prefix="/baselines", tags=["baselines"])
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
+LIKE_AN_ID = re.compile(r"[0-9]+")
+"""Names that nothing new may have: `flopwatch compare 17 23` means job 17."""
 
 
 class BaselineBody(StrictModel):
@@ -66,6 +68,17 @@ async def _name(name: Annotated[str, Path(description="The baseline's name.")]) 
 Name = Annotated[str, Depends(_name)]
 
 
+async def _new_name(name: Name) -> str:
+    """Return the name of a baseline that is set. Raises InvalidRequest when it would be taken for a job's id."""
+    if LIKE_AN_ID.fullmatch(name):
+        detail = f"{name[:80]!r} would be taken for a job's id: let a baseline's name have something else than digits."
+        raise InvalidRequest(detail, errors=(FieldError("/name", detail),))
+    return name
+
+
+NewName = Annotated[str, Depends(_new_name)]
+
+
 @router.get("", responses={200: {"model": Page[Baseline]}}, summary="List baselines by name")
 def list_baselines(services: CurrentServices, query: Annotated[BaselinesQuery, Query()]) -> Response:
     found, following = services.baselines.page(query.limit, query.after)
@@ -86,16 +99,17 @@ def show(services: CurrentServices, name: Name) -> Response:
     summary="Put a job or a sweep into a baseline",
 )
 async def put(
-    services: CurrentServices, name: Name, body: Annotated[Body[BaselineBody], Depends(read_baseline_body)]
+    services: CurrentServices, name: NewName, body: Annotated[Body[BaselineBody], Depends(read_baseline_body)]
 ) -> Response:
     """Replaces the cases that the job or sweep has, and leaves the others; makes the baseline if there is none.
 
-    409 unless the job has succeeded, or the sweep is finished. Its jobs without complete results are in `left_out`.
+    409 unless the job has succeeded, with results that are not invalid, or the sweep is finished. In `left_out` is what
+    has no complete results, or invalid ones; in `suspect`, whose results are in the baseline all the same.
     """
     asked = body.model
     kept = await services.writes.run_long(lambda: services.baselines.put(name, job=asked.job, sweep=asked.sweep))
     headers = {"Location": kept.baseline["links"]["self"]} if kept.is_new else None
-    answer = {**kept.baseline, "left_out": kept.left_out}
+    answer = {**kept.baseline, "left_out": kept.left_out, "suspect": kept.suspect}
     return Json(answer, status_code=201 if kept.is_new else 200, headers=headers)
 
 

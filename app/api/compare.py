@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from typing import Annotated
+from urllib.parse import quote
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
 from pydantic import Field
 
-from app.api.parameters import Id, StrictQuery, Text
+from app.api.parameters import Id, StrictQuery, Text, described
 from app.api.schemas import Comparison
 from app.api.services import CurrentServices
 from app.api.tables import written
@@ -20,6 +21,8 @@ from app.store.engine import Database
 
 router = APIRouter(prefix="/compare", tags=["results"])
 
+READABLE = " ,;:()<>=+*/."
+"""Characters of a sentence that a header holds as they are."""
 SHOWN_TO_PEOPLE = 20
 """Rows of each table and phase of a profile in the formats for people, unless they ask for others."""
 
@@ -78,18 +81,35 @@ class CompareQuery(ComparedQuery):
     format: Format = "json"
 
 
-@router.get("", responses={200: {"model": Comparison}}, summary="Two jobs, or two sides, compared")
+HEADERS = {
+    "Flopwatch-Gate": "The gate's outcome, if one is asked for.",
+    "Flopwatch-Gate-Sentence": "The same in words: UTF-8, percent-encoded.",
+}
+
+
+@router.get(
+    "",
+    responses={200: {"model": Comparison, "headers": described(HEADERS)}},
+    summary="Two jobs, or two sides, compared",
+)
 async def compare(services: CurrentServices, query: Annotated[CompareQuery, Query()]) -> Response:
     """Of profiles, what each kernel, operator and class gained or lost per step; of other kinds, the metrics' medians,
     with interval, test and power.
 
-    `sentence` says in words what was found, `alternated` if fresh processes measured both sides in turns.
+    `sentence` says in words what was found, `alternated` if fresh processes measured both sides in turns. In every
+    format, the headers `Flopwatch-Gate` and `Flopwatch-Gate-Sentence` (percent-encoded UTF-8) have the gate's answer,
+    where one is asked for.
     """
     query.check()
     for_people = query.format in ("markdown", "latex", "html")
     limit = SHOWN_TO_PEOPLE if query.limit is None and for_people else query.limit
 
     def make() -> Response:
-        return written(query.sheet(services.database, limit), query.format)
+        sheet = query.sheet(services.database, limit)
+        response = written(sheet, query.format)
+        if gate := (sheet.about or {})["gate"]:
+            response.headers["Flopwatch-Gate"] = gate["outcome"]
+            response.headers["Flopwatch-Gate-Sentence"] = quote(gate["sentence"], safe=READABLE)
+        return response
 
     return await run_sync(make, limiter=services.tables)

@@ -140,6 +140,11 @@ def declared(*headers: str) -> dict[str, Any]:
     }
 
 
+def described(headers: Mapping[str, str]) -> dict[str, Any]:
+    """Return the /openapi.json entries of an answer's headers, given with what they tell."""
+    return {name: {"description": text, "schema": {"type": "string"}} for name, text in headers.items()}
+
+
 async def no_repeats(request: Request) -> None:
     """Refuse a query parameter that is there twice and takes one value: one of both would be dropped unseen."""
     counts = Counter(name for name, _ in request.query_params.multi_items())

@@ -171,6 +171,7 @@ class CaseOfBaseline(TypedDict):
     device_key: str
     kind: str
     case: str
+    validity: str | None
     jobs: list[int]
 
 
@@ -178,13 +179,14 @@ class BaselineOfCases(Baseline):
     cases: list[CaseOfBaseline]
 
 
-class LeftOut(TypedDict):
+class JobAndWhy(TypedDict):
     job: int
     why: str
 
 
 class PutBaseline(Baseline):
-    left_out: list[LeftOut]
+    left_out: list[JobAndWhy]
+    suspect: list[JobAndWhy]
 
 
 class ReportedTable(TypedDict):
@@ -226,6 +228,7 @@ class Search(TypedDict):
     axis: str
     state: str
     reason: str | None
+    resumable: bool
     largest: int | None
     largest_job: int | None
     too_large: int | None

@@ -32,6 +32,7 @@ HTML_PAGE = """<!doctype html>
 <meta charset="utf-8">
 <title>Results · Flopwatch</title>
 <link rel="icon" href="/static/icon.svg" type="image/svg+xml">
+<link rel="stylesheet" href="/static/colours.css">
 <link rel="stylesheet" href="/static/style.css">
 </head>
 <body>

@@ -22,7 +22,24 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-JobId = Annotated[int, typer.Argument(metavar="ID", help="The job's id.", autocompletion=completing.job_ids)]
+
+def of_jobs(metavar: str, text: str) -> Any:
+    """Return an argument that is ids of jobs; the shell completes them."""
+    return typer.Argument(metavar=metavar, help=text, autocompletion=completing.job_ids)
+
+
+def of_fields(text: str, metavar: str = "KEY=VALUE…") -> Any:
+    """Return an argument that is fields of a spec; the shell completes their names and values."""
+    return typer.Argument(metavar=metavar, help=text, autocompletion=completing.fields)
+
+
+def of_sweep(text: str) -> Any:
+    """Return the option `--sweep` that names one sweep; the shell completes its id."""
+    return typer.Option("--sweep", metavar="ID", help=text, autocompletion=completing.sweep_ids)
+
+
+JobId = Annotated[int, of_jobs("ID", "The job's id.")]
+Fields = Annotated[list[str] | None, of_fields("The spec's fields; model.size=tiny nests.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the server's answer.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Wait until it is done; exit code 0 only when it succeeded.")]
 WaitAtMost = Annotated[

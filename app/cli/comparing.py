@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import unquote
 
 import typer
 
-from app.cli import completing
-from app.cli.common import AsJson, with_server
+from app.cli import arguments
+from app.cli.common import AsJson, Label, of_jobs, of_sweep, with_server
 from app.cli.results import MARKDOWN, TableFormat, print_table
 from app.cli.terminal import echo
 
@@ -33,19 +34,13 @@ def compare(
     server: Flopwatch,
     baseline: Annotated[
         str,
-        typer.Argument(
-            metavar="BASELINE",
-            help="What to compare with: a job's id, several with commas between them, or a baseline's name.",
-            autocompletion=completing.job_ids,
+        of_jobs(
+            "BASELINE", "What to compare with: a job's id, several with commas between them, or a baseline's name."
         ),
     ],
     candidate: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[CANDIDATE]",
-            help="The job that is compared, or several; none: the first is a job of kind compare.",
-            autocompletion=completing.job_ids,
-        ),
+        of_jobs("[CANDIDATE]", "The job that is compared, or several; none: the first is a job of kind compare."),
     ] = None,
     *,
     metric: Metric = None,
@@ -66,12 +61,13 @@ def compare(
     """
     query = _sides(baseline, candidate)
     query |= {"metric": metric, "fail_above_percent": _percent(fail_above), "limit": limit}
-    print_table(server.text("/compare", format=output_format.value, **query), output_format)
+    answer = server.send("GET", "/compare", params={**query, "format": output_format.value})
+    print_table(answer.text, output_format)
     if fail_above is not None:
-        gate = server.get("/compare", **{**query, "limit": 1})["gate"]
+        # The comparison is costly, and its text does not tell the gate's answer in every format: the headers do.
         if output_format.value != "markdown":
-            echo(gate["sentence"], err=True)
-        raise typer.Exit(EXIT_CODES[gate["outcome"]])
+            echo(unquote(answer.headers["Flopwatch-Gate-Sentence"]), err=True)
+        raise typer.Exit(EXIT_CODES[answer.headers["Flopwatch-Gate"]])
 
 
 def _sides(baseline: str, candidate: str | None) -> dict[str, Any]:
@@ -115,12 +111,7 @@ def _percent(text: str | None) -> float | None:
 def check(
     server: Flopwatch,
     job_ids: Annotated[
-        list[int] | None,
-        typer.Argument(
-            metavar="[JOB…]",
-            help="The finished jobs to check; none: run the baseline's specs again.",
-            autocompletion=completing.job_ids,
-        ),
+        list[int] | None, of_jobs("[JOB…]", "The finished jobs to check; none: run the baseline's specs again.")
     ] = None,
     *,
     baseline: Annotated[str, typer.Option(metavar="NAME", help="The baseline's name.")],
@@ -131,6 +122,7 @@ def check(
     timeout_s: Annotated[
         float | None, typer.Option(metavar="SECONDS", min=0, help="Wait no longer than this for the jobs.")
     ] = None,
+    label: Label = None,
     as_json: AsJson = False,
 ) -> None:
     """Check jobs against a baseline. Without jobs, run the baseline's specs again and wait for them.
@@ -139,11 +131,20 @@ def check(
     """
     from app.cli.output import print_json, progress_display
 
+    if job_ids and label:
+        raise typer.BadParameter("labels are for the jobs that run again: leave JOB, or --label, out")
     limit = _percent(fail_above)
     assert limit is not None
+    labels = arguments.parse_labels(label or [])
     with progress_display() as show:
         found = server.check(
-            baseline, job_ids or None, metrics=metric, fail_above_percent=limit, timeout_s=timeout_s, show=show
+            baseline,
+            job_ids or None,
+            metrics=metric,
+            fail_above_percent=limit,
+            labels=labels,
+            timeout_s=timeout_s,
+            show=show,
         )
     if as_json:
         print_json(found)
@@ -161,17 +162,9 @@ baseline = typer.Typer(no_args_is_help=True, help="Keep named results that later
 def set_(
     server: Flopwatch,
     name: Name,
-    job_id: Annotated[
-        int | None,
-        typer.Argument(metavar="[JOB]", help="A job that succeeded.", autocompletion=completing.job_ids),
-    ] = None,
+    job_id: Annotated[int | None, of_jobs("[JOB]", "A job that succeeded.")] = None,
     *,
-    sweep_id: Annotated[
-        int | None,
-        typer.Option(
-            "--sweep", metavar="ID", help="Instead of a job: a finished sweep.", autocompletion=completing.sweep_ids
-        ),
-    ] = None,
+    sweep_id: Annotated[int | None, of_sweep("Instead of a job: a finished sweep.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Put a job's results, or a sweep's, into a baseline: they replace the cases that they have."""
@@ -187,6 +180,8 @@ def set_(
     echo(f"baseline {name}: {number} case{'s' if number != 1 else ''} of {_jobs(kept['jobs'])}")
     for one in kept["left_out"]:
         echo(f"left out: job {one['job']}, {one['why']}", err=True)
+    for one in kept["suspect"]:
+        echo(f"note: job {one['job']} is in it, though {one['why']}; its verdict says why", err=True)
 
 
 @baseline.command("list")
@@ -209,7 +204,7 @@ def list_(
 @baseline.command("show")
 @with_server
 def show(server: Flopwatch, name: Name, *, as_json: AsJson = False) -> None:
-    """Show the cases of a baseline, each with its device and its jobs."""
+    """Show the cases of a baseline, each with its device, its verdict and its jobs."""
     from app.cli.output import print_columns, print_json
 
     found = server.baseline(name)
@@ -217,10 +212,17 @@ def show(server: Flopwatch, name: Name, *, as_json: AsJson = False) -> None:
         print_json(found)
         return
     rows = [
-        (one["kind"], one["case"], one["device_key"], ", ".join(map(str, one["jobs"])), one["case_key"])
+        (
+            one["kind"],
+            one["case"],
+            one["device_key"],
+            one["validity"] or "–",
+            ", ".join(map(str, one["jobs"])),
+            one["case_key"],
+        )
         for one in found["cases"]
     ]
-    print_columns(("kind", "case", "device", "jobs", "case key"), rows)
+    print_columns(("kind", "case", "device", "verdict", "jobs", "case key"), rows)
 
 
 @baseline.command("delete")

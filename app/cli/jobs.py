@@ -13,6 +13,7 @@ from app.cli import arguments, completing
 from app.cli.common import (
     GOES_ON,
     AsJson,
+    Fields,
     Implementation,
     JobId,
     Kind,
@@ -21,6 +22,9 @@ from app.cli.common import (
     Preset,
     Wait,
     WaitAtMost,
+    of_fields,
+    of_jobs,
+    of_sweep,
     with_server,
 )
 from app.cli.terminal import echo, echo_table, raw
@@ -34,14 +38,9 @@ MAX_LOOKED_AT = 500
 BULK_TIMEOUT_S = 3600.0
 """The server changes thousands of jobs in slices, and waits for other writers in between."""
 
-JobIds = Annotated[
-    list[int] | None, typer.Argument(metavar="[ID…]", help="The jobs' ids.", autocompletion=completing.job_ids)
-]
+JobIds = Annotated[list[int] | None, of_jobs("[ID…]", "The jobs' ids.")]
 OfKind = Annotated[str | None, typer.Option("--kind", help="All jobs of this kind.", autocompletion=completing.kinds)]
-OfSweep = Annotated[
-    int | None,
-    typer.Option("--sweep", metavar="ID", help="All jobs of this sweep.", autocompletion=completing.sweep_ids),
-]
+OfSweep = Annotated[int | None, of_sweep("All jobs of this sweep.")]
 WithLabel = Annotated[
     list[str] | None, typer.Option("--label", metavar="KEY=VALUE", help="All jobs with this label; may be repeated.")
 ]
@@ -55,12 +54,6 @@ Source = Annotated[
         metavar="KIND|SPEC.json",
         help="The kind of job, `flopwatch specs` lists them; or a file with a spec, - for standard input.",
         autocompletion=completing.kinds,
-    ),
-]
-Fields = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="KEY=VALUE…", help="The spec's fields; model.size=tiny nests.", autocompletion=completing.fields
     ),
 ]
 Name = Annotated[str | None, typer.Option(help="A name, for people.")]
@@ -139,12 +132,7 @@ def sweep(
     server: Flopwatch,
     source: Source,
     fields: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KEY=V1,V2…",
-            help="Fields; those with several values make the grid.",
-            autocompletion=completing.fields,
-        ),
+        list[str] | None, of_fields("Fields; those with several values make the grid.", metavar="KEY=V1,V2…")
     ] = None,
     *,
     fit: Annotated[
@@ -234,10 +222,7 @@ def _all_well(sweep: dict[str, Any]) -> bool:
 def rerun(
     server: Flopwatch,
     job_id: JobId,
-    fields: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE…", help="Fields to change.", autocompletion=completing.fields),
-    ] = None,
+    fields: Annotated[list[str] | None, of_fields("Fields to change.")] = None,
     *,
     implementation: Implementation = None,
     model: Model = None,
@@ -260,10 +245,7 @@ def jobs(
     state: State = None,
     kind: Kind = None,
     label: Label = None,
-    sweep_id: Annotated[
-        int | None,
-        typer.Option("--sweep", metavar="ID", help="Only jobs of this sweep.", autocompletion=completing.sweep_ids),
-    ] = None,
+    sweep_id: Annotated[int | None, of_sweep("Only jobs of this sweep.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many.")] = 50,
     as_json: AsJson = False,
 ) -> None:
@@ -344,15 +326,7 @@ def retry(
     server: Flopwatch,
     job_ids: JobIds = None,
     *,
-    sweep_id: Annotated[
-        int | None,
-        typer.Option(
-            "--sweep",
-            metavar="ID",
-            help="What has no result in this sweep, with new jobs.",
-            autocompletion=completing.sweep_ids,
-        ),
-    ] = None,
+    sweep_id: Annotated[int | None, of_sweep("What has no result in this sweep, with new jobs.")] = None,
 ) -> None:
     """Run failed or cancelled jobs again; one that cannot be retried does not keep the others from it."""
     if bool(job_ids) == (sweep_id is not None):

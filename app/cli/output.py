@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from app.cli.terminal import cell, echo, echo_json, echo_table
-from app.client import Flopwatch, Show, problem_text, progress_bar
+from app.client import Flopwatch, Show, progress_bar
+from app.connection import problem_text
 from app.layout import (
     age,
     case_text,
@@ -20,15 +21,11 @@ from app.layout import (
     notes,
     number,
     ran,
-    varying_columns,
     verdict,
 )
 
 MAX_NAMED = 10
 """Most jobs that wait for one reason whose ids are named."""
-
-SHOWN_MEASUREMENTS = 200
-"""Rows shown of a job that did not succeed."""
 
 
 def print_json(value: Any) -> None:
@@ -124,15 +121,11 @@ def _jobs_wait(ids: Sequence[str]) -> str:
 def print_results(server: Flopwatch, job: dict[str, Any]) -> None:
     """Print a job's table as `flopwatch table` does, why cells have no numbers, its units and their tables.
 
-    A job that did not succeed has no table; the measurements that it made are listed instead.
+    Of a job that did not succeed, the table has what it measured before, marked, and why the other cells are empty.
     """
-    measurements = server.get(f"/jobs/{job['id']}/measurements", limit=SHOWN_MEASUREMENTS)
-    if measurements["rows"]:
+    if server.get(f"/jobs/{job['id']}/measurements", limit=1)["rows"]:
         echo()
-        if job["state"] == "succeeded":
-            echo_table(server.text("/tables", job=job["id"], format="markdown"))
-        else:
-            _print_partial(measurements)
+        echo_table(server.text("/tables", job=job["id"], format="markdown"))
         print_missing(server.get("/tables", job=job["id"])["missing"])
     _print_units(server.get(f"/jobs/{job['id']}/units")["data"])
     _print_tables(job["id"], server.get(f"/jobs/{job['id']}/tables")["data"])
@@ -183,14 +176,6 @@ def print_missing(lines: Sequence[str]) -> None:
     """Print below a table why cells have no numbers."""
     if lines:
         echo("\n" + "\n".join(lines))
-
-
-def _print_partial(measurements: dict[str, Any]) -> None:
-    echo("measured before it ended:")
-    names = [*varying_columns(measurements), "phase", "metric", "unit", "n", "mean", "std", "median"]
-    print_columns(names, [[row[name] for name in names] for row in measurements["rows"] if row["mean"] is not None])
-    if measurements["next"] is not None:
-        echo(f"and more: these are of its first {SHOWN_MEASUREMENTS} measurements")
 
 
 def _print_units(units: Sequence[dict[str, Any]]) -> None:

@@ -18,7 +18,16 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from app.cli import completing
-from app.cli.common import DataDir, Implementation, Model, Preset, fail, use_data_dir, warn_of_unknown_settings
+from app.cli.common import (
+    DataDir,
+    Fields,
+    Implementation,
+    Model,
+    Preset,
+    fail,
+    use_data_dir,
+    warn_of_unknown_settings,
+)
 from app.cli.terminal import echo
 from app.importing import without_collector
 
@@ -73,12 +82,7 @@ def run(
             autocompletion=completing.kinds,
         ),
     ],
-    fields: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="KEY=VALUE…", help="The spec's fields; model.size=tiny nests.", autocompletion=completing.fields
-        ),
-    ] = None,
+    fields: Fields = None,
     *,
     preset: Preset = None,
     implementation: Implementation = None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 from functools import partial
@@ -23,6 +24,9 @@ logger = logging.getLogger(__name__)
 SHUTDOWN_S = 10
 # Number of clients that may wait in the kernel to be accepted.
 BACKLOG = 2048
+# Net allocations between garbage collections. A table has tens of thousands of objects, none of them in cycles: with
+# Python's own 700, looking through them again and again takes a third of its time.
+COLLECTS_AFTER = (50_000, 10, 10)
 
 
 def reachable(url: str) -> str:
@@ -86,5 +90,6 @@ def listen(settings: Settings) -> int:
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
     server = Server(config, settings.data_dir)
+    gc.set_threshold(*COLLECTS_AFTER)
     server.run()
     return 0 if server.started else 1

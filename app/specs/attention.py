@@ -75,7 +75,9 @@ class AttentionSpec(SpecBase):
     sequence_lengths: list[Annotated[int, Field(ge=1, le=1_048_576)]] = Field(
         default=[256, 1024], min_length=1, max_length=100
     )
-    """Sequence lengths, of queries and keys alike, in tokens."""
+    """Sequence lengths in tokens: of keys, and of queries where `query_length` is null."""
+    query_length: int | None = Field(default=None, ge=1, le=1_048_576)
+    """Queries of each sequence, in tokens; 1 is decoding with a cache. Null: as many as there are keys."""
     dtypes: list[Literal["fp32", "tf32", "bf16", "fp16"]] = Field(default=["bf16"], min_length=1, max_length=4)
     """Data types of the inputs; `tf32` is fp32 inputs whose products may be rounded to tf32 (a GPU format)."""
     causal: list[bool] = Field(default=[True], min_length=1, max_length=2)
@@ -132,6 +134,12 @@ class AttentionSpec(SpecBase):
             raise field_error("implementations", "there is nothing to measure: name at least one, or give code")
         if self.device == "cpu" and "tf32" in self.dtypes:
             raise field_error("dtypes", "tf32 is a GPU format: leave it out, or choose device cuda")
+        if self.query_length is not None and True in self.causal:
+            raise field_error(
+                "query_length",
+                "the causal mask begins at the first key, so that the last keys of a longer sequence would be hidden "
+                "from these queries: set causal to [false]",
+            )
         check_number_of_cells(self, "implementations")
         return self
 
@@ -161,8 +169,12 @@ class AttentionSpec(SpecBase):
         return br, bc
 
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
-        """Set `autotune` to null for implementations that have nothing to tune, and `code` for all but that code."""
+        """Set what is of no effect to null: `autotune` where there is nothing to tune, `code` for all but that code,
+        `query_length` where there are as many keys.
+        """
         name = identity.get("implementation")
+        if identity.get("query_length") == identity.get("sequence_length"):
+            identity = {**identity, "query_length": None}
         identity = coordinates(identity, "code", self.code if self.is_code(name) else None)
         return ({**identity, "autotune": None} if name in NOT_TUNED else identity), {}
 

@@ -4,23 +4,28 @@ A baseline has cases, each on one device, and of each the jobs that measured it.
 replaces the cases that those have, and leaves the others as they are. Several jobs that measured one case, as those of
 a sweep over `seed`, are several samples of it.
 
+Numbers that a check found to be of other work than was asked for ("invalid") get into none: nothing can be judged
+against them. Suspect ones do, and every baseline says which they are.
+
 While a job is in a baseline it cannot be deleted, and pruning spares it (see deleting.py). Nothing else takes its
 results away: only jobs that failed or were cancelled can be retried, and none of those gets into a baseline.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from sqlalchemy import Connection, Row, Select, delete, func, insert, select, tuple_, update
+from sqlalchemy import case as sql_case
 
 from app.errors import Conflict, FieldError, InvalidRequest, NotFound
 from app.layout import case_text
 from app.specs import KINDS
-from app.states import FINISHED_STATES
+from app.states import FINISHED_STATES, VERDICTS, worst
 from app.store import sweeps, tables
 from app.store.baseline_rows import find_baseline
 from app.store.engine import Database
@@ -42,7 +47,10 @@ class Kept:
     baseline: dict[str, Any]
     is_new: bool
     left_out: list[dict[str, Any]]
-    """Jobs of the sweep that have no complete results: `job` and `why`."""
+    """What did not get into it, though it was asked for: `job` and `why`. Jobs of the sweep that have no complete
+    results, and those with invalid ones."""
+    suspect: list[dict[str, Any]]
+    """Jobs with suspect results among those that did: `job` and `why`."""
 
 
 class Baselines:
@@ -56,16 +64,23 @@ class Baselines:
 
         Raises:
             NotFound: there is no such job or sweep.
-            Conflict: the job, or one of the sweep's, is not finished, or nothing of it has complete results.
+            Conflict: the job, or one of the sweep's, is not finished, or nothing of it has complete and valid results.
             InvalidRequest: the job is a comparison, whose sides may share a case.
         """
         with self._database.read() as connection:
             rows = _jobs(connection, job, sweep)
             good = _complete(rows, job, sweep)
-            cases, attempts = _cases(connection, good)
-        if not cases:
+            measured, attempts = _cases(connection, good)
+        if not measured:
             what = f"Job {job} has" if sweep is None else f"The jobs of sweep {sweep} have"
             raise Conflict(f"{what} no measurements, so no case for a baseline.")
+        cases = [row for row, verdict in measured if verdict != "invalid"]
+        invalid = _with_verdict(measured, "invalid")
+        if not cases:
+            raise Conflict(
+                f"Job {invalid[0]['job']}: {invalid[0]['why']}. Checks found that other work was measured than was "
+                "asked for, so that nothing could be judged against it: see its verdict, and set a job that is valid."
+            )
         with self._database.write() as connection:
             _check_unchanged(connection, attempts)
             is_new = _touch(connection, name)
@@ -76,14 +91,18 @@ class Baselines:
             connection.execute(insert(tables.baseline_case), [{"baseline": name, **row} for row in cases])
             found = _public(connection, [find_baseline(connection, name)])[0]
         left_out = [{"job": row.id, "why": _why(row)} for row in rows if row.state != "succeeded"]
-        return Kept(found, is_new, left_out)
+        return Kept(found, is_new, [*left_out, *invalid], _with_verdict(measured, "suspect"))
 
     def get(self, name: str) -> dict[str, Any]:
-        """Return a baseline with its cases. Raises NotFound."""
+        """Return a baseline with its cases, each with the worst verdict of its jobs. Raises NotFound."""
         with self._database.read() as connection:
             found = _public(connection, [find_baseline(connection, name)])[0]
             query = select(tables.baseline_case, _job.kind).join(tables.job, _job.id == _case.job_id)
-            rows = connection.execute(query.where(_case.baseline == name).order_by(_case.job_id, _case.case_key))
+            rows = connection.execute(query.where(_case.baseline == name).order_by(_case.job_id, _case.case_key)).all()
+            verdicts = {
+                (one.job_id, one.case_key, one.device_key): one.verdict
+                for one in _measured(connection, recorded_attempts(connection, found["jobs"]))
+            }
             cases: dict[tuple[str, str], dict[str, Any]] = {}
             for row in rows:
                 case = cases.setdefault(
@@ -93,10 +112,12 @@ class Baselines:
                         "device_key": row.device_key,
                         "kind": row.kind,
                         "case": row.title,
+                        "validity": None,
                         "jobs": [],
                     },
                 )
                 case["jobs"].append(row.job_id)
+                case["validity"] = worst([case["validity"], verdicts.get((row.job_id, row.case_key, row.device_key))])
         return {**found, "cases": list(cases.values())}
 
     def page(self, limit: int = 50, after: str | None = None) -> tuple[list[dict[str, Any]], str | None]:
@@ -196,32 +217,73 @@ def _complete(rows: Sequence[Row[Any]], job: int | None, sweep: int | None) -> l
     return good
 
 
-def _cases(connection: Connection, jobs: Sequence[Row[Any]]) -> tuple[list[dict[str, Any]], dict[int, int]]:
-    """Return the rows of `baseline_case` for what these jobs measured, and the attempt of each that counts."""
+def _cases(
+    connection: Connection, jobs: Sequence[Row[Any]]
+) -> tuple[list[tuple[dict[str, Any], str | None]], dict[int, int]]:
+    """Return the rows of `baseline_case` for what these jobs measured, each with its verdict, and the attempt of each
+    job that counts.
+    """
     kinds = {row.id: row.kind for row in jobs}
     attempts = recorded_attempts(connection, list(kinds))
-    first = func.min(_measurement.id)
-    query = select(_measurement.job_id, _measurement.case_key, _measurement.device_key, first.label("first")).group_by(
-        _measurement.job_id, _measurement.case_key, _measurement.device_key
-    )
-    found: list[dict[str, Any]] = []
+    found = [
+        (
+            {
+                "case_key": row.case_key,
+                "device_key": row.device_key,
+                "job_id": row.job_id,
+                "title": _title(row.case, kinds[row.job_id]),
+            },
+            row.verdict,
+        )
+        for row in _measured(connection, attempts)
+    ]
+    return found, attempts
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """A case that a job measured on a device."""
+
+    job_id: int
+    case_key: str
+    device_key: str
+    case: Mapping[str, Any]
+    verdict: str | None
+    """The worst of its processes."""
+
+
+def _measured(connection: Connection, attempts: Mapping[int, int]) -> Iterator[_Measured]:
+    """Yield what the attempts that count, given by job, measured: case by case, on each device."""
+    rank = sql_case(*((_measurement.validity == verdict, at) for at, verdict in enumerate(VERDICTS)), else_=None)
+    identity = (_measurement.job_id, _measurement.case_key, _measurement.device_key)
+    first, last = func.min(_measurement.id).label("first"), func.max(rank).label("worst")
+    query = select(*identity, first, last).group_by(*identity)
     pairs = sorted(attempts.items())
     for start in range(0, len(pairs), JOBS_PER_QUERY):
         part = pairs[start : start + JOBS_PER_QUERY]
         of_jobs = _measurement.job_id.in_([job_id for job_id, _ in part])
         of_attempts = tuple_(_measurement.job_id, _measurement.attempt).in_(part)
         each = query.where(of_jobs, of_attempts).subquery()
-        named = select(each.c.job_id, each.c.case_key, each.c.device_key, _measurement.case)
-        found += [
-            {
-                "case_key": row.case_key,
-                "device_key": row.device_key,
-                "job_id": row.job_id,
-                "title": _title(row.case, kinds[row.job_id]),
-            }
-            for row in connection.execute(named.join(tables.measurement, _measurement.id == each.c.first))
-        ]
-    return found, attempts
+        named = select(each, _measurement.case).join(tables.measurement, _measurement.id == each.c.first)
+        for row in connection.execute(named):
+            verdict = None if row.worst is None else VERDICTS[row.worst]
+            yield _Measured(row.job_id, row.case_key, row.device_key, row.case, verdict)
+
+
+def _with_verdict(measured: Sequence[tuple[Mapping[str, Any], str | None]], verdict: str) -> list[dict[str, Any]]:
+    """Return the jobs that have cases with this verdict: `job`, and `why`, which counts and names them."""
+    of_jobs: dict[int, list[str]] = {}
+    totals = Counter(row["job_id"] for row, _ in measured)
+    for row, found in measured:
+        if found == verdict:
+            of_jobs.setdefault(row["job_id"], []).append(row["title"])
+    return [{"job": job_id, "why": _counted(titles, totals[job_id], verdict)} for job_id, titles in of_jobs.items()]
+
+
+def _counted(titles: Sequence[str], total: int, verdict: str) -> str:
+    if total == 1:
+        return verdict
+    return f"{len(titles)} of {total} cases {verdict}: {titles[0]}{', …' if len(titles) > 1 else ''}"
 
 
 def _title(case: Mapping[str, Any], kind: str) -> str:

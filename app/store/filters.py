@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from sqlalchemy import ColumnElement, Text, cast, or_, select
+from sqlalchemy import ColumnElement, Text, cast, func, or_, select
 
 from app.states import JobState
 from app.store import tables
@@ -32,6 +33,7 @@ class JobFilter:
     def conditions(self) -> list[ColumnElement[bool]]:
         """The conditions for `where(…)`; none, if the filter chooses every job."""
         job, label = tables.job.c, tables.job_label.c
+        submitted = _submitted.c
         found: list[ColumnElement[bool]] = []
         if self.state is not None:
             found.append(job.state == self.state)
@@ -42,13 +44,26 @@ class JobFilter:
         for key, value in self.labels:
             # SQLite would try EXISTS for every job: 130 ms for a label that only one old job of 110 000 has.
             found.append(job.id.in_(select(label.job_id).where(label.key == key, label.value == value)))
+        # Lists go by id, from the newest down. These bounds, which the index of times gives, keep a list from looking
+        # at every job before or behind them: 130 ms with 100 000 jobs.
         if self.since is not None:
-            found.append(job.created_at >= self.since)
+            found += [job.id >= _outermost(func.min, submitted.created_at >= self.since), job.created_at >= self.since]
         if self.until is not None:
-            found.append(job.created_at < self.until)
+            found += [job.id <= _outermost(func.max, submitted.created_at < self.until), job.created_at < self.until]
         if self.text is not None:
             found.append(_mentions(self.text.strip()))
         return found
+
+
+_submitted = tables.job.alias("submitted")
+
+
+def _outermost(end: Callable[[Any], Any], condition: ColumnElement[bool]) -> Any:
+    """Return the least or greatest id with this condition, as part of a statement.
+
+    Of the plain id SQLite takes the first that it meets in the order of ids, and looks at all before.
+    """
+    return select(end(_submitted.c.id + 0)).where(condition).scalar_subquery()
 
 
 def _mentions(text: str) -> ColumnElement[bool]:

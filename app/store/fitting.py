@@ -18,12 +18,14 @@ from sqlalchemy import Connection, select
 
 from app.errors import Conflict
 from app.specs import spec_adapter
+from app.specs._code import codes_of
 from app.specs._fit import Fit
 from app.specs._sweep import Point, expand, member_name
 from app.store import submission, sweeps, tables
 from app.store.records import NewJob
 from app.store.stored_json import is_unreadable
 from app.store.tables import utc_now
+from app.store.uploads import is_gone, known_files
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +63,9 @@ def searches(connection: Connection, sweep: Mapping[Any, Any]) -> list[dict[str,
     if fit is None:
         return None
     tried = _tried(connection, sweep["id"], fit)
-    return [_public(sweep, fit, point, tried.get(sweeps.place(point.choice), [])) for point in points_of(sweep)]
+    return [
+        _public(connection, sweep, fit, point, tried.get(sweeps.place(point.choice), [])) for point in points_of(sweep)
+    ]
 
 
 def go_on(connection: Connection, job: Mapping[Any, Any]) -> None:
@@ -73,17 +77,24 @@ def go_on(connection: Connection, job: Mapping[Any, Any]) -> None:
         return
     choice = {path: index for path, index in job["point"].items() if path != fit.axis}
     point = next((point for point in points_of(sweep) if point.choice == choice), None)
-    if point is not None:
-        _submit_next(connection, sweep, fit, point, _tried(connection, sweep["id"], fit))
+    if point is None:
+        return
+    problem = _submit_next(connection, sweep, fit, point, _tried(connection, sweep["id"], fit))[1]
+    if problem is not None:
+        # The job that has just ended is not to blame: its results are kept, and the search says where it stands.
+        logger.warning("sweep %s: %s", sweep["id"], problem)
 
 
-def resume(connection: Connection, sweep: Mapping[Any, Any]) -> int:
-    """Submit the next job of each search that has none on its way and is not at its end; returns how many."""
+def resume(connection: Connection, sweep: Mapping[Any, Any]) -> tuple[int, str | None]:
+    """Submit the next job of each search that has none on its way and is not at its end; returns how many, and what
+    kept the first search from it that could not go on.
+    """
     fit = fit_of(sweep)
     if fit is None:
-        return 0
+        return 0, None
     tried = _tried(connection, sweep["id"], fit)
-    return sum(_submit_next(connection, sweep, fit, point, tried) for point in points_of(sweep))
+    done = [_submit_next(connection, sweep, fit, point, tried) for point in points_of(sweep)]
+    return sum(is_new for is_new, _ in done), next((problem for _, problem in done if problem), None)
 
 
 def new_job(sweep: Mapping[Any, Any], fit: Fit, point: Point, value: int) -> NewJob:
@@ -100,18 +111,21 @@ def _submit_next(
     fit: Fit,
     point: Point,
     tried: Mapping[frozenset[tuple[str, int]], Sequence[Tried]],
-) -> bool:
+) -> tuple[bool, str | None]:
+    """Submit a search's next job; returns whether it did, and what kept it from it."""
     value = _next(fit, tried.get(sweeps.place(point.choice), ()))
     if value is None:
-        return False
+        return False, None
     try:
-        job = new_job(sweep, fit, point, value)
-        submission.insert_jobs(connection, [submission.job_row(job, sweep["id"], utc_now())])
-    except (ValidationError, Conflict) as error:
-        # The job that has just ended is not to blame: its results are kept, and the search says where it stands.
-        logger.warning("sweep %s: %s = %s cannot be tried: %s", sweep["id"], fit.axis, value, error)
-        return False
-    return True
+        # A job whose code is gone leaves nothing behind: what is around the savepoint is kept.
+        with connection.begin_nested():
+            job = new_job(sweep, fit, point, value)
+            submission.insert_jobs(connection, [submission.job_row(job, sweep["id"], utc_now())])
+    except ValidationError as invalid:
+        return False, _not_valid(fit, value, invalid)
+    except Conflict as gone:
+        return False, f"{fit.axis} {value} has no job: {gone.detail}"
+    return True, None
 
 
 def _next(fit: Fit, tried: Sequence[Tried]) -> int | None:
@@ -154,17 +168,18 @@ def _outcome(state: str, outcomes: set[str]) -> str | None:
     return FITS if outcomes - {"unknown"} == {"ok"} else UNKNOWN
 
 
-def _public(sweep: Mapping[Any, Any], fit: Fit, point: Point, tried: Sequence[Tried]) -> dict[str, Any]:
+def _public(
+    connection: Connection, sweep: Mapping[Any, Any], fit: Fit, point: Point, tried: Sequence[Tried]
+) -> dict[str, Any]:
     fitted, too_large = _sides(tried)
     first_too_large = min(too_large, default=None)
     largest = max((value for value in fitted if first_too_large is None or value < first_too_large), default=None)
     jobs = {one.value: one.job for one in tried}
-    state, reason = _state(sweep, fit, point, tried)
+    standing = _standing(connection, sweep, fit, point, tried)
     return {
         "point": {path: sweep["grid"][path][index] for path, index in point.choice.items()},
         "axis": fit.axis,
-        "state": state,
-        "reason": reason,
+        **vars(standing),
         "largest": largest,
         "largest_job": jobs.get(largest) if largest is not None else None,
         "too_large": first_too_large,
@@ -173,35 +188,62 @@ def _public(sweep: Mapping[Any, Any], fit: Fit, point: Point, tried: Sequence[Tr
     }
 
 
-def _state(sweep: Mapping[Any, Any], fit: Fit, point: Point, tried: Sequence[Tried]) -> tuple[str, str | None]:
-    """Return the state of a search (searching, done or stopped), and what to know about it."""
+@dataclass(frozen=True)
+class _Standing:
+    """Where a search stands: searching, done or stopped; what to know about it; and whether resuming makes it go on."""
+
+    state: str
+    reason: str | None = None
+    resumable: bool = False
+
+
+def _standing(
+    connection: Connection, sweep: Mapping[Any, Any], fit: Fit, point: Point, tried: Sequence[Tried]
+) -> _Standing:
     fitted, too_large = _sides(tried)
     if any(one.outcome is None for one in tried):
-        return "searching", None
+        return _Standing("searching")
     undecided = [one for one in tried if one.outcome == UNKNOWN]
     if undecided:
-        one = undecided[-1]
-        how = (
-            f"has {one.state}" if one.state == "failed" else "was cancelled" if one.state == "cancelled" else "is open"
-        )
-        return "stopped", f"Job {one.job} ({fit.axis} {one.value}) {how}: see why, and resume the sweep."
+        return _undecided(fit, next((one for one in undecided if one.state == "succeeded"), undecided[-1]))
     value = fit.next_value(fitted, too_large)
     if value is not None:
-        return "stopped", f"{_why_not(sweep, fit, point, value)} Resume the sweep to go on."
+        return _without_job(connection, sweep, fit, point, value)
     if fitted and too_large and max(fitted) > min(too_large):
-        return (
+        return _Standing(
             "done",
             f"{max(fitted)} fitted, too, although {min(too_large)} did not: memory does not grow with the value.",
         )
     if not too_large:
-        return "done", f"Every value up to {fit.upto} that was tried fits."
-    return "done", None if fitted else f"Not even the smallest value, {fit.lowest}, fits."
+        return _Standing("done", f"Every value up to {fit.upto} that was tried fits.")
+    return _Standing("done", None if fitted else f"Not even the smallest value, {fit.lowest}, fits.")
 
 
-def _why_not(sweep: Mapping[Any, Any], fit: Fit, point: Point, value: int) -> str:
+def _undecided(fit: Fit, one: Tried) -> _Standing:
+    which = f"Job {one.job} ({fit.axis} {one.value})"
+    if one.state == "succeeded":
+        # Resuming repeats only what has failed or was cancelled.
+        return _Standing(
+            "stopped",
+            f"{which} succeeded, but its results do not tell whether the value fits: see why. To try it once more, "
+            "delete that job and resume the sweep.",
+        )
+    how = "has failed" if one.state == "failed" else "was cancelled"
+    return _Standing("stopped", f"{which} {how}: see why, and resume the sweep.", resumable=True)
+
+
+def _without_job(connection: Connection, sweep: Mapping[Any, Any], fit: Fit, point: Point, value: int) -> _Standing:
+    """Return where a search stands whose next value nobody tries."""
     try:
-        new_job(sweep, fit, point, value)
+        spec = new_job(sweep, fit, point, value).spec
     except ValidationError as invalid:
-        problems = "; ".join(error["msg"] for error in invalid.errors(include_url=False))
-        return f"{fit.axis} {value} is not valid, and a coarser step may help: {problems}."
-    return f"{fit.axis} {value} has no job."
+        return _Standing("stopped", f"{_not_valid(fit, value, invalid)} Submit another sweep for that.")
+    wanted = {sha256 for _, sha256 in codes_of(spec.model_dump(mode="json"))}
+    if wanted and (gone := wanted - known_files(connection, wanted)):
+        return _Standing("stopped", f"{fit.axis} {value} has no job: {is_gone(min(gone))} Then resume the sweep.", True)
+    return _Standing("stopped", f"{fit.axis} {value} has no job. Resume the sweep to go on.", resumable=True)
+
+
+def _not_valid(fit: Fit, value: int, invalid: ValidationError) -> str:
+    problems = "; ".join(error["msg"] for error in invalid.errors(include_url=False))
+    return f"{fit.axis} {value} is not valid, and a coarser step may help: {problems}."

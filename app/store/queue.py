@@ -213,7 +213,11 @@ class Queue:
             now = utc_now()
             lacking = sweeps.points_without_job(connection, sweep_id, points)
             new = [made.get(sweeps.place(point.choice)) or sweeps.job_of_point(sweep, point) for point in lacking]
-            number = sweeps.repeat_ended(connection, sweep, now) + len(new) + fitting.resume(connection, sweep)
+            number = sweeps.repeat_ended(connection, sweep, now) + len(new)
+            searches, obstacle = fitting.resume(connection, sweep)
+            number += searches
+            if number == 0 and obstacle is not None:
+                raise Conflict(f"Sweep {sweep_id} cannot be resumed. {obstacle}")
             if number == 0:
                 raise Conflict(
                     f"Every point of sweep {sweep_id} has a result, or a job on its way: there is nothing to resume."

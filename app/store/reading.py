@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import logging
 import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -311,7 +312,9 @@ class Reading:
         """
         limit = min(limit, MAX_MEASUREMENTS)
         measurement, unit = tables.measurement.c, tables.unit.c
-        query = select(tables.measurement).where(measurement.job_id == job_id)
+        facts = [measurement["unit_index" if name == "unit_title" else name] for name in FACTS]
+        columns = [measurement.id, cast(measurement.case, Text), *facts, *(measurement[name] for name in STATISTICS)]
+        query = select(*columns, *([measurement.samples] if samples else [])).where(measurement.job_id == job_id)
         if after is not None:
             query = query.where(measurement.id > _cursor(after))
         with self._database.read() as connection:
@@ -320,18 +323,16 @@ class Reading:
             query = query.where(measurement.attempt == attempt).order_by(measurement.id).limit(limit + 1)
             if samples:
                 limit = _rows_within(connection.execute(query.with_only_columns(measurement.n)).scalars(), limit)
-            rows = connection.execute(query.limit(limit + 1)).mappings().all()
+            rows = connection.execute(query.limit(limit + 1)).all()
             of_units = select(unit.unit_index, unit.title).where(unit.job_id == job_id, unit.attempt == attempt)
             titles = dict(map(tuple, connection.execute(of_units)))
         shown = rows[:limit]
-        names = free_names(
-            dict.fromkeys(name for row in shown for name in row["case"]), {*FACTS, *STATISTICS, "samples"}, "case"
-        )
-        values = [_measurement(row, names, titles, samples=samples) for row in shown]
+        names, cases = _coordinates(dict.fromkeys(row[1] for row in shown))
+        values = [_measurement(row, cases[row[1]], titles, samples=samples) for row in shown]
         return {
-            "columns": _measurement_columns(names.values(), values, samples=samples),
+            "columns": _measurement_columns(names, cases.values(), samples=samples),
             "rows": values,
-            "next": str(shown[-1]["id"]) if len(rows) > limit else None,
+            "next": str(shown[-1][0]) if len(rows) > limit else None,
         }
 
     def first_values(
@@ -616,21 +617,42 @@ def _cursor(after: str) -> int:
     return int(after)
 
 
+def _coordinates(stored: Iterable[str]) -> tuple[Collection[str], dict[str, dict[str, Any]]]:
+    """Return the columns of these cases' coordinates, and of each stored text, which is decoded once, the values.
+
+    Of a text that cannot be read all values are null.
+    """
+    cases: dict[str, dict[str, Any]] = {}
+    for text in stored:
+        try:
+            case = json.loads(text)
+        except (ValueError, RecursionError):
+            case = {}
+        cases[text] = case if isinstance(case, dict) else {}
+    every = dict.fromkeys(name for case in cases.values() for name in case)
+    names = free_names(every, {*FACTS, *STATISTICS, "samples"}, "case")
+    return names.values(), {
+        text: {column: case.get(name) for name, column in names.items()} for text, case in cases.items()
+    }
+
+
 def _measurement(
-    row: RowMapping, names: Mapping[str, str], titles: Mapping[int, str], *, samples: bool
+    row: Sequence[Any], coordinates: Mapping[str, Any], titles: Mapping[int, str], *, samples: bool
 ) -> dict[str, Any]:
-    value: dict[str, Any] = {column: row["case"].get(name) for name, column in names.items()}
-    value |= {name: titles.get(row["unit_index"]) if name == "unit_title" else row[name] for name in FACTS}
-    value |= {name: finite(row[name]) for name in STATISTICS}
+    """Make a row of id, case, FACTS with a unit's index in place of its title, STATISTICS, and maybe the samples."""
+    end = 2 + len(FACTS)
+    value = {**coordinates, **dict(zip(FACTS, row[2:end], strict=True))}
+    value["unit_title"] = titles.get(value["unit_index"])
+    value |= zip(STATISTICS, map(finite, row[end : end + len(STATISTICS)]), strict=True)
     if samples:
-        value["samples"] = unpack(row["samples"])
+        value["samples"] = unpack(row[-1])
     return value
 
 
 def _measurement_columns(
-    coordinates: Iterable[str], rows: Sequence[Mapping[str, Any]], *, samples: bool
+    coordinates: Iterable[str], cases: Collection[Mapping[str, Any]], *, samples: bool
 ) -> list[dict[str, Any]]:
-    types: dict[str, str] = {name: type_of(row[name] for row in rows) for name in coordinates}
+    types: dict[str, str] = {name: type_of(case[name] for case in cases) for name in coordinates}
     types |= dict.fromkeys(FACTS, "string") | {"attempt": "integer", "unit_index": "integer", "partial": "boolean"}
     types |= dict.fromkeys(STATISTICS, "number") | {"n": "integer"}
     if samples:

@@ -131,6 +131,7 @@ class Job(SQLModel, table=True):
             postgresql_where=HOLDS_ITS_KEY,
         ),
         Index("ix_job_finished_at", "finished_at"),
+        Index("ix_job_created_at", "created_at"),
         Index("ix_job_sweep_point", "sweep_id", "point", sqlite_where=_IN_SWEEP, postgresql_where=_IN_SWEEP),
         _NO_REUSE,
     )

@@ -60,6 +60,11 @@ def url_of(sha256: str) -> str:
     return f"/files/{sha256}"
 
 
+def is_gone(sha256: str) -> str:
+    """Say that a file was removed, and the cure."""
+    return f"The file {sha256} is not there any more: upload it again (PUT {url_of(sha256)})."
+
+
 def code_links(job: Mapping[Any, Any]) -> dict[str, str]:
     """Return where to read the code that a job's spec names, by the place that names it: "code", "candidate_code", …
 
@@ -87,5 +92,5 @@ def keep_code(connection: Connection, jobs: Sequence[Mapping[Any, Any]]) -> None
         return
     wanted = {row["sha256"] for row in rows}
     if gone := wanted - known_files(connection, wanted):
-        raise Conflict(f"The file {min(gone)} is not there any more: upload it again (PUT {url_of(min(gone))}).")
+        raise Conflict(is_gone(min(gone)))
     connection.execute(insert(tables.job_code), rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 from urllib.parse import urlencode
@@ -24,6 +24,8 @@ MOST_CHOICES, LONGEST_CHOICE = 16, 32
 STACK, SITE = "stack", "site"
 """A column of calls, each made by the next, "a < b < c", and the one that holds the first of them alone."""
 MAX_ROW = 2**31
+MOST_FILTERS = 10
+"""Most columns of which a reader may ask for a value."""
 
 NONE_IF_EMPTY = BeforeValidator(lambda value: value or None)
 
@@ -33,9 +35,11 @@ class View(StrictQuery):
 
     table: Annotated[Text | None, NONE_IF_EMPTY] = None
     """The table's name; by default the first one's."""
+    of: Annotated[Text | None, NONE_IF_EMPTY] = None
+    """The table for which `sort` and `only` were chosen, if that is another one: what `table` lacks is left out."""
     q: Annotated[Text | None, NONE_IF_EMPTY] = None
     """Words; rows of which some text has all of them."""
-    only: Annotated[list[Text], Field(default_factory=list, max_length=10)]
+    only: Annotated[list[Text], Field(default_factory=list, max_length=MOST_FILTERS)]
     """`column:value`: only rows with this value; empty: all."""
     sort: Annotated[Text | None, NONE_IF_EMPTY] = None
     """A column; `-column` from its greatest value to its least."""
@@ -73,7 +77,7 @@ class Explored:
 
     def link(self, **changed: Any) -> str:
         """Return the address of the same view with some fields changed, from its beginning."""
-        fields = {**self.view.model_dump(exclude_defaults=True, exclude={"after"}), **changed}
+        fields = {**self.view.model_dump(exclude_defaults=True, exclude={"after", "of"}), **changed}
         return f"{self.address}?{urlencode({key: value for key, value in fields.items() if value}, doseq=True)}"
 
     def sorting(self, column: str) -> str:
@@ -115,21 +119,20 @@ def explored(database: Database, job: JobResults, view: View) -> Explored:
     name = view.table or next(iter(job.tables), "")
     if name not in job.tables:
         raise NotFound(f"Job {job.id} has no table {name!r}; it has: {', '.join(job.tables) or 'none'}.")
+    is_of_another = view.of not in (None, name)
+    if is_of_another:
+        view = carried_over(view, [column["name"] for column in job.tables[name]["columns"]])
     sheet = results.result_table(database, job.id, name, sort=view.sort, columns=["all"])
     columns = sheet.names()
     hidden = {SITE} if STACK in columns else set()
     shown = [index for index, column in enumerate(sheet.columns) if column.in_text and column.name not in hidden]
     texts = [index for index in shown if sheet.columns[index].type == "string"]
     wanted = dict(chosen_values(view.only, columns))
-    choices = []
-    for index in texts:
-        values = sorted({str(row[index]) for row in sheet.rows if row[index] is not None})
-        if (
-            1 < len(values) <= MOST_CHOICES
-            and max(map(len, values)) <= LONGEST_CHOICE
-            and len(values) < len(sheet.rows)
-        ):
-            choices.append(Choice(columns[index], values, wanted.get(columns[index])))
+    choices = offered(sheet, texts, wanted)
+    if is_of_another:  # a value that the other table has, and this one has not, is no choice either
+        wanted = {
+            choice.column: choice.chosen for choice in choices if choice.chosen and choice.chosen in choice.values
+        }
     words = (view.q or "").lower().split()
     found = [
         row
@@ -138,7 +141,7 @@ def explored(database: Database, job: JobResults, view: View) -> Explored:
         and has_words(row, texts, words)
     ]
     return Explored(
-        view=view.model_copy(update={"table": name}),
+        view=view.model_copy(update={"table": name, "only": [f"{key}:{value}" for key, value in wanted.items()]}),
         tables=list(job.tables),
         columns=[sheet.columns[index] for index in shown],
         rows=[[row[index] for index in shown] for row in found[view.after : view.after + PAGE]],
@@ -148,6 +151,26 @@ def explored(database: Database, job: JobResults, view: View) -> Explored:
         address=f"/ui/jobs/{job.id}/explore",
         url=job.tables[name]["url"],
     )
+
+
+def carried_over(view: View, columns: Sequence[str]) -> View:
+    """Return the view without what names none of these columns: it was chosen for another table."""
+    sort = view.sort if view.sort is not None and view.sort.removeprefix("-") in columns else None
+    only = [text for text in view.only if text.partition(":")[0] in columns]
+    return view.model_copy(update={"sort": sort, "only": only})
+
+
+def offered(sheet: results.Sheet, texts: Sequence[int], wanted: Mapping[str, str]) -> list[Choice]:
+    """Return the columns to filter by, of those with these indices: the ones in use, then others with few values."""
+    found = []
+    for index in texts:
+        name = sheet.columns[index].name
+        values = sorted({str(row[index]) for row in sheet.rows if row[index] is not None})
+        is_short = 1 < len(values) <= MOST_CHOICES and max(map(len, values)) <= LONGEST_CHOICE
+        if is_short and len(values) < len(sheet.rows):
+            found.append(Choice(name, values, wanted.get(name)))
+    kept = sorted(found, key=lambda choice: choice.chosen is None)[:MOST_FILTERS]
+    return [choice for choice in found if choice in kept]
 
 
 def chosen_values(only: Sequence[str], columns: Sequence[str]) -> list[tuple[str, str]]:

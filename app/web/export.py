@@ -33,6 +33,8 @@ from app.web.templates import STATIC, page_text, table
 router = APIRouter(tags=["results"])
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'none'; base-uri 'none'"
+STYLES = ("colours.css", "export.css")
+"""The files of `static` that an export's style is made of."""
 MAX_ROWS = 10_000
 SHOWN_ROWS = 1000
 """Rows of the table of results, unless the client asks for others."""
@@ -89,7 +91,7 @@ def _file(request: Request, name: str, path: str, **values: Any) -> Response:
     """Return the file, under the name by which it is saved. `path` is the page that shows the same."""
     text = page_text(
         "export.html",
-        style=Markup((STATIC / "export.css").read_text(encoding="utf-8")),  # noqa: S704  # our own file
+        style=Markup("".join((STATIC / name).read_text(encoding="utf-8") for name in STYLES)),  # noqa: S704  # our own
         policy=POLICY,
         source=str(request.base_url).rstrip("/") + path,
         made_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
@@ -238,7 +240,8 @@ def _panels(services: Services, job: Mapping[str, Any]) -> list[tuple[str, str, 
 
 
 def _samples(services: Services, jobs: Sequence[int], metric: str) -> list[tuple[str, Markup]]:
-    samples = samples_of(services.database, jobs, metric, [])
+    # A single number is in the table.
+    samples = [one for one in samples_of(services.database, jobs, metric, []) if len(one.values) > 1]
     if not samples:
         return []
     title = f"{readable(metric, samples[0].unit)} over the steps"

@@ -8,13 +8,17 @@ is for the API to say: a text that is no number is sent as it is.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from app.api.bodies import JobOptions
 from app.specs import KINDS
+from app.web import separated
+from app.web.facts import changed_only
 
 Widget = Literal["choices", "number", "text", "json"]
 Type = Literal["integer", "number", "string", "boolean", "json"]
@@ -22,6 +26,10 @@ Type = Literal["integer", "number", "string", "boolean", "json"]
 FIRST_FIELDS = 9
 """Number of fields that a form shows; the rest is folded until one of them has another value than its default."""
 OPTIONS = "option."
+OPTION_NAMES = ("name", "labels", "priority", "timeout_s", "max_attempts")
+"""The fields of a submission beside its spec."""
+USUAL = {"priority": 0, "max_attempts": JobOptions.model_fields["max_attempts"].default}
+"""Numbers that need not be sent."""
 SPEC = "spec."
 SUFFIXES = {"_s": "s", "_mib": "MiB", "_gib": "GiB", "_mb": "MB", "_ms": "ms"}
 
@@ -132,7 +140,9 @@ def written(field: Field, value: Any) -> tuple[str, ...]:
     if value is None or value == []:
         return ()
     if field.type == "json":
-        return (json.dumps(value, indent=2, ensure_ascii=False),)
+        # A spec inside of a spec is written as short as people would.
+        told = changed_only(value) if isinstance(value, Mapping) and value.get("kind") in KINDS else value
+        return (json.dumps(told, indent=2, ensure_ascii=False),)
     values = value if isinstance(value, list) else [value]
     return tuple(one if isinstance(one, str) else json.dumps(one) for one in values)
 
@@ -169,8 +179,8 @@ def _parsed(field: Field, text: str) -> Any:
     if field.type == "string":
         return text
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
+        value = _json(text)
+    except ValueError:
         return text
     if field.type == "json":
         return value
@@ -179,6 +189,37 @@ def _parsed(field: Field, text: str) -> Any:
     except OverflowError:  # an integer beyond every field's bound
         return text
     return value if is_finite else text
+
+
+def _json(text: str) -> Any:
+    """Parse JSON that the API takes. Raises ValueError with the reason."""
+    try:
+        value = json.loads(text)
+        json.dumps(value, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except UnicodeEncodeError as half:
+        character = half.object[half.start].encode("unicode_escape").decode()
+        raise ValueError(f"{character} is half of a character: write its other half, too") from None
+    return value
+
+
+def problems(fields: Sequence[Field], options: Mapping[str, str]) -> list[dict[str, str]]:
+    """Return what is wrong with texts before they have values: JSON that is none, and labels that are none."""
+    found = []
+    for field in fields:
+        for text in field.values if field.type == "json" else ():
+            try:
+                _json(text)
+            except ValueError as wrong:
+                found.append(
+                    {"pointer": f"/spec/{field.path.replace('.', '/')}", "detail": f"This is not JSON: {wrong}"}
+                )
+    try:
+        separated.pairs(options["labels"])
+    except ValueError as wrong:
+        found.append({"pointer": "/labels", "detail": str(wrong)})
+    return found
 
 
 def body_of(kind: str, fields: Sequence[Field], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,27 +257,30 @@ def number_of_jobs(body: Mapping[str, Any]) -> int:
     return math.prod(len(values) for values in body.get("grid", {}).values())
 
 
-def options_of(form: Mapping[str, Sequence[str]]) -> dict[str, Any]:
-    """Return the options besides the spec that are filled in: name, labels, priority, timeout_s."""
-    texts = {name: form.get(OPTIONS + name, [""])[0].strip() for name in ("name", "labels", "priority", "timeout_s")}
+def options_of(texts: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options beside the spec that are filled in; labels that `problems` tells about are left out."""
     options: dict[str, Any] = {}
     if texts["name"]:
         options["name"] = texts["name"]
-    if texts["labels"]:
-        pairs = (part.partition("=") for part in texts["labels"].split(",") if part.strip())
-        options["labels"] = {key.strip(): value.strip() for key, _, value in pairs}
-    for name in ("priority", "timeout_s"):
-        if texts[name] and texts[name] != "0":
+    with contextlib.suppress(ValueError):
+        if labels := dict(separated.pairs(texts["labels"])):
+            options["labels"] = labels
+    for name in ("priority", "timeout_s", "max_attempts"):
+        if texts[name] and texts[name] != str(USUAL.get(name)):
             options[name] = _parsed(Field(name, "number", ""), texts[name])
     return options
 
 
+def sent_options(form: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return the text in the field of each option, as a browser sent it."""
+    return {name: form.get(OPTIONS + name, [""])[0].strip() for name in OPTION_NAMES}
+
+
 def option_texts(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return what fills the options' fields in."""
-    labels = ", ".join(f"{key}={value}" for key, value in (options.get("labels") or {}).items())
-    plain = {
-        name: "" if options.get(name) is None else str(options[name]) for name in ("name", "priority", "timeout_s")
-    }
+    """Return what fills the options' fields in; what is usual is left empty."""
+    labels = separated.joined(f"{key}={value}" for key, value in (options.get("labels") or {}).items())
+    others = {name: options.get(name) for name in OPTION_NAMES}
+    plain = {name: "" if value in (None, USUAL.get(name)) else str(value) for name, value in others.items()}
     return {**plain, "labels": labels}
 
 
@@ -258,7 +302,7 @@ def with_errors(
         if parts and parts[0] in ("spec", "base", "grid") and own is not None:
             if detail not in by_path[own]:
                 by_path[own].append(detail)
-        elif parts and parts[0] in ("name", "labels", "priority", "timeout_s"):
+        elif parts and parts[0] in OPTION_NAMES:
             options.setdefault(parts[0], []).append(detail)
         else:
             others.append(f"{error['pointer']}: {detail}" if error["pointer"] else detail)
@@ -275,7 +319,12 @@ def groups_of(fields: Sequence[Field]) -> tuple[list[tuple[str, list[Field]]], l
         return list(found.items())
 
     # Of an object's fields, those that the defaults set come first: a model's size before its every width.
-    first = [field for field in fields if "." not in field.path or field.default != field.own_default]
+    first = [
+        field
+        for field in fields
+        # Nor does a newcomer need what nothing is filled in of, such as code.
+        if ("." not in field.path or field.default != field.own_default) and field.default is not None
+    ]
     shown = {field.path for field in first[:FIRST_FIELDS]} | {"device"}
     return (
         grouped([field for field in fields if field.path in shown]),

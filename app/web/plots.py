@@ -8,13 +8,19 @@ above its place, a heat map the outcome's own colour. Cases that a verdict doubt
 Figures name no colour of text, grid or ground: the page sets those by its theme (dark or light), and resolves the
 colours of series, which are written as CSS variables. `table` has the numbers of the figure, for those who cannot see
 it; `empty` says why there is nothing to draw.
+
+A figure has no more points than pixels (see `thinning`), and says so where some are left out. What is the same for
+thousands of points, such as the words of a coordinate, is made once.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import itemgetter
 from typing import Any, Literal
 
 from app.layout import case_text, in_use, number
@@ -22,6 +28,7 @@ from app.metrics import readable
 from app.specs import Scalar
 from app.states import VERDICTS
 from app.store.results.sheet import Cell, Sheet
+from app.web import thinning
 
 Figure = dict[str, Any]
 
@@ -49,12 +56,14 @@ WIDE = 8.0
 """Ratio of the largest to the least coordinate from which on an axis is logarithmic by itself."""
 TALL = 20.0
 """The same of values."""
+MAX_TABLE = 2000
+"""Most rows of the table of a figure's numbers; /tables has all."""
 NOTHING = "Nothing is measured yet that could be drawn."
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Point:
-    """One value of one metric, or its outcome."""
+    """One value of one metric, or its outcome. Nobody changes it; frozen, it would take three times as long to make."""
 
     place: Mapping[str, Scalar]
     """Coordinates."""
@@ -144,25 +153,30 @@ def points_of(sheet: Sheet, metric: str) -> list[Point]:
 
 def varying(points: Iterable[Point]) -> dict[str, list[Scalar]]:
     """Return the coordinates that have several values, each with its values in order."""
-    seen: dict[str, dict[str, Scalar]] = {}
-    for point in points:
-        for name, value in point.place.items():
-            seen.setdefault(name, {}).setdefault(_key(value), in_use(value))
-    return {name: _ordered(values.values()) for name, values in seen.items() if len(values) > 1}
+    places = [point.place for point in points]
+    seen = {
+        name: _distinct([place[name] for place in places if name in place])
+        for name in dict.fromkeys(chain.from_iterable(places))
+    }
+    return {name: _ordered(values) for name, values in seen.items() if len(values) > 1}
 
 
 def values_along(points: Iterable[Point], name: str) -> list[Scalar]:
     """Return the values of one coordinate in order."""
-    return _ordered({_key(point.place.get(name)): in_use(point.place.get(name)) for point in points}.values())
+    return _ordered(_distinct(_along(points, name)))
 
 
-def axes_of(points: Sequence[Point], x: str | None = None) -> Axes:
+def axes_of(
+    points: Sequence[Point], x: str | None = None, values: Mapping[str, Sequence[Scalar]] | None = None
+) -> Axes:
     """Return the axes of a chart: `x`, or the numeric coordinate with the most values; all others make series.
+
+    values: what varies, if the caller knows it.
 
     Raises:
         KeyError: `x` is no coordinate that varies.
     """
-    values = varying(points)
+    values = varying(points) if values is None else values
     if x is not None and x not in values:
         raise KeyError(x)
     if x is None:
@@ -191,7 +205,9 @@ def chart(
     series = _series(points, axes)
     places = values_along(points, axes.x)
     numeric = _is_numeric(places)
-    shown = list(series.items())[:MAX_SERIES]
+    log_x = _spans(places, WIDE) if log_x is None else log_x and _positive(places)
+    every = list(series.items())[:MAX_SERIES]
+    shown = _thinned(every, axes.x, log=log_x) if numeric else every
     styles = _styles([group[0] for _, group in shown], axes.by)
     traces = [
         _trace(name, group, axes.x, style, lines=numeric) for (name, group), style in zip(shown, styles, strict=True)
@@ -199,7 +215,7 @@ def chart(
     traces += _marks([point for _, group in shown for point in group], axes)
     values = [point.value for point in points if point.value is not None]
     layout = {
-        "xaxis": _x_axis(axes.x, places, log=_spans(places, WIDE) if log_x is None else log_x and _positive(places)),
+        "xaxis": _x_axis(axes.x, places, log=log_x),
         "yaxis": {
             "title": {"text": readable(metric, unit)},
             **_y_scale(
@@ -212,16 +228,14 @@ def chart(
         "showlegend": len(traces) > 1,
         **_legend(),
     }
-    table = {
-        "columns": [*map(readable, axes.by), readable(axes.x), *_NUMBERS_OF_A_POINT],
-        "rows": [
-            [*(in_use(point.place.get(name)) for name in (*axes.by, axes.x)), *_numbers(point)]
-            for _, group in shown
-            for point in group
-        ],
-    }
-    if len(series) > MAX_SERIES:
-        layout["annotations"] = [_note(f"The first {MAX_SERIES} of {len(series)} series")]
+    names = (*axes.by, axes.x)
+    table = _table(names, [point for _, group in every for point in group])
+    notes = [f"The first {MAX_SERIES} of {len(series)} series"] if len(series) > MAX_SERIES else []
+    counts = [sum(len(group) for _, group in groups) for groups in (shown, every)]
+    if counts[0] < counts[1]:
+        notes.append(f"{counts[0]} of {counts[1]} points: the least and greatest of each pixel")
+    if notes:
+        layout["annotations"] = [_note("; ".join(notes))]
     return {"data": traces, "layout": layout, "table": table, "empty": NOTHING}
 
 
@@ -235,22 +249,25 @@ def heat_map(
     Cells without a number have the colour of their outcome, and its word inside.
     """
     columns, rows = values_along(points, x), values_along(points, y)
-    at_column, at_row = ({_key(value): index for index, value in enumerate(axis)} for axis in (columns, rows))
     grid: list[list[Point | None]] = [[None] * len(columns) for _ in rows]
-    for point in points:
-        grid[at_row[_key(point.place.get(y))]][at_column[_key(point.place.get(x))]] = point
+    for row, column, point in zip(_ranks(points, y, rows), _ranks(points, x, columns), points, strict=True):
+        grid[row][column] = point
+    table = _table((x, y), [point for row in grid for point in row if point is not None])
+    across, down = thinning.steps(len(columns), len(rows))
+    columns, rows, grid = columns[::across], rows[::down], [row[::across] for row in grid[::down]]
     texts = len(columns) * len(rows) <= MAX_TEXTS
     names = {"x": [_label(value) for value in columns], "y": [_label(value) for value in rows]}
     values = [[None if point is None else point.value for point in row] for row in grid]
     known = [point.value for point in (points if among is None else among) if point.value is not None]
     log = _spans(known, TALL)
     ends = [math.log10(end) if log else end for end in (min(known), max(known))] if known else [0, 1]
+    told = _Hover(metric, unit)
     measured: dict[str, Any] = {
         "type": "heatmap",
         "name": metric,
         **names,
         "z": [[None if value is None else math.log10(value) if log else value for value in row] for row in values],
-        "customdata": [[_told(point, metric, unit) for point in row] for row in grid],
+        "customdata": [[told(point) for point in row] for row in grid],
         "hovertemplate": "%{customdata[0]}<extra></extra>",
         "hoverongaps": False,
         "colorscale": SCALE,
@@ -262,20 +279,14 @@ def heat_map(
     }
     if texts:
         measured |= {"text": [[_written(point) for point in row] for row in grid], "texttemplate": "%{text}"}
-    layout = {
+    layout: dict[str, Any] = {
         "xaxis": {"type": "category", "title": {"text": readable(x)}},
         "yaxis": {"type": "category", "title": {"text": readable(y), "standoff": 12}},
         "hovermode": "closest",
     }
-    table = {
-        "columns": [readable(x), readable(y), *_NUMBERS_OF_A_POINT],
-        "rows": [
-            [in_use(point.place.get(x)), in_use(point.place.get(y)), *_numbers(point)]
-            for row in grid
-            for point in row
-            if point is not None
-        ],
-    }
+    left_out = [f"1 in {step} values of {readable(name)}" for name, step in ((x, across), (y, down)) if step > 1]
+    if left_out:
+        layout["annotations"] = [_note("Drawn: " + ", ".join(left_out))]
     traces = [measured, *_outcome_cells(grid, names, texts=texts)] if points else []
     return {"data": traces, "layout": layout, "table": table, "empty": NOTHING}
 
@@ -317,7 +328,7 @@ def distributions(
     return {"data": traces, "layout": layout}
 
 
-FINDINGS = {"better": "var(--good)", "worse": "var(--bad)", "changed": PALETTE[0]}
+FINDINGS = {"better": "var(--good)", "worse": "var(--bad)", "changed": PALETTE[0], "inconclusive": "var(--busy)"}
 """Colours of what a comparison found; all else is grey."""
 
 
@@ -374,6 +385,10 @@ def _interval(one: Ratio) -> str:
     return told if one.low is None or one.high is None else f"{told} ({number(one.low)} – {number(one.high)})"
 
 
+MOST_TICKS = 12
+"""Most steps of which each has a tick."""
+
+
 def over_steps(groups: Sequence[Samples], metric: str, unit: str | None) -> Figure:
     """Draw samples over the index of their step, so that a warm-up that was too short and a drift are seen at once.
 
@@ -400,8 +415,10 @@ def over_steps(groups: Sequence[Samples], metric: str, unit: str | None) -> Figu
                     "hovertemplate": f"step %{{x}}: %{{y:.5g}}{_unit(unit)}<extra>{_plain(name)}</extra>",
                 }
             )
+    longest = max((len(group.warmup) + len(group.values) for group in groups), default=0)
     layout = {
-        "xaxis": {"title": {"text": "step"}},
+        # Few steps have a tick each: without, Plotly puts some between them.
+        "xaxis": {"title": {"text": "Step"}, **({"dtick": 1} if longest <= MOST_TICKS else {})},
         "yaxis": {"title": {"text": readable(metric, unit)}, "rangemode": "tozero"},
         "hovermode": "closest",
         "showlegend": len(traces) > 1,
@@ -412,20 +429,32 @@ def over_steps(groups: Sequence[Samples], metric: str, unit: str | None) -> Figu
 
 def _series(points: Sequence[Point], axes: Axes) -> dict[str, list[Point]]:
     """Return the points of each series, in order of its values, by its name."""
-    order = {
-        name: {_key(value): at for at, value in enumerate(values_along(points, name))} for name in (*axes.by, axes.x)
-    }
-
-    def rank(point: Point, name: str) -> int:
-        return order[name][_key(point.place.get(name))]
-
-    groups: dict[tuple[int, ...], list[Point]] = {}
-    for point in points:
-        groups.setdefault(tuple(rank(point, name) for name in axes.by), []).append(point)
+    ranks = {name: _ranks(points, name, values_along(points, name)) for name in (*axes.by, axes.x)}
+    series = zip(*(ranks[name] for name in axes.by), strict=True) if axes.by else [()] * len(points)
+    groups: dict[tuple[int, ...], list[tuple[int, Point]]] = {}
+    for place, along, point in zip(series, ranks[axes.x], points, strict=True):
+        groups.setdefault(place, []).append((along, point))
     return {
-        _name(group[0], axes.by): sorted(group, key=lambda point: rank(point, axes.x))
+        _name(group[0][1], axes.by): [point for _, point in sorted(group, key=itemgetter(0))]
         for _, group in sorted(groups.items())
     }
+
+
+def _thinned(series: Sequence[tuple[str, list[Point]]], x: str, *, log: bool) -> list[tuple[str, list[Point]]]:
+    """Return series without the points that others hide. Those without a value along x are always drawn."""
+    number_of_points = sum(len(group) for _, group in series)
+    found = []
+    for name, group in series:
+        kept = thinning.kept(
+            [float(place) if isinstance(place, int | float) else None for place in map(in_use, _along(group, x))],
+            [point.value for point in group],
+            [point.outcome for point in group],
+            share=len(group) / max(1, number_of_points),
+            number_of_points=number_of_points,
+            log=log,
+        )
+        found.append((name, [group[index] for index in kept]))
+    return found
 
 
 def _name(point: Point, by: Sequence[str]) -> str:
@@ -457,6 +486,7 @@ def _styles(firsts: Sequence[Point], by: Sequence[str]) -> list[tuple[int, int]]
 def _trace(name: str, points: Sequence[Point], x: str, style: tuple[int, int], *, lines: bool) -> dict[str, Any]:
     measured = [point for point in points if point.value is not None]
     places = [in_use(point.place.get(x)) for point in measured]
+    told = _Hover()
     index, dash = style
     color = PALETTE[index % len(PALETTE)]
     doubtful = [point.validity in VERDICTS[1:] for point in measured]
@@ -464,9 +494,11 @@ def _trace(name: str, points: Sequence[Point], x: str, style: tuple[int, int], *
         "name": _plain(name),
         "x": places if lines else [_label(place) for place in places],
         "y": [point.value for point in measured],
-        "customdata": [_told(point) for point in measured],
+        "customdata": [told(point) for point in measured],
         "hovertemplate": "%{customdata[0]}<extra></extra>",
     }
+    if not name:  # the only series; the legend is for the marks of cells without a number
+        trace["showlegend"] = False
     if any(point.spread for point in measured):
         spreads = [point.spread or 0.0 for point in measured]
         trace["error_y"] = {"type": "data", "array": spreads, "thickness": 1.2, "width": 4}
@@ -493,6 +525,7 @@ def _marks(points: Sequence[Point], axes: Axes) -> list[dict[str, Any]]:
         if point.value is None and point.outcome is not None:
             found.setdefault("unknown" if point.outcome == "ok" else point.outcome, []).append(point)
     numeric = _is_numeric([in_use(point.place.get(axes.x)) for point in points])
+    told = _Hover()
     traces = []
     for index, (outcome, group) in enumerate(found.items()):
         places = [in_use(point.place.get(axes.x)) for point in group]
@@ -505,7 +538,7 @@ def _marks(points: Sequence[Point], axes: Axes) -> list[dict[str, Any]]:
                 "x": places if numeric else [_label(place) for place in places],
                 "y": [max(0.97 - 0.05 * index, 0.5)] * len(group),
                 "marker": {"symbol": "x", "size": 10, "color": OUTCOMES.get(outcome, OTHER_OUTCOME)},
-                "customdata": [_told(point) for point in group],
+                "customdata": [told(point) for point in group],
                 "hovertemplate": "%{customdata[0]}<extra></extra>",
                 "cliponaxis": False,
             }
@@ -524,6 +557,7 @@ def _outcome_cells(
         if point is not None and point.value is None and point.outcome is not None
     )
     traces = []
+    told = _Hover()
     for outcome in outcomes:
         color = OUTCOMES.get(outcome, OTHER_OUTCOME)
 
@@ -539,7 +573,7 @@ def _outcome_cells(
             "name": _plain(outcome),
             **names,
             "z": [[1 if is_here(point) else None for point in row] for row in grid],
-            "customdata": [[_told(point) if is_here(point) else [] for point in row] for row in grid],
+            "customdata": [[told(point) if is_here(point) else [] for point in row] for row in grid],
             "hovertemplate": "%{customdata[0]}<extra></extra>",
             "hoverongaps": False,
             "colorscale": [[0, color], [1, color]],
@@ -554,32 +588,55 @@ def _outcome_cells(
     return traces
 
 
+KNOWN = 20_000
+"""Values of coordinates whose keys and words are kept: those of the largest sweep and more."""
 _NUMBERS_OF_A_POINT = ("value", "standard deviation", "n", "outcome", "validity")
 
 
-def _numbers(point: Point) -> Sequence[Scalar]:
-    return [point.value, point.spread, point.n, point.outcome, point.validity]
+def _table(names: Sequence[str], points: Sequence[Point]) -> dict[str, Any]:
+    """Return the numbers of a figure's first points, by these coordinates, and how many points there are."""
+    rows = [
+        [
+            *(in_use(point.place.get(name)) for name in names),
+            *(point.value, point.spread, point.n, point.outcome, point.validity),
+        ]
+        for point in points[:MAX_TABLE]
+    ]
+    return {"columns": [*map(readable, names), *_NUMBERS_OF_A_POINT], "rows": rows, "number": len(points)}
 
 
-def _told(point: Point | None, metric: str | None = None, unit: str | None = None) -> list[str | None]:
-    """Return what a point tells when somebody points at it, and where a click leads."""
-    return [] if point is None else [_hover(point, metric, unit), point.url]
+class _Hover:
+    """Makes of a point what it tells when somebody points at it, and the address where a click leads."""
+
+    def __init__(self, metric: str | None = None, unit: str | None = None) -> None:
+        self._lead = "" if metric is None else f"{readable(metric)}: "
+        self._unit = _unit(unit)
+
+    def __call__(self, point: Point | None) -> list[str | None]:
+        return [] if point is None else [self._text(point), point.url]
+
+    def _text(self, point: Point) -> str:
+        if point.value is None:
+            told = "unknown" if point.outcome == "ok" else point.outcome or "not measured"
+        else:
+            spread = "" if point.spread is None else f" ± {number(point.spread)}"
+            told = f"{number(point.value)}{spread}{self._unit}"
+            told += "" if point.n is None or point.n < 2 else f" (n = {point.n})"
+        place = ", ".join(filter(None, [_words(name, value) for name, value in point.place.items()]))
+        doubt = f"<br>{point.validity}" if point.validity in VERDICTS[1:] else ""
+        return f"{place}{'<br>' if place else ''}{self._lead}{told}{doubt}"
 
 
-def _hover(point: Point | None, metric: str | None = None, unit: str | None = None) -> str:
-    """Return the lines that a point shows when somebody points at it."""
-    if point is None:
-        return ""
-    place = _plain(case_text({name: in_use(value) for name, value in point.place.items()}))
-    if point.value is None:
-        told = "unknown" if point.outcome == "ok" else point.outcome or "not measured"
-    else:
-        told = number(point.value) + ("" if point.spread is None else f" ± {number(point.spread)}") + _unit(unit)
-        told += "" if point.n is None or point.n < 2 else f" (n = {point.n})"
-    lines = [place, f"{readable(metric)}: {told}" if metric else told]
-    if point.validity in VERDICTS[1:]:
-        lines.append(str(point.validity))
-    return "<br>".join(line for line in lines if line)
+def _words(name: str, value: Scalar) -> str:
+    try:
+        return _known_words(name, value)
+    except TypeError:  # a broken case may have a list
+        return _plain(case_text({name: value}))
+
+
+@functools.lru_cache(maxsize=KNOWN, typed=True)
+def _known_words(name: str, value: Scalar) -> str:
+    return _plain(case_text({name: in_use(value)}))
 
 
 def _written(point: Point | None) -> str:
@@ -644,7 +701,34 @@ def _label(value: Scalar) -> str:
     return _plain("true" if value is True else str(value))
 
 
+def _along(points: Iterable[Point], name: str) -> list[Scalar]:
+    return [point.place.get(name) for point in points]
+
+
+def _ranks(points: Iterable[Point], name: str, values: Sequence[Scalar]) -> list[int]:
+    """Return for each point the index of its value among `values`, all that the coordinate has."""
+    order = {key: index for index, key in enumerate(_keys(values))}
+    return [order[key] for key in _keys(_along(points, name))]
+
+
+def _distinct(values: Sequence[Scalar]) -> Collection[Scalar]:
+    """Return each value once, in the order in which they came."""
+    return dict(zip(_keys(values), map(in_use, values), strict=True)).values()
+
+
+def _keys(values: Sequence[Scalar]) -> list[str]:
+    try:
+        return list(map(_known_key, values))
+    except TypeError:  # a broken case may have a list
+        return [repr(in_use(value)) for value in values]
+
+
 def _key(value: Scalar) -> str:
+    return _keys([value])[0]
+
+
+@functools.lru_cache(maxsize=KNOWN, typed=True)
+def _known_key(value: Scalar) -> str:
     # Python takes 1 and True for equal.
     return repr(in_use(value))
 

@@ -1,7 +1,8 @@
 """Draws figures as SVG, for pages that leave the server: no script, no font and no address is needed to see them.
 
 The figures are those of plots.py and of the panels, in Plotly's form. This draws the kinds of traces that they use:
-scatter (lines, markers, error bars, stacked areas), bar, box and heat map, on linear, logarithmic and category axes.
+scatter (lines, markers, error bars, stacked areas, filled outlines), bar, box and heat map, on linear, logarithmic and
+category axes, which may run downwards.
 What it does not know it names below the plot. Colours are CSS variables of the page around it.
 """
 
@@ -10,8 +11,10 @@ from __future__ import annotations
 import html
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 Figure = Mapping[str, Any]
@@ -22,6 +25,9 @@ LEFT, RIGHT, TOP, BOTTOM = 78, 24, 16, 56
 LEGEND_ROW, LETTER = 20, 6.6
 """Height of a row of the legend, and about the width of a letter of 12 px."""
 MAX_CATEGORY_LABEL = 22
+ROW = 24
+LINE = 14
+"""Least height of a row with a name, and what each further line of the name adds."""
 MAX_MARKERS = 400
 """A line through more points is drawn without markers."""
 KNOWN = ("scatter", "bar", "box", "heatmap")
@@ -41,7 +47,7 @@ def drawn(figure: Figure, title: str) -> str:
     if not any(_has_points(trace) for trace in traces):
         return f"<p>{html.escape(str(figure.get('empty') or 'There is nothing to draw.'))}</p>"
     plot = _Plot.of(traces, figure.get("layout", {}))
-    parts = [*plot.axes(), *plot.shapes()]
+    parts = [*plot.axes(), *plot.shapes(), *plot.annotations()]
     for trace in traces:
         parts += _DRAW[trace.get("type", "scatter")](plot, trace)
     parts += plot.legend()
@@ -65,7 +71,8 @@ class _Axis:
     type: str
     low: float
     high: float
-    """The range of values, of their logarithms, or of the numbers of categories."""
+    """The range of values, of their logarithms, or of the numbers of categories; `high` is the lower one where values
+    fall along the axis."""
     start: float
     end: float
     """The pixels of the range's ends."""
@@ -103,13 +110,14 @@ class _Axis:
         """Return pixel and text of each tick."""
         names: list[tuple[Any, str]]
         if self.type == "category":
-            names = [(name, _cut(name, max(MAX_CATEGORY_LABEL, int(self.step / LETTER)))) for name in self.categories]
+            most = max(MAX_CATEGORY_LABEL, int(self.step / LETTER))
+            names = [(name, "\n".join(_cut(line, most) for line in name.split("\n"))) for name in self.categories]
         elif self.given:
-            names = list(self.given)
+            names = [(value, _cut(text)) for value, text in self.given]
         elif self.type == "log":
-            names = [(value, _number(value)) for value in _log_ticks(self.low, self.high)]
+            names = [(value, _number(value)) for value in _log_ticks(*sorted((self.low, self.high)))]
         else:
-            names = [(value, _number(value)) for value in _linear_ticks(self.low, self.high)]
+            names = [(value, _number(value)) for value in _linear_ticks(*sorted((self.low, self.high)))]
         found = [(self.at(value), text) for value, text in names]
         low, high = min(self.start, self.end), max(self.start, self.end)
         return [(at, text) for at, text in found if at is not None and low - 0.5 <= at <= high + 0.5]
@@ -158,14 +166,20 @@ class _Plot:
     def of(cls, traces: Sequence[Trace], layout: Mapping[str, Any]) -> _Plot:
         rows = _legend_rows(traces, layout)
         has_colours = any(_is_measured_heat_map(trace) for trace in traces)
-        names = _categories(traces, layout, "y") if _is_category(traces, layout, "y") else ()
-        left = LEFT + (min(max(map(len, names), default=0), MAX_CATEGORY_LABEL) * LETTER - 30 if names else 0)
-        top = TOP + LEGEND_ROW * max(len(rows), int(has_colours))
-        height = top + max(HEIGHT - TOP - BOTTOM, 24 * len(names)) + BOTTOM
+        # Names of rows need room beside the plot and below each other.
+        is_category = _is_category(traces, layout, "y")
+        names = _categories(traces, layout, "y") if is_category else [text for _, text in _given(layout, "y")]
+        lines = [name.split("\n") for name in names]
+        longest = max((len(line) for several in lines for line in several), default=0)
+        left = LEFT + (min(longest, MAX_CATEGORY_LABEL) * LETTER - 30 if names else 0)
+        top = TOP + LEGEND_ROW * (max(len(rows), int(has_colours)) + int(_has_names_above(layout)))
+        # Few rows of names need no more height than the figure has on a page.
+        usual = min(HEIGHT, layout.get("height", HEIGHT)) if names else HEIGHT
+        row = ROW + LINE * (max(map(len, lines), default=1) - 1)
+        height = top + max(usual - TOP - BOTTOM, row * len(names)) + BOTTOM
         bottom = height - BOTTOM
         x = _axis(traces, layout, "x", left, WIDTH - RIGHT)
-        reverse = layout.get("yaxis", {}).get("autorange") == "reversed"
-        y = _axis(traces, layout, "y", *((top, bottom) if reverse else (bottom, top)))
+        y = _axis(traces, layout, "y", bottom, top)
         above = _Axis("linear", 0, 1, bottom, top)
         return cls(traces, layout, x, y, above, height, top, rows)
 
@@ -181,10 +195,13 @@ class _Plot:
         """Draw axes, ticks and titles."""
         parts = []
         left, right = self.x.start, self.x.end
+        has_grid = self.y.type != "category" and self.layout.get("yaxis", {}).get("showgrid", True)
         for at, text in self.y.ticks():
-            if self.y.type != "category":
+            if has_grid:
                 parts.append(_line(left, at, right, at, "grid"))
-            parts.append(_words(left - 8, at + 4, text, "end"))
+            lines = text.split("\n")
+            first = at + 4 - LINE * (len(lines) - 1) / 2
+            parts += [_words(left - 8, first + LINE * number, line, "end") for number, line in enumerate(lines)]
         ticks = self.x.ticks()
         crowded = sum(len(text) for _, text in ticks) * LETTER > (right - left) * 0.95
         for at, text in ticks:
@@ -215,13 +232,35 @@ class _Plot:
                 parts.append(_line(x0, y0, x1, y1, "axis", _stroke(shape.get("line", {}))))
         return parts
 
+    def annotations(self) -> list[str]:
+        """Write remarks and names into the plot, and above it."""
+        parts = []
+        for told in self.layout.get("annotations", ()):
+            on_paper = told.get("xref") == "paper"
+            share = float(told.get("x", 0)) if on_paper else 0.0
+            x = self.x.start + share * (self.x.end - self.x.start) if on_paper else self.x.at(told.get("x"))
+            up = float(told.get("y", 0)) if told.get("yref") == "paper" else None
+            y = self.y.at(told.get("y")) if up is None else self.bottom - up * (self.bottom - self.top)
+            if x is None or y is None:
+                continue
+            anchor = "end" if on_paper and share > 0.5 else "start"
+            parts.append(
+                _words(x, y - 4 if told.get("yanchor") == "bottom" or not up else y + 12, _text(told["text"]), anchor)
+            )
+        return parts
+
     def legend(self) -> list[str]:
         """Draw the legend above the plot."""
         parts = []
         for row, entries in enumerate(self.rows):
             at, y = self.x.start, TOP + LEGEND_ROW * row
             for name, trace in entries:
-                parts.append(_rect(at, y - 8, 11, 11, f' rx="2" fill="{_color(trace)}"'))
+                if trace.get("line", {}).get("dash") and "lines" in trace.get("mode", ""):
+                    # As a style, which the rules for all lines of a page do not outdo.
+                    style = f'{_stroke({**trace["line"], "width": 2.5})} style="stroke: {_color(trace)}"'
+                    parts.append(_line(at - 6, y - 2, at + 13, y - 2, "key", style))
+                else:
+                    parts.append(_rect(at, y - 8, 11, 11, f' rx="2" fill="{_color(trace)}"'))
                 parts.append(_words(at + 17, y + 2, name, "start"))
                 at += _legend_width(name)
         return parts
@@ -276,30 +315,52 @@ def _categories(traces: Sequence[Trace], layout: Mapping[str, Any], letter: str)
     return list(dict.fromkeys(_text(value) for value in (*given, *_values(traces, letter)) if value is not None))
 
 
+def _given(layout: Mapping[str, Any], letter: str) -> list[tuple[Any, str]]:
+    """Return the ticks that the figure names."""
+    described = layout.get(f"{letter}axis", {})
+    return list(zip(described.get("tickvals", ()), map(_text, described.get("ticktext", ())), strict=False))
+
+
+def _has_names_above(layout: Mapping[str, Any]) -> bool:
+    return any(told.get("yanchor") == "bottom" and told.get("y") == 1 for told in layout.get("annotations", ()))
+
+
 def _axis(traces: Sequence[Trace], layout: Mapping[str, Any], letter: str, start: float, end: float) -> _Axis:
     described = layout.get(f"{letter}axis", {})
     title = _text(described.get("title", {}).get("text", ""))
+    falls = described.get("autorange") == "reversed"
     if _is_category(traces, layout, letter):
         names = _categories(traces, layout, letter)
-        return _Axis("category", 0, max(len(names), 1), start, end, names, title)
+        low, high = 0.0, float(max(len(names), 1))
+        return _Axis("category", *_turned(low, high, falls), start, end, names, title)
     log = described.get("type") == "log"
+    low, high = _range(traces, layout, letter, log=log)
+    return _Axis("log" if log else "linear", *_turned(low, high, falls), start, end, (), title, _given(layout, letter))
+
+
+def _turned(low: float, high: float, falls: bool) -> tuple[float, float]:
+    return (high, low) if falls else (low, high)
+
+
+def _range(traces: Sequence[Trace], layout: Mapping[str, Any], letter: str, *, log: bool) -> tuple[float, float]:
+    """Return both ends of an axis: those that the figure names, or room for all values. The first may be the higher."""
+    described = layout.get(f"{letter}axis", {})
+    given: Sequence[float] = described.get("range") or ()
+    if len(given) == 2 and given[0] != given[1]:
+        return float(given[0]), float(given[1])  # of a logarithmic axis they are logarithms, as in Plotly
     numbers = [value for value in _extents(traces, layout, letter) if isinstance(value, int | float)]
     numbers = [float(value) for value in numbers if math.isfinite(value) and (value > 0 or not log)]
     low, high = min(numbers, default=1.0), max(numbers, default=1.0)
     if log:
         low, high = math.log10(low), math.log10(high)
         margin = max((high - low) * 0.06, 0.05)
-        low, high = low - margin, high + margin
-    else:
-        if described.get("rangemode") == "tozero" or _starts_at_zero(traces, letter):
-            low, high = min(low, 0.0), max(high, 0.0)
-        margin = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
-        if low == high or described.get("rangemode") != "tozero":
-            low, high = low - margin * (low != 0 or low == high), high + margin
-        else:
-            low, high = (low if low == 0 else low - margin), (high if high == 0 else high + margin)
-    given = list(zip(described.get("tickvals", ()), map(_text, described.get("ticktext", ())), strict=False))
-    return _Axis("log" if log else "linear", low, high, start, end, (), title, given)
+        return low - margin, high + margin
+    if described.get("rangemode") == "tozero" or _starts_at_zero(traces, letter):
+        low, high = min(low, 0.0), max(high, 0.0)
+    margin = (high - low) * 0.06 or abs(high) * 0.1 or 1.0
+    if low == high or described.get("rangemode") != "tozero":
+        return low - margin * (low != 0 or low == high), high + margin
+    return (low if low == 0 else low - margin), (high if high == 0 else high + margin)
 
 
 def _starts_at_zero(traces: Sequence[Trace], letter: str) -> bool:
@@ -312,6 +373,7 @@ def _extents(traces: Sequence[Trace], layout: Mapping[str, Any], letter: str) ->
     found = []
     stacks: dict[Any, float] = {}
     for trace in traces:
+        seen: Counter[Any] = Counter()
         if letter == "y" and trace.get("yaxis") == "y2":
             continue
         values = list(trace.get(letter) or ())
@@ -327,7 +389,8 @@ def _extents(traces: Sequence[Trace], layout: Mapping[str, Any], letter: str) ->
                 found.append(value + (given[index] if isinstance(given, list | tuple) else given))
             elif _is_stacked(trace, layout) and letter == ("x" if trace.get("orientation") == "h" else "y"):
                 other = trace["y" if letter == "x" else "x"][index]
-                stacks[other] = stacks.get(other, 0.0) + value
+                seen[other] += 1
+                stacks[other, seen[other]] = stacks.get((other, seen[other]), 0.0) + value
     found += list(stacks.values())
     found += [
         shape[f"{letter}{end}"]
@@ -356,10 +419,14 @@ def _scatter(plot: _Plot, trace: Trace) -> list[str]:
     parts = [*_error_bars(plot, trace, xs, ys)]
     mode = trace.get("mode", "lines+markers")
     if "lines" in mode:
-        for run in _runs([(x, y) for x, y, _ in points]):
-            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in run)
-            style = _stroke({"color": color, "width": 2, **trace.get("line", {})})
-            parts.append(f'<polyline points="{path}" fill="none"{style}/>')
+        style = _stroke({"color": color, "width": 2, **trace.get("line", {})})
+        is_filled = trace.get("fill") == "toself"
+        fill = html.escape(str(trace.get("fillcolor") or color)) if is_filled else "none"
+        for run in _runs(points):
+            corners = _stepped([(x, y) for x, y, _ in run], trace)
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
+            shape, told = ("polygon", _hover(trace, run[0][2])) if is_filled else ("polyline", "")
+            parts.append(f'<{shape} points="{path}" fill="{fill}"{style}>{told}</{shape}>')
     if "markers" in mode and len(points) <= MAX_MARKERS:
         symbols = trace.get("marker", {}).get("symbol", "circle")
         size = trace.get("marker", {}).get("size", 7)
@@ -372,15 +439,21 @@ def _scatter(plot: _Plot, trace: Trace) -> list[str]:
 
 
 def _area(plot: _Plot, trace: Trace, xs: Sequence[Any], ys: Sequence[Any]) -> list[str]:
-    below, above = [], []
+    below: list[tuple[float, float]] = []
+    above: list[tuple[float, float]] = []
+    seen: Counter[Any] = Counter()
     for x, y in zip(xs, ys, strict=False):
-        base = plot.stacked.get(x, 0.0)
-        plot.stacked[x] = base + (y or 0.0)
-        at, low, high = plot.x.at(x), plot.y.at(base), plot.y.at(plot.stacked[x])
+        # A place may have several values, one after the other: the last of a phase, and the first of the next one.
+        seen[x] += 1
+        base = plot.stacked.get((x, seen[x]), 0.0)
+        plot.stacked[x, seen[x]] = top = base + (y or 0.0)
+        at, low, high = plot.x.at(x), plot.y.at(base), plot.y.at(top)
         if at is not None and low is not None and high is not None:
-            below.append(f"{at:.1f},{low:.1f}")
-            above.append(f"{at:.1f},{high:.1f}")
-    return [f'<polygon points="{" ".join([*above, *reversed(below)])}" fill="{_color(trace)}" fill-opacity="0.75"/>']
+            below.append((at, low))
+            above.append((at, high))
+    outline = [*_stepped(above, trace), *reversed(_stepped(below, trace))]
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in outline)
+    return [f'<polygon points="{path}" fill="{_color(trace)}" fill-opacity="0.75"/>']
 
 
 def _error_bars(plot: _Plot, trace: Trace, xs: Sequence[Any], ys: Sequence[Any]) -> list[str]:
@@ -527,15 +600,25 @@ _DRAW: Mapping[str, Callable[[_Plot, Trace], list[str]]] = {
 # The pieces
 
 
-def _runs(points: Iterable[tuple[float | None, float | None]]) -> list[list[tuple[float, float]]]:
+def _runs(points: Iterable[tuple[float | None, float | None, int]]) -> list[list[tuple[float, float, int]]]:
     """Return the parts of a line between points without a value."""
-    runs: list[list[tuple[float, float]]] = [[]]
-    for x, y in points:
+    runs: list[list[tuple[float, float, int]]] = [[]]
+    for x, y, index in points:
         if x is None or y is None:
             runs.append([])
         else:
-            runs[-1].append((x, y))
+            runs[-1].append((x, y, index))
     return [run for run in runs if len(run) > 1]
+
+
+def _stepped(points: Sequence[tuple[float, float]], trace: Trace) -> list[tuple[float, float]]:
+    """Return a line's corners: of one with steps ("hv"), each value lasts until the next."""
+    if trace.get("line", {}).get("shape") != "hv":
+        return list(points)
+    found = list(points[:1])
+    for (_, before), (x, y) in pairwise(points):
+        found += [(x, before), (x, y)]
+    return found
 
 
 def _marker(x: float, y: float, symbol: str, size: float, color: str, title: str) -> str:

@@ -56,6 +56,7 @@ def _templates() -> Jinja2Templates:
         "plain": plain,
         "commands": commands,
         "head": readable,
+        "kind": kind_title,
     }
     templates.env.globals["formats_of_tables"] = FORMATS
     templates.env.globals["asset"] = asset
@@ -105,6 +106,11 @@ def commands(text: str) -> Markup:
 def pretty(value: Any) -> str:
     """Indented JSON."""
     return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+def kind_title(kind: str) -> str:
+    """The name of a kind of job as a heading: "mixed_precision" is "Mixed precision"."""
+    return {"ddp": "Data parallel"}.get(kind, kind.replace("_", " ").capitalize())
 
 
 def plain(value: Any) -> str:

@@ -10,9 +10,11 @@ torch's scaled_dot_product_attention.
 they are, without a graph break; `TritonFlashAttention2` is the same as an autograd.Function.
 
 On compute capability 9.0 the kernels of `kernels.attention.hopper` compute what they take: half precision with head
-dimensions from 40 on. All else is FlashAttention-2 in `kernels.attention.triton`. Its backward pass has two forms:
-it takes the one that was measured to be faster (see `triton.tilings`). If torch's deterministic algorithms are on, the
-backward pass is that of FlashAttention-2 in two passes, whose results are the same bit for bit in every run.
+dimensions from 40 on. Few queries to many keys, as in decoding, have the keys split among programs
+(`triton.decoding`). All else is FlashAttention-2 in `kernels.attention.triton`. Its backward pass has two forms: it
+takes the one that was measured to be faster (see `triton.tilings`). If torch's deterministic algorithms are on, it
+takes two passes, whose results are the same bit for bit in every run: above head dimension 128 those for compute
+capability 9.0, else those of FlashAttention-2.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from kernels.attention.hopper import launch as hopper
-from kernels.attention.triton import launch
+from kernels.attention.triton import decoding, launch
 from kernels.attention.triton.inputs import (
     as_autocast_asks,
     check_device,
@@ -71,7 +73,7 @@ def flash_attention(
         tf32 = q.dtype == torch.float32 and tf32_is_allowed()
     out: Tensor
     if _is_plain(q, k, v):
-        out = TritonFlashAttention2.apply(q, k, v, is_causal, tf32, only_hopper)  # type: ignore[no-untyped-call]
+        out = _Checked.apply(q, k, v, is_causal, tf32, only_hopper)  # type: ignore[no-untyped-call]
     else:
         out = _forward_operation(q, k, v, is_causal, tf32, only_hopper)[0]
     return out
@@ -103,11 +105,42 @@ class TritonFlashAttention2(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of q, k and v."""
-        q, k, v, out, logsumexp = ctx.saved_tensors
-        inputs = out_gradient, None, q, k, v, out, logsumexp, ctx.is_causal, ctx.tf32
-        if _is_plain(out_gradient, q, k, v, out, logsumexp):
-            return *_gradients(*inputs, ctx.needs_input_grad[:3]), None, None, None
-        return *_backward_operation(*inputs), None, None, None
+        return _from_saved(ctx, out_gradient)
+
+
+def _from_saved(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
+    q, k, v, out, logsumexp = ctx.saved_tensors
+    inputs = out_gradient, None, q, k, v, out, logsumexp, ctx.is_causal, ctx.tf32
+    if _is_plain(out_gradient, q, k, v, out, logsumexp):
+        return *_gradients(*inputs, ctx.needs_input_grad[:3]), None, None, None
+    return *_backward_operation(*inputs), None, None, None
+
+
+class _Checked(TritonFlashAttention2):
+    """The same after `flash_attention` has looked at autocast and at who else must see the inputs."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        is_causal: bool = False,
+        tf32: bool | None = None,
+        only_hopper: bool = False,
+    ) -> Tensor:
+        """As that of the base."""
+        out, logsumexp = _forward(q, k, v, is_causal, bool(tf32), only_hopper)
+        ctx.save_for_backward(q, k, v, out, logsumexp)
+        ctx.is_causal, ctx.tf32 = is_causal, tf32
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """As that of the base, without what costs the host more: that refuses to be differentiated in turn."""
+        if torch.is_grad_enabled():
+            return TritonFlashAttention2.backward(ctx, out_gradient)
+        return _from_saved(ctx, out_gradient)
 
 
 def _is_plain(*tensors: Tensor) -> bool:
@@ -128,12 +161,17 @@ def _is_plain(*tensors: Tensor) -> bool:
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool, tf32: bool, only_hopper: bool = False
 ) -> tuple[Tensor, Tensor]:
+    known = hopper.attend(q, k, v, is_causal)
+    if known is not None:
+        return known
     out, logsumexp = room_for_results(q, k, v)
     check_device(q.device)
     if out.numel():
         q, k, v, heads_out = with_heads(q, k, v, out)
         with on_device(q.device):
-            if not hopper.forward(q, k, v, heads_out, logsumexp, is_causal):
+            if not only_hopper and decoding.suits(q, k, is_causal):
+                decoding.decode(q, k, v, heads_out, logsumexp)
+            elif not hopper.forward(q, k, v, heads_out, logsumexp, is_causal):
                 if only_hopper:
                     raise ValueError(f"attention 'hopper' cannot take these inputs: {hopper.why_not(q, k, v)}")
                 precision = precision_of(q, tf32)
@@ -148,6 +186,10 @@ def _gradients(
     is_causal: bool, tf32: bool, needed: tuple[bool, bool, bool],
 ) -> Gradients:  # fmt: skip
     """Compute the gradients that are needed; those of k and v come together."""
+    if needed == (True, True, True) and logsumexp_gradient is None:
+        known = hopper.gradients(out_gradient, q, k, v, out, logsumexp, is_causal)
+        if known is not None:
+            return known
     dq = like(q) if needed[0] else None
     dk, dv = (like(k), like(v)) if needed[1] or needed[2] else (None, None)
     if q.numel() == 0:
@@ -161,7 +203,6 @@ def _gradients(
     with on_device(q.device):
         if (
             dq_room is None or dk_room is None or dv_room is None
-            or torch.are_deterministic_algorithms_enabled()
             or not hopper.backward(out_gradient, q, k, v, out, dq_room, dk_room, dv_room, *rest)
         ):  # fmt: skip
             launch.backward(out_gradient, q, k, v, out, dq_room, dk_room, dv_room, *rest, precision_of(q, tf32))

@@ -1,17 +1,21 @@
 """Computes attention's right output and gradients, at any length: the reference in float64, some queries at a time.
 
 The whole score matrix of a long sequence fits into no memory. In the forward pass the queries' rows are independent,
-and gradients of keys and values are sums over queries, so the parts give the exact whole.
+and gradients of keys and values are sums over queries, so the parts give the exact whole. The reference is computed in
+the inputs' dtype, too: how far that is from the right results says how far an implementation may be.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kernels.attention.reference import attention
+from kernels.tolerance import Error, beside, error
 
 SCORE_BYTES = 256 << 20
 """Size of one part's scores; about six tensors of it live at a time."""
@@ -22,6 +26,8 @@ class Oracle(NamedTuple):
 
     out: Tensor
     gradients: tuple[Tensor, ...]
+    limits: tuple[Error, ...]
+    """Largest errors of a right output, and of right gradients."""
 
 
 def oracle(q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor | None, is_causal: bool = False) -> Oracle:
@@ -34,23 +40,52 @@ def oracle(q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor | None, is_causal: 
         grad_out: The output's gradient (…, queries, head_dim); None: no gradients.
         is_causal: Query i sees keys 0 … i only.
     """
-    q, k, v = (tensor.detach().double() for tensor in (q, k, v))
+    q, k, v = (tensor.detach() for tensor in (q, k, v))
+    right = _in_parts([one.double() for one in (q, k, v)], None if grad_out is None else grad_out.double(), is_causal)
+    plain = _in_parts([q, k, v], grad_out, is_causal)
+    return Oracle(right[0], right[1:], limits(plain, right, is_causal))
+
+
+def limits(plain: Sequence[Tensor], right: Sequence[Tensor], is_causal: bool) -> tuple[Error, ...]:
+    """Return the largest errors of right results.
+
+    Gradients of q and k are differences, of terms of about the size 1 divided by the number of keys that a query sees,
+    for inputs of that size. Where all queries see few keys, little may be left of them.
+
+    Args:
+        plain: The output, and the gradients of q, k and v if there are some, computed in the results' dtype.
+        right: The same, right.
+        is_causal: Query i sees keys 0 … i only.
+    """
+    found = []
+    for index, (one, other) in enumerate(zip(plain, right, strict=True)):
+        cancelling = 0.0
+        if index in (1, 2) and other.any():
+            keys = right[2].shape[-2]
+            seen = min(right[0].shape[-2], keys) if is_causal else keys
+            cancelling = math.sqrt(other.numel()) / (seen * torch.linalg.vector_norm(other).item())
+        found.append(beside(error(one, other), plain[0].dtype, cancelling))
+    return tuple(found)
+
+
+def _in_parts(inputs: list[Tensor], grad_out: Tensor | None, is_causal: bool) -> tuple[Tensor, ...]:
+    """The reference's output and gradients, computed in the inputs' dtype; gradients are added up in more."""
+    q, k, v = inputs
     queries, keys = q.shape[-2], k.shape[-2]
-    rows_at_once = max(1, SCORE_BYTES // (8 * keys * q.shape[:-2].numel()))
-    out = torch.empty((*q.shape[:-1], v.shape[-1]), dtype=torch.float64, device=q.device)
-    gradients = tuple(torch.zeros_like(tensor) for tensor in (q, k, v)) if grad_out is not None else ()
+    rows_at_once = max(1, SCORE_BYTES // max(1, 8 * keys * q.shape[:-2].numel()))
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    sums = torch.float64 if q.dtype == torch.float64 else torch.float32
+    gradients = [torch.zeros_like(one, dtype=sums) for one in inputs] if grad_out is not None else []
     for start in range(0, queries, rows_at_once):
         rows = slice(start, min(start + rows_at_once, queries))
         seen = slice(0, min(keys, rows.stop) if is_causal else keys)
         places = ((..., rows, slice(None)), (..., seen, slice(None)), (..., seen, slice(None)))
-        parts = [
-            tensor[place].requires_grad_(grad_out is not None) for tensor, place in zip((q, k, v), places, strict=True)
-        ]
+        parts = [one[place].requires_grad_(grad_out is not None) for one, place in zip(inputs, places, strict=True)]
         with torch.set_grad_enabled(grad_out is not None):
             part = attention(parts[0], parts[1], parts[2], is_causal, first_query=start)
         out[..., rows, :] = part.detach()
         if grad_out is not None:
-            found = torch.autograd.grad(part, parts, grad_out[..., rows, :].double())
+            found = torch.autograd.grad(part, parts, grad_out[..., rows, :])
             for gradient, place, share in zip(gradients, places, found, strict=True):
                 gradient[place] += share
-    return Oracle(out, gradients)
+    return out, *gradients

@@ -69,7 +69,7 @@ def started_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[
     (folder / "misbehave").mkdir()
     with ForkedService(folder / "service", environment(folder, "plain_kind")) as running:
         running.start_server()
-        yield running, running.start_worker(WARM_PARENT="torch", FLOPWATCH_ALLOW_CODE="true")
+        yield running, running.start_worker(UNITS="forked", FLOPWATCH_ALLOW_CODE="true")
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def start(service: Service, folder: Path, **sabotage: str) -> Site:
 def short_job(model: str, *, vocab_size: int = 16, replicates: int = 1, **fields: Any) -> dict[str, Any]:
     """The body of a job of one step with one of tests/plugins' models.
 
-    One replicate is forked from the warm parent; of several, each is a new interpreter.
+    One replicate is forked from the warm parent; of several, each is a new interpreter, but not on the shared `site`.
     """
     shape = {"d_model": 8, "d_ff": 8, "num_layers": 1, "num_heads": 1}
     spec = {

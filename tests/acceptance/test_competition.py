@@ -27,7 +27,7 @@ from tools.service import Service, submit, wait_until
 
 pytestmark = pytest.mark.acceptance
 
-JOBS = 50
+JOBS = 24
 CONTROL_JOBS = 12
 ALONE_JOBS = 8
 PATIENCE_S = 300.0

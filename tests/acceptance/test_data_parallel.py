@@ -106,7 +106,7 @@ def test_four_ranks_of_a_killed_worker_are_gone_and_the_next_worker_tells_a_stop
     when one of its ranks is stopped for longer than a step may take.
     """
     before = shared_memory()
-    endless = {**DDP, "world_size": 4, "measure_steps": 100_000, "step_timeout_s": 4}
+    endless = {**DDP, "world_size": 4, "measure_steps": 100_000, "step_timeout_s": 2}
     first = start_beside()
     job_id = submit(first.client, {"spec": endless})
 
@@ -136,7 +136,7 @@ def test_four_ranks_of_a_killed_worker_are_gone_and_the_next_worker_tells_a_stop
     stopped.send_signal(signal.SIGSTOP)
     job = wait_for_job(second.client, job_id, timeout_s=30)
     assert (job["state"], job["error"]["code"]) == ("failed", "crashed")
-    assert job["error"]["detail"].startswith(f"rank {number} was stopped and made no step within 4 s after step ")
+    assert job["error"]["detail"].startswith(f"rank {number} was stopped and made no step within 2 s after step ")
     assert job["error"]["detail"].endswith("; it wrote nothing to its log")
     wait_until_gone(*(one.pid for one in ranks), timeout_s=GONE_S)
     assert shared_memory() <= before

@@ -92,7 +92,8 @@ def followed(client: httpx.Client, job_id: int, until: str) -> list[tuple[str, d
     raise AssertionError(f"the stream ended before {until!r}: {found}")
 
 
-def test_each_replicate_has_an_interpreter_and_tells_its_progress(site: Site) -> None:
+def test_each_replicate_has_an_interpreter_and_tells_its_progress(start_beside: Callable[..., Site]) -> None:
+    site = start_beside()
     client, folder = site.client, site.folder
     job_id = submit(client, short_job("gated", replicates=2))
     (first,) = wait_for_start(folder)

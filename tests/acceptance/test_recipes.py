@@ -137,6 +137,12 @@ def test_the_recipes(site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert [path.name for path in tmp_path.glob("job-*/*")] == ["samples.csv.gz"]
 
 
+def test_what_is_not_run_starts_the_service() -> None:
+    """Other commands belong in blocks with what they print."""
+    blocks = re.findall(r"```sh\n(.*?)```", PAGE, flags=re.DOTALL)
+    assert [line.partition(" --")[0] for block in blocks for line in block.splitlines()] == ["flopwatch up"]
+
+
 def test_there_are_ten_recipes() -> None:
     assert re.findall(r"^## (\d+)\.", PAGE, flags=re.MULTILINE) == [str(number) for number in range(1, 11)]
     assert len(list(steps())) >= 15

@@ -44,7 +44,7 @@ def staged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     path = os.pathsep.join([str(PLUGINS / "staged_kind"), variables["PYTHONPATH"]])
     with ForkedService(folder / "service", {**variables, "PYTHONPATH": path}) as running:
         running.start_server()
-        running.start_worker()
+        running.start_worker(UNITS="forked")
         try:
             yield running
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import threading
 import time
@@ -21,6 +22,7 @@ from app.errors import job_problem
 from app.main import create_app
 from app.settings import Settings
 from app.store.records import Claim, Finish, MeasurementRecord, NewEvent, Offer, TableRecord
+from tests.databases import put_database
 
 START_TIMEOUT_S = 30.0
 KINDS = frozenset({"benchmark"})
@@ -131,6 +133,8 @@ class Site:
 @contextlib.contextmanager
 def serving(folder: Path, **settings: Any) -> Iterator[Site]:
     """A server in a thread of this process."""
+    if not any(folder.glob("*.sqlite3")):
+        put_database(folder)
     app = create_app(Settings(data_dir=folder, **settings))
     config = uvicorn.Config(app, port=0, log_level="warning", timeout_graceful_shutdown=2, lifespan="on")
     server = uvicorn.Server(config)
@@ -148,6 +152,15 @@ def serving(folder: Path, **settings: Any) -> Iterator[Site]:
         server.should_exit = True
         thread.join(START_TIMEOUT_S)
         assert not thread.is_alive()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _certificates_read_once() -> Iterator[None]:
+    """Each client of httpx would read all certificates, which takes longer than most requests."""
+    with pytest.MonkeyPatch.context() as patch:
+        transports = httpx._transports.default
+        patch.setattr(transports, "create_ssl_context", functools.cache(transports.create_ssl_context))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -22,13 +22,18 @@ import httpx
 import pandas as pd
 import pytest
 
-from app import address, client
+from app import address, client, connection
 from app.client import ClientError, DownloadFailed, Flopwatch, JobFailed, Refused, Unreachable, WaitTimeout
 from app.store.records import StoredArtifact
 
 ROOT = Path(__file__).parents[2]
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
-EXAMPLES = [found for found in doctest.DocTestFinder(recurse=True).find(client) if found.examples]
+EXAMPLES = [
+    found
+    for module in (client, connection)
+    for found in doctest.DocTestFinder(recurse=True).find(module)
+    if found.examples
+]
 
 
 @pytest.fixture
@@ -55,7 +60,7 @@ def done(site: Any, flopwatch: Flopwatch, state: str = "succeeded", **results: A
     return flopwatch.job(job)
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda found: found.name.removeprefix("app.client."))
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda found: found.name.removeprefix("app."))
 def test_examples_run(
     example: doctest.DocTest,
     site: Any,
@@ -109,6 +114,27 @@ def test_the_programs_in_the_documents_run(
     for program, words in zip(programs, printed, strict=True):
         exec(compile(program, page, "exec"), {})
         assert words in capsys.readouterr().out
+
+
+class TestChecks:
+    """Jobs against a baseline."""
+
+    def test_no_jobs_are_refused_in_words(self, site: Any, flopwatch: Flopwatch, measured: Any) -> None:
+        job = done(site, flopwatch, measurements=[measured("step_ms", 1.0, model="tiny")])
+        flopwatch.set_baseline("checks", job=job)
+        with pytest.raises(ClientError, match="There is no job to check: name some, or leave them out to run those"):
+            flopwatch.check("checks", [])
+
+    def test_labels_of_the_former_run_are_not_copied(
+        self, site: Any, flopwatch: Flopwatch, measured: Any, obedient_later: Any
+    ) -> None:
+        job = done(site, flopwatch, measurements=[measured("forward_ms", 1.0, model="tiny")])
+        assert job["labels"] == {"made": "up"}
+        flopwatch.set_baseline("checks", job=job)
+        obedient_later()
+        found = flopwatch.check("checks", labels={"commit": "abc"})
+        (again,) = found["jobs"]
+        assert flopwatch.job(again)["labels"] == {"check": "checks", "commit": "abc"}
 
 
 class TestErrors:
@@ -203,7 +229,7 @@ class TestWaiting:
             flopwatch.submit(TINY, wait_s=600)
         assert sent[0]["headers"]["Prefer"] == "wait=60"
         assert sent[0]["timeout"].read > 60
-        assert client.READ_TIMEOUT_S > 60
+        assert connection.READ_TIMEOUT_S > 60
 
     def test_wait_in_the_answer(self, flopwatch: Flopwatch, obedient: None) -> None:
         assert flopwatch.submit(TINY, wait_s=60)["state"] == "succeeded"
@@ -386,7 +412,7 @@ class TestDownloads:
         partial.touch()
         target.write_text("mine")
         with pytest.raises(DownloadFailed, match="by now"):
-            client._move(partial, target)
+            connection._move(partial, target)
         assert target.read_text() == "mine"
 
 

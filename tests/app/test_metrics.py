@@ -8,24 +8,29 @@ from app.metrics import better, gain, gain_name, headline, readable
 @pytest.mark.parametrize(
     ("metric", "unit", "direction"),
     [
-        ("step_ms", "ms", "lower"),
-        ("decode_ms_per_token", "ms/token", "lower"),
-        ("host_us", "µs", "lower"),
-        ("peak_memory_mib", "MiB", "lower"),
-        ("tokens_per_s", "tokens/s", "higher"),
-        ("forward_tflops", "TFLOP/s", "higher"),
-        ("mfu", "fraction", "higher"),
-        ("ceiling_percent", "%", "higher"),
-        ("gpu_busy_percent", "%", "higher"),
-        ("profiler_overhead_percent", "%", "lower"),
-        ("gradient_error", "fraction", "lower"),
+        ("step_ms", "ms", "less"),
+        ("decode_ms_per_token", "ms/token", "less"),
+        ("host_us", "µs", "less"),
+        ("peak_memory_mib", "MiB", "less"),
+        ("tokens_per_s", "tokens/s", "more"),
+        ("forward_tflops", "TFLOP/s", "more"),
+        ("mfu", "fraction", "more"),
+        ("ceiling_percent", "%", "more"),
+        ("gpu_busy_percent", "%", "more"),
+        ("profiler_overhead_percent", "%", "less"),
+        ("gradient_error", "fraction", "less"),
+        ("error", "1", "less"),
+        ("parameter_error", "relative error", "less"),
+        ("exposed_communication_error_ms", "ms", "less"),
+        ("exposed_communication_percent", "%", "less"),
+        ("unknown_percent", "%", "less"),
         ("matmul_share_percent", "%", None),
         ("parameters", "parameters", None),
         ("tensor_mib", "MiB", None),
-        ("saved_by_sharding_gib", "GiB", "higher"),
-        ("forward_backward_ms", None, "lower"),
-        ("tokens_per_s", None, "higher"),
-        ("tflops", None, "higher"),
+        ("saved_by_sharding_gib", "GiB", "more"),
+        ("forward_backward_ms", None, "less"),
+        ("tokens_per_s", None, "more"),
+        ("tflops", None, "more"),
         ("sum", None, None),
     ],
 )
@@ -38,14 +43,15 @@ def test_gain_is_named_by_what_it_is() -> None:
     assert gain_name("tokens_per_s", "tokens/s") == "tokens_per_s_speedup"
     assert gain_name("peak_memory_mib", "MiB") == "peak_memory_mib_gain"
     assert gain_name("parameters", "parameters") == "parameters_ratio"
+    assert gain_name("exposed_communication_error_ms", "ms") == "exposed_communication_error_ms_gain"
 
 
 def test_gain_is_above_one_for_what_is_better() -> None:
-    assert gain(2.0, 1.0, "lower") == 2.0
-    assert gain(2.0, 1.0, "higher") == 0.5
+    assert gain(2.0, 1.0, "less") == 2.0
+    assert gain(2.0, 1.0, "more") == 0.5
     assert gain(2.0, 1.0, None) == 0.5
-    assert gain(0.0, 1.0, "higher") is None
-    assert gain(1.0, 0.0, "lower") is None
+    assert gain(0.0, 1.0, "more") is None
+    assert gain(1.0, 0.0, "less") is None
 
 
 def test_headline() -> None:

@@ -17,7 +17,6 @@ LONGER: dict[str, str] = {
         for name in (
             "backward.py::backward_kernel",
             "backward.py::visit",
-            "backward_wide.py::visit",
             "forward.py::consume",
             "forward.py::forward_kernel",
         )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from app.specs import spec_adapter
 from benchmarks.gpu_tables import TABLES, Table, cell, rows_of, run
+from tests.benchmarks.here import run_here
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -61,7 +63,7 @@ def test_a_phases_value_is_shown_under_the_phases_name() -> None:
     assert list(rows_of(result, table)) == [["a", "5", "4", "", "valid"]]
 
 
-def test_a_row_of_the_memory_table_is_filled_by_a_smaller_model_on_a_cpu() -> None:
+def test_a_row_of_the_memory_table_is_filled_by_a_smaller_model_on_a_cpu(tmp_path: Path) -> None:
     table = TABLES["memory"]
     (spec,) = [
         one
@@ -69,7 +71,7 @@ def test_a_row_of_the_memory_table_is_filled_by_a_smaller_model_on_a_cpu() -> No
         if (one["context_length"], one["mode"], one["precision"]) == (128, "train_step", "bf16")
     ]
     small = {**spec, "model": {"size": "tiny"}, "device": "cpu", "context_length": 32}
-    (row,) = rows_of(run(small, timeout_s=120), table)
+    (row,) = rows_of(run_here(tmp_path)(small, 120.0), table)
     shown = dict(zip((*table.coordinates, *table.metrics, "validity"), row, strict=True))
     on_gpus_only = {"rounding_mib", "fragmentation_mib"}
     assert {name for name, text in shown.items() if text in {"", "unknown"}} == on_gpus_only

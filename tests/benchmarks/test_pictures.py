@@ -16,10 +16,19 @@ def ddp(strategy: str, exposed_ms: float | None, **fields: Any) -> dict[str, Any
     return {"spec": {"kind": "ddp", "strategy": strategy, **fields}, "measurements": measurements}
 
 
-def attention(implementation: str, length: int, tflops: float) -> dict[str, Any]:
-    case = {"implementation": implementation, "sequence_length": length, "head_dim": 64}
-    measured = {"metric": "tflops", "phase": None, "median": tflops, "case": case}
-    return {"spec": {"kind": "attention"}, "measurements": [measured]}
+def attention(length: int, *head_dims: int) -> dict[str, Any]:
+    measurements = [
+        {
+            "metric": "tflops",
+            "phase": None,
+            "median": 100.0 * place if name != "flex" or length < 2048 else None,
+            "case": {"implementation": name, "sequence_length": length, "head_dim": head_dim},
+        }
+        for place, name in enumerate(("triton", "sdpa_flash", "sdpa_cudnn", "flex"), 1)
+        for head_dim in head_dims
+    ]
+    spec = {"kind": "attention", "sequence_lengths": [length], "head_dims": list(head_dims)}
+    return {"spec": spec, "measurements": measurements}
 
 
 def words(picture: str) -> list[str]:
@@ -35,9 +44,19 @@ def test_strategies_are_in_the_order_of_what_they_expose() -> None:
     ]
 
 
-def test_each_implementation_has_a_line() -> None:
-    jobs = [attention(name, length, 100.0) for name in ("triton", "sdpa_flash") for length in (1024, 2048)]
-    assert {"triton, 64", "sdpa_flash, 64", "sequence length"} <= set(words(svg("attention", jobs)))
+def test_each_implementation_has_a_line_for_each_head_dimension() -> None:
+    jobs = [*(attention(length, 64, 128) for length in (512, 1024, 2048)), attention(4096, 256)]
+    picture = svg("attention", jobs)
+    shown = words(picture)
+    assert [word for word in shown if word.endswith("128")] == [
+        f"{name}, d = 128" for name in ("ours", "FlashAttention-2", "cuDNN", "FlexAttention")
+    ]
+    assert "ours, d = 64" in shown
+    assert not any("256" in word for word in shown), "a single shape is no line"
+    assert {"512", "1,024", "2,048", "forward + backward, TFLOP/s"} <= set(shown)
+    lines = list(ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}polyline"))
+    assert [len(str(line.get("points")).split()) for line in lines] == [3, 3, 3, 2] * 2
+    assert [line.get("stroke-dasharray") is None for line in lines] == [True] * 4 + [False] * 4
 
 
 def test_a_file_without_such_jobs_is_refused() -> None:

@@ -13,8 +13,7 @@ from app.specs import spec_adapter
 from app.specs.profile import ProfileSpec
 from benchmarks import profile_shares
 from benchmarks.profile_shares import measure, number, ratio, specs
-from tests.workers.reporting import Report
-from workers.jobs.profile import RUNNER
+from tests.benchmarks.here import run_here
 from workers.measure.ceilings import Ceilings
 
 TINY = {"device": "cpu", "batch_size": 1, "warmup_steps": 1, "measure_steps": 2, "profile_steps": 1, "stacks": False}
@@ -24,22 +23,6 @@ def test_every_job_is_a_valid_spec_of_a_case_of_its_own() -> None:
     found = [spec_adapter.validate_json(json.dumps(spec)) for spec in specs(["small", "xl"], [128, 1024], TINY)]
     assert len({spec.case().key for spec in found}) == 8
     assert all(isinstance(spec, ProfileSpec) for spec in found)
-
-
-def run_here(folder: Path):
-    def run(spec: dict[str, Any], _timeout_s: float) -> dict[str, Any]:
-        parsed = ProfileSpec.model_validate_json(json.dumps(spec))
-        report = Report(folder)
-        RUNNER.run(parsed, RUNNER.plan(parsed)[0], report)
-        (verdict,) = report.verdicts.values()
-        return {
-            "tables": list(report.tables.values()),
-            "measurements": report.rows,
-            "validity": verdict,
-            "environment": report.fingerprint,
-        }
-
-    return run
 
 
 def test_results_fill_the_tables(

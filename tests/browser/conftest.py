@@ -63,9 +63,9 @@ class Watch:
         assert unexpected == [], "errors on the console"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def chromium() -> Iterator[Browser]:
-    """A browser; its start takes a second of a core. It ends with the module: its event loop is in other tests' way."""
+    """A browser; its start takes seconds of a core. It ends with this folder: its event loop is in other tests' way."""
     path = shutil.which("chromium")
     if path is None:
         pytest.skip("Debian's package chromium is not installed")

@@ -152,8 +152,10 @@ def test_jobs_are_compared_and_the_first_is_the_baseline(site: PlayedSite, page:
     page.goto("/ui")
     for job in jobs[:2]:
         page.locator(f"input[name=job][value='{job}']").check()
+    expect(page.locator("#picked output")).to_have_text(f"2 picked; to compare, {jobs[0]} is the baseline")
     page.get_by_role("button", name="Compare", exact=True).click()
     expect(page.locator(".sentence")).to_have_count(1)
+    expect(page.locator("main")).to_contain_text("precision=fp32 → bf16")
     page.goto("/ui/compare")
     expect(page.locator("main")).to_contain_text("The first is the baseline")
     page.get_by_label("Jobs, the baseline first").fill(" ".join(map(str, jobs)))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.tolerance import TOLERANCES, error
+from kernels.tolerance import TOLERANCES, error, fixed
 
 # Before anything imports a kernel: without a GPU, Triton's interpreter runs them.
 if not torch.cuda.is_available():
@@ -35,7 +35,7 @@ def assert_close() -> Callable[[Tensor, Tensor], None]:
     """(out, float64 oracle): out is right, by the tolerance of its dtype."""
 
     def check(out: Tensor, oracle: Tensor) -> None:
-        why = error(out, oracle).why_wrong(TOLERANCES[out.dtype])
+        why = error(out, oracle).why_wrong(fixed(TOLERANCES[out.dtype]))
         assert why is None, f"{why}, in {out.dtype}"
 
     return check

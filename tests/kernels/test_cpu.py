@@ -223,6 +223,7 @@ def test_what_does_not_fit_is_refused(
 ATTEND = """
 import os, sys
 import torch
+import torch._dynamo  # else each fork, whose first call needs it
 from kernels.attention import cpu
 
 def attend():
@@ -247,9 +248,24 @@ for count in (2, 1):
 """
 
 
+QUICK = """#!/bin/sh
+case " $* " in *" -o "*) ;; *) exec c++ "$@" ;; esac
+while [ $# -gt 0 ]; do
+  case "$1" in
+    -o) case "$2" in *.so) cp '{library}' "$2" ;; *) : > "$2" ;; esac ;;
+    -MF) : > "$2" ;;
+  esac
+  shift
+done
+"""
+"""A compiler that knows its version, and takes the library which was built for the other tests: to build it anew takes
+seconds."""
+
+
 def test_it_is_built_once_and_then_needs_no_compiler(tmp_path: Path) -> None:
+    build.library()
     compiler = tmp_path / "quick-c++"
-    compiler.write_text('#!/bin/sh\nexec c++ "$@" -O0\n')  # to optimise takes most of the time
+    compiler.write_text(QUICK.format(library=build._built(build.cache_folder())))
     compiler.chmod(0o755)
     cache = tmp_path / "cache"
     done = subprocess.run(

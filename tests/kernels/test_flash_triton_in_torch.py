@@ -120,7 +120,7 @@ def test_who_asks_for_an_operation_sees_one(device: str, rng: random.Random) -> 
         flash_attention(q, k, v)
     assert "flopwatch.flash_attention.default" in seen
     out = flash_attention(q.requires_grad_(), k, v)
-    assert type(out.grad_fn).__name__ == "TritonFlashAttention2Backward"
+    assert type(out.grad_fn).__name__ == "_CheckedBackward"
 
 
 @pytest.mark.usefixtures("deterministic", "one_pass")

@@ -5,8 +5,12 @@ results against the oracle, with hundreds of shapes drawn at random.
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -14,12 +18,13 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from benchmarks.attention_stress import Shape as Drawn
-from benchmarks.attention_stress import draw_shape, why_wrong
-from kernels.attention import flash_triton
+from benchmarks import attention_stress as stress
 from kernels.attention.flash_triton import flash_attention
 from kernels.attention.hopper import launch as hopper
+from kernels.attention.hopper import tune
 from kernels.attention.triton import inputs as triton_inputs
+from kernels.attention.triton.tilings import padded_width
+from kernels.launching import Window
 from kernels.registry import ATTENTION
 from tests.kernels.flash import Shape, check, draw, draw_inputs
 
@@ -44,11 +49,38 @@ def h200() -> None:
         pytest.skip("needs compute capability 9.0 and the Triton that the kernels are for")
 
 
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@contextmanager
+def launches_seen() -> Iterator[list[str]]:
+    """Names of the kernels that Triton launches inside."""
+    import triton
+
+    seen: list[str] = []
+    hook = triton.knobs.runtime.launch_enter_hook
+
+    def note(metadata: Any) -> None:
+        seen.append(metadata.get()["name"])
+
+    hook.add(note)
+    try:
+        yield seen
+    finally:
+        hook.remove(note)
+
+
 @pytest.fixture(autouse=True)
 def _nothing_remembered() -> Iterator[None]:
     yield
-    hopper._forward_launch.cache_clear()
-    hopper._backward_launches.cache_clear()
+    for cached in (
+        hopper._forward_plan, hopper._backward_plan, hopper._forward_launch, hopper._backward_launches
+    ):  # fmt: skip
+        cached.cache_clear()
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -91,6 +123,61 @@ def test_what_is_taken(rng: random.Random) -> None:
     assert "k's address or its strides" in (taken(q, odd, v) or "")
 
 
+@pytest.mark.usefixtures("here")
+def test_plans_are_for_what_needs_no_check(rng: random.Random) -> None:
+    """Anything else goes the longer way, or is refused there."""
+
+    def plan(q: Tensor, k: Tensor, v: Tensor) -> object:
+        key = [*(one.device for one in (q, k, v)), *(one.dtype for one in (q, k, v))]
+        return hopper._forward_plan(*key, q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), True)
+
+    q, k, v = draw_inputs(Shape(1, 4, 2, 200, 300, 64), rng, torch.bfloat16)
+    assert plan(q, k, v) is not None
+    turned = q.transpose(1, 2).contiguous().transpose(1, 2)
+    assert plan(turned, k, v) is not None
+    for others in (
+        (q[0], k[0], v[0]), (q[:, :, :100], k, v), (q.float(), k.float(), v.float()), (q, k, v[..., :1].expand_as(k)),
+        (q[..., :20], k[..., :20], v[..., :20]), (q.transpose(2, 3).contiguous().transpose(2, 3), k, v),
+    ):  # fmt: skip
+        assert plan(*others) is None
+    with pytest.raises(ValueError, match="no multiple of k's 2"):
+        plan(q[:, :3], k, v)
+    with pytest.raises(ValueError, match="expected one of"):
+        plan(q, k.half(), v)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("width", hopper.CHOICES)
+def test_whatever_is_tuned_can_be_launched(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Launches name every argument of their kernels, and tiles fit the buffers."""
+    names = [name for name, _ in tune.candidates(width)]
+    assert len(set(names)) == len(names) > 1
+    for _, choice in tune.candidates(width):
+        monkeypatch.setitem(hopper.CHOICES, width, choice)
+        for length in (100, 1300, 9000):
+            hopper._forward_launch.cache_clear()
+            hopper._backward_launches.cache_clear()
+            shape = 2, 3, length, width
+            steps = torch.empty(shape, device="meta").stride()
+            forward = hopper._forward_launch(CPU, torch.bfloat16, shape, shape, *[steps] * 4, True)
+            backward = hopper._backward_launches(CPU, torch.bfloat16, shape, shape, *[steps] * 8, False, True)
+            assert forward is not None
+            assert backward is not None
+            for launch in (forward, backward.rows, backward.keys, backward.queries):
+                arguments = launch._in_order()
+                assert len(arguments) == len(launch._kernel.arg_names)
+                rows = {one.block[2] for one in arguments if isinstance(one, Window)}
+                assert all(hopper.ROW_TILE % each == 0 for each in rows)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "rest"), [(40, 16), (56, 0), (64, 0), (72, 16), (80, 16), (96, 32), (104, 0), (160, 32), (256, 0)]
+)
+def test_columns_that_are_multiplied_hold_the_head(head_dim: int, rest: int) -> None:
+    assert hopper.rest(head_dim) == rest
+    assert rest == 0 or head_dim <= padded_width(head_dim) // 2 + rest < padded_width(head_dim)
+
+
 def test_the_name_hopper_refuses_what_its_kernels_do_not_take(rng: random.Random) -> None:
     if torch.cuda.is_available():
         pytest.skip("kernels are compiled here")
@@ -98,6 +185,22 @@ def test_the_name_hopper_refuses_what_its_kernels_do_not_take(rng: random.Random
     assert implementation.dtypes == {"cuda": {"bfloat16", "float16"}}
     with pytest.raises(ValueError, match=r"'hopper' cannot take these inputs: it needs compute capability 9\.0"):
         implementation.function(*draw_inputs(Shape(1, 1, 1, 5, 5, 64), rng), True)
+
+
+def test_processes_of_the_stress_test_share_all_shapes_and_no_kind() -> None:
+    shapes = stress.draw_shapes(500, 3)
+    assert shapes[:100] == stress.draw_shapes(100, 3)
+    parts = stress.shares(shapes, 5)
+    assert sorted(number for part in parts for number in part) == list(range(500))
+    kinds = [{shapes[number].kind() for number in part} for part in parts]
+    assert sum(map(len, kinds)) == len(set[str]().union(*kinds)) > 5
+    assert len(stress.shares(shapes[:2], 12)) <= 2
+
+
+def test_the_stress_tests_watchdog_ends_a_process_that_hangs() -> None:
+    code = "import time; from benchmarks import attention_stress as s\nwith s.watchdog('a shape', 0.1): time.sleep(60)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout) == (stress.HUNG, "hung: a shape\n")
 
 
 @pytest.mark.gpu
@@ -112,10 +215,23 @@ def test_results_agree_with_the_oracle(head_dim: int, rng: random.Random) -> Non
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("h200")
+@pytest.mark.parametrize(("head_dim", "kernel"), [(256, "wide_queries_kernel"), (64, "queries_kernel")])
+def test_determinism_takes_two_passes(head_dim: int, kernel: str, deterministic: None, rng: random.Random) -> None:
+    problem = Shape(2, 4, 2, 900, 900, head_dim)
+    inputs = [one.requires_grad_() for one in draw_inputs(problem, rng, torch.bfloat16, "cuda")]
+    gradient = torch.randn_like(inputs[0])
+    with launches_seen() as seen:
+        first, second = (torch.autograd.grad(flash_attention(*inputs, True), inputs, gradient) for _ in range(2))
+    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    assert kernel in seen
+    assert "backward_kernel" not in seen
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("h200")
 def test_shapes_drawn_at_random(rng: random.Random) -> None:
-    for _ in range(200):
-        shape: Drawn = draw_shape(rng)
-        assert why_wrong(shape, rng) is None, shape
+    for shape in stress.draw_shapes(200, rng.randrange(1 << 32)):
+        assert stress.compare(shape, rng.randrange(1 << 32)).reason is None, shape
 
 
 @pytest.mark.gpu
@@ -164,6 +280,31 @@ def test_a_cuda_graph_computes_anew_when_it_is_replayed(rng: random.Random) -> N
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("h200")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # torch's own, importing Inductor
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_a_compiled_step_that_reduces_overhead_is_replayed_without_launches(head_dim: int, rng: random.Random) -> None:
+    def step(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flash_attention(2 * q, k, v, True, only_hopper=True) * 3
+
+    compiled = torch.compile(step, mode="reduce-overhead", fullgraph=True)
+    problem = Shape(1, 4, 2, 300, 300, head_dim)
+    for repetition in range(6):
+        inputs = [one.requires_grad_() for one in draw_inputs(problem, rng, torch.bfloat16, "cuda")]
+        expected = step(*inputs)
+        gradient = torch.randn_like(expected)
+        right = torch.autograd.grad(expected, inputs, gradient)
+        torch.compiler.cudagraph_mark_step_begin()
+        # In the first calls torch warms up and captures.
+        with launches_seen() if repetition >= 4 else nullcontext([]) as seen:
+            out = compiled(*inputs)
+            given = torch.autograd.grad(out, inputs, gradient)
+        for one, other in zip((out, *given), (expected, *right), strict=True):
+            torch.testing.assert_close(one, other, atol=4e-2, rtol=2e-2)
+        assert not seen, "Triton launched a kernel in what should have been a replay"
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("h200")
 def test_threads_with_streams_of_their_own(rng: random.Random) -> None:
     problems = [draw_inputs(Shape(1, 4, 4, 512, 512, 64), rng, torch.bfloat16, "cuda") for _ in range(8)]
     expected = [flash_attention(*problem, True) for problem in problems]
@@ -192,21 +333,10 @@ def test_memory_that_is_given_out_again_for_another_shape(rng: random.Random) ->
 @pytest.mark.gpu
 @pytest.mark.usefixtures("h200")
 def test_launch_hooks_see_each_launch(rng: random.Random) -> None:
-    import triton
-
     inputs = draw_inputs(Shape(1, 2, 2, 300, 300, 64), rng, torch.bfloat16, "cuda")
     expected = flash_attention(*inputs, True)
-    seen: list[str] = []
-    hook = triton.knobs.runtime.launch_enter_hook
-
-    def note(metadata: object) -> None:
-        seen.append(metadata.get()["name"])  # type: ignore[attr-defined]
-
-    hook.add(note)
-    try:
+    with launches_seen() as seen:
         assert torch.equal(flash_attention(*inputs, True), expected)
-    finally:
-        hook.remove(note)
     assert seen == ["forward_kernel"]
-    flash_triton.flash_attention(*inputs, True)
+    flash_attention(*inputs, True)
     assert len(seen) == 1

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +19,7 @@ from triton.backends.nvidia import driver as nvidia
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels import launching
-from kernels.launching import Address, Launch, Window
+from kernels.launching import Address, Chain, Launch, Window
 
 META = {"swizzle": 3, "elem_size": 2, "elem_type": 10, "block_size": [1, 64], "fp4_padded": False}
 BASE = 1 << 20
@@ -95,6 +98,12 @@ def a_launch(kernel: Kernel) -> Launch:
     return Launch(kernel, 3, arguments, {"WIDTH": 64, "num_warps": 4})
 
 
+def remember(calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another bound, for one test."""
+    bounded = functools.lru_cache(maxsize=calls)(launching._expanded.__wrapped__)
+    monkeypatch.setattr(launching, "_expanded", bounded)
+
+
 def plain(call: tuple[Any, ...]) -> list[Any]:
     return [one.data_ptr() if isinstance(one, At) else one for one in call]
 
@@ -115,7 +124,7 @@ def test_the_launcher_gets_what_triton_would_hand_it(encoded: list[Any]) -> None
 def test_addresses_that_return_are_not_encoded_again_and_others_are_forgotten(
     encoded: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launching, "REMEMBERED_ADDRESSES", 4)
+    remember(4, monkeypatch)
     kernel = Kernel([META])
     launch = a_launch(kernel)
     launch((At(BASE), At(BASE)))
@@ -125,9 +134,66 @@ def test_addresses_that_return_are_not_encoded_again_and_others_are_forgotten(
     assert len(encoded) == 1 + 4
     for step in range(100):
         launch((At(BASE + 16 * step), At(BASE)))
-    assert launch._direct is not None
-    assert launch._direct._expanded.cache_info().currsize == 4
+    assert launching._expanded.cache_info().currsize == 4
     assert [call for call in kernel.calls if ("descriptor", BASE + 256 + 16 * 99) in call]
+
+
+def test_one_bound_holds_for_all_launches_and_what_it_drops_is_freed(
+    encoded: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As for a user whose lengths vary: every length has launches of its own."""
+    remember(16, monkeypatch)
+    kernel = Kernel([META])
+    gone: list[weakref.ref[Any]] = []
+    for _ in range(20):
+        launch = a_launch(kernel)
+        for step in range(8):
+            launch((At(BASE + 16 * step), At(BASE)))
+        gone.append(weakref.ref(launch._direct))
+    del launch
+    assert launching._expanded.cache_info().currsize == 16
+    gc.collect()
+    assert sum(one() is not None for one in gone) <= 3, "16 calls of 7 to 8 a launch"
+
+
+def test_the_bounds_are_a_few_mebibytes() -> None:
+    assert launching._expanded.cache_info().maxsize == launching.REMEMBERED_CALLS
+    assert launching._calls.cache_info().maxsize == launching.REMEMBERED_CHAINS
+    assert (launching.REMEMBERED_CALLS + 3 * launching.REMEMBERED_CHAINS) * 3 * 1024 <= 12 << 20
+
+
+def test_a_chain_hands_its_launchers_the_same(encoded: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = Kernel([META]), Kernel([META])
+    chain = Chain((a_launch(first), (0, 1)), (a_launch(second), (2, 0)))
+    tensors = [At(BASE * place) for place in (1, 2, 3)]
+    for _ in range(3):
+        chain(tensors)
+    for kernel in (first, second):
+        assert kernel.through_triton == 1
+        by_triton, *direct = kernel.calls
+        assert [list(call) for call in direct] == [plain(by_triton)] * 2
+    monkeypatch.setattr(triton.knobs.runtime.launch_enter_hook, "calls", [print])
+    chain(tensors)
+    assert first.through_triton == second.through_triton == 2
+
+
+def test_a_chain_that_is_refused_goes_one_by_one(encoded: list[Any]) -> None:
+    kernel = Kernel([META])
+    chain = Chain((a_launch(kernel), (0, 1)), (a_launch(kernel), (0, 1)))
+    chain([At(BASE), At(BASE)])
+
+    def refuse(*_arguments: Any) -> None:
+        raise TypeError("function takes exactly 3 arguments")
+
+    for launch, _ in chain.parts:
+        assert launch._direct is not None
+        launch._direct._raw = refuse
+    for _ in range(2):
+        chain([At(BASE), At(BASE)])
+    assert kernel.through_triton == 6
+    odd = [At(BASE + 8), At(BASE)]
+    chain(odd)
+    assert kernel.through_triton == 8
 
 
 def test_threads_share_a_launch(encoded: list[Any]) -> None:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from kernels.attention import TiledFlashAttention2, tiled
+from kernels.attention.oracle import oracle
 from kernels.attention.reference import attention, attention_with_logsumexp
-from kernels.tolerance import TOLERANCES, error
+from kernels.tolerance import TOLERANCES, error, fixed
 
 LENGTHS = [(1, 1), (16, 16), (37, 37), (5, 40), (40, 5), (33, 1)]
 
@@ -36,18 +37,17 @@ def test_output_logsumexp_and_gradients_agree_with_the_oracle(
             q = draw(*leading, queries, 8, rng=rng, dtype=dtype).requires_grad_()
             k, v = (draw(*leading, keys, 8, rng=rng, dtype=dtype).requires_grad_() for _ in range(2))
             gradient = draw(*leading, queries, 8, rng=rng, dtype=dtype)
-            exact = [tensor.detach().double().requires_grad_() for tensor in (q, k, v)]
-            oracle, logsumexp = attention_with_logsumexp(*exact, is_causal)
-            oracle.backward(gradient.double())
+            right = oracle(q, k, v, gradient, is_causal)
+            _, logsumexp = attention_with_logsumexp(*(tensor.detach().double() for tensor in (q, k, v)), is_causal)
             out = TiledFlashAttention2.apply(q, k, v, is_causal)
             saved = [tensor for tensor in out.grad_fn.saved_tensors if tensor.shape == (*leading, queries)]
             out.backward(gradient)
             assert len(saved) == 1
-            assert error(saved[0], logsumexp.detach()).why_wrong(tolerance) is None
-            assert error(out.detach(), oracle.detach()).why_wrong(tolerance) is None
-            for given, right in zip((q, k, v), exact, strict=True):
+            assert error(saved[0], logsumexp).why_wrong(fixed(tolerance)) is None
+            assert error(out.detach(), right.out).why_wrong(right.limits[0]) is None
+            for given, expected, limit in zip((q, k, v), right.gradients, right.limits[1:], strict=True):
                 assert given.grad.dtype == dtype
-                assert error(given.grad, right.grad).why_wrong(tolerance) is None
+                assert error(given.grad, expected).why_wrong(limit) is None
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

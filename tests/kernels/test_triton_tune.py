@@ -13,7 +13,7 @@ from torch import Tensor
 from kernels.attention.oracle import oracle
 from kernels.device_clock import Work
 from kernels.registry import ATTENTION
-from kernels.tolerance import TOLERANCES, error
+from kernels.tolerance import TOLERANCES, error, fixed
 
 pytest.importorskip("triton")
 
@@ -108,7 +108,7 @@ def test_the_fastest_of_each_kernel_is_taken_by_the_next_call(inputs: list[Tenso
     given = [tensor.requires_grad_() for tensor in inputs]
     out = flash_attention(*given, True)
     out.sum().backward()
-    assert error(out.detach(), right.out).why_wrong(TOLERANCES[torch.float32]) is None
+    assert error(out.detach(), right.out).why_wrong(right.limits[0]) is None
     for tensor, gradient in zip(given, right.gradients, strict=True):
         assert torch.allclose(tensor.grad.double(), gradient, atol=1e-5)
 
@@ -304,7 +304,7 @@ def test_tuning_for_real(dtype: torch.dtype) -> None:
         out = flash_attention(q, k, v, True)
         results = out, *torch.autograd.grad(out, (q, k, v), gradient)
         for result, expected in zip(results, (right.out, *right.gradients), strict=True):
-            assert error(result.detach(), expected).why_wrong(TOLERANCES[dtype]) is None
+            assert error(result.detach(), expected).why_wrong(fixed(TOLERANCES[dtype])) is None
 
 
 @pytest.mark.gpu

@@ -7,6 +7,7 @@ uses the wrappers without `parallel.process_group`.
 from __future__ import annotations
 
 import datetime
+import gc
 import importlib
 import multiprocessing
 import os
@@ -68,6 +69,9 @@ def serve(index: int, world_size: int, backend: str, store: str, channel: Connec
     import torch
     import torch.distributed as dist
 
+    # The garbage collector, which tests call, would look through all that was imported again and again.
+    gc.collect()
+    gc.freeze()
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     if backend == "gloo":

@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -78,50 +79,67 @@ def wait_until(condition: Any, seconds: float) -> bool:
     return bool(condition())
 
 
-def test_ranks_meet_and_return_and_nothing_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    """Two launches at once, in an environment that names a taken port."""
-    taken = socket.create_server(("127.0.0.1", 0))
-    request.addfinalizer(taken.close)
-    port = taken.getsockname()[1]
-    with pytest.raises(Exception, match=r"(?i)address already in use"):  # it really is taken
-        torch.distributed.TCPStore("127.0.0.1", port, 1, is_master=True)
-    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    monkeypatch.setenv("MASTER_PORT", str(port))
-    before = listening(), threading.active_count(), signal.getsignal(signal.SIGTERM)
-    results: dict[int, list[Any]] = {}
-    reports: list[Any] = []
+@dataclass
+class AtOnce:
+    """What two launches of two ranks with torch left that ran at the same time: the ranks of one add up, one rank of
+    the other is killed."""
 
-    def one(number: int) -> None:
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        results[number] = launch(
+    results: list[Any]
+    reports: list[Any]
+    failure: RanksFailed
+    pids: list[int]
+    before: tuple[Any, ...]
+    after: tuple[Any, ...]
+
+
+@pytest.fixture(scope="module")
+def at_once(tmp_path_factory: pytest.TempPathFactory) -> AtOnce:
+    """Launch both, in an environment that names a taken port."""
+    reports: list[Any] = []
+    failures: list[RanksFailed] = []
+    pids: list[int] = []
+
+    def state() -> tuple[Any, ...]:
+        return listening(), threading.active_count(), signal.getsignal(signal.SIGTERM)
+
+    def fail() -> None:
+        with pytest.raises(RanksFailed) as failure:
+            run(ranks.all_reduce_without_one, 1, folder=tmp_path_factory.mktemp("failing"), pids=pids)
+        failures.append(failure.value)
+
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.MonkeyPatch.context() as patch:
+        port = taken.getsockname()[1]
+        with pytest.raises(Exception, match=r"(?i)address already in use"):  # it really is taken
+            torch.distributed.TCPStore("127.0.0.1", port, 1, is_master=True)
+        patch.setenv("MASTER_ADDR", "127.0.0.1")
+        patch.setenv("MASTER_PORT", str(port))
+        before = state()
+        other = threading.Thread(target=fail)
+        other.start()
+        results = launch(
             ranks.add_up,
-            number,
+            3,
             world_size=2,
             backend="gloo",
-            folder=folder,
+            folder=tmp_path_factory.mktemp("adding"),
             reported=lambda index, message: reports.append((index, message)),
         )
-
-    other = threading.Thread(target=one, args=(10,))
-    other.start()
-    one(3)
-    other.join()
-    assert [result["total"] for result in results[3]] == [7, 7]
-    assert [result["total"] for result in results[10]] == [21, 21]
-    assert sorted(index for index, message in reports if message == {"rank": index}) == [0, 0, 1, 1]
-    assert not alive([result["pid"] for both in results.values() for result in both])
-    assert (listening(), threading.active_count(), signal.getsignal(signal.SIGTERM)) == before
+        other.join()
+        return AtOnce(results, reports, failures[0], pids, before, state())
 
 
-def test_a_rank_killed_while_others_wait_in_an_all_reduce(tmp_path: Path, pids: list[int]) -> None:
-    with pytest.raises(RanksFailed, match="rank 1 died after step 1") as failure:
-        run(ranks.all_reduce_without_one, 1, folder=tmp_path, pids=pids)
-    assert failure.value.rank == 1
-    assert len(pids) == 2
-    assert not alive(pids)
+def test_ranks_meet_and_return_and_nothing_is_left(at_once: AtOnce) -> None:
+    assert [result["total"] for result in at_once.results] == [7, 7]
+    assert sorted(index for index, message in at_once.reports if message == {"rank": index}) == [0, 1]
+    assert not alive([result["pid"] for result in at_once.results])
+    assert at_once.after == at_once.before
+
+
+def test_a_rank_killed_while_others_wait_in_an_all_reduce(at_once: AtOnce) -> None:
+    assert "rank 1 died after step 1" in str(at_once.failure)
+    assert at_once.failure.rank == 1
+    assert len(at_once.pids) == 2
+    assert not alive(at_once.pids)
 
 
 def test_ranks_inherit_the_environment_and_return_plain_data(

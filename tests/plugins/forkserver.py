@@ -1,7 +1,7 @@
-"""`python -m forkserver FD`: forks servers and workers for tests, from a process that has imported them already.
+"""`python -m forkserver FD ROOM`: forks servers and workers for tests, from a process that has imported them already.
 
-To import a server takes more than a second of processor time, an agent nearly as much, and the tests start a hundred of
-them. A fork runs the same as `python -m MODULE` or `python -c CODE` does, with an environment of its own; the
+To import a server takes more than a second of processor time, torch as much, and the tests start a hundred of them. A
+fork runs the same as `python -m MODULE` or `python -c CODE` does, with an environment of its own; the
 `sitecustomize` that this environment names is run anew, so sabotage works as in a new interpreter. Forks know the kinds
 `plain` and `staged`, whatever their path says. The socket FD carries JSON lines:
 
@@ -9,7 +9,9 @@ them. A fork runs the same as `python -m MODULE` or `python -c CODE` does, with 
                          "before": statements}
     forkserver → test   {"pid": …}, and when it has ended {"pid": …, "returncode": …}
 
-The forkserver ends with its socket. tests/forked.py talks to it.
+The forkserver ends with its socket. If clients can connect to it, each gets a fork that serves it, and the forkserver
+ends with the process that started it. ROOM is blank: forks show their own command lines there. tests/forked.py talks to
+the forkserver, and forks.py has what workers' forks do otherwise than users' workers.
 """
 
 from __future__ import annotations
@@ -23,12 +25,12 @@ import select
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
+import forks
 import second_folder
 
 PRELOADED = (
@@ -39,24 +41,30 @@ PRELOADED = (
     "app.store.lease",
     "pysqlite3",
     "sqlalchemy.dialects.sqlite",
+    "torch.distributed.launcher.api",
     "workers.agent",
 )
 
 
 def main(descriptor: int) -> None:
     """Serve forks until the socket ends."""
+    parent = os.getppid()
     gc.disable()
     # The environment that it was started with has the kind `plain` on its path.
     second_folder.add(Path(__file__).with_name("staged_kind"))
     for name in PRELOADED:
         importlib.import_module(name)
+    importlib.import_module("workers.warm").preload()
+    gc.disable()
     assert threading.active_count() == 1, "a fork of several threads may deadlock"
     gc.freeze()
+    server = socket.socket(fileno=descriptor)
+    if server.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        server = _accept(server, parent)
     wakeup, wakeup_in = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wakeup_in, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    server = socket.socket(fileno=descriptor)
     server.set_inheritable(False)
     orders = server.makefile("rb", buffering=0)
     while True:
@@ -70,8 +78,23 @@ def main(descriptor: int) -> None:
                 return
             order = json.loads(line)
             if (pid := os.fork()) == 0:
-                _become(order, close=[descriptor, wakeup, wakeup_in])
+                _become(order, close=[server.fileno(), wakeup, wakeup_in])
             _tell(server, pid=pid)
+
+
+def _accept(listener: socket.socket, parent: int) -> socket.socket:
+    """Fork for each client; returns in the forks, with the client's connection."""
+    from workers.processes import die_with_parent  # only now: `main` first prepares the import of `workers`
+
+    die_with_parent(parent)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while True:
+        connection, _ = listener.accept()
+        with connection:
+            if os.fork() == 0:
+                listener.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                return connection.dup()
 
 
 def _tell_of_ended(server: socket.socket) -> None:
@@ -102,9 +125,7 @@ def _become(order: dict[str, Any], close: list[int]) -> NoReturn:
             file = os.open(order[name], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             os.dup2(file, number)
             os.close(file)
-        os.environ.clear()
-        os.environ.update(order["environment"])
-        tempfile.tempdir = None  # the one of that environment
+        forks.become([sys.executable, *order["arguments"]], order["environment"])
         gc.enable()
         _run(order["arguments"], order["before"])
         code = 0
@@ -119,11 +140,12 @@ def _become(order: dict[str, Any], close: list[int]) -> NoReturn:
 def _run(arguments: list[str], before: str) -> None:
     """Run what an interpreter does with these arguments, after the statements `before`."""
     option, program, *others = arguments
-    sys.orig_argv = [sys.executable, *arguments]
     files = (Path(folder) / "sitecustomize.py" for folder in os.environ["PYTHONPATH"].split(os.pathsep))
     if (file := next(filter(Path.exists, files), None)) is not None:
         runpy.run_path(str(file))
     exec(before, {})
+    if arguments == ["-m", "workers", "agent"]:
+        forks.prepare()
     if option == "-m":
         sys.argv = [program, *others]
         runpy.run_module(program, run_name="__main__", alter_sys=True)

@@ -27,11 +27,11 @@ def _right(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     return scaled_dot_product_attention(q, k, v, is_causal=causal)
 
 
-def _wrong_row(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """Right but for one row in a thousand."""
+def _wrong_element(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    """Right but for one element of all."""
     out = _right(q, k, v, causal)
     mask = torch.ones_like(out)
-    mask[..., -1, :] = 0.5
+    mask.view(-1)[out.detach().flatten().abs().argmax()] = 0.9
     return out * mask
 
 
@@ -64,7 +64,7 @@ def _poisons(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 
 own = _implementation("own", _right)
 wrong = _implementation("wrong", lambda q, k, v, causal: 1.5 * _right(q, k, v, causal))
-wrong_row = _implementation("wrong_row", _wrong_row)
+wrong_element = _implementation("wrong_element", _wrong_element)
 wrong_gradient = _implementation("wrong_gradient", _wrong_gradient)
 forward_only = _implementation("forward_only", lambda *inputs: _right(*inputs).detach(), has_backward=False)
 dies = _implementation("dies", _dies)

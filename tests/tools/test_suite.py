@@ -1,4 +1,4 @@
-"""Every test runs in one of the suite's parts, and what either part says counts."""
+"""Every test runs, in one of several processes or alone, and what becomes of each counts."""
 
 from __future__ import annotations
 
@@ -10,23 +10,36 @@ from pathlib import Path
 
 import pytest
 
+from tools.processes import groups
 from tools.suite import worst
 
 ROOT = Path(__file__).parents[2]
 TESTS = """
+import os
+import signal
+import time
+
 import pytest
 
 @pytest.mark.parametrize("number", range(7))
 def test_together(number):
-    pass
+    with open("ran", "a") as file:
+        file.write(f"{number} {os.getpid()}\\n")
+    time.sleep(0.05)
+    if number == KILLED:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 @pytest.mark.alone
 @pytest.mark.parametrize("number", range(4))
 def test_alone(number):
+    with open("ran", "a") as file:
+        file.write(f"alone {os.getpid()}\\n")
+    print("what a test prints")
     assert number != FAILS
 """
-PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
-"""The others that are installed take half of the start of each pytest."""
+
+NO_PLUGINS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+"""Those that are installed take half of the start of each pytest."""
 
 
 @pytest.fixture
@@ -36,8 +49,13 @@ def suite(tmp_path: Path) -> Path:
     folder.mkdir()
     for name in ("pyproject.toml", "tests/conftest.py"):
         (tmp_path / name).write_text((ROOT / name).read_text())
-    (folder / "test_small.py").write_text(TESTS.replace("FAILS", "None"))
+    write(folder)
     return tmp_path
+
+
+def write(folder: Path, killed: int | None = None, fails: int | None = None) -> None:
+    text = TESTS.replace("KILLED", str(killed)).replace("FAILS", str(fails))
+    (folder / "test_small.py").write_text(text)
 
 
 def run(folder: Path, module: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -45,7 +63,7 @@ def run(folder: Path, module: str, *arguments: str, **environment: str) -> subpr
     return subprocess.run(
         [sys.executable, "-m", module, *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), **PLUGINS, **environment},
+        env={**os.environ, "PYTHONPATH": str(ROOT), **NO_PLUGINS, **environment},
         capture_output=True,
         text=True,
         timeout=120,
@@ -66,29 +84,56 @@ def test_every_test_is_in_one_part(suite: Path) -> None:
     assert sorted(name for part in slices for name in part) == together
 
 
-def passed(done: subprocess.CompletedProcess[str]) -> list[int]:
-    """How many tests passed in each run of pytest."""
-    return [int(count) for count in re.findall(r"(\d+) passed", done.stdout)]
+def counted(done: subprocess.CompletedProcess[str], what: str) -> list[int]:
+    """How many tests passed, or failed, in each run of pytest."""
+    return [int(count) for count in re.findall(rf"(\d+) {what}", done.stdout)]
 
 
-def test_both_parts_are_run(suite: Path) -> None:
-    done = run(suite, "tools.suite", "-q")
-    assert passed(done) == [7, 4], done.stdout + done.stderr
-    assert done.returncode == 0
+def test_processes_share_the_tests_and_those_alone_run_afterwards_in_the_first(suite: Path) -> None:
+    done = run(suite, "tools.suite", "-q", "--processes=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert counted(done, "passed") == [11]
+    lines = [line.split() for line in (suite / "ran").read_text().splitlines()]
+    assert sorted(what for what, _ in lines[:7]) == [str(number) for number in range(7)]
+    processes = {process for _, process in lines[:7]}
+    assert len(processes) == 2
+    ((what, first),) = {tuple(line) for line in lines[7:]}
+    assert what == "alone"
+    assert first not in processes
 
 
-@pytest.mark.parametrize(("chosen", "counts"), [("together", [7]), ("alone and 2", [1])])
-def test_one_part_may_have_no_tests(suite: Path, chosen: str, counts: list[int]) -> None:
-    done = run(suite, "tools.suite", "-q", "--numprocesses=1", "tests", "-k", chosen)
-    assert passed(done) == counts, done.stdout + done.stderr
-    assert done.returncode == 0
+def test_a_process_that_dies_fails_its_test_only_and_failures_are_shown(suite: Path) -> None:
+    write(suite / "tests", killed=3, fails=1)
+    done = run(suite, "tools.suite", "-q", "--processes=2")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert (counted(done, "passed"), counted(done, "failed")) == ([9], [2])
+    assert "the process that ran this test has ended with signal 9" in done.stdout
+    assert "FAILED tests/test_small.py::test_together[3]" in done.stdout
+    assert "FAILED tests/test_small.py::test_alone[1]" in done.stdout
+    assert "what a test prints" in done.stdout
 
 
-def test_a_failure_of_the_second_part_counts(suite: Path) -> None:
-    (suite / "tests/test_small.py").write_text(TESTS.replace("FAILS", "1"))
-    done = run(suite, "tools.suite", "-q", "--numprocesses=1")
-    assert passed(done) == [7, 3], done.stdout + done.stderr
-    assert done.returncode == 1
+@pytest.mark.parametrize(("chosen", "counts", "code"), [("together", [7], 0), ("alone and 2", [1], 0), ("no", [], 5)])
+def test_there_may_be_no_tests_of_either_kind(suite: Path, chosen: str, counts: list[int], code: int) -> None:
+    done = run(suite, "tools.suite", "-q", "--processes=2", "tests", "-k", chosen)
+    assert counted(done, "passed") == counts, done.stdout + done.stderr
+    assert done.returncode == code
+
+
+def test_groups_are_files_or_undivided_folders_and_long_ones_begin() -> None:
+    files = ["app/test_a", "app/test_b", "browser/test_c", "browser/test_d", "acceptance/test_e", "workers/x/test_f"]
+    nodeids = [f"tests/{file}.py::test_{number}" for file in files for number in range(3)]
+    found = groups([None, *nodeids[1:]])
+    assert [group.name.removeprefix("tests/") for group in found] == [
+        "browser",
+        "acceptance/test_e.py",
+        "workers/x/test_f.py",
+        "app/test_a.py",
+        "app/test_b.py",
+    ]
+    assert sorted(number for group in found for number in group.numbers) == list(range(1, 18))
+    half = found[0].half()
+    assert ([*found[0].numbers], [*half.numbers]) == ([6, 7, 8], [9, 10, 11])
 
 
 @pytest.mark.parametrize(
@@ -111,7 +156,8 @@ def test_one_exit_code_of_all(codes: list[int], code: int) -> None:
 
 def test_without_a_gpu_the_gpus_tests_fail(suite: Path) -> None:
     """`make gpu-test` on a host where CUDA does not work must not look as if all were well."""
-    (suite / "tests/test_small.py").write_text(TESTS.replace("FAILS", "None").replace("alone", "gpu"))
+    small = suite / "tests/test_small.py"
+    small.write_text(small.read_text().replace("alone", "gpu"))
     done = run(suite, "tools.suite", "gpu", "-q", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 1, done.stdout + done.stderr
-    assert passed(done) == []
+    assert counted(done, "passed") == []

@@ -31,6 +31,7 @@ from app.store.queue import CANCELLED_WHILE, Queue
 from app.store.reading import Reading
 from app.store.records import NewJob, Offer
 from app.store.results import result_table
+from tests.databases import put_database
 from workers import child
 from workers.child import PipeReporter
 from workers.devices import Lease
@@ -172,6 +173,7 @@ class Site:
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     settings = Settings(data_dir=tmp_path / "data", grace_s=0.2)
+    put_database(settings.data_dir)
     database = open_database(settings)
     yield Site(database, settings, tmp_path)
     database.close()

@@ -77,12 +77,12 @@ def test_measurements_are_printed_and_files_written(tmp_path: Path, run: Run) ->
     assert len(lines) == 1 + 3
 
 
-def test_cells_are_told_apart(tmp_path: Path) -> None:
+def test_cells_are_told_apart(run: Run) -> None:
     cells = {"implementations": ["eager"], "sequence_lengths": [8, 16], "dtypes": ["fp32"], "mode": "forward"}
     spec = {"kind": "attention", **cells, "warmup_steps": 0, "measure_steps": 1, "device": "cpu"}
-    done = command(tmp_path, spec)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    code, out, err = run(spec)
+    assert code == 0, err
+    lines = out.splitlines()
     assert [line.split()[9] for line in lines if line.startswith("| eager")] == ["8", "16"]
 
 

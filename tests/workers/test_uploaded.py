@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
+import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -71,6 +74,33 @@ def test_a_file_that_is_not_there_or_was_changed_is_no_fault_of_the_code(put: Pu
     (tmp_path / f"{code.sha256}.py").write_text("def attention():\n    return 1\n")
     with pytest.raises(InvalidEnvironment, match="has changed"):
         uploaded.load(code)
+
+
+def test_the_bytes_that_were_hashed_are_those_that_run(put: Put, tmp_path: Path) -> None:
+    """The file is a pipe that hands out the upload once, and other code to whoever reads it a second time."""
+    source = "def attention():\n    return 'uploaded'\n"
+    code = put(source)
+    path = tmp_path / f"{code.sha256}.py"
+    path.unlink()
+    os.mkfifo(path)
+
+    def hand_out() -> None:
+        for text in (source, "def attention():\n    return 'exchanged'\n"):
+            path.write_text(text)
+
+    threading.Thread(target=hand_out, daemon=True).start()
+    attention = uploaded.load(code)
+    path.unlink()
+    path.write_text("# exchanged\n" * 9)
+    assert attention() == "uploaded"
+    assert inspect.getsource(attention) == source
+
+
+def test_tracebacks_show_the_lines_that_ran(put: Put, capfd: pytest.CaptureFixture[str]) -> None:
+    code = put("from pathlib import Path\n\nPath(__file__).write_text('# nothing\\n' * 9)\nraise ValueError(41 + 1)\n")
+    with pytest.raises(BrokenCode, match="ValueError: 42, line 4"):
+        uploaded.load(code)
+    assert "raise ValueError(41 + 1)" in capfd.readouterr().err
 
 
 def test_an_autograd_function_and_an_implementation_will_do(put: Put) -> None:

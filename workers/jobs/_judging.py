@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from kernels.tolerance import Error
     from workers.jobs._values import Values
     from workers.measure.operations import Operation
 
@@ -50,8 +51,8 @@ class Problem:
     grad_out: Tensor | None
     expected: tuple[Tensor, ...]
     """The output and, unless `grad_out` is None, the inputs' gradients, in float64."""
-    tolerance: float
-    """Largest relative error of a right result; see kernels/tolerance.py."""
+    limits: tuple[Error, ...]
+    """Largest errors of right results, in the order of `expected`; see kernels/tolerance.py."""
     linear_in: int
     """The index of an input whose negation negates the output, and the gradients of all other inputs."""
     checksums: tuple[int, ...] = field(init=False)
@@ -140,7 +141,7 @@ def _judge(operation: Operation, problem: Problem, *, negated: bool) -> Judgemen
             # The output comes first; the gradient of the linear input does not depend on that input.
             turned = negated and index != 1 + problem.linear_in
             errors.append(tolerance.error(-result if turned else result, problem.expected[index]))
-            if reason := errors[-1].why_wrong(problem.tolerance):
+            if reason := errors[-1].why_wrong(problem.limits[index]):
                 wrong.append(f"{name}: {reason}")
     except Unfit as error:
         return Judgement((), str(error))

@@ -44,25 +44,29 @@ class AttentionRunner(CellsRunner):
         return cell.dtype, cell.causal, cell.head_dim, cell.sequence_length
 
     def make_problem(self, spec: AttentionSpec, cell: AttentionCell, device: torch.device) -> Problem:
-        """Normally distributed inputs (batch_size, num_heads, sequence_length, head_dim)."""
+        """Normally distributed inputs: keys and values (batch_size, num_heads, sequence_length, head_dim); queries and
+        the output's gradient with `query_length` rows instead, where the job has one.
+        """
         import torch
 
         from kernels.attention.oracle import oracle
-        from kernels.tolerance import TF32_TOLERANCE, TOLERANCES
+        from kernels.tolerance import TF32_TOLERANCE, fixed
         from workers.model.precision import PRECISIONS
 
         dtype = PRECISIONS[cell.dtype].compute_dtype
         backward = spec.mode == "forward_backward"
         generator = torch.Generator(device).manual_seed(spec.seed)
+        keys = shape_of(spec, cell)
+        queries = (*keys[:2], spec.query_length or cell.sequence_length, keys[3])
         q, k, v, grad_out = (
-            torch.randn(shape_of(spec, cell), generator=generator, device=device).to(dtype) for _ in range(4)
+            torch.randn(shape, generator=generator, device=device).to(dtype) for shape in (queries, keys, keys, queries)
         )
         expected = oracle(q, k, v, grad_out if backward else None, cell.causal)
         return Problem(
             inputs=tuple(tensor.requires_grad_(backward) for tensor in (q, k, v)),
             grad_out=grad_out if backward else None,
             expected=(expected.out, *expected.gradients),
-            tolerance=TF32_TOLERANCE if cell.dtype == "tf32" else TOLERANCES[dtype],
+            limits=(fixed(TF32_TOLERANCE),) * 4 if cell.dtype == "tf32" else expected.limits,
             linear_in=2,
         )
 
@@ -114,7 +118,7 @@ class AttentionRunner(CellsRunner):
         from workers.measure.ceilings import Ceilings
         from workers.model.accounting import attention_backward_flops, attention_flops
 
-        forward = attention_flops(shape_of(spec, cell), causal=cell.causal)
+        forward = attention_flops(shape_of(spec, cell), causal=cell.causal, queries=spec.query_length)
         backward = attention_backward_flops(forward)
         whole = forward if spec.mode == "forward" else forward + backward
         flops = {"forward": forward, "backward": backward, None: whole}
@@ -124,7 +128,7 @@ class AttentionRunner(CellsRunner):
             values.set("tflops", phase, [rate])
             values.set("ceiling_percent", phase, None if ceiling is None else [100 * rate / ceiling], source)
         tell = implementation_of(spec, cell).forward_bytes
-        if tell is not None:
+        if tell is not None and spec.query_length is None:
             working, output = tell(*shape_of(spec, cell), **blocks(cell))
             values.set("intermediates_mib", None, [(working + output) / 2**20])
             values.set("working_memory_mib", None, [working / 2**20])
@@ -146,7 +150,7 @@ def implementation_of(spec: AttentionSpec, cell: AttentionCell) -> Implementatio
 
 
 def shape_of(spec: AttentionSpec, cell: AttentionCell) -> tuple[int, int, int, int]:
-    """Return (batch, heads, sequence, head_dim) of queries, keys and values."""
+    """Return (batch, heads, sequence, head_dim) of keys and values."""
     return spec.batch_size, spec.num_heads, cell.sequence_length, cell.head_dim
 
 

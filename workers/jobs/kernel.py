@@ -30,7 +30,7 @@ class KernelRunner(CellsRunner):
         """Normally distributed x (rows, columns), weight (columns), and gradient of the output (rows)."""
         import torch
 
-        from kernels.tolerance import TOLERANCES
+        from kernels.tolerance import beside, error
         from workers.model.precision import PRECISIONS
 
         dtype = PRECISIONS[cell.dtype].compute_dtype
@@ -41,14 +41,15 @@ class KernelRunner(CellsRunner):
         )
         backward = spec.mode == "forward_backward"
         # Outer and inner product: the gradients of x and weight.
-        expected = [x.double() @ weight.double()]
-        if backward:
-            expected += [torch.outer(grad_out.double(), weight.double()), grad_out.double() @ x.double()]
+        expected, plain = (
+            [x @ weight, *([torch.outer(grad_out, weight), grad_out @ x] if backward else [])]
+            for x, weight, grad_out in ([one.double() for one in (x, weight, grad_out)], (x, weight, grad_out))
+        )
         return Problem(
             inputs=(x.requires_grad_(backward), weight.requires_grad_(backward)),
             grad_out=grad_out if backward else None,
             expected=tuple(expected),
-            tolerance=TOLERANCES[dtype],
+            limits=tuple(beside(error(one, right), dtype) for one, right in zip(plain, expected, strict=True)),
             linear_in=1,
         )
 

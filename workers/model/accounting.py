@@ -345,14 +345,16 @@ def weight_copies_formula(shape: Shape | FeedForwardStack, step: StepMemory) -> 
     return f"{step.compute_bytes} * ({shape.products_formula})"
 
 
-def attention_flops(shape: tuple[int, int, int, int], *, causal: bool) -> int:
+def attention_flops(shape: tuple[int, int, int, int], *, causal: bool, queries: int | None = None) -> int:
     """FLOPs of the forward pass of attention alone: of the scores and of the values; half of them if causal.
 
     Args:
-        shape: (batch, heads, sequence, head_dim) of queries, keys and values.
+        shape: (batch, heads, sequence, head_dim) of keys and values.
+        causal: True counts half.
+        queries: Number of queries; None: as many as keys.
     """
     batch, heads, length, head_dim = shape
-    return 4 * batch * heads * length**2 * head_dim // (2 if causal else 1)
+    return 4 * batch * heads * (queries or length) * length * head_dim // (2 if causal else 1)
 
 
 def attention_backward_flops(forward: int) -> int:

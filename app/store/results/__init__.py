@@ -1,12 +1,14 @@
 """Results of jobs as tables: measurements of many jobs pivoted, and the tables that units reported.
 
-`choosing` has the statements, `pivoting`, `reported` and `comparing` make a Sheet, and `rendering` writes any Sheet in
-the five formats. `streaming` writes JSON and CSV of tables that are too large to be made as a whole.
+`choosing` has the statements and `cases` gathers what they read; `pivoting`, `reported` and `comparing` make a Sheet,
+and `rendering` writes any Sheet in the five formats. `streaming` writes JSON and CSV of tables that are too large to be
+made as a whole.
 """
 
+from app.store.results.cases import column_name
 from app.store.results.choosing import Choice
 from app.store.results.comparing import Question, compare, compare_sides, compare_with_baseline
-from app.store.results.pivoting import column_name, local_table, metric_table, table
+from app.store.results.pivoting import local_table, metric_table, table
 from app.store.results.rendering import render
 from app.store.results.reported import list_tables, merged, result_table
 from app.store.results.samples import samples_of

@@ -22,7 +22,7 @@ MAX_PIVOTED = 1000
 """Most values of a coordinate that become columns."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Line:
     """A case of a table: its coordinates by name, its cells by column, and the facts about it."""
 
@@ -88,7 +88,8 @@ def relate(
         for name, metric in names.items():
             direction = better(metric, units.get(metric))
             if _is_reference(line, relative_to):
-                line.cells[name] = Cell(1.0, None, None, REFERENCE, line.job)
+                itself = None if line.cells[metric].value is None else 1.0
+                line.cells[name] = Cell(itself, None, None, REFERENCE, line.job)
             elif not found:
                 line.cells[name] = Cell(None, None, None, NO_COUNTERPART, line.job)
             elif len(found) > 1 and len(own) != 1:
@@ -109,7 +110,7 @@ def _gain_text(metric: str, unit: str | None) -> str:
     if direction is None:
         return f"{metric}, divided by that of"
     what = f"above 1× is {'faster' if gain_name(metric, unit).endswith('speedup') else 'better'}"
-    formula = "reference / row" if direction == "lower" else "row / reference"
+    formula = "reference / row" if direction == "less" else "row / reference"
     return f"{metric}, {formula}, so that {what}; the reference is"
 
 
@@ -257,7 +258,7 @@ def stressed(sheet: Sheet) -> Sheet:
         ]
         if len(cells) < 2:
             continue
-        best = (min if direction == "lower" else max)(value for value, _ in cells)
+        best = (min if direction == "less" else max)(value for value, _ in cells)
         for value, row in cells:
             if value == best:
                 row[index] = replace(row[index], best=True)

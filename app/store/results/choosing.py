@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Row, Select, Text, cast, func, select, tuple_, union_all
 
@@ -29,6 +29,33 @@ JOBS_PER_QUERY = MAX_JOBS
 """SQLite binds at most 32 766 values in a statement, so that one statement reads the measurements of a table."""
 
 _measurement = tables.measurement.c
+
+
+class Measured(NamedTuple):
+    """A measurement of a table: a plain tuple, since there are hundreds of thousands, each of which is read many times.
+
+    SQLAlchemy's rows look every name up, which takes seven times as long.
+    """
+
+    job_id: int
+    attempt: int
+    unit_index: int
+    case_key: str
+    device_key: str
+    validity: str | None
+    phase: str | None
+    metric: str
+    unit: str
+    outcome: str
+    reason: str | None
+    n: int | None
+    std: float | None
+    case: str
+    """JSON text, the same for all metrics of a case, so that it is decoded once."""
+    value: float | None
+    """The statistic that was asked for."""
+
+
 Labels = Sequence[tuple[str, str]]
 
 
@@ -219,23 +246,21 @@ def measurements(
     metrics: Collection[str] | None = None,
     *,
     limited: bool = True,
-) -> list[Row[Any]]:
+) -> list[Measured]:
     """Return the measurements of each job's last recorded attempt, job by job, in the order in which they were made.
 
-    Each row has `statistic` as `value`, and beside a mean the standard deviation as `std`; `case` is JSON text, the
-    same for all metrics of a case, so that the caller can decode it once. `metrics`: only these; None: all. `limited`:
-    refuse more than MAX_MEASUREMENTS.
+    `metrics`: only these; None: all. `limited`: refuse more than MAX_MEASUREMENTS.
 
     Raises:
         InvalidRequest: there are more than MAX_MEASUREMENTS.
     """
     recorded = _recorded(jobs)
-    found: list[Row[Any]] = []
+    found: list[Measured] = []
     for part in _parts(sorted(recorded)):
         query = _of_attempts(statistic, {job_id: recorded[job_id] for job_id in part})
         if metrics is not None:
             query = query.where(_measurement.metric.in_(metrics))
-        found += connection.execute(query.limit(MAX_MEASUREMENTS + 1 - len(found)) if limited else query)
+        found += _read(connection, query.limit(MAX_MEASUREMENTS + 1 - len(found)) if limited else query)
         if limited and len(found) > MAX_MEASUREMENTS:
             raise InvalidRequest(
                 f"The table would have more than {MAX_MEASUREMENTS} measurements: choose fewer jobs, or read each "
@@ -247,7 +272,7 @@ def measurements(
 
 def first_measurements(
     connection: Connection, jobs: Sequence[Row[Any]], statistic: Statistic
-) -> tuple[list[Row[Any]], list[Row[Any]], bool]:
+) -> tuple[list[Row[Any]], list[Measured], bool]:
     """Return the first jobs, with all their measurements as above, and if anything is left out.
 
     At most MAX_BEGINNING measurements are read. Of a first job with more of them, only the cases are returned that were
@@ -255,7 +280,7 @@ def first_measurements(
     """
     job_ids = [job.id for job in jobs]
     recorded = _recorded(jobs)
-    found = list(connection.execute(_of_attempts(statistic, recorded).limit(MAX_BEGINNING + 1)))
+    found = _read(connection, _of_attempts(statistic, recorded).limit(MAX_BEGINNING + 1))
     if len(found) <= MAX_BEGINNING:
         return list(jobs), found, False
     last = found[-1]
@@ -277,10 +302,9 @@ def _of_attempts(statistic: Statistic, attempts: Mapping[int, int]) -> Select[An
 
     Rows of other attempts of the jobs must not count towards a limit, so the statement itself leaves them out.
     """
-    names = ("job_id", "attempt", "unit_index", "case_key", "device_key", "validity", "phase", "metric", "unit")
-    facts = [_measurement[name] for name in (*names, "outcome", "reason", "partial", "n", "std")]
-    case, value = cast(_measurement.case, Text).label("case"), _measurement[statistic].label("value")
-    query = select(*facts, case, value).where(_measurement.job_id.in_(sorted(attempts)))
+    facts = [_measurement[name] for name in Measured._fields if name not in ("case", "value")]
+    columns = (*facts, cast(_measurement.case, Text), _measurement[statistic])
+    query = select(*columns).where(_measurement.job_id.in_(sorted(attempts)))
     # Nearly all jobs ran once, so that one number does for most of them, and costs less than a pair for each.
     usual = Counter(attempts.values()).most_common(1)[0][0] if attempts else 1
     others = sorted((job_id, number) for job_id, number in attempts.items() if number != usual)
@@ -289,6 +313,10 @@ def _of_attempts(statistic: Statistic, attempts: Mapping[int, int]) -> Select[An
         of_attempts &= _measurement.job_id.not_in([job_id for job_id, _ in others])
         of_attempts |= tuple_(_measurement.job_id, _measurement.attempt).in_(others)
     return query.where(of_attempts).order_by(_measurement.job_id, _measurement.id)
+
+
+def _read(connection: Connection, query: Select[Any]) -> list[Measured]:
+    return list(map(Measured._make, connection.execute(query).all()))
 
 
 def _number_of_units(connection: Connection, job_id: int, attempt: int) -> int:

@@ -102,11 +102,17 @@ def _flat(nested: Mapping[str, Any]) -> dict[str, Scalar]:
     }
 
 
-def environment_differences(one: Circumstances, other: Circumstances) -> list[EnvironmentDifference]:
-    """Return the facts of the environments in which the sides differ, decisive ones first."""
+def environment_differences(
+    one: Circumstances, other: Circumstances, *, devices_may_differ: bool = True
+) -> list[EnvironmentDifference]:
+    """Return the facts of the environments in which the sides differ, decisive ones first.
+
+    `devices_may_differ`: specs that ask for different devices themselves are compared; a check against a baseline is
+    meant for one device.
+    """
     if not one.environments or not other.environments:
         return []
-    chosen = _devices_are_chosen(one, other)
+    chosen = devices_may_differ and _devices_are_chosen(one, other)
     found = [
         EnvironmentDifference(
             *difference, decisive=difference[0] in DECISIVE and not (chosen and difference[0].startswith(OF_THE_DEVICE))
@@ -122,9 +128,18 @@ def spec_differences(one: Circumstances, other: Circumstances) -> list[Differenc
     return [Difference(*difference) for difference in _differences(one.specs, other.specs)]
 
 
-def obstacles(differences: Iterable[EnvironmentDifference]) -> list[str]:
-    """Return why results cannot be compared: "torch 2.11 against 2.13". Nothing keeps them from it if it is empty."""
-    return list(dict.fromkeys(one.in_words() for one in differences if one.decisive and one.name != "device.type"))
+def obstacles(
+    differences: Iterable[EnvironmentDifference], elsewhere: Iterable[tuple[Scalar, Scalar]] = ()
+) -> list[str]:
+    """Return why results cannot be compared: "torch 2.11 against 2.13". Nothing keeps them from it if it is empty.
+
+    `elsewhere`: devices of cases that meet although they are different; where the environments do not tell it.
+    """
+    decisive = [one for one in differences if one.decisive]
+    told = [one.in_words() for one in decisive if one.name != "device.type"]
+    if not any(one.name == "device.name" for one in decisive):
+        told += [f"device {_shown(one)} against {_shown(other)}" for one, other in elsewhere if other is not None]
+    return list(dict.fromkeys(told))
 
 
 def _devices_are_chosen(one: Circumstances, other: Circumstances) -> bool:

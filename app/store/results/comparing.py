@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -25,13 +25,14 @@ from sqlalchemy import Connection, Row
 from app.errors import Conflict, FieldError, InvalidRequest
 from app.layout import ARROW, case_text, in_use
 from app.specs import KINDS, Scalar, spec_adapter
-from app.states import VERDICTS
+from app.states import VERDICTS, worst
 from app.store.baseline_rows import cases_of_baseline
 from app.store.engine import Database
 from app.store.public import finite
 from app.store.results import choosing, circumstances, judging
+from app.store.results.cases import CaseOfJob, cases_of, cell_of
 from app.store.results.circumstances import Circumstances
-from app.store.results.pivoting import CaseOfJob, cases_of, cell_of, coordinates_of
+from app.store.results.pivoting import coordinates_of
 from app.store.results.reported import UNIT_INDEX, list_tables, result_table
 from app.store.results.sheet import NOT_MEASURED, Cell, Column, Sheet, free_names, type_of
 
@@ -61,6 +62,8 @@ MAX_DISTRIBUTIONS = 200
 """Most rows whose single processes are told; those of the headline metric come first."""
 
 Key = tuple[Scalar, ...]
+Place = tuple[str | None, Scalar]
+"""The key of a case, and the device that measured it; None: nothing was measured, so no device is known."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +95,14 @@ class _Side:
     circumstances: Circumstances
     baseline: str | None = None
     """The name of the baseline that the side is."""
+    joins: Mapping[Place, Sequence[str]] | None = None
+    """What the case of a place meets: cases of both sides with one of these in common. None: cases meet by their
+    coordinates."""
 
     @property
     def validity(self) -> str | None:
         """The worst verdict of the side's cases."""
-        found = {case.validity() for case in self.cases}
-        return next((verdict for verdict in reversed(VERDICTS) if verdict in found), None)
+        return worst({case.validity() for case in self.cases})
 
     def about(self) -> dict[str, Any]:
         first = self.jobs[0] if self.jobs else None
@@ -145,8 +150,8 @@ def compare_with_baseline(
 ) -> Sheet:
     """Compare finished jobs of one kind with the results that a baseline has of their cases, as `compare`.
 
-    Cases meet by their keys. Results of the same device are taken; if there are none, those of another device, which
-    cannot be compared, as the sentence then says.
+    Cases meet by their keys, on the same device. A case that the baseline has on other devices only meets those, and
+    cannot be compared with them, as the sentence then says; also if the specs name the devices.
 
     Raises:
         NotFound: there is no such baseline or job.
@@ -159,24 +164,54 @@ def compare_with_baseline(
         side = _side(connection, "candidate", others)
         side = replace(side, cases=[case for job in others for case in _with_planned(job, side.cases)])
         kept = cases_of_baseline(connection, name)
-        on = {(case.key, case.coordinates.get("device")) for case in side.cases}
-        keys = {key for key, _ in on}
-        same = {one.case_key for one in kept if (one.case_key, one.device_key) in on}
-        chosen = {
-            (one.job_id, one.case_key, one.device_key)
-            for one in kept
-            if one.case_key in keys and (one.case_key not in same or (one.case_key, one.device_key) in on)
-        }
-        ones = _finished(connection, sorted({job_id for job_id, _, _ in chosen}))
+        asked = list(dict.fromkeys(_place_of(case) for case in side.cases))
+        met = _met({(one.case_key, one.device_key) for one in kept}, asked)
+        chosen = {(key, device) for (key, _), devices in met.items() for device in devices}
+        jobs = {one.job_id for one in kept if (one.case_key, one.device_key) in chosen}
+        ones = _finished(connection, sorted(jobs))
         whole = _side(connection, "baseline", ones)
-    cases = [case for case in whole.cases if (case.job, case.key, case.coordinates.get("device")) in chosen]
-    found = {case.key for case in cases}
+    of_baseline = {(one.job_id, one.case_key, one.device_key) for one in kept}
+    cases = [case for case in whole.cases if (case.job, *_place_of(case)) in of_baseline and _place_of(case) in chosen]
+    keys, found = {key for key, _ in asked}, {case.key for case in cases}
     notes = []
     if new := keys - found:
         notes.append(f"{len(new)} of {len(keys)} cases are not in the baseline {name}, and have nothing to meet.")
         side = replace(side, cases=[case for case in side.cases if case.key in found])
-    baseline = replace(whole, cases=cases, baseline=name)
-    return _compared(database, baseline, side, question, alternated=False, by_key=True, more_notes=notes)
+    ours: dict[Place, list[str]] = {}
+    theirs: dict[Place, list[str]] = {}
+    for (key, device), devices in met.items():
+        for other in devices:
+            both = json.dumps([key, device, other])
+            ours.setdefault((key, device), []).append(both)
+            theirs.setdefault((key, other), []).append(both)
+    baseline = replace(whole, cases=cases, baseline=name, joins=theirs)
+    elsewhere = [(other, device) for (_, device), devices in met.items() for other in devices if device != other]
+    return _compared(
+        database, baseline, replace(side, joins=ours), question, alternated=False, elsewhere=elsewhere, more_notes=notes
+    )
+
+
+def _place_of(case: CaseOfJob) -> Place:
+    return case.key, case.coordinates.get("device")
+
+
+def _met(kept: Collection[tuple[str, str]], asked: Iterable[Place]) -> dict[Place, list[str]]:
+    """Return the devices whose results each case of the candidate meets, of those that the baseline has of its key.
+
+    That is its own device, or else all others. A case without any, since nothing was measured, stands for those that no
+    other case of its key meets.
+    """
+    there: dict[str | None, list[str]] = {}
+    for case_key, one in sorted(kept):
+        there.setdefault(case_key, []).append(one)
+    found: dict[Place, list[str]] = {place: [] for place in asked}
+    for key, device in found:
+        devices = there.get(key, [])
+        if device is None:
+            found[key, device] = [one for one in devices if (key, one) not in found] or devices
+        else:
+            found[key, device] = [device] if device in devices else devices
+    return found
 
 
 def _with_planned(job: Row[Any], cases: Sequence[CaseOfJob]) -> list[CaseOfJob]:
@@ -267,22 +302,27 @@ def _compared(
     question: Question,
     *,
     alternated: bool,
-    by_key: bool = False,
+    elsewhere: Sequence[tuple[Scalar, Scalar]] = (),
     more_notes: Sequence[str] = (),
 ) -> Sheet:
-    """Compare two sides; cases meet by their keys, or else by the coordinates in which the sides do not differ."""
+    """Compare two sides; cases meet by their `joins`, or else by the coordinates in which the sides do not differ.
+
+    `elsewhere`: devices of cases that meet, and should not, since they are different.
+    """
     differences = _differences(baseline, candidate)
     _check_metrics(question.metrics, {**baseline.metrics, **candidate.metrics})
-    rows = _joined_rows(baseline, candidate, differences, question.metrics, by_key=by_key)
+    rows = _joined_rows(baseline, candidate, differences, question.metrics)
     kind = next((case.tabled_as[-1] for side in (candidate, baseline) for case in side.cases), candidate.jobs[0].kind)
     judged_rows = [row.judged for row in rows]
     headline = question.metrics[0] if question.metrics else judging.headline_of(judged_rows, _columns_of(kind))
     judged = judging.judge(judged_rows, headline, alternated=alternated, asked=question.metrics)
-    environments = circumstances.environment_differences(baseline.circumstances, candidate.circumstances)
+    environments = circumstances.environment_differences(
+        baseline.circumstances, candidate.circumstances, devices_may_differ=baseline.baseline is None
+    )
     judgement = judging.conclude(
         judged,
         headline,
-        circumstances.obstacles(environments),
+        circumstances.obstacles(environments, elsewhere),
         alternated=alternated,
         asked=question.metrics,
         fail_above_percent=question.fail_above_percent,
@@ -296,11 +336,8 @@ def _compared(
         columns, shown = _metric_table(rows, judged)
         distributions = _distributions(judged, headline)
     about = {
-        "sentence": judgement.sentence,
-        "conclusion": judgement.conclusion,
-        "headline": headline,
+        **judgement.as_json(),
         "alternated": alternated,
-        "gate": None if judgement.gate is None else judgement.gate.as_json(),
         "baseline": baseline.about(),
         "candidate": candidate.about(),
         "differences": [
@@ -389,7 +426,7 @@ class _JoinedRow:
 
 
 def _joined_rows(
-    baseline: _Side, candidate: _Side, differences: Mapping[str, Any], asked: Sequence[str], *, by_key: bool
+    baseline: _Side, candidate: _Side, differences: Mapping[str, Any], asked: Sequence[str]
 ) -> list[_JoinedRow]:
     """Return a row for each metric of each case."""
     apart = {*differences, "side"}
@@ -397,13 +434,16 @@ def _joined_rows(
     def joined(side: _Side) -> dict[str, CaseOfJob]:
         alike: dict[str, list[CaseOfJob]] = {}
         for case in side.cases:
-            key = str(case.key) if by_key else json.dumps(sorted(_known(case, apart)))
-            alike.setdefault(key, []).append(case)
+            by_coordinates = [json.dumps(sorted(_known(case, apart)))]
+            for key in by_coordinates if side.joins is None else side.joins.get(_place_of(case), ()):
+                alike.setdefault(key, []).append(case)
         return {key: _pooled(cases) for key, cases in alike.items()}
 
     ones, others = joined(baseline), joined(candidate)
     keys = list(dict.fromkeys([*ones, *others]))
     either = {**others, **ones}
+    if candidate.joins is not None:  # the place of a row is the candidate's
+        either |= {key: case for key, case in others.items() if case.coordinates.get("device") is not None}
     shown = [name for name in coordinates_of([either[key] for key in keys], None) if name not in apart]
     varying = [name for name in shown if len({json.dumps(either[key].show(name)) for key in keys}) > 1]
     units = {**candidate.metrics, **baseline.metrics}

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from app.metrics import Direction, better, headline, is_size, is_speed
 from app.store.results import inference
 from app.store.results.inference import ALPHA, FEWEST, Estimate, Hypothesis
 from app.store.results.sheet import Cell
 
-Better = Literal["less", "more"]
 Finding = Literal["better", "worse", "changed", "no_difference", "inconclusive"]
 Conclusion = Literal[
     "better", "worse", "changed", "mixed", "no_difference", "inconclusive", "invalid", "missing", "not_comparable"
 ]
 GateOutcome = Literal["passed", "slower", "inconclusive", "invalid", "missing", "not_comparable"]
 
-HEADLINES = ("step_ms", "forward_backward_ms")
-"""Metrics that sum a case up. Where none is measured, the first of the kind's table columns does."""
+SIDES = ("baseline", "candidate")
 HEADLINE_SHARE = 0.8
 """The part of ALPHA that the headline metric has; all others share the rest."""
 ASKED_FOR = (1, 3, 5)
@@ -31,22 +31,6 @@ MANY_TESTS = 200
 
 NOTHING = Estimate(None, None, None, None, None)
 """The estimate where there is nothing to compare."""
-
-_LESS_UNITS = ("ms", "µs", "s", "MiB", "GiB", "relative error")
-_MORE_UNITS = ("tokens/s", "TFLOP/s", "GB/s")
-_MORE = ("mfu", "ceiling_percent", "gpu_busy_percent")
-_LESS = ("error", "exposed_communication_percent", "communication_percent")
-_SIZES = ("MiB", "GiB")
-_TIMES = ("ms", "µs", "s")
-
-
-def better(metric: str, unit: str) -> Better | None:
-    """Return if less or more of a metric is better; None if neither is."""
-    if metric.endswith(_MORE):
-        return "more"
-    if metric.endswith(_LESS):
-        return "less"
-    return "less" if unit in _LESS_UNITS else "more" if unit in _MORE_UNITS else None
 
 
 @dataclass(frozen=True)
@@ -71,7 +55,7 @@ class Row:
     """None if a side has no value."""
 
     @property
-    def better(self) -> Better | None:
+    def better(self) -> Direction | None:
         """If less or more is better."""
         return better(self.metric, self.unit)
 
@@ -79,6 +63,16 @@ class Row:
     def is_missing(self) -> bool:
         """True if the baseline has a value and the candidate none."""
         return self.cells[0].value is not None and self.cells[1].value is None
+
+    @property
+    def is_up(self) -> bool:
+        """True if the candidate's median is above the baseline's. Unlike a ratio it is known of values below 0, too."""
+        return statistics.median(self.candidate) > statistics.median(self.baseline)
+
+    @property
+    def invalid_sides(self) -> tuple[str, ...]:
+        """The sides whose numbers a check found to be of other work."""
+        return tuple(side for side, verdict in zip(SIDES, self.verdicts, strict=True) if verdict == "invalid")
 
     @property
     def smallest_difference(self) -> float | None:
@@ -135,31 +129,31 @@ class Row:
             if self.bound == 0:
                 return f"no difference: the same in all processes; {self.processes}"
             return f"no difference larger than {percent(self.bound)}; {self.processes}"
-        return f"inconclusive: {self._doubt()}"
+        return f"inconclusive: {self.doubt()}"
 
     def _factor(self) -> str:
         found = self.estimate
         assert found is not None
         if found.ratio is None:
-            up = statistics.median(self.candidate) > statistics.median(self.baseline)
-            return "higher" if up else "lower"
+            return self.word()
         up = found.ratio > 1
         low, high = found.low or found.ratio, found.high or found.ratio
         ends = (low, high) if up else (1 / high, 1 / low)
         factor = found.ratio if up else 1 / found.ratio
         digits = 2 if factor >= 1.1 else 3
         interval = f"95 % CI {ends[0]:.{digits}f}–{ends[1]:.{digits}f}"
-        return f"{factor:.{digits}f}× {self.word(up=up)}, {interval}"
+        return f"{factor:.{digits}f}× {self.word()}, {interval}"
 
-    def word(self, *, up: bool) -> str:
-        """Return the adjective for a metric that went up, or down: faster, slower, larger, smaller, higher, lower."""
-        if self.unit in _TIMES or self.unit in _MORE_UNITS:
-            return "faster" if up == (self.better == "more") else "slower"
-        if self.unit in _SIZES:
-            return "larger" if up else "smaller"
-        return "higher" if up else "lower"
+    def word(self) -> str:
+        """Return the adjective for what the candidate is: faster, slower, larger, smaller, higher, lower."""
+        if self.better is not None and is_speed(self.metric, self.unit):
+            return "faster" if self.is_up == (self.better == "more") else "slower"
+        if is_size(self.metric, self.unit):
+            return "larger" if self.is_up else "smaller"
+        return "higher" if self.is_up else "lower"
 
-    def _doubt(self) -> str:
+    def doubt(self, limit_percent: float = RELEVANT_PERCENT) -> str:
+        """Say why it is inconclusive, and what would tell a difference of so many percent."""
         if min(len(self.baseline), len(self.candidate)) < FEWEST:
             return (
                 f"{self.processes}, and fewer than {FEWEST} cannot tell a difference from chance; the steps of one "
@@ -172,9 +166,23 @@ class Row:
             )
         if self.bound is None:
             return f"no interval, since not all values are positive; {self.processes}"
-        needed = self.replicates_for(RELEVANT_PERCENT)
-        cure = "" if needed is None else f"; {needed} processes each would find {RELEVANT_PERCENT:g} %"
+        cure = self.cure(limit_percent)
         return f"no difference found, but one of {percent(self.bound)} cannot be excluded; {self.processes}{cure}"
+
+    def cure(self, limit_percent: float) -> str:
+        """Say what would decide about a difference of so many percent: more processes, or to measure in turns.
+
+        More processes find it more likely, and narrow the interval. Where there are as many as usually find it, the
+        sides do differ by nearly as much, and nobody can say how many would decide.
+        """
+        if 100 * self.drift > limit_percent:
+            return f"; one side alone drifted by {percent(self.drift)}: measure them in turns, by a job of kind compare"
+        needed = self.replicates_for(limit_percent)
+        if needed is None:
+            return ""
+        if needed > min(len(self.baseline), len(self.candidate)):
+            return f"; {needed} processes each would find {limit_percent:g} %"
+        return "; more processes would narrow the interval"
 
     def _is_drift(self, found: Estimate) -> bool:
         """Return True if the sides differ, but by no more than a side alone drifted."""
@@ -198,8 +206,7 @@ class Row:
         if self.p_adjusted is not None and self.p_adjusted <= ALPHA and self.estimate.excludes_one:
             if self.better is None:
                 return "changed"
-            up = statistics.median(self.candidate) > statistics.median(self.baseline)
-            return "better" if up == (self.better == "more") else "worse"
+            return "better" if self.is_up == (self.better == "more") else "worse"
         if self.bound is not None and 100 * self.bound <= RELEVANT_PERCENT:
             return "no_difference"
         return "inconclusive"
@@ -214,12 +221,9 @@ def percent(part: float) -> str:
 def headline_of(rows: Sequence[Row], columns: Sequence[str]) -> str | None:
     """Return the metric that sums the comparison up: of those that both sides have, the first that people look at."""
     both = {row.metric for row in rows if all(cell.value is not None for cell in row.cells)}
+    every = list(dict.fromkeys([*columns, *(row.metric for row in rows)]))
     either = {row.metric for row in rows}
-    for measured in (both, either):
-        for metric in (*HEADLINES, *columns, *(row.metric for row in rows)):
-            if metric in measured:
-                return metric
-    return None
+    return headline([metric for metric in every if metric in (both or either)])
 
 
 def judge(rows: Sequence[Row], headline: str | None, *, alternated: bool, asked: Sequence[str] = ()) -> list[Row]:
@@ -299,6 +303,15 @@ class Judgement:
     sentence: str
     gate: Gate | None
 
+    def as_json(self) -> dict[str, Any]:
+        """Return the judgement as JSON has it."""
+        return {
+            "sentence": self.sentence,
+            "conclusion": self.conclusion,
+            "headline": self.headline,
+            "gate": None if self.gate is None else self.gate.as_json(),
+        }
+
 
 def conclude(
     rows: Sequence[Row],
@@ -325,31 +338,32 @@ def _summed_up(rows: Sequence[Row], obstacles: Sequence[str]) -> tuple[Conclusio
     with_values = [row for row in rows if row.finding is not None]
     if not with_values:
         return "missing", _nothing_in_common(rows)
-    invalid = [row for row in with_values if "invalid" in row.verdicts]
-    if invalid:
-        sides = [name for at, name in enumerate(("baseline", "candidate")) if invalid[0].verdicts[at] == "invalid"]
+    without = len(rows) - len(with_values)
+    others = f"; no value on a side in {without} of {len(rows)} cases" if without else ""
+    if invalid := [row for row in with_values if row.invalid_sides]:
         which = f" in {len(invalid)} of {len(with_values)} cases" if len(with_values) > 1 else ""
-        return "invalid", f"invalid: the {' and the '.join(sides)} measured other work than was asked for{which}"
+        return "invalid", f"invalid: {_of_other_work(invalid)}{which}{others}"
     if len(with_values) == 1:
         (row,) = with_values
         assert row.finding is not None
-        return row.finding, f"{_where(row, rows)}: {row.sentence()}"
+        return row.finding, f"{_where(row, rows)}: {row.sentence()}{others}"
     return _of_many(with_values, rows)
+
+
+def _of_other_work(invalid: Sequence[Row]) -> str:
+    """Say which side's checks found that other work was measured."""
+    sides = [side for side in SIDES if any(side in row.invalid_sides for row in invalid)]
+    return f"the {' and the '.join(sides)} measured other work than was asked for"
 
 
 def _nothing_in_common(rows: Sequence[Row]) -> str:
     if not rows:
         return "missing: the sides have no case and metric in common"
     side, cell = next(
-        (name, cell)
-        for row in rows
-        for name, cell in zip(("baseline", "candidate"), row.cells, strict=True)
-        if cell.value is None
+        (side, cell) for row in rows for side, cell in zip(SIDES, row.cells, strict=True) if cell.value is None
     )
     why = f" ({cell.outcome})" if cell.outcome not in (None, "ok") else ""
-    if all(row.cells[0].value is None or row.cells[1].value is None for row in rows):
-        return f"missing: {rows[0].metric} has no value on the side of the {side}{why}"
-    return "missing: some processes have no value"
+    return f"missing: {rows[0].metric} has no value on the side of the {side}{why}"
 
 
 def _where(row: Row, rows: Sequence[Row]) -> str:
@@ -365,16 +379,13 @@ def _of_many(with_values: Sequence[Row], rows: Sequence[Row]) -> tuple[Conclusio
     parts = []
     for finding in ("better", "worse", "changed"):
         if found := of.get(finding):
-            most = max(found, key=lambda row: abs(((row.estimate or NOTHING).ratio or 1) - 1))
-            ratio = (most.estimate or NOTHING).ratio or 1
-            parts.append(
-                f"{finding} in {len(found)} (most in {_where(most, rows)}: {most.word(up=ratio > 1)}, "
-                f"{max(ratio, 1 / ratio):.2f}×)"
-            )
+            most = max(found, key=_how_far)
+            factor = f", {_how_far(most):.2f}×" if _how_far(most) > 1 else ""
+            parts.append(f"{finding} in {len(found)} (most in {_where(most, rows)}: {most.word()}{factor})")
     if found := of.get("no_difference"):
         parts.append(f"no difference larger than {percent(max(row.bound or 0 for row in found))} in {len(found)}")
     if found := of.get("inconclusive"):
-        parts.append(f"inconclusive in {len(found)} ({found[0]._doubt()})")
+        parts.append(f"inconclusive in {len(found)} ({found[0].doubt()})")
     if missing := len(rows) - len(with_values):
         parts.append(f"no value on a side in {missing}")
     found_any = [finding for finding in ("better", "worse", "changed") if finding in of]
@@ -387,6 +398,12 @@ def _of_many(with_values: Sequence[Row], rows: Sequence[Row]) -> tuple[Conclusio
     return conclusion, f"{metrics}, {len(rows)} cases: candidate is {', '.join(parts)}" if found_any else (
         f"{metrics}, {len(rows)} cases: {', '.join(parts)}"
     )
+
+
+def _how_far(row: Row) -> float:
+    """Return by what factor the sides differ, at least 1; 1 where there is no ratio."""
+    ratio = (row.estimate or NOTHING).ratio
+    return 1.0 if ratio is None else math.exp(abs(math.log(ratio)))
 
 
 def _gate(
@@ -422,7 +439,7 @@ def _gate_outcome(row: Row, limit: float) -> GateOutcome | None:
         return "missing"
     if row.finding is None:
         return None
-    if "invalid" in row.verdicts:
+    if row.invalid_sides:
         return "invalid"
     loss = row.loss()
     if row.finding == "worse" and (loss is None or loss[0] > limit):
@@ -440,15 +457,15 @@ def _gate_sentence(outcome: GateOutcome, found: Sequence[Row], rows: Sequence[Ro
         outcome_of = row.cells[1].outcome
         return f"missing: the candidate has no {where}{f' ({outcome_of})' if outcome_of else ''}{more}"
     if outcome == "invalid":
-        return f"invalid: the checks on {where} say that other work was measured{more}"
+        return f"invalid: {where}: {_of_other_work(found)}{more}"
     if outcome == "slower":
         return f"worse by more than {fail_above_percent:g} %: {where}: {row.sentence()}{more}"
     loss = row.loss()
-    if row.finding == "inconclusive" or loss is None:
-        return f"{where}: {row.sentence()}{more}" if row.finding == "inconclusive" else f"inconclusive: {where}{more}"
-    needed = row.replicates_for(fail_above_percent)
-    cure = "" if needed is None else f"; {needed} processes each would find a difference of {fail_above_percent:g} %"
+    if row.finding == "inconclusive":
+        return f"{where}: inconclusive: {row.doubt(fail_above_percent)}{more}"
+    if loss is None:
+        return f"inconclusive: {where}{more}"
     return (
         f"inconclusive: {where}: worse by up to {percent(max(loss[2], row.drift))} cannot be excluded; "
-        f"{row.processes}{cure}{more}"
+        f"{row.processes}{row.cure(fail_above_percent)}{more}"
     )

@@ -1,120 +1,44 @@
-"""Tables of measurements: one row per case of a job, one column per metric.
+"""Tables of measurements: one row per case of a job (see `cases`), one column per metric.
 
-Within a job, measurements with one case key and one device key (and in a comparison one side) share a row. Rows show
-the coordinates that a kind asks for (`table_rows`), then every other one that varies, except those that a shown label
-stands for. If two rows still look the same, they also show the coordinates in which they differ.
-
-A cell is the mean of its samples with their standard deviation, or another statistic of them. If several processes
-(units of the job) measured a case, each process counts as one value: the cell is the statistic of the processes' own
-statistics, such as the median of their medians, and the standard deviation is that of their means. No average hides a
-missing value: when one process has no value, the cell has an outcome instead ("oom", "unsupported", …) and its numbers
-are null. Of a job that did not succeed, cells that all processes measured are shown and marked partial; the others,
-and the cases that it did not get to, have its code ("timeout", "cancelled", …) as their outcome.
+Rows show the coordinates that a kind asks for (`table_rows`), then every other one that varies, except those that a
+shown label stands for. If two rows still look the same, they also show the coordinates in which they differ.
 """
 
 from __future__ import annotations
 
-import functools
-import json
-import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from operator import attrgetter
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
-
-from pydantic import ValidationError
-from sqlalchemy import Connection, Row
 
 from app.errors import FieldError, InvalidRequest
 from app.layout import Statistic, in_use
 from app.metrics import headline
-from app.specs import KINDS, Scalar, SpecBase, spec_adapter
-from app.states import VERDICTS
+from app.specs import KINDS, Scalar, SpecBase
+from app.states import VERDICTS, worst
 from app.store.engine import Database
 from app.store.public import finite
 from app.store.results import choosing
-from app.store.results.arranging import RUN, Line, Related, ordered, page, pivot, relate, stressed
+from app.store.results.arranging import Line, Related, ordered, page, pivot, relate, stressed
+from app.store.results.cases import (
+    OF_THE_JOB,
+    CaseOfJob,
+    Job,
+    Part,
+    StoredCases,
+    cases_of,
+    cell_of,
+    column_name,
+    metric_names,
+)
 from app.store.results.footnotes import Doubt, Footnotes, doubts_of, told
 from app.store.results.reasons import Gap, reasons
-from app.store.results.sheet import NOT_MEASURED, Cell, Column, Sheet, free_names, type_of
+from app.store.results.sheet import Column, Sheet, type_of
 
 UNKNOWN = "unknown"
 EVERY_METRIC = "all"
-METRIC_SUFFIXES = ("", "_std", "_n", "_outcome", "_job", "_validity", "_speedup", "_gain", "_ratio")
-OF_THE_JOB = ("job", "kind", "case_key")
-RESERVED = (*OF_THE_JOB, "device", "side", "validity", "validity_reason", "partial", RUN)
-"""Columns of tables. A coordinate of a case with such a name becomes the column "case.<name>"."""
-
-_Row = Row[Any] | SimpleNamespace
-"""A job or a measurement, from the database or from `flopwatch run`."""
-
-
-@dataclass
-class CaseOfJob:
-    """One row: a case of a job. `stopped` says why there are no numbers when the job did not succeed."""
-
-    job: int | None
-    kind: str
-    tabled_as: tuple[str, ...]
-    """The kinds whose rows and columns the table shows; in a comparison, the kind of its sides too."""
-    coordinates: dict[str, Scalar]
-    key: str | None = None
-    stopped: str | None = None
-    planned_processes: int = 1
-    """How many processes were to measure the case."""
-    processes: dict[str, list[_Row]] = field(default_factory=dict)
-    """The processes' measurements by column: one row per unit."""
-
-    def add(self, metric: str, row: _Row) -> None:
-        """Add a process's measurement. A crash may leave two rows of one unit: the first that is "ok" counts.
-
-        Each row without a unit counts as a process of its own.
-        """
-        rows = self.processes.get(metric)
-        if rows is None:
-            self.processes[metric] = [row]
-            return
-        for index, former in enumerate(rows):
-            if row.unit_index is not None and former.unit_index == row.unit_index:
-                if former.outcome != "ok" and row.outcome == "ok":
-                    rows[index] = row
-                return
-        rows.append(row)
-
-    def show(self, name: str) -> Scalar:
-        if name in OF_THE_JOB:
-            return {"job": self.job, "kind": self.kind, "case_key": self.key}[name]
-        return self.coordinates.get(name)
-
-    def outcome(self, metric: str) -> str:
-        for row in self.processes[metric]:
-            if row.outcome != "ok":
-                return str(row.outcome)
-        return "ok"
-
-    @property
-    def partial(self) -> bool:
-        """True if something of it was measured, although the job did not succeed."""
-        return self.stopped is not None and bool(self.processes)
-
-    def validity(self) -> str | None:
-        """Return the worst verdict of the case's processes."""
-        found = {row.validity for rows in self.processes.values() for row in rows}
-        return next((verdict for verdict in reversed(VERDICTS) if verdict in found), None)
-
-
-@functools.cache
-def column_name(metric: str, phase: str | None) -> str:
-    """Return the name of a metric's column, which depends on nothing else: `forward_ms`, `forward_tflops`, `tflops`."""
-    return metric if phase is None or metric.startswith(f"{phase}_") else f"{phase}_{metric}"
-
-
-def metric_names(column: str) -> set[str]:
-    """Return the metrics that may have this column: `forward_tflops` is one by itself, or `tflops` of phase forward."""
-    words = column.split("_")
-    return {"_".join(words[start:]) for start in range(len(words))}
-
 
 Reasons = Callable[[CaseOfJob], Sequence[Doubt]]
 """Tells why a case is not valid."""
@@ -217,44 +141,6 @@ def metric_table(
 
 
 @dataclass(frozen=True)
-class Part:
-    """Some jobs with what they measured: all of a table, or a part of one that is streamed."""
-
-    jobs: Sequence[_Row]
-    measured: Sequence[_Row]
-    sides: Mapping[tuple[int, int, int], str]
-    verdicts: Mapping[tuple[int, int], Mapping[str, Any]]
-
-    @classmethod
-    def read(
-        cls,
-        connection: Connection,
-        jobs: Sequence[Row[Any]],
-        statistic: Statistic,
-        measured: Sequence[Row[Any]] | None = None,
-    ) -> Part:
-        """Read what belongs to these jobs, and their measurements, unless those are given."""
-        if measured is None:
-            measured = choosing.measurements(connection, jobs, statistic)
-        doubtful = {row.job_id: row.attempt for row in measured if row.validity in VERDICTS[1:]}
-        verdicts = choosing.unit_verdicts(connection, doubtful)
-        return cls(jobs, measured, choosing.sides(connection, jobs), verdicts)
-
-    def cases(self, units: Mapping[str, str] | None = None) -> tuple[list[CaseOfJob], dict[str, str]]:
-        """Return the cases, and the unit of each metric's column; `units` has those of columns that are not here."""
-
-        def side(row: _Row) -> str | None:
-            return self.sides.get((row.job_id, row.attempt, row.unit_index)) if self.sides else None
-
-        return cases_of(self.jobs, self.measured, side, units)
-
-    def why(self, case: CaseOfJob) -> Sequence[Doubt]:
-        """Return why a case is not valid."""
-        units = {(row.job_id, row.unit_index) for found in case.processes.values() for row in found}
-        return [doubt for unit in sorted(units) for doubt in doubts_of(self.verdicts.get(unit), case.key)]
-
-
-@dataclass(frozen=True)
 class Plan:
     """The columns of a table that is made part by part."""
 
@@ -273,8 +159,8 @@ class Plan:
 
 
 def plan_of(
-    cases: Iterable[_Row],
-    measured: Iterable[_Row],
+    cases: Iterable[Job],
+    measured: Iterable[Job],
     rows: Sequence[str] | None,
     columns: Sequence[str] | None,
     statistic: Statistic,
@@ -295,12 +181,11 @@ def plan_of(
         name = column_name(row.metric, row.phase)
         units.setdefault(name, row.unit)
         outcomes.setdefault(name, set()).add(row.outcome)
-    taken = _taken(units)
+    stored = StoredCases(units)
     found = []
     for row in cases:
         holds_specs = row.kind in KINDS and KINDS[row.kind].holds_specs
-        coordinates = {**_of_side("" if holds_specs else None), **_renamed(_stored_case(row.case), taken)}
-        coordinates["device"] = row.device_key
+        coordinates = stored.coordinates(row.case, row.device_key, "" if holds_specs else None)
         # Something that it measured, so that it counts where coordinates are asked if they vary.
         case = CaseOfJob(None, row.kind, (row.kind,), coordinates, processes={name: [] for name in list(units)[:1]})
         found.append(case)
@@ -344,124 +229,6 @@ def local_table(
     rows = [SimpleNamespace(**{**optional, **row, "job_id": None, "value": row["mean"]}) for row in measurements]
     cases, units = cases_of([job], rows, lambda row: row.side)
     return _sheet(cases, units, Layout(), lambda case: doubts_of(validity, case.key))
-
-
-def cases_of(
-    jobs: Sequence[_Row],
-    measured: Sequence[_Row],
-    side: Callable[[_Row], str | None],
-    units: Mapping[str, str] | None = None,
-) -> tuple[list[CaseOfJob], dict[str, str]]:
-    """Return the rows of the table, and the unit of each metric's column.
-
-    units: those of all columns of the table, if `measured` is only a part of it.
-    """
-    units = dict(units or {})
-    for row in measured:
-        units[column_name(row.metric, row.phase)] = row.unit
-    taken = _taken(units)
-    by_job: dict[int | None, list[_Row]] = {job.id: [] for job in jobs}
-    for row in measured:
-        by_job[row.job_id].append(row)
-    cases: list[CaseOfJob] = []
-    for job in jobs:
-        about = {"job": job.id, "kind": job.kind, "tabled_as": _tabled_as(job)}
-        about["stopped"] = None if job.state == "succeeded" else (job.error or {}).get("code", job.state)
-        about["planned_processes"] = _planned_processes(job.spec)
-        found: dict[tuple[str, str, str | None], CaseOfJob] = {}
-        for row in by_job[job.id]:
-            of_side = side(row)
-            identity = (row.case_key, row.device_key, of_side)
-            case = found.get(identity)
-            if case is None:
-                stored = _stored_case(row.case) if isinstance(row.case, str) else row.case
-                coordinates = {**_of_side(of_side), **_renamed(stored, taken), "device": row.device_key}
-                case = found[identity] = CaseOfJob(coordinates=coordinates, key=row.case_key, **about)
-            case.add(column_name(row.metric, row.phase), row)
-        cases += found.values()
-        if about["stopped"] is not None:
-            measured_keys = {key for key, _, _ in found}
-            cases += [CaseOfJob(key=key, coordinates=left, **about) for key, left in _left(job, measured_keys, taken)]
-    return cases, units
-
-
-def _planned_processes(spec: Any) -> int:
-    replicates = spec.get("replicates") if isinstance(spec, dict) else None
-    return replicates if isinstance(replicates, int) else 1
-
-
-def _left(
-    job: _Row, measured: Collection[str], taken: Collection[str]
-) -> Iterable[tuple[str | None, dict[str, Scalar]]]:
-    """Return key and coordinates of the cases that a job did not get to.
-
-    Of one that measured nothing they stand for all its cases: an overview, one per side. Nothing is known when the spec
-    is of another version and no longer valid.
-    """
-    if not measured:
-        return [(None, planned) for planned in _planned(job.spec, taken)]
-    plan = _plan(job.spec)
-    if plan is None or plan.holds_specs:
-        return []
-    left = [(case.key, _renamed(case.coordinates, taken)) for case in plan.cases() if case.key not in measured]
-    # If the keys of what was measured are others than were planned, nobody can tell what is left.
-    return left if len(left) + len(measured) == plan.number_of_cells() else []
-
-
-def _taken(metrics: Iterable[str]) -> set[str]:
-    """Return the names that no coordinate can have, with these metrics in the table."""
-    return {*RESERVED, *(name + suffix for name in metrics for suffix in METRIC_SUFFIXES)}
-
-
-def _stored_case(stored: str) -> dict[str, Scalar]:
-    """Return a case's coordinates; none when they cannot be read, and the case's numbers stand alone."""
-    try:
-        case = json.loads(stored)
-    except (ValueError, RecursionError):
-        return {}
-    return case if isinstance(case, dict) else {}
-
-
-def _of_side(side: str | None) -> dict[str, Scalar]:
-    return {} if side is None else {"side": side}
-
-
-def _renamed(coordinates: Mapping[str, Scalar], taken: Collection[str]) -> dict[str, Scalar]:
-    names = free_names(coordinates, taken, "case")
-    return {names[name]: value for name, value in coordinates.items()}
-
-
-def _tabled_as(job: _Row) -> tuple[str, ...]:
-    if job.kind not in KINDS or not KINDS[job.kind].holds_specs:
-        return (job.kind,)
-    held = [value["kind"] for value in job.spec.values() if isinstance(value, dict) and "kind" in value]
-    return (job.kind, *dict.fromkeys(held))
-
-
-def _plan(spec: dict[str, Any]) -> SpecBase | None:
-    """Return a stored spec; None if it is of another version and no longer valid."""
-    try:
-        return spec_adapter.validate_json(json.dumps(spec))
-    except ValidationError:
-        return None
-
-
-def _planned(spec: dict[str, Any], taken: Collection[str]) -> list[dict[str, Scalar]]:
-    """Return the known coordinates of a job that measured nothing: its overview, one per side.
-
-    Nothing is known when the spec is of another version and no longer valid.
-    """
-    plan = _plan(spec)
-    if plan is None:
-        return [{}]
-    if not plan.holds_specs:
-        return [_renamed(plan.overview(), taken)]
-    held = {name: getattr(plan, name) for name in type(plan).model_fields}
-    return [
-        {**_of_side(side), **_renamed(inner.overview(), taken)}
-        for side, inner in held.items()
-        if isinstance(inner, SpecBase)
-    ]
 
 
 def _sheet(cases: Sequence[CaseOfJob], units: Mapping[str, str], layout: Layout, why: Reasons) -> Sheet:
@@ -523,15 +290,15 @@ def _lines(
         footnotes.count(verdict, doubts)
         if partial and case.stopped is not None:
             footnotes.count_partial(case.job, case.stopped)
-        line = Line(_shown(case), cells, case.job, verdict, told(list(dict.fromkeys(doubts))), partial=partial)
-        found.append((line, doubts))
+        reason = told(list(dict.fromkeys(doubts))) if doubts else None
+        found.append((Line(_shown(case), cells, case.job, verdict, reason, partial=partial), doubts))
     for line, doubts in found:
         line.mark = footnotes.mark(line.validity, doubts, partial=line.partial)
     return [line for line, _ in found], footnotes.notes()
 
 
 def _shown(case: CaseOfJob) -> dict[str, Scalar]:
-    return {**case.coordinates, **{name: case.show(name) for name in OF_THE_JOB}}
+    return {**case.coordinates, "job": case.job, "kind": case.kind, "case_key": case.key}  # all OF_THE_JOB
 
 
 def _on_statistics(cases: Sequence[CaseOfJob], metrics: Sequence[str], statistic: Statistic) -> list[str]:
@@ -582,12 +349,18 @@ def _rows(lines: Sequence[Line], coordinates: Sequence[str], columns: Sequence[C
     """Return the rows with one case each: first its coordinates, then its cells, then what is known of it."""
     metrics = [column.name for column in columns if column.role in ("metric", "gain")]
     facts = [column.name for column in columns[len(coordinates) + len(metrics) :]]
+    about = [attrgetter(_FACTS[name]) for name in facts]
     rows = []
     for line in lines:
-        about = {"validity": line.validity, "validity_reason": line.reason, "partial": line.partial, "job": line.job}
-        place = [line.coordinates.get(name) for name in coordinates]
-        rows.append([*place, *(line.cells[name] for name in metrics), *(about[name] for name in facts)])
+        row: list[Any] = [line.coordinates.get(name) for name in coordinates]
+        row += [line.cells[name] for name in metrics]
+        row += [fact(line) for fact in about]
+        rows.append(row)
     return rows
+
+
+_FACTS = {"validity": "validity", "validity_reason": "reason", "partial": "partial", "job": "job"}
+"""Where a line has what the columns tell of each row."""
 
 
 def _about_rows(links: bool | None) -> list[Column]:
@@ -625,59 +398,11 @@ def _pivoted(
     rows = []
     for place, cells, inside in found.rows:
         verdicts = {line.validity for line in inside}
-        worst = next((verdict for verdict in reversed(VERDICTS) if verdict in verdicts), None)
+        verdict = worst(verdicts)
         why = "; ".join(dict.fromkeys(line.reason for line in inside if line.reason is not None)) or None
         jobs = ", ".join(map(str, sorted({line.job for line in inside if line.job is not None})))
-        rows.append([*place, *cells, worst, why, any(line.partial for line in inside), jobs])
+        rows.append([*place, *cells, verdict, why, any(line.partial for line in inside), jobs])
     return Sheet(columns=described, rows=rows, notes=found.notes, traces=True)
-
-
-def cell_of(case: CaseOfJob, metric: str, statistic: Statistic, *, partial: bool = False) -> Cell:
-    """Return what a case's processes measured of a metric.
-
-    Args:
-        case: the case.
-        metric: the name of its column.
-        statistic: statistic of the samples, and of the processes if there are several.
-        partial: if the job did not succeed, show what all planned processes measured; else it has no numbers.
-    """
-    rows = case.processes.get(metric)
-    if case.stopped is not None and (not partial or rows is None or _lacks_processes(case, rows)):
-        return Cell(None, None, None, case.stopped, case.job)
-    if rows is None:
-        return NOT_MEASURED
-    if (outcome := case.outcome(metric)) != "ok":
-        return Cell(None, None, None, outcome, case.job)
-    if len(rows) == 1:
-        (row,) = rows
-        return Cell(finite(row.value), finite(row.std) if statistic == "mean" else None, row.n, "ok", case.job)
-    values = [finite(row.value) for row in rows]
-    known = [value for value in values if value is not None]
-    if len(known) < len(values):
-        return Cell(None, None, len(values), "ok", case.job)
-    spread = finite(statistics.stdev(known)) if statistic == "mean" else None
-    return Cell(finite(_STATISTICS[statistic](known)), spread, len(known), "ok", case.job)
-
-
-def _lacks_processes(case: CaseOfJob, rows: Sequence[_Row]) -> bool:
-    """Return True if processes that were to measure it did not get to it. An outcome such as oom is one already."""
-    return len(rows) < case.planned_processes and all(row.outcome == "ok" for row in rows)
-
-
-def _quantile(percent: int) -> Callable[[Sequence[float]], float]:
-    return lambda values: statistics.quantiles(values, n=20, method="inclusive")[percent // 5 - 1]
-
-
-_STATISTICS: dict[Statistic, Callable[[Sequence[float]], float]] = {
-    "mean": statistics.fmean,
-    "median": statistics.median,
-    "min": min,
-    "max": max,
-    "p05": _quantile(5),
-    "p25": _quantile(25),
-    "p75": _quantile(75),
-    "p95": _quantile(95),
-}
 
 
 def _known(cases: Iterable[CaseOfJob]) -> list[str]:
@@ -723,10 +448,11 @@ def coordinates_of(
 
 def _varies(cases: Sequence[CaseOfJob], name: str) -> bool:
     # A job that measured nothing lacks some of its case's columns (the device, for one); that is no difference.
-    values = (in_use(case.coordinates.get(name)) for case in cases if case.processes or name in case.coordinates)
-    first = next(values, None)
+    values = [case.coordinates.get(name) for case in cases if case.processes or name in case.coordinates]
+    first = in_use(values[0]) if values else None
+    others = (in_use(value) for value in values if value is not first)
     # The types count too: Python takes 1 and true for equal.
-    return any(value != first or type(value) is not type(first) for value in values)
+    return any(value is not first and (value != first or type(value) is not type(first)) for value in others)
 
 
 def _stood_for(cases: Sequence[CaseOfJob], shown: Collection[str]) -> set[str]:
@@ -743,13 +469,14 @@ def _stood_for(cases: Sequence[CaseOfJob], shown: Collection[str]) -> set[str]:
 def _tell_apart(cases: Sequence[CaseOfJob], chosen: list[str], more: Iterable[str]) -> None:
     """Add to `chosen`, in place, the coordinates of `more` that differ between rows that look the same."""
     for name in more:
+        # Texts tell 1 from true, which Python takes for equal.
         alike: dict[str, list[CaseOfJob]] = {}
         for case in cases:
-            alike.setdefault(json.dumps([case.show(shown) for shown in chosen]), []).append(case)
+            alike.setdefault(repr([case.show(shown) for shown in chosen]), []).append(case)
         if len(alike) == len(cases):
             return
         if name not in chosen and any(
-            len({json.dumps(case.show(name)) for case in look}) > 1 for look in alike.values()
+            len({repr(case.show(name)) for case in look}) > 1 for look in alike.values() if len(look) > 1
         ):
             chosen.append(name)
 
@@ -809,6 +536,8 @@ def _missing(cases: Sequence[CaseOfJob], coordinates: Sequence[str], metrics: Co
                     measured.add(number)
                 elif metric in metrics:
                     gaps.append(Gap(number, metric, UNKNOWN if row.outcome == "ok" else row.outcome, row.reason or ""))
+    if not gaps:
+        return []
     return reasons([{name: case.show(name) for name in coordinates} for case in cases], measured, gaps)
 
 

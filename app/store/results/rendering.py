@@ -7,7 +7,8 @@ import html
 import io
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 from app.errors import InvalidRequest
@@ -16,7 +17,7 @@ from app.metrics import readable
 from app.store.results.digits import cell_text, column_texts
 from app.store.results.sheet import Cell, Column, Sheet
 
-__all__ = ["cell_text", "csv_lines", "json_columns", "render", "scalar_columns", "scalars"]
+__all__ = ["cell_text", "csv_lines", "json_columns", "render", "scalar_columns", "scalar_rows"]
 
 EMPTY = "No results.\n"
 LONG = 40
@@ -91,16 +92,11 @@ def _csv_cell(value: Any) -> Any:
 def _numbers(sheet: Sheet) -> tuple[list[Column], list[list[Any]]]:
     """Return the sheet with several columns for each metric; all its cells are scalars."""
     columns = scalar_columns(sheet.columns, spreads=sheet.spreads, traces=sheet.traces)
-    options = [(column.role, sheet.spreads, sheet.traces) for column in sheet.columns]
-    rows = [
-        [part for value, option in zip(row, options, strict=True) for part in scalars(value, *option)]
-        for row in sheet.rows
-    ]
-    return columns, rows
+    return columns, scalar_rows(sheet.columns, sheet.rows, spreads=sheet.spreads, traces=sheet.traces)
 
 
 def scalar_columns(columns: Sequence[Column], *, spreads: bool, traces: bool) -> list[Column]:
-    """Return the columns of JSON and CSV: several for each metric, as `scalars` gives their values."""
+    """Return the columns of JSON and CSV: several for each metric, whose values `scalar_rows` gives."""
     found: list[Column] = []
     for column in columns:
         found.append(column)
@@ -117,20 +113,32 @@ def scalar_columns(columns: Sequence[Column], *, spreads: bool, traces: bool) ->
     return found
 
 
-def scalars(value: Any, role: str, spreads: bool, traces: bool) -> Iterator[Any]:
-    """Yield a cell's value for each of its columns in JSON and CSV."""
-    if not isinstance(value, Cell):
-        yield value
-        return
-    yield value.value
+def scalar_rows(
+    columns: Sequence[Column], rows: Iterable[Sequence[Any]], *, spreads: bool, traces: bool
+) -> list[list[Any]]:
+    """Return rows as JSON and CSV have them: for each cell the values of the columns that `scalar_columns` gives it."""
+    parts = [_parts(column.role, spreads, traces) for column in columns]
+    return [
+        [
+            part
+            for value, parts_of in zip(row, parts, strict=True)
+            for part in ((value,) if parts_of is None else parts_of(value))
+        ]
+        for row in rows
+    ]
+
+
+def _parts(role: str, spreads: bool, traces: bool) -> Callable[[Cell], tuple[Any, ...]] | None:
+    """Return what gives a cell's values; None for columns whose cells are scalars."""
+    if role not in ("metric", "gain"):
+        return None
+    names = ["value"]
     if role == "metric":
-        if spreads:
-            yield value.spread
-        yield value.n
-    yield value.outcome
+        names += ["spread", "n"] if spreads else ["n"]
+    names.append("outcome")
     if traces:
-        yield value.job
-        yield value.validity
+        names += ["job", "validity"]
+    return attrgetter(*names)
 
 
 class _Texts:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Text, cast, select
+from sqlalchemy import ColumnElement, Text, and_, cast, or_, select, tuple_
 
 from app.layout import case_text
 from app.specs import Scalar
@@ -15,7 +15,7 @@ from app.store import tables
 from app.store.engine import Database
 from app.store.packed import unpack
 from app.store.results import choosing
-from app.store.results.pivoting import column_name, metric_names
+from app.store.results.cases import column_name, metric_names
 
 MAX_ROWS = 2000
 """Most measurements that are read: as many processes and cases are more than a picture can show."""
@@ -46,21 +46,32 @@ def samples_of(database: Database, jobs: Sequence[int], metric: str, coordinates
     with database.read() as connection:
         chosen = choosing.choose_jobs(connection, jobs=jobs)
         recorded = choosing.recorded_attempts(connection, jobs)
-        of_jobs = _measurement.job_id.in_(sorted(recorded)) & _measurement.metric.in_(metric_names(metric))
-        query = select(*columns).where(of_jobs).order_by(_measurement.job_id, _measurement.id)
-        rows = connection.execute(query.limit(MAX_ROWS)).all()
+        of_jobs = _measurement.job_id.in_(sorted(recorded))
+        # What does not count must not count towards the limit: other attempts, and other phases' metrics.
+        counts = tuple_(_measurement.job_id, _measurement.attempt).in_(sorted(recorded.items()))
+        query = select(*columns).where(of_jobs, counts, _has_column(metric), _measurement.samples.is_not(None))
+        rows = connection.execute(query.order_by(_measurement.job_id, _measurement.id).limit(MAX_ROWS)).all()
         sides = choosing.sides(connection, chosen)
     found: dict[tuple[int, str | None, str], list[float]] = {}
     units: dict[tuple[int, str | None, str], str] = {}
     for row in rows:
-        if row.attempt != recorded[row.job_id] or column_name(row.metric, row.phase) != metric:
-            continue
         case = _case(row.case)
         told = case_text({name: case[name] for name in coordinates if case.get(name) is not None})
         key = (row.job_id, sides.get((row.job_id, row.attempt, row.unit_index)), told)
         found.setdefault(key, []).extend(value for value in unpack(row.samples) or () if value is not None)
         units[key] = row.unit
     return [CaseSamples(*key, unit=units[key], values=values) for key, values in found.items() if values]
+
+
+def _has_column(column: str) -> ColumnElement[bool]:
+    """Return the condition that a measurement has this column; see `column_name`."""
+    words = column.split("_")
+    phases = ["_".join(words[:end]) for end in range(1, len(words))]
+    pairs = [(metric, phase) for metric in metric_names(column) for phase in phases]
+    of_a_phase = tuple_(_measurement.metric, _measurement.phase).in_(
+        sorted(pair for pair in pairs if column_name(*pair) == column)
+    )
+    return or_(and_(_measurement.metric == column, _measurement.phase.is_(None)), of_a_phase)
 
 
 def _case(stored: str) -> Mapping[str, Scalar]:

@@ -1,8 +1,8 @@
 """Writes tables that are too large to be made as a whole: JSON and CSV, part by part, in the order of submission.
 
-What the columns are is found out before the first row: which coordinates vary, and which metrics there are. Each part
-is read by a transaction of its own, so that a slow reader holds none open. Jobs that are deleted meanwhile are left
-out.
+What the columns are is found out before the first row: which coordinates vary, which metrics there are, and which
+jobs. Each part is read by a transaction of its own, so that a slow reader holds none open. Jobs that finish meanwhile
+are not among them, and those that are deleted or run again meanwhile are left out.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
-from sqlalchemy import Row
+from sqlalchemy import Row, select
 
 from app.layout import Statistic
+from app.store import tables
 from app.store.engine import Database
 from app.store.results import choosing
-from app.store.results.pivoting import Part, Plan, plan_of, refuse_several_kinds
-from app.store.results.rendering import csv_lines, json_columns, scalar_columns, scalars
+from app.store.results.cases import Part
+from app.store.results.pivoting import Plan, plan_of, refuse_several_kinds
+from app.store.results.rendering import csv_lines, json_columns, scalar_columns, scalar_rows
 
 JOBS_PER_PART = 500
 MEASUREMENTS_PER_PART = 20_000
@@ -56,24 +58,22 @@ def stream(
             refuse_several_kinds(choosing.kinds_of(connection, choice))
         cases = choosing.distinct_cases(connection, choice)
         plan = plan_of(cases, choosing.distinct_metrics(connection, choice), rows, columns, statistic)
-    return _pieces(database, format, choice, plan)
+        job = tables.job.c.id
+        jobs = list(connection.execute(select(job).where(*choice.conditions).order_by(job)).scalars())
+    return _pieces(database, format, jobs, plan)
 
 
-def _pieces(database: Database, format_: StreamFormat, choice: choosing.Choice, plan: Plan) -> Iterator[str]:
+def _pieces(database: Database, format_: StreamFormat, jobs: Sequence[int], plan: Plan) -> Iterator[str]:
     spreads = plan.statistic == "mean"
     described = scalar_columns(plan.columns, spreads=spreads, traces=False)
     names = [column.name for column in described]
-    options = [(column.role, spreads, False) for column in plan.columns]
     if format_ == "csv":
         yield csv_lines([names])
     else:
         yield f'{{"columns": {json.dumps(json_columns(described))}, "rows": ['
     before = ""
-    for found in _parts(database, choice, plan):
-        rows = [
-            [part for value, option in zip(row, options, strict=True) for part in scalars(value, *option)]
-            for row in found
-        ]
+    for found in _parts(database, jobs, plan):
+        rows = scalar_rows(plan.columns, found, spreads=spreads, traces=False)
         if format_ == "csv":
             yield csv_lines(rows)
         elif rows:
@@ -84,22 +84,19 @@ def _pieces(database: Database, format_: StreamFormat, choice: choosing.Choice, 
         yield f'], "next": null, "missing": [], "notes": {json.dumps(plan.notes)}}}'
 
 
-def _parts(database: Database, choice: choosing.Choice, plan: Plan) -> Iterator[list[list[Any]]]:
+def _parts(database: Database, job_ids: Sequence[int], plan: Plan) -> Iterator[list[list[Any]]]:
     """Yield the rows of some jobs at a time."""
-    last = 0
-    while True:
+    for start in range(0, len(job_ids), JOBS_PER_PART):
         with database.read() as connection:
-            jobs = choosing.jobs_of(connection, choice, JOBS_PER_PART, after=last)
+            choice = choosing.Choice(jobs=job_ids[start : start + JOBS_PER_PART])
+            jobs = choosing.jobs_of(connection, choice, JOBS_PER_PART)
             sizes = choosing.counts(connection, jobs)
-        if not jobs:
-            return
         for part in _divided(jobs, sizes):
             with database.read() as connection:
                 # A part is as large as its largest job, which its agent has bounded.
                 measured = choosing.measurements(connection, part, plan.statistic, limited=False)
                 read = Part.read(connection, part, plan.statistic, measured)
             yield plan.rows(read)
-        last = jobs[-1].id
 
 
 def _divided(jobs: Iterable[Row[Any]], sizes: dict[int, int]) -> Iterator[list[Row[Any]]]:

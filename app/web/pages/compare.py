@@ -42,7 +42,13 @@ class CompareQuery(StrictQuery):
     job: list[Id] = Field(default=[], max_length=MAX_JOBS)
     metric: Annotated[Text | None, BeforeValidator(lambda value: value or None)] = None
     back: Annotated[str, Field(max_length=2000)] = ""
-    """The query of the list of jobs in which they were picked."""
+    """The query of the list of jobs in which they were picked; the list has the newest first, and a baseline is older
+    than its candidates."""
+
+    def ids(self) -> list[int]:
+        """Return the jobs, the baseline first."""
+        picked_in_a_list = "back" in self.model_fields_set
+        return list(dict.fromkeys(sorted(self.job) if picked_in_a_list else self.job))
 
 
 class AddQuery(StrictQuery):
@@ -63,7 +69,7 @@ def add(query: Annotated[AddQuery, Query()]) -> Response:
 
 @router.get("/compare")
 def compare(request: Request, services: CurrentServices, query: Annotated[CompareQuery, Query()]) -> Response:
-    ids = list(dict.fromkeys(query.job))
+    ids = query.ids()
     jobs = [_about(services, job_id) for job_id in ids]
     comparisons = _comparisons(services, jobs) if jobs else []
     metrics = list(dict.fromkeys(name for one in comparisons for name in one["metrics"]))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -18,6 +19,8 @@ from app.api.jobs import submit_job
 from app.api.parameters import NO_QUERY, JobId, Json, StrictQuery, Text
 from app.api.services import CurrentServices, Services
 from app.layout import case_text, varying_columns
+from app.metrics import readable
+from app.specs import KINDS
 from app.spelling import command, curl
 from app.states import FINISHED_STATES
 from app.store import results
@@ -57,7 +60,7 @@ def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
     log, last_event = services.reading.log_so_far(job_id)
     progress = services.reading.progress(job_id) if found["state"] == "running" else []
     spec = found["spec"] if found["broken"] is None else {}
-    again = body_of(found)
+    again = body_of(found, services.settings.default_timeout_s)
     return tagged(
         tag,
         request,
@@ -67,6 +70,7 @@ def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
         case=case_text(found["summary"] or {}),
         finished=found["state"] in FINISHED_STATES,
         retried=found["state"] in RETRIED_STATES,
+        compared=found["state"] == "succeeded" and found["kind"] in KINDS and KINDS[found["kind"]].holds_specs,
         place=place,
         pace=facts.pace(progress),
         steps=facts.steps(progress),
@@ -114,7 +118,7 @@ def _results(services: Services, found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sampled_cases(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> dict[str, str]:
-    """Return the cases that were sampled several times, by their keys, each in the words that tell it from the others.
+    """Return the cases whose times were sampled repeatedly, by their keys, each in the words that tell it from others.
 
     None of a job with a single case.
     """
@@ -122,7 +126,7 @@ def sampled_cases(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> 
     return {
         row["case_key"]: case_text({name: row[name] for name in apart}) or "the case"
         for row in rows
-        if (row["n"] or 0) > 1
+        if (row["n"] or 0) > 1 and row["unit"] == "ms"
     }
 
 
@@ -132,12 +136,14 @@ def first_rows(services: Services, name: str, job_id: int) -> Markup:
     return Markup(results.render(sheet, "html"))  # noqa: S704  # its cells are escaped
 
 
-def body_of(found: Mapping[str, Any]) -> dict[str, Any]:
+def body_of(found: Mapping[str, Any], default_timeout_s: float | None) -> dict[str, Any]:
     """Return the body of `POST /jobs` that submits the job once more; defaults are left out."""
     body: dict[str, Any] = {"spec": facts.changed_only(found["spec"])}
     for name, default in (("name", None), ("labels", {}), ("priority", 0), ("max_attempts", 2)):
         if found[name] not in (None, default):
             body[name] = found[name]
+    if found["timeout_s"] != default_timeout_s:
+        body["timeout_s"] = NO_TIMEOUT if found["timeout_s"] is None else found["timeout_s"]
     return body
 
 
@@ -157,8 +163,7 @@ async def retry(services: CurrentServices, job_id: JobId) -> Response:
 async def rerun(services: CurrentServices, job_id: JobId) -> Response:
     """Submit a new job with the same spec and options, and show it."""
     found, _version = await run_in_threadpool(services.reading.job, job_id)
-    limit = NO_TIMEOUT if found["timeout_s"] is None else found["timeout_s"]
-    raw = to_json({**body_of(found), "spec": found["spec"], "timeout_s": limit})
+    raw = to_json({**body_of(found, services.settings.default_timeout_s), "spec": found["spec"]})
     submitted = await submit_job(services, parse(raw, JobBody, union_at=("spec",)).model)
     return RedirectResponse(f"/ui/jobs/{submitted.response['id']}", status_code=303)
 
@@ -180,9 +185,10 @@ def samples_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     unit = "ms" if "ms" in units else next(iter(units), None)
     shown = [row for row in rows if row["unit"] == unit]
     processes = sorted({row["unit_index"] for row in shown})
+    names = line_names({(row["metric"], row["phase"]) for row in shown})
     groups = [
         Samples(
-            side=row["phase"] or row["metric"],
+            side=names[row["metric"], row["phase"]],
             case="" if len(processes) == 1 else f"process {processes.index(row['unit_index']) + 1}",
             values=row["samples"],
         )
@@ -199,6 +205,16 @@ def samples_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
             trace |= {"showlegend": group.case == "process 1", "text": group.case}
             trace["name"] = group.side if group.case == "process 1" else trace["name"]
     return {**figure, "data": [thinned(trace) for trace in figure["data"]], "empty": "Nothing was sampled repeatedly."}
+
+
+def line_names(measured: Collection[tuple[str, str | None]]) -> dict[tuple[str, str | None], str]:
+    """Return how the lines of metrics and their phases are called: by the phase, if that is of one metric only."""
+    phases = Counter(phase for _, phase in measured)
+    found = {}
+    for metric, phase in measured:
+        name = readable(metric).partition(" (")[0].lower()
+        found[metric, phase] = name if phase is None else phase if phases[phase] == 1 else f"{phase}: {name}"
+    return found
 
 
 def thinned(trace: Mapping[str, Any]) -> dict[str, Any]:

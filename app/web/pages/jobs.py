@@ -59,6 +59,8 @@ class Shown:
     """Its case; within a sweep, what tells it from the others."""
     headline: tuple[str, str] | None
     """Name and value of the metric that stands for it."""
+    is_compared: bool
+    """True if it has measured two sides, whose comparison stands for it."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +121,14 @@ def grouped(
     groups = []
     for sweep, members in itertools.groupby(found, key=lambda job: job["sweep_id"]):
         name, own = heads.get(sweep, (None, ()))
-        shown = [Shown(job, _case(job, own), headline_of(job["kind"], values.get(job["id"], ()))) for job in members]
+        shown = [_shown(job, own, values.get(job["id"], ())) for job in members]
         groups.append(Group(sweep, name, " × ".join(own), shown))
     return groups
+
+
+def _shown(job: Mapping[str, Any], axes: Sequence[str], values: Sequence[Mapping[str, Any]]) -> Shown:
+    is_compared = job["state"] == "succeeded" and job["kind"] in KINDS and KINDS[job["kind"]].holds_specs
+    return Shown(job, _case(job, axes), headline_of(job["kind"], values), is_compared)
 
 
 def _case(job: Mapping[str, Any], axes: Sequence[str]) -> str:

@@ -25,6 +25,7 @@ from app.specs._sweep import expand
 from app.spelling import command, curl
 from app.web import forms
 from app.web.forms import Field
+from app.web.pages.job import body_of
 from app.web.templates import Entry, render
 
 router = APIRouter()
@@ -51,7 +52,7 @@ def new(request: Request, services: CurrentServices, query: Annotated[NewQuery, 
     under: Mapping[str, Any] = {}
     if query.job is not None:
         found, _version = services.reading.job(query.job)
-        kind, under, options = found["kind"], found["spec"], found
+        kind, under, options = found["kind"], found["spec"], body_of(found, services.settings.default_timeout_s)
     described = _described(services, kind)
     if query.preset is not None:
         if query.preset not in described["presets"]:
@@ -59,8 +60,7 @@ def new(request: Request, services: CurrentServices, query: Annotated[NewQuery, 
             raise NotFound(f"Kind {kind} has no preset {query.preset!r}; its presets: {known}.")
         under = described["presets"][query.preset]
     fields = forms.filled(forms.fields_of(described["schema"], described["example"]), under)
-    texts = forms.option_texts({name: options.get(name) for name in ("name", "labels")})
-    return _form(request, described, fields, texts, preset=query.preset, cloned=query.job)
+    return _form(request, described, fields, forms.option_texts(options), preset=query.preset, cloned=query.job)
 
 
 def _described(services: Services, kind: str) -> dict[str, Any]:
@@ -80,9 +80,7 @@ def _form(
     """The form, with what is wrong in it at its fields."""
     own, of_options, others = forms.with_errors(fields, errors)
     shown, folded = forms.groups_of(own)
-    body = forms.body_of(
-        described["kind"], fields, forms.options_of({forms.OPTIONS + k: [v] for k, v in texts.items()})
-    )
+    body = forms.body_of(described["kind"], fields, forms.options_of(texts))
     return render(
         request,
         "new.html",
@@ -125,7 +123,10 @@ async def submit(request: Request, services: CurrentServices) -> Response:
     """Submit what the form stands for; show it again, with the problems at its fields, if it is not valid."""
     raw = await read_limited(request, services.settings.max_body_bytes)
     described, fields, form = await run_in_threadpool(_sent, services, raw.decode(errors="replace"))
-    body = forms.body_of(described["kind"], fields, forms.options_of(form))
+    texts = forms.sent_options(form)
+    body = forms.body_of(described["kind"], fields, forms.options_of(texts))
+    if found := await run_in_threadpool(problems_of, services, fields, texts, body):
+        return _form(request, described, fields, texts, found, preset=None, cloned=None)
     try:
         if "grid" in body:
             submitted = await submit_sweep(services, parse(to_json(body), SweepBody).model)
@@ -133,7 +134,6 @@ async def submit(request: Request, services: CurrentServices) -> Response:
         submitted = await submit_job(services, parse(to_json(body), JobBody, union_at=("spec",)).model)
         return RedirectResponse(f"/ui/jobs/{submitted.response['id']}", status_code=303)
     except InvalidRequest as invalid:
-        texts = {name: form.get(forms.OPTIONS + name, [""])[0] for name in ("name", "labels", "priority", "timeout_s")}
         return _form(request, described, fields, texts, errors_of(invalid), preset=None, cloned=None)
 
 
@@ -141,8 +141,19 @@ async def submit(request: Request, services: CurrentServices) -> Response:
 def preview(request: Request, services: CurrentServices) -> Response:
     """The equal commands of a form that is being filled in, and what is wrong with it so far."""
     described, fields, form = _sent(services, request.url.query)
-    body = forms.body_of(described["kind"], fields, forms.options_of(form))
-    return render(request, "preview.html", **_preview(request, body, check(services, body)))
+    texts = forms.sent_options(form)
+    body = forms.body_of(described["kind"], fields, forms.options_of(texts))
+    found = problems_of(services, fields, texts, body) or check(services, body)
+    return render(request, "preview.html", **_preview(request, body, found))
+
+
+def problems_of(
+    services: Services, fields: Sequence[Field], texts: Mapping[str, str], body: Mapping[str, Any]
+) -> list[dict[str, str]]:
+    """Return what is wrong with the texts of a form; if anything is, then with the other fields, too."""
+    found = forms.problems(fields, texts)
+    told = {problem["pointer"] for problem in found}
+    return [*found, *(problem for problem in check(services, body) if problem["pointer"] not in told)] if found else []
 
 
 def check(services: Services, body: Mapping[str, Any]) -> list[dict[str, str]]:

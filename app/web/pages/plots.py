@@ -32,6 +32,8 @@ MANY_POINTS = 500
 """Jobs of a sweep from which on its grid tells the cases."""
 MAX_VALUES = 100
 """Values of a coordinate that a reader can choose from."""
+MAX_FILTERS = 20
+"""Coordinates of which a reader can choose a value."""
 
 NONE_IF_EMPTY = BeforeValidator(lambda value: value or None)
 
@@ -49,11 +51,14 @@ class PlotsQuery(StrictQuery):
     sweep: Id | None = None
     job: list[Id] = Field(default=[], max_length=100)
     metric: Annotated[Text | None, NONE_IF_EMPTY] = None
+    of: Annotated[Text | None, NONE_IF_EMPTY] = None
+    """The metric for which `x`, `y` and `only` were chosen, if that is another one: what does not vary in the cases of
+    `metric` is left out of them."""
     x: Annotated[Text | None, NONE_IF_EMPTY] = None
     y: Annotated[Text | None, NONE_IF_EMPTY] = None
     """The coordinate of the heat map's rows."""
-    only: list[Annotated[Text, AfterValidator(_only)]] = Field(default=[], max_length=20)
-    """`coordinate:value`; only these cases."""
+    only: list[Annotated[Text, AfterValidator(_only)]] = Field(default=[], max_length=MAX_FILTERS)
+    """`coordinate:value`; only these cases. A value on `x` is left out."""
 
 
 @router.get("/plots")
@@ -140,47 +145,78 @@ def _point(one: members.Measured) -> plots.Point:
 
 def figures(every: Sequence[plots.Point], metric: str, unit: str | None, query: PlotsQuery) -> dict[str, Any]:
     """Return the figures of a metric, and what a reader may choose instead."""
-    values = plots.varying(every)
-    only = {name: text for name, _, text in (part.partition(":") for part in query.only if part) if text}
-    for name in [*only, *filter(None, (query.x, query.y))]:
-        if name not in values:
+    values: Mapping[str, Sequence[Scalar]] = plots.varying(every)
+    if query.of not in (None, metric):
+        query = carried_over(query, values)
+    only = chosen_values(query)
+    for field, name in [*(("only", name) for name in only), ("x", query.x), ("y", query.y)]:
+        if name is not None and name not in values:
             detail = f"{name!r} does not vary here; what varies: {', '.join(values) or 'nothing'}."
-            raise InvalidRequest(detail, errors=(FieldError("/x", detail),))
-    points = [point for point in every if all(written(point.place.get(name)) == text for name, text in only.items())]
-    left = plots.varying(points)
-    axes = plots.axes_of(points, query.x if query.x in left else None)
-    rows = [name for name in axes.by if len(left[name]) > 1]
-    y = query.y if query.y in rows else max(rows, key=lambda name: len(left[name]), default=None)
+            raise InvalidRequest(detail, errors=(FieldError(f"/{field}", detail),))
+    points, left = every, values
+    if only:
+        points = [one for one in every if all(written(one.place.get(name)) == text for name, text in only.items())]
+        left = plots.varying(points)
+    axes = plots.axes_of(points, query.x if query.x in left else None, left)
+    y = query.y if query.y in axes.by else max(axes.by, key=lambda name: len(left[name]), default=None)
+    groups = {} if y is None else apart(points, [name for name in axes.by if name != y])
     return {
         "chart": figure(plots.chart(points, axes, metric, unit)) if points else None,
-        "maps": maps(points, axes.x, y, metric, unit) if y is not None else [],
+        "maps": [] if y is None else maps(points, groups, axes.x, y, metric, unit),
         "choices": list(values),
-        "filters": [
-            (name, [written(value) for value in choices[:MAX_VALUES]], only.get(name, ""))
-            for name, choices in values.items()
-            if name != axes.x
-        ],
+        "filters": filters({name: found for name, found in values.items() if name != axes.x}, only),
         "x": axes.x,
         "y": y,
-        "left_out": max(0, number_of_maps(points, axes.x, y) - MAX_MAPS),
+        "left_out": max(0, len(groups) - MAX_MAPS),
     }
 
 
-def maps(points: Sequence[plots.Point], x: str, y: str, metric: str, unit: str | None) -> list[dict[str, Any]]:
-    """Return a heat map for each combination of the coordinates that it does not show."""
+def carried_over(query: PlotsQuery, values: Mapping[str, Sequence[Scalar]]) -> PlotsQuery:
+    """Return the query without what these coordinates and their values lack: it was made for another metric."""
+    x, y = (name if name in values else None for name in (query.x, query.y))
+    only = [
+        f"{name}:{text}"
+        for name, text in chosen_values(query).items()
+        if text in [written(value) for value in values.get(name, ())]
+    ]
+    return query.model_copy(update={"x": x, "y": y, "only": only})
+
+
+def chosen_values(query: PlotsQuery) -> dict[str, str]:
+    """Return the value of each coordinate that the query asks for; along x all of them are drawn."""
+    pairs = [part.partition(":") for part in query.only if part]
+    return {name: text for name, _, text in pairs if text and name != query.x}
+
+
+def filters(values: Mapping[str, Sequence[Scalar]], only: Mapping[str, str]) -> list[tuple[str, list[str], str]]:
+    """Return coordinates to choose a value of, with the values and the chosen one: those in use, then the others."""
+    offered = sorted(values, key=lambda name: name not in only)[:MAX_FILTERS]
+    return [
+        (name, [written(value) for value in choices[:MAX_VALUES]], only.get(name, ""))
+        for name, choices in values.items()
+        if name in offered
+    ]
+
+
+def maps(
+    points: Sequence[plots.Point],
+    groups: Mapping[str, Sequence[plots.Point]],
+    x: str,
+    y: str,
+    metric: str,
+    unit: str | None,
+) -> list[dict[str, Any]]:
+    """Return a heat map for each of the first groups of points. `points`: those of all groups."""
     found = []
-    for place, group in list(apart(points, x, y).items())[:MAX_MAPS]:
+    for place, group in list(groups.items())[:MAX_MAPS]:
         found.append({"of": place, **figure(plots.heat_map(group, x, y, metric, unit, points))})
     return found
 
 
-def number_of_maps(points: Sequence[plots.Point], x: str, y: str | None) -> int:
-    return 0 if y is None else len(apart(points, x, y))
-
-
-def apart(points: Sequence[plots.Point], x: str, y: str) -> dict[str, list[plots.Point]]:
-    """Return the points of each heat map, by what tells it from the others."""
-    others = [name for name in plots.varying(points) if name not in (x, y)]
+def apart(points: Sequence[plots.Point], others: Sequence[str]) -> Mapping[str, Sequence[plots.Point]]:
+    """Return the points of each heat map, by what tells it from the others: the coordinates that no map shows."""
+    if not others:
+        return {"": points}
     groups: dict[str, list[plots.Point]] = {}
     for point in points:
         told = case_text({name: value for name in others if (value := in_use(point.place.get(name))) is not None})

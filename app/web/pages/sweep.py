@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ from app.errors import FieldError, InvalidRequest
 from app.layout import case_text, duration, parsed_time
 from app.metrics import headline
 from app.specs import KINDS
+from app.specs._sweep import expand
 from app.states import FINISHED_STATES, JOB_STATES, VERDICTS, JobState, Verdict
 from app.store import members, results
 from app.store.results.digits import column_texts
@@ -89,7 +91,7 @@ def sweep(
         sweep=found,
         progress=progress,
         finished=not found["counts"]["queued"] and not found["counts"]["running"],
-        resumable=bool(found["counts"]["failed"] or found["counts"]["cancelled"]),
+        resumable=is_resumable(found),
         took=took(progress),
         varies=varies(found),
         searched_at=list(found["grid"]),
@@ -117,6 +119,21 @@ def sweep(
         pages=-(-number // JOBS_PER_PAGE),
         this=address(request, sweep_id, {}),
     )
+
+
+def is_resumable(sweep: Mapping[str, Any]) -> bool:
+    """Whether resuming would submit a job: of points that failed, were cancelled or have lost their jobs."""
+    counts = sweep["counts"]
+    if sweep["broken"]:
+        return False
+    if counts["failed"] or counts["cancelled"]:
+        return True
+    if sweep["searches"] is not None:
+        return any(one["resumable"] for one in sweep["searches"])
+    # Without `exclude` the grid needs not be written out.
+    number: int = sum(counts.values())
+    most: int = math.prod(map(len, sweep["grid"].values()))
+    return number < most and number < len(expand(sweep["base"], sweep["grid"], sweep["exclude"]))
 
 
 def headline_values(services: Services, sweep: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from app.errors import InvalidRequest
 from app.layout import FORMATS, Statistic
 from app.specs import KINDS
 from app.store import members, results
+from app.web import separated
 from app.web.templates import Entry, render, table
 
 router = APIRouter()
@@ -34,13 +35,15 @@ CHOOSING = ("kind", "sweep", "job", "label", "since", "until")
 """Parameters that choose jobs; the others lay the table out."""
 SEPARATED = ("kind", "sweep", "job", "label", "rows", "columns", "relative_to")
 """Parameters that take several values; the form takes them in one field, separated by commas or spaces."""
+LABELS = "labels"
+"""Several labels in one field of the form, separated by commas; addresses have `label` for each."""
 OWN = ("panel", "after")
 """Parameters of the page that exports and commands leave out."""
 
 
 _SENT: dict[str, Any] = {
     name: (list[str], []) if name in SEPARATED else (str | None, None)
-    for name in (*TableQuery.model_fields, "panel")
+    for name in (*TableQuery.model_fields, LABELS, "panel")
     if name != "format"
 }
 SentQuery: Any = create_model("SentQuery", __base__=StrictQuery, **_SENT)
@@ -61,6 +64,7 @@ def tables(request: Request, services: CurrentServices, _sent: Annotated[SentQue
         kinds=sorted(KINDS),
         statistics=get_args(Statistic),
         given=given,
+        labels=separated.joined(given.get("label", ())),
         query=query,
         chosen=chosen,
         choosing=[(name, value) for name, value in layout if name in CHOOSING],
@@ -94,7 +98,9 @@ def given_parameters(request: Request) -> dict[str, Any]:
     for name, value in request.query_params.multi_items():
         if not value.strip():
             continue
-        if name in SEPARATED:
+        if name == LABELS:
+            found.setdefault("label", []).extend(separated.split(value))
+        elif name in SEPARATED:
             parts = [value] if name in ("label", "relative_to") else re.split(r"[\s,]+", value.strip())
             found.setdefault(name, []).extend(part for part in parts if part)
         else:

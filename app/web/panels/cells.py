@@ -1,7 +1,8 @@
 """Charts of a job's cases, for kinds that measure a grid of cells or have no panels of their own.
 
 A chart has one metric along one coordinate, with a series for each value of another one. Coordinates that remain split
-a metric into several charts, of which the first is open. It is drawn of all cells, also of ten thousand.
+a metric into several charts, of which the first is open. It is drawn of all cells, also of ten thousand, as far as
+there are pixels for them.
 """
 
 from __future__ import annotations

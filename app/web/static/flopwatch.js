@@ -5,7 +5,8 @@
 //   <button data-confirm="Cancel job 17?">     asks before its form is sent
 //   <button data-copy="#id">                   copies the text of that element
 //   <select data-plot-choice="#id">            options are the addresses of plots; the figure draws the chosen one
-//   <form data-picked="job">                   enables its buttons that act on picked rows, and counts those
+//   <form data-picked="job">                   enables its buttons that act on picked rows, counts those, and names the
+//                                              oldest, with which the others are compared
 
 import { drawPlots, forgetPlots } from "./plots.js";
 import "./panels.js";
@@ -67,8 +68,11 @@ document.addEventListener("log", (event) => {
 
 function countPicked() {
   for (const form of document.querySelectorAll("form[data-picked]")) {
-    const picked = document.querySelectorAll(`input[name="${form.dataset.picked}"]:checked`).length;
-    for (const output of form.querySelectorAll("output")) output.textContent = picked ? `${picked} picked` : "";
+    const chosen = document.querySelectorAll(`input[name="${form.dataset.picked}"]:checked`);
+    const picked = chosen.length;
+    const oldest = Math.min(...Array.from(chosen, (box) => Number(box.value)));
+    const order = picked > 1 ? `; to compare, ${oldest} is the baseline` : "";
+    for (const output of form.querySelectorAll("output")) output.textContent = picked ? `${picked} picked${order}` : "";
     for (const button of form.querySelectorAll("button[data-least]")) button.disabled = picked < button.dataset.least;
   }
 }

@@ -143,6 +143,8 @@ function themed(content) {
   };
   for (const name of new Set(["xaxis", "yaxis", ...Object.keys(given).filter((key) => /^[xy]axis\d*$/.test(key))])) {
     layout[name] = { ...axis, ...given[name] };
+    // Plotly writes the ticks between powers of ten as "2" and "5" unless it is told how.
+    if (layout[name].type === "log" && layout[name].dtick === "D2") layout[name].tickformat ??= ",~r";
     if (typeof layout[name].title === "string") layout[name].title = { text: layout[name].title };
   }
   const data = resolved(content.data);
@@ -183,7 +185,7 @@ function numbers(content, picture) {
 const MOST_ROWS = 2000;
 
 function table(content, name) {
-  const { columns, rows } = content.table ?? tabulated(content);
+  const { columns, rows, number = rows.length } = content.table ?? tabulated(content);
   const region = document.createElement("div");
   region.className = "scroll tall";
   region.tabIndex = 0;
@@ -207,10 +209,10 @@ function table(content, name) {
     }
   }
   region.append(element);
-  if (rows.length > MOST_ROWS) {
+  if (number > Math.min(rows.length, MOST_ROWS)) {
     const note = document.createElement("p");
     note.className = "quiet";
-    note.textContent = `The first ${MOST_ROWS} of ${rows.length} rows.`;
+    note.textContent = `The first ${Math.min(rows.length, MOST_ROWS)} of ${number} rows.`;
     region.append(note);
   }
   return region;

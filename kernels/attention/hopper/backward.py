@@ -20,7 +20,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels.attention.hopper.barriers import add_through_copy_engine, meet
+from kernels.attention.hopper.barriers import (
+    add_through_copy_engine,
+    after_the_kernel_before,
+    along_rows,
+    known_late,
+    meet,
+)
 
 
 @gluon.jit
@@ -39,9 +45,10 @@ def query_tiles(start, queries, keys, M: gl.constexpr, N: gl.constexpr, CAUSAL: 
 
 @gluon.jit
 def visit(
-    begin, end, count, token, dk, dv, k, v, k_tile, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
+    begin, end, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
     q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys, scale,
     WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, MASKED: gl.constexpr,
+    REST: gl.constexpr,
 ):  # fmt: skip
     """dK and dV after the tiles of queries from `begin` to `end`."""
     HALF: gl.constexpr = N // 2
@@ -58,14 +65,18 @@ def visit(
         phase = (count // 2) & 1
         q = q_tiles.index(stage).reshape([M, D])
         do = do_tiles.index(stage).reshape([M, D])
+        place = known_late()
+        k_tile = k_tiles.index(place).reshape([N, D])
+        k = k_tile.slice(WHO * HALF, HALF, 0)
+        v = v_tiles.index(place).reshape([N, D]).slice(WHO * HALF, HALF, 0)
         zeros = gl.zeros([HALF, M], gl.float32, s_layout)
         mbarrier.wait(q_full.index(stage), phase)
-        s = warpgroup_mma(k, q.permute((1, 0)), zeros, use_acc=False, is_async=True)
+        s = along_rows(k, q, zeros, REST)
         mbarrier.wait(do_full.index(stage), phase)
-        dp = warpgroup_mma(v, do.permute((1, 0)), zeros, use_acc=False, is_async=True)
+        dp = along_rows(v, do, zeros, REST)
         mbarrier.wait(numbers_full.index(stage), phase)
         exponent = numbers.index(stage * 2).load(column_layout)
-        s = warpgroup_mma_wait(1, deps=[s])
+        s = warpgroup_mma_wait(1 if REST == 0 else 2, deps=[s])
         p = gl.exp2(s * scale - exponent[None, :])
         if MASKED:
             rows = start + WHO * HALF + gl.arange(0, HALF, gl.SliceLayout(1, s_layout))
@@ -108,14 +119,10 @@ def consume(
     dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
     kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
     start, batch, key_head, group, queries, keys, scale, root,
-    WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
+    WHO: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     HALF: gl.constexpr = N // 2
     d_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    k_tile = k_tiles.reshape([N, D])
-    v_tile = v_tiles.reshape([N, D])
-    k = k_tile.slice(WHO * HALF, HALF, 0)
-    v = v_tile.slice(WHO * HALF, HALF, 0)
     dk = gl.zeros([HALF, D], gl.float32, d_layout)
     dv = gl.zeros([HALF, D], gl.float32, d_layout)
     first, free, end = query_tiles(start, queries, keys, M, N, CAUSAL)
@@ -124,14 +131,14 @@ def consume(
     mbarrier.wait(kv_full, 0)
     for _member in range(group):
         count, token, dk, dv = visit(
-            first, free, count, token, dk, dv, k, v, k_tile, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
+            first, free, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
             q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys, scale,
-            WHO, M, N, D, CAUSAL, True,
+            WHO, M, N, D, CAUSAL, True, REST,
         )  # fmt: skip
         count, token, dk, dv = visit(
-            gl.maximum(first, free), end, count, token, dk, dv, k, v, k_tile, q_tiles, do_tiles, ds_tiles, dq_tiles,
+            gl.maximum(first, free), end, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles,
             numbers, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys, scale,
-            WHO, M, N, D, CAUSAL, False,
+            WHO, M, N, D, CAUSAL, False, REST,
         )  # fmt: skip
     meet(token)  # the other consumer has read the tiles of queries for the last time
     dk_room = q_tiles._reinterpret(q_tiles.dtype, [2 * M // HALF, 1, 1, HALF, D], dk_out.layout).index(WHO)
@@ -149,12 +156,12 @@ def consume_first(
     dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
     kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
     start, batch, key_head, group, queries, keys, scale, root,
-    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
+    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     consume(
         dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
         kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
-        start, batch, key_head, group, queries, keys, scale, root, 0, M, N, D, CAUSAL,
+        start, batch, key_head, group, queries, keys, scale, root, 0, M, N, D, CAUSAL, REST,
     )  # fmt: skip
 
 
@@ -163,12 +170,12 @@ def consume_second(
     dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
     kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
     start, batch, key_head, group, queries, keys, scale, root,
-    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr,
+    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     consume(
         dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
         kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
-        start, batch, key_head, group, queries, keys, scale, root, 1, M, N, D, CAUSAL,
+        start, batch, key_head, group, queries, keys, scale, root, 1, M, N, D, CAUSAL, REST,
     )  # fmt: skip
 
 
@@ -238,6 +245,7 @@ def add_up(
 def backward_kernel(
     q, k, v, do, exponents, deltas, dq_sum, dk_out, dv_out, heads, key_heads, group, queries, keys, padded, scale, root,
     M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, CAUSAL: gl.constexpr, REGISTERS: gl.constexpr,
+    REST: gl.constexpr, LONGEST_FIRST: gl.constexpr,
 ):  # fmt: skip
     """dK and dV of one tile of keys, whose share of √d·dQ goes to `dq_sum` (batch, heads, padded, D).
 
@@ -245,11 +253,17 @@ def backward_kernel(
     """
     tiles = (keys + N - 1) // N
     program = gl.program_id(0)
-    start = program % tiles * N
-    key_head = program // tiles % key_heads
-    batch = program // tiles // key_heads
-    k_tiles = gl.allocate_shared_memory(q.dtype, [1, 1, N, D], k.layout)
-    v_tiles = gl.allocate_shared_memory(q.dtype, [1, 1, N, D], v.layout)
+    tile = program % tiles
+    plane = program // tiles
+    if LONGEST_FIRST:
+        planes = gl.num_programs(0) // tiles
+        tile = program // planes
+        plane = program % planes
+    start = tile * N
+    key_head = plane % key_heads
+    batch = plane // key_heads
+    k_tiles = gl.allocate_shared_memory(q.dtype, [1, 1, 1, N, D], k.layout)
+    v_tiles = gl.allocate_shared_memory(q.dtype, [1, 1, 1, N, D], v.layout)
     q_tiles = gl.allocate_shared_memory(q.dtype, [2, 1, 1, M, D], q.layout)
     do_tiles = gl.allocate_shared_memory(q.dtype, [2, 1, 1, M, D], do.layout)
     ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([N, M], q.dtype)
@@ -276,19 +290,20 @@ def backward_kernel(
         mbarrier.init(dq_full.index(each), count=1)
         mbarrier.init(dq_empty.index(each), count=1)
     fence_async_shared()
+    start = after_the_kernel_before(start)
     gl.warp_specialize([
         (consume_first, (
             dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
             kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
-            start, batch, key_head, group, queries, keys, scale, root, M, N, D, CAUSAL,
+            start, batch, key_head, group, queries, keys, scale, root, M, N, D, CAUSAL, REST,
         )),
         (consume_second, (
             dk_out, dv_out, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
             kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty,
-            start, batch, key_head, group, queries, keys, scale, root, M, N, D, CAUSAL,
+            start, batch, key_head, group, queries, keys, scale, root, M, N, D, CAUSAL, REST,
         )),
         (produce, (
-            q, k, v, do, exponents, deltas, k_tiles, v_tiles, q_tiles, do_tiles, numbers,
+            q, k, v, do, exponents, deltas, k_tiles.index(0), v_tiles.index(0), q_tiles, do_tiles, numbers,
             kv_full, q_full, q_empty, do_full, do_empty, numbers_full,
             start, batch, key_head, heads, group, queries, keys, padded, M, N, CAUSAL,
         )),

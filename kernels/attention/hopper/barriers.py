@@ -12,6 +12,7 @@ from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
 
 
 @gluon.jit
@@ -54,6 +55,43 @@ def meet(token):
     return gl.inline_asm_elementwise(
         "bar.sync 12, 256; mov.b32 $0, $1;", "=r,r", [token], dtype=gl.int32, is_pure=False, pack=1
     )
+
+
+@gluon.jit
+def after_the_kernel_before(token):
+    """Wait until the kernel that was launched before has ended, and let the one behind start and wait in turn.
+
+    For kernels that are launched with `launch_pdl`, whose own preparation so overlaps with the kernel before.
+    """
+    return gl.inline_asm_elementwise(
+        "griddepcontrol.wait; griddepcontrol.launch_dependents; mov.b32 $0, $1;", "=r,r", [token], dtype=gl.int32,
+        is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def known_late():
+    """0, which the compiler does not know.
+
+    A tile that is addressed with it is addressed in each turn of a loop. Else the compiler keeps the addresses of all
+    steps of its products in registers, 64 in the backward pass, and spills what is needed more.
+    """
+    return gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def along_rows(a, b, zeros, REST: gl.constexpr):
+    """The product of `a` with the transposed `b`, not waited for.
+
+    If REST is not 0, only the first half of the columns and as many more are multiplied, as two products.
+    """
+    if REST == 0:
+        s = warpgroup_mma(a, b.permute((1, 0)), zeros, use_acc=False, is_async=True)
+    else:
+        HALF: gl.constexpr = a.shape[1] // 2
+        s = warpgroup_mma(a.slice(0, HALF, 1), b.slice(0, HALF, 1).permute((1, 0)), zeros, use_acc=False, is_async=True)
+        s = warpgroup_mma(a.slice(HALF, REST, 1), b.slice(HALF, REST, 1).permute((1, 0)), s, is_async=True)
+    return s
 
 
 @builtin

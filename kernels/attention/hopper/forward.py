@@ -19,7 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels.attention.hopper.barriers import await_turn, give_turn
+from kernels.attention.hopper.barriers import along_rows, await_turn, give_turn
 
 LN_2 = gl.constexpr(0.6931471805599453)
 
@@ -81,7 +81,7 @@ def attend(
     begin, end, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
     rows, keys, scale,
     WHO: gl.constexpr, CONSUMERS: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr,
-    MASKED: gl.constexpr,
+    MASKED: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     """The running softmax after the tiles of keys from `begin` to `end`, whose weights are not multiplied yet."""
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
@@ -93,8 +93,7 @@ def attend(
         mbarrier.wait(k_full.index(stage), (count // STAGES) & 1)
         token = await_turn(token, WHO)
         zeros = gl.zeros([acc.shape[0], N], gl.float32, s_layout)
-        s_future = warpgroup_mma(q, k_tiles.index(stage).reshape([N, acc.shape[1]]).permute((1, 0)), zeros,
-                                 use_acc=False, is_async=True)  # fmt: skip
+        s_future = along_rows(q, k_tiles.index(stage).reshape([N, acc.shape[1]]), zeros, REST)
         mbarrier.wait(v_full.index(before), ((count - 1) // STAGES) & 1)
         acc_future = warpgroup_mma(weights, v_tiles.index(before).reshape([N, acc.shape[1]]), acc, is_async=True)
         token = give_turn(token, (WHO + 1) % CONSUMERS)
@@ -115,7 +114,7 @@ def consume(
     tiles, heads, planes, span, queries, keys, scale,
     WHO: gl.constexpr, CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
-    MASK_FIRST: gl.constexpr,
+    MASK_FIRST: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -147,8 +146,7 @@ def consume(
             q = q_tiles.index(held).reshape([M, D])
             mbarrier.wait(k_full.index(count % STAGES), (count // STAGES) & 1)
             zeros = gl.zeros([M, N], gl.float32, s_layout)
-            s = warpgroup_mma(q, k_tiles.index(count % STAGES).reshape([N, D]).permute((1, 0)), zeros,
-                              use_acc=False, is_async=True)  # fmt: skip
+            s = along_rows(q, k_tiles.index(count % STAGES).reshape([N, D]), zeros, REST)
             s = warpgroup_mma_wait(0, deps=[s])
             mbarrier.arrive(k_empty.index(count % STAGES), count=1)
             if not MASK_FIRST:  # noqa: SIM102 - this is decided by the compiler, the other by the program
@@ -160,12 +158,12 @@ def consume(
             count, token, weights, acc, maximum, total = attend(
                 1, free, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full,
                 v_empty,
-                rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, False,
+                rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, False, REST,
             )  # fmt: skip
             count, token, weights, acc, maximum, total = attend(
                 gl.maximum(free, 1), number, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full,
                 k_empty, v_full,
-                v_empty, rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, True,
+                v_empty, rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, True, REST,
             )  # fmt: skip
             if OWN_ROOM:
                 mbarrier.arrive(q_empty.index(held), count=1)
@@ -198,12 +196,12 @@ def consume_first(
     tiles, heads, planes, span, queries, keys, scale,
     CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
-    MASK_FIRST: gl.constexpr,
+    MASK_FIRST: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     consume(
         out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
         tiles, heads, planes, span, queries, keys, scale, 0, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL, OWN_ROOM,
-        MASK_FIRST,
+        MASK_FIRST, REST,
     )  # fmt: skip
 
 
@@ -213,12 +211,12 @@ def consume_second(
     tiles, heads, planes, span, queries, keys, scale,
     CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
-    MASK_FIRST: gl.constexpr,
+    MASK_FIRST: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     consume(
         out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
         tiles, heads, planes, span, queries, keys, scale, 1, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL, OWN_ROOM,
-        MASK_FIRST,
+        MASK_FIRST, REST,
     )  # fmt: skip
 
 
@@ -228,12 +226,12 @@ def consume_third(
     tiles, heads, planes, span, queries, keys, scale,
     CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
-    MASK_FIRST: gl.constexpr,
+    MASK_FIRST: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     consume(
         out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
         tiles, heads, planes, span, queries, keys, scale, 2, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL, OWN_ROOM,
-        MASK_FIRST,
+        MASK_FIRST, REST,
     )  # fmt: skip
 
 
@@ -288,7 +286,7 @@ def forward_kernel(
     q, k, v, out, logsumexp, heads, planes, span, queries, keys, group, scale,
     CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
     Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr, MASK_FIRST: gl.constexpr,
-    REGISTERS: gl.constexpr,
+    REGISTERS: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     """out and its log-sum-exp (natural, contiguous). `scale` is log2(e)/√d; `planes` is batches · heads."""
     q_tiles = gl.allocate_shared_memory(q.dtype, [Q_STAGES * CONSUMERS, 1, 1, M, D], q.layout)
@@ -318,12 +316,12 @@ def forward_kernel(
             (consume_first, (
                 out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
                 tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
-                OWN_ROOM, MASK_FIRST,
+                OWN_ROOM, MASK_FIRST, REST,
             )),
             (consume_second, (
                 out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
                 tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
-                OWN_ROOM, MASK_FIRST,
+                OWN_ROOM, MASK_FIRST, REST,
             )),
             (produce, (
                 q, k, v, q_tiles, k_tiles, v_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
@@ -335,17 +333,17 @@ def forward_kernel(
             (consume_first, (
                 out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
                 tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
-                OWN_ROOM, MASK_FIRST,
+                OWN_ROOM, MASK_FIRST, REST,
             )),
             (consume_second, (
                 out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
                 tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
-                OWN_ROOM, MASK_FIRST,
+                OWN_ROOM, MASK_FIRST, REST,
             )),
             (consume_third, (
                 out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
                 tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
-                OWN_ROOM, MASK_FIRST,
+                OWN_ROOM, MASK_FIRST, REST,
             )),
             (produce, (
                 q, k, v, q_tiles, k_tiles, v_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,

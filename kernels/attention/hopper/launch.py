@@ -10,32 +10,41 @@ from __future__ import annotations
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from kernels.attention.triton.inputs import capability, has_tensor_descriptors, steps_allow_descriptors
+from kernels.attention.triton.inputs import (
+    capability,
+    has_tensor_descriptors,
+    room_for_results,
+    steps_allow_descriptors,
+)
 from kernels.attention.triton.kernels import finish_kernel, rows_kernel
 from kernels.attention.triton.launch import LAUNCHES, ROW_TILE, rows_at_once
 from kernels.attention.triton.tilings import padded_width
-from kernels.launching import ALIGNMENT, KNOWN_VERSIONS, Address, Launch, Window
+from kernels.launching import ALIGNMENT, KNOWN_VERSIONS, Address, Chain, Launch, Window
+
+Sizes = tuple[int, ...]
 
 CAPABILITY = (9, 0)
 DTYPES = (torch.bfloat16, torch.float16)
 COLUMNS = 8
 """Head dimensions are multiples of this, so that the rows of results begin at multiples of 16 bytes."""
-WIDEST = 256
-"""Head dimension whose backward pass has a kernel of its own."""
 L2_BYTES = 25_000_000
 """Keys and values that are worked on at the same time: half of the L2 cache."""
+LEAST_DEPTH = 16
+"""Columns that tensor cores multiply at once."""
 ENOUGH_TURNS = 4
 """Tiles per program of a group of heads from which on a group balances by itself."""
 MANY_TURNS = 12
 """Tiles per program from which on the hardware's order balances better than one made beforehand."""
 LONG = 8192
 """Queries from which on three consumers are faster than two at width 64."""
+SHORT = 1024
+"""Queries up to which smaller tiles are faster in the backward pass at width 64."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +69,29 @@ class Forward:
 
 @dataclass(frozen=True)
 class Backward:
-    """How the backward kernel is built, for one width."""
+    """How the backward kernel is built, for one width: it adds dQ up in memory."""
 
     queries: int
     """Rows of a tile."""
     keys: int
+    longest_first: bool = False
+    """True takes tiles of keys that see most queries first, of all heads; False: head by head, which share what is in
+    the L2 cache."""
     registers: int = 240
-    together: int = 2
-    """Numbers of dQ that a thread adds to memory at once, at width 256: 2 or 4."""
+
+
+@dataclass(frozen=True)
+class TwoPasses:
+    """How the two backward kernels of the greatest width are built."""
+
+    queries: int
+    """Rows of a tile, in both kernels."""
+    keys: int
+    key_stages: int = 2
+    """Tiles of keys in shared memory of the kernel for dQ."""
+    value_stages: int = 1
+    """The same, of values."""
+    registers: int = 240
 
 
 @dataclass(frozen=True)
@@ -77,14 +101,21 @@ class Choice:
     forward: Forward
     forward_long: Forward
     """From `LONG` queries on."""
-    backward: Backward
+    backward: Backward | TwoPasses
+    backward_short: Backward | TwoPasses
+    """Up to `SHORT` queries."""
 
 
-_128, _256 = Forward(2, 64, 128), Forward(2, 64, 64, own_room=False)
+_128, _256, _TWO = Forward(2, 64, 128), Forward(2, 64, 64, own_room=False), TwoPasses(64, 64)
 CHOICES = {
-    64: Choice(Forward(2, 64, 128), Forward(3, 64, 128, registers=160), Backward(128, 128)),
-    128: Choice(_128, _128, Backward(64, 128)),
-    256: Choice(_256, _256, Backward(64, 64)),
+    64: Choice(
+        Forward(2, 64, 128, query_stages=2),
+        Forward(3, 64, 128, registers=160),
+        Backward(128, 128, longest_first=True),
+        Backward(64, 128, longest_first=True),
+    ),
+    128: Choice(_128, _128, Backward(64, 128), Backward(64, 128)),
+    256: Choice(_256, _256, _TWO, _TWO),
 }
 """What calls take. Each was compared with the oracle on a device in hundreds of shapes, and timed there."""
 
@@ -119,6 +150,52 @@ def why_not(q: Tensor, k: Tensor, v: Tensor) -> str | None:
     return None
 
 
+def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor] | None:
+    """Return the output and its log-sum-exp, in less of the host's time than `forward` after all checks.
+
+    It knows the plans of what it took before, and returns None for inputs that need the checks.
+    """
+    launch = _forward_plan(
+        q.device, k.device, v.device, q.dtype, k.dtype, v.dtype, q.shape, k.shape, v.shape,
+        q.stride(), k.stride(), v.stride(), is_causal,
+    )  # fmt: skip
+    if (
+        launch is None
+        or (q.data_ptr() | k.data_ptr() | v.data_ptr()) % ALIGNMENT
+        or q.device.index != torch.cuda.current_device()
+    ):
+        return None
+    out, logsumexp = torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
+    launch((q, k, v, out, logsumexp))
+    return out, logsumexp
+
+
+@functools.lru_cache(maxsize=LAUNCHES)
+def _forward_plan(
+    device: torch.device, key_device: torch.device, value_device: torch.device,
+    dtype: torch.dtype, key_dtype: torch.dtype, value_dtype: torch.dtype,
+    shape: Sizes, key_shape: Sizes, value_shape: Sizes, q_strides: Sizes, k_strides: Sizes, v_strides: Sizes,
+    is_causal: bool,
+) -> Launch | None:  # fmt: skip
+    q, k, v = (
+        torch.empty_strided(sizes, steps, dtype=kind, device="meta")
+        for sizes, steps, kind in (
+            (shape, q_strides, dtype), (key_shape, k_strides, key_dtype), (value_shape, v_strides, value_dtype)
+        )
+    )  # fmt: skip
+    if (
+        not (device == key_device == value_device and is_here(device))
+        or len(shape) != 4
+        or shape[2] < ROW_TILE  # of few queries others may make more
+        or any(one.stride(-1) != 1 or 0 in one.stride() for one in (q, k, v))
+    ):
+        return None
+    out, _ = room_for_results(q, k, v)  # which refuses what does not fit together
+    if out.numel() == 0 or out.stride() != torch.empty_like(q).stride():
+        return None
+    return _forward_launch(device, dtype, shape, key_shape, q_strides, k_strides, v_strides, out.stride(), is_causal)
+
+
 def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, is_causal: bool) -> bool:
     """Fill `out` and `logsumexp`, or return False if the kernels do not take these inputs, which have been checked."""
     launch = _forward_launch(
@@ -130,12 +207,70 @@ def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, is_
     return True
 
 
+def gradients(
+    out_gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, is_causal: bool
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Return dq, dk and dv, as `attend` returns the output: of tensors that it gave, with nothing to be checked but
+    the output's gradient.
+    """
+    plan = _backward_plan(
+        q.device, k.device, v.device, q.dtype, k.dtype, v.dtype, q.shape, k.shape, v.shape,
+        q.stride(), k.stride(), v.stride(), out.stride(), out_gradient.stride(), out_gradient.dtype, is_causal,
+        torch.are_deterministic_algorithms_enabled(),
+    )  # fmt: skip
+    if (
+        plan is None
+        or not logsumexp.is_contiguous()
+        or (q.data_ptr() | k.data_ptr() | v.data_ptr() | out_gradient.data_ptr()) % ALIGNMENT
+        or q.device.index != torch.cuda.current_device()
+    ):
+        return None
+    size, chain = plan
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    buffer = torch.empty(size, dtype=torch.float32, device=q.device)
+    chain((q, k, v, out_gradient, buffer, dk, dv, dq, out, logsumexp))
+    return dq, dk, dv
+
+
+@functools.lru_cache(maxsize=LAUNCHES)
+def _backward_plan(
+    device: torch.device, key_device: torch.device, value_device: torch.device,
+    dtype: torch.dtype, key_dtype: torch.dtype, value_dtype: torch.dtype,
+    shape: Sizes, key_shape: Sizes, value_shape: Sizes, q_strides: Sizes, k_strides: Sizes, v_strides: Sizes,
+    out_strides: Sizes, gradient_strides: Sizes, gradient_dtype: torch.dtype, is_causal: bool, deterministic: bool,
+) -> tuple[int, Chain] | None:  # fmt: skip
+    """Elements of the buffer, and the launches on q, k, v, the output's gradient, buffer, dk, dv, dq, the output and
+    its log-sum-exp.
+    """
+    forward = _forward_plan(
+        device, key_device, value_device, dtype, key_dtype, value_dtype, shape, key_shape, value_shape,
+        q_strides, k_strides, v_strides, is_causal,
+    )  # fmt: skip
+    if forward is None or gradient_dtype != dtype or gradient_strides[-1] != 1 or 0 in gradient_strides:
+        return None
+    results = [
+        torch.empty_like(torch.empty_strided(sizes, steps, device="meta")).stride()
+        for sizes, steps in ((shape, q_strides), (key_shape, k_strides), (key_shape, v_strides))
+    ]
+    launches = _backward_launches(
+        device, dtype, shape, key_shape, q_strides, k_strides, v_strides, out_strides, gradient_strides, *results,
+        False, is_causal,
+    )  # fmt: skip
+    if launches is None or (deterministic and not launches.is_deterministic):
+        return None
+    rows = launches.rows, (8, 3, 9, 9, 4)
+    keys = launches.keys, (0, 1, 2, 3, 4, 5, 6)
+    return launches.size, Chain(rows, keys, (launches.queries, (0, 1, 2, 3, 4, 7)))
+
+
 def backward(
     out_gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
     logsumexp: Tensor, logsumexp_gradient: Tensor | None, is_causal: bool,
 ) -> bool:  # fmt: skip
-    """Fill dq, dk and dv, or return False, as `forward`. dq is a sum of float32 whose order, and so its last bits,
-    differ from run to run.
+    """Fill dq, dk and dv, or return False, as `forward`.
+
+    But for head dimensions above 128, dq is a sum of float32 whose order, and so its last bits, differ from run to run.
+    It returns False for those if torch's deterministic algorithms are on.
     """
     if 0 in out_gradient.stride():  # that of a sum is one number, expanded
         out_gradient = out_gradient.contiguous()
@@ -143,23 +278,33 @@ def backward(
         q.device, q.dtype, q.shape, k.shape, q.stride(), k.stride(), v.stride(), out.stride(), out_gradient.stride(),
         dq.stride(), dk.stride(), dv.stride(), logsumexp_gradient is not None, is_causal,
     )  # fmt: skip
-    same = out_gradient.dtype == q.dtype
     if (
         launches is None
-        or not same
+        or out_gradient.dtype != q.dtype
         or (q.data_ptr() | k.data_ptr() | v.data_ptr() | out_gradient.data_ptr()) % ALIGNMENT
+        or (not launches.is_deterministic and torch.are_deterministic_algorithms_enabled())
     ):
         return False
-    size, prepare, multiply, finish = launches
-    buffer = torch.empty(size, dtype=torch.float32, device=q.device)
+    buffer = torch.empty(launches.size, dtype=torch.float32, device=q.device)
     numbers = logsumexp if logsumexp_gradient is None else logsumexp_gradient
-    prepare((out, out_gradient, logsumexp, numbers, buffer))
-    multiply((q, k, v, out_gradient, buffer, dk, dv))
-    finish((buffer, dq))
+    launches.rows((out, out_gradient, logsumexp, numbers, buffer))
+    launches.keys((q, k, v, out_gradient, buffer, dk, dv))
+    launches.queries((q, k, v, out_gradient, buffer, dq))
     return True
 
 
-Sizes = tuple[int, ...]
+class BackwardLaunches(NamedTuple):
+    """A backward pass: its launches, in this order."""
+
+    size: int
+    """Elements of the float32 buffer: exponents, deltas, and dQ's sum if there is one."""
+    is_deterministic: bool
+    rows: Launch
+    """Writes exponents and deltas, and clears dQ's sum."""
+    keys: Launch
+    """Gives dK and dV, and adds to dQ's sum."""
+    queries: Launch
+    """Gives dQ."""
 
 
 @functools.lru_cache(maxsize=LAUNCHES)
@@ -196,7 +341,7 @@ def _forward_launch(
         {
             "CONSUMERS": how.consumers, "M": how.queries, "N": how.keys, "D": width, "STAGES": how.stages,
             "Q_STAGES": how.query_stages, "CAUSAL": is_causal, "OWN_ROOM": how.own_room,
-            "MASK_FIRST": how.mask_first, "REGISTERS": how.registers, "num_warps": 4,
+            "MASK_FIRST": how.mask_first, "REGISTERS": how.registers, "REST": rest(head_dim), "num_warps": 4,
         },
     )  # fmt: skip
 
@@ -230,18 +375,19 @@ def _backward_launches(
     device: torch.device, dtype: torch.dtype, shape: Sizes, key_shape: Sizes,
     q_strides: Sizes, k_strides: Sizes, v_strides: Sizes, out_strides: Sizes, gradient_strides: Sizes,
     dq_strides: Sizes, dk_strides: Sizes, dv_strides: Sizes, has_logsumexp_gradient: bool, is_causal: bool,
-) -> tuple[int, Launch, Launch, Launch] | None:  # fmt: skip
-    """(elements of the float32 buffer, preparation, products, end); the buffer has exponents, deltas, and dQ's sum."""
+) -> BackwardLaunches | None:  # fmt: skip
     batches, heads, queries, head_dim = shape
     width = padded_width(head_dim)
     windows = (
         *((shape, q_strides), (key_shape, k_strides), (key_shape, v_strides), (shape, gradient_strides)),
-        *((key_shape, dk_strides), (key_shape, dv_strides)),
+        *((key_shape, dk_strides), (key_shape, dv_strides), (shape, dq_strides)),
     )
     if not _is_taken(device, dtype, head_dim, windows):
         return None
+    how = CHOICES[width].backward_short if queries <= SHORT else CHOICES[width].backward
     padded = triton.cdiv(queries, ROW_TILE) * ROW_TILE
-    numbers, rows = batches * heads * padded, rows_at_once(width)
+    problem = Problem(dtype, shape, key_shape, windows, padded, is_causal)
+    numbers, rows = problem.numbers, rows_at_once(width)
     prepare = Launch(
         rows_kernel,
         padded // rows * heads * batches,
@@ -250,57 +396,138 @@ def _backward_launches(
             out_strides, gradient_strides, heads, queries, padded,
         ),
         {
-            "HEAD_DIM": head_dim, "WIDTH": width, "HAS_LOGSUMEXP_GRADIENT": has_logsumexp_gradient, "CLEAR": True,
-            "ROWS": rows,
+            "HEAD_DIM": head_dim, "WIDTH": width, "HAS_LOGSUMEXP_GRADIENT": has_logsumexp_gradient,
+            "CLEAR": isinstance(how, Backward), "ROWS": rows, **IN_A_CHAIN,
         },
     )  # fmt: skip
+    if isinstance(how, TwoPasses):
+        return BackwardLaunches(2 * numbers, True, prepare, _wide_keys(problem, how), _wide_queries(problem, how))
     finish = Launch(
         finish_kernel,
         triton.cdiv(queries, rows) * heads * batches,
-        (Address(0, 2 * numbers), Address(1), dq_strides, heads, queries, padded, 1 / math.sqrt(head_dim)),
-        {"HEAD_DIM": head_dim, "WIDTH": width, "ROWS": rows},
+        (Address(4, 2 * numbers), Address(5), dq_strides, heads, queries, padded, problem.root),
+        {"HEAD_DIM": head_dim, "WIDTH": width, "ROWS": rows, **IN_A_CHAIN},
     )
-    multiply = _products(dtype, shape, key_shape, windows, padded, CHOICES[width].backward, is_causal)
-    return numbers * (2 + width), prepare, multiply, finish
+    return BackwardLaunches((2 + width) * numbers, False, prepare, _keys_and_sum(problem, how), finish)
 
 
-def _products(
-    dtype: torch.dtype, shape: Sizes, key_shape: Sizes, windows: tuple[tuple[Sizes, Sizes], ...], padded: int,
-    how: Backward, is_causal: bool,
-) -> Launch:  # fmt: skip
+IN_A_CHAIN = {"OVERLAP": True, "launch_pdl": True}
+"""Of kernels that prepare themselves while the one before ends."""
+
+
+class Problem(NamedTuple):
+    """What the kernels of a backward pass are launched for."""
+
+    dtype: torch.dtype
+    shape: Sizes
+    """Of the queries."""
+    key_shape: Sizes
+    windows: tuple[tuple[Sizes, Sizes], ...]
+    """Shape and strides of q, k, v, the output's gradient, dk, dv and dq."""
+    padded: int
+    """Queries, rounded up to whole tiles."""
+    is_causal: bool
+
+    @property
+    def width(self) -> int:
+        """Columns of a tile."""
+        return padded_width(self.shape[-1])
+
+    @property
+    def root(self) -> float:
+        """1/√d."""
+        return 1 / math.sqrt(self.shape[-1])
+
+    @property
+    def numbers(self) -> int:
+        """Elements of a buffer with a number per query."""
+        return self.shape[0] * self.shape[1] * self.padded
+
+    @property
+    def group(self) -> int:
+        """Heads of queries that share a head of keys."""
+        return self.shape[1] // self.key_shape[1]
+
+    def window(self, place: int, which: int, rows: int) -> Window:
+        """Descriptor of a tensor: its place among those of a launch, and among `windows`."""
+        block = rows, self.width
+        return Window.of(place, *self.windows[which], (1, 1, *block), _layout(self.dtype, *block))
+
+    def inputs(self, queries: int, keys: int) -> tuple[Any, ...]:
+        """q, k, v and the output's gradient in tiles of so many rows, with exponents and deltas."""
+        rows = queries, keys, keys, queries
+        tiles = (self.window(place, place, rows[place]) for place in range(4))
+        return *tiles, Address(4), Address(4, self.numbers)
+
+    def options(self, how: Backward | TwoPasses) -> dict[str, Any]:
+        """Constants of all kernels."""
+        sizes = {"M": how.queries, "N": how.keys, "D": self.width, "CAUSAL": self.is_causal}
+        sizes["REST"] = rest(self.shape[-1])
+        return {**sizes, "REGISTERS": how.registers, "num_warps": 4, "launch_pdl": True}
+
+
+def _keys_and_sum(problem: Problem, how: Backward) -> Launch:
+    """The kernel that gives dK and dV, and adds dQ up."""
     from kernels.attention.hopper.backward import backward_kernel
-    from kernels.attention.hopper.backward_wide import wide_backward_kernel
 
-    batches, heads, queries, head_dim = shape
-    key_heads, keys = key_shape[1:3]
-    width, root, numbers = padded_width(head_dim), 1 / math.sqrt(head_dim), batches * heads * padded
-    options: dict[str, Any] = {"M": how.queries, "N": how.keys, "D": width, "CAUSAL": is_causal}
-    options |= {"REGISTERS": how.registers, "num_warps": 4}
-    dq_sum: Address | Window
-    if width == WIDEST:  # consumers have half of the columns each
-        kernel, result = wide_backward_kernel, (how.keys, width // 2)
-        dq_sum = Address(4, 2 * numbers)
-        options["TOGETHER"] = how.together
-    else:
-        kernel, result = backward_kernel, (how.keys // 2, width)
-        sums = (batches, heads, padded, width)
-        block = (how.queries // 2, width) if how.queries == 128 else (how.queries, width // 2)
-        steps = (heads * padded * width, padded * width, width, 1)
-        dq_sum = Window.of(4, sums, steps, (1, 1, *block), _layout(torch.float32, *block), 2 * numbers)
-    blocks = ((how.queries, width), (how.keys, width), (how.keys, width), (how.queries, width), result, result)
-    q, k, v, out_gradient, dk, dv = (
-        Window.of(place, *window, (1, 1, *block), _layout(dtype, *block))
-        for place, window, block in zip((0, 1, 2, 3, 5, 6), windows, blocks, strict=True)
-    )
+    (batches, heads, queries, _), (_, key_heads, keys, _) = problem.shape, problem.key_shape
+    padded, width = problem.padded, problem.width
+    # Consumers add up half of the rows each, or half of the columns.
+    block = (how.queries // 2, width) if how.queries == 128 else (how.queries, width // 2)
+    dq_sum = Window.of(
+        4, (batches, heads, padded, width), (heads * padded * width, padded * width, width, 1), (1, 1, *block),
+        _layout(torch.float32, *block), 2 * problem.numbers,
+    )  # fmt: skip
     return Launch(
-        kernel,
+        backward_kernel,
         triton.cdiv(keys, how.keys) * key_heads * batches,
         (
-            q, k, v, out_gradient, Address(4), Address(4, numbers), dq_sum, dk, dv,
-            heads, key_heads, heads // key_heads, queries, keys, padded, math.log2(math.e) * root, root,
+            *problem.inputs(how.queries, how.keys), dq_sum,
+            problem.window(5, 4, how.keys // 2), problem.window(6, 5, how.keys // 2),
+            heads, key_heads, problem.group, queries, keys, padded, math.log2(math.e) * problem.root, problem.root,
         ),
-        options,
+        {**problem.options(how), "LONGEST_FIRST": how.longest_first},
     )  # fmt: skip
+
+
+def _wide_keys(problem: Problem, how: TwoPasses) -> Launch:
+    """The kernel that gives dK and dV."""
+    from kernels.attention.hopper.backward_wide import wide_keys_kernel
+
+    (batches, heads, queries, _), (_, key_heads, keys, _) = problem.shape, problem.key_shape
+    return Launch(
+        wide_keys_kernel,
+        triton.cdiv(keys, how.keys) * key_heads * batches,
+        (
+            *problem.inputs(how.queries, how.keys), problem.window(5, 4, how.keys), problem.window(6, 5, how.keys),
+            heads, key_heads, problem.group, queries, keys, problem.padded, math.log2(math.e) * problem.root,
+            problem.root,
+        ),
+        problem.options(how),
+    )  # fmt: skip
+
+
+def _wide_queries(problem: Problem, how: TwoPasses) -> Launch:
+    """The kernel that gives dQ."""
+    from kernels.attention.hopper.backward_wide import wide_queries_kernel
+
+    (batches, heads, queries, _), keys = problem.shape, problem.key_shape[2]
+    return Launch(
+        wide_queries_kernel,
+        triton.cdiv(queries, 2 * how.queries) * heads * batches,
+        (
+            *problem.inputs(how.queries, how.keys), problem.window(5, 6, how.queries),
+            heads, problem.group, queries, keys, problem.padded, math.log2(math.e) * problem.root, problem.root,
+        ),
+        {**problem.options(how), "K_STAGES": how.key_stages, "V_STAGES": how.value_stages},
+    )  # fmt: skip
+
+
+def rest(head_dim: int) -> int:
+    """Columns of the second half of a tile that scores need, a power of two; 0 for all. The others are zero."""
+    half = padded_width(head_dim) // 2
+    needed = max(LEAST_DEPTH, 1 << (head_dim - half - 1).bit_length())
+    return needed if needed < half else 0
 
 
 def _is_taken(

@@ -1,16 +1,25 @@
 """Compares and times ways of building the kernels for compute capability 9.0 that calls do not take, on this device.
 
-    python -m kernels.attention.hopper.tune --batch 8 --heads 16 --length 1024 --head-dim 64
+    python -m kernels.attention.hopper.tune --head-dim 64 --shape 4x25x512 --shape 8x16x1024
 
-prints a line for each candidate: its error against the first, which is what calls take, and the times of its forward
-pass and of forward with backward. What wins goes into `CHOICES` by hand, after `benchmarks.attention_stress`.
+prints a line for each candidate and shape: its largest error against the float64 oracle in odd shapes, as a part of the
+tolerance, its error against cuDNN's results, and the device's time of the forward pass, of forward with backward, and
+of the three kernels of the backward pass. What wins goes into `CHOICES` by hand, after `benchmarks.attention_stress`.
+
+Each candidate has a process of its own, which is ended if it does not answer: a kernel in a deadlock costs seconds. All
+compile and are compared at the same time; then they take turns, and are timed several times over, since the device's
+clock drifts by more than candidates differ.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import contextmanager
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import torch
@@ -18,81 +27,212 @@ from torch import Tensor
 
 from kernels.attention.flash_triton import flash_attention
 from kernels.attention.hopper import launch
-from kernels.attention.hopper.launch import CHOICES, WIDEST, Choice
+from kernels.attention.hopper.launch import CHOICES, Backward, Choice, TwoPasses
+from kernels.attention.library import sdpa_cudnn
+from kernels.attention.reference import attention
 from kernels.attention.triton.tilings import padded_width
+from kernels.device_clock import DeviceClock
+from kernels.tolerance import TOLERANCES, error
 
-WARMUP_MS, MEASURED_MS = 25, 100
+CUDNN = "cuDNN"
+ODD_SHAPES = (
+    *((2, 4, 2, 515, 515), (1, 3, 3, 300, 1111), (2, 4, 1, 1111, 300)),
+    *((1, 2, 2, 64, 2000), (1, 2, 2, 129, 1), (3, 2, 2, 1200, 1200)),
+)
+"""(batch, heads, key heads, queries, keys)."""
+READY_S, TURN_S = 180.0, 60.0
+"""Longest time that a candidate may take to compile and be compared, and for one turn."""
+Pass = Callable[[Tensor, Tensor, Tensor, bool], Tensor]
 
 
 def candidates(width: int) -> Iterator[tuple[str, Choice]]:
     """Yield names and choices: what calls take first."""
     present = CHOICES[width]
-    forward = present.forward
     yield "present", present
-    if width < WIDEST:
-        ahead = replace(forward, query_stages=2)
-        yield "queries ahead", Choice(ahead, ahead, present.backward)
-        branch = replace(ahead, mask_first=False)
-        yield "queries ahead, first tile masked by a branch", Choice(branch, branch, present.backward)
+    forward, backward = present.forward, present.backward
+    if isinstance(backward, TwoPasses):
+        small = replace(backward, keys=32, key_stages=3, value_stages=3)
+        yield "32 keys for dQ", replace(present, backward=small, backward_short=small)
+        return
+    for queries in (64, 128) if width == min(CHOICES) else (64,):
+        for longest_first in (False, True):
+            other = Backward(queries, 128, longest_first=longest_first)
+            order = "longest first" if longest_first else "head by head"
+            yield f"backward {queries}, {order}", replace(present, backward=other, backward_short=other)
     if width == min(CHOICES):
-        deep = replace(forward, stages=4, query_stages=2, mask_first=False)
-        yield "the same with four stages", Choice(deep, deep, present.backward)
-        yield "three consumers", Choice(present.forward_long, present.forward_long, present.backward)
-        narrow = replace(present.backward, queries=64)
-        yield "64 queries backward", Choice(forward, present.forward_long, narrow)
-    if width == WIDEST:
-        yield "four numbers together", Choice(forward, forward, replace(present.backward, together=4))
+        ahead = replace(forward, query_stages=3 - forward.query_stages)
+        yield f"forward, {ahead.query_stages} query stages", replace(present, forward=ahead, forward_long=ahead)
+        branch = replace(forward, mask_first=False)
+        yield "forward, first tile masked by a branch", replace(present, forward=branch, forward_long=branch)
+        yield "forward, three consumers", replace(present, forward=present.forward_long)
 
 
-@contextmanager
-def taken(width: int, choice: Choice) -> Iterator[None]:
-    """Let calls take a choice inside."""
-    present = CHOICES[width]
-    CHOICES[width] = choice
-    _forget()
-    try:
-        yield
-    finally:
-        CHOICES[width] = present
-        _forget()
+def largest_error(head_dim: int) -> float:
+    """Compare the present choice with the oracle, in bfloat16, with and without the mask; a part of the tolerance."""
+    worst = 0.0
+    generator = torch.Generator("cuda").manual_seed(0)
+    for is_causal in (False, True):
+        for batch, heads, key_heads, queries, keys in ODD_SHAPES:
+            sizes = (heads, queries), (key_heads, keys), (key_heads, keys), (heads, queries)
+            q, k, v, gradient = (
+                torch.randn(batch, *size, head_dim, device="cuda", generator=generator).bfloat16() for size in sizes
+            )
+            given = passes(_ours, (q, k, v), gradient, is_causal)
+            double = [one.double() for one in (q, k, v)]
+            right = passes(_oracle, double, gradient.double(), is_causal)
+            for one, oracle in zip(given, right, strict=True):
+                vanishing = oracle.norm() < 1e-2 * right[3].norm()
+                target = torch.zeros_like(oracle) if vanishing else oracle
+                worst = max(worst, error(one, target).relative / TOLERANCES[one.dtype])
+    return worst
 
 
-def _forget() -> None:
-    launch._forward_launch.cache_clear()
-    launch._backward_launches.cache_clear()
+def _ours(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    return flash_attention(q, k, v, is_causal, only_hopper=True)
+
+
+def _oracle(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
+    group = q.shape[1] // k.shape[1]
+    return attention(q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), is_causal)
+
+
+def passes(
+    function: Pass, inputs: list[Tensor] | tuple[Tensor, ...], gradient: Tensor, is_causal: bool
+) -> list[Tensor]:
+    """The output and the gradients."""
+    q, k, v = (one.detach().requires_grad_() for one in inputs)
+    out = function(q, k, v, is_causal)
+    return [one.detach() for one in (out, *torch.autograd.grad(out, (q, k, v), gradient))]
+
+
+def time_one(
+    clock: DeviceClock, function: Pass, shape: tuple[int, ...], is_causal: bool
+) -> tuple[list[float], list[float]]:
+    """(medians in ms of forward, of both passes, and of the kernels of the backward pass if ours; errors from cuDNN)"""
+    generator = torch.Generator("cuda").manual_seed(0)
+    inputs = [torch.randn(shape, device="cuda", generator=generator).bfloat16() for _ in range(4)]
+    q, k, v = (one.requires_grad_() for one in inputs[:3])
+    gradient = inputs[3]
+    works: list[Callable[[], object]] = [
+        lambda: function(q, k, v, is_causal),
+        lambda: torch.autograd.grad(function(q, k, v, is_causal), (q, k, v), gradient),
+    ]
+    errors = []
+    if function is _ours:
+        pairs = zip(
+            *(passes(each, (q, k, v), gradient, is_causal) for each in (_ours, sdpa_cudnn.function)), strict=True
+        )
+        errors = [((one - other).float().norm() / other.float().norm()).item() for one, other in pairs]
+        works += backward_kernels(q.detach(), gradient, is_causal)
+    return [_median_ms(clock, work) for work in works], errors
+
+
+def backward_kernels(q: Tensor, gradient: Tensor, is_causal: bool) -> list[Callable[[], object]]:
+    """Calls of the kernels of the backward pass, one by one, on whatever numbers."""
+    steps = q.stride()
+    launches = launch._backward_launches(q.device, q.dtype, q.shape, q.shape, *[steps] * 8, False, is_causal)
+    assert launches is not None
+    buffer, numbers = torch.empty(launches.size, device="cuda"), torch.zeros(q.shape[:3], device="cuda")
+    room = [torch.empty_like(q) for _ in range(3)]
+    return [
+        lambda: launches.rows((gradient, gradient, numbers, numbers, buffer)),
+        lambda: launches.keys((q, q, q, gradient, buffer, room[0], room[1])),
+        lambda: launches.queries((q, q, q, gradient, buffer, room[2])),
+    ]
+
+
+def _median_ms(clock: DeviceClock, work: Callable[[], object]) -> float:
+    clock.forget()
+
+    def call() -> None:
+        work()
+
+    first = clock.lap(call).device_ms
+    laps = 5 if first > 1 else 15
+    return statistics.median(clock.lap(call).device_ms for _ in range(laps))
+
+
+def serve(options: argparse.Namespace) -> None:
+    """A candidate's process: compares it, then times it whenever a line asks for it."""
+    width, name = padded_width(options.head_dim), options.candidate
+    head = "-"
+    if name != CUDNN:
+        CHOICES[width] = dict(candidates(width))[name]
+        head = f"{100 * largest_error(options.head_dim):.0f}%"
+    clock = DeviceClock(torch.device("cuda", torch.cuda.current_device()))
+    print("ready", flush=True)
+    for _turn in sys.stdin:
+        for text in options.shape:
+            shape = *map(int, text.split("x")), options.head_dim
+            times, errors = time_one(clock, sdpa_cudnn.function if name == CUDNN else _ours, shape, not options.full)
+            columns = [f"{one:.4f}" for one in times], [f"{one:.0e}" for one in errors]
+            print(f"{name:40} {text:>12} {head:>4} | {' '.join(columns[0])} | {' '.join(columns[1])}", flush=True)
+        print("done", flush=True)
+
+
+class Candidate:
+    """A process that `serve`s."""
+
+    def __init__(self, name: str, arguments: list[str]) -> None:
+        command = [sys.executable, "-m", "kernels.attention.hopper.tune", *arguments, "--candidate", name]
+        self.name = name
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def wait(self, word: str, seconds: float) -> bool:
+        """Print its lines until that one; False, and the process is ended, if it does not come in time."""
+        assert self._process.stdout is not None
+        timer = threading.Timer(seconds, self._process.kill)
+        timer.start()
+        try:
+            for line in self._process.stdout:
+                if line.strip() == word:
+                    return True
+                print(line, end="", flush=True)
+        finally:
+            timer.cancel()
+        print(f"{self.name}: ended with {self._process.wait()} after at most {seconds:.0f} s", flush=True)
+        return False
+
+    def ask(self) -> None:
+        """Ask for a turn."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("turn\n")
+        self._process.stdin.flush()
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
 
 
 def main() -> None:
-    """Compare the candidates on the problem that the command line names."""
-    from triton.testing import do_bench
-
+    """Compare the candidates in the shapes that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("batch", 4), ("heads", 16), ("length", 4096), ("head-dim", 128)):
-        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--shape", action="append", required=True, help="batch x heads x length, as 4x16x4096")
     parser.add_argument("--full", action="store_true", help="without the causal mask")
+    parser.add_argument("--turns", type=int, default=2)
+    parser.add_argument("--candidate", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    shape = options.batch, options.heads, options.length, options.head_dim
-    q, k, v, gradient = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4))
-    inputs = [tensor.requires_grad_() for tensor in (q, k, v)]
-
-    def forward() -> Tensor:
-        return flash_attention(q, k, v, not options.full, only_hopper=True)
-
-    def both() -> tuple[Tensor, ...]:
-        out = forward()
-        return (out, *torch.autograd.grad(out, inputs, gradient))
-
-    right: tuple[Tensor, ...] = ()
-    width = padded_width(options.head_dim)
-    for name, choice in list(candidates(width)):
-        with taken(width, choice):
-            given = both()
-            right = right or given
-            errors = [((one - other).norm() / other.norm()).item() for one, other in zip(given, right, strict=True)]
-            times = [
-                do_bench(work, warmup=WARMUP_MS, rep=MEASURED_MS, return_mode="median") for work in (forward, both)
-            ]
-        print(f"{name}: error {max(errors):.1e}, forward {times[0]:.3f} ms, both {times[1]:.3f} ms", flush=True)
+    if options.candidate:
+        serve(options)
+        return
+    began = time.monotonic()
+    names = [CUDNN, *(name for name, _ in candidates(padded_width(options.head_dim)))]
+    started = [Candidate(name, sys.argv[1:]) for name in names]
+    try:
+        ready = [one for one in started if one.wait("ready", max(1, READY_S - (time.monotonic() - began)))]
+        print(f"compiled and compared in {time.monotonic() - began:.0f} s; ms of: forward, both, rows, keys, queries")
+        for _turn in range(options.turns):
+            for one in list(ready):
+                one.ask()
+                if not one.wait("done", TURN_S):
+                    ready.remove(one)
+    finally:
+        for one in started:
+            one.close()
 
 
 if __name__ == "__main__":

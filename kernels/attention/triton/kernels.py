@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from kernels.attention.triton.operands import add_product, as_operand, held, product, split, transposed
 from kernels.interpreted import mend_interpreter
@@ -140,11 +141,11 @@ def forward_kernel(
     else:
         end = keys
         free = keys // KEYS * KEYS
-    accumulator, maximum, total = _attend(
+    accumulator, maximum, total = attend(
         accumulator, maximum, total, q_tile, k, v, k_strides, v_strides, batch, head // GROUP, rows, keys, scale,
         0, free, CAUSAL, HEAD_DIM, WIDTH, PRECISION, TMA, KEYS, False,
     )  # fmt: skip
-    accumulator, maximum, total = _attend(
+    accumulator, maximum, total = attend(
         accumulator, maximum, total, q_tile, k, v, k_strides, v_strides, batch, head // GROUP, rows, keys, scale,
         free, end, CAUSAL, HEAD_DIM, WIDTH, PRECISION, TMA, KEYS, True,
     )  # fmt: skip
@@ -154,7 +155,7 @@ def forward_kernel(
 
 
 @triton.jit
-def _attend(
+def attend(
     accumulator, maximum, total, q_tile, k, v, k_strides, v_strides, batch, head, rows, keys, scale,
     start, end,
     CAUSAL: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr, TMA: tl.constexpr,
@@ -183,18 +184,22 @@ def _attend(
     return accumulator, maximum, total
 
 
-@triton.jit
+# One kernel for all lengths.
+@triton.jit(do_not_specialize=["heads", "queries"])
 def rows_kernel(
     out, out_gradient, logsumexp, logsumexp_gradient, exponents, deltas, dq_sum,
     out_strides, gradient_strides, heads, queries, padded,
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, HAS_LOGSUMEXP_GRADIENT: tl.constexpr, CLEAR: tl.constexpr,
-    ROWS: tl.constexpr,
+    ROWS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Write, per query, its log-sum-exp in powers of two and D to `exponents` and `deltas` (batch, heads, padded).
 
     Rows past the last query get +∞ and 0: their weights come out as 0, so that the other kernels need no mask for them.
     If CLEAR, `dq_sum` (batch, heads, padded, WIDTH) becomes zero.
     """
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     tiles = padded // ROWS
     tile, head, batch = program(tiles, heads)
     start = tile * ROWS
@@ -214,12 +219,14 @@ def rows_kernel(
         tl.store(dq_sum + places, tl.zeros([ROWS, WIDTH], tl.float32))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["heads", "queries"])
 def finish_kernel(
     dq_sum, dq, dq_strides, heads, queries, padded, root,
-    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Write `root` times one tile of dq_sum (batch, heads, padded, WIDTH) to dq."""
+    if OVERLAP:
+        gdc_wait()
     tile, head, batch = program(tl.cdiv(queries, ROWS), heads)
     rows = tile * ROWS + tl.arange(0, ROWS)
     plane = (batch * heads + head).to(tl.int64) * padded

@@ -74,8 +74,8 @@ def _forward_launch(
         forward_kernel,
         triton.cdiv(queries, tiling.queries) * heads * batches,
         (
-            _source(0, q, tiling.queries, width, tma), _source(1, k, tiling.keys, width, tma),
-            _source(2, v, tiling.keys, width, tma), Address(3), Address(4),
+            source(0, q, tiling.queries, width, tma), source(1, k, tiling.keys, width, tma),
+            source(2, v, tiling.keys, width, tma), Address(3), Address(4),
             q.strides, k.strides, v.strides, out.strides,
             heads, queries, k.shape[2], math.log2(math.e) / math.sqrt(head_dim),
         ),
@@ -130,7 +130,7 @@ def _finish_launch(dq: Kind, dq_sum: Kind) -> Launch:
         finish_kernel,
         triton.cdiv(queries, size) * heads * batches,
         (Address(0), Address(1), dq.strides, heads, queries, dq_sum.shape[2], 1 / math.sqrt(head_dim)),
-        {"HEAD_DIM": head_dim, "WIDTH": width, "ROWS": size},
+        {"HEAD_DIM": head_dim, "WIDTH": width, "ROWS": size, "OVERLAP": False},
     )
 
 
@@ -186,7 +186,7 @@ def _rows_launch(out: Kind, out_gradient: Kind, has_logsumexp_gradient: bool, cl
         (*map(Address, range(7)), out.strides, out_gradient.strides, heads, queries, padded),
         {
             "HEAD_DIM": head_dim, "WIDTH": width, "HAS_LOGSUMEXP_GRADIENT": has_logsumexp_gradient, "CLEAR": clear,
-            "ROWS": size,
+            "ROWS": size, "OVERLAP": False,
         },
     )  # fmt: skip
 
@@ -227,8 +227,8 @@ def _keys_launch(
         keys_kernel,
         triton.cdiv(length, tiling.keys) * key_heads * batches,
         (
-            _source(0, q, tiling.queries, width, tma), _source(1, k, tiling.keys, width, tma),
-            _source(2, v, tiling.keys, width, tma), _source(3, out_gradient, tiling.queries, width, tma),
+            source(0, q, tiling.queries, width, tma), source(1, k, tiling.keys, width, tma),
+            source(2, v, tiling.keys, width, tma), source(3, out_gradient, tiling.queries, width, tma),
             Address(4), Address(5), dq_sum, Address(7), Address(8),
             q.strides, k.strides, v.strides, out_gradient.strides, dk.strides, dv.strides,
             heads, queries, length, padded, math.log2(math.e) * root, root,
@@ -265,8 +265,8 @@ def _queries_launch(
         queries_kernel,
         triton.cdiv(length, tiling.queries) * heads * batches,
         (
-            _source(0, q, tiling.queries, width, tma), _source(1, k, tiling.keys, width, tma),
-            _source(2, v, tiling.keys, width, tma), _source(3, out_gradient, tiling.queries, width, tma),
+            source(0, q, tiling.queries, width, tma), source(1, k, tiling.keys, width, tma),
+            source(2, v, tiling.keys, width, tma), source(3, out_gradient, tiling.queries, width, tma),
             Address(4), Address(5), Address(6),
             q.strides, k.strides, v.strides, out_gradient.strides, dq.strides,
             heads, length, k.shape[2], padded, math.log2(math.e) * root, root,
@@ -287,7 +287,8 @@ def _through_descriptors(*tensors: Tensor) -> bool:
     return all(has_tensor_descriptors(tensor) for tensor in tensors)
 
 
-def _source(place: int, tensor: Kind, rows: int, width: int, tma: bool) -> Address | Window:
+def source(place: int, tensor: Kind, rows: int, width: int, tma: bool) -> Address | Window:
+    """The argument from which a kernel reads tiles of so many rows of a tensor."""
     return Window.of(place, tensor.shape, tensor.strides, (1, 1, rows, width)) if tma else Address(place)
 
 

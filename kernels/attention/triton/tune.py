@@ -23,7 +23,7 @@ from kernels.attention.triton import launch, tilings
 from kernels.attention.triton.inputs import like, on_device, room_for_results, tf32_is_allowed, with_heads
 from kernels.attention.triton.tilings import Tiling, Tilings, padded_width, precision_of
 from kernels.device_clock import DeviceClock, Work, host_lap_ms
-from kernels.tolerance import TF32_TOLERANCE, TOLERANCES, error
+from kernels.tolerance import TF32_TOLERANCE, TOLERANCES, error, fixed
 
 _ANY = (Tiling(32, 64, 4, 2), Tiling(64, 32, 4, 2), Tiling(32, 32, 4, 2), Tiling(16, 32, 4, 1), Tiling(16, 16, 4, 1))
 _FLAT = (
@@ -116,10 +116,10 @@ class Problem:
             if isinstance(failure, REFUSALS) or COMPILER_FAILED in str(failure):
                 return f"{type(failure).__name__}: {str(failure).strip()[:200]}"
             raise
-        tolerance = TF32_TOLERANCE if self.precision == "tf32" else TOLERANCES[self._gradient.dtype]
+        limit = fixed(TF32_TOLERANCE if self.precision == "tf32" else TOLERANCES[self._gradient.dtype])
         for name in names:
             expected = self._right.setdefault(name, self.results[name].clone())
-            if why := error(self.results[name], expected.double()).why_wrong(tolerance):
+            if why := error(self.results[name], expected.double()).why_wrong(limit):
                 return f"{name}: {why}"
         return ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 
@@ -93,6 +94,17 @@ def test_a_query_that_names_no_two_sides(site: Any, query: dict[str, Any], point
     refused = site.http.get("/compare", params=query)
     assert refused.status_code == 422
     assert [error["pointer"] for error in refused.json()["errors"]] == pointers
+
+
+def test_headers_tell_the_gate_in_every_format(site: Any, profiles: list[int]) -> None:
+    one, other = profiles
+    asked = {"baseline": one, "candidate": other, "fail_above_percent": 5}
+    gate = site.http.get("/compare", params=asked).json()["gate"]
+    for format_ in ("json", "csv", "markdown", "latex", "html"):
+        headers = site.http.get("/compare", params={**asked, "format": format_}).headers
+        assert headers["Flopwatch-Gate"] == gate["outcome"] == "inconclusive"
+        assert unquote(headers["Flopwatch-Gate-Sentence"]) == gate["sentence"]
+    assert "Flopwatch-Gate" not in site.http.get("/compare", params={"baseline": one, "candidate": other}).headers
 
 
 def test_jobs_that_cannot_be_compared(site: Any, profiles: list[int]) -> None:

@@ -72,7 +72,7 @@ def mutated(draw: st.DrawFn, base: Any) -> Any:
 
 
 fuzz = settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import typer.testing
 from typer.testing import CliRunner
 
 from app.cli.commands import cli
@@ -22,6 +24,14 @@ def environment(**settings: Any) -> dict[str, str]:
     """A command's: with tests/plugins, whose `sitecustomize` lets workers start sooner."""
     path = os.pathsep.join([str(PROJECT), str(PROJECT / "tests" / "plugins")])
     return {**os.environ, "PYTHONPATH": path, **{name: str(value) for name, value in settings.items()}}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _commands_made_once() -> Iterator[None]:
+    """Typer makes all commands anew for each call, which takes longer than most of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.testing, "_get_command", functools.cache(typer.testing._get_command))
+        yield
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from app import address
-from app.client import parse_stream
+from app.connection import parse_stream
 from app.specs import KINDS
 from app.store.records import StoredArtifact, UnitRecord
 
@@ -100,12 +100,14 @@ def test_results_are_the_table_and_the_reasons(site: Any, flopwatch: Any) -> Non
     assert shown.endswith("\n\ncontext_length=16/32 (2 cells): oom: out of memory\n")
 
 
-def test_what_a_failed_job_measured_is_listed(site: Any, flopwatch: Any) -> None:
+def test_what_a_failed_job_measured_is_in_the_table_that_succeeded_ones_have(site: Any, flopwatch: Any) -> None:
     job_id = submitted(flopwatch, "--priority", "50")
     rows = [MEASURED("forward_ms", 1.25, context_length=8), MEASURED("step_ms", None, "oom", context_length=16)]
     site.worker.finish(site.worker.claim_job(job_id), "failed", measurements=rows)
     shown = ended(flopwatch("show", str(job_id)))
-    assert re.search(r"^8 +forward +forward_ms +ms +1 +1.25 ", shown, re.MULTILINE), shown
+    assert ended(flopwatch("table", "--job", str(job_id))) in shown
+    assert re.search(r"^\| 8 \* +\| +1.250 \| +failed \|$", shown, re.MULTILINE), shown
+    assert "* partial: measured before the job ended without success: failed" in shown
     assert shown.endswith("\n\ncontext_length=16: oom: out of memory\n")
 
 

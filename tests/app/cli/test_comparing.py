@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 STEADY = (1.00, 1.01, 0.99, 1.005, 0.995, 1.002, 0.998, 1.004)
@@ -50,9 +51,25 @@ def test_the_exit_code_tells_the_gates_answer(flopwatch: Any, run: Any) -> None:
     assert "passed" in ended(flopwatch("compare", one, slower, "--fail-above", "30 %", "--metric", "step_ms"))
     assert "passed" in ended(flopwatch("compare", one, same, "--fail-above", "5"))
     assert "missing" in ended(flopwatch("compare", one, failed, "--fail-above", "5%"), 6)
-    told = flopwatch("compare", one, slower, "--fail-above", "5%", "--format", "json")
-    assert json.loads(told.stdout)["gate"]["outcome"] == "slower"
-    assert "worse by more than" in told.stderr
+    for format_ in ("json", "csv", "latex", "html"):
+        told = flopwatch("compare", one, slower, "--fail-above", "5%", "--format", format_)
+        assert told.returncode == 3
+        assert "worse by more than 5 %: step_ms: candidate is 1.20× slower, 95 % CI" in told.stderr
+    told = flopwatch("compare", one, slower, "--fail-above", "30%", "--format", "json")
+    assert (told.returncode, json.loads(told.stdout)["gate"]["outcome"]) == (0, "passed")
+
+
+def test_a_gate_costs_one_comparison(flopwatch: Any, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other, asked = run(), run(), []
+    request = httpx.Client.request
+
+    def counting(self: httpx.Client, method: str, url: str, **options: Any) -> httpx.Response:
+        asked.append(url)
+        return request(self, method, url, **options)
+
+    monkeypatch.setattr(httpx.Client, "request", counting)
+    ended(flopwatch("compare", one, other, "--fail-above", "5%", "--format", "csv"))
+    assert asked == ["/compare"]
 
 
 @pytest.mark.parametrize("limit", ["0", "0%", "-1%", "five", "5%%", "1e2", "nan"])
@@ -72,7 +89,9 @@ def test_a_baseline_from_set_to_delete(flopwatch: Any, run: Any) -> None:
     assert ended(flopwatch("baseline", "set", "main", one)) == f"baseline main: 1 case of job {one}\n"
     ended(flopwatch("baseline", "set", "main", other))
     assert one in ended(flopwatch("baseline", "list"))
-    assert "1x test CPU" in ended(flopwatch("baseline", "show", "main"))
+    shown = ended(flopwatch("baseline", "show", "main"))
+    assert "1x test CPU" in shown
+    assert "verdict" in shown
     assert len(json.loads(ended(flopwatch("baseline", "show", "main", "--json")))["cases"]) == 2
     assert "in the baseline main" in ended(flopwatch("delete", one), 1)
     assert "passed" in ended(flopwatch("check", "--baseline", "main", same))
@@ -83,6 +102,10 @@ def test_a_baseline_from_set_to_delete(flopwatch: Any, run: Any) -> None:
     assert "16 and 8 processes" in ended(flopwatch("compare", f"{one},{same}", slower))
     ended(flopwatch("baseline", "delete", "main"))
     assert "There is no baseline" in ended(flopwatch("check", "--baseline", "main"), 1)
+    assert "labels are for the jobs that run again" in ended(
+        flopwatch("check", "1", "--baseline", "main", "--label", "a=b"), 2
+    )
+    assert "would be taken for a job's id" in ended(flopwatch("baseline", "set", "17", one), 1)
     ended(flopwatch("baseline", "set", "main"), 2)
     ended(flopwatch("baseline", "set", "main", "1", "--sweep", "1"), 2)
 
@@ -119,7 +142,7 @@ def test_a_check_without_a_job_runs_the_baselines_jobs_again(
     assert found["outcome"] == "passed"
     jobs = [site.job(job_id) for job_id in found["jobs"]]
     assert [job["spec"]["seed"] for job in jobs] == [1, 2]
-    assert all(job["labels"]["check"] == "nightly" for job in jobs)
+    assert all(job["labels"] == {"check": "nightly"} for job in jobs)
     assert not {int(first), int(second)} & set(found["jobs"])
     behaviour["factor"] = 1.2
     assert "worse by more than 5 %: step_ms" in ended(flopwatch("check", "--baseline", "nightly"), 3)

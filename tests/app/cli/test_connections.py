@@ -23,6 +23,7 @@ import pytest
 
 from app.cli.connections import MIN_CONNECTIONS, RESERVED_FILES, connections_within
 from app.cli.logs import BURST, WINDOW_S, RateLimit
+from tests.databases import put_database
 from tests.forked import PLUGINS, forkserver
 
 TINY = {"kind": "benchmark", "model": {"size": "tiny"}}
@@ -30,7 +31,7 @@ FILES = 400
 HALF_OPEN = 700
 PROMPT_S = 1.0
 LOG_BYTES = 20_000
-FLOODED_S = 2.0
+FLOODED_S = 1.0
 PAUSE_S = 0.5
 """Between two rounds over all of them: what is tried here is their number, not how busy one client makes the server."""
 
@@ -73,6 +74,7 @@ def run(tmp_path: Path, until: Any) -> Iterator[Callable[..., Server]]:
     def start(sabotage: str = "pass", **settings: str) -> Server:
         log = tmp_path / "log"
         log.touch()
+        put_database(tmp_path / "data")
         process = forkserver().start(
             ["-m", "app.cli", "serve", "--port", "0"],
             {

@@ -69,17 +69,26 @@ def stopped_while_followed(server: subprocess.Popen[str], number: signal.Signals
 
 
 def test_serve(start: Any, tmp_path: Path) -> None:
-    """Two servers after each other, on one database."""
-    server = start("serve", "--port", "0", FLOPWATCH_DATA_DIR=tmp_path)
+    """Two servers after each other, on one database. The next command finds them by their data folder."""
+    data_dir = tmp_path / "data"
+    server = start("serve", "--port", "0", "--data-dir", str(data_dir))
     url = listening_url(server)
     assert httpx.get(url + "/readyz", trust_env=False).status_code == 200
+    said = json.loads((data_dir / "server.json").read_text())
+    assert {"url": url, "pid": server.pid}.items() <= said.items()
     job = httpx.post(url + "/jobs", json={"spec": TINY}, trust_env=False).json()
+    environment = {"FLOPWATCH_DATA_DIR": str(data_dir)}
+    jobs = CliRunner().invoke(cli, ["jobs"], env=environment)
+    assert jobs.exit_code == 0, jobs.stderr
     stopped_while_followed(server, signal.SIGTERM, f"{url}/jobs/{job['id']}/events")
-    again = start("serve", "--port", "0", FLOPWATCH_DATA_DIR=tmp_path)
+    assert not (data_dir / "server.json").exists()
+    nobody = CliRunner().invoke(cli, ["jobs"], env=environment)
+    assert "Cannot talk to http://127.0.0.1:8000" in nobody.stderr
+    again = start("serve", "--port", "0", FLOPWATCH_DATA_DIR=data_dir)
     url = listening_url(again)
     assert httpx.get(f"{url}/jobs/{job['id']}", trust_env=False).json() == job
     stopped_while_followed(again, signal.SIGINT, f"{url}/jobs/{job['id']}/events")
-    with closing(open_database(Settings(data_dir=tmp_path))) as database:
+    with closing(open_database(Settings(data_dir=data_dir))) as database:
         found, _version = Reading(database).job(job["id"])
     assert (found["id"], found["state"]) == (job["id"], "queued")
 
@@ -137,21 +146,6 @@ def test_serve_says_why_it_cannot(start: Any, tmp_path: Path) -> None:
         result = CliRunner().invoke(cli, [command, "--port", "99999"], env={"FLOPWATCH_DATA_DIR": str(tmp_path)})
         assert result.exit_code == 2
         assert "65535" in result.stderr
-
-
-def test_a_server_leaves_its_address(start: Any, tmp_path: Path) -> None:
-    """The next command finds it in the data folder, whatever the port."""
-    server = start("serve", "--port", "0", "--data-dir", str(tmp_path / "data"))
-    url = listening_url(server)
-    said = json.loads((tmp_path / "data" / "server.json").read_text())
-    assert {"url": url, "pid": server.pid}.items() <= said.items()
-    jobs = CliRunner().invoke(cli, ["jobs"], env={"FLOPWATCH_DATA_DIR": str(tmp_path / "data")})
-    assert jobs.exit_code == 0, jobs.stderr
-    server.send_signal(signal.SIGTERM)
-    server.communicate(timeout=30)
-    assert not (tmp_path / "data" / "server.json").exists()
-    again = CliRunner().invoke(cli, ["jobs"], env={"FLOPWATCH_DATA_DIR": str(tmp_path / "data")})
-    assert "Cannot talk to http://127.0.0.1:8000" in again.stderr
 
 
 @pytest.mark.parametrize(
@@ -281,68 +275,67 @@ def test_a_setting_opens_the_access(serve: Any, tmp_path: Path, name: str, value
         assert httpx.get(f"{site.url}/jobs", trust_env=False).status_code == (200 if name == "insecure" else 401)
 
 
-def ends(up: subprocess.Popen[str], url: str, number: int, code: int) -> None:
-    """Send `up` a signal; nothing of it may be left."""
+def all_of(up: subprocess.Popen[str]) -> list[psutil.Process]:
+    """`up` and what it has started."""
     processes = [psutil.Process(up.pid), *psutil.Process(up.pid).children(recursive=True)]
     assert len(processes) >= 3
-    up.send_signal(number)
-    assert up.wait(40) == code
+    return processes
+
+
+def is_gone(processes: list[psutil.Process], url: str) -> bool:
     _, alive = psutil.wait_procs(processes, timeout=20)
-    assert alive == []
     with pytest.raises(httpx.TransportError):
         httpx.get(url + "/healthz", trust_env=False)
+    return alive == []
 
 
 def test_nothing_outlives_an_up_that_is_killed(start: Any, tmp_path: Path, until: Any) -> None:
     up = start("up", "--port", "0", FLOPWATCH_DATA_DIR=tmp_path, FLOPWATCH_GRACE_S="2", WARM_PARENT="empty")
     url = listening_url(up)
     until(lambda: httpx.get(url + "/workers", trust_env=False).json()["data"], "the worker", 60)
-    ends(up, url, signal.SIGKILL, -signal.SIGKILL)
+    processes = all_of(up)
+    up.kill()
+    assert up.wait(40) == -signal.SIGKILL
+    assert is_gone(processes, url)
 
 
-def test_a_second_signal_hurries_up(start: Any, tmp_path: Path, until: Any) -> None:
-    environment = {
-        "PYTHONPATH": os.pathsep.join([str(PLUGINS / "hostile_kind"), str(PROJECT), str(PLUGINS)]),
-        "CHAOS_FOLDER": tmp_path,
-        "TMPDIR": tmp_path,
-    }
-    up = start("up", "--port", "0", FLOPWATCH_DATA_DIR=tmp_path / "data", FLOPWATCH_GRACE_S="300", **environment)
-    url = listening_url(up)
-    spec = {"kind": "hostile", "seconds": 3600}
-    job = httpx.post(url + "/jobs", json={"spec": spec}, trust_env=False).raise_for_status().json()
-    until((tmp_path / "marks").exists, "the job's start", 60)
-    up.send_signal(signal.SIGINT)
-    until(lambda: httpx.get(url + "/workers", trust_env=False).json()["data"][0]["state"] == "draining", "draining", 30)
-    up.send_signal(signal.SIGINT)
-    assert up.wait(60) == 0
-    with closing(open_database(Settings(data_dir=tmp_path / "data"))) as database:
-        found, _version = Reading(database).job(job["id"])
-    assert (found["state"], found["attempt"]) == ("queued", 0)
-
-
-def test_a_job_under_up_never_sees_the_token(start: Any, tmp_path: Path, until: Any) -> None:
+def test_a_job_under_up_never_sees_the_token_and_a_second_signal_hurries_up(
+    start: Any, tmp_path: Path, until: Any
+) -> None:
     environment = {
         "PYTHONPATH": os.pathsep.join([str(PLUGINS / "plain_kind"), str(PROJECT), str(PLUGINS)]),
         "MISBEHAVE_FOLDER": tmp_path,
         "TMPDIR": tmp_path,
+        "WARM_PARENT": "empty",
     }
-    settings = {"FLOPWATCH_DATA_DIR": tmp_path / "data", "FLOPWATCH_GRACE_S": "2", "FLOPWATCH_API_TOKEN": "hunter2"}
+    settings = {"FLOPWATCH_DATA_DIR": tmp_path / "data", "FLOPWATCH_GRACE_S": "300", "FLOPWATCH_API_TOKEN": "hunter2"}
     up = start("up", "--port", "0", **settings, **environment)
     url = listening_url(up)
-    token = {"Authorization": "Bearer hunter2"}
-    body = {"spec": {"kind": "plain", "behaviour": "curious"}}
-    assert httpx.post(url + "/jobs", json=body, headers=token, trust_env=False).status_code == 201
-    until(lambda: (tmp_path / "variables").exists() and (tmp_path / "variables").read_text(), "the job's variables", 90)
-    found = json.loads((tmp_path / "variables").read_text().splitlines()[0])
-    assert f"MISBEHAVE_FOLDER={tmp_path}" in found
-    # Its parents up to the worker are among those that it looked at.
-    assert f"FLOPWATCH_DATA_DIR={tmp_path / 'data'}" in found
-    assert not [text for text in found if "hunter2" in text]
-    # And nobody else reads what server, worker and job have written.
-    files = [tmp_path / "data", *(tmp_path / "data").rglob("*")]
-    assert len(files) > 5
-    assert not [path for path in files if path.exists() and path.stat().st_mode & 0o077]
-    ends(up, url, signal.SIGTERM, 0)
+    with httpx.Client(base_url=url, headers={"Authorization": "Bearer hunter2"}, trust_env=False) as client:
+        curious, gated = (
+            client.post("/jobs", json={"spec": {"kind": "plain", "behaviour": behaviour}}).raise_for_status().json()
+            for behaviour in ("curious", "gated")
+        )
+        until((tmp_path / "started").exists, "the second job's start", 90)
+        assert client.get(f"/jobs/{curious['id']}").json()["state"] == "succeeded"
+        found = json.loads((tmp_path / "variables").read_text().splitlines()[0])
+        assert f"MISBEHAVE_FOLDER={tmp_path}" in found
+        # Its parents up to the worker are among those that it looked at.
+        assert f"FLOPWATCH_DATA_DIR={tmp_path / 'data'}" in found
+        assert not [text for text in found if "hunter2" in text]
+        # And nobody else reads what server, worker and job have written.
+        files = [tmp_path / "data", *(tmp_path / "data").rglob("*")]
+        assert len(files) > 5
+        assert not [path for path in files if path.exists() and path.stat().st_mode & 0o077]
+        processes = all_of(up)
+        up.send_signal(signal.SIGTERM)
+        until(lambda: client.get("/workers").json()["data"][0]["state"] == "draining", "draining", 30)
+    up.send_signal(signal.SIGTERM)
+    assert up.wait(60) == 0
+    assert is_gone(processes, url)
+    with closing(open_database(Settings(data_dir=tmp_path / "data"))) as database:
+        job, _version = Reading(database).job(gated["id"])
+    assert (job["state"], job["attempt"]) == ("queued", 0)
 
 
 def test_up_ends_when_a_child_does(start: Any, tmp_path: Path, until: Any) -> None:

@@ -108,6 +108,17 @@ def test_lists_are_shown_as_one_coordinate() -> None:
     assert set(summary) == set(AttentionSpec.table_rows)
 
 
+def test_few_queries_are_another_case_and_as_many_as_keys_are_not() -> None:
+    fields = {"implementations": ["eager"], "sequence_lengths": [64, 128], "causal": [False]}
+    square, single, same = (
+        [case.key for case in spec(**fields, query_length=length).cases()] for length in (None, 1, 128)
+    )
+    assert not set(square) & set(single)
+    assert square[1] == same[1]
+    assert square[0] != same[0]
+    assert "query_length" not in spec(**fields).cases()[0].canonical, "results measured before keep their keys"
+
+
 def test_autotuning_is_asked_for_and_tells_results_apart() -> None:
     assert not spec().autotune
     for asked in (False, True):
@@ -127,6 +138,8 @@ def test_autotuning_is_asked_for_and_tells_results_apart() -> None:
         ({"dtypes": ["tf32"], "device": "cpu"}, "tf32 is a GPU format"),
         ({"causal": [1]}, "valid boolean"),
         ({"autotune": "yes"}, "valid boolean"),
+        ({"query_length": 0, "causal": [False]}, "greater than or equal to 1"),
+        ({"query_length": 1}, r"set causal to \[false\]"),
         ({"sequence_lengths": [0]}, "greater than or equal to 1"),
         (
             {"sequence_lengths": list(range(1, 101)), "head_dims": list(range(1, 101)), "causal": [True, False]},

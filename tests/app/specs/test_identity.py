@@ -43,7 +43,12 @@ CONTEXTS: dict[str, list[dict[str, Any]]] = {
         {"strategy": "flat", "optimizer": "torch_fused_adamw", "backend": "nccl"},
         {"model": {"d_model": 128, "d_ff": 512, "num_layers": 2, "num_heads": 4}},
     ],
-    "attention": [{}, {"implementations": ["cpu_flash"], "dtypes": ["fp32"]}, {"implementations": ["triton"]}],
+    "attention": [
+        {},
+        {"implementations": ["cpu_flash"], "dtypes": ["fp32"]},
+        {"implementations": ["triton"]},
+        {"causal": [False]},
+    ],
     "kernel": [{}],
     "ceiling": [{}],
     "collective": [{}],

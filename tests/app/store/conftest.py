@@ -1,8 +1,7 @@
-"""A database per test, copied from one that was migrated once, and short words for what tests do with it."""
+"""A database per test, and short words for what tests do with it."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,26 +16,18 @@ from app.store.queue import Queue
 from app.store.reading import Reading
 from app.store.records import Claim, Finish, Idempotency, MeasurementRecord, NewJob, Offer, StoredArtifact
 from app.store.registration import Registration
+from tests.databases import put_database
 
 KINDS = frozenset({"benchmark"})
 CAPABILITIES = frozenset({"attention:eager", "model:transformer_lm"})
 DEVICES = {0: [{"type": "cpu"}], 2: [{"type": "cpu"}, {"type": "cuda"}, {"type": "cuda"}]}
 
 
-@pytest.fixture(scope="session")
-def migrated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A migrated database file that nobody has open."""
-    settings = Settings(data_dir=tmp_path_factory.mktemp("migrated"))
-    open_database(settings).close()
-    return settings.data_dir / "flopwatch.sqlite3"
-
-
 @pytest.fixture
-def settings(tmp_path: Path, migrated: Path) -> Settings:
+def settings(tmp_path: Path) -> Settings:
     """Settings of a data folder with an empty, migrated database."""
     data_dir = tmp_path / "data"
-    data_dir.mkdir()
-    shutil.copy(migrated, data_dir)
+    put_database(data_dir)
     return Settings(data_dir=data_dir, busy_timeout_s=5.0)
 
 

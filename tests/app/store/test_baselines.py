@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -106,6 +107,38 @@ def test_what_has_no_complete_results_is_refused(
     with pytest.raises(NotFound, match="there is none yet"):
         baselines.get("main")
     assert baselines.page() == ([], None)
+
+
+def test_invalid_results_get_into_none_and_suspect_ones_are_told(
+    baselines: Baselines, shop: Shop, record: Callable[..., Any]
+) -> None:
+    def run(**verdicts: str | None) -> int:
+        claim = shop.running_job()
+        found = [
+            record(metric, case_key=key, validity=verdict, unit_index=unit, case={"context_length": ord(key)})
+            for key, verdict in verdicts.items()
+            for metric in ("step_ms", "mfu")
+            for unit in range(2)
+        ]
+        found[0] = replace(found[0], validity="valid")  # the worst of a case's processes counts
+        shop.queue.finish(claim, Finish("succeeded", measurements=found))
+        return claim.job_id
+
+    invalid = run(a="invalid")
+    with pytest.raises(Conflict, match=f"Job {invalid}: invalid. Checks found that other work was measured"):
+        baselines.put("main", job=invalid)
+    assert baselines.page() == ([], None)
+    mixed = run(a="suspect", b="invalid", c="valid", d=None)
+    kept = baselines.put("main", job=mixed)
+    assert kept.left_out == [{"job": mixed, "why": "1 of 4 cases invalid: context_length=98"}]
+    assert kept.suspect == [{"job": mixed, "why": "1 of 4 cases suspect: context_length=97"}]
+    found = {case["case_key"]: case["validity"] for case in baselines.get("main")["cases"]}
+    assert found == {"a": "suspect", "c": "valid", "d": None}
+    # What is invalid replaces nothing.
+    again = run(a="valid", c="invalid")
+    kept = baselines.put("main", job=again)
+    assert cases(baselines)["c", "1x test CPU"] == [mixed]
+    assert cases(baselines)["a", "1x test CPU"] == [again]
 
 
 def test_a_comparison_is_refused(baselines: Baselines, queue: Queue, shop: Shop, record: Callable[..., Any]) -> None:

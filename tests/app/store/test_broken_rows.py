@@ -28,6 +28,7 @@ from app.store.results.reported import list_tables
 from app.store.stored_json import StoredJson
 from app.store.tables import UtcDateTime
 from tests.app.store.conftest import CAPABILITIES, KINDS, Shop
+from tests.databases import put_database
 
 COLUMNS = [
     (table, column)
@@ -57,10 +58,10 @@ BROKEN = ['{"half": ', '"a text"', "null", "7"]
 
 
 @pytest.fixture(scope="module")
-def stocked(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> Path:
+def stocked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A database that nobody has open: job 1 of a sweep failed, 2 has results, 3 runs, 4 and 5 wait."""
     folder = tmp_path_factory.mktemp("stocked")
-    shutil.copy(migrated, folder)
+    file = put_database(folder)
     database = open_database(Settings(data_dir=folder))
     queue, shop = Queue(database), Shop(Queue(database), Registration(database))
     shop.register()
@@ -79,7 +80,7 @@ def stocked(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> Path:
     agreed(database, Settings(data_dir=folder))
     database.checkpoint()
     database.close()
-    return folder / migrated.name
+    return file
 
 
 @pytest.fixture

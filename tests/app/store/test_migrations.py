@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ from app.store import migrating, sqlite
 from app.store.engine import Database, open_database
 from app.store.queue import Queue
 from app.store.reading import Reading
+from tests.forked import PROJECT, forkserver
 
 SCHEMA = (
     "SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%' AND name != 'alembic_version' ORDER BY name"
@@ -190,27 +192,18 @@ def test_workers_whose_rows_are_broken_do_not_keep_a_database_from_its_upgrade(t
 
 
 def test_processes_that_start_together_migrate_once(tmp_path: Path) -> None:
-    settings = Settings(data_dir=tmp_path / "data")
+    settings, gate, output = Settings(data_dir=tmp_path / "data"), tmp_path / "gate", tmp_path / "output"
     program = (
-        "import sys; from app.settings import Settings; from app.store.engine import open_database\n"
-        "sys.stdin.readline(); open_database(Settings.model_validate_json(sys.argv[1])).close()"
+        "import sys, time; from pathlib import Path\n"
+        "from app.settings import Settings; from app.store.engine import open_database\n"
+        "while not Path(sys.argv[2]).exists(): time.sleep(0.001)\n"
+        "open_database(Settings.model_validate_json(sys.argv[1])).close()"
     )
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, settings.model_dump_json()],
-            stdin=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(4)
-    ]
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
-    for process in processes:
-        _, errors = process.communicate(timeout=60)
-        assert process.returncode == 0, errors
+    arguments = ["-c", program, settings.model_dump_json(), str(gate)]
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT)}
+    processes = [forkserver().start(arguments, environment, output) for _ in range(4)]
+    gate.touch()
+    assert [process.wait(60) for process in processes] == [0] * 4, output.read_text()
     database = Database(settings.resolved_database_url)
     assert Queue(database).running() == []
     database.close()

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,7 @@ from app.store.engine import Database
 from app.store.queue import Queue
 from app.store.reading import Reading
 from app.store.records import NewJob
+from tests.forked import PROJECT, forkserver
 
 CLAIMANT = Path(__file__).with_name("claimant.py")
 JOBS = 60
@@ -64,17 +66,16 @@ def test_several_workers_run_each_job_once(
 
 @pytest.mark.timeout(120)
 def test_what_was_answered_survives_kill_9(
-    database: Database, queue: Queue, reading: Reading, rng: random.Random
+    database: Database, queue: Queue, reading: Reading, rng: random.Random, until: Any, tmp_path: Path
 ) -> None:
-    for _ in range(2):
-        command = [sys.executable, "-c", SUBMITTER, database.url]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            answered = [int(process.stdout.readline())]
-            time.sleep(rng.uniform(0, 0.2))  # any moment will do
-            process.kill()
-            rest = process.stdout.read().splitlines(keepends=True)
-        answered += [int(line) for line in rest if line.endswith("\n")]
+    for number in range(2):
+        output = tmp_path / f"answered-{number}"
+        process = forkserver().start(["-c", SUBMITTER, database.url], {"PYTHONPATH": str(PROJECT)}, output)
+        until(lambda output=output: output.exists() and "\n" in output.read_text(), "the first answer", 60)
+        time.sleep(rng.uniform(0, 0.2))  # any moment will do
+        process.kill()
+        process.wait(60)
+        answered = [int(line) for line in output.read_text().splitlines(keepends=True) if line.endswith("\n")]
         found = {job["id"]: job for job in reading.jobs(limit=1000)[0]}
         assert set(answered) <= set(found)
         for job_id in found:

@@ -48,6 +48,11 @@ def plans(database: Database, read: Callable[[], Any]) -> list[str]:
         ({"labels": [("a", "b")]}, "SEARCH job_label USING COVERING INDEX ix_job_label_key_value (key=? AND value=?)"),
         ({"labels": [("a", "b")]}, "SEARCH job USING INTEGER PRIMARY KEY (rowid=?)"),
         ({"labels": [("a", "b")], "state": "failed"}, "SEARCH job USING INDEX ix_job_state_id (state=? AND id=?)"),
+        ({"since": utc_now()}, "SEARCH submitted USING COVERING INDEX ix_job_created_at (created_at>?)"),
+        ({"since": utc_now()}, "SEARCH job USING INTEGER PRIMARY KEY (rowid>?)"),
+        ({"until": utc_now()}, "SEARCH submitted USING COVERING INDEX ix_job_created_at (created_at<?)"),
+        ({"until": utc_now()}, "SEARCH job USING INTEGER PRIMARY KEY (rowid<?)"),
+        ({"since": utc_now(), "state": "failed"}, "SEARCH job USING INDEX ix_job_state_id (state=? AND id>?)"),
     ],
 )
 def test_jobs_are_listed_from_an_index(database: Database, filters: dict[str, Any], step: str) -> None:

@@ -7,19 +7,22 @@ import threading
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import event, text, update
 
 from app.errors import InvalidRequest, NotFound, job_problem
 from app.specs.benchmark import BenchmarkSpec
 from app.store import reading as reading_module
+from app.store import tables
 from app.store.engine import Database
 from app.store.queue import Queue
 from app.store.reading import Reading
 from app.store.records import Finish, MeasurementRecord, NewEvent, NewJob, StoredArtifact, UnitRecord
+from app.store.tables import utc_now
+from tests.app.store.conftest import Shop
 
 
 def ids(page: tuple[list[dict[str, Any]], str | None]) -> list[int]:
@@ -432,3 +435,22 @@ def test_a_page_of_events_ends_by_number_or_by_bytes(
     assert pages == [["", "", "x"], ["y", "z"]]
     last = reading.events(claim.job_id, after=reading.events_page(claim.job_id, 0, 3)[2] or 0)[-1]["id"]
     assert reading.events_page(claim.job_id, last - 1, 1)[2] is None, "nothing follows a page that is just full"
+
+
+def test_jobs_of_a_time_are_found_though_the_clock_went_back(database: Database, reading: Reading, shop: Shop) -> None:
+    """Ids are in the order of submission; times need not be."""
+    now = utc_now()
+    ids = [shop.submit() for _ in range(5)]
+    for job_id, minutes in zip(ids, (50, 10, 40, 20, 30), strict=True):
+        at = now - timedelta(minutes=minutes)
+        with database.write() as connection:
+            connection.execute(update(tables.job).where(tables.job.c.id == job_id).values(created_at=at))
+
+    def found(**chosen: Any) -> list[int]:
+        return [job["id"] for job in reading.jobs(**chosen)[0]]
+
+    since, until = now - timedelta(minutes=35), now - timedelta(minutes=15)
+    assert found(since=since) == [ids[4], ids[3], ids[1]]
+    assert found(until=until) == [ids[4], ids[3], ids[2], ids[0]]
+    assert found(since=since, until=until) == [ids[4], ids[3]]
+    assert found(since=now) == found(until=now - timedelta(days=1)) == []

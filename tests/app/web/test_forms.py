@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 from typing import Any
 
 import pytest
@@ -102,6 +104,15 @@ def test_a_stored_spec_fills_the_form_in() -> None:
     }
 
 
+def test_json_is_short_and_folded_where_nothing_is_filled_in() -> None:
+    [baseline] = [field for field in fields_of("compare") if field.path == "baseline"]
+    assert json.loads(baseline.text)["kind"] == "benchmark"
+    assert "null" not in baseline.text, "what has its default goes without saying"
+    shown, folded = forms.groups_of(fields_of("benchmark"))
+    assert "code" in {field.path for _, group in folded for field in group}
+    assert "code" not in {field.path for _, group in shown for field in group}
+
+
 def test_problems_stand_at_the_fields_that_their_pointers_name() -> None:
     errors = [
         {"pointer": "/spec/model/d_model", "detail": "too narrow"},
@@ -123,11 +134,54 @@ def test_options() -> None:
         "option.labels": ["a=b, c=d=e,"],
         "option.priority": ["3"],
         "option.timeout_s": ["1.5"],
+        "option.max_attempts": ["2"],
     }
-    options = forms.options_of(form)
+    texts = forms.sent_options(form)
+    options = forms.options_of(texts)
     assert options == {"name": "x", "labels": {"a": "b", "c": "d=e"}, "priority": 3, "timeout_s": 1.5}
-    assert forms.option_texts(options)["labels"] == "a=b, c=d=e"
-    assert forms.options_of({}) == {}
+    assert forms.option_texts(options) == {**texts, "max_attempts": "", "labels": "a=b, c=d=e"}
+    assert forms.options_of(forms.sent_options({})) == {}
+
+
+@pytest.mark.parametrize(
+    "labels", [{"note": "a, b=c", "x": "y"}, {"said": '"yes", twice'}, {"quoted": '"'}, {"blank": " a ", "none": ""}]
+)
+def test_a_clone_has_the_labels_of_the_job(labels: dict[str, str]) -> None:
+    texts = forms.option_texts({"labels": labels})
+    assert forms.options_of(texts).get("labels") == labels
+    assert forms.problems([], texts) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("a=b, c", "'c' must be written key=value"), ("a=b, a=c", "the key 'a' is there twice")]
+)
+def test_labels_that_are_none_are_told(text: str, words: str) -> None:
+    [problem] = forms.problems([], forms.option_texts({}) | {"labels": text})
+    assert (problem["pointer"], words in problem["detail"]) == ("/labels", True)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('{"sha256": "\\ud800"}', "\\ud800 is half of a character"),
+        ('{"sha256": ', "This is not JSON: Expecting value"),
+        ("[" * 20_000, "nested too deeply"),
+    ],
+    ids=["lone surrogate", "cut", "deep"],
+)
+@pytest.mark.parametrize("route", ["new", "new/preview"])
+def test_what_is_no_json_is_told_at_its_field(site: Any, text: str, words: str, route: str) -> None:
+    fields = {"kind": "benchmark", "spec.code": text, "spec.batch_size": "0"}
+    if route == "new":
+        answer = site.http.post("/ui/new", data=fields, headers={"Sec-Fetch-Site": "same-origin"})
+        assert answer.status_code == 422
+        assert 'id="field-code-error-1">This is not JSON: ' in answer.text
+        assert 'id="field-code-error-2"' not in answer.text
+        assert 'id="field-batch_size-error-1"' in answer.text, "the others are told, too"
+    else:
+        answer = site.http.get("/ui/new/preview", params=fields)
+        assert answer.status_code == 200
+    assert words in html.unescape(answer.text)
 
 
 @pytest.mark.parametrize("text", ["9" * 400, "[" * 20_000])

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import array
+import html
+import re
 import zlib
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from app.web.pages.job import DRAWN_STEPS, samples_figure, thinned
+from app.store.records import Offer
+from app.web.pages.job import DRAWN_STEPS, line_names, samples_figure, thinned
+from tests.app.conftest import CAPABILITIES, TINY
 from tests.app.web.checker import page
 
 OWN = {"Sec-Fetch-Site": "same-origin"}
@@ -142,6 +146,20 @@ def test_a_job_is_submitted_once_more(fresh_site: Any) -> None:
     assert f"/ui/new?job={job['id']}" in page(fresh_site, f"/ui/jobs/{job['id']}").references
 
 
+def test_a_clone_has_every_option_of_the_job(fresh_site: Any) -> None:
+    for timeout_s in ("none", 90.0, None):
+        options = {"name": "n", "labels": {"note": "a, b=c", "x": "y"}, "priority": 3, "max_attempts": 5}
+        job = fresh_site.submit(**options, timeout_s=timeout_s)
+        form = fresh_site.http.get(f"/ui/new?job={job['id']}").text
+        found = re.findall(r'name="(option\.\w+)" value="([^"]*)"', form)
+        fields = {name: html.unescape(value) for name, value in found}
+        answer = fresh_site.http.post("/ui/new", data={"kind": "benchmark", **fields}, headers=OWN)
+        clone = fresh_site.job(int(answer.headers["location"].rpartition("/")[2]))
+        same = ("name", "labels", "priority", "timeout_s", "max_attempts")
+        assert {name: clone[name] for name in same} == {name: job[name] for name in same}
+        assert (f"--timeout {timeout_s}" in page(fresh_site, f"/ui/jobs/{job['id']}").text) == (timeout_s is not None)
+
+
 def test_the_form_submits_a_job_or_a_sweep(fresh_site: Any) -> None:
     fields = {"kind": "benchmark", "spec.model.size": ["tiny"], "spec.context_length": "64"}
     answer = fresh_site.http.post("/ui/new", data=fields, headers=OWN)
@@ -184,3 +202,27 @@ def test_every_kind_has_a_form(fresh_site: Any) -> None:
         assert f"flopwatch submit {kind}" in found.text
         for preset in spec["presets"]:
             page(fresh_site, f"/ui/new?kind={kind}&preset={preset}")
+
+
+def test_lines_of_samples_are_told_apart_in_words(measured: Any) -> None:
+    names = line_names(
+        [("step_ms", None), ("forward_ms", "forward"), ("phase_ms", "backward"), ("kernel_ms", "backward")]
+    )
+    assert list(names.values()) == ["step", "forward", "backward: phase", "backward: kernel"]
+
+
+def test_a_comparison_has_its_sentence_on_the_page_of_its_job(site: Any, measured: Any) -> None:
+    site.worker.register(frozenset({"compare", "benchmark"}))
+    sides = {side: {**TINY, "seed": seed} for seed, side in enumerate(("baseline", "candidate"))}
+    body = {"spec": {"kind": "compare", **sides}, "priority": 99}
+    job = site.http.post("/jobs", json=body).raise_for_status().json()["id"]
+    offer = Offer(frozenset({"compare"}), CAPABILITIES, 0, 0, idle=True)
+    claim = site.services.queue.claim(site.worker.id, offer)
+    assert claim.job_id == job
+    rows = [measured("step_ms", float(unit), unit_index=unit, side=side) for unit, side in enumerate(sides)]
+    site.worker.finish(claim, measurements=rows)
+    found = page(site, f"/ui/jobs/{job}")
+    assert f"/ui/compare?job={job}" in found.references
+    compared = site.http.get(f"/ui/compare?job={job}").text
+    assert compared.index('id="sentences"') < compared.index("both sides"), "the sentence stands on top"
+    assert f'<a href="/ui/compare?job={job}">comparison</a>' in site.http.get("/ui").text

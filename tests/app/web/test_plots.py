@@ -43,6 +43,15 @@ def grid(outcomes: dict[tuple[str, int], str] | None = None) -> list[Point]:
     ]
 
 
+def curve(number: int) -> list[Point]:
+    """A line of so many points, with one peak and one that ran out of memory."""
+    peak, oom = number // 3, number // 2
+    return [
+        Point({"length": at}, None if at == oom else 100.0 if at == peak else 1.0, outcome="oom" if at == oom else "ok")
+        for at in range(number)
+    ]
+
+
 def drawn(figure: dict[str, Any]) -> dict[str, Any]:
     """The traces by name; the figure is JSON."""
     assert json.loads(json.dumps(figure, allow_nan=False)) == figure
@@ -236,3 +245,46 @@ def test_samples_over_steps_show_the_warm_up_apart() -> None:
     assert warm_up["marker"]["symbol"] == "circle-open"
     assert (measured["x"], measured["y"]) == ([0, 1], [2.0, 2.5])
     assert figure["layout"]["yaxis"]["rangemode"] == "tozero"
+
+
+class TestMorePointsThanPixels:
+    def test_of_each_pixel_the_least_and_the_greatest_are_drawn_and_the_figure_says_so(self) -> None:
+        points = curve(10_000)
+        figure = plots.chart(points, plots.axes_of(points), "step_ms", "ms")
+        traces = drawn(figure)
+        line = traces[""]
+        assert len(line["x"]) == len(line["y"]) < 4000
+        assert (line["x"][0], line["x"][-1]) == (0, 9999)
+        assert line["x"][line["y"].index(100.0)] == 3333
+        assert traces["oom"]["x"] == [5000]
+        (note,) = figure["layout"]["annotations"]
+        assert note["text"] == f"{len(line['x']) + 1} of 10000 points: the least and greatest of each pixel"
+
+    def test_few_are_all_drawn(self) -> None:
+        points = curve(1000)
+        figure = plots.chart(points, plots.axes_of(points), "step_ms", "ms")
+        assert len(drawn(figure)[""]["x"]) == 999
+        assert "annotations" not in figure["layout"]
+
+    def test_the_numbers_below_a_figure_are_the_first_ones_of_all(self) -> None:
+        points = curve(10_000)
+        table = plots.chart(points, plots.axes_of(points), "step_ms", "ms")["table"]
+        assert [row[0] for row in table["rows"]] == list(range(2000))
+        assert table["number"] == 10_000
+
+    def test_a_heat_map_with_too_many_cells_says_what_it_leaves_out(self) -> None:
+        points = [Point({"a": a, "b": b}, float(a + b)) for a in range(200) for b in range(100)]
+        figure = plots.heat_map(points, "a", "b", "step_ms", "ms")
+        shown = figure["data"][0]
+        assert (len(shown["x"]), len(shown["y"])) == (100, 100)
+        assert shown["z"][1][1] == 3.0  # at a = 2, b = 1
+        (note,) = figure["layout"]["annotations"]
+        assert note["text"] == "Drawn: 1 in 2 values of A"
+        assert figure["table"]["number"] == 20_000
+
+
+def test_a_series_without_a_name_is_not_in_the_legend() -> None:
+    points = [plots.Point({"dtype": "fp32"}, 1.0), plots.Point({"dtype": "tf32"}, None, outcome="unsupported")]
+    series, marks = plots.chart(points, plots.axes_of(points), "tflops", "TFLOP/s")["data"]
+    assert (series["name"], series["showlegend"]) == ("", False)
+    assert (marks["name"], marks.get("showlegend", True)) == ("unsupported", True)

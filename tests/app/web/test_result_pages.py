@@ -111,6 +111,21 @@ class TestSweeps:
         assert listed(list(range(100))) == "0, 1 … 99 (100 values)"
 
 
+def test_a_sweep_that_has_lost_a_job_can_be_resumed(fresh_site: Any) -> None:
+    body = {"base": TINY, "grid": {"context_length": [64, 128], "precision": ["fp32", "bf16"]}}
+    body["exclude"] = [{"context_length": 128, "precision": "bf16"}]
+    sweep = fresh_site.http.post("/sweeps", json=body).raise_for_status().json()["id"]
+    for _ in range(3):
+        claim = fresh_site.worker.claim()
+        fresh_site.worker.finish(claim)
+    resume = f"/ui/sweeps/{sweep}/resume"
+    assert resume not in fresh_site.http.get(f"/ui/sweeps/{sweep}").text
+    fresh_site.http.delete(f"/jobs/{claim.job_id}").raise_for_status()
+    assert resume in fresh_site.http.get(f"/ui/sweeps/{sweep}").text
+    assert fresh_site.http.post(resume, headers={"Sec-Fetch-Site": "same-origin"}).status_code == 303
+    assert resume not in fresh_site.http.get(f"/ui/sweeps/{sweep}").text
+
+
 def test_a_search_shows_what_fits(filled: Any, measured: Any) -> None:
     body = {"base": TINY, "fit": {"axis": "context_length", "upto": 512, "step": 256}, "priority": 9, "grid": {}}
     answer = filled.http.post("/sweeps", json=body)
@@ -142,6 +157,31 @@ class TestPlots:
         assert heat == [], "one coordinate is left"
         bars, _ = figures(filled.http.get("/ui/plots?sweep=1&x=precision").text)
         assert bars["data"][0]["type"] == "bar"
+
+    def test_another_metric_keeps_the_choices_that_it_has(self, fresh_site: Any, measured: Any) -> None:
+        """A form sends the axes and values that were chosen for the metric before."""
+        job = fresh_site.submit()["id"]
+        fresh_site.worker.finish(
+            fresh_site.worker.claim(),
+            measurements=[
+                *(
+                    measured("forward_ms", 1.0, length=length, mask=mask)
+                    for length in (8, 16)
+                    for mask in ("no", "yes")
+                ),
+                *(measured("backward_ms", 1.0, length=length, mask="no") for length in (8, 16)),
+            ],
+        )
+        chosen = f"/ui/plots?job={job}&x=length&y=mask&only=mask:yes&only=&metric="
+        assert fresh_site.http.get(f"{chosen}backward_ms").status_code == 422, "asked for by hand"
+        (lines,) = figures(fresh_site.http.get(f"{chosen}backward_ms&of=forward_ms").text)
+        assert lines["data"][0]["x"] == [8, 16]
+        (one,) = figures(fresh_site.http.get(f"{chosen}forward_ms&of=backward_ms").text)
+        assert len(one["data"]) == 1, "the mask that is asked for"
+
+    def test_all_values_are_drawn_along_x(self, filled: Any) -> None:
+        bars, _ = figures(filled.http.get("/ui/plots?sweep=1&x=precision&only=precision:bf16").text)
+        assert bars["data"][0]["x"] == ["fp32", "bf16"]
 
     def test_the_grid_tells_the_same_as_the_table(self, filled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         def values() -> list[Any]:
@@ -206,6 +246,16 @@ class TestTables:
     def test_an_empty_choice_is_told(self, filled: Any) -> None:
         assert "No finished job matches" in page(filled, "/ui/tables?label=none:1").text
 
+    def test_several_labels_in_one_field(self, fresh_site: Any, measured: Any) -> None:
+        for labels in ({"note": "a, b", "x": "y"}, {"note": "a, b"}):
+            job = fresh_site.submit(labels=labels)["id"]
+            fresh_site.worker.finish(fresh_site.worker.claim_job(job), measurements=[measured("step_ms", 1.0, of=job)])
+        both = fresh_site.http.get("/ui/tables", params={"labels": '"note:a, b", x:y'}).text
+        assert both.count("<td") < fresh_site.http.get("/ui/tables", params={"labels": '"note:a, b"'}).text.count("<td")
+        assert 'name="labels" value="&#34;note:a, b&#34;, x:y"' in both, "as it was typed"
+        assert "label=note%3Aa%2C+b&amp;label=x%3Ay" in both, "exports name each"
+        assert "must be written key:value" in page(fresh_site, "/ui/tables?labels=x", 422).text
+
     def test_the_equal_command(self) -> None:
         parameters = [("sweep", "3"), ("label", "team:a b"), ("columns", "x"), ("columns", "y"), ("best", "true")]
         assert command(parameters) == "flopwatch table --sweep 3 --label 'team=a b' --columns x,y --best"
@@ -227,7 +277,7 @@ class TestCompare:
         assert "one dot for each sample" in text
 
     def test_without_jobs_it_says_how_to_choose(self, filled: Any) -> None:
-        assert "The first is the baseline" in page(filled, "/ui/compare").text
+        assert "The first is the baseline, of checked ones the oldest" in page(filled, "/ui/compare").text
 
     def test_one_job_is_the_baseline(self, filled: Any) -> None:
         assert "Add at least one job" in page(filled, "/ui/compare?job=1").text
@@ -253,6 +303,14 @@ class TestCompare:
         found = page(filled, "/ui/compare?back=state%3Dsucceeded&job=4&job=1")
         assert "Job 1 against job 4" not in found.text, "one candidate needs no heading"
         assert "/ui?state=succeeded" in found.references
+
+    @pytest.mark.parametrize("back", ["back=&", "back=sweep%3D1&"])
+    def test_of_picked_jobs_the_oldest_is_the_baseline(self, filled: Any, back: str) -> None:
+        """The list has the newest first, and its form sends them in that order."""
+        found = page(filled, f"/ui/compare?{back}job=5&job=4&job=1")
+        assert "Job 4 against job 1 (baseline)" in found.text
+        assert "Job 5 against job 1 (baseline)" in found.text
+        assert "Job 1 against job 5 (baseline)" in page(filled, "/ui/compare?job=5&job=4&job=1").text, "as one asks"
 
     def test_ids_in_one_field(self, filled: Any) -> None:
         answer = filled.http.get("/ui/compare/add?job=1&job=4,5+4", follow_redirects=False)

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from app.web import plots, svg
+from app.web.export import STYLES
+from app.web.panels import ddp
 
 POINTS = [
     plots.Point({"context_length": length, "precision": precision}, value, spread=1.0, n=5)
@@ -138,9 +140,20 @@ def test_exports_define_every_colour_that_figures_name() -> None:
     sources = [*WEB.glob("plots.py"), *WEB.glob("svg.py"), *WEB.glob("panels/*.py")]
     named = {name for path in sources for name in re.findall(r"var\((--[a-z0-9-]+)[,)]", path.read_text())}
     named |= {name[4:-1] for name in plots.PALETTE}
-    styles = (WEB / "static" / "export.css").read_text()
+    styles = "".join((WEB / "static" / name).read_text() for name in STYLES)
     assert "--good" in named
     assert named <= set(re.findall(r"^  (--[a-z0-9-]+):", styles, flags=re.MULTILINE))
+
+
+def test_each_colour_is_defined_once() -> None:
+    defined = [
+        (name, path.name)
+        for path in (WEB / "static").glob("*.css")
+        for name in re.findall(r"^  (--(?!pico-)[a-z0-9-]+): (?:#|light-dark)", path.read_text(), flags=re.MULTILINE)
+    ]
+    assert len(defined) > 15
+    assert {place for _, place in defined} == {"colours.css"}
+    assert len(dict(defined)) == len(defined)
 
 
 def test_bars_start_where_the_figure_says() -> None:
@@ -151,3 +164,60 @@ def test_bars_start_where_the_figure_says() -> None:
     starts, widths = ([float(str(bar.get(name))) for bar in bars] for name in ("x", "width"))
     assert widths[0] == pytest.approx(2 * widths[1], rel=0.01)
     assert starts[1] - starts[0] == pytest.approx(5 * widths[1], rel=0.01)
+
+
+def corners(polygon: ET.Element) -> list[tuple[float, float]]:
+    pairs = (pair.split(",") for pair in str(polygon.get("points")).split())
+    return [(float(x), float(y)) for x, y in pairs]
+
+
+def test_a_timeline_has_filled_blocks_in_the_rows_of_their_ranks() -> None:
+    """The first row is at the top, as the axis runs downwards."""
+    trace = ddp.blocks("computation", "var(--good)", [(0, 0.0, 2.0), (1, 3.0, 4.0)])
+    trace["customdata"] = ["of rank 0"] * 6 + ["of rank 1"] * 6
+    names = ["rank 0, computation", "rank 1, communication"]
+    picture = parsed(ddp.rows_of_time([trace], names, "Time (ms)"))
+    first, second = picture.iter(f"{TAG}polygon")
+    assert [block.get("fill") for block in (first, second)] == ["var(--good)"] * 2
+    assert [block.findtext(f"{TAG}title") for block in (first, second)] == ["of rank 0", "of rank 1"]
+    heights = {element.text: float(str(element.get("y"))) for element in picture.iter(f"{TAG}text")}
+    assert heights[names[0]] < heights[names[1]]
+    for block, name in zip((first, second), names, strict=True):
+        assert min(y for _, y in corners(block)) < heights[name] < max(y for _, y in corners(block))
+    widths = [max(x for x, _ in corners(block)) - min(x for x, _ in corners(block)) for block in (first, second)]
+    assert widths[0] == pytest.approx(2 * widths[1], abs=0.2)
+    for element in picture.iter(f"{TAG}text"):
+        if element.text in names:
+            assert float(str(element.get("x"))) - len(str(element.text)) * svg.LETTER > 0, "no name is cut off"
+
+
+@pytest.mark.parametrize("kind", ["linear", "log"])
+def test_an_axis_keeps_to_the_range_of_the_figure(kind: str) -> None:
+    trace = {"type": "scatter", "mode": "markers", "x": [1, 2], "y": [10.0, 100.0]}
+    given = {"type": kind, "range": [3.0, 0.0] if kind == "log" else [1000.0, 0.0]}
+    picture = parsed({"data": [trace], "layout": {"yaxis": given}})
+    low, high = (float(str(circle.get("cy"))) for circle in picture.iter(f"{TAG}circle"))
+    assert low < high, "a greater value is further down"
+    assert "1,000" in texts(picture)
+
+
+def test_a_pile_of_areas_does_not_count_a_place_twice() -> None:
+    """A history of memory has an entry twice where a phase ends and the next one begins; values last until the next."""
+    pile = [
+        {"type": "scatter", "stackgroup": "m", "x": [0, 5, 5, 9], "y": [value] * 4, "line": {"shape": "hv"}}
+        for value in (1.0, 2.0)
+    ]
+    bottom, top = (corners(polygon) for polygon in parsed({"data": pile}).iter(f"{TAG}polygon"))
+    assert len({y for _, y in bottom}) == len({y for _, y in top}) == 2, "both are level"
+    step = {"type": "scatter", "mode": "lines", "x": [0, 4], "y": [1.0, 2.0], "line": {"shape": "hv"}}
+    [line] = parsed({"data": [step]}).iter(f"{TAG}polyline")
+    assert len({y for _, y in corners(line)[:2]}) == 1
+
+
+def test_remarks_of_a_figure_are_written() -> None:
+    trace = {"type": "scatter", "x": [1, 2], "y": [1, 2]}
+    above = {"text": "backward", "x": 2, "xref": "x", "y": 1, "yref": "paper", "yanchor": "bottom"}
+    told = [ddp.note("The first 8 of 16 ranks"), above]
+    assert {"The first 8 of 16 ranks", "backward"} <= set(
+        texts(parsed({"data": [trace], "layout": {"annotations": told}}))
+    )

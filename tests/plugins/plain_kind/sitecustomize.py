@@ -1,12 +1,11 @@
 """Gives every process that has this folder on its path one more job kind, `plain`: Python imports it at start.
 
-Such processes can be sabotaged, and their clocks moved, as those of tests/plugins/worker_sabotage. Their warm parents
-preload no torch: plain jobs need none, and tests of workers start many. With WARM_PARENT=torch they do, for other jobs.
+Such processes can be sabotaged, and their clocks moved, as those of tests/plugins/worker_sabotage. Warm parents in new
+interpreters preload no torch: plain jobs need none.
 """
 
 from __future__ import annotations
 
-import os
 import runpy
 import sys
 from pathlib import Path
@@ -18,7 +17,7 @@ FOLDER = Path(__file__).resolve().parent
 second_folder.add(FOLDER)
 runpy.run_path(str(FOLDER.parent / "worker_sabotage" / "sitecustomize.py"))
 
-if "warm" in sys.orig_argv and os.environ.get("WARM_PARENT") != "torch":
+if "warm" in sys.orig_argv:
     from workers import warm
 
     warm.PRELOADED = ()  # what `warm` itself imports suffices: some modules of runners import torch

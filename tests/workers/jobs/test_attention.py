@@ -235,7 +235,19 @@ def test_a_processor_has_no_host_beside_it(run) -> None:
         assert (cell[name, phase]["outcome"], cell[name, phase]["reason"]) == ("unknown", "known on GPUs only")
 
 
-@pytest.mark.parametrize("name", ["wrong", "wrong_row", "wrong_gradient"])
+def test_few_queries_to_many_keys(run) -> None:
+    names = ["eager", "tiled", "cpu_flash"]
+    report = run(implementations=names, causal=[False], sequence_lengths=[96], query_length=3, device="cpu")
+    for name in names:
+        cell = report.cell(implementation=name)
+        assert cell["forward_ms", "forward"]["outcome"] == cell["backward_ms", "backward"]["outcome"] == "ok"
+        assert cell["forward_ms", "forward"]["case"]["query_length"] == 3
+        flops = cell["tflops", "forward"]["median"] * cell["forward_ms", "forward"]["median"] * 1e9
+        assert flops == pytest.approx(4 * 2 * 3 * 96 * 16)
+        assert cell["working_memory_mib", None]["outcome"] == "unknown"
+
+
+@pytest.mark.parametrize("name", ["wrong", "wrong_element", "wrong_gradient"])
 def test_a_wrong_kernels_time_is_shown_as_wrong(run, name: str) -> None:
     report = run(implementations=[name, "own"], sequence_lengths=[1500], causal=[False], batch_size=1)
     cell = report.cell(implementation=name)

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.address_space import little_left
 from workers.measure.memory import MIB, HostMemory, OutOfMemory, gist, is_out_of_memory, memory_meter, memory_needed_for
 
 
@@ -42,20 +41,10 @@ def test_a_chain_of_errors_that_bites_its_tail_ends() -> None:
 
 def test_the_allocators_own_refusal_is_recognised() -> None:
     """In a process with little address space, torch's CPU allocator really fails."""
-    code = """
-import resource, torch
-from workers.measure.memory import OutOfMemory, memory_needed_for
-used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))
-try:
-    with memory_needed_for("making the model"):
+    with little_left(2**30), pytest.raises(OutOfMemory) as refused, memory_needed_for("making the model"):
         torch.empty(2**31)
-except OutOfMemory as error:
-    print(error)
-"""
-    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    assert out.startswith("out of memory in making the model: ")
-    assert "8589934592 bytes" in out
+    assert str(refused.value).startswith("out of memory in making the model: ")
+    assert "8589934592 bytes" in str(refused.value)
 
 
 def test_errors_of_another_kind_pass_the_context() -> None:

@@ -106,6 +106,7 @@ def test_attention_alone_counts_as_attention_in_the_model(causal: bool) -> None:
     longer, shorter = (accounting.forward_flops(shape, 3, length, logit_positions=0) for length in (64, 32))
     in_model = longer - 2 * shorter  # what grows with the square of the length: of 64² - 2 · 32² = 64² / 2 pairs
     alone = accounting.attention_flops((3, 4, 64, 16), causal=causal)
+    assert accounting.attention_flops((3, 4, 64, 16), causal=causal, queries=1) == alone // 64
     assert alone == in_model * 2 * (1 if causal else 2)
     assert accounting.attention_backward_flops(alone) == 2 * alone
 

@@ -22,7 +22,7 @@ def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """With the compiler's first half only: the whole takes too long for every run of the tests."""
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     yield
     torch._dynamo.reset()
 

@@ -146,7 +146,10 @@ class TestRelative:
         measure(("step_ms", {"outcome": "oom"}), spec={"precision": "fp32"})
         measure(("step_ms", {"mean": 12.0}), spec={"precision": "bf16"})
         sheet = table(database, relative_to={"precision": "fp32"})
-        assert sheet.column("step_ms_speedup")[1].outcome is None
+        reference, other = sheet.column("step_ms_speedup")
+        assert other.outcome is None
+        assert (reference.value, reference.outcome) == (None, "reference"), "it is no 1× of a time that nobody has"
+        assert "reference |" in render(sheet, "markdown")
 
     @pytest.mark.parametrize(
         ("reference", "message"),

@@ -8,13 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from app.errors import Conflict, InvalidRequest, NotFound
 from app.specs.benchmark import BenchmarkSpec
+from app.store import tables
+from app.store.baselines import Baselines
 from app.store.engine import Database
 from app.store.queue import Queue
 from app.store.records import Claim, Finish, NewJob, UnitRecord
-from app.store.results import Question, Sheet, compare, compare_sides, render
+from app.store.results import Question, Sheet, compare, compare_sides, compare_with_baseline, render
 
 Measure = Callable[..., int]
 KERNELS = {"name": "string", "class": "string", "total_ms": "number", "calls": "number"}
@@ -126,6 +129,93 @@ class TestMetrics:
         assert (row["candidate"], row["candidate_outcome"]) == (None, "timeout")
         assert any("did not succeed (timeout)" in note for note in sheet.notes)
         assert about(sheet, "candidate")["state"] == "failed"
+
+
+class TestWithABaseline:
+    """Cases meet by key and device."""
+
+    KEY = BenchmarkSpec().cases()[0].key
+    TIMES = (1.00, 1.01, 0.99, 1.005, 0.995, 1.002, 0.998, 1.004)
+
+    @pytest.fixture
+    def run(
+        self, run_job: Callable[..., Claim], queue: Queue, record: Callable[..., Any], database: Database
+    ) -> Callable[..., int]:
+        """Run a job of 8 processes on a device; its environment names it, unless none is recorded."""
+
+        def run(
+            device: str, factor: float = 1.0, *, recorded: bool = True, asks_for: str = "auto", fails: bool = False
+        ) -> int:
+            claim = run_job()
+            spec = {**claim.spec, "device": asks_for}  # nobody here could claim it
+            with database.write() as connection:
+                connection.execute(update(tables.job).where(tables.job.c.id == claim.job_id).values(spec=spec))
+            found = [
+                record("step_ms", case_key=self.KEY, device_key=device, unit_index=at, median=factor * time)
+                for at, time in enumerate(() if fails else self.TIMES)
+            ]
+            environment = {"device": {"name": device, "type": device[:3]}} if recorded else None
+            units = [UnitRecord(at, f"unit {at}", "succeeded", environment=environment) for at in range(8)]
+            ending = Finish("failed", error={"code": "timeout"}) if fails else Finish("succeeded")
+            queue.finish(claim, replace(ending, measurements=found, units=units))
+            return claim.job_id
+
+        return run
+
+    @pytest.fixture
+    def keep(self, database: Database) -> Callable[..., None]:
+        def keep(*jobs: int) -> None:
+            for job in jobs:
+                Baselines(database).put("main", job=job)
+
+        return keep
+
+    def test_the_devices_of_one_case_are_not_pooled(
+        self, database: Database, run: Callable[..., int], keep: Callable[..., None]
+    ) -> None:
+        keep(run("cpu 0"), run("gpu 0", 0.1))
+        sheet = compare_with_baseline(
+            database, "main", [run("cpu 0"), run("gpu 0", 0.2)], Question(fail_above_percent=5)
+        )
+        assert [(row["device"], row["baseline_processes"], row["ratio"]) for row in rows(sheet)] == [
+            ("cpu 0", 8, 1.0),
+            ("gpu 0", 8, 2.0),
+        ]
+        assert about(sheet, "gate")["outcome"] == "slower", "twice the time on the GPU, which the CPU's would hide"
+
+    def test_one_device_meets_its_own_only(
+        self, database: Database, run: Callable[..., int], keep: Callable[..., None]
+    ) -> None:
+        keep(run("cpu 0"), run("gpu 0", 0.1))
+        sheet = compare_with_baseline(database, "main", run("gpu 0", 0.1))
+        assert [(row["baseline"], row["ratio"]) for row in rows(sheet)] == [(pytest.approx(0.1001, abs=1e-4), 1.0)]
+        assert about(sheet, "conclusion") == "no_difference"
+
+    @pytest.mark.parametrize("recorded", [True, False])
+    def test_another_device_is_not_comparable_although_the_specs_name_it(
+        self, database: Database, run: Callable[..., int], keep: Callable[..., None], recorded: bool
+    ) -> None:
+        keep(run("cpu 0", recorded=recorded, asks_for="cpu"))
+        sheet = compare_with_baseline(
+            database, "main", run("gpu 0", recorded=recorded, asks_for="cuda"), Question(fail_above_percent=5)
+        )
+        assert about(sheet, "sentence") == "not comparable: device cpu 0 against gpu 0"
+        assert about(sheet, "gate")["outcome"] == "not_comparable"
+
+    def test_specs_that_name_devices_are_compared_without_a_baseline(
+        self, database: Database, run: Callable[..., int]
+    ) -> None:
+        sheet = compare(database, run("cpu 0", asks_for="cpu"), run("gpu 0", asks_for="cuda"))
+        assert about(sheet, "conclusion") == "no_difference"
+
+    def test_a_job_that_measured_nothing_lacks_the_device_that_no_other_has(
+        self, database: Database, run: Callable[..., int], keep: Callable[..., None]
+    ) -> None:
+        keep(run("cpu 0"), run("gpu 0"))
+        jobs = [run("cpu 0"), run("gpu 0", fails=True)]
+        sheet = compare_with_baseline(database, "main", jobs, Question(fail_above_percent=5))
+        assert [(row["candidate_outcome"], row["ratio"]) for row in rows(sheet)] == [("ok", 1.0), ("timeout", None)]
+        assert about(sheet, "gate")["outcome"] == "missing"
 
 
 class TestRefused:

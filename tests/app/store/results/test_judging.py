@@ -50,6 +50,12 @@ def judged(
         ("peak_memory_mib", "MiB", 0.8, "better", "candidate is 1.25× smaller"),
         ("mfu", "fraction", 1.25, "better", "candidate is 1.25× higher"),
         ("output_error", "fraction", 1.25, "worse", "candidate is 1.25× higher"),
+        ("error", "1", 0.8, "better", "candidate is 1.25× lower"),
+        ("exposed_communication_error_ms", "ms", 1.25, "worse", "candidate is 1.25× higher"),
+        ("saved_by_sharding_gib", "GiB", 1.25, "better", "candidate is 1.25× larger"),
+        ("profiler_overhead_percent", "%", 0.8, "better", "candidate is 1.25× lower"),
+        ("unknown_percent", "%", 1.25, "worse", "candidate is 1.25× higher"),
+        ("tensor_mib", "MiB", 1.25, "changed", "candidate is 1.25× larger"),
         ("launches", "launches", 1.25, "changed", "candidate is 1.25× higher"),
         ("step_ms", "ms", 1.05, "worse", "candidate is 1.050× slower, 95 % CI 1.0"),
     ],
@@ -75,6 +81,29 @@ def test_noise_is_inconclusive_and_says_what_it_takes() -> None:
     assert needed is not None
     assert needed > 50
     assert whole.sentence.endswith(f"cannot be excluded; 8 processes each; {needed} processes each would find 5 %")
+
+
+def test_as_many_processes_as_there_are_would_not_help() -> None:
+    """Sides that may differ by 5 %: as few processes as usually find such a difference are there already."""
+    one = [1 + 0.014 * value for value in (0, 2, -2, 3, -3, 1, -1, 0.2, 2.5, -2.5, 0.5, -0.5)]
+    other = times(1.024, [*one[3:], *one[:3]])
+    (found,), whole = judged(row(one, other), limit=3.0)
+    needed = found.replicates_for(5)
+    assert (found.finding, needed) == ("inconclusive", 10)
+    assert whole.sentence.endswith("cannot be excluded; 12 processes each; more processes would narrow the interval")
+    assert whole.gate is not None
+    assert whole.gate.sentence.endswith(f"12 processes each; {found.replicates_for(3)} processes each would find 3 %")
+    # Unequal sides: more of the smaller one do help.
+    (found,), whole = judged(row(one, other[:4]))
+    assert f"{found.replicates_for(5)} processes each would find 5 %" in whole.sentence
+
+
+def test_no_number_of_processes_cures_drift() -> None:
+    drifting = [1.0, 1.001, 0.999, 1.0, 1.06, 1.061, 1.059, 1.06]
+    _, whole = judged(row(drifting, drifting), alternated=False, limit=5.0)
+    assert "one side alone drifted by 6.0 %: measure them in turns" in whole.sentence
+    assert whole.gate is not None
+    assert "processes each would find" not in whole.gate.sentence
 
 
 @pytest.mark.parametrize(("one", "other", "words"), [(1, 1, "1 process each"), (3, 8, "3 and 8 processes")])
@@ -144,6 +173,27 @@ class TestManyRows:
         _, mixed = judged(*rows, row(STEADY, times(2.0), case="length=5"))
         assert mixed.conclusion == "mixed"
 
+    def test_cases_without_a_value_are_told_beside_a_single_one_that_has_some(self) -> None:
+        lengths = [row(STEADY, times(0.8), case="length=1"), *(row(STEADY, (), case=f"length={n}") for n in (2, 3))]
+        _, whole = judged(*lengths)
+        assert whole.sentence.startswith("step_ms, length=1: candidate is 1.25× faster")
+        assert whole.sentence.endswith("; no value on a side in 2 of 3 cases")
+        _, invalid = judged(replace(lengths[0], verdicts=("invalid", "valid")), *lengths[1:])
+        assert invalid.sentence == (
+            "invalid: the baseline measured other work than was asked for; no value on a side in 2 of 3 cases"
+        )
+
+    def test_what_has_no_ratio_has_a_direction_all_the_same(self) -> None:
+        below = [-value for value in STEADY]
+        rows = [row(below, times(0.5, below), "sum", unit="1", case=f"length={n}") for n in (1, 2)]
+        _, whole = judged(*rows)
+        assert whole.sentence == "sum, 2 cases: candidate is changed in 2 (most in sum, length=1: higher)"
+
+    def test_the_largest_change_is_the_largest_factor(self) -> None:
+        rows = [row(STEADY, times(by), "launches", unit="launches", case=f"by {by}") for by in (1.9, 0.5)]
+        _, whole = judged(*rows)
+        assert whole.sentence.endswith("changed in 2 (most in launches, by 0.5: lower, 2.00×)")
+
 
 def test_what_cannot_be_compared() -> None:
     _, whole = judged(row(STEADY, times(2.0)), obstacles=["torch 2.11 against 2.13"], limit=5.0)
@@ -152,12 +202,25 @@ def test_what_cannot_be_compared() -> None:
     assert whole.gate.outcome == "not_comparable"
 
 
+INVALID = {"a": ("invalid", "valid"), "b": ("valid", "invalid")}
+
+
 def test_invalid_numbers_are_not_judged() -> None:
     _, whole = judged(row(STEADY, times(2.0), verdicts=("valid", "invalid")), limit=5.0)
     assert whole.conclusion == "invalid"
     assert whole.sentence == "invalid: the candidate measured other work than was asked for"
     assert whole.gate is not None
     assert whole.gate.outcome == "invalid"
+    assert whole.gate.sentence == "invalid: step_ms: the candidate measured other work than was asked for"
+    both = [row(STEADY, STEADY, case=one, verdicts=verdicts) for one, verdicts in INVALID.items()]
+    _, whole = judged(*both, limit=5.0)
+    assert whole.sentence == (
+        "invalid: the baseline and the candidate measured other work than was asked for in 2 of 2 cases"
+    )
+    assert whole.gate is not None
+    assert whole.gate.sentence == (
+        "invalid: step_ms, a: the baseline and the candidate measured other work than was asked for (and 1 more)"
+    )
     _, suspect = judged(row(STEADY, times(2.0), verdicts=("suspect", "valid")))
     assert suspect.conclusion == "worse"
 

@@ -90,6 +90,16 @@ def test_a_job_deleted_meanwhile_is_left_out(
     assert [row["job"] for row in lines(text + "".join(pieces))] == [str(job) for job in jobs if job != jobs[2]]
 
 
+def test_jobs_that_finish_meanwhile_are_not_among_them(
+    database: Database, jobs: list[int], measure: Measure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "JOBS_PER_PART", 1)
+    pieces = stream(database, "csv", Choice())
+    text = next(pieces) + next(pieces)
+    measure(("forward_ms", {}), spec={"kind": "attention", "sequence_lengths": [128], "implementations": ["eager"]})
+    assert [row["job"] for row in lines(text + "".join(pieces))] == [str(job) for job in jobs]
+
+
 def test_mistakes_are_told_before_the_first_piece(database: Database, measure: Measure, jobs: list[int]) -> None:
     with pytest.raises(NotFound):
         stream(database, "csv", Choice(jobs=[999]))

@@ -86,11 +86,16 @@ def test_what_has_no_value_at_all_has_no_chart() -> None:
     assert charts(Known(sheet(rows)), LINES, "tflops", "Rate") == []
 
 
-def test_of_very_many_cells_all_are_drawn() -> None:
-    rows = [["eager", True, None, length, ok(1.0)] for length in range(1, 10_001)]
+def test_of_very_many_cells_all_are_drawn_that_there_are_pixels_for() -> None:
+    rows = [["eager", True, None, length, ok(float(length))] for length in range(1, 10_001)]
     (panel,) = charts(Known(sheet(rows[:9], is_cut=True), sheet(rows)), LINES, "forward_ms", "Forward pass")
     assert panel.draw is not None
-    assert len(panel.draw()["data"][0]["x"]) == 10_000
+    figure = panel.draw()
+    lengths = figure["data"][0]["x"]
+    assert lengths[:9] == list(range(1, 10))  # wide apart on the logarithmic axis
+    assert lengths[-1] == 10_000
+    assert len(lengths) < 4000
+    assert figure["table"]["number"] == 10_000
 
 
 def test_of_very_many_charts_the_first_are_there_and_it_says_so() -> None:

@@ -12,6 +12,7 @@ import pytest
 from app.specs import KINDS
 from app.store.records import Offer, StoredArtifact
 from app.web import panels
+from app.web.explorer import MOST_FILTERS
 from app.web.panels import _walk
 from tests.app.conftest import Site
 from tests.app.web.checker import Checker, page
@@ -165,6 +166,32 @@ def test_a_table_is_searched_filtered_sorted_and_paged(site: Site, profile: int)
     assert 'rel="prev"' in last
     assert 'rel="next"' not in last
     assert "None of 120 rows matches." in explored(site, profile, table="kernels-forward", q="nothing")
+
+
+def test_another_table_keeps_of_a_view_what_it_has(site: Site, profile: int) -> None:
+    """A form sends the order and the filters of the table before."""
+    carried = {"of": "kernels-forward", "sort": "-total_ms", "only": ["class:matmul", ""]}
+    classes = explored(site, profile, table="classes", **carried)
+    assert 'aria-sort="descending"' in classes
+    assert "Rows 1 to 1 of 1." in classes
+    odd = explored(site, profile, table="kernels/odd name", **carried)
+    assert "Rows 1 to 1 of 1." in odd, "no row of that table is a matmul"
+    assert "only=" not in odd
+    assert "None of 1 rows" in explored(site, profile, table="kernels/odd name", only="class:matmul"), "asked for"
+    without = explored(site, profile, table="classes", **carried | {"sort": "name", "only": ["name:gemm_1"]})
+    assert "Rows 1 to 1 of 1." in without
+
+
+def test_of_many_columns_no_more_filters_are_offered_than_taken(site: Site, reported: Any) -> None:
+    names = [f"column_{number}" for number in range(14)]
+    rows = [["ab"[row % 2]] * len(names) for row in range(6)]
+    table = reported("wide", rows, **dict.fromkeys(names, "string"))
+    job_id = finished(site, {"kind": "profile", "model": {"size": "tiny"}}, tables=[table])
+    filters = explored(site, job_id).count('name="only"')
+    assert filters == MOST_FILTERS
+    last = explored(site, job_id, only=["column_13:b", *[""] * (filters - 1)])
+    assert 'id="explorer-column_13"' in last, "a filter in use stays in sight"
+    assert "Rows 1 to 3 of 3 that match, of 6." in last
 
 
 def test_names_in_tables_are_escaped(site: Site, profile: int) -> None:

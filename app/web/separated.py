@@ -1,0 +1,53 @@
+"""Several texts in one field of a form, separated by commas; one with a comma in it stands in double quotes.
+
+    course=cs336, "note=a, b", "said=""yes"" twice"
+
+A double quote inside of quotes is written twice, as in CSV. Blanks count only inside of quotes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+_PART = re.compile(r'\s*(?:"((?:[^"]|"")*)"\s*(?:,|$)|([^,]*)(?:,|$))')
+_NEEDS_QUOTES = re.compile(r'[,"]|^\s|\s$|=\s')
+
+
+def split(text: str) -> list[str]:
+    """Return the texts; empty ones are left out."""
+    return [part for part, _ in _parts(text)]
+
+
+def joined(texts: Iterable[str]) -> str:
+    """Write texts so that `split` returns them."""
+    return ", ".join('"' + text.replace('"', '""') + '"' if _NEEDS_QUOTES.search(text) else text for text in texts)
+
+
+def pairs(text: str) -> list[tuple[str, str]]:
+    """Return key and value of each `key=value`. Raises ValueError, with a cure, for another text or a key twice."""
+    found = []
+    for part, is_exact in _parts(text):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise ValueError(f"{part!r} must be written key=value")
+        found.append((key.strip(), value if is_exact else value.strip()))
+    if twice := _repeated([key for key, _ in found]):
+        raise ValueError(f"the key {twice[0]!r} is there twice: leave one of them out")
+    return found
+
+
+def _parts(text: str) -> Iterator[tuple[str, bool]]:
+    """Yield the texts, and whether each stood in quotes."""
+    at = 0
+    while at < len(text):
+        found = _PART.match(text, at)
+        assert found is not None, "a part without quotes takes all up to the next comma"
+        at = found.end()
+        part = found[2].strip() if found[1] is None else found[1].replace('""', '"')
+        if part:
+            yield part, found[1] is not None
+
+
+def _repeated(texts: Sequence[str]) -> list[str]:
+    return [text for at, text in enumerate(texts) if text in texts[:at]]

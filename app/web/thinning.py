@@ -1,0 +1,69 @@
+"""Chooses which points a figure draws when there are more than pixels: those that leave the picture as it is.
+
+Of the points of one line in one column of pixels, the least and the greatest value are kept, so that no peak is lost,
+and one of each outcome without a number; and the line's ends. Standard library only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+
+MAX_POINTS = 4000
+"""Points of a figure up to which each is drawn: some three for each pixel of its width."""
+LEAST_COLUMNS = 50
+"""Columns of pixels that a line has at least, however many lines share the figure."""
+MAX_CELLS = 12_000
+"""Cells of a heat map up to which each is drawn."""
+
+
+def kept(
+    places: Sequence[float | None],
+    values: Sequence[float | None],
+    outcomes: Sequence[str | None],
+    *,
+    share: float,
+    number_of_points: int,
+    log: bool,
+) -> list[int]:
+    """Return the indexes of the points of one line that are drawn, in order.
+
+    Args:
+        places: where the points are along x, in order; one without a place is always drawn.
+        values: their values; None where there is only an outcome.
+        outcomes: their outcomes.
+        share: the line's share of the figure's points.
+        number_of_points: points of the whole figure.
+        log: True if the axis is logarithmic; then all places are positive.
+    """
+    known = [place for place in places if place is not None]
+    if number_of_points <= MAX_POINTS or not known:
+        return list(range(len(places)))
+    low, high = (math.log(end) if log else end for end in (min(known), max(known)))
+    columns = max(LEAST_COLUMNS, int(share * MAX_POINTS / 2))
+    scale = (columns - 1) / (high - low) if high > low else 0.0
+    chosen: dict[Hashable, int] = {"first": 0, "last": len(places) - 1}
+    for index, (place, value) in enumerate(zip(places, values, strict=True)):
+        if place is None:
+            chosen[None, index] = index
+            continue
+        column = int(((math.log(place) if log else place) - low) * scale)
+        if value is None:
+            chosen.setdefault((column, outcomes[index]), index)
+            continue
+        for sign in (1, -1):  # the least, and the greatest
+            other = values[chosen.setdefault((column, sign), index)]
+            if other is not None and sign * value < sign * other:
+                chosen[column, sign] = index
+    return sorted(set(chosen.values()))
+
+
+def steps(columns: int, rows: int) -> tuple[int, int]:
+    """Return which columns and rows of a heat map are drawn: 1 in so many, more of those that are fewer."""
+    across = down = 1
+    while -(-columns // across) * -(-rows // down) > MAX_CELLS:
+        if columns // across >= rows // down:
+            across += 1
+        else:
+            down += 1
+    return across, down
