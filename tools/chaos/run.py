@@ -71,6 +71,7 @@ def run(
             clients.settle()
             tell("clients have all their answers")
             wrong = come_to_rest(site)
+        site.wait_until_up()  # the last job may have killed its agent
         tell("it has come to rest")
         wrong += [*site.unexpected, *api_and_database_agree(site), *site.files_left_open(SLACK_FILES)]
         wrong += site.stop_workers()
