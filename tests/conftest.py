@@ -149,6 +149,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     pytest.skip(reason)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _certificates_read_once() -> Iterator[None]:
+    """Each client of httpx would read all certificates, which takes longer than most requests."""
+    if MISSING is not None:
+        yield
+        return
+    import httpx
+
+    with pytest.MonkeyPatch.context() as patch:
+        transports = httpx._transports.default
+        patch.setattr(transports, "create_ssl_context", functools.cache(transports.create_ssl_context))
+        yield
+
+
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> random.Random:
     """Random choices of one test, from the run's printed seed and the test's name: the order of tests is no matter."""

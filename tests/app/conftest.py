@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import threading
 import time
@@ -152,15 +151,6 @@ def serving(folder: Path, **settings: Any) -> Iterator[Site]:
         server.should_exit = True
         thread.join(START_TIMEOUT_S)
         assert not thread.is_alive()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _certificates_read_once() -> Iterator[None]:
-    """Each client of httpx would read all certificates, which takes longer than most requests."""
-    with pytest.MonkeyPatch.context() as patch:
-        transports = httpx._transports.default
-        patch.setattr(transports, "create_ssl_context", functools.cache(transports.create_ssl_context))
-        yield
 
 
 @pytest.fixture(scope="module")
