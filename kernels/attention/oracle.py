@@ -49,8 +49,9 @@ def oracle(q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor | None, is_causal: 
 def limits(plain: Sequence[Tensor], right: Sequence[Tensor], is_causal: bool) -> tuple[Error, ...]:
     """Return the largest errors of right results.
 
-    Gradients of q and k are differences, of terms of about the size 1 divided by the number of keys that a query sees,
-    for inputs of that size. Where all queries see few keys, little may be left of them.
+    Gradients of q and k are differences of two terms, each of about the size 1 divided by the number of keys that a
+    query sees, for inputs of that size. Where queries see few keys, little may be left of them: FlashAttention computes
+    D, what it subtracts, from an output that is rounded, where plain PyTorch subtracts what cancels exactly.
 
     Args:
         plain: The output, and the gradients of q, k and v if there are some, computed in the results' dtype.
@@ -62,8 +63,9 @@ def limits(plain: Sequence[Tensor], right: Sequence[Tensor], is_causal: bool) ->
         cancelling = 0.0
         if index in (1, 2) and other.any():
             keys = right[2].shape[-2]
-            seen = min(right[0].shape[-2], keys) if is_causal else keys
-            cancelling = math.sqrt(other.numel()) / (seen * torch.linalg.vector_norm(other).item())
+            seen = torch.arange(1, right[0].shape[-2] + 1).clamp_(max=keys) if is_causal else torch.tensor([keys])
+            term = seen.double().pow(-2).mean().sqrt().item()
+            cancelling = 2 * term * math.sqrt(other.numel()) / torch.linalg.vector_norm(other).item()
         found.append(beside(error(one, other), plain[0].dtype, cancelling))
     return tuple(found)
 

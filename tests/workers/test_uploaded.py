@@ -84,12 +84,16 @@ def test_the_bytes_that_were_hashed_are_those_that_run(put: Put, tmp_path: Path)
     path.unlink()
     os.mkfifo(path)
 
+    loaded = threading.Event()
+
     def hand_out() -> None:
-        for text in (source, "def attention():\n    return 'exchanged'\n"):
-            path.write_text(text)
+        path.write_text(source)
+        if not loaded.wait(2):  # whoever reads again waits for a writer
+            path.write_text("def attention():\n    return 'exchanged'\n")
 
     threading.Thread(target=hand_out, daemon=True).start()
     attention = uploaded.load(code)
+    loaded.set()
     path.unlink()
     path.write_text("# exchanged\n" * 9)
     assert attention() == "uploaded"
