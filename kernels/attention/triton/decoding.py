@@ -18,8 +18,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from kernels.attention.triton.inputs import has_tensor_descriptors
+from kernels.attention.triton.inputs import capability, has_tensor_descriptors
 from kernels.attention.triton.kernels import LN_2, attend, program
 from kernels.attention.triton.launch import LAUNCHES, Kind, kind, source
 from kernels.attention.triton.tilings import padded_width
@@ -49,6 +50,10 @@ class Plan:
     """Programs per multiprocessor that a call has, where there are keys enough."""
     tma: bool = True
     """True fetches tiles by the copy engine, where there is one."""
+    ahead: bool = False
+    """True launches the second kernel while the first one runs (programmatic dependent launch, Hopper and later): its
+    programs wait for the first kernel's results on the device.
+    """
 
 
 PLANS = {
@@ -87,6 +92,7 @@ def _launches(q: Kind, k: Kind, v: Kind, out: Kind, tma: bool, plan: Plan) -> tu
     batches, heads, queries, head_dim = out.shape
     key_heads, keys = k.shape[1:3]
     width, group = padded_width(head_dim), heads // key_heads
+    ahead = plan.ahead and capability(q.device) >= (9, 0)
     splits, length = slices(keys, key_heads * batches, plan, _multiprocessors(q.device))
     numbers = batches * heads * queries
     first = Launch(
@@ -98,7 +104,7 @@ def _launches(q: Kind, k: Kind, v: Kind, out: Kind, tma: bool, plan: Plan) -> tu
             heads, queries, keys, splits, length, math.log2(math.e) / math.sqrt(head_dim),
         ),
         {
-            "GROUP": group, "HEAD_DIM": head_dim, "WIDTH": width, "TMA": tma, "KEYS": plan.keys,
+            "GROUP": group, "HEAD_DIM": head_dim, "WIDTH": width, "TMA": tma, "AHEAD": ahead, "KEYS": plan.keys,
             "ROWS": max(LEAST_ROWS, triton.next_power_of_2(group * queries)),
             "num_warps": plan.warps, "num_stages": plan.stages,
         },
@@ -110,7 +116,10 @@ def _launches(q: Kind, k: Kind, v: Kind, out: Kind, tma: bool, plan: Plan) -> tu
             Address(0), Address(0, splits * numbers * width), Address(1), Address(2),
             out.strides, heads, queries, splits, numbers,
         ),
-        {"HEAD_DIM": head_dim, "WIDTH": width, "SPLITS": triton.next_power_of_2(splits), "PARTS": PARTS},
+        {
+            "HEAD_DIM": head_dim, "WIDTH": width, "SPLITS": triton.next_power_of_2(splits), "PARTS": PARTS,
+            "AHEAD": ahead, "launch_pdl": ahead,
+        },
     )  # fmt: skip
     return first, second, splits * numbers * (width + 1)
 
@@ -136,12 +145,14 @@ def slices_kernel(
     q_strides, k_strides, v_strides,
     heads, queries, keys, splits, length, scale,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, TMA: tl.constexpr,
-    ROWS: tl.constexpr, KEYS: tl.constexpr,
+    AHEAD: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Output (splits, batch, heads, queries, WIDTH) and log-sum-exp in powers of two of one slice of the keys.
 
     A tile has a row for each query of each head of the group. `scale` is log2(e)/√d.
     """
+    if AHEAD:
+        gdc_launch_dependents()
     split, head, batch = program(splits, heads // GROUP)
     rows = tl.arange(0, ROWS)
     columns = tl.arange(0, WIDTH)
@@ -178,8 +189,11 @@ def combine_kernel(
     parts, exponents, out, logsumexp,
     out_strides, heads, queries, splits, numbers,
     HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr, PARTS: tl.constexpr,
+    AHEAD: tl.constexpr,
 ):  # fmt: skip
     """out and its log-sum-exp (natural, contiguous) for one query: its parts, weighed by their slices' sums."""
+    if AHEAD:
+        gdc_wait()
     query, head, batch = program(queries, heads)
     number = tl.program_id(0)
     columns = tl.arange(0, WIDTH)
