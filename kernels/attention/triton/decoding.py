@@ -50,7 +50,7 @@ class Plan:
     """Programs per multiprocessor that a call has, where there are keys enough."""
     tma: bool = True
     """True fetches tiles by the copy engine, where there is one."""
-    ahead: bool = False
+    ahead: bool = True
     """True launches the second kernel while the first one runs (programmatic dependent launch, Hopper and later): its
     programs wait for the first kernel's results on the device.
     """
@@ -60,7 +60,7 @@ PLANS = {
     16: Plan(128, 4, 3, 4),
     32: Plan(128, 4, 3, 4),
     64: Plan(128, 4, 2, 3),
-    128: Plan(64, 4, 3, 3),
+    128: Plan(128, 4, 2, 2),
     256: Plan(32, 4, 3, 3),
 }
 
