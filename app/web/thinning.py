@@ -1,8 +1,8 @@
 """Chooses which points a figure draws when there are more than pixels: those that leave the picture as it is.
 
 Of the points of one line in one column, the least and the greatest value are kept, so that no peak is lost, one of each
-doubt, and one of each outcome without a number; and the line's ends. A column is a pixel wide if the figure has one line,
-and wider the more lines share it. Standard library only.
+doubt, and one of each outcome without a number; and the line's ends. A column is a pixel wide where the figure has one
+line, and wider the more lines share it. Standard library only.
 """
 
 from __future__ import annotations
