@@ -621,7 +621,8 @@ class Flopwatch(Connection):
         """Put a job, or the jobs of a sweep, into a baseline: they replace the cases that they have.
 
         Returns:
-            The baseline; `left_out` has the sweep's jobs without complete results.
+            The baseline. `left_out` has what is not in it: jobs without complete results, and with invalid ones;
+            `suspect` the jobs whose results are in it though a verdict doubts them.
 
         Example:
             >>> flopwatch.set_baseline("main", job=job)["number_of_cases"]

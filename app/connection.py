@@ -358,8 +358,12 @@ def _sentence(error: Exception) -> str:
 def _move(partial: Path, target: Path) -> None:
     """Give a file its name, unless another one has got it meanwhile."""
     try:
-        os.link(partial, target)
+        try:
+            os.link(partial, target)
+        except FileExistsError:
+            raise
+        except OSError:  # some file systems have no links
+            target.touch(exist_ok=False)
+            partial.replace(target)
     except FileExistsError:
         raise DownloadFailed(f"{target} exists by now, and is not overwritten: choose another folder.") from None
-    except OSError:  # some file systems have no links
-        partial.rename(target)

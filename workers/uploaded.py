@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import inspect
+import io
 import linecache
 import os
 import sys
@@ -120,7 +121,8 @@ def _module(code: CodeSpec) -> ModuleType:
 
 def _remember_lines(path: Path, content: bytes) -> None:
     """Give tracebacks and `inspect.getsource` the lines that run, whatever becomes of the file."""
-    lines = importlib.util.decode_source(content).splitlines(keepends=True)
+    # As Python counts lines: `splitlines` would also end them at form feeds and other separators inside of them.
+    lines = io.StringIO(importlib.util.decode_source(content)).readlines()
     # An entry without a time of modification is never compared to the file's.
     linecache.cache[str(path)] = len(content), None, lines, str(path)
 

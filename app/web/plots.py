@@ -233,7 +233,7 @@ def chart(
     notes = [f"The first {MAX_SERIES} of {len(series)} series"] if len(series) > MAX_SERIES else []
     counts = [sum(len(group) for _, group in groups) for groups in (shown, every)]
     if counts[0] < counts[1]:
-        notes.append(f"{counts[0]} of {counts[1]} points: the least and greatest of each pixel")
+        notes.append(f"{counts[0]} of {counts[1]} points: the least and greatest of each stretch")
     if notes:
         layout["annotations"] = [_note("; ".join(notes))]
     return {"data": traces, "layout": layout, "table": table, "empty": NOTHING}
@@ -449,6 +449,7 @@ def _thinned(series: Sequence[tuple[str, list[Point]]], x: str, *, log: bool) ->
             [float(place) if isinstance(place, int | float) else None for place in map(in_use, _along(group, x))],
             [point.value for point in group],
             [point.outcome for point in group],
+            [point.validity if point.validity in VERDICTS[1:] else None for point in group],
             share=len(group) / max(1, number_of_points),
             number_of_points=number_of_points,
             log=log,

@@ -29,7 +29,7 @@ ROW = 24
 LINE = 14
 """Least height of a row with a name, and what each further line of the name adds."""
 MAX_MARKERS = 400
-"""A line through more points is drawn without markers."""
+"""Of more points, those on a line are drawn without markers."""
 KNOWN = ("scatter", "bar", "box", "heatmap")
 DASHES = {"dash": "7 4", "dot": "2 3", "dashdot": "7 3 2 3"}
 CIVIDIS = ("#00224e", "#123570", "#3b496c", "#575d6d", "#707173", "#8a8678", "#a59c74", "#c3b369", "#e1cc55", "#fee838")
@@ -427,12 +427,18 @@ def _scatter(plot: _Plot, trace: Trace) -> list[str]:
             path = " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
             shape, told = ("polygon", _hover(trace, run[0][2])) if is_filled else ("polyline", "")
             parts.append(f'<{shape} points="{path}" fill="{fill}"{style}>{told}</{shape}>')
-    if "markers" in mode and len(points) <= MAX_MARKERS:
+    if "markers" in mode:
+        # A line shows where its points are, so that many need no markers; but those that no line leads to do, and
+        # those whose open marker tells a doubt.
+        on_a_line = {index for run in _runs(points) for *_, index in run} if "lines" in mode else set()
+        hidden = on_a_line if len(points) > MAX_MARKERS else set()
         symbols = trace.get("marker", {}).get("symbol", "circle")
         size = trace.get("marker", {}).get("size", 7)
         for x, y, index in points:
             if x is not None and y is not None:
                 symbol = symbols if isinstance(symbols, str) else symbols[index]
+                if index in hidden and not symbol.endswith("-open"):
+                    continue
                 own = size if isinstance(size, int | float) else size[index]
                 parts.append(_marker(x, y, symbol, own, _color(trace, index), _hover(trace, index)))
     return parts
@@ -559,7 +565,8 @@ def _heat_map(plot: _Plot, trace: Trace) -> list[str]:
     known = [value for row in trace["z"] for value in row if isinstance(value, int | float)]
     if not known:
         return []
-    low, high = min(known), max(known)
+    # Several maps may share one scale, and the ends of a scale may be of values that are not drawn.
+    low, high = trace.get("zmin", min(known)), trace.get("zmax", max(known))
     measured = _is_measured_heat_map(trace)
     texts = trace.get("text")
     parts = _colour_bar(plot, trace, low, high) if measured else []
@@ -568,7 +575,7 @@ def _heat_map(plot: _Plot, trace: Trace) -> list[str]:
             x, y = plot.x.at(place_x), plot.y.at(place_y)
             if value is None or x is None or y is None:
                 continue
-            share = (value - low) / (high - low) if high > low else 0.5
+            share = min(max((value - low) / (high - low), 0.0), 1.0) if high > low else 0.5
             fill = CIVIDIS[round(share * (len(CIVIDIS) - 1))] if measured else str(trace["colorscale"][0][1])
             width, height = plot.x.step - 1, plot.y.step - 1
             parts.append(_rect(x - width / 2, y - height / 2, width, height, f' fill="{fill}"'))

@@ -1,7 +1,8 @@
 """Chooses which points a figure draws when there are more than pixels: those that leave the picture as it is.
 
-Of the points of one line in one column of pixels, the least and the greatest value are kept, so that no peak is lost,
-and one of each outcome without a number; and the line's ends. Standard library only.
+Of the points of one line in one column, the least and the greatest value are kept, so that no peak is lost, one of each
+doubt, and one of each outcome without a number; and the line's ends. A column is a pixel wide where the figure has one
+line, and wider the more lines share it. Standard library only.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Hashable, Sequence
 MAX_POINTS = 4000
 """Points of a figure up to which each is drawn: some three for each pixel of its width."""
 LEAST_COLUMNS = 50
-"""Columns of pixels that a line has at least, however many lines share the figure."""
+"""Columns that a line has at least, however many lines share the figure."""
 MAX_CELLS = 12_000
 """Cells of a heat map up to which each is drawn."""
 
@@ -21,6 +22,7 @@ def kept(
     places: Sequence[float | None],
     values: Sequence[float | None],
     outcomes: Sequence[str | None],
+    doubts: Sequence[str | None],
     *,
     share: float,
     number_of_points: int,
@@ -32,6 +34,7 @@ def kept(
         places: where the points are along x, in order; one without a place is always drawn.
         values: their values; None where there is only an outcome.
         outcomes: their outcomes.
+        doubts: what a verdict says against them; None where nothing does.
         share: the line's share of the figure's points.
         number_of_points: points of the whole figure.
         log: True if the axis is logarithmic; then all places are positive.
@@ -49,8 +52,10 @@ def kept(
             continue
         column = int(((math.log(place) if log else place) - low) * scale)
         if value is None:
-            chosen.setdefault((column, outcomes[index]), index)
+            chosen.setdefault((column, "outcome", outcomes[index]), index)
             continue
+        if doubts[index] is not None:
+            chosen.setdefault((column, "doubt", doubts[index]), index)
         for sign in (1, -1):  # the least, and the greatest
             other = values[chosen.setdefault((column, sign), index)]
             if other is not None and sign * value < sign * other:

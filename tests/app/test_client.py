@@ -407,13 +407,23 @@ class TestDownloads:
         assert [path.name for path in folder.iterdir()] == ["b"], "noticed before anything is written"
         assert (folder / "b").read_text() == "mine"
 
-    def test_a_file_that_comes_up_meanwhile(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("links", [True, False], ids=["links", "no-links"])
+    def test_a_file_that_comes_up_meanwhile(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool) -> None:
+        def refuse(*_: Any) -> None:
+            raise PermissionError("this file system has no links")
+
+        if not links:
+            monkeypatch.setattr(os, "link", refuse)
         partial, target = tmp_path / "partial", tmp_path / "target"
         partial.touch()
         target.write_text("mine")
         with pytest.raises(DownloadFailed, match="by now"):
             connection._move(partial, target)
         assert target.read_text() == "mine"
+        partial.write_text("downloaded")
+        target.unlink()
+        connection._move(partial, target)
+        assert target.read_text() == "downloaded"
 
 
 class TestAddress:

@@ -100,6 +100,14 @@ def test_the_bytes_that_were_hashed_are_those_that_run(put: Put, tmp_path: Path)
     assert inspect.getsource(attention) == source
 
 
+@pytest.mark.parametrize("separator", ["\f", "\x1d", "\u2028"])
+def test_lines_are_counted_as_python_counts_them(put: Put, separator: str) -> None:
+    """Triton compiles what `inspect` gives of a kernel: it must be the kernel's own lines."""
+    own = "def attention():\n    return 'mine'\n"
+    found = uploaded.load(put(f"before = 'a page'  # {separator} ends here\n\n\n{own}"))
+    assert inspect.getsource(found) == own
+
+
 def test_tracebacks_show_the_lines_that_ran(put: Put, capfd: pytest.CaptureFixture[str]) -> None:
     code = put("from pathlib import Path\n\nPath(__file__).write_text('# nothing\\n' * 9)\nraise ValueError(41 + 1)\n")
     with pytest.raises(BrokenCode, match="ValueError: 42, line 4"):

@@ -239,8 +239,8 @@ def _left(
     is of another version and no longer valid.
     """
     if not measured:
-        return [(None, planned) for planned in _planned(job.spec, stored)]
-    plan = _plan(job.spec)
+        return [(None, overview) for overview in planned(json.dumps(job.spec), stored)]
+    plan = _plan(json.dumps(job.spec))
     if plan is None or plan.holds_specs:
         return []
     left = [(case.key, stored.renamed(case.coordinates)) for case in plan.cases() if case.key not in measured]
@@ -268,16 +268,16 @@ def _tabled_as(job: Job) -> tuple[str, ...]:
     return (job.kind, *dict.fromkeys(held))
 
 
-def _plan(spec: dict[str, Any]) -> SpecBase | None:
+def _plan(spec: str) -> SpecBase | None:
     """Return a stored spec; None if it is of another version and no longer valid."""
     try:
-        return spec_adapter.validate_json(json.dumps(spec))
+        return spec_adapter.validate_json(spec)
     except ValidationError:
         return None
 
 
-def _planned(spec: dict[str, Any], stored: StoredCases) -> list[dict[str, Scalar]]:
-    """Return the known coordinates of a job that measured nothing: its overview, one per side.
+def planned(spec: str, stored: StoredCases) -> list[dict[str, Scalar]]:
+    """Return the known coordinates of a job that measured nothing: its overview, one per side. `spec` is JSON text.
 
     Nothing is known when the spec is of another version and no longer valid.
     """

@@ -182,6 +182,15 @@ def distinct_cases(connection: Connection, choice: Choice) -> list[Row[Any]]:
     return list(connection.execute(query))
 
 
+def unmeasured_specs(connection: Connection, choice: Choice) -> list[Row[Any]]:
+    """Return each spec of which a chosen job measured nothing before it failed or was cancelled: kind, spec."""
+    job = tables.job.c
+    measured = select(_measurement.job_id).where(_measurement.job_id == job.id).exists()
+    spec = cast(job.spec, Text).label("spec")
+    query = select(job.kind, spec).where(*choice.conditions, job.state != "succeeded", ~measured).distinct()
+    return list(connection.execute(query))
+
+
 def distinct_metrics(connection: Connection, choice: Choice) -> list[Row[Any]]:
     """Return each metric that the chosen jobs measured, once for each outcome: metric, phase, unit, outcome."""
     columns = [_measurement[name] for name in ("metric", "phase", "unit", "outcome")]

@@ -32,6 +32,7 @@ from app.store.results.cases import (
     cell_of,
     column_name,
     metric_names,
+    planned,
 )
 from app.store.results.footnotes import Doubt, Footnotes, doubts_of, told
 from app.store.results.reasons import Gap, reasons
@@ -160,6 +161,7 @@ class Plan:
 
 def plan_of(
     cases: Iterable[Job],
+    unmeasured: Iterable[Job],
     measured: Iterable[Job],
     rows: Sequence[str] | None,
     columns: Sequence[str] | None,
@@ -169,6 +171,7 @@ def plan_of(
 
     Args:
         cases: each case once for each device: kind, case (JSON text), device_key.
+        unmeasured: kind and spec (JSON text) of jobs that measured nothing, whose rows show what they were to measure.
         measured: each metric once for each outcome: metric, phase, unit, outcome.
         rows, columns, statistic: as for `table`.
 
@@ -189,6 +192,8 @@ def plan_of(
         # Something that it measured, so that it counts where coordinates are asked if they vary.
         case = CaseOfJob(None, row.kind, (row.kind,), coordinates, processes={name: [] for name in list(units)[:1]})
         found.append(case)
+    for row in unmeasured:
+        found += [CaseOfJob(None, row.kind, (row.kind,), left) for left in planned(row.spec, stored)]
     chosen = coordinates_of(found, rows, apart=False)
     chosen += [name for name in ("case_key", "job") if name not in chosen]
     metrics = _metrics(_table_columns(found), units, outcomes, columns)

@@ -57,7 +57,8 @@ def stream(
         if choice.kind is None or isinstance(choice.kind, str):
             refuse_several_kinds(choosing.kinds_of(connection, choice))
         cases = choosing.distinct_cases(connection, choice)
-        plan = plan_of(cases, choosing.distinct_metrics(connection, choice), rows, columns, statistic)
+        unmeasured = choosing.unmeasured_specs(connection, choice)
+        plan = plan_of(cases, unmeasured, choosing.distinct_metrics(connection, choice), rows, columns, statistic)
         job = tables.job.c.id
         jobs = list(connection.execute(select(job).where(*choice.conditions).order_by(job)).scalars())
     return _pieces(database, format, jobs, plan)

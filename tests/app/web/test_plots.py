@@ -248,7 +248,7 @@ def test_samples_over_steps_show_the_warm_up_apart() -> None:
 
 
 class TestMorePointsThanPixels:
-    def test_of_each_pixel_the_least_and_the_greatest_are_drawn_and_the_figure_says_so(self) -> None:
+    def test_of_each_stretch_the_least_and_the_greatest_are_drawn_and_the_figure_says_so(self) -> None:
         points = curve(10_000)
         figure = plots.chart(points, plots.axes_of(points), "step_ms", "ms")
         traces = drawn(figure)
@@ -258,7 +258,7 @@ class TestMorePointsThanPixels:
         assert line["x"][line["y"].index(100.0)] == 3333
         assert traces["oom"]["x"] == [5000]
         (note,) = figure["layout"]["annotations"]
-        assert note["text"] == f"{len(line['x']) + 1} of 10000 points: the least and greatest of each pixel"
+        assert note["text"] == f"{len(line['x']) + 1} of 10000 points: the least and greatest of each stretch"
 
     def test_few_are_all_drawn(self) -> None:
         points = curve(1000)

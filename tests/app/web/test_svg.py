@@ -77,6 +77,35 @@ def test_doubtful_markers_are_open() -> None:
     assert fills[1] not in (fills[0], fills[2])
 
 
+def test_marks_are_drawn_however_many_there_are() -> None:
+    """Only those are left out that a line leads to."""
+    number = 2 * svg.MAX_MARKERS
+    points = [
+        plots.Point({"n": at}, None, outcome="oom") if at % 2 else plots.Point({"n": at}, 5.0)
+        for at in range(1, 2 * number)
+    ]
+    points[1].validity = "suspect"
+    figure = chart(points)
+    picture = parsed(figure)
+    crosses = list(picture.iter(f"{TAG}path"))
+    assert len(crosses) == number
+    assert len(list(picture.iter(f"{TAG}circle"))) == 1, "the doubtful one"
+    figure["data"][0]["mode"] = "markers"
+    assert len(list(parsed(figure).iter(f"{TAG}circle"))) == number - 1
+
+
+def test_maps_of_one_scale_have_one_colour_for_one_value() -> None:
+    groups = [
+        [plots.Point({"x": x, "y": y, "of": factor}, factor * (10.0 + x)) for x in range(3) for y in range(2)]
+        for factor in (1, 2)
+    ]
+    every = [point for group in groups for point in group]
+    pictures = [svg.drawn(plots.heat_map(group, "x", "y", "step_ms", "ms", every), "") for group in groups]
+    cells = [re.findall(r'height="[0-9]{2,}\.[0-9]" fill="(#\w+)"', text) for text in pictures]
+    assert len(cells[0]) == len(cells[1]) == 6
+    assert not set(cells[0]) & set(cells[1])
+
+
 def test_texts_become_bars() -> None:
     points = [plots.Point({"implementation": name}, value) for name, value in (("eager", 4.0), ("<flash>", 1.0))]
     picture = parsed(chart(points))

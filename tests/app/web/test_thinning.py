@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Collection
 
 import pytest
 
 from app.web import thinning
 
 
-def kept(places: list[float | None], values: list[float | None], *, share: float = 1.0, log: bool = False) -> list[int]:
+def kept(
+    places: list[float | None],
+    values: list[float | None],
+    *,
+    doubtful: Collection[int] = (),
+    share: float = 1.0,
+    log: bool = False,
+) -> list[int]:
     outcomes = ["ok" if value is not None else "oom" for value in values]
-    return thinning.kept(places, values, outcomes, share=share, number_of_points=int(len(places) / share), log=log)
+    doubts = ["suspect" if index in doubtful else None for index in range(len(values))]
+    number_of_points = int(len(places) / share)
+    return thinning.kept(places, values, outcomes, doubts, share=share, number_of_points=number_of_points, log=log)
 
 
 @pytest.mark.parametrize("log", [False, True])
@@ -49,6 +59,14 @@ def test_ends_and_outcomes_are_drawn() -> None:
     values[4321] = None
     found = kept(places, values)
     assert {0, 4321, 9999} < set(found)
+
+
+def test_a_doubt_is_drawn() -> None:
+    """A line of which some numbers are doubtful must not look as if all were valid."""
+    places: list[float | None] = [float(at) for at in range(10_000)]
+    values: list[float | None] = [float(at % 7) for at in range(10_000)]
+    doubtful = {at for at in range(10_000) if at % 7 == 3}
+    assert doubtful & set(kept(places, values, doubtful=doubtful))
 
 
 def test_what_has_no_place_is_drawn() -> None:

@@ -54,6 +54,19 @@ def test_the_rows_are_those_of_the_whole_table(
     assert [row["job"] for row in as_csv] == [str(job) for job in jobs]
 
 
+def test_jobs_that_measured_nothing_show_what_they_were_to_measure(database: Database, measure: Measure) -> None:
+    measure(("step_ms", {}), spec={"precision": "fp32"})
+    stopped = Finish("failed", error=job_problem("timeout", "too long"))
+    for steps in (1, 2):
+        measure(spec={"precision": "bf16", "batch_size": steps}, finish=stopped)
+    whole = json.loads(render(table(database), "json"))
+    answer = json.loads("".join(stream(database, "json", Choice())))
+    names = [column["name"] for column in whole["columns"]]
+    assert {"precision", "batch_size"} <= set(names)
+    assert {column["name"] for column in answer["columns"]} == {*names, "case_key"}
+    assert [{name: row[name] for name in names} for row in answer["rows"]] == whole["rows"]
+
+
 def test_of_many_measurements_few_are_read_at_once(
     database: Database, jobs: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
