@@ -298,7 +298,8 @@ def _work(session: pytest.Session, channel: socket.socket, name: str) -> NoRetur
     """Be one of the processes."""
     code = 1
     try:
-        # Should the first process die, it is as if it had been interrupted.
+        # Should the first process die, it is as if it had been interrupted. Shells let their jobs ignore that.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT)
         reporter = _Reporter(session.config, channel)
         try:

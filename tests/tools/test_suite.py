@@ -139,8 +139,9 @@ def test_with_a_service(service, number):
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_no_process_is_left_nor_what_fixtures_started_when_the_first_ends(suite: Path, how: signal.Signals) -> None:
     (suite / "tests/test_small.py").write_text(WITH_A_SERVICE)
+    ignoring = ["env", "--ignore-signal=INT"] if how == signal.SIGKILL else []  # as a shell's job does
     with subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-p", "tools.processes", "--processes=2"],
+        [*ignoring, sys.executable, "-m", "pytest", "-p", "tools.processes", "--processes=2"],
         cwd=suite,
         env={**os.environ, "PYTHONPATH": str(ROOT), **NO_PLUGINS},
         stdout=subprocess.PIPE,
