@@ -94,17 +94,23 @@ def error(out: Tensor, oracle: Tensor, scale: float = 1.0) -> Error:
     if oracle.numel() == 0:
         return Error(0.0, 0.0)
     whole = torch.linalg.vector_norm(oracle)
-    rms = whole / math.sqrt(oracle.numel()) if whole else oracle.new_tensor(scale)
+    counted = (oracle.any(dim=-1).sum() * oracle.shape[-1] if whole else oracle.new_tensor(oracle.numel())).sqrt()
+    rms = whole / counted if whole else oracle.new_tensor(scale)
     differences = (out.double() - oracle).abs_()
-    relative = torch.linalg.vector_norm(differences) / (rms * math.sqrt(oracle.numel()))
+    relative = torch.linalg.vector_norm(differences) / (rms * counted)
     near = _size_nearby(oracle).clamp_(min=rms * FLOOR if whole else rms)
     largest = torch.maximum(torch.linalg.vector_norm(oracle, math.inf, dim=-1), near)
     return Error(relative.item(), differences.div_(largest.unsqueeze(-1)).max().item())
 
 
 def _size_nearby(tensor: Tensor) -> Tensor:
-    """The root mean square of the elements in each row and its neighbours, of the tensor's shape less the last axis."""
+    """The root mean square of the elements in each row and its neighbours, of the tensor's shape less the last axis.
+
+    Rows of zeros do not count: those of keys that no query sees say nothing about the others.
+    """
     squares = torch.linalg.vector_norm(tensor, dim=-1).square() / tensor.shape[-1]
     rows = squares.shape[-1] if squares.dim() else 1
-    mean = avg_pool1d(squares.reshape(-1, 1, rows), 2 * NEAR + 1, 1, NEAR, count_include_pad=False)
-    return mean.reshape(squares.shape).sqrt_()
+    flat = squares.reshape(-1, 1, rows)
+    both = torch.stack((flat, (flat != 0).to(flat.dtype)))
+    sums, counts = avg_pool1d(both.flatten(0, 1), 2 * NEAR + 1, 1, NEAR).chunk(2)
+    return (sums / counts.clamp_(min=1 / (2 * NEAR + 1))).reshape(squares.shape).sqrt_()

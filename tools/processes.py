@@ -8,20 +8,24 @@ are marked `alone` run afterwards, in the first process.
 A process gets the tests of one file at a time, so that they share what their module's fixtures start. Files that start
 services come first, and in the end processes take over what others have not begun. Each process knows one test ahead:
 pytest keeps fixtures for the next test. If a process dies, its test has failed, and another process takes its place.
+If the first process is interrupted, or dies, the others take down what their fixtures have started.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import json
 import os
 import random
+import select
 import selectors
 import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -35,6 +39,10 @@ UNDIVIDED = ("tests/browser", "tests/parallel")
 """Folders whose tests share something that takes seconds to start: Chromium, a pool of ranks."""
 FIRST = (*UNDIVIDED, "tests/acceptance", "tests/tools", "tests/workers", "tests/benchmarks")
 """Folders with long tests."""
+TEARDOWN_S = 30
+"""For interrupted processes to take down what their fixtures have started; then they are killed."""
+PR_SET_PDEATHSIG = 1
+"""Of prctl(2)."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -113,6 +121,8 @@ class Worker:
     begun: deque[int] = field(default_factory=deque)
     """What it runs, and what it knows to be next."""
     received: bytes = b""
+    why: str = ""
+    """What it raised, if it ends for that."""
 
 
 class _Conductor:
@@ -140,11 +150,24 @@ class _Conductor:
                         self._ended(worker)
             stop_if_asked(self._session)
         finally:
-            for worker in self._workers:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(worker.pid, signal.SIGTERM)
-                self._close(worker)
+            self._interrupt()
             self._selector.close()
+
+    def _interrupt(self) -> None:
+        """End the processes that are left, after the teardown of their fixtures if that does not take too long."""
+        for worker in self._workers:
+            signal.pidfd_send_signal(worker.process, signal.SIGINT)
+        deadline = time.monotonic() + TEARDOWN_S
+        for worker in self._workers:
+            poller = select.poll()
+            poller.register(worker.process, select.POLLIN)
+            try:
+                has_ended = poller.poll(1000 * max(0.0, deadline - time.monotonic()))
+            except KeyboardInterrupt:  # once more: the user does not wait
+                has_ended, deadline = [], 0
+            if not has_ended:
+                signal.pidfd_send_signal(worker.process, signal.SIGKILL)
+            self._close(worker)
 
     def _fork(self, name: str) -> None:
         ours, theirs = socket.socketpair()
@@ -153,7 +176,7 @@ class _Conductor:
             ours.close()
             for other in self._workers:
                 other.channel.close()
-            _work(self._session, theirs)
+            _work(self._session, theirs, name)
         theirs.close()
         ours.setblocking(False)
         worker = Worker(name, pid, os.pidfd_open(pid), ours, Group(""))
@@ -181,6 +204,10 @@ class _Conductor:
                 self._answer(worker)
             elif message["type"] == "done":
                 worker.begun.popleft()
+            elif message["type"] == "exit":
+                pytest.exit(message["reason"], message["returncode"])
+            elif message["type"] == "raised":
+                worker.why = message["traceback"]
             else:
                 self._report(worker, self._load(message["report"]))
         return bool(chunk)
@@ -215,11 +242,12 @@ class _Conductor:
         code = self._close(worker)
         if code == 0 and not worker.begun:
             return
-        if worker.begun:
-            item = self._session.items[worker.begun.popleft()]
-            how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            text = f"the process that ran this test has ended with {how}"
-            self._report(worker, pytest.TestReport(item.nodeid, item.location, {}, "failed", text, "call"))
+        how = f"has ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}\n{worker.why}".strip()
+        if not worker.begun:  # nor would another process get further
+            raise RuntimeError(f"a process that was to run tests {how}")
+        item = self._session.items[worker.begun.popleft()]
+        text = f"the process that ran this test {how}"
+        self._report(worker, pytest.TestReport(item.nodeid, item.location, {}, "failed", text, "call"))
         worker.group.numbers.extendleft(reversed(worker.begun))
         if worker.group.numbers or self._waiting:
             self._waiting.appendleft(worker.group)
@@ -251,6 +279,13 @@ class _Reporter:
         """Send one message."""
         self._channel.sendall(json.dumps({"type": type_, **content}, default=str).encode() + b"\n")
 
+    def send_error(self, error: BaseException) -> None:
+        """Send what ends this process."""
+        if isinstance(error, pytest.exit.Exception):
+            self.send("exit", reason=error.msg, returncode=error.returncode)
+        elif not isinstance(error, KeyboardInterrupt):
+            self.send("raised", traceback="".join(traceback.format_exception(error)))
+
     def next(self) -> int | None:
         """Ask for the number of the next test; None if there is none."""
         self.send("next")
@@ -259,17 +294,23 @@ class _Reporter:
         return number
 
 
-def _work(session: pytest.Session, channel: socket.socket) -> NoReturn:
+def _work(session: pytest.Session, channel: socket.socket, name: str) -> NoReturn:
     """Be one of the processes."""
     code = 1
     try:
-        with _silent(session.config):
-            _run_tests(session, channel)
-        code = 0
-    except KeyboardInterrupt:
-        session._setupstate.teardown_exact(None)
-    except BaseException:  # noqa: BLE001 - it is told, and the first process sees this one's end
-        traceback.print_exc()
+        # Should the first process die, it is as if it had been interrupted. Shells let their jobs ignore that.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT)
+        reporter = _Reporter(session.config, channel)
+        try:
+            with _silent(session.config):
+                _run_tests(session, reporter, name)
+            code = 0
+        except BaseException as error:  # noqa: BLE001 - it is told, and the first process sees this one's end
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # that of a terminal, and that of the first process
+            with contextlib.suppress(OSError):
+                reporter.send_error(error)
+            session._setupstate.teardown_exact(None)
     finally:
         # As an interpreter that ends, but without pytest's end of a session, which is the first process's.
         with contextlib.suppress(BaseException):
@@ -292,12 +333,15 @@ def _silent(config: pytest.Config) -> Iterator[None]:
         yield
 
 
-def _run_tests(session: pytest.Session, channel: socket.socket) -> None:
+def _run_tests(session: pytest.Session, reporter: _Reporter, name: str) -> None:
     random.seed()
+    folders: Any = getattr(session.config, "_tmp_path_factory", None)
+    if folders is not None and folders._given_basetemp is not None:  # pytest empties it, and another uses it
+        folders._given_basetemp.mkdir(exist_ok=True)
+        folders._given_basetemp /= name
     # With a process per core, further threads of torch in each would mostly wait for each other.
     if "torch" in sys.modules and os.environ.setdefault("OMP_NUM_THREADS", "1") == "1":
         sys.modules["torch"].set_num_threads(1)
-    reporter = _Reporter(session.config, channel)
     session.config.pluginmanager.register(reporter, "reporter of this process")
     number = reporter.next()
     while number is not None:

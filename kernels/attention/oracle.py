@@ -62,10 +62,12 @@ def limits(plain: Sequence[Tensor], right: Sequence[Tensor], is_causal: bool) ->
     for index, (one, other) in enumerate(zip(plain, right, strict=True)):
         cancelling = 0.0
         if index in (1, 2) and other.any():
-            keys = right[2].shape[-2]
-            seen = torch.arange(1, right[0].shape[-2] + 1).clamp_(max=keys) if is_causal else torch.tensor([keys])
+            queries, keys = right[0].shape[-2], right[2].shape[-2]
+            seen = torch.arange(1, queries + 1).clamp_(max=keys) if is_causal else torch.tensor([keys])
             term = seen.double().pow(-2).mean().sqrt().item()
-            cancelling = 2 * term * math.sqrt(other.numel()) / torch.linalg.vector_norm(other).item()
+            # The gradient of a key that no query sees is exactly zero, and has no terms.
+            elements = other.numel() * (min(1, queries / keys) if is_causal and index == 2 else 1)
+            cancelling = 2 * term * math.sqrt(elements) / torch.linalg.vector_norm(other).item()
         found.append(beside(error(one, other), plain[0].dtype, cancelling))
     return tuple(found)
 

@@ -25,7 +25,7 @@ def test_a_vanishing_row_is_measured_by_the_others() -> None:
     right[0] = 0
     out = right.clone()
     out[0] = 1e-3
-    assert error(out, right).element == pytest.approx(1e-3 / math.sqrt(3 / 4))
+    assert error(out, right).element == pytest.approx(1e-3), "of the size of those that do not vanish"
 
 
 def test_an_oracle_that_is_zero_everywhere() -> None:
@@ -67,6 +67,25 @@ def test_one_wrong_element_of_a_row_is_wrong(dtype: torch.dtype, is_causal: bool
                 damaged[0, 1, row, worst] = wrong
                 reason = error(damaged, right).why_wrong(limit)
                 assert reason is not None, (row, wrong)
+
+
+@pytest.mark.parametrize("queries", [2, 5, 16])
+def test_keys_that_no_query_sees_do_not_loosen_the_limits(queries: int, rng: random.Random) -> None:
+    generator = torch.Generator().manual_seed(rng.getrandbits(32))
+    q, grad_out = (torch.randn(1, 2, queries, 64, generator=generator).bfloat16() for _ in range(2))
+    k, v = (torch.randn(1, 2, 1377, 64, generator=generator).bfloat16() for _ in range(2))
+    found = oracle(q, k, v, grad_out, is_causal=True)
+    seen = oracle(q, k[:, :, :queries], v[:, :, :queries], grad_out, is_causal=True)
+    for right, limit, part, expected in zip(
+        found.gradients, found.limits[1:], seen.gradients, seen.limits[1:], strict=True
+    ):
+        # Those to as many keys as queries; but for the rows of zeros nothing differs.
+        assert limit.relative == pytest.approx(expected.relative, rel=1e-3)
+        assert limit.element == pytest.approx(expected.element, rel=0.5)
+        given = right.bfloat16()
+        given[..., : part.shape[-2], :] *= 3
+        assert error(given, right).why_wrong(limit) is not None
+        assert error(right.bfloat16(), right).why_wrong(limit) is None
 
 
 @pytest.mark.parametrize("head_dim", [1, 16, 1024])

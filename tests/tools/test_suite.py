@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -111,6 +114,93 @@ def test_a_process_that_dies_fails_its_test_only_and_failures_are_shown(suite: P
     assert "FAILED tests/test_small.py::test_together[3]" in done.stdout
     assert "FAILED tests/test_small.py::test_alone[1]" in done.stdout
     assert "what a test prints" in done.stdout
+
+
+WITH_A_SERVICE = """
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+@pytest.fixture(scope="module")
+def service():
+    started = Path(f"service-{os.getpid()}")
+    started.touch()
+    yield
+    started.unlink()
+
+@pytest.mark.parametrize("number", range(9))
+def test_with_a_service(service, number):
+    time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+def test_no_process_is_left_nor_what_fixtures_started_when_the_first_ends(suite: Path, how: signal.Signals) -> None:
+    (suite / "tests/test_small.py").write_text(WITH_A_SERVICE)
+    ignoring = ["env", "--ignore-signal=INT"] if how == signal.SIGKILL else []  # as a shell's job does
+    with subprocess.Popen(
+        [*ignoring, sys.executable, "-m", "pytest", "-p", "tools.processes", "--processes=2"],
+        cwd=suite,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **NO_PLUGINS},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as first:
+        wait_for(lambda: len([*suite.glob("service-*")]) == 2)
+        services = {path.name for path in suite.glob("service-*")}
+        first.send_signal(how)
+        first.communicate(timeout=60)
+        assert first.returncode in (2, -signal.SIGKILL)
+    wait_for(lambda: not any(suite.glob("service-*")))
+    wait_for(lambda: not any(Path(f"/proc/{name.removeprefix('service-')}").exists() for name in services))
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_test_may_end_the_run(suite: Path) -> None:
+    (suite / "tests/test_small.py").write_text(
+        "import pytest\n\ndef test_ends():\n    pytest.exit('all over', returncode=9)\n\ndef test_other(): pass\n"
+    )
+    done = run(suite, "tools.suite", "-q", "--processes=2")
+    assert done.returncode == 9, done.stdout + done.stderr
+    assert "all over" in done.stdout
+
+
+def test_a_process_that_cannot_begin_is_an_error_and_not_started_forever(suite: Path) -> None:
+    (suite / "tests/test_small.py").write_text(
+        "import tools.processes\n\ndef broken(*arguments):\n    raise OSError('the disk is full')\n\n"
+        "tools.processes._run_tests = broken\n\ndef test_one(): pass\n\ndef test_two(): pass\n"
+    )
+    done = run(suite, "tools.suite", "-q", "--processes=2")
+    assert done.returncode == pytest.ExitCode.INTERNAL_ERROR, done.stdout + done.stderr
+    assert "the disk is full" in done.stdout + done.stderr
+
+
+def test_why_a_process_ended_is_told(suite: Path) -> None:
+    with (suite / "tests/conftest.py").open("a") as file:
+        file.write("\ndef pytest_runtest_protocol(item):\n    raise RuntimeError('a broken hook')\n")
+    done = run(suite, "tools.suite", "-q", "--processes=2", "-k", "together and 3")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "RuntimeError: a broken hook" in done.stdout
+
+
+def test_processes_do_not_empty_each_others_folders(suite: Path) -> None:
+    (suite / "tests/test_small.py").write_text(
+        "import time\n\nimport pytest\n\n"
+        "@pytest.mark.parametrize('number', range(8))\n"
+        "def test_folder(tmp_path, number):\n"
+        "    (tmp_path / 'file').touch()\n"
+        "    time.sleep(0.1 + number / 100)\n"
+        "    assert (tmp_path / 'file').exists()\n"
+    )
+    done = run(suite, "tools.suite", "-q", "--processes=2", f"--basetemp={suite / 'base'}")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(("chosen", "counts", "code"), [("together", [7], 0), ("alone and 2", [1], 0), ("no", [], 5)])
