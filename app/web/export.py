@@ -220,7 +220,7 @@ def _figures(
         for place, group in list(groups.items())[:MAX_MAPS]:
             title = f"{readable(metric, unit)}, {readable(y).lower()} × {readable(axes.x).lower()}"
             title += f": {place}" if place else ""
-            found.append((title, _drawn(plots.heat_map(group, axes.x, y, metric, unit), title)))
+            found.append((title, _drawn(plots.heat_map(group, axes.x, y, metric, unit, points), title)))
     return found
 
 

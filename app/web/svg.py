@@ -559,7 +559,7 @@ def _heat_map(plot: _Plot, trace: Trace) -> list[str]:
     known = [value for row in trace["z"] for value in row if isinstance(value, int | float)]
     if not known:
         return []
-    low, high = min(known), max(known)
+    low, high = trace.get("zmin", min(known)), trace.get("zmax", max(known))
     measured = _is_measured_heat_map(trace)
     texts = trace.get("text")
     parts = _colour_bar(plot, trace, low, high) if measured else []
