@@ -215,7 +215,8 @@ class TrainingSpec(SpecBase):
             raise field_error("checkpoint_layers", f"the model has {num_layers} layers: choose that many at most")
         if self.fused_linear_cross_entropy and self.mode == "generate":
             raise field_error(
-                "fused_linear_cross_entropy", "mode generate needs logits and no loss: leave it out, or choose a mode"
+                "fused_linear_cross_entropy",
+                "mode generate needs logits and no loss: leave it out, or choose another mode",
             )
 
     def resources(self) -> Resources:

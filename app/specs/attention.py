@@ -117,7 +117,14 @@ class AttentionSpec(SpecBase):
         "bc": "bc",
     }
     labels: ClassVar[dict[str, tuple[str, ...]]] = {"implementation": names("code")}
-    table_rows: ClassVar[tuple[str, ...]] = ("implementation", "dtype", "causal", "head_dim", "sequence_length")
+    table_rows: ClassVar[tuple[str, ...]] = (
+        "implementation",
+        "dtype",
+        "causal",
+        "head_dim",
+        "sequence_length",
+        "query_length",
+    )
     table_columns: ClassVar[tuple[str, ...]] = (
         "forward_ms",
         "backward_ms",

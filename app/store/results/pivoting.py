@@ -429,13 +429,14 @@ def coordinates_of(
 
     Args:
         cases: the cases.
-        asked: the coordinates asked for.
+        asked: the coordinates asked for; of the kind's own, those that no case has a value of are left out.
         also: a coordinate that the table shows in another place than its rows.
         apart: add whatever tells apart rows that look the same.
     """
     known = _known(cases)
     if asked is None:
-        chosen = [name for name in _table_rows(cases) if name in known]
+        used = {name for case in cases for name, value in case.coordinates.items() if value is not None}
+        chosen = [name for name in _table_rows(cases) if name in used]
         if len({case.kind for case in cases}) > 1:
             chosen.insert(0, "kind")
     else:

@@ -185,22 +185,28 @@ class TestExport:
         get(site, "/compare/export?job=999999", 404)
 
     def test_of_a_sweep(self, site: Any, measured: Callable[..., Any]) -> None:
+        grid = {
+            "context_length": [32, 64],
+            "precision": ["fp32", "bf16"],
+            "optimizer": ["adamw", "torch_adamw"],
+        }
         body = {
             "base": {"kind": "benchmark", "model": {"size": "tiny"}},
-            "grid": {"context_length": [32, 64], "precision": ["fp32", "bf16"]},
+            "grid": grid,
             "name": "<b>exported</b>",
             "priority": 95,
         }
         sweep = site.http.post("/sweeps", json=body).json()["id"]
         for number, job in enumerate(reversed(site.http.get(f"/jobs?sweep={sweep}").json()["data"]), start=1):
-            case = {"model": "tiny", **{name: job["spec"][name] for name in ("context_length", "precision")}}
+            case = {"model": "tiny", **{name: job["spec"][name] for name in grid}}
             claim = site.worker.claim_job(job["id"])
-            site.worker.finish(claim, measurements=[measured("step_ms", float(number), **case)])
+            site.worker.finish(claim, measurements=[measured("step_ms", number + 0.25, **case)])
         text = self.check(get(site, f"/sweeps/{sweep}/export"))
         assert "&lt;b&gt;exported&lt;/b&gt;" in text
-        assert text.count("<svg ") == 2, "a chart and a heat map"
+        assert text.count("<svg ") == 3, "a chart and two heat maps"
+        assert text.count(">8.25</text>") == 3, "the greatest of all ends the colours of both maps, and is in one"
         assert "Step (ms) by context length" in text
-        assert "4 succeeded" in text
+        assert "8 succeeded" in text
 
     def test_of_a_job_that_waits(self, site: Any) -> None:
         job = site.submit(priority=-99)["id"]

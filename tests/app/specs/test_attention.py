@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from app.layout import case_text
 from app.specs._base import MAX_CELLS
 from app.specs.attention import AttentionSpec
 
@@ -117,6 +118,12 @@ def test_few_queries_are_another_case_and_as_many_as_keys_are_not() -> None:
     assert square[1] == same[1]
     assert square[0] != same[0]
     assert "query_length" not in spec(**fields).cases()[0].canonical, "results measured before keep their keys"
+
+
+@pytest.mark.parametrize(("length", "told"), [(1, ", query_length=1"), (None, "")])
+def test_lists_of_jobs_tell_few_queries(length: int | None, told: str) -> None:
+    few = spec(implementations=["eager"], dtypes=["fp32"], sequence_lengths=[64], causal=[False], query_length=length)
+    assert case_text(few.summary()) == f"eager, fp32, causal=false, head_dim=64, sequence_length=64{told}"
 
 
 def test_autotuning_is_asked_for_and_tells_results_apart() -> None:

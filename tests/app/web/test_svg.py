@@ -120,6 +120,15 @@ def test_heat_maps_write_their_values_and_outcomes() -> None:
     assert {"20", "160", "oom", "fp32", "bf16", "1024"} <= set(texts(picture))
 
 
+def test_one_colour_means_one_value_in_all_heat_maps() -> None:
+    maps = [
+        parsed(plots.heat_map([point], "context_length", "precision", "step_ms", "ms", POINTS)) for point in POINTS[:2]
+    ]
+    squares = [max(picture.iter(f"{TAG}rect"), key=lambda rect: float(str(rect.get("height")))) for picture in maps]
+    assert squares[0].get("fill") != squares[1].get("fill"), "20 and 40 ms, each alone in its map"
+    assert all({"10", "160"} <= set(texts(picture)) for picture in maps), "the ends of both colour bars"
+
+
 def test_boxes_of_two_sides() -> None:
     groups = [
         plots.Samples(side, "tiny", (), processes=values)

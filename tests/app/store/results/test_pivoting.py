@@ -521,6 +521,15 @@ def test_a_job_in_no_database_has_the_same_table(database: Database, measure: Me
     assert local.column("step_ms")[0].value == 2.0
 
 
+@pytest.mark.parametrize(("length", "told"), [(1, ["sequence_length", "query_length"]), (None, ["sequence_length"])])
+def test_a_job_with_few_queries_tells_them(length: int | None, told: list[str]) -> None:
+    """Its rows would look like those of as many queries as keys; of these, no table has an empty column."""
+    cell = {"case_key": "key", "device_key": "1x CPU", "reason": None, "n": 3, "mean": 1.0, "std": 0.1, "outcome": "ok"}
+    cell |= {"metric": "forward_ms", "phase": "forward", "unit": "ms"}
+    sheet = local_table(AttentionSpec(), [{**cell, "case": {"sequence_length": 64, "query_length": length}}])
+    assert sheet.names("coordinate") == told
+
+
 @pytest.mark.parametrize("spec", [AttentionSpec(), KernelSpec()], ids=["attention", "kernel"])
 @pytest.mark.parametrize("outcome", ["ok", "unknown"])
 def test_cells_show_the_hosts_time_where_there_is_one(spec: AttentionSpec | KernelSpec, outcome: str) -> None:
