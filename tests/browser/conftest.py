@@ -11,6 +11,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -63,17 +64,34 @@ class Watch:
         assert unexpected == [], "errors on the console"
 
 
-@pytest.fixture(scope="package")
-def chromium() -> Iterator[Browser]:
-    """A browser; its start takes seconds of a core. It ends with this folder: its event loop is in other tests' way."""
+_started = contextlib.ExitStack()
+"""Ends the browser. Pytest has packages' fixtures end with the session where folders are no packages, as these are."""
+_browsers: list[Browser] = []
+
+
+@pytest.fixture
+def chromium() -> Browser:
+    """The browser of all tests of this folder; its start takes seconds of a core."""
     path = shutil.which("chromium")
     if path is None:
         pytest.skip("Debian's package chromium is not installed")
-    expect.set_options(timeout=PATIENCE_MS)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
-        yield browser
-        browser.close()
+    if not _browsers:
+        expect.set_options(timeout=PATIENCE_MS)
+        playwright = _started.enter_context(sync_playwright())
+        _browsers.append(playwright.chromium.launch(executable_path=path, args=list(FLAGS)))
+        _started.callback(_close)
+    return _browsers[0]
+
+
+def _close() -> None:
+    _browsers.pop().close()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> None:
+    """End the browser with the last test of this folder: its event loop is in the way of other tests' own."""
+    if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
+        _started.close()
 
 
 @pytest.fixture
