@@ -97,15 +97,22 @@ class TritonFlashAttention2(torch.autograd.Function):
         if tf32 is None:
             tf32 = q.dtype == torch.float32 and tf32_is_allowed()
         out, logsumexp = (_forward if _is_plain(q, k, v) else _forward_operation)(q, k, v, is_causal, tf32, only_hopper)
-        ctx.save_for_backward(q, k, v, out, logsumexp)
-        ctx.is_causal, ctx.tf32 = is_causal, tf32
-        return out
+        return _saved(ctx, q, k, v, out, logsumexp, is_causal, tf32)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of q, k and v."""
         return _from_saved(ctx, out_gradient)
+
+
+def _saved(
+    ctx: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, is_causal: bool, tf32: bool | None
+) -> Tensor:
+    """The output, after all that `_from_saved` needs is saved."""
+    ctx.save_for_backward(q, k, v, out, logsumexp)
+    ctx.is_causal, ctx.tf32 = is_causal, tf32
+    return out
 
 
 def _from_saved(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -131,9 +138,7 @@ class _Checked(TritonFlashAttention2):
     ) -> Tensor:
         """As that of the base."""
         out, logsumexp = _forward(q, k, v, is_causal, bool(tf32), only_hopper)
-        ctx.save_for_backward(q, k, v, out, logsumexp)
-        ctx.is_causal, ctx.tf32 = is_causal, tf32
-        return out
+        return _saved(ctx, q, k, v, out, logsumexp, is_causal, tf32)
 
     @staticmethod
     def backward(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
