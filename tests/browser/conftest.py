@@ -78,13 +78,11 @@ def chromium() -> Browser:
     if not _browsers:
         expect.set_options(timeout=PATIENCE_MS)
         playwright = _started.enter_context(sync_playwright())
-        _browsers.append(playwright.chromium.launch(executable_path=path, args=list(FLAGS)))
-        _started.callback(_close)
+        browser = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
+        _browsers.append(browser)
+        _started.callback(_browsers.clear)
+        _started.callback(browser.close)
     return _browsers[0]
-
-
-def _close() -> None:
-    _browsers.pop().close()
 
 
 @pytest.hookimpl(trylast=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -29,6 +31,16 @@ class Shape:
     queries: int
     keys: int
     head_dim: int
+
+
+def cases(short: Sequence[Shape], long: Sequence[Shape]) -> list[Any]:
+    """Return parameters ("device", "shape"): short ones for the slow interpreter, long ones for a GPU."""
+    every = zip(DEVICES, (short, long), strict=True)
+    return [
+        pytest.param(*device.values, shape, id=f"{device.values[0]}-{index}", marks=device.marks)
+        for device, shapes in every
+        for index, shape in enumerate(shapes)
+    ]
 
 
 def draw(*shape: int, rng: random.Random, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Tensor:

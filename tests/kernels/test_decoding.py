@@ -15,7 +15,7 @@ from kernels.attention.flash_triton import _forward_operation, flash_attention
 from kernels.attention.triton import decoding
 from kernels.attention.triton.decoding import Plan, slices, suits
 from kernels.tolerance import TOLERANCES
-from tests.kernels.flash import DEVICES, Shape, assert_right, draw, draw_inputs, exact
+from tests.kernels.flash import DEVICES, Shape, assert_right, cases, draw, draw_inputs, exact
 
 pytestmark = pytest.mark.usefixtures("_small_tiles_in_the_interpreter")
 SHORT = [
@@ -33,10 +33,7 @@ LONG = [
     Shape(1, 2, 1, 1, 3000, 256),
     Shape(1, 2, 2, 2, 131_072, 32),
 ]
-CASES = [
-    *(pytest.param("cpu", shape, id=f"cpu-{index}", marks=DEVICES[0].marks) for index, shape in enumerate(SHORT)),
-    *(pytest.param("cuda", shape, id=f"cuda-{index}", marks=DEVICES[1].marks) for index, shape in enumerate(LONG)),
-]
+CASES = cases(SHORT, LONG)
 PLAN = Plan(64, 4, 3, 4)
 
 

@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 
 from kernels.attention.flash_triton import _forward_operation, flash_attention
 from kernels.tolerance import TF32_TOLERANCE, TOLERANCES, error
-from tests.kernels.flash import DEVICES, DTYPES, Shape, assert_right, check, draw, draw_inputs, exact
+from tests.kernels.flash import DEVICES, DTYPES, Shape, assert_right, cases, check, draw, draw_inputs, exact
 
 pytestmark = pytest.mark.usefixtures("_small_tiles_in_the_interpreter", "_without_hopper")
 
@@ -46,10 +46,7 @@ LONG = [
 ]
 PADDED = LONG[-2:]
 """Head dimensions that are no multiple of 16, on a GPU."""
-CASES = [
-    *(pytest.param("cpu", shape, id=f"cpu-{index}", marks=DEVICES[0].marks) for index, shape in enumerate(SHORT)),
-    *(pytest.param("cuda", shape, id=f"cuda-{index}", marks=DEVICES[1].marks) for index, shape in enumerate(LONG)),
-]
+CASES = cases(SHORT, LONG)
 
 
 def chosen(device: str, shape: Shape, is_causal: bool, dtypes: Sequence[torch.dtype]) -> Sequence[torch.dtype]:
