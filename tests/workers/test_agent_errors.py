@@ -50,7 +50,7 @@ def database(tmp_path: Path, migrated: Path) -> Iterator[Database]:
 
 
 @pytest.fixture
-def agent(tmp_path: Path, database: Database, monkeypatch: pytest.MonkeyPatch) -> Agent:
+def agent(tmp_path: Path, database: Database, childless: None, monkeypatch: pytest.MonkeyPatch) -> Agent:
     """An agent whose loop the test turns; its host has a CPU and locks of its own."""
     monkeypatch.setattr(agent_module, "discover", lambda: HOST)
     monkeypatch.setattr(agent_module, "DeviceLocks", lambda host: DeviceLocks(host, tmp_path / "locks"))
@@ -211,6 +211,8 @@ def test_leftovers_that_cannot_be_ended_fail_no_job(
 ) -> None:
     monkeypatch.setattr("workers.job_run.LEFTOVERS_S", 0.0)
     monkeypatch.setattr(agent._launcher, "end_leftovers", lambda: [17, 18])
+    # The job is back in the queue before the agent looks for another one to claim.
+    monkeypatch.setattr(JobRun, "start", lambda run: (run._thread.start(), run._thread.join(20)))
     job_id = submit(database, max_attempts=1)
     agent._backoff_s = 10.0
     for claims, backoff_s in ((1, 20.0), (2, 40.0)):

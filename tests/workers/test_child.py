@@ -101,7 +101,8 @@ def test_a_new_interpreter_imports_torch_without_the_garbage_collector(
 ) -> None:
     (tmp_path / "torch.py").write_text("import gc; WAS_ENABLED = gc.isenabled()")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", sys)  # whatever is there, the import below is undone
+    del sys.modules["torch"]
     child._import_torch(Request(kind, {}, {}, "", task=task))
     found = sys.modules.get("torch")
     assert (found is not None) == imported

@@ -27,7 +27,9 @@ def test_a_fork_that_fails_is_only_its_own_unit_s_end(
     assert "cannot start a process" in capsys.readouterr().err
 
 
-def test_the_agent_hears_that_the_host_has_no_processes_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_agent_hears_that_the_host_has_no_processes_left(
+    childless: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     launcher = Launcher()
     ours, theirs = socket.socketpair()
     monkeypatch.setattr(launcher, "_warm_socket", lambda: ours)
