@@ -210,7 +210,8 @@ class Agent:
             claim = None
             try:
                 offer = self._offer(free)
-                if self._is_new(offer, free):
+                # Asked after the devices are taken: a run that this host cannot serve says so before it frees its own.
+                if self._is_new(offer, free) and not any(run.host_unfit for run in self._runs.values()):
                     claim = self._queue.claim(self.id, offer)
                     self._refused_with = offer if claim is None else self._refused_with
             finally:

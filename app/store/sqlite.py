@@ -49,7 +49,7 @@ KEPT_FREE = 0.05
 PAGES_AT_ONCE = 100
 POOL_SIZE = 8
 
-BUSY, LOCKED, READONLY, IOERR, FULL, CANTOPEN = 5, 6, 8, 10, 13, 14
+BUSY, LOCKED, READONLY, IOERR, CORRUPT, FULL, CANTOPEN, NOTADB = 5, 6, 8, 10, 11, 13, 14, 26
 PROBE_BYTES = 1 << 20
 
 
@@ -295,6 +295,8 @@ class SQLite:
             return DatabaseBusy(f"The database was locked for longer than {self._busy_timeout_s:g} s.")
         if code & 0xFF == FULL:
             return self._storage_error(original, is_full=True)
+        if code & 0xFF in (CORRUPT, NOTADB):  # a disk that fails may also give wrong contents, or none
+            return StorageFailed(f"{self.path} is damaged: {original}. The system's log may say more about its disk.")
         if code & 0xFF in (IOERR, READONLY, CANTOPEN):
             # SQLite reports a full disk, but not a quota or a size limit.
             growth_error = self._growth_error()

@@ -109,7 +109,8 @@ def break_the_disk(serve: Any, ext4: Path) -> list[str]:
             fcntl.ioctl(descriptor, EXT4_IOC_SHUTDOWN, NO_LOG_FLUSH)
         finally:
             os.close(descriptor)
-        return refusals(site, 503, "storage_failed", hint="rror")
+        # SQLite tells of an error, or finds pages that are not what they should be.
+        return refusals(site, 503, "storage_failed", hint="The system's log may say more about its disk")
 
 
 def test_a_disk_that_fails(serve: Any, ext4: Path) -> None:

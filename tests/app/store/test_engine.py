@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, text
 
-from app.errors import DatabaseBusy, InvalidEnvironment, NetworkFileSystem
+from app.errors import DatabaseBusy, InvalidEnvironment, NetworkFileSystem, StorageFailed
 from app.settings import Settings
 from app.store import file_systems, sqlite
 from app.store.engine import Database, open_database
@@ -120,6 +121,20 @@ def test_a_database_locked_by_others_is_busy_and_reads_go_on(settings: Settings)
         add(connection, "one")
     stranger.close()
     database.close()
+
+
+@pytest.mark.parametrize("page", [0, 1], ids=["no database", "a malformed table"])
+def test_a_damaged_file_is_a_fault_of_the_disk(settings: Settings, page: int) -> None:
+    database = open_database(settings)
+    path = database.backend.path  # type: ignore[attr-defined]
+    with database.read() as connection:
+        size = int(connection.exec_driver_sql("PRAGMA page_size").scalar_one())
+    database.close()
+    with path.open("r+b") as file:
+        file.seek(page * size)
+        file.write(b"x" * size * (1 if page == 0 else path.stat().st_size // size - page))
+    with pytest.raises(StorageFailed, match=f"{re.escape(str(path))} is damaged"):
+        count(open_database(settings))
 
 
 def test_a_watch_sees_commits_of_this_process_and_of_others(database: Database, settings: Settings) -> None:
