@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import logging
+import math
 import os
 import platform
 import secrets
@@ -13,6 +14,7 @@ import shutil
 import signal
 import socket
 import time
+from collections.abc import Container
 from types import FrameType
 
 import psutil
@@ -25,6 +27,7 @@ from app.store.artifacts import ArtifactFiles
 from app.store.engine import Database, open_database
 from app.store.hosts import gpus_of_one_job
 from app.store.lease import Watcher, agreed
+from app.store.locking import patience
 from app.store.queue import Queue
 from app.store.records import Claim, Offer
 from app.store.registration import Registration
@@ -86,6 +89,9 @@ class Agent:
         self._launcher = Launcher()
         self._capabilities = capabilities(allow_code=settings.allow_code)
         self._runs: dict[int, JobRun] = {}
+        """By the id of the attempt. A job whose lease was lost, or that was retried, may be claimed again before the
+        run of its former attempt has ended.
+        """
         self._refused_with: Offer | None = None
         self._next_beat = self._next_poll = self._claim_after = 0.0
         self._backoff_s = MIN_BACKOFF_S
@@ -124,7 +130,10 @@ class Agent:
                 if self._drained():
                     return
                 self._launcher.end_orphans()
-                self._serve_queue()
+                left_s = math.inf if self._drain_until is None else self._drain_until - time.monotonic()
+                if left_s > 0:  # after the grace the worker waits only for its runs' last words
+                    with patience(left_s):
+                        self._serve_queue()
             except STORE_UNAVAILABLE as error:
                 logger.warning("the store cannot be written now, trying again: %s", error)
                 if not isinstance(error, DatabaseBusy):  # a busy database has made us wait already
@@ -175,22 +184,26 @@ class Agent:
             raise
         if not renewal.knows_worker:
             self._register()
-        for job_id in renewal.lost:
-            self._runs[job_id].stop.set(Abandoned())
-        for job_id in renewal.cancel_requested:
-            self._runs[job_id].stop.set(Cancelled())
+        for attempt_id in renewal.lost:
+            self._runs[attempt_id].stop.set(Abandoned())
+        self._cancel(renewal.cancel_requested)
 
     def _pass_on_cancels(self) -> None:
         if self._runs:
-            for job_id in self._queue.cancel_requested(list(self._runs)):
-                self._runs[job_id].stop.set(Cancelled())
+            self._cancel(self._queue.cancel_requested([run.claim.job_id for run in self._runs.values()]))
+
+    def _cancel(self, job_ids: Container[int]) -> None:
+        for run in self._runs.values():
+            if run.claim.job_id in job_ids:
+                run.stop.set(Cancelled())
 
     def _join_ended(self) -> None:
-        for job_id, run in list(self._runs.items()):
+        for attempt_id, run in list(self._runs.items()):
             if run.ended:
                 run.join()
-                del self._runs[job_id]
+                del self._runs[attempt_id]
                 if run.host_unfit:
+                    job_id = run.claim.job_id
                     logger.warning("job %s cannot run here now; the next claim waits %g s", job_id, self._backoff_s)
                     self._pause_claims()
                 else:
@@ -259,7 +272,7 @@ class Agent:
                 artifacts=self._artifacts,
                 launcher=self._launcher,
                 settings=self._settings,
-                neighbours=sorted(self._runs),
+                neighbours=sorted({run.claim.job_id for run in self._runs.values()} - {claim.job_id}),
                 on_end=self._wake_up,
             )
             run.start()
@@ -273,7 +286,7 @@ class Agent:
                 self._queue.give_up(claim, in_words(error))
         else:
             logger.info("job %s: attempt %s of %s", claim.job_id, claim.attempt, claim.kind)
-            self._runs[claim.job_id] = run
+            self._runs[claim.attempt_id] = run
 
     def _lease_for(self, claim: Claim, free: Lease) -> Lease:
         """Return the job's share of the free devices, and give back the others."""
@@ -299,7 +312,9 @@ class Agent:
             logger.info("draining: %s running", len(self._runs))
             self._drain_until = time.monotonic() + self._settings.grace_s
             self._announce("draining")
-        if self._signals > 1 or time.monotonic() >= self._drain_until:
+        if self._signals > 1:
+            self._drain_until = -math.inf
+        if time.monotonic() >= self._drain_until:
             for run in self._runs.values():
                 run.stop.set(GivenBack())
         self._join_ended()

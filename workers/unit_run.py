@@ -40,6 +40,8 @@ MAX_MESSAGE_BYTES = 256 << 20
 READ_BYTES = 1 << 20
 WRAPPER_START_S = 300.0
 """Seconds within which a wrapper must start its unit, also on a slow disk with a cold cache."""
+RECORD_S = 5.0
+"""Seconds for which a worker that ends tries to record how its jobs ended."""
 KEEPER_S = 3.0
 """Seconds that a keeper gets to obey a kill; then the agent ends it and its unit's processes itself."""
 LAST_WORDS_BYTES = 1000
@@ -53,13 +55,26 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.reason: Cancelled | GivenBack | Abandoned | None = None
+        self.record_until = float("inf")
+        """When the worker stops trying to record the outcome, on the monotonic clock, since it ends itself."""
         self.descriptor, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
+    @property
+    def worker_ends(self) -> bool:
+        """Return True if the worker ends and has waited its grace: also a job that was cancelled must end now."""
+        return self.record_until < float("inf")
+
     def set(self, reason: Cancelled | GivenBack | Abandoned) -> None:
-        """Ask the job to end; a lost lease outranks the other reasons. Any thread may call this."""
-        if self.reason is None or isinstance(reason, Abandoned):
+        """Ask the job to end; a lost lease outranks the other reasons. The agent's thread may call this again."""
+        worker_ends = isinstance(reason, GivenBack) and not self.worker_ends
+        if worker_ends:
+            self.record_until = time.monotonic() + RECORD_S
+        outranks = isinstance(reason, Abandoned) and not isinstance(self.reason, Abandoned)
+        if self.reason is None or outranks:
             self.reason = reason
-            os.write(self._write_end, b"s")
+        elif not worker_ends:
+            return
+        os.write(self._write_end, b"s")
 
     def close(self) -> None:
         """Free the descriptors."""
@@ -103,6 +118,7 @@ class UnitRun:
         self._told: Succeeded | Failed | None = None
         self._failure: Failed | None = None
         self._ending: Outcome | None = None
+        self._killed = False
         self._kill_at = self._kill_keeper_at = float("inf")
 
     def run(self) -> Outcome:
@@ -150,12 +166,11 @@ class UnitRun:
                 return
             self._process.terminate()
             # A unit that is cancelled or has timed out gets time to end by itself. A shutdown has waited already.
-            self._kill_at = now if isinstance(self._ending, GivenBack) else now + self._grace_s
-        if isinstance(self._stop.reason, Abandoned):
-            self._kill_at = min(self._kill_at, now)
-        if now >= self._kill_at:
+            self._kill_at = now + self._grace_s
+        at_once = self._stop.worker_ends or isinstance(self._stop.reason, Abandoned)
+        if not self._killed and (at_once or now >= self._kill_at):
             self._process.kill()
-            self._kill_at, self._kill_keeper_at = float("inf"), now + KEEPER_S
+            self._killed, self._kill_at, self._kill_keeper_at = True, float("inf"), now + KEEPER_S
         if now >= self._kill_keeper_at:
             self._process.kill_with_keeper()
             self._kill_keeper_at = float("inf")
@@ -200,7 +215,8 @@ class UnitRun:
         self._failure = self._failure or Failed(code, detail)
 
     def _outcome(self, report: Report) -> Outcome:
-        if self._stop.reason is not None:
+        done = isinstance(self._told, Succeeded) and self._failure is None and self._wrapper is None
+        if self._stop.reason is not None and not (done and isinstance(self._stop.reason, GivenBack)):
             return self._stop.reason
         if self._failure is not None:
             return self._failure
