@@ -51,13 +51,16 @@ def database(tmp_path: Path, migrated: Path) -> Iterator[Database]:
 
 
 @pytest.fixture
-def agent(tmp_path: Path, database: Database, childless: None, monkeypatch: pytest.MonkeyPatch) -> Agent:
+def agent(tmp_path: Path, database: Database, childless: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
     """An agent whose loop the test turns; its host has a CPU and locks of its own."""
     monkeypatch.setattr(agent_module, "discover", lambda: HOST)
     monkeypatch.setattr(agent_module, "DeviceLocks", lambda host: DeviceLocks(host, tmp_path / "locks"))
     agent = Agent(Settings(data_dir=tmp_path / "data"), database)
     agent._register()
-    return agent
+    yield agent
+    agent._launcher.close()
+    os.close(agent._wake)
+    os.close(agent._wake_in)
 
 
 BENCHMARK = {"kind": "benchmark", "device": "cpu", "model": {"size": "tiny"}}
