@@ -221,7 +221,8 @@ class Clients:
 
     def pause(self, rng: random.Random, session: Session) -> None:
         """Pause the kind of all jobs for a moment, and look if one begins all the same."""
-        time.sleep(rng.uniform(0.5, 2.0))
+        if self._stopping.wait(rng.uniform(0.5, 2.0)):
+            return
         paused = session.ask("PUT", "/queue/paused", json={"kinds": rng.choice([[KIND], "all"])})
         self._expect(paused, {200}, "a pause")
         before = None if paused is None else self._running(session)
