@@ -10,14 +10,11 @@ import os
 import platform
 import secrets
 import select
-import shutil
 import signal
 import socket
 import time
 from collections.abc import Container
 from types import FrameType
-
-import psutil
 
 from app.errors import STORE_UNAVAILABLE, DatabaseBusy, FlopwatchError
 from app.settings import Settings
@@ -34,12 +31,13 @@ from app.store.registration import Registration
 from kernels.registry import ATTENTION
 from workers import tools
 from workers.devices import DeviceLocks, Lease, discover
-from workers.job_run import RETRY_S, JobRun, scratch_root
+from workers.job_run import RETRY_S, JobRun
 from workers.jobs import RUNNERS
 from workers.launch import Launcher
 from workers.model.registry import MODELS
 from workers.outcome import Abandoned, Cancelled, GivenBack, in_words
 from workers.readings import Readings
+from workers.scratch import Scratch
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +79,7 @@ class Agent:
         self._queue = Queue(database)
         self._registration = Registration(database)
         self._artifacts = ArtifactFiles(settings.artifacts_dir)
+        self._scratch = Scratch(settings.data_dir / "scratch")
         self._watch = database.watch()
         self._watcher = Watcher(self._queue, self._registration, settings.lease_s)
         self._host = discover()
@@ -106,7 +105,7 @@ class Agent:
             signal.signal(signum, self._on_signal)
         self._launcher.end_leftovers()
         self._launcher.start_warm()
-        self._remove_stale_scratch()
+        self._scratch.remove_those_of_dead_agents()
         # Without this, the first job would spend its timeout on importing torch, while another worker could run it.
         self._launcher.wait_until_warm()
         self._register()
@@ -119,6 +118,7 @@ class Agent:
             self._readings.stop()
             self._give_back_all(error)
             self._launcher.close()
+            self._scratch.close()
             self._watch.close()
             self._announce("stopped")
             logger.info("worker %s stopped", self.id)
@@ -272,6 +272,7 @@ class Agent:
                 artifacts=self._artifacts,
                 launcher=self._launcher,
                 settings=self._settings,
+                scratch=self._scratch.path,
                 neighbours=sorted({run.claim.job_id for run in self._runs.values()} - {claim.job_id}),
                 on_end=self._wake_up,
             )
@@ -334,15 +335,6 @@ class Agent:
         for run in self._runs.values():
             run.join()
         self._runs.clear()
-
-    def _remove_stale_scratch(self) -> None:
-        """Remove the files that killed agents left behind."""
-        root = scratch_root(self._settings)
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for folder in root.iterdir():
-            pid = folder.name.partition("-")[0]
-            if pid.isdigit() and not psutil.pid_exists(int(pid)):
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 def serve(settings: Settings) -> None:

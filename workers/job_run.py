@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import threading
 import time
@@ -111,6 +110,7 @@ class JobRun:
         artifacts: ArtifactFiles,
         launcher: Launcher,
         settings: Settings,
+        scratch: Path,
         neighbours: list[int],
         on_end: Callable[[], None],
     ) -> None:
@@ -139,7 +139,7 @@ class JobRun:
         self._cells = 0
         self._taken: list[_Taken] = []
         self._held: list[str] = []
-        self._scratch = scratch_root(settings) / f"{os.getpid()}-{claim.job_id}-{claim.attempt}"
+        self._scratch = scratch / f"{claim.job_id}-{claim.attempt_id}"
         self._timeout = Timeout.after(claim.timeout_s)
         self._thread = threading.Thread(target=self._run, name=f"job-{claim.job_id}")
 
@@ -459,13 +459,15 @@ class JobRun:
 
     def _flush(self) -> None:
         """Write new events to the queue, soon: who waits here drains no pipe and ends no unit. When the store is not
-        available, they wait for the next call.
+        available, they wait for the next call. When the lease is lost, the unit ends, as when a heartbeat tells so.
         """
         try:
             with patience(RETRY_S):
                 self._report()
         except STORE_UNAVAILABLE as error:
             logger.warning("job %s: events wait: %s", self.claim.job_id, error)
+        except LeaseLost:
+            self.stop.set(Abandoned())
 
     def _report(self) -> None:
         text = self._spool.log.drain()
@@ -565,8 +567,3 @@ def _not_stored(error: Exception) -> Outcome:
         return Failed("too_large", str(error))
     code = "storage_full" if isinstance(error, DiskFull) else "failed"
     return Failed(code, f"an artifact could not be stored: {error}")
-
-
-def scratch_root(settings: Settings) -> Path:
-    """Return the folder, on the store's own disk, where units leave files before they are stored."""
-    return settings.data_dir / "scratch"

@@ -58,6 +58,7 @@ class StopSignal:
         self.record_until = float("inf")
         """When the worker stops trying to record the outcome, on the monotonic clock, since it ends itself."""
         self.descriptor, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._guard = threading.Lock()
 
     @property
     def worker_ends(self) -> bool:
@@ -65,16 +66,17 @@ class StopSignal:
         return self.record_until < float("inf")
 
     def set(self, reason: Cancelled | GivenBack | Abandoned) -> None:
-        """Ask the job to end; a lost lease outranks the other reasons. The agent's thread may call this again."""
-        worker_ends = isinstance(reason, GivenBack) and not self.worker_ends
-        if worker_ends:
-            self.record_until = time.monotonic() + RECORD_S
-        outranks = isinstance(reason, Abandoned) and not isinstance(self.reason, Abandoned)
-        if self.reason is None or outranks:
-            self.reason = reason
-        elif not worker_ends:
-            return
-        os.write(self._write_end, b"s")
+        """Ask the job to end; a lost lease outranks the other reasons. Any thread may call this, again and again."""
+        with self._guard:
+            worker_ends = isinstance(reason, GivenBack) and not self.worker_ends
+            if worker_ends:
+                self.record_until = time.monotonic() + RECORD_S
+            outranks = isinstance(reason, Abandoned) and not isinstance(self.reason, Abandoned)
+            if self.reason is None or outranks:
+                self.reason = reason
+            elif not worker_ends:
+                return
+            os.write(self._write_end, b"s")
 
     def close(self) -> None:
         """Free the descriptors."""
@@ -122,11 +124,7 @@ class UnitRun:
         self._kill_at = self._kill_keeper_at = float("inf")
 
     def run(self) -> Outcome:
-        """Drain and watch the unit; returns when none of its processes is left.
-
-        Raises:
-            LeaseLost: the listener raised it; the caller closes the process, which ends it.
-        """
+        """Drain and watch the unit; returns when none of its processes is left."""
         next_flush = time.monotonic() + FLUSH_S
         with selectors.DefaultSelector() as selector:
             for descriptor, take in {

@@ -59,6 +59,7 @@ def agent(tmp_path: Path, database: Database, childless: None, monkeypatch: pyte
     agent._register()
     yield agent
     agent._launcher.close()
+    agent._scratch.close()
     os.close(agent._wake)
     os.close(agent._wake_in)
 

@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import select
 import signal
 import socket
 import threading
@@ -157,6 +158,7 @@ class Site:
             artifacts=ArtifactFiles(self.settings.artifacts_dir),
             launcher=launcher,  # type: ignore[arg-type]
             settings=self.settings,
+            scratch=self.settings.data_dir / "scratch",
             neighbours=[],
             on_end=lambda: None,
         )
@@ -349,6 +351,22 @@ class TestEndOfTheWorker:
 
         job = site.run(play)
         assert (job["state"], len(Reading(site.database).measurements(job["id"])["rows"])) == ("succeeded", 1)
+
+    def test_of_a_lost_job_nothing_is_left_when_it_has_ended(self, site: Site) -> None:
+        """Its unit, which learns of the loss only by a kill, writes until then."""
+
+        def play(unit: Unit) -> None:
+            queue = Queue(site.database)
+            queue.recover(queue.running()[0])
+            unit.say({"type": "started"})
+            while not select.select([unit.control], [], [], 0.001)[0]:
+                unit.scratch.mkdir(parents=True, exist_ok=True)
+                (unit.scratch / "more").touch()
+            unit.close_pipes()
+            unit.report(exit_code=None, signal=signal.SIGTERM)
+
+        assert site.run(play)["state"] == "queued"
+        assert list((site.settings.data_dir / "scratch").iterdir()) == []
 
     @pytest.mark.parametrize("then", [GivenBack(), Abandoned()])
     def test_a_cancelled_unit_gets_no_grace_of_its_own(self, site: Site, then: GivenBack | Abandoned) -> None:
