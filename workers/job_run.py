@@ -451,7 +451,7 @@ class JobRun:
         done, total = checked.count(message["done"], "done"), checked.count(message["total"], "total")
         cell = {
             **{name: checked.cut(str(message[name])) for name in ("title", "outcome", "told")},
-            "seconds": float(message["seconds"]),
+            "seconds": checked.duration_s(message["seconds"], "a cell's seconds"),
         }
         text = f"{cell['title']}: {cell['told']} ({cell['seconds']:.2g} s)"
         self._progress(process.index * total + done, process.count * total, text)

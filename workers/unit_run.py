@@ -258,7 +258,7 @@ class Wrapper:
         """Return the failure of a command that ended by itself while its unit has not failed; None if there is none."""
         how = f"ended with exit code {report.exit_code}"
         if report.signal is not None:
-            how = f"was killed by {signal.Signals(report.signal).name}"
+            how = f"was killed by {_name_of(report.signal)}"
         elif report.exit_code is None:
             how = "was killed together with its keeper"
         if unit_succeeded:
@@ -300,13 +300,21 @@ def _told(code: Any, detail: Any) -> Succeeded | Failed:
 
 def _crash(report: Report, oom_kills_before: int | None) -> Failed:
     if report.signal is not None:
-        name = signal.Signals(report.signal).name
+        name = _name_of(report.signal)
         hint = _who_killed(oom_kills_before) if report.signal == signal.SIGKILL else ""
         return Failed("crashed", f"the job's process was killed by {name}{hint}", {"signal": name, "exit_code": None})
     if report.exit_code is not None:
         detail = f"the job's process ended with exit code {report.exit_code} before its work was done"
         return Failed("crashed", detail, {"signal": None, "exit_code": report.exit_code})
     return Failed("crashed", "the job's process and its keeper were killed", {"signal": "SIGKILL", "exit_code": None})
+
+
+def _name_of(signum: int) -> str:
+    """Return a signal's name. Of the real-time signals Python knows two: the others are told as `kill -l` does."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"SIGRTMIN+{signum - signal.SIGRTMIN}"
 
 
 def _who_killed(oom_kills_before: int | None) -> str:

@@ -219,6 +219,8 @@ def test_what_a_unit_measures_lands_with_its_success(site: Site) -> None:
         {"type": "progress", "done": "many", "total": 2, "message": ""},
         {"type": "progress", "done": 1, "total": 2, "message": "caf\udce9"},
         {"type": "cell", "done": 1, "total": 2, "title": "a", "outcome": "ok", "told": "b", "seconds": "long"},
+        {"type": "cell", "done": 1, "total": 2, "title": "a", "outcome": "ok", "told": "b", "seconds": 10**400},
+        {"type": "cell", "done": 1, "total": 2, "title": "a", "outcome": "ok", "told": "b", "seconds": -1},
         {"type": "cell", "done": 1, "total": 2},
         {"type": "environment", "environment": ["linux"]},
         {"type": "validity", "validity": {"verdict": "fine", "checks": []}, "case_key": None, "title": ""},
@@ -238,7 +240,20 @@ def test_a_message_that_makes_no_sense_fails_the_job(site: Site, message: Any) -
 
     job = site.run(play)
     assert (job["state"], job["error"]["code"]) == ("failed", "failed")
+    assert "the worker could not go on" not in job["error"]["detail"]
     assert Reading(site.database).measurements(job["id"])["rows"] == []
+
+
+def test_a_number_too_large_for_a_float_makes_no_sense(site: Site) -> None:
+    """JSON allows it, and its reader takes it for infinity."""
+
+    def play(unit: Unit) -> None:
+        cell = {"type": "cell", "done": 1, "total": 2, "title": "a", "outcome": "ok", "told": "b", "seconds": 0.25}
+        os.write(unit.messages, json.dumps(cell).replace("0.25", "1e999").encode() + b"\n")
+        unit.say(SUCCESS)
+        unit.end()
+
+    assert "a cell's seconds is no number from 0 to" in site.run(play)["error"]["detail"]
 
 
 @pytest.mark.parametrize("error", STORE_UNAVAILABLE)
@@ -517,6 +532,16 @@ def test_only_files_of_its_own_are_taken_from_a_unit(site: Site, place: str) -> 
     assert job["error"]["code"] == "failed"
     assert treasure.exists()
     assert Reading(site.database).artifacts(job["id"]) == []
+
+
+@pytest.mark.parametrize(("signum", "name"), [(11, "SIGSEGV"), (64, "SIGRTMAX"), (40, "SIGRTMIN+6")])
+def test_a_unit_that_any_signal_kills_has_crashed(site: Site, signum: int, name: str) -> None:
+    def play(unit: Unit) -> None:
+        unit.close_pipes()
+        unit.report(exit_code=None, signal=signum)
+
+    error = site.run(play)["error"]
+    assert (error["code"], error["signal"]) == ("crashed", name)
 
 
 @pytest.mark.parametrize("order", [TERMINATE, KILL])
