@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import threading
 import time
@@ -139,7 +140,7 @@ class JobRun:
         self._cells = 0
         self._taken: list[_Taken] = []
         self._held: list[str] = []
-        self._scratch = scratch / f"{claim.job_id}-{claim.attempt_id}"
+        self._scratch = scratch / f"{os.getpid()}-{claim.job_id}-{claim.attempt}"
         self._timeout = Timeout.after(claim.timeout_s)
         self._thread = threading.Thread(target=self._run, name=f"job-{claim.job_id}")
 
