@@ -239,6 +239,7 @@ def summary(site: Site, ledger: Ledger) -> dict[str, Any]:
         "jobs": states,
         "attempts": attempts,
         "errors": codes,
+        "units": dict(Counter(mark["mark"] for mark in read_marks(site.folder / "marks"))),
         "deleted": len(ledger.deleted),
         "refused": len(ledger.refused),
         "acts": dict(sorted(ledger.acts.items())),
