@@ -5,17 +5,16 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import logging
+import math
 import os
 import platform
 import secrets
 import select
-import shutil
 import signal
 import socket
 import time
+from collections.abc import Container
 from types import FrameType
-
-import psutil
 
 from app.errors import STORE_UNAVAILABLE, DatabaseBusy, FlopwatchError
 from app.settings import Settings
@@ -25,18 +24,20 @@ from app.store.artifacts import ArtifactFiles
 from app.store.engine import Database, open_database
 from app.store.hosts import gpus_of_one_job
 from app.store.lease import Watcher, agreed
+from app.store.locking import patience
 from app.store.queue import Queue
 from app.store.records import Claim, Offer
 from app.store.registration import Registration
 from kernels.registry import ATTENTION
 from workers import tools
 from workers.devices import DeviceLocks, Lease, discover
-from workers.job_run import RETRY_S, JobRun, scratch_root
+from workers.job_run import RETRY_S, JobRun
 from workers.jobs import RUNNERS
 from workers.launch import Launcher
 from workers.model.registry import MODELS
 from workers.outcome import Abandoned, Cancelled, GivenBack, in_words
 from workers.readings import Readings
+from workers.scratch import Scratch
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class Agent:
         self._queue = Queue(database)
         self._registration = Registration(database)
         self._artifacts = ArtifactFiles(settings.artifacts_dir)
+        self._scratch = Scratch(settings.data_dir / "scratch")
         self._watch = database.watch()
         self._watcher = Watcher(self._queue, self._registration, settings.lease_s)
         self._host = discover()
@@ -86,6 +88,9 @@ class Agent:
         self._launcher = Launcher()
         self._capabilities = capabilities(allow_code=settings.allow_code)
         self._runs: dict[int, JobRun] = {}
+        """By the id of the attempt. A job whose lease was lost, or that was retried, may be claimed again before the
+        run of its former attempt has ended.
+        """
         self._refused_with: Offer | None = None
         self._next_beat = self._next_poll = self._claim_after = 0.0
         self._backoff_s = MIN_BACKOFF_S
@@ -100,7 +105,7 @@ class Agent:
             signal.signal(signum, self._on_signal)
         self._launcher.end_leftovers()
         self._launcher.start_warm()
-        self._remove_stale_scratch()
+        self._scratch.remove_those_of_dead_agents()
         # Without this, the first job would spend its timeout on importing torch, while another worker could run it.
         self._launcher.wait_until_warm()
         self._register()
@@ -113,6 +118,7 @@ class Agent:
             self._readings.stop()
             self._give_back_all(error)
             self._launcher.close()
+            self._scratch.close()
             self._watch.close()
             self._announce("stopped")
             logger.info("worker %s stopped", self.id)
@@ -124,7 +130,10 @@ class Agent:
                 if self._drained():
                     return
                 self._launcher.end_orphans()
-                self._serve_queue()
+                left_s = math.inf if self._drain_until is None else self._drain_until - time.monotonic()
+                if left_s > 0:  # after the grace the worker waits only for its runs' last words
+                    with patience(left_s):
+                        self._serve_queue()
             except STORE_UNAVAILABLE as error:
                 logger.warning("the store cannot be written now, trying again: %s", error)
                 if not isinstance(error, DatabaseBusy):  # a busy database has made us wait already
@@ -175,22 +184,26 @@ class Agent:
             raise
         if not renewal.knows_worker:
             self._register()
-        for job_id in renewal.lost:
-            self._runs[job_id].stop.set(Abandoned())
-        for job_id in renewal.cancel_requested:
-            self._runs[job_id].stop.set(Cancelled())
+        for attempt_id in renewal.lost:
+            self._runs[attempt_id].stop.set(Abandoned())
+        self._cancel(renewal.cancel_requested)
 
     def _pass_on_cancels(self) -> None:
         if self._runs:
-            for job_id in self._queue.cancel_requested(list(self._runs)):
-                self._runs[job_id].stop.set(Cancelled())
+            self._cancel(self._queue.cancel_requested([run.claim.job_id for run in self._runs.values()]))
+
+    def _cancel(self, job_ids: Container[int]) -> None:
+        for run in self._runs.values():
+            if run.claim.job_id in job_ids:
+                run.stop.set(Cancelled())
 
     def _join_ended(self) -> None:
-        for job_id, run in list(self._runs.items()):
+        for attempt_id, run in list(self._runs.items()):
             if run.ended:
                 run.join()
-                del self._runs[job_id]
+                del self._runs[attempt_id]
                 if run.host_unfit:
+                    job_id = run.claim.job_id
                     logger.warning("job %s cannot run here now; the next claim waits %g s", job_id, self._backoff_s)
                     self._pause_claims()
                 else:
@@ -259,7 +272,8 @@ class Agent:
                 artifacts=self._artifacts,
                 launcher=self._launcher,
                 settings=self._settings,
-                neighbours=sorted(self._runs),
+                scratch=self._scratch.path,
+                neighbours=sorted({run.claim.job_id for run in self._runs.values()} - {claim.job_id}),
                 on_end=self._wake_up,
             )
             run.start()
@@ -273,7 +287,7 @@ class Agent:
                 self._queue.give_up(claim, in_words(error))
         else:
             logger.info("job %s: attempt %s of %s", claim.job_id, claim.attempt, claim.kind)
-            self._runs[claim.job_id] = run
+            self._runs[claim.attempt_id] = run
 
     def _lease_for(self, claim: Claim, free: Lease) -> Lease:
         """Return the job's share of the free devices, and give back the others."""
@@ -299,7 +313,9 @@ class Agent:
             logger.info("draining: %s running", len(self._runs))
             self._drain_until = time.monotonic() + self._settings.grace_s
             self._announce("draining")
-        if self._signals > 1 or time.monotonic() >= self._drain_until:
+        if self._signals > 1:
+            self._drain_until = -math.inf
+        if time.monotonic() >= self._drain_until:
             for run in self._runs.values():
                 run.stop.set(GivenBack())
         self._join_ended()
@@ -319,15 +335,6 @@ class Agent:
         for run in self._runs.values():
             run.join()
         self._runs.clear()
-
-    def _remove_stale_scratch(self) -> None:
-        """Remove the files that killed agents left behind."""
-        root = scratch_root(self._settings)
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for folder in root.iterdir():
-            pid = folder.name.partition("-")[0]
-            if pid.isdigit() and not psutil.pid_exists(int(pid)):
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 def serve(settings: Settings) -> None:

@@ -184,6 +184,13 @@ def count(number: Any, what: str) -> int:
     return number
 
 
+def duration_s(number: Any, what: str) -> float:
+    """Return `number` if it is one of seconds; else raise ValueError. JSON has numbers that are no finite ones here."""
+    if not isinstance(number, int | float) or isinstance(number, bool) or not 0 <= number <= MAX_COUNT:
+        raise ValueError(f"{what} is no number from 0 to {MAX_COUNT}")
+    return float(number)
+
+
 def short(text: Any, what: str) -> str:
     """Return `text` if it is fit for a name. Raises TypeError, ValueError."""
     if not isinstance(text, str):

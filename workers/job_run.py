@@ -8,7 +8,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from app.specs import SpecBase
 from app.specs._base import MAX_CELLS
 from app.specs._code import ALLOW_IT, codes_of
 from app.store.artifacts import ArtifactFiles
+from app.store.locking import patience
 from app.store.queue import Queue
 from app.store.records import Claim, Finish, NewEvent
 from workers import checked, uploaded
@@ -46,7 +47,7 @@ from workers.outcome import (
     is_exhausted,
 )
 from workers.spool import Spool
-from workers.unit_run import Listener, StopSignal, Timeout, UnitRun, Wrapper
+from workers.unit_run import RECORD_S, Listener, StopSignal, Timeout, UnitRun, Wrapper
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +111,7 @@ class JobRun:
         artifacts: ArtifactFiles,
         launcher: Launcher,
         settings: Settings,
+        scratch: Path,
         neighbours: list[int],
         on_end: Callable[[], None],
     ) -> None:
@@ -138,7 +140,7 @@ class JobRun:
         self._cells = 0
         self._taken: list[_Taken] = []
         self._held: list[str] = []
-        self._scratch = scratch_root(settings) / f"{os.getpid()}-{claim.job_id}-{claim.attempt}"
+        self._scratch = scratch / f"{os.getpid()}-{claim.job_id}-{claim.attempt}"
         self._timeout = Timeout.after(claim.timeout_s)
         self._thread = threading.Thread(target=self._run, name=f"job-{claim.job_id}")
 
@@ -428,7 +430,7 @@ class JobRun:
             TooLarge: the job's artifacts exceed the limit of bytes.
         """
         reason, now = self.stop.reason, time.monotonic()
-        if isinstance(reason, GivenBack | Abandoned):
+        if reason is not None and (self.stop.worker_ends or isinstance(reason, Abandoned)):
             raise _Interrupted(reason)
         if reason is not None or now >= self._timeout.deadline:
             self._storing_until = min(self._storing_until, now + self._grace_s)
@@ -450,42 +452,69 @@ class JobRun:
         done, total = checked.count(message["done"], "done"), checked.count(message["total"], "total")
         cell = {
             **{name: checked.cut(str(message[name])) for name in ("title", "outcome", "told")},
-            "seconds": float(message["seconds"]),
+            "seconds": checked.duration_s(message["seconds"], "a cell's seconds"),
         }
         text = f"{cell['title']}: {cell['told']} ({cell['seconds']:.2g} s)"
         self._progress(process.index * total + done, process.count * total, text)
         self._events[-1] = NewEvent("progress", {**self._events[-1].data, "cell": cell})
 
     def _flush(self) -> None:
-        """Write new events to the queue. When the store is not available, they wait for the next call."""
+        """Write new events to the queue, soon: who waits here drains no pipe and ends no unit. When the store is not
+        available, they wait for the next call. When the lease is lost, the unit ends, as when a heartbeat tells so.
+        """
+        try:
+            with patience(RETRY_S):
+                self._report()
+        except STORE_UNAVAILABLE as error:
+            logger.warning("job %s: events wait: %s", self.claim.job_id, error)
+        except LeaseLost:
+            self.stop.set(Abandoned())
+
+    def _report(self) -> None:
         text = self._spool.log.drain()
         if text:
             self._events.append(NewEvent("log", {"text": text}))
-        if not self._events:
-            return
-        try:
+        if self._events:
             self._queue.report(self.claim, self._events)
-        except STORE_UNAVAILABLE as error:
-            logger.warning("job %s: events wait: %s", self.claim.job_id, error)
-        else:
             self._events.clear()
 
     def _record(self, outcome: Outcome) -> None:
-        """Commit the outcome with all results. Tries until the commit succeeds or the lease is lost."""
+        """Commit the outcome with all results. Tries until the commit succeeds, the lease is lost, or the worker must
+        end: it waits no longer for a store that may be gone for good.
+        """
         while not isinstance(outcome, Abandoned) and not isinstance(self.stop.reason, Abandoned):
             try:
-                if isinstance(outcome, GivenBack) and outcome.error is not None:
-                    self._queue.give_up(self.claim, outcome.error)
-                elif isinstance(outcome, GivenBack):
-                    self._queue.give_back(self.claim)
-                else:
-                    self._flush()
-                    self._queue.finish(self.claim, self._finish(outcome))
+                with patience(max(RETRY_S, min(RECORD_S, self.stop.record_until - time.monotonic()))):
+                    self._commit(outcome)
             except STORE_UNAVAILABLE as error:
+                if time.monotonic() >= self.stop.record_until:
+                    self._leave(outcome, error)
+                    return
                 logger.warning("job %s: its result waits: %s", self.claim.job_id, error)
                 time.sleep(RETRY_S)
             else:
                 return
+
+    def _commit(self, outcome: Outcome) -> None:
+        if isinstance(outcome, GivenBack) and outcome.error is not None:
+            self._queue.give_up(self.claim, outcome.error)
+        elif isinstance(outcome, GivenBack):
+            self._queue.give_back(self.claim)
+        else:
+            self._report()
+            self._queue.finish(self.claim, self._finish(outcome))
+
+    def _leave(self, outcome: Outcome, error: Exception) -> None:
+        """End without a record, since the worker must end. What is too large for a full disk may leave room for a word:
+        then the job need not wait for the end of its lease, and its attempt says why it ended.
+        """
+        told = f"the worker had to end, and could not store how the job had ended: {in_words(error)}"
+        logger.error("job %s: %s", self.claim.job_id, told)
+        if not isinstance(outcome, GivenBack):
+            with suppress(*STORE_UNAVAILABLE), patience(RETRY_S):
+                self._queue.give_up(self.claim, told)
+                return
+        logger.error("job %s: it runs again, if it has attempts left, when its lease is over", self.claim.job_id)
 
     def _record_error(self, error: BaseException) -> None:
         """End the attempt for an error of ours, without results, since the store may have refused these.
@@ -539,8 +568,3 @@ def _not_stored(error: Exception) -> Outcome:
         return Failed("too_large", str(error))
     code = "storage_full" if isinstance(error, DiskFull) else "failed"
     return Failed(code, f"an artifact could not be stored: {error}")
-
-
-def scratch_root(settings: Settings) -> Path:
-    """Return the folder, on the store's own disk, where units leave files before they are stored."""
-    return settings.data_dir / "scratch"

@@ -40,6 +40,8 @@ MAX_MESSAGE_BYTES = 256 << 20
 READ_BYTES = 1 << 20
 WRAPPER_START_S = 300.0
 """Seconds within which a wrapper must start its unit, also on a slow disk with a cold cache."""
+RECORD_S = 5.0
+"""Seconds for which a worker that ends tries to record how its jobs ended."""
 KEEPER_S = 3.0
 """Seconds that a keeper gets to obey a kill; then the agent ends it and its unit's processes itself."""
 LAST_WORDS_BYTES = 1000
@@ -53,12 +55,27 @@ class StopSignal:
 
     def __init__(self) -> None:
         self.reason: Cancelled | GivenBack | Abandoned | None = None
+        self.record_until = float("inf")
+        """When the worker stops trying to record the outcome, on the monotonic clock, since it ends itself."""
         self.descriptor, self._write_end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._guard = threading.Lock()
+
+    @property
+    def worker_ends(self) -> bool:
+        """Return True if the worker ends and has waited its grace: also a job that was cancelled must end now."""
+        return self.record_until < float("inf")
 
     def set(self, reason: Cancelled | GivenBack | Abandoned) -> None:
-        """Ask the job to end; a lost lease outranks the other reasons. Any thread may call this."""
-        if self.reason is None or isinstance(reason, Abandoned):
-            self.reason = reason
+        """Ask the job to end; a lost lease outranks the other reasons. Any thread may call this, again and again."""
+        with self._guard:
+            worker_ends = isinstance(reason, GivenBack) and not self.worker_ends
+            if worker_ends:
+                self.record_until = time.monotonic() + RECORD_S
+            outranks = isinstance(reason, Abandoned) and not isinstance(self.reason, Abandoned)
+            if self.reason is None or outranks:
+                self.reason = reason
+            elif not worker_ends:
+                return
             os.write(self._write_end, b"s")
 
     def close(self) -> None:
@@ -103,14 +120,11 @@ class UnitRun:
         self._told: Succeeded | Failed | None = None
         self._failure: Failed | None = None
         self._ending: Outcome | None = None
+        self._killed = False
         self._kill_at = self._kill_keeper_at = float("inf")
 
     def run(self) -> Outcome:
-        """Drain and watch the unit; returns when none of its processes is left.
-
-        Raises:
-            LeaseLost: the listener raised it; the caller closes the process, which ends it.
-        """
+        """Drain and watch the unit; returns when none of its processes is left."""
         next_flush = time.monotonic() + FLUSH_S
         with selectors.DefaultSelector() as selector:
             for descriptor, take in {
@@ -150,12 +164,11 @@ class UnitRun:
                 return
             self._process.terminate()
             # A unit that is cancelled or has timed out gets time to end by itself. A shutdown has waited already.
-            self._kill_at = now if isinstance(self._ending, GivenBack) else now + self._grace_s
-        if isinstance(self._stop.reason, Abandoned):
-            self._kill_at = min(self._kill_at, now)
-        if now >= self._kill_at:
+            self._kill_at = now + self._grace_s
+        at_once = self._stop.worker_ends or isinstance(self._stop.reason, Abandoned)
+        if not self._killed and (at_once or now >= self._kill_at):
             self._process.kill()
-            self._kill_at, self._kill_keeper_at = float("inf"), now + KEEPER_S
+            self._killed, self._kill_at, self._kill_keeper_at = True, float("inf"), now + KEEPER_S
         if now >= self._kill_keeper_at:
             self._process.kill_with_keeper()
             self._kill_keeper_at = float("inf")
@@ -200,7 +213,8 @@ class UnitRun:
         self._failure = self._failure or Failed(code, detail)
 
     def _outcome(self, report: Report) -> Outcome:
-        if self._stop.reason is not None:
+        done = isinstance(self._told, Succeeded) and self._failure is None and self._wrapper is None
+        if self._stop.reason is not None and not (done and isinstance(self._stop.reason, GivenBack)):
             return self._stop.reason
         if self._failure is not None:
             return self._failure
@@ -244,7 +258,7 @@ class Wrapper:
         """Return the failure of a command that ended by itself while its unit has not failed; None if there is none."""
         how = f"ended with exit code {report.exit_code}"
         if report.signal is not None:
-            how = f"was killed by {signal.Signals(report.signal).name}"
+            how = f"was killed by {_name_of(report.signal)}"
         elif report.exit_code is None:
             how = "was killed together with its keeper"
         if unit_succeeded:
@@ -286,13 +300,21 @@ def _told(code: Any, detail: Any) -> Succeeded | Failed:
 
 def _crash(report: Report, oom_kills_before: int | None) -> Failed:
     if report.signal is not None:
-        name = signal.Signals(report.signal).name
+        name = _name_of(report.signal)
         hint = _who_killed(oom_kills_before) if report.signal == signal.SIGKILL else ""
         return Failed("crashed", f"the job's process was killed by {name}{hint}", {"signal": name, "exit_code": None})
     if report.exit_code is not None:
         detail = f"the job's process ended with exit code {report.exit_code} before its work was done"
         return Failed("crashed", detail, {"signal": None, "exit_code": report.exit_code})
     return Failed("crashed", "the job's process and its keeper were killed", {"signal": "SIGKILL", "exit_code": None})
+
+
+def _name_of(signum: int) -> str:
+    """Return a signal's name. Of the real-time signals Python knows two: the others are told as `kill -l` does."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"SIGRTMIN+{signum - signal.SIGRTMIN}"
 
 
 def _who_killed(oom_kills_before: int | None) -> str:

@@ -59,10 +59,15 @@ class Followed:
         key = (self.generation, position)
         if key not in self._readings:
             self._readings[key] = asyncio.create_task(run_sync(read))
-            self._readings[key].add_done_callback(lambda _: self._readings.pop(key))
+            self._readings[key].add_done_callback(self._forget)
         # One follower that goes must not take the answer from the others.
         found: Found = await asyncio.shield(self._readings[key])
         return found
+
+    def _forget(self, reading: asyncio.Task[Any]) -> None:
+        self._readings = {key: other for key, other in self._readings.items() if other is not reading}
+        if not reading.cancelled():
+            reading.exception()  # asked for, since asyncio logs an error that nobody who waits is left to hear of
 
     def advance(self) -> None:
         self.generation += 1

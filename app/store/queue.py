@@ -257,17 +257,17 @@ class Queue:
 
         `readings` are what the worker's devices do now; None keeps the last ones.
 
-        They are one transaction: a worker that is seen alive has renewed its claims. Returns the lost claims, and those
-        of the others that must be cancelled.
+        They are one transaction: a worker that is seen alive has renewed its claims. Returns the attempts that were
+        lost, and the jobs of the others that must be cancelled.
         """
         if not claims and worker is None:
             return Renewal(frozenset(), frozenset())
         with self._database.write() as connection:
             knows_worker = worker is None or beat(connection, *worker, readings)
-            held = [claim.job_id for claim in claims if _beat(connection, claim)]
-            asked = select(_job.id).where(_job.id.in_(held), _job.cancel_requested_at.is_not(None))
+            held = {claim.attempt_id: claim.job_id for claim in claims if _beat(connection, claim)}
+            asked = select(_job.id).where(_job.id.in_(held.values()), _job.cancel_requested_at.is_not(None))
             cancel_requested = frozenset(connection.execute(asked).scalars())
-        lost = frozenset(claim.job_id for claim in claims) - frozenset(held)
+        lost = frozenset(claim.attempt_id for claim in claims if claim.attempt_id not in held)
         return Renewal(lost, cancel_requested, knows_worker)
 
     def cancel_requested(self, job_ids: Sequence[int]) -> frozenset[int]:

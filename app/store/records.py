@@ -198,7 +198,7 @@ def _check_unique(what: str, names: Sequence[object]) -> None:
 
 @dataclass(frozen=True)
 class Renewal:
-    """The ids of the jobs that the worker has lost, and of the jobs that a user asked to cancel."""
+    """The ids of the attempts that the worker has lost, and of the jobs that a user asked to cancel."""
 
     lost: frozenset[int]
     cancel_requested: frozenset[int]

@@ -2,14 +2,50 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
 import pytest
+
+ENDING = ("adopt_orphans", "kill_all", "reap", "signal_all")
+"""Functions that meet every child of the process that calls them."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_end_of_others() -> Iterator[None]:
+    """Let nobody adopt, reap or kill the children of pytest's own process, such as Chromium or other tests' ranks."""
+    try:
+        from workers import keeper, launch, warm
+    except ImportError:
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (keeper, launch, warm):
+            for name in ENDING:
+                if hasattr(module, name):
+                    patch.setattr(module, name, _elsewhere(getattr(module, name)))
+        yield
+
+
+def _elsewhere(work: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, for forks of this process only."""
+    here = os.getpid()
+
+    def do(*arguments: Any, **named: Any) -> Any:
+        assert os.getpid() != here, f"{work.__name__} in pytest's own process: take the fixture `childless`, or a fork"
+        return work(*arguments, **named)
+
+    return do
 
 
 @pytest.fixture
-def childless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a launcher run in pytest's own process: the children there, Chromium or ranks, are those of other tests."""
+def childless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a launcher run in pytest's own process, without a child or a dead agent's leftover to end."""
     from workers import launch
 
+    monkeypatch.setattr(launch, "lock_folder", lambda: tmp_path / "locks")
     monkeypatch.setattr(launch, "adopt_orphans", lambda: None)
     monkeypatch.setattr(launch, "reap", dict)
     monkeypatch.setattr(launch, "kill_all", lambda _spare=(): None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import threading
@@ -22,12 +23,12 @@ from app.store.queue import Queue
 from app.store.reading import Reading
 from app.store.records import NewJob
 from workers import agent as agent_module
-from workers import launch
+from workers import launch, unit_run
 from workers.agent import Agent
 from workers.devices import DeviceLocks, Host
 from workers.job_run import JobRun
 from workers.jobs import RUNNERS
-from workers.outcome import GivenBack, HostExhausted
+from workers.outcome import Abandoned, GivenBack, HostExhausted, Succeeded
 from workers.spool import Spool
 
 HOST = Host(gpus=(), cpu_count=2, memory_mib=1)
@@ -50,18 +51,24 @@ def database(tmp_path: Path, migrated: Path) -> Iterator[Database]:
 
 
 @pytest.fixture
-def agent(tmp_path: Path, database: Database, childless: None, monkeypatch: pytest.MonkeyPatch) -> Agent:
+def agent(tmp_path: Path, database: Database, childless: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
     """An agent whose loop the test turns; its host has a CPU and locks of its own."""
     monkeypatch.setattr(agent_module, "discover", lambda: HOST)
     monkeypatch.setattr(agent_module, "DeviceLocks", lambda host: DeviceLocks(host, tmp_path / "locks"))
     agent = Agent(Settings(data_dir=tmp_path / "data"), database)
     agent._register()
-    return agent
+    yield agent
+    agent._launcher.close()
+    agent._scratch.close()
+    os.close(agent._wake)
+    os.close(agent._wake_in)
 
 
-def submit(database: Database, **options: Any) -> int:
-    spec = spec_adapter.validate_python({"kind": "benchmark", "device": "cpu", "model": {"size": "tiny"}})
-    return int(Queue(database).submit(NewJob(spec, **options)).response["id"])
+BENCHMARK = {"kind": "benchmark", "device": "cpu", "model": {"size": "tiny"}}
+
+
+def submit(database: Database, spec: dict[str, Any] = BENCHMARK, **options: Any) -> int:
+    return int(Queue(database).submit(NewJob(spec_adapter.validate_python(spec), **options)).response["id"])
 
 
 def job_after(database: Database, job_id: int) -> dict[str, Any]:
@@ -277,6 +284,74 @@ def test_an_error_that_ends_the_agent_counts_and_a_shutdown_does_not(
         job = job_after(database, job_id)
         assert (job["state"], job["attempt"]) == ("queued", attempt)
         Queue(database).cancel(job_id)
+
+
+@pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "tried for ever"])
+def test_an_agent_ends_although_its_jobs_end_cannot_be_stored(
+    agent: Agent, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sabotage: bool
+) -> None:
+    """The job is left to its lease, since nobody can write."""
+    may_end = threading.Event()
+    monkeypatch.setattr(unit_run, "RECORD_S", 60.0 if sabotage else 0.1)
+    monkeypatch.setattr(JobRun, "_run_units", lambda _run: may_end.wait(20) and Succeeded())
+    monkeypatch.setattr(database.backend, "_busy_timeout_s", 0.1)
+    agent._settings = agent._settings.model_copy(update={"grace_s": 0.1})
+    job_id = submit(database)
+    agent._serve_queue()
+    (run,) = agent._runs.values()
+    loop = threading.Thread(target=agent._loop)
+    with (tmp_path / "data" / "flopwatch.sqlite3.lock").open("rb+") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        agent._signals = 1
+        loop.start()
+        may_end.set()
+        loop.join(1.5 if sabotage else 20)
+        assert loop.is_alive() == sabotage
+    loop.join(20)
+    run._thread.join(20)
+    attempts = [attempt["state"] for attempt in Reading(database).attempts(job_id)]
+    assert attempts == (["succeeded"] if sabotage else ["running"])
+    agent._locks.take_free().release()
+
+
+class OneOfEachJob(dict[int, JobRun]):
+    """An agent's runs as they were kept by their jobs."""
+
+    def __setitem__(self, key: int, run: JobRun) -> None:
+        for other in [key for key, old in self.items() if old.claim.job_id == run.claim.job_id]:
+            del self[other]
+        super().__setitem__(key, run)
+
+
+@pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "one run of each job"])
+def test_a_lost_job_may_be_claimed_again_before_its_former_run_has_ended(
+    agent: Agent, database: Database, monkeypatch: pytest.MonkeyPatch, sabotage: bool
+) -> None:
+    may_end = threading.Event()
+    monkeypatch.setattr(JobRun, "_run_units", lambda _run: may_end.wait(20) and Succeeded())
+    if sabotage:
+        agent._runs = OneOfEachJob()
+    job_id = submit(database, {"kind": "estimate"})
+    agent._serve_queue()
+    (former,) = agent._runs.values()
+    Queue(database).recover(Queue(database).running()[0])
+    agent._claim_what_fits()
+    agent._refused_with = None
+    agent._claim_what_fits()
+    latter = next(run for run in agent._runs.values() if run is not former)
+    agent._beat()
+    assert [run.stop.reason for run in (former, latter)] == [None if sabotage else Abandoned(), None]
+    may_end.set()
+    for run in (former, latter):
+        run._thread.join(20)
+    agent._join_ended()
+    if sabotage:
+        assert os.fstat(former.stop.descriptor), "nobody joins it"
+        former.join()
+        return
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(former.stop.descriptor)
+    assert [attempt["state"] for attempt in Reading(database).attempts(job_id)] == ["lost", "succeeded"]
 
 
 def test_a_broken_row_does_not_end_the_agents_turn(agent: Agent, database: Database) -> None:

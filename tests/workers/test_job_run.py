@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import select
 import signal
 import socket
 import threading
@@ -21,7 +22,7 @@ import httpx
 import pytest
 from pydantic_core import to_json
 
-from app.errors import STORE_UNAVAILABLE, FlopwatchError
+from app.errors import STORE_UNAVAILABLE, DiskFull, FlopwatchError
 from app.main import create_app
 from app.settings import Settings
 from app.specs import spec_adapter
@@ -32,7 +33,7 @@ from app.store.reading import Reading
 from app.store.records import NewJob, Offer
 from app.store.results import result_table
 from tests.databases import put_database
-from workers import child
+from workers import child, job_run, unit_run
 from workers.child import PipeReporter
 from workers.devices import Lease
 from workers.job_run import JobRun
@@ -139,6 +140,7 @@ class Site:
 
     leftovers: list[list[int]] = field(default_factory=list)
     lease: Lease = field(default_factory=Lease)
+    running: JobRun | None = None
 
     def run(self, play: Callable[[Unit], None], spec: dict[str, Any] = BENCHMARK, **options: Any) -> dict[str, Any]:
         """Run a job whose units do this; the job afterwards."""
@@ -156,9 +158,11 @@ class Site:
             artifacts=ArtifactFiles(self.settings.artifacts_dir),
             launcher=launcher,  # type: ignore[arg-type]
             settings=self.settings,
+            scratch=self.settings.data_dir / "scratch",
             neighbours=[],
             on_end=lambda: None,
         )
+        self.running = run
         run.start()
         deadline = time.monotonic() + 20
         while not run.ended:
@@ -215,6 +219,8 @@ def test_what_a_unit_measures_lands_with_its_success(site: Site) -> None:
         {"type": "progress", "done": "many", "total": 2, "message": ""},
         {"type": "progress", "done": 1, "total": 2, "message": "caf\udce9"},
         {"type": "cell", "done": 1, "total": 2, "title": "a", "outcome": "ok", "told": "b", "seconds": "long"},
+        {"type": "cell", "done": 1, "total": 2, "title": "a", "outcome": "ok", "told": "b", "seconds": 10**400},
+        {"type": "cell", "done": 1, "total": 2, "title": "a", "outcome": "ok", "told": "b", "seconds": -1},
         {"type": "cell", "done": 1, "total": 2},
         {"type": "environment", "environment": ["linux"]},
         {"type": "validity", "validity": {"verdict": "fine", "checks": []}, "case_key": None, "title": ""},
@@ -234,7 +240,20 @@ def test_a_message_that_makes_no_sense_fails_the_job(site: Site, message: Any) -
 
     job = site.run(play)
     assert (job["state"], job["error"]["code"]) == ("failed", "failed")
+    assert "the worker could not go on" not in job["error"]["detail"]
     assert Reading(site.database).measurements(job["id"])["rows"] == []
+
+
+def test_a_number_too_large_for_a_float_makes_no_sense(site: Site) -> None:
+    """JSON allows it, and its reader takes it for infinity."""
+
+    def play(unit: Unit) -> None:
+        cell = {"type": "cell", "done": 1, "total": 2, "title": "a", "outcome": "ok", "told": "b", "seconds": 0.25}
+        os.write(unit.messages, json.dumps(cell).replace("0.25", "1e999").encode() + b"\n")
+        unit.say(SUCCESS)
+        unit.end()
+
+    assert "a cell's seconds is no number from 0 to" in site.run(play)["error"]["detail"]
 
 
 @pytest.mark.parametrize("error", STORE_UNAVAILABLE)
@@ -269,6 +288,115 @@ def test_a_job_goes_on_while_the_store_is_not_available_and_its_result_is_kept(
     assert (job["state"], job["error"]) == ("succeeded", None)
     assert (refused.count("report"), refused.count("finish")) == (3, 2)
     assert len(Reading(site.database).measurements(job["id"])["rows"]) == 1
+
+
+class TestEndOfTheWorker:
+    """The worker ends while a result waits for the store."""
+
+    def end_while(
+        self, site: Site, monkeypatch: pytest.MonkeyPatch, refused: dict[str, int], *reasons: Any, **options: Any
+    ) -> dict[str, Any]:
+        """Run a job to its success. The store refuses so many calls, and the worker ends when `finish` is refused."""
+        left, queue = dict(refused), Queue(site.database)
+
+        def refuse(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any) -> Any:
+                if not left[name]:
+                    return method(*arguments)
+                left[name] -= 1
+                for reason in reasons:
+                    assert site.running is not None
+                    site.running.stop.set(reason)
+                raise DiskFull("it is full")
+
+            return call
+
+        for name in refused:
+            monkeypatch.setattr(Queue, name, refuse(name, getattr(Queue, name)))
+
+        def play(unit: Unit) -> None:
+            unit.say({"type": "started"}, {"type": "measurement", "measurement": MEASUREMENT}, SUCCESS)
+            unit.end()
+
+        job = site.run(play, **options)
+        job["attempts"] = [
+            (one["state"], (one["error"] or {}).get("detail")) for one in Reading(site.database).attempts(job["id"])
+        ]
+        assert queue.running() == [] or job["state"] == "running"
+        return job
+
+    def test_a_result_that_the_store_takes_in_time_is_kept(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        job = self.end_while(site, monkeypatch, {"finish": 1}, GivenBack())
+        assert (job["state"], job["attempts"]) == ("succeeded", [("succeeded", None)])
+        assert len(Reading(site.database).measurements(job["id"])["rows"]) == 1
+
+    @pytest.mark.parametrize("reasons", [(GivenBack(),), (Cancelled(), GivenBack())], ids=["ends", "cancelled, ends"])
+    @pytest.mark.parametrize("max_attempts", [1, 2])
+    def test_for_a_result_without_room_there_may_be_room_for_a_word(
+        self, site: Site, monkeypatch: pytest.MonkeyPatch, reasons: Any, max_attempts: int
+    ) -> None:
+        monkeypatch.setattr(unit_run, "RECORD_S", 0.0)
+        job = self.end_while(site, monkeypatch, {"finish": 99}, *reasons, max_attempts=max_attempts)
+        assert job["state"] == ("failed" if max_attempts == 1 else "queued")
+        ((state, detail),) = job["attempts"]
+        assert state == "lost"
+        assert "had to end, and could not store how the job had ended: DiskFull: it is full" in detail
+
+    def test_without_any_room_the_job_is_left_to_its_lease(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(unit_run, "RECORD_S", 0.0)
+        job = self.end_while(site, monkeypatch, {"finish": 99, "give_up": 99}, GivenBack())
+        assert (job["state"], job["attempts"]) == ("running", [("running", None)])
+
+    def test_control_of_the_end(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A worker that tries on for longer keeps its result, and ends later."""
+        began = time.monotonic()
+        job = self.end_while(site, monkeypatch, {"finish": 3}, GivenBack())
+        assert job["state"] == "succeeded"
+        assert time.monotonic() - began > 2 * job_run.RETRY_S
+
+    def test_a_unit_that_has_succeeded_before_it_is_killed_keeps_its_result(self, site: Site) -> None:
+        def play(unit: Unit) -> None:
+            unit.say({"type": "measurement", "measurement": MEASUREMENT}, SUCCESS)
+            assert site.running is not None
+            site.running.stop.set(GivenBack())
+            while unit.control.recv(1) != KILL:
+                continue
+            unit.close_pipes()
+            unit.report(exit_code=None, signal=signal.SIGKILL)
+
+        job = site.run(play)
+        assert (job["state"], len(Reading(site.database).measurements(job["id"])["rows"])) == ("succeeded", 1)
+
+    def test_of_a_lost_job_nothing_is_left_when_it_has_ended(self, site: Site) -> None:
+        """Its unit, which learns of the loss only by a kill, writes until then."""
+
+        def play(unit: Unit) -> None:
+            queue = Queue(site.database)
+            queue.recover(queue.running()[0])
+            unit.say({"type": "started"})
+            while not select.select([unit.control], [], [], 0.001)[0]:
+                unit.scratch.mkdir(parents=True, exist_ok=True)
+                (unit.scratch / "more").touch()
+            unit.close_pipes()
+            unit.report(exit_code=None, signal=signal.SIGTERM)
+
+        assert site.run(play)["state"] == "queued"
+        assert list((site.settings.data_dir / "scratch").iterdir()) == []
+
+    @pytest.mark.parametrize("then", [GivenBack(), Abandoned()])
+    def test_a_cancelled_unit_gets_no_grace_of_its_own(self, site: Site, then: GivenBack | Abandoned) -> None:
+        site.settings = site.settings.model_copy(update={"grace_s": 3600})
+
+        def play(unit: Unit) -> None:
+            assert site.running is not None
+            site.running.stop.set(Cancelled())
+            assert unit.control.recv(1) == TERMINATE
+            site.running.stop.set(then)
+            assert unit.control.recv(1) == KILL
+            unit.close_pipes()
+            unit.report(exit_code=None, signal=signal.SIGKILL)
+
+        assert site.run(play)["state"] == ("cancelled" if isinstance(then, GivenBack) else "running")
 
 
 def test_too_many_samples_have_a_code_of_their_own(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -404,6 +532,16 @@ def test_only_files_of_its_own_are_taken_from_a_unit(site: Site, place: str) -> 
     assert job["error"]["code"] == "failed"
     assert treasure.exists()
     assert Reading(site.database).artifacts(job["id"]) == []
+
+
+@pytest.mark.parametrize(("signum", "name"), [(11, "SIGSEGV"), (64, "SIGRTMAX"), (40, "SIGRTMIN+6")])
+def test_a_unit_that_any_signal_kills_has_crashed(site: Site, signum: int, name: str) -> None:
+    def play(unit: Unit) -> None:
+        unit.close_pipes()
+        unit.report(exit_code=None, signal=signum)
+
+    error = site.run(play)["error"]
+    assert (error["code"], error["signal"]) == ("crashed", name)
 
 
 @pytest.mark.parametrize("order", [TERMINATE, KILL])

@@ -487,8 +487,12 @@ def test_control_of_the_units_variables(tmp_path: Path, start: str) -> None:
     assert "FLOPWATCH_API_TOKEN=hunter2" in variables_of_a_unit(tmp_path, run, inherit)
 
 
-def ends_with_a_stopped_keeper(folder: Path, start: str, stopped: str, sabotage: str = "") -> Any:
-    """Stop a unit's keeper, or its warm parent too, and let the unit time out; the outcome and who lives on."""
+def ends_with_a_stopped_keeper(
+    folder: Path, start: str, stopped: str, sabotage: str = "", *, reason: str | None = None
+) -> Any:
+    """Stop a unit's keeper, or its warm parent too, and let the unit time out, or stop it; its outcome's type, and who
+    lives on.
+    """
     return run_script(
         folder,
         start,
@@ -510,9 +514,11 @@ def ends_with_a_stopped_keeper(folder: Path, start: str, stopped: str, sabotage:
         for pid in keepers if {stopped!r} == "all" else keepers[:1]:
             os.kill(pid, signal.SIGSTOP)
         listener = Listener(message=lambda _: None, output=lambda _: None, flush=lambda: None)
-        outcome = []
-        run = UnitRun(process, listener, StopSignal(), timeout=Timeout.after(0.05), grace_s=0.05)
-        thread = threading.Thread(target=lambda: outcome.append(run.run().code), daemon=True)
+        outcome, stop, reason = [], StopSignal(), {reason!r}
+        if reason is not None:
+            stop.set(getattr(unit_run, reason)())
+        run = UnitRun(process, listener, stop, timeout=Timeout.after(60 if reason else 0.05), grace_s=0.05)
+        thread = threading.Thread(target=lambda: outcome.append(type(run.run()).__name__), daemon=True)
         thread.start()
         thread.join(2 if {bool(sabotage)} else 60)
         print(json.dumps([outcome, [alive(pid) for pid in [*pids, keepers[0]]]]))
@@ -520,9 +526,19 @@ def ends_with_a_stopped_keeper(folder: Path, start: str, stopped: str, sabotage:
     )
 
 
-@pytest.mark.parametrize(("start", "stopped"), [("fork", "all"), ("exec", "keeper")])
-def test_a_stopped_keeper_keeps_nothing_alive(tmp_path: Path, start: str, stopped: str) -> None:
-    assert ends_with_a_stopped_keeper(tmp_path, start, stopped) == [["timeout"], [False] * 3]
+@pytest.mark.parametrize(
+    ("start", "stopped", "reason", "outcome"),
+    [
+        ("fork", "all", None, "Failed"),
+        ("exec", "keeper", None, "Failed"),
+        ("exec", "keeper", "Abandoned", "Abandoned"),
+        ("exec", "keeper", "GivenBack", "GivenBack"),
+    ],
+)
+def test_a_stopped_keeper_keeps_nothing_alive(
+    tmp_path: Path, start: str, stopped: str, reason: str | None, outcome: str
+) -> None:
+    assert ends_with_a_stopped_keeper(tmp_path, start, stopped, reason=reason) == [[outcome], [False] * 3]
 
 
 def test_control_of_the_stopped_keeper(tmp_path: Path) -> None:

@@ -27,6 +27,14 @@ def test_a_fork_that_fails_is_only_its_own_unit_s_end(
     assert "cannot start a process" in capsys.readouterr().err
 
 
+def test_no_launcher_ends_children_of_pytest_itself() -> None:
+    """The control of `childless`: without it, a launcher would adopt, reap and kill what other tests have started."""
+    with pytest.raises(AssertionError, match="adopt_orphans in pytest's own process"):
+        Launcher()
+    with pytest.raises(AssertionError, match="kill_all in pytest's own process"):
+        warm.kill_all()
+
+
 def test_the_agent_hears_that_the_host_has_no_processes_left(
     childless: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

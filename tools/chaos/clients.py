@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from tools.chaos.evidence import Ledger
-from tools.chaos.plan import job_body
+from tools.chaos.plan import BATCH, ENDLESS, KIND, batch_of, job_body
 from tools.service import FINAL_STATES
 
 UNAVAILABLE = (503, 507)
@@ -43,6 +43,9 @@ class Clients:
         self._seed = seed
         self._stopping = threading.Event()
         self._numbers = itertools.count()
+        self._sweep_numbers = itertools.count()
+        self._done: set[int] = set()
+        """Numbers of jobs about whose submission nothing more will be asked or heard."""
         self._known: list[int] = []
         works: list[Callable[[random.Random, Session], None]] = [
             self.submit,
@@ -50,6 +53,7 @@ class Clients:
             self.submit_sweeps,
             self.change,
             self.read,
+            self.pause,
         ]
         self._threads = [
             threading.Thread(target=self._run, args=(work, index), name=f"client-{index}")
@@ -67,9 +71,13 @@ class Clients:
 
     def settle(self) -> None:
         """Let the clients end. A submission that can be repeated safely is repeated until it is answered."""
+        if self._stopping.is_set():
+            return
         self._stopping.set()
         for thread in self._threads:
             thread.join()
+        with Session(self.url, self.ledger) as session:  # a pause whose answer was lost may have come late
+            self._resume(session)
 
     def _run(self, work: Callable[[random.Random, Session], None], index: int) -> None:
         rng = random.Random(f"client {index} {self._seed}")
@@ -82,42 +90,62 @@ class Clients:
                 time.sleep(PAUSE_S * rng.random())
 
     def submit(self, rng: random.Random, session: Session) -> None:
-        """Submit one job, mostly with an Idempotency-Key: until it is answered, and at times once more."""
+        """Submit one job, mostly with an Idempotency-Key: until it is answered, and at times once more.
+
+        Some have a unique key, which another job may hold.
+        """
         waiting = session.ask("GET", "/jobs", params={"state": "queued", "limit": MOST_WAITING})
         if waiting is None or len(waiting.json()["data"]) >= MOST_WAITING:
             return
-        body = job_body(rng, next(self._numbers))
+        number = next(self._numbers)
+        body = job_body(rng, number)
         if rng.random() < 0.2:
             self._submit_once(session, body)
-            return
-        headers = {"Idempotency-Key": f"key of {body['name']}"}
-        answer = session.ask_until_answered("POST", "/jobs", json=body, headers=headers)
-        self._take(body["name"], answer)
-        if answer is not None and rng.random() < 0.3:
-            self._take(body["name"], session.ask("POST", "/jobs", json=body, headers=headers), repeated=True)
+        else:
+            headers = {"Idempotency-Key": f"key of {body['name']}"}
+            answer = session.ask_until_answered("POST", "/jobs", json=body, headers=headers)
+            if session.tries > 1:  # an earlier try may arrive after the answer to this one, if that refused the job
+                with self.ledger.guard:
+                    self.ledger.unanswered.add(body["name"])
+            accepted = self._take(body, answer, certain=session.tries == 1)
+            if accepted and rng.random() < 0.3:
+                self._take(body, session.ask("POST", "/jobs", json=body, headers=headers), repeated=True)
+        self._done.add(number)
 
     def _submit_once(self, session: Session, body: Mapping[str, Any]) -> None:
         with self.ledger.guard:
             self.ledger.unanswered.add(body["name"])
-        answer = session.ask("POST", "/jobs", json=body)
-        self._take(body["name"], answer)
+        self._take(body, session.ask("POST", "/jobs", json=body))
 
-    def _take(self, name: str, answer: httpx.Response | None, *, repeated: bool = False) -> None:
+    def _take(
+        self, body: Mapping[str, Any], answer: httpx.Response | None, *, certain: bool = True, repeated: bool = False
+    ) -> bool:
+        """Note what was answered to a submission; returns True if the job was accepted.
+
+        certain: no other request for this job was sent. repeated: the job was accepted before.
+        """
+        name = body["name"]
         if answer is None or (repeated and answer.status_code == 410):  # deleted meanwhile
-            return
+            return False
+        if "unique_key" in body and not repeated and is_problem(answer, "key_taken"):
+            if certain:
+                with self.ledger.guard:
+                    self.ledger.refused.add(name)
+            return False
         if answer.status_code != 201:
             self.ledger.trouble(f"{name} was answered {answer.status_code}: {answer.text[:300]}")
-            return
+            return False
         job_id = answer.json()["id"]
         self.ledger.accept(name, job_id)
         self._known.append(job_id)
+        return True
 
     def submit_sweeps(self, rng: random.Random, session: Session) -> None:
         """Submit a small sweep now and then, and look at all of them."""
         if rng.random() < 0.1:
-            number = next(self._numbers)
+            number = next(self._sweep_numbers)
             body = {
-                "base": {"kind": "hostile", "number": number},
+                "base": {"kind": KIND, "number": number},
                 "grid": {"seconds": [0.0, 0.01, 0.02], "start": ["fork", "exec"]},
                 "name": f"sweep {number}",
             }
@@ -135,22 +163,82 @@ class Clients:
         time.sleep(0.2)
 
     def change(self, rng: random.Random, session: Session) -> None:
-        """Cancel or delete a job."""
+        """Cancel, retry or delete a job, or all that have one label."""
         if not self._known:
             return
         job_id = rng.choice(self._known)
-        if rng.random() < 0.5:
+        chosen = rng.random()
+        if chosen < 0.3:
             answer = session.ask("POST", f"/jobs/{job_id}/cancel")
-            self._expect(answer, {202, 404, 409}, f"cancel of job {job_id}")
+            self._expect(answer, {202, 404, 409}, f"cancel of job {job_id}", "cancel")
             return
-        job = session.ask("GET", f"/jobs/{job_id}")
-        if job is None or job.status_code != 200 or job.json()["state"] not in FINAL_STATES:
+        if chosen < 0.4:
+            batch = {"label": f"batch:{batch_of(rng.choice([*self._done, 0]))}"}
+            answer = session.ask("POST", "/jobs/cancel", params=batch)
+            self._expect(answer, {202}, f"cancel of jobs with {batch}", "cancel many")
+            return
+        if chosen < 0.5:
+            self._delete_batch(rng, session)
+            return
+        found = session.ask("GET", f"/jobs/{job_id}")
+        if found is None or found.status_code != 200 or found.json()["state"] not in FINAL_STATES:
+            return
+        if chosen < 0.75:
+            self._retry(session, found.json())
+        else:
+            self._delete(session, job_id)
+
+    def _retry(self, session: Session, job: Mapping[str, Any]) -> None:
+        """Retry a job, once: what has no end of its own would run for ever."""
+        job_id, behaviour = job["id"], job["labels"]["behaviour"]
+        if job["state"] == "succeeded" or behaviour in ENDLESS or job_id in self.ledger.retried:
             return
         with self.ledger.guard:  # before it happens, since the answer may be lost
+            self.ledger.retried.add(job_id)
+        answer = session.ask("POST", f"/jobs/{job_id}/retry")
+        self._expect(answer, {202, 404, 409}, f"retry of job {job_id}", "retry")
+
+    def _delete(self, session: Session, job_id: int) -> None:
+        with self.ledger.guard:
             self.ledger.deleted.add(job_id)
+            retried = job_id in self.ledger.retried  # it may have been retried only now
         # A deletion that was cut short leaves a part of the job, until it is deleted again.
         answer = session.ask_until_answered("DELETE", f"/jobs/{job_id}")
-        self._expect(answer, {204, 404}, f"delete of job {job_id}")
+        self._expect(answer, {204, 404, 409} if retried else {204, 404}, f"delete of job {job_id}", "delete")
+
+    def _delete_batch(self, rng: random.Random, session: Session) -> None:
+        """Delete all finished jobs with one label, once it is known which jobs have it."""
+        number = rng.choice([*self._done, 0])
+        numbers = {one for one in range(number + BATCH) if batch_of(one) == batch_of(number)}
+        if not numbers <= self._done:
+            return
+        with self.ledger.guard:
+            for one in numbers:
+                self.ledger.deleted |= self.ledger.accepted.get(f"job {one}", set())
+        batch = {"label": f"batch:{batch_of(number)}"}
+        answer = session.ask_until_answered("DELETE", "/jobs", params=batch)
+        self._expect(answer, {200}, f"delete of jobs with {batch}", "delete many")
+
+    def pause(self, rng: random.Random, session: Session) -> None:
+        """Pause the kind of all jobs for a moment, and look if one begins all the same."""
+        if self._stopping.wait(rng.uniform(0.5, 2.0)):
+            return
+        paused = session.ask("PUT", "/queue/paused", json={"kinds": rng.choice([[KIND], "all"])})
+        self._expect(paused, {200}, "a pause")
+        before = None if paused is None else self._running(session)
+        if before is not None:
+            time.sleep(rng.uniform(0.1, 0.5))
+            self.ledger.saw_paused(before, self._running(session) or set())
+        self._resume(session)
+
+    def _running(self, session: Session) -> set[tuple[int, int]] | None:
+        """The attempts that run, by job and number; None if nobody tells."""
+        answer = session.ask("GET", "/jobs", params={"state": "running", "limit": 500})
+        return None if answer is None else {(job["id"], job["attempt"]) for job in answer.json()["data"]}
+
+    def _resume(self, session: Session) -> None:
+        answer = session.ask_until_answered("PUT", "/queue/paused", json={"kinds": []})
+        self._expect(answer, {200}, "the end of a pause", "pause and resume")
 
     def read(self, rng: random.Random, session: Session) -> None:
         """Read a page, and all of a job."""
@@ -165,7 +253,11 @@ class Clients:
         if job is not None and job.status_code == 200 and job.json()["state"] in FINAL_STATES:
             self.ledger.saw_final(job.json())
 
-    def _expect(self, answer: httpx.Response | None, statuses: set[int], what: str) -> None:
+    def _expect(self, answer: httpx.Response | None, statuses: set[int], what: str, act: str | None = None) -> None:
+        """Note an answer that the client may not get, or an act that it got done."""
+        if act is not None and answer is not None and answer.is_success:
+            with self.ledger.guard:
+                self.ledger.acts[act] += 1
         if answer is not None and answer.status_code not in statuses:
             self.ledger.trouble(f"{what} was answered {answer.status_code}: {answer.text[:300]}")
 
@@ -210,6 +302,8 @@ class Session:
     def __init__(self, url: str, ledger: Ledger) -> None:
         self._client = httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False, verify=False)
         self._ledger = ledger
+        self.tries = 0
+        """How often it took to ask until there was an answer, the last time."""
 
     def __enter__(self) -> Session:
         return self
@@ -235,10 +329,17 @@ class Session:
     def ask_until_answered(self, method: str, path: str, **options: Any) -> httpx.Response | None:
         """The answer, however often it takes to ask; None after a minute."""
         deadline = time.monotonic() + 60.0
+        self.tries = 0
         while time.monotonic() < deadline:
+            self.tries += 1
             answer = self.ask(method, path, **options)
             if answer is not None:
                 return answer
             time.sleep(PAUSE_S)
         self._ledger.trouble(f"{method} {path} was not answered for a minute")
         return None
+
+
+def is_problem(answer: httpx.Response, code: str) -> bool:
+    """Return True if the answer is the problem of that code."""
+    return "problem+json" in answer.headers.get("Content-Type", "") and answer.json().get("code") == code

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,16 +22,22 @@ class Ledger:
     """Job ids answered with 201, by the job's name. Every name is submitted once, if maybe by many requests."""
     unanswered: set[str] = field(default_factory=set)
     """Names of jobs whose submission was never answered: they may be there, once."""
+    refused: set[str] = field(default_factory=set)
+    """Names of jobs that were answered 409, since another one had their unique key."""
+    retried: set[int] = field(default_factory=set)
+    """Ids of jobs that were run again, or may have been, after they had failed or been cancelled."""
     sweeps: dict[int, int] = field(default_factory=dict)
     """Numbers of jobs of the sweeps answered with 201, by sweep id."""
-    finals: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """Jobs as they were first seen in a final state, by id."""
+    finals: dict[tuple[Any, ...], dict[str, Any]] = field(default_factory=dict)
+    """Jobs as they were first seen in a final state, by id; if they were retried, by that end of theirs."""
     deleted: set[int] = field(default_factory=set)
     """Ids of jobs that are gone, or may be: a DELETE was answered 204, or not at all."""
     troubles: list[str] = field(default_factory=list)
     """Answers that nobody may get, and other things that were seen to be wrong meanwhile."""
     answers: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     """Numbers of answers by status; 0 stands for requests without an answer."""
+    acts: Counter[str] = field(default_factory=Counter)
+    """What clients got done, beside submissions: how often."""
     guard: threading.Lock = field(default_factory=threading.Lock)
 
     def answered(self, status: int) -> None:
@@ -50,12 +56,18 @@ class Ledger:
             self.troubles.append(what)
 
     def saw_final(self, job: dict[str, Any]) -> None:
-        """A finished job was seen: it must look the same for ever."""
+        """A finished job was seen: it must look the same for ever, unless it is retried."""
         with self.guard:
-            first = self.finals.setdefault(job["id"], job)
+            end = (job["attempt"], job["finished_at"]) if job["id"] in self.retried else ()
+            first = self.finals.setdefault((job["id"], *end), job)
             if first != job:
                 changed = {name: (first.get(name), job[name]) for name in job if first.get(name) != job[name]}
                 self.troubles.append(f"job {job['id']} changed after its end: {changed}")
+
+    def saw_paused(self, before: set[tuple[int, int]], after: set[tuple[int, int]]) -> None:
+        """These attempts, of jobs, ran at two moments while their kind was paused."""
+        for job_id, attempt in sorted(after - before):
+            self.trouble(f"attempt {attempt} of job {job_id} began while its kind was paused")
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,8 @@ NEXT: dict[str, set[str]] = {
     **{state: set() for state in FINAL},
 }
 """The states that a job can go to from each."""
+RETRIED = {"failed", "cancelled"}
+"""The final states from which a client can queue a job again."""
 
 
 def check(evidence: Evidence) -> list[str]:
@@ -49,6 +51,8 @@ def accepted_jobs_are_there_once(evidence: Evidence) -> Iterator[str]:
             yield f"{name} is there {times} times"
         if name not in ledger.accepted and name not in ledger.unanswered:
             yield f"nobody submitted {name}"
+        if name in ledger.refused:
+            yield f"{name} is there, and was refused"
 
 
 def keys_stand_for_one_job(evidence: Evidence) -> Iterator[str]:
@@ -64,6 +68,20 @@ def keys_stand_for_one_job(evidence: Evidence) -> Iterator[str]:
             yield f"key {key} is of job {resource_id}, which is not there"
         if name is not None and key != f"key of {name}":
             yield f"key {key} is of job {resource_id}, {name}"
+
+
+def unique_keys_are_held_by_one(evidence: Evidence) -> Iterator[str]:
+    """No job is queued while another one with its unique key is queued or runs."""
+    holders: dict[str, int] = {}
+    rows = evidence.ask(
+        "SELECT job_id, type, json_extract(data, '$.state'), unique_key FROM event JOIN job ON job.id = job_id"
+        " WHERE unique_key IS NOT NULL ORDER BY event.id"
+    )
+    for job_id, kind, told, key in rows:
+        if kind == "state" and told == "queued" and holders.setdefault(key, job_id) != job_id:
+            yield f"job {job_id} was queued while job {holders[key]} had its key {key}"
+        elif kind == "done" and holders.get(key) == job_id:
+            del holders[key]
 
 
 def jobs_have_ended(evidence: Evidence) -> Iterator[str]:
@@ -101,7 +119,9 @@ def attempts_follow_each_other(evidence: Evidence) -> Iterator[str]:
 
 
 def jobs_end_as_their_last_attempts(evidence: Evidence) -> Iterator[str]:
-    """A job ended as its last attempt did; no other attempt ended the job, and none did after its loss."""
+    """A job ended as its last attempt did; no other attempt ended the job, unless it was retried then, and none did
+    after its loss.
+    """
     fits: dict[str, set[str | None]] = {
         "succeeded": {"succeeded"},
         "failed": {"failed", "lost"},
@@ -112,14 +132,18 @@ def jobs_end_as_their_last_attempts(evidence: Evidence) -> Iterator[str]:
         attempts[job_id].append(state)
     for job_id, state in evidence.ask("SELECT id, state FROM job"):
         *earlier, last = [None, *attempts[job_id]]
-        if last not in fits.get(state, {"running"}):
+        before_a_retry = RETRIED if job_id in evidence.ledger.retried else set()
+        again_unrun = before_a_retry if state == "cancelled" else set()
+        if last not in fits.get(state, {"running"}) | again_unrun:
             yield f"job {job_id} is {state}, its last attempt {last}"
-        if set(earlier) - {None, "lost", "given_back"}:
+        if set(earlier) - {None, "lost", "given_back"} - before_a_retry:
             yield f"job {job_id} went on after its attempts {earlier[1:]}"
 
 
 def events_tell_what_happened(evidence: Evidence) -> Iterator[str]:
-    """States follow each other as they can; nothing is told by an attempt that does not run, or after the end."""
+    """States follow each other as they can; nothing is told by an attempt that does not run, or after the end, until a
+    retry.
+    """
     events = defaultdict(list)
     asked = "SELECT job_id, attempt, type, json_extract(data, '$.state') FROM event ORDER BY id"
     for job_id, attempt, kind, told in evidence.ask(asked):
@@ -127,7 +151,10 @@ def events_tell_what_happened(evidence: Evidence) -> Iterator[str]:
     for job_id, final in evidence.ask("SELECT id, state FROM job"):
         state, running, done = "", 0, False
         for attempt, kind, told in events[job_id]:
-            if done:
+            retried = (kind, told) == ("state", "queued") and job_id in evidence.ledger.retried and state in RETRIED
+            if done and retried:
+                state, done = "queued", False
+            elif done:
                 yield f"job {job_id} has an event {kind} after its end"
             elif kind == "state" and not (state == told == "running"):  # that one tells of a wish to cancel
                 if told not in NEXT[state]:
@@ -143,17 +170,23 @@ def events_tell_what_happened(evidence: Evidence) -> Iterator[str]:
             yield f"job {job_id} is {final}; its events end with {state}"
 
 
-def results_are_of_the_last_attempt(evidence: Evidence) -> Iterator[str]:
-    """Only the attempt that ended the job has results; they are partial unless it succeeded."""
+def results_are_of_attempts_that_ended_the_job(evidence: Evidence) -> Iterator[str]:
+    """Only the attempt that ended the job has results, and those after which it was retried; they are partial unless
+    the attempt succeeded.
+    """
     for table in ("measurement", "unit", "result_table", "artifact"):
-        partial = "0" if table == "artifact" else "t.partial != (job.state != 'succeeded')"
+        partial = "NULL" if table == "artifact" else "t.partial"
         rows = evidence.ask(
-            f"SELECT DISTINCT t.job_id, t.attempt, job.attempt, job.state FROM {table} t JOIN job ON job.id = t.job_id"
-            f" WHERE t.attempt != job.attempt OR {partial} OR NOT EXISTS (SELECT 1 FROM attempt"
-            " WHERE attempt.job_id = job.id AND number = t.attempt AND attempt.state = job.state)"
+            f"SELECT DISTINCT t.job_id, t.attempt, job.attempt, job.state, ended.state, {partial} FROM {table} t"
+            " JOIN job ON job.id = t.job_id LEFT JOIN attempt ended ON ended.job_id = job.id"
+            f" AND ended.number = t.attempt AND ended.state IN {FINAL}"
         )
-        for job_id, attempt, last, state in rows:
-            yield f"job {job_id}, {state} in attempt {last}, has rows of {table} of attempt {attempt}"
+        for job_id, attempt, last, state, ended, is_partial in rows:
+            before_a_retry = job_id in evidence.ledger.retried and ended in RETRIED
+            if (attempt, ended) != (last, state) and not before_a_retry:
+                yield f"job {job_id}, {state} in attempt {last}, has rows of {table} of attempt {attempt}"
+            elif is_partial is not None and bool(is_partial) != (ended != "succeeded"):
+                yield f"job {job_id} has rows of {table} of attempt {attempt}, {ended}, with partial = {is_partial}"
 
 
 def artifacts_are_whole(evidence: Evidence) -> Iterator[str]:
@@ -199,15 +232,15 @@ def results_are_of_who_ran(evidence: Evidence) -> Iterator[str]:
     told = {(mark["job"], mark["attempt"], mark["unit"], mark["nonce"], mark["mark"]) for mark in _runs(evidence)}
     units = dict(evidence.ask("SELECT id, json_extract(spec, '$.units') FROM job WHERE state = 'succeeded'"))
     rows = evidence.ask(
-        "SELECT job_id, measurement.attempt, unit_index, median, state FROM measurement JOIN job ON job.id = job_id"
-        " WHERE metric = 'nonce'"
+        "SELECT m.job_id, m.attempt, unit_index, median, state FROM measurement m LEFT JOIN attempt"
+        f" ON attempt.job_id = m.job_id AND number = m.attempt AND state IN {FINAL} WHERE metric = 'nonce'"
     )
     for job_id, attempt, unit, nonce, state in rows:
         missing = {"begin", "end"} if state == "succeeded" else {"begin"}
         missing -= {mark for mark in missing if (job_id, attempt, unit, int(nonce), mark) in told}
         if missing:
             yield f"unit {unit} of attempt {attempt} of job {job_id}, {state}, has results, but told of no {missing}"
-    seen = Counter(row[0] for row in rows)
+    seen = Counter(row[0] for row in rows if row[4] == "succeeded")
     for job_id, expected in units.items():
         if seen[job_id] != expected:
             yield f"job {job_id} has succeeded with {seen[job_id]} of {expected} units"
@@ -260,12 +293,13 @@ INVARIANTS: tuple[Callable[[Evidence], Iterator[str]], ...] = (
     database_is_sound,
     accepted_jobs_are_there_once,
     keys_stand_for_one_job,
+    unique_keys_are_held_by_one,
     jobs_have_ended,
     attempts_are_counted,
     attempts_follow_each_other,
     jobs_end_as_their_last_attempts,
     events_tell_what_happened,
-    results_are_of_the_last_attempt,
+    results_are_of_attempts_that_ended_the_job,
     artifacts_are_whole,
     nothing_is_left_over,
     labels_can_be_found,

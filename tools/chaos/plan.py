@@ -115,12 +115,24 @@ ENDLESS = frozenset({"ignores_sigterm", "stolen_artifact", "garbage", "kills_kee
 """They may not end by themselves, so they get a timeout."""
 
 
+KIND = "hostile"
+BATCH = 4
+"""Numbers of jobs with one label, by which they are cancelled and deleted together."""
+UNIQUE_KEYS = 3
+"""Different keys of jobs that have one."""
+
+
+def batch_of(number: int) -> str:
+    """The value of the label `batch` of job `number`."""
+    return str(number // BATCH)
+
+
 def job_body(rng: random.Random, number: int) -> dict[str, Any]:
     """The body of job `number`; its name and its labels say so. Every other number takes the next behaviour in turn."""
     names, weights = list(BEHAVIOURS), [weight for weight, _ in BEHAVIOURS.values()]
     behaviour = names[number // 2 % len(names)] if number % 2 else rng.choices(names, weights)[0]
     spec = {
-        "kind": "hostile",
+        "kind": KIND,
         "behaviour": behaviour,
         "number": number,
         "seconds": round(rng.choice([0.0, 0.0, 0.2, 1.0]) * rng.random(), 3),
@@ -132,10 +144,12 @@ def job_body(rng: random.Random, number: int) -> dict[str, Any]:
     body = {
         "spec": spec,
         "name": f"job {number}",
-        "labels": {"number": str(number), "behaviour": behaviour},
+        "labels": {"number": str(number), "behaviour": behaviour, "batch": batch_of(number)},
         "priority": rng.randint(-2, 2),
         "max_attempts": 1 if behaviour == "kills_agent" else rng.randint(1, 3),
     }
     if behaviour in ENDLESS or rng.random() < 0.1:
         body["timeout_s"] = round(rng.uniform(0.5, 3.0), 3)
+    if rng.random() < 0.2:
+        body["unique_key"] = f"one of {rng.randrange(UNIQUE_KEYS)}"
     return body

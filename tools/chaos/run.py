@@ -70,7 +70,7 @@ def run(
             tell("server and workers are up")
             clients.settle()
             tell("clients have all their answers")
-            wrong = come_to_rest(site)
+            wrong = come_to_rest(site, ledger)
         site.wait_until_up()  # the last job may have killed its agent
         tell("it has come to rest")
         wrong += [*site.unexpected, *api_and_database_agree(site), *site.files_left_open(SLACK_FILES)]
@@ -119,7 +119,7 @@ def watch(site: Site, ledger: Ledger) -> Iterator[None]:
         thread.join()
 
 
-def come_to_rest(site: Site) -> list[str]:
+def come_to_rest(site: Site, ledger: Ledger) -> list[str]:
     """Wait for the end of all jobs; returns those that do not end."""
     unfinished = "SELECT id, state, attempt, json_extract(spec, '$.behaviour') FROM job WHERE state NOT IN" + str(
         tuple(sorted(FINAL_STATES))
@@ -130,8 +130,8 @@ def come_to_rest(site: Site) -> list[str]:
         return not ask(site)(unfinished)
 
     def tidy() -> bool:
-        evidence = Evidence(ask(site), Ledger(), [], {}, [])
-        return not list(invariants.results_are_of_the_last_attempt(evidence))
+        evidence = Evidence(ask(site), ledger, [], {}, [])
+        return not list(invariants.results_are_of_attempts_that_ended_the_job(evidence))
 
     try:
         wait_until(at_rest, timeout_s=REST_S, what="all jobs to end", poll_s=0.2)
@@ -239,7 +239,10 @@ def summary(site: Site, ledger: Ledger) -> dict[str, Any]:
         "jobs": states,
         "attempts": attempts,
         "errors": codes,
+        "units": dict(Counter(mark["mark"] for mark in read_marks(site.folder / "marks"))),
         "deleted": len(ledger.deleted),
+        "refused": len(ledger.refused),
+        "acts": dict(sorted(ledger.acts.items())),
         "answers": dict(sorted(ledger.answers.items())),
         "peak_mib": {member.name: member.peak_bytes >> 20 for member in site.members},
         "starts": len(site.service.processes),

@@ -5,7 +5,6 @@ What this reports does not depend on time, so its verdicts do not judge how busy
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -17,7 +16,7 @@ from workers.jobs import _training
 from workers.jobs._base import Reporter
 from workers.jobs._grid import Context, GridRunner, Trial
 from workers.jobs._values import Metric
-from workers.measure.table import MAX_ROWS, Column, Scalar
+from workers.measure.table import Column, Scalar, as_many_as_are_kept
 from workers.torch_host import translated
 
 if TYPE_CHECKING:
@@ -112,13 +111,6 @@ class MixedPrecisionRunner(GridRunner[MixedPrecisionContext]):
 
 
 RUNNER = MixedPrecisionRunner()
-
-
-def as_many_as_are_kept(name: str, rows: Sequence[Sequence[Scalar]]) -> Sequence[Sequence[Scalar]]:
-    """Return the first MAX_ROWS rows of a table, and log how many there were: a thousand layers have more."""
-    if len(rows) > MAX_ROWS:
-        sys.stderr.write(f"table {name}: the first {MAX_ROWS} of {len(rows)} rows are kept\n")
-    return rows[:MAX_ROWS]
 
 
 def add_up(spec: MixedPrecisionSpec, name: str, context: MixedPrecisionContext, trial: Trial) -> None:

@@ -381,9 +381,9 @@ class Profiling:
             operators = usage.operators(calls, steps, class_of, on_gpu=self.on_gpu)
             self.report.table(f"kernels-{phase}", tables.KERNELS, tables.kernel_rows(kernels))
             self.report.table(f"operators-{phase}", tables.OPERATORS, tables.operator_rows(operators))
-            for name, rows in ((f"kernels-{phase}", kernels), (f"operators-{phase}", operators)):
-                if len(rows) > tables.MAX_ROWS:
-                    self._tell(f"rows of {name}", tables.MAX_ROWS, "rows", f"the top ones of {len(rows)}")
+            self._tell_cut(f"kernels-{phase}", [one.total_ms for one in kernels])
+            times_ms = [one.host_ms if one.device_ms is None else one.device_ms for one in operators]
+            self._tell_cut(f"operators-{phase}", times_ms)
         if not self.on_gpu:
             self._tell("kernels", None, None, "a CPU has none: operators play their part, each with its own time")
         first = phases_of(self.spec)[0]
@@ -490,6 +490,7 @@ class Profiling:
             products = usage.products(found.calls, phase, steps, on_gpu=self.on_gpu)
             phase_ms = 1e-6 * usage.time_of(usage.in_phases(found.work, [phase])) / steps
             rows += tables.product_rows(products, phase_ms, line, precision)
+            self._tell_cut(f"products, {phase}", [one.part.time_ms for one in products])
         if rows:
             self.report.table("products", tables.PRODUCTS, rows)
         else:
@@ -548,6 +549,13 @@ class Profiling:
         check = self.timed.host_bound
         if self.on_gpu:
             self._tell("host-bound", float(not check.ok), "boolean", check.detail)
+
+    def _tell_cut(self, table: str, times_ms: Sequence[float]) -> None:
+        """Tell what a table of rows that take so much time leaves out."""
+        from workers.measure.profiling import tables
+
+        if (note := tables.left_out(times_ms)) is not None:
+            self._tell(f"rows of {table}", tables.MAX_ROWS, "rows", note)
 
     def _tell(self, what: str, value: float | None, unit: str | None, note: str | None) -> None:
         self.summary.append([what, value, unit, note])

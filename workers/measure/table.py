@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -95,3 +96,10 @@ class Table:
         """JSON-ready."""
         columns = [asdict(column) for column in self.columns]
         return {"name": self.name, "columns": columns, "rows": [list(row) for row in self.rows]}
+
+
+def as_many_as_are_kept(name: str, rows: Sequence[Sequence[Scalar]]) -> Sequence[Sequence[Scalar]]:
+    """Return the first MAX_ROWS rows of a table, and log how many there were."""
+    if len(rows) > MAX_ROWS:
+        sys.stderr.write(f"table {name}: the first {MAX_ROWS} of {len(rows)} rows are kept\n")
+    return rows[:MAX_ROWS]

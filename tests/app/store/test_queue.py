@@ -527,7 +527,7 @@ class TestRunning:
         queue.give_back(lost)
         queue.cancel(cancelled.job_id)
         renewal = queue.renew([mine, lost, cancelled])
-        assert renewal.lost == {lost.job_id}
+        assert renewal.lost == {lost.attempt_id}
         assert renewal.cancel_requested == {cancelled.job_id}
         assert {running.job_id: running.beat for running in queue.running()} == {mine.job_id: 1, cancelled.job_id: 1}
         assert queue.renew([]).lost == frozenset()
@@ -693,9 +693,10 @@ def test_a_lost_claim_is_not_renewed(shop: Any, queue: Queue) -> None:
     stale = shop.running_job()
     queue.recover(queue.running()[0])
     fresh = shop.claim("w2")
-    assert queue.renew([stale]).lost == {stale.job_id}
+    assert queue.renew([stale]).lost == {stale.attempt_id}
     assert queue.running()[0].beat == 0
     assert queue.renew([fresh]).lost == frozenset()
+    assert queue.renew([stale, fresh]).lost == {stale.attempt_id}, "another attempt of the same job is no excuse"
 
 
 def left(attempt: int, **changes: Any) -> dict[str, Any]:

@@ -127,7 +127,7 @@ class Walk:
         claims = self.rng.sample(self.claims, min(len(self.claims), 4))
         held = [claim for claim in claims if (job := self.jobs.get(claim.job_id)) and job.holder is claim]
         renewal = self.queue.renew(claims)
-        assert renewal.lost == {claim.job_id for claim in claims} - {claim.job_id for claim in held}
+        assert renewal.lost == {claim.attempt_id for claim in claims} - {claim.attempt_id for claim in held}
         assert renewal.cancel_requested == {c.job_id for c in held if self.jobs[c.job_id].cancel_requested}
 
     def cancel(self) -> None:

@@ -67,6 +67,17 @@ class History:
         sweep = queue.submit_sweep("sweep 0", {}, {"kind": "hostile"}, {"number": [0, 1]}, [], jobs).response
         self.ledger.sweeps[sweep["id"]] = 2
         queue.cancel_sweep(sweep["id"])
+        retried = self.submit("job 4", unique_key="k")
+        self.run(Finish("failed", error=FAILED))
+        self.submit("job 5", unique_key="k")
+        self.run(Finish("succeeded"))
+        queue.retry(retried)
+        self.run(Finish("succeeded"))
+        again = self.submit("job 6")
+        self.run(Finish("failed", error=FAILED))
+        queue.retry(again)
+        queue.cancel(again)
+        self.ledger.retried |= {retried, again}
 
     def submit(self, name: str, *, keyed: bool = True, **options: Any) -> int:
         new = NewJob(HostileSpec(), name=name, labels={"name": name}, **options)
@@ -148,7 +159,7 @@ class Found:
 @pytest.fixture
 def found(history: History, tmp_path: Path) -> Iterator[Found]:
     path = Path(shutil.copy(history.path, tmp_path))
-    ledger = Ledger(sweeps=dict(history.ledger.sweeps))
+    ledger = Ledger(sweeps=dict(history.ledger.sweeps), retried=set(history.ledger.retried))
     for name, ids in history.ledger.accepted.items():
         ledger.accepted[name] = set(ids)
     with closing(driver().connect(str(path), isolation_level=None)) as connection:
@@ -171,6 +182,18 @@ def a_job_that_was_answered_twice(found: Found) -> None:
 
 def a_job_that_nobody_submitted(found: Found) -> None:
     del found.ledger.accepted["job 3"]
+
+
+def a_refused_job(found: Found) -> None:
+    found.ledger.refused.add("job 0")
+
+
+def an_attempt_amid_a_pause(found: Found) -> None:
+    found.ledger.saw_paused({(1, 1)}, {(1, 1), (2, 1)})
+
+
+def a_retry_that_nobody_asked_for(found: Found) -> None:
+    found.ledger.retried.clear()
 
 
 def a_wrong_hash(found: Found) -> None:
@@ -209,12 +232,15 @@ def a_job_that_changed_after_its_end(found: Found) -> None:
 
 
 LATER = "INSERT INTO event (job_id, attempt, type, data, created_at) SELECT job_id, attempt, {}, created_at FROM event"
+RESULTS = "results_are_of_attempts_that_ended_the_job"
 VIOLATIONS: list[tuple[str, str, Callable[[Found], None]]] = [
     ("database_is_sound", "a missing parent", sql("PRAGMA foreign_keys = OFF", "DELETE FROM job WHERE id = 1")),
     ("accepted_jobs_are_there_once", "lost", sql("DELETE FROM job WHERE id = 1")),
     ("accepted_jobs_are_there_once", "doubled", sql("UPDATE job SET name = 'job 0' WHERE id = 2")),
     ("accepted_jobs_are_there_once", "answered twice", a_job_that_was_answered_twice),
     ("accepted_jobs_are_there_once", "out of nothing", a_job_that_nobody_submitted),
+    ("accepted_jobs_are_there_once", "refused", a_refused_job),
+    ("unique_keys_are_held_by_one", "two", sql("UPDATE job SET unique_key = 'x' WHERE sweep_id IS NOT NULL")),
     ("keys_stand_for_one_job", "another job", sql("UPDATE idempotency_key SET resource_id = 2 WHERE resource_id = 1")),
     ("keys_stand_for_one_job", "no job", sql("UPDATE idempotency_key SET resource_id = 99 WHERE resource_id = 1")),
     ("keys_stand_for_one_job", "another name", sql("UPDATE idempotency_key SET key = 'k' WHERE resource_id = 1")),
@@ -246,17 +272,21 @@ VIOLATIONS: list[tuple[str, str, Callable[[Found], None]]] = [
         "a lost attempt talks",
         sql("UPDATE event SET attempt = 1 WHERE job_id = 2 AND attempt = 2 AND type = 'progress'"),
     ),
-    ("results_are_of_the_last_attempt", "of a lost one", sql("UPDATE measurement SET attempt = 1 WHERE job_id = 2")),
-    ("results_are_of_the_last_attempt", "a lost one's file", sql("UPDATE artifact SET attempt = 1 WHERE job_id = 2")),
-    ("results_are_of_the_last_attempt", "whole of a failure", sql("UPDATE unit SET partial = 0 WHERE job_id = 3")),
-    ("results_are_of_the_last_attempt", "partial success", sql("UPDATE measurement SET partial = 1 WHERE job_id = 1")),
+    ("jobs_end_as_their_last_attempts", "no retry", a_retry_that_nobody_asked_for),
+    ("events_tell_what_happened", "no retry", a_retry_that_nobody_asked_for),
+    (RESULTS, "no retry", a_retry_that_nobody_asked_for),
+    (RESULTS, "whole before a retry", sql("UPDATE unit SET partial = 0 WHERE attempt = 1 AND job_id = 7")),
+    (RESULTS, "of a lost one", sql("UPDATE measurement SET attempt = 1 WHERE job_id = 2")),
+    (RESULTS, "a lost one's file", sql("UPDATE artifact SET attempt = 1 WHERE job_id = 2")),
+    (RESULTS, "whole of a failure", sql("UPDATE unit SET partial = 0 WHERE job_id = 3")),
+    (RESULTS, "partial success", sql("UPDATE measurement SET partial = 1 WHERE job_id = 1")),
     ("artifacts_are_whole", "no file", lambda found: found.files.clear()),
     ("artifacts_are_whole", "other content", a_wrong_hash),
     ("artifacts_are_whole", "a half", a_half_file),
     ("artifacts_are_whole", "an orphan", an_orphan),
     ("nothing_is_left_over", "scratch", lambda found: found.leftovers.append("scratch/77-1-1")),
     ("labels_can_be_found", "no label", sql("DELETE FROM job_label WHERE job_id = 1")),
-    ("sweeps_are_whole", "half of it", sql("DELETE FROM job WHERE id = (SELECT max(id) FROM job)")),
+    ("sweeps_are_whole", "half of it", sql("DELETE FROM job WHERE id = (SELECT max(id) FROM job WHERE sweep_id > 0)")),
     (
         "sweeps_are_whole",
         "doubled",
@@ -278,6 +308,7 @@ VIOLATIONS: list[tuple[str, str, Callable[[Found], None]]] = [
         sql("UPDATE job SET spec = json_set(spec, '$.behaviour', 'segfault') WHERE id = 1"),
     ),
     ("clients_saw_nothing_wrong", "500", an_answer_500),
+    ("clients_saw_nothing_wrong", "a pause", an_attempt_amid_a_pause),
     ("clients_saw_nothing_wrong", "a new end", a_job_that_changed_after_its_end),
 ]
 

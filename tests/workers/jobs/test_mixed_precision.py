@@ -18,6 +18,7 @@ from tests.workers.reporting import Report
 from workers.jobs import mixed_precision
 from workers.jobs._base import Resumable, Unit
 from workers.jobs.mixed_precision import RUNNER
+from workers.measure import table
 from workers.outcome import Failed
 
 MODEL = ModelSpec(d_model=16, d_ff=32, num_layers=1, num_heads=2, vocab_size=50)
@@ -223,7 +224,7 @@ def test_after_a_crash_the_other_cells_are_measured(run) -> None:
 def test_a_table_with_too_many_rows_is_cut_and_says_so(
     run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(mixed_precision, "MAX_ROWS", 20)
+    monkeypatch.setattr(table, "MAX_ROWS", 20)
     report = run(accumulations=[], audits=["toy"], autocasts=["none", "bf16"])
     assert len(rows(report, "dtypes")) == 20
     assert "table dtypes: the first 20 of 28 rows are kept" in capsys.readouterr().err

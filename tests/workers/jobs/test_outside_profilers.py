@@ -380,7 +380,7 @@ names = capabilities(allow_code=False)
 claim = queue.claim("worker", Offer(frozenset(RUNNERS), names, total_gpus=1, free_gpus=1, idle=True))
 launcher = Launcher()
 run = JobRun(claim, Lease(gpus=discover().gpus[:1]), queue=queue, artifacts=ArtifactFiles(settings.artifacts_dir),
-             launcher=launcher, settings=settings, neighbours=[], on_end=lambda: None)
+             launcher=launcher, settings=settings, scratch=folder / "scratch", neighbours=[], on_end=lambda: None)
 run.start()
 run.join()
 launcher.close()

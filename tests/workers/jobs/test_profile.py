@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import gzip
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -473,6 +474,26 @@ def test_nothing_of_the_naming_stays_behind(run: Any, monkeypatch: pytest.Monkey
     for layer in built[0].modules():
         assert not layer._forward_hooks
         assert not layer._forward_pre_hooks
+
+
+def test_tables_that_are_cut_say_so_and_by_what_rule(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "MAX_ROWS", 2)
+    assert tables.left_out([2.0, 1.0]) is None
+    report = run(mode="forward", device="cpu")
+    told = {row["what"]: row for row in rows(report, "summary") if row["what"].startswith("rows of")}
+    assert set(told) == {"rows of kernels-forward", "rows of operators-forward", "rows of products, forward"}
+    for table in ("kernels-forward", "operators-forward", "products"):
+        assert len(rows(report, table)) == 2
+    kernels = rows(report, "kernels-forward")
+    row = told["rows of kernels-forward"]
+    assert (row["value"], row["unit"]) == (2, "rows")
+    count, others_ms = re.fullmatch(  # type: ignore[union-attr]
+        r"the 2 of (\d+) that take the most time; the others take ([\d.e-]+) ms together", row["note"]
+    ).groups()
+    assert int(count) > 2
+    share = sum(kernel["share_percent"] for kernel in kernels)
+    kept_ms = sum(kernel["total_ms"] for kernel in kernels)
+    assert float(others_ms) == pytest.approx(kept_ms * (100 - share) / share, rel=0.01), "shares are of all"
 
 
 def with_made_kernels(profile: Profile) -> Profile:

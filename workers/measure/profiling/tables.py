@@ -11,7 +11,7 @@ from workers.measure.table import Column, Scalar
 
 Rows = list[list[Scalar]]
 MAX_ROWS = 2000
-"""Most kernels or operators in one table, those that take the most time."""
+"""Most kernels or operators in one table, and most products of one phase: those that take the most time."""
 MAX_NAME = 1000
 """Most characters of a kernel's name; templates may write kilobytes."""
 
@@ -100,6 +100,14 @@ SUMMARY = (
     Column("unit", "string"),
     Column("note", "string"),
 )
+
+
+def left_out(times_ms: Sequence[float]) -> str | None:
+    """Return what a table leaves out of rows that take so much time, the largest first; None if it has them all."""
+    others = times_ms[MAX_ROWS:]
+    if not others:
+        return None
+    return f"the {MAX_ROWS} of {len(times_ms)} that take the most time; the others take {sum(others):.3g} ms together"
 
 
 def kernel_rows(found: Sequence[Usage]) -> Rows:

@@ -1,26 +1,35 @@
 """Writes a Chrome trace as compressed JSON, cut to a size.
 
 The profiler writes one JSON object, whose `traceEvents` may take gigabytes. A trace that is too large is cut in time:
-events that begin after the cut go, first those of the last steps. Events without a time (names of threads) stay.
+events that begin after the cut go, first those of the last steps. Events without a time (names of threads) stay. The
+file is read some events at a time, because the process that cuts it still holds the model.
 """
 
 from __future__ import annotations
 
 import bisect
 import gzip
+import io
 import json
 import math
 import re
 import shutil
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, BinaryIO
 
 LEVEL = 3
 """Of the compression: near that of 9 for traces, in a tenth of the time."""
 MARGIN = 0.9
 """How much smaller than the estimate a cut is made, since events compress differently."""
-_EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
+READ_BYTES = 1 << 20
+"""Most bytes that are read at once, unless one event has more."""
+ALWAYS = -math.inf
+_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+_OVERLAP = 1000
+"""Bytes within which the events' name and their bracket stand."""
 _BETWEEN = re.compile(r"[\s,]*")
 _DECODER = json.JSONDecoder(strict=False)
 
@@ -40,14 +49,18 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class _Event:
-    """Where an event stands in the text, and when it begins; None: it has no time."""
+class _Events:
+    """Where the events stand in the file, and when they begin: numbers only, since there may be millions."""
 
-    first: int
-    last: int
-    time_us: float | None
-    step_end_us: float | None
-    """If it is the range of a step: its end."""
+    start: int
+    """The place behind the bracket that opens their list."""
+    first: array[int] = field(default_factory=lambda: array("q"))
+    last: array[int] = field(default_factory=lambda: array("q"))
+    """The place behind each event."""
+    time_us: array[float] = field(default_factory=lambda: array("d"))
+    """ALWAYS for an event without a time."""
+    step_ends_us: list[float] = field(default_factory=list)
+    """The ends of the steps' ranges."""
 
 
 def write(raw: Path, target: Path, max_bytes: int, steps: Sequence[str]) -> Kept:
@@ -64,57 +77,85 @@ def write(raw: Path, target: Path, max_bytes: int, steps: Sequence[str]) -> Kept
         ValueError: the file is no trace.
     """
     with raw.open("rb") as source, gzip.open(target, "wb", compresslevel=LEVEL) as file:
-        shutil.copyfileobj(source, file, 1 << 20)
+        shutil.copyfileobj(source, file, READ_BYTES)
     size, share = target.stat().st_size, 1.0
     if size <= max_bytes:
         return Kept(len(steps), 100.0)
-    text = raw.read_text(encoding="utf-8", errors="replace")
-    start, events = _events(text, frozenset(steps))
-    times = sorted(event.time_us for event in events if event.time_us is not None)
-    ends = sorted(event.step_end_us for event in events if event.step_end_us is not None)
-    until = math.inf
-    while size > max_bytes:
-        share *= MARGIN * max_bytes / size
-        former, until = until, times[int(share * (len(times) - 1))] if times else until
-        until = max((end for end in ends if end <= until), default=until)
-        if until >= former:  # only the very first events are left
-            target.unlink()
-            raise TooSmall(f"{max_bytes} bytes hold nothing of the trace")
-        share = bisect.bisect_right(times, until) / len(times)
-        _write_part(text, start, events, until, target)
-        size = target.stat().st_size
-    return Kept(sum(end <= until for end in ends), 100 * share)
+    with raw.open("rb") as source:
+        events = _found(source, frozenset(steps))
+        times = array("d", sorted(time for time in events.time_us if time != ALWAYS))
+        until = math.inf
+        while size > max_bytes:
+            share *= MARGIN * max_bytes / size
+            former, until = until, times[int(share * (len(times) - 1))] if times else until
+            until = max((end for end in events.step_ends_us if end <= until), default=until)
+            if until >= former:  # only the very first events are left
+                target.unlink()
+                raise TooSmall(f"{max_bytes} bytes hold nothing of the trace")
+            share = bisect.bisect_right(times, until) / len(times)
+            _write_part(source, events, until, target)
+            size = target.stat().st_size
+    return Kept(sum(end <= until for end in events.step_ends_us), 100 * share)
 
 
-def _write_part(text: str, start: int, events: Sequence[_Event], until_us: float, target: Path) -> None:
+def _write_part(source: BinaryIO, events: _Events, until_us: float, target: Path) -> None:
     """Write the text up to the first event, the events that begin until a time, and the text after the last event."""
-    with gzip.open(target, "wt", compresslevel=LEVEL, encoding="utf-8") as file:
-        file.write(text[:start])
-        separator = ""
-        for event in events:
-            if event.time_us is None or event.time_us <= until_us:
-                file.write(separator + text[event.first : event.last])
-                separator = ","
-        file.write(text[events[-1].last :] if events else text[start:])
+    with gzip.open(target, "wb", compresslevel=LEVEL) as packed, io.BufferedWriter(packed, READ_BYTES) as file:
+        source.seek(0)
+        file.write(source.read(events.start))
+        separator = b""
+        for first, last, time_us in zip(events.first, events.last, events.time_us, strict=True):
+            if time_us <= until_us:
+                source.seek(first)
+                file.write(separator + source.read(last - first))
+                separator = b","
+        source.seek(events.last[-1] if events.last else events.start)
+        shutil.copyfileobj(source, file, READ_BYTES)
 
 
-def _events(text: str, steps: frozenset[str]) -> tuple[int, list[_Event]]:
-    """Return where the events begin, and the events.
+def _found(source: BinaryIO, steps: frozenset[str]) -> _Events:
+    """Find the events, reading some at a time.
 
     Raises:
         ValueError: the text is no trace.
     """
-    found = _EVENTS.search(text)
-    if found is None:
-        raise ValueError("the profiler's file has no traceEvents")
-    place, events = found.end(), list[_Event]()
+    events = _Events(_start(source))
+    place, size = events.start, READ_BYTES
     while True:
-        place = _BETWEEN.match(text, place).end()  # type: ignore[union-attr]
-        if text.startswith("]", place):
-            return found.end(), events
-        event, end = _DECODER.raw_decode(text, place)
-        # Names of threads and processes have a time, too, which means nothing.
-        time = None if event.get("ph") == "M" else event.get("ts")
-        is_step = event.get("name") in steps and event.get("cat") == "user_annotation"
-        events.append(_Event(place, end, time, event["ts"] + event["dur"] if is_step else None))
-        place = end
+        source.seek(place)
+        piece = source.read(size)
+        text, at = piece.decode("latin-1"), 0  # one character for each byte; what tells is ASCII
+        try:
+            while not text.startswith("]", at := _BETWEEN.match(text, at).end()):  # type: ignore[union-attr]
+                event, end = _DECODER.raw_decode(text, at)
+                _add(events, event, place + at, place + end, steps)
+                at = end
+        except json.JSONDecodeError:  # the rest of the event may be in the next piece
+            if len(piece) < size:
+                raise
+            place, size = place + at, READ_BYTES if at else 2 * size
+        else:
+            return events
+
+
+def _add(events: _Events, event: dict[str, Any], first: int, last: int, steps: frozenset[str]) -> None:
+    # Names of threads and processes have a time, too, which means nothing.
+    time_us = None if event.get("ph") == "M" else event.get("ts")
+    events.first.append(first)
+    events.last.append(last)
+    events.time_us.append(ALWAYS if time_us is None else time_us)
+    if event.get("name") in steps and event.get("cat") == "user_annotation":
+        events.step_ends_us.append(event["ts"] + event["dur"])
+
+
+def _start(source: BinaryIO) -> int:
+    """Return the place behind the bracket that opens the list of events."""
+    text, before = b"", 0
+    source.seek(0)
+    while piece := source.read(READ_BYTES):
+        text += piece
+        if (found := _EVENTS.search(text)) is not None:
+            return before + found.end()
+        before += len(text) - len(text[-_OVERLAP:])
+        text = text[-_OVERLAP:]
+    raise ValueError("the profiler's file has no traceEvents")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,37 @@ def test_within_one_step_events_go(raw: Path, tmp_path: Path) -> None:
     assert kept.steps == 0
     assert 1 < kept.percent < 12
     assert 10 < len(read(target)) < PER_STEP
+
+
+def test_events_are_whole_wherever_a_piece_of_the_file_ends(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that is longer than a piece, and names beyond ASCII."""
+    loaded = json.loads(raw.read_text())
+    loaded["traceEvents"][1:1] = [{"ph": "X", "name": "größer π 🐢", "ts": 0.5, "dur": 1, "args": {"text": "é" * 5000}}]
+    raw.write_text(json.dumps(loaded, ensure_ascii=False), encoding="utf-8")
+    kept = []
+    for index, size in enumerate((1 << 20, 1000, 1009)):
+        monkeypatch.setattr(trace, "READ_BYTES", size)
+        target = tmp_path / f"{index}.json.gz"
+        kept.append((trace.write(raw, target, 60_000, STEPS), read(target)))
+    assert 0 < kept[0][0].percent < 100
+    assert kept[1:] == kept[:1] * 2
+    assert loaded["traceEvents"][1] in kept[0][1]
+
+
+@pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "read at once"])
+def test_a_cut_needs_less_memory_than_the_trace_has_bytes(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sabotage: bool
+) -> None:
+    monkeypatch.setattr(trace, "READ_BYTES", 1 << 30 if sabotage else 1 << 14)
+    tracemalloc.start()
+    try:
+        trace.write(raw, tmp_path / "trace.json.gz", 60_000, STEPS)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (peak > raw.stat().st_size) == sabotage, peak
 
 
 def test_a_size_that_nothing_fits_into_leaves_no_file(raw: Path, tmp_path: Path) -> None:

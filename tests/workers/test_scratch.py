@@ -1,0 +1,65 @@
+"""Which scratch folders an agent removes when it starts: those of dead agents, whatever their pids were."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.errors import InvalidEnvironment
+from workers import scratch
+from workers.scratch import Scratch
+
+OTHER = """
+import sys
+from pathlib import Path
+from workers.scratch import Scratch
+
+folder = Scratch(Path(sys.argv[1])).path
+(folder / "file").touch()
+print(folder, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "without locks"])
+def test_files_of_killed_agents_go_and_those_of_living_ones_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sabotage: bool
+) -> None:
+    if sabotage:
+        monkeypatch.setattr(scratch.fcntl, "flock", lambda *_: None)
+    command = [sys.executable, "-c", OTHER, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        theirs = Path(other.stdout.readline().strip())
+        mine = Scratch(tmp_path)
+        mine.remove_those_of_dead_agents()
+        assert (theirs / "file").exists() != sabotage
+        assert mine.path.exists() != sabotage
+        other.kill()
+    if not sabotage:
+        assert theirs.exists()
+        mine.remove_those_of_dead_agents()
+        assert list(tmp_path.iterdir()) == [mine.path]
+    mine.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_folder_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "scratch" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "scratch" / "file").touch()
+    mine = Scratch(tmp_path / "scratch")
+    mine.remove_those_of_dead_agents()
+    assert (tmp_path / "elsewhere").exists()
+    assert (tmp_path / "scratch" / "file").exists()
+    mine.close()
+
+
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "scratch").touch()
+    with pytest.raises(InvalidEnvironment, match="scratch, the folder for the files of running jobs, cannot be used"):
+        Scratch(tmp_path / "scratch")

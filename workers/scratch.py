@@ -1,0 +1,60 @@
+"""The folder of an agent for the files of running jobs, on the store's own disk, so that artifacts need no copy.
+
+The agent holds a lock on its folder. So the next agent tells folders of the dead from those of the living, also where
+pids do not tell: several containers may share the data folder, and in each the worker has the same pid.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from app.errors import DiskFull, InvalidEnvironment, is_no_space
+
+
+class Scratch:
+    """An agent's folder, below `root`, until `close`.
+
+    Raises:
+        DiskFull, InvalidEnvironment: it cannot be made.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self.path = root / secrets.token_hex(8)
+        try:
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with _locked(root):  # nobody may take the new folder for a dead agent's
+                self.path.mkdir(mode=0o700)
+                self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                fcntl.flock(self._lock, fcntl.LOCK_EX)
+        except OSError as error:
+            told = f"{root}, the folder for the files of running jobs, cannot be used: {error.strerror}."
+            raise (DiskFull(told) if is_no_space(error) else InvalidEnvironment(told)) from error
+
+    def remove_those_of_dead_agents(self) -> None:
+        """Remove the files that killed agents have left behind."""
+        with _locked(self._root):
+            for folder in self._root.iterdir():
+                with suppress(OSError), _locked(folder, fcntl.LOCK_NB):
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def close(self) -> None:
+        """Remove the folder."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+@contextmanager
+def _locked(folder: Path, how: int = 0) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | how)
+        yield
+    finally:
+        os.close(descriptor)
