@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 
@@ -175,9 +176,34 @@ class SpecBase(StrictModel):
         return identity, {}
 
     def summary(self) -> dict[str, Scalar]:
-        """Return what lists show of the job: its table's row coordinates, with the values of an axis joined in one."""
-        everything = self.overview()
-        return {name: everything[name] for name in self.table_rows if name in everything}
+        """Return what lists show of the job: what is worth telling, with the values of an axis joined in one."""
+        return self.worth_telling(self.overview())
+
+    @classmethod
+    def worth_telling(cls, coordinates: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        """Return the coordinates that people see of a job or a case: those of its table's rows, and others that are not
+        as by default, so that no two jobs look the same. A label that is there stands for its coordinates.
+        """
+        told = {name: coordinates[name] for name in cls.table_rows if name in coordinates}
+        told_by_labels = {name for label, names in cls.labels.items() if label in coordinates for name in names}
+        usual = cls._usual()
+        others = {
+            name: value
+            for name, value in coordinates.items()
+            if value is not None and name not in told_by_labels and json.dumps(value) not in usual.get(name, ())
+        }
+        return told | others
+
+    @classmethod
+    @functools.cache
+    def _usual(cls) -> Mapping[str, Collection[str]]:
+        """Return the values, as JSON, that each coordinate has by default."""
+        example = cls.example()
+        found: dict[str, list[str]] = {}
+        for values in (flat(example.model_dump(mode="json", exclude={*cls.axes})), example.overview()):
+            for name, value in values.items():
+                found.setdefault(name, []).append(json.dumps(value))
+        return found
 
     def overview(self) -> dict[str, Scalar]:
         """Return all coordinates of the job; an axis with several values has them joined in one ("16/32/64")."""

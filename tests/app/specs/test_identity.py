@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from app.layout import case_text
 from app.specs import KINDS, Case, SpecBase, spec_adapter
 from app.specs._base import flat
 from app.specs.attention import BLOCK_SIZES, NOT_TUNED, AttentionSpec
@@ -162,6 +163,10 @@ def changed_specs(kind: str, path: str) -> Iterator[tuple[SpecBase, SpecBase]]:
             yield spec, spec.model_copy(update={path: "another"})
 
 
+def told(spec: SpecBase) -> str:
+    return case_text(spec.summary())
+
+
 FIELDS = [(kind, path) for kind in PLAIN_KINDS for path in leaves(KINDS[kind]) if path != "kind"]
 
 
@@ -174,6 +179,12 @@ def test_every_field_changes_the_work_or_is_named_as_one_that_does_not(kind: str
         assert not any(changes)
     else:
         assert any(changes), "two jobs that do other work would have equal keys"
+
+
+@pytest.mark.parametrize(("kind", "path"), FIELDS, ids=[f"{kind}: {path}" for kind, path in FIELDS])
+def test_lists_tell_jobs_of_other_cases_apart(kind: str, path: str) -> None:
+    for spec, changed in changed_specs(kind, path):
+        assert told(spec) != told(changed) or keys(spec) == keys(changed), told(spec)
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
