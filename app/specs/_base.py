@@ -171,6 +171,18 @@ class SpecBase(StrictModel):
         """Return the case of every cell, in the order they run."""
         return [self.case(cell) for cell in self.cells()]
 
+    def without_effect(self) -> list[str]:
+        """Return the fields, as dotted paths, that are not as by default and change nothing: no case uses them."""
+        usual = flat(type(self).example().model_dump(mode="json"))
+        given = flat(self.model_dump(mode="json", exclude={"kind", *self.unmeasured}))
+        idle = [name for name, value in given.items() if value not in (None, [], usual.get(name))]
+        for cell in self.cells():
+            if not idle:
+                break
+            identity = self.case(cell).identity
+            idle = [name for name in idle if not _is_used(self.axes.get(name, name), identity)]
+        return idle
+
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Return the identity, with presets spelled out and null for fields without effect, and labels for people."""
         return identity, {}
@@ -228,6 +240,14 @@ def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
         else:
             found[prefix + name] = value
     return found
+
+
+def _is_used(coordinate: str, identity: Mapping[str, Scalar]) -> bool:
+    """Return True if a case uses a coordinate or, where it is spelled out in others (model.size), one beside it."""
+    if coordinate in identity:
+        return identity[coordinate] is not None
+    beside = coordinate.rpartition(".")[0] + "."
+    return any(value is not None for name, value in identity.items() if name.startswith(beside))
 
 
 def names_in(model: BaseModel, at: Location = ()) -> Iterator[tuple[Location, str, str]]:
