@@ -253,3 +253,11 @@ class TrainingSpec(SpecBase):
     def label(self) -> str:
         """Return the model's name for people, with that of uploaded code."""
         return self.model.label() if self.code is None else f"{self.code.label()} {self.model.label()}"
+
+    def title(self, *more: str) -> str:
+        """Return the name of the job's work for progress lines and checks: the model, `more`, what is done to it."""
+        done = ["compiled"] if self.compile else []
+        if self.activation_checkpointing and self.mode in WITH_BACKWARD:
+            layers = "" if self.checkpoint_layers is None else f" in {self.checkpoint_layers} layers"
+            done.append(f"{self.checkpoint_scope} checkpoints{layers}")
+        return ", ".join([self.label(), *more, *done])
