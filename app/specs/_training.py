@@ -22,7 +22,6 @@ from app.specs._base import (
 )
 from app.specs._code import CodeSpec, Uploaded, coordinates, names
 from app.specs._identity import Scalar
-from app.specs._implementations import BY_DEVICE, check_runs_on
 
 ModelSize = Literal["tiny", "small", "medium", "large", "xl", "2.7b", "8b"]
 SHAPES = "x-flopwatch-shapes"
@@ -180,8 +179,6 @@ class TrainingSpec(SpecBase):
         "attention": names("attention_code"),
     }
     table_rows: ClassVar[tuple[str, ...]] = ("model", "context_length")
-    asks_for: ClassVar[Mapping[str, str]] = BY_DEVICE
-    """How a job of this kind asks for each type of device."""
 
     @model_validator(mode="after")
     def _fields_go_together(self) -> Self:
@@ -192,7 +189,6 @@ class TrainingSpec(SpecBase):
         if self.cuda_graph:
             self._check_cuda_graph()
         self._check_memory_savers()
-        check_runs_on(self.attention, self.resources().device_type, "attention", self.asks_for)
         for field, given, default in (
             ("code", self.model.name, type(self.model).model_fields["name"].default),
             ("attention_code", self.attention, type(self).model_fields["attention"].default),

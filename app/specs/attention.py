@@ -26,7 +26,6 @@ from app.specs._base import (
 )
 from app.specs._code import CodeSpec, Uploaded, coordinates, names
 from app.specs._identity import Scalar
-from app.specs._implementations import check_runs_on
 
 BLOCK_SIZES = {"cpu_flash": {"br": 32, "bc": 128}, "cpu_blocked": {"br": 32}}
 """Block sizes that each implementation takes, with the library's own sizes, which apply if the spec gives none. A case
@@ -151,8 +150,6 @@ class AttentionSpec(SpecBase):
                 "the causal mask begins at the first key, so that the last keys of a longer sequence would be hidden "
                 "from these queries: set causal to [false]",
             )
-        for index, name in enumerate(self.implementations):
-            check_runs_on(name, self.device, f"implementations/{index}")
         check_number_of_cells(self, "implementations")
         return self
 

@@ -99,8 +99,6 @@ class DdpSpec(TrainingSpec):
         "gradient_error",
     )
 
-    asks_for: ClassVar[dict[str, str]] = {device: f"backend {backend}" for backend, device in DEVICE_OF_BACKEND.items()}
-
     _no_graph = without_cuda_graph("ranks do not capture their communication in a graph: leave cuda_graph out")
 
     @model_validator(mode="after")

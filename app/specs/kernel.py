@@ -19,7 +19,6 @@ from app.specs._base import (
     check_lists,
     check_number_of_cells,
 )
-from app.specs._implementations import check_runs_on
 
 Size = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
@@ -86,8 +85,6 @@ class KernelSpec(SpecBase):
     @model_validator(mode="after")
     def _lists_make_sense(self) -> Self:
         check_lists(self)
-        if len(self.implementations) == 1:  # beside others, its cells are `unsupported`, as by default on a CPU
-            check_runs_on(self.implementations[0], self.device, "implementations/0")
         check_number_of_cells(self, "rows")
         return self
 

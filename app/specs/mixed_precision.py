@@ -12,7 +12,6 @@ from pydantic import Field, model_validator
 from app.presets import BATCH_SIZE
 from app.specs._base import Cell, Device, Name, Named, Resources, Seed, SpecBase, check_lists, field_error, listed
 from app.specs._identity import Scalar
-from app.specs._implementations import check_runs_on
 from app.specs._training import HYPER_PARAMETERS, ModelSpec
 
 Accumulation = Literal["fp32", "fp16", "fp16_into_fp32", "fp16_cast_to_fp32"]
@@ -98,8 +97,6 @@ class MixedPrecisionSpec(SpecBase):
         check_lists(self)
         if not self.accumulations and not self.audits:
             raise field_error("accumulations", "there is nothing to do: give accumulations, audits or both")
-        if "transformer" in self.audits:
-            check_runs_on(self.attention, self.device, "attention")
         return self
 
     def resources(self) -> Resources:

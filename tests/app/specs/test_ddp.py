@@ -47,8 +47,6 @@ def spec(**fields: Any) -> DdpSpec:
             "first_bucket_size_mb",
             "must not exceed bucket_size_mb (1)",
         ),
-        ({"attention": "triton"}, "attention", "choose another implementation, or backend nccl"),
-        ({"attention": "cpu_flash", "backend": "nccl"}, "attention", "or backend gloo"),
         ({"bucket_size_mb": 0}, "bucket_size_mb", "greater than 0"),
         ({"world_size": 0}, "world_size", "greater than or equal to 1"),
         ({"world_size": 65}, "world_size", "less than or equal to 64"),

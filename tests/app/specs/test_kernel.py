@@ -33,7 +33,6 @@ def test_cells_are_the_whole_grid_and_those_with_one_oracle_follow_each_other() 
         ({"columns": [7, 8, 7]}, "7 is there twice"),
         ({"dtypes": ["fp32", "fp32"]}, "'fp32' is there twice"),
         ({"implementations": ["torch", "torch"]}, "'torch' is there twice"),
-        ({"implementations": ["triton"], "device": "cpu"}, "triton runs on a GPU only, and this job on a CPU"),
         ({"rows": list(range(1, 101)), "columns": list(range(1, 52))}, f"a job has at most {MAX_CELLS}"),
     ],
     ids=lambda value: str(value)[:40],
@@ -41,11 +40,6 @@ def test_cells_are_the_whole_grid_and_those_with_one_oracle_follow_each_other() 
 def test_what_makes_no_sense_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         KernelSpec(**fields)
-
-
-def test_triton_may_stand_beside_others_on_a_cpu() -> None:
-    assert KernelSpec(device="cpu").number_of_cells() == 2
-    assert KernelSpec(implementations=["triton"]).number_of_cells() == 1
 
 
 def test_as_many_cells_as_may_be() -> None:

@@ -18,7 +18,6 @@ pytest.importorskip("pydantic", reason="the service's dependencies are not insta
 
 import torch
 
-from app.specs._implementations import ONLY_ON
 from app.specs.attention import BLOCK_SIZES, NOT_TUNED, AttentionSpec
 from kernels.attention.reference import attention
 from kernels.registry import ATTENTION, BrokenEntryPoint, Implementation
@@ -690,11 +689,6 @@ def test_the_spec_knows_the_block_sizes_that_the_library_takes_by_itself() -> No
 
 def test_the_spec_knows_which_implementations_have_nothing_to_tune() -> None:
     assert {name for name in ATTENTION._built_in if ATTENTION.load(name).tune is None} == NOT_TUNED
-
-
-def test_the_spec_knows_which_implementations_run_on_one_type_of_device_only() -> None:
-    devices = {name: ATTENTION.load(name).devices for name in ATTENTION._built_in}
-    assert {name: next(iter(types)) for name, types in devices.items() if len(types) == 1} == ONLY_ON
 
 
 @pytest.fixture
