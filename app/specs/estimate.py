@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -13,11 +12,6 @@ from app.specs._identity import Scalar
 from app.specs._training import HYPER_PARAMETERS, ModelSpec
 
 STACK_SIZES = ("d_model", "d_ff", "num_blocks")
-USUAL_TENSOR = 4
-"""Devices along the tensor axis, if they can share the model."""
-MAX_TENSOR = 65_536
-MAX_TOLD = 8
-"""Most numbers of devices that an error names."""
 
 
 class StackSpec(StrictModel):
@@ -40,9 +34,9 @@ class MeshSpec(StrictModel):
 
     fsdp: int = Field(default=16, ge=1, le=1_048_576)
     """Devices along the data-parallel axis, which shards parameters, gradients and optimizer state (X)."""
-    tensor: int | None = Field(default=None, ge=1, le=MAX_TENSOR)
-    """Devices along the tensor-parallel axis, which splits each matrix product (Y); divides the model's heads and d_ff,
-    or the stack's d_ff. Null: 4, or the largest smaller number that does."""
+    tensor: int = Field(default=4, ge=1, le=65_536)
+    """Devices along the tensor-parallel axis, which splits each matrix product (Y); divides the model's heads and
+    d_ff."""
     fsdp_axes: int = Field(default=2, ge=1, le=16)
     """Links of a device that serve the data-parallel axis at the same time (Mx)."""
     tensor_axes: int = Field(default=1, ge=1, le=16)
@@ -105,34 +99,7 @@ class EstimateSpec(SpecBase):
     def _fields_go_together(self) -> Self:
         if self.parameter_dtype == "bf16" and self.precision != "bf16":
             raise field_error("parameter_dtype", "parameters in bf16 need precision bf16: nothing would compute wider")
-        self._check_tensor()
         return self
-
-    def _check_tensor(self) -> None:
-        asked, split = self.mesh.tensor, self._split_by_tensor()
-        whole = math.gcd(*split.values())
-        if asked is not None and whole % asked:
-            fitting = [number for number in range(1, min(whole, MAX_TENSOR) + 1) if whole % number == 0]
-            nearest = sorted(sorted(fitting, key=lambda number: abs(number - asked))[:MAX_TOLD])
-            sizes = " and ".join(f"{name} ({size})" for name, size in split.items())
-            raise field_error(
-                "mesh/tensor",
-                f"{asked} devices cannot share {sizes} evenly: choose {', '.join(map(str, nearest))}, or leave it out",
-            )
-
-    def _split_by_tensor(self) -> dict[str, int]:
-        """Return the sizes that the devices along the tensor axis share evenly."""
-        if self.architecture == "feed_forward_stack":
-            return {"stack.d_ff": self.stack.d_ff}
-        return {f"model.{name}": self.model.shape()[name] for name in ("num_heads", "d_ff")}
-
-    @property
-    def tensor(self) -> int:
-        """Devices along the mesh's tensor axis."""
-        if self.mesh.tensor is not None:
-            return self.mesh.tensor
-        whole = math.gcd(*self._split_by_tensor().values())
-        return max(number for number in range(1, USUAL_TENSOR + 1) if whole % number == 0)
 
     def resources(self) -> Resources:
         return Resources(device_type="none", devices=0)
@@ -142,12 +109,11 @@ class EstimateSpec(SpecBase):
         return self.model.label() if self.architecture == "transformer" else self.stack.label()
 
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
-        """Spell out the model's preset and the mesh, and set the sizes of the other architecture to null."""
+        """Spell out the model's preset, and set the sizes of the other architecture to null."""
         del identity["model.size"]
         identity |= {f"model.{name}": size for name, size in self.model.shape().items()}
         unused = "stack." if self.architecture == "transformer" else "model."
         identity |= dict.fromkeys(name for name in identity if name.startswith(unused))
         if self.architecture == "feed_forward_stack":
             identity["attention"] = None
-        identity["mesh.tensor"] = self.tensor
         return identity, {"model": self.label()}

@@ -35,6 +35,8 @@ PARTS = {
     "activations_gib": ("A", "activations"),
 }
 """The parts of a replica's memory: symbol and name, by metric."""
+SPLIT_BY_TENSOR = ("tensor", "mesh")
+"""Strategies that split the model's heads and d_ff."""
 
 
 def metrics() -> list[Metric]:
@@ -142,7 +144,7 @@ def mesh_symbols(spec: EstimateSpec) -> dict[str, float]:
     mesh = spec.mesh
     return {
         "X": mesh.fsdp,
-        "Y": spec.tensor,
+        "Y": mesh.tensor,
         "Mx": mesh.fsdp_axes,
         "My": mesh.tensor_axes,
         "W": mesh.link_bytes_per_s,
@@ -196,18 +198,18 @@ def add_devices(values: Values, sheet: Sheet, spec: EstimateSpec, report: Report
     values.set("replica_devices", None, samples(sheet.add(REPLICA_DEVICES)))
     reason = why_no_shards(sheet.symbols)
     values.set("fewest_shards", None, samples(sheet.add(FEWEST_SHARDS, unless=reason)), reason or "")
-    fsdp, tensor = spec.mesh.fsdp, spec.tensor
+    fsdp, tensor = spec.mesh.fsdp, spec.mesh.tensor
     devices = {"tensor": tensor, "mesh": fsdp * tensor}
     rows: list[list[Scalar]] = []
     for strategy, formula in STRATEGIES.items():
-        found = sheet.add(formula)
-        assert found is not None
-        values.set("device_gib", strategy, samples(found, GIB))
-        parts, limit = parts_of(formula, sheet.symbols), Fraction(sheet.symbols["R"])
-        share, fits = float(100 * found / limit), found <= limit
-        rows.append(
-            [strategy, devices.get(strategy, fsdp), *parts, number(found, GIB), share, fits, pretty(formula.text)]
-        )
+        reason = why_not_split(spec) if strategy in SPLIT_BY_TENSOR else None
+        found = sheet.add(formula, unless=reason)
+        values.set("device_gib", strategy, samples(found, GIB), reason or "")
+        parts = [None] * len(PARTS) if found is None else parts_of(formula, sheet.symbols)
+        share = None if found is None else float(100 * found / Fraction(sheet.symbols["R"]))
+        fits = None if found is None else found <= sheet.symbols["R"]
+        total = number(found, GIB)
+        rows.append([strategy, devices.get(strategy, fsdp), *parts, total, share, fits, pretty(formula.text), reason])
     report.table(
         "per-device",
         [
@@ -218,6 +220,7 @@ def add_devices(values: Values, sheet: Sheet, spec: EstimateSpec, report: Report
             Column("share_percent", "number", "%"),
             Column("fits", "boolean"),
             Column("formula", "string"),
+            Column("note", "string"),
         ],
         rows,
     )
@@ -227,6 +230,19 @@ def parts_of(formula: Formula, symbols: Mapping[str, float]) -> list[Scalar]:
     """Return the GiB on each device that each part of a replica takes: the formula is linear in them."""
     others: dict[str, float] = {symbol: 0 for symbol, _ in PARTS.values()}
     return [number(formula.value({**symbols, **others, symbol: symbols[symbol]}), GIB) for symbol, _ in PARTS.values()]
+
+
+def why_not_split(spec: EstimateSpec) -> str | None:
+    """Say why mesh.tensor devices cannot share the model's heads and d_ff evenly; None if they can."""
+    tensor = spec.mesh.tensor
+    if spec.architecture == "transformer":
+        split = {f"model.{name}": spec.model.shape()[name] for name in ("num_heads", "d_ff")}
+    else:
+        split = {"stack.d_ff": spec.stack.d_ff}
+    for name, size in split.items():
+        if size % tensor:
+            return f"{name} ({size}) cannot be split evenly over {tensor} devices: take a mesh.tensor that divides it"
+    return None
 
 
 def add_batch(
@@ -243,9 +259,9 @@ def add_batch(
     sheet.add(scaling.Formula(f"FLOPs of {heading}", shape.block_flops_formula, "FLOP/token", of_model), "k")
     sheet.add(gathered, "g")
     sheet.add(moved, "m")
-    fsdp, tensor = spec.mesh.fsdp, spec.tensor
+    fsdp, tensor = spec.mesh.fsdp, spec.mesh.tensor
     alone = scaling.why_not_hidden({**sheet.symbols, "Y": 1})
-    both = scaling.why_not_hidden(sheet.symbols)
+    both = why_not_split(spec) or scaling.why_not_hidden(sheet.symbols)
     summed, overlapped = scaling.SUMMED_TOKENS, scaling.OVERLAPPED_TOKENS
     if tensor == 1:
         summed = overlapped = scaling.FSDP_TOKENS

@@ -32,13 +32,12 @@ def test_its_defaults_are_those_of_the_sources() -> None:
     assert spec.stack.model_dump() == {"d_model": 16_384, "d_ff": 53_248, "num_blocks": 126}
     assert spec.mesh.model_dump() == {
         "fsdp": 16,
-        "tensor": None,
+        "tensor": 4,
         "fsdp_axes": 2,
         "tensor_axes": 1,
         "link_bytes_per_s": 2 * 9e10,
         "flops_per_s": 4.6e14,
     }
-    assert spec.tensor == estimate(**STACK).tensor == 4
     assert (spec.sharded_activation_fraction, spec.device_gb, spec.shard_limit_gb) == (0.5, 80, 95)
     assert (spec.precision, spec.parameter_dtype, spec.communication_dtype) == ("bf16", "fp32", "bf16")
 
@@ -76,50 +75,6 @@ def test_16_bit_parameters_need_16_bit_products(precision: str) -> None:
     assert "need precision bf16" in error["msg"]
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"mesh": {"tensor": 5}}, "5 devices cannot share model.num_heads (12) and model.d_ff (3072) evenly"),
-        ({"mesh": {"tensor": 5}}, "choose 1, 2, 3, 4, 6, 12, or leave it out"),
-        ({"mesh": {"tensor": 4}, "model": {"size": "xl"}}, "model.num_heads (25) and model.d_ff (6400) evenly"),
-        ({"mesh": {"tensor": 4}, "model": {"size": "xl"}}, "choose 1, 5, 25, or"),
-        ({"mesh": {"tensor": 16}, "model": {"size": "tiny"}}, "choose 1, 2, 4, or"),
-        (
-            {**STACK, "mesh": {"tensor": 3}},
-            "3 devices cannot share stack.d_ff (53248) evenly: choose 1, 2, 4, 8, 13, 16",
-        ),
-        ({**STACK, "mesh": {"tensor": 4}, "stack": {"d_ff": 6}}, "stack.d_ff (6) evenly: choose 1, 2, 3, 6, or"),
-    ],
-    ids=str,
-)
-def test_devices_that_cannot_share_the_model_are_refused_with_numbers_that_can(
-    fields: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(ValidationError) as raised:
-        estimate(**fields)
-    (error,) = raised.value.errors()
-    assert error["ctx"]["field"] == "mesh/tensor"
-    assert words in error["msg"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "tensor"),
-    [({}, 4), ({"model": {"size": "xl"}}, 1), ({**STACK, "stack": {"d_ff": 6}}, 3), ({"mesh": {"tensor": 12}}, 12)],
-    ids=str,
-)
-def test_a_mesh_that_is_left_out_can_share_the_model(fields: dict[str, Any], tensor: int) -> None:
-    spec = estimate(**fields)
-    assert spec.tensor == tensor
-    given = {**fields, "mesh": {"tensor": tensor}}
-    assert estimate(**given).case().key == spec.case().key
-    assert spec.case().coordinates["mesh.tensor"] == tensor
-
-
-def test_the_size_of_the_other_architecture_refuses_no_mesh() -> None:
-    assert estimate(**STACK, mesh={"tensor": 16}, model={"size": "xl"}).tensor == 16
-    assert estimate(mesh={"tensor": 12}, stack={"d_ff": 7}).tensor == 12
-
-
 def test_the_other_architectures_sizes_change_nothing() -> None:
     assert estimate(stack={"num_blocks": 2}).case().key == estimate().case().key
     stack = estimate(**STACK)
@@ -129,8 +84,7 @@ def test_the_other_architectures_sizes_change_nothing() -> None:
 
 
 def test_people_see_the_model_and_the_batch() -> None:
-    assert estimate(model={"size": "large"}).summary() == {"model": "large", "batch_size": 4, "context_length": 256}
-    assert estimate(model={"size": "xl"}).summary()["mesh.tensor"] == 1
+    assert estimate(model={"size": "xl"}).summary() == {"model": "xl", "batch_size": 4, "context_length": 256}
     assert estimate(**STACK).summary()["model"] == "stack-d16384-f53248-b126"
     assert estimate().case().coordinates["stack.d_ff"] is None
     assert estimate(**STACK).case().coordinates["model.num_heads"] is None
