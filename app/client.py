@@ -667,8 +667,8 @@ class Flopwatch(Connection):
             jobs: finished jobs.
             metrics: judge these; by default the first of each kind.
             fail_above_percent: "slower" is what is worse by more than this.
-            labels: of the jobs that run again, beside `check`, which names the baseline. Labels of the baseline's own
-                jobs tell of their run, and are not copied.
+            labels: of the jobs that run again, beside `check`, which names the baseline unless it is among them. Labels
+                of the baseline's own jobs tell of their run, and are not copied.
             timeout_s: raise WaitTimeout after about so many seconds; the jobs go on.
             show: called with each step of progress, in place of a bar.
 
@@ -686,7 +686,7 @@ class Flopwatch(Connection):
             'inconclusive'
         """
         if jobs is None:
-            mine = {**(labels or {}), "check": baseline}
+            mine = {"check": baseline, **(labels or {})}
             asked = [self._rerun_with(job, mine) for job in self.baseline(baseline)["jobs"]]
             self._wait_for_all(asked, timeout_s, show)
         else:

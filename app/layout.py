@@ -59,9 +59,15 @@ def case_text(coordinates: Mapping[str, Any]) -> str:
     """Write a case in words: texts as they are, flags and numbers by name ("triton, causal, head_dim=64").
 
     A coordinate of a whole job lists its values ("16/32/64"), or their number if they are many ("13 implementations").
-    A coordinate in which the sides of a comparison differ has its name before it ("precision=fp32 → bf16").
+    A coordinate in which the sides of a comparison differ has its name before it ("precision=fp32 → bf16"), and so has
+    a text that was there before ("bf16, parameter_dtype=bf16").
     """
-    return ", ".join(_coordinate(name, value) for name, value in coordinates.items() if value is not None)
+    words: list[str] = []
+    for name, value in coordinates.items():
+        if value is not None:
+            text = _coordinate(name, value)
+            words.append(f"{name}={text}" if text in words else text)
+    return ", ".join(words)
 
 
 def _coordinate(name: str, value: Any) -> str:

@@ -106,10 +106,15 @@ def _go_on(
 ) -> None:
     """Say what became of a submission, wait for the job if that is asked, and end with 1 unless it succeeded."""
     from app.cli.output import print_job, print_json, print_results, progress_display
+    from app.cli.specs import without_effect
 
     wait = wait or at_most is not None
     if not as_json:
         echo(f"job {job['id']} {job['state']}: {server.url}{job['links']['ui']}{note}", err=wait)
+        if idle := without_effect(job["spec"]):
+            words = ("changes", "it does") if len(idle) == 1 else ("change", "they do")
+            when = f"`flopwatch specs {job['kind']}` tells when {words[1]}"
+            echo(f"note: {', '.join(idle)} {words[0]} nothing here; {when}", err=True)
     if job["waiting"] is not None:
         echo(f"job {job['id']} waits: {job['waiting']}", err=True)
         if wait and at_most is None:

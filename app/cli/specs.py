@@ -67,6 +67,18 @@ def local(
     return text, files
 
 
+def without_effect(spec: dict[str, Any]) -> list[str]:
+    """Return the fields of a stored spec that change nothing; none if it is of another version than this command."""
+    from pydantic import ValidationError
+
+    from app.specs import spec_adapter
+
+    try:
+        return spec_adapter.validate_json(json.dumps(spec)).without_effect()
+    except ValidationError:
+        return []
+
+
 def local_specs() -> list[dict[str, Any]]:
     """Return what `GET /specs` does where no worker has registered, from this installation."""
     from app.specs import KINDS

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args, get_origin
 
@@ -170,14 +171,51 @@ class SpecBase(StrictModel):
         """Return the case of every cell, in the order they run."""
         return [self.case(cell) for cell in self.cells()]
 
+    def without_effect(self) -> list[str]:
+        """Return the fields, as dotted paths, that are not as by default and change nothing: no case uses them."""
+        usual = flat(type(self).example().model_dump(mode="json"))
+        given = flat(self.model_dump(mode="json", exclude={"kind", *self.unmeasured}))
+        idle = [name for name, value in given.items() if value not in (None, [], usual.get(name))]
+        for cell in self.cells():
+            if not idle:
+                break
+            identity = self.case(cell).identity
+            idle = [name for name in idle if not _is_used(self.axes.get(name, name), identity)]
+        return idle
+
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
         """Return the identity, with presets spelled out and null for fields without effect, and labels for people."""
         return identity, {}
 
     def summary(self) -> dict[str, Scalar]:
-        """Return what lists show of the job: its table's row coordinates, with the values of an axis joined in one."""
-        everything = self.overview()
-        return {name: everything[name] for name in self.table_rows if name in everything}
+        """Return what lists show of the job: what is worth telling, with the values of an axis joined in one."""
+        return self.worth_telling(self.overview())
+
+    @classmethod
+    def worth_telling(cls, coordinates: Mapping[str, Scalar]) -> dict[str, Scalar]:
+        """Return the coordinates that people see of a job or a case: those of its table's rows, and others that are not
+        as by default, so that no two jobs look the same. A label that is there stands for its coordinates.
+        """
+        told = {name: coordinates[name] for name in cls.table_rows if name in coordinates}
+        told_by_labels = {name for label, names in cls.labels.items() if label in coordinates for name in names}
+        usual = cls._usual()
+        others = {
+            name: value
+            for name, value in coordinates.items()
+            if value is not None and name not in told_by_labels and json.dumps(value) not in usual.get(name, ())
+        }
+        return told | others
+
+    @classmethod
+    @functools.cache
+    def _usual(cls) -> Mapping[str, Collection[str]]:
+        """Return the values, as JSON, that each coordinate has by default."""
+        example = cls.example()
+        found: dict[str, list[str]] = {}
+        for values in (flat(example.model_dump(mode="json", exclude={*cls.axes})), example.overview()):
+            for name, value in values.items():
+                found.setdefault(name, []).append(json.dumps(value))
+        return found
 
     def overview(self) -> dict[str, Scalar]:
         """Return all coordinates of the job; an axis with several values has them joined in one ("16/32/64")."""
@@ -202,6 +240,14 @@ def flat(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
         else:
             found[prefix + name] = value
     return found
+
+
+def _is_used(coordinate: str, identity: Mapping[str, Scalar]) -> bool:
+    """Return True if a case uses a coordinate or, where it is spelled out in others (model.size), one beside it."""
+    if coordinate in identity:
+        return identity[coordinate] is not None
+    beside = coordinate.rpartition(".")[0] + "."
+    return any(value is not None for name, value in identity.items() if name.startswith(beside))
 
 
 def names_in(model: BaseModel, at: Location = ()) -> Iterator[tuple[Location, str, str]]:

@@ -152,9 +152,9 @@ class TrainingSpec(SpecBase):
     """Compute output layer and loss together and chunk by chunk, with the gradients in the forward pass, so that the
     whole logits never exist. The model must take `targets`."""
     optimizer: Literal["adamw", "torch_adamw", "torch_fused_adamw"] = "adamw"
-    """`adamw` is written out in PyTorch, one parameter at a time; the others are torch's."""
+    """`train_step` only: `adamw` is written out in PyTorch, one parameter at a time; the others are torch's."""
     gradient_clip_norm: float | None = Field(default=None, gt=0, le=1e9)
-    """Clip gradients to this global L2 norm, inside the optimizer's time; null: no clipping."""
+    """`train_step` only: clip gradients to this global L2 norm, inside the optimizer's time; null: no clipping."""
     new_tokens: int = Field(default=32, ge=2, le=1_048_576)
     """`generate` only: tokens to generate after the prompt."""
     warmup_steps: WarmupSteps = None
@@ -249,3 +249,11 @@ class TrainingSpec(SpecBase):
     def label(self) -> str:
         """Return the model's name for people, with that of uploaded code."""
         return self.model.label() if self.code is None else f"{self.code.label()} {self.model.label()}"
+
+    def title(self, *more: str) -> str:
+        """Return the name of the job's work for progress lines and checks: the model, `more`, what is done to it."""
+        done = ["compiled"] if self.compile else []
+        if self.activation_checkpointing and self.mode in WITH_BACKWARD:
+            layers = "" if self.checkpoint_layers is None else f" in {self.checkpoint_layers} layers"
+            done.append(f"{self.checkpoint_scope} checkpoints{layers}")
+        return ", ".join([self.label(), *more, *done])

@@ -52,13 +52,16 @@ class AttentionCell(Cell):
     sequence_length: int
     br: int | None = None
     bc: int | None = None
+    query_length: int | None = None
+    """None: as many queries as keys."""
 
     @property
     def title(self) -> str:
         """Return the cell's name for progress lines."""
         blocks = [f"{name} {size}" for name, size in (("br", self.br), ("bc", self.bc)) if size is not None]
-        sizes = f"length {self.sequence_length}, head dimension {self.head_dim}"
-        return ", ".join([self.implementation, self.dtype, sizes, "causal" if self.causal else "no mask", *blocks])
+        queries = [] if self.query_length is None else [f"query length {self.query_length}"]
+        sizes = [*queries, f"length {self.sequence_length}", f"head dimension {self.head_dim}"]
+        return ", ".join([self.implementation, self.dtype, *sizes, "causal" if self.causal else "no mask", *blocks])
 
 
 class AttentionSpec(SpecBase):
@@ -165,8 +168,9 @@ class AttentionSpec(SpecBase):
     def _cells(self) -> Iterator[AttentionCell]:
         sizes = itertools.product(self.dtypes, self.causal, self.head_dims, sorted(self.sequence_lengths))
         for (dtype, causal, head_dim, length), name in itertools.product(sizes, self._names()):
+            queries = None if self.query_length == length else self.query_length
             for br, bc in itertools.product(*self._block_sizes(name)):
-                yield AttentionCell(name, dtype, causal, head_dim, length, br, bc)
+                yield AttentionCell(name, dtype, causal, head_dim, length, br, bc, queries)
 
     def _block_sizes(self, implementation: str) -> tuple[Sequence[int | None], Sequence[int | None]]:
         """Return the values of `br` and of `bc` that the implementation is measured with."""

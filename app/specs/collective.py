@@ -39,7 +39,7 @@ class CollectiveCell(Cell):
     @property
     def title(self) -> str:
         """Return the cell's name for progress lines."""
-        return f"{self.operation}, {self.size_mb:g} MB, {self.dtype}"
+        return f"{self.operation}, {self.size_mb} MB, {self.dtype}"
 
 
 class CollectiveSpec(SpecBase):

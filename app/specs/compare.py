@@ -86,6 +86,10 @@ class CompareSpec(SpecBase):
         found: Case = spec.case(inner)
         return found
 
+    def without_effect(self) -> list[str]:
+        """Return the fields of both sides that change nothing there."""
+        return [f"{side}.{field}" for side, spec in self.sides().items() for field in spec.without_effect()]
+
     def summary(self) -> dict[str, Scalar]:
         """Return the sides' summaries and every coordinate in which they differ, as "baseline → candidate"."""
         shown = {*self.baseline.summary(), *self.candidate.summary()}

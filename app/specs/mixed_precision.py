@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from app.presets import BATCH_SIZE
 from app.specs._base import Cell, Device, Name, Named, Resources, Seed, SpecBase, check_lists, field_error, listed
 from app.specs._identity import Scalar
-from app.specs._training import ModelSpec
+from app.specs._training import HYPER_PARAMETERS, ModelSpec
 
 Accumulation = Literal["fp32", "fp16", "fp16_into_fp32", "fp16_cast_to_fp32"]
 Audit = Literal["toy", "transformer"]
@@ -128,9 +128,18 @@ class MixedPrecisionSpec(SpecBase):
             return f"{self.additions} × {self.addend}"
         return "toy" if audit == "toy" else f"{self.model.label()} transformer"
 
+    def summary(self) -> dict[str, Scalar]:
+        """Return what lists show of the job: also how its audits run, which their subjects do not tell."""
+        of_the_model = (f"model.{name}" for name in ModelSpec.model_fields if name not in (*HYPER_PARAMETERS, "size"))
+        untold = {"toy": OF_AUDITS, "transformer": (*OF_AUDITS, *OF_THE_TRANSFORMER, *of_the_model)}
+        usual, given = type(self).example().overview(), self.overview()
+        names = [name for audit in self.audits for name in untold[audit]]
+        return super().summary() | {name: given[name] for name in names if given[name] != usual[name]}
+
     def overview(self) -> dict[str, Scalar]:
         """Return all coordinates of the job and its subjects, without the autocasts if nothing is audited."""
         found = super().overview()
+        del found["model.size"]
         if not self.audits:
             del found["autocast"]
         subjects = [self._subject(audit) for audit in (*([None] if self.accumulations else []), *self.audits)]

@@ -287,9 +287,8 @@ def _counted(titles: Sequence[str], total: int, verdict: str) -> str:
 
 
 def _title(case: Mapping[str, Any], kind: str) -> str:
-    """Write a case in words, by the coordinates that tables of its kind show."""
-    names = KINDS[kind].table_rows if kind in KINDS else tuple(case)
-    text = case_text({name: case[name] for name in names if name in case})
+    """Write a case in words."""
+    text = case_text(KINDS[kind].worth_telling(case) if kind in KINDS else case)
     return text if len(text) <= MAX_TITLE else f"{text[: MAX_TITLE - 1]}…"
 
 

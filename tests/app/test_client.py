@@ -136,6 +136,14 @@ class TestChecks:
         (again,) = found["jobs"]
         assert flopwatch.job(again)["labels"] == {"check": "checks", "commit": "abc"}
 
+    def test_a_label_check_of_the_users_own_stays(
+        self, site: Any, flopwatch: Flopwatch, measured: Any, obedient_later: Any
+    ) -> None:
+        flopwatch.set_baseline("labelled", job=done(site, flopwatch, measurements=[measured("step_ms", 1.0)]))
+        obedient_later()
+        (again,) = flopwatch.check("labelled", labels={"check": "nightly"})["jobs"]
+        assert flopwatch.job(again)["labels"] == {"check": "nightly"}
+
 
 class TestErrors:
     def test_a_refusal_has_the_servers_problem(self, flopwatch: Flopwatch) -> None:

@@ -43,6 +43,7 @@ from workers.measure.statistics import Summary
         ({"model": "2.7b", "factor": 0.5}, "2.7b, factor=0.5"),
         ({"precision": "fp32 → bf16", "compile": "False → True"}, "precision=fp32 → bf16, compile=false → true"),
         ({"compile_scope": "None → blocks"}, "compile_scope=none → blocks"),
+        ({"precision": "bf16", "parameter_dtype": "bf16"}, "bf16, parameter_dtype=bf16"),
         ({}, ""),
     ],
 )

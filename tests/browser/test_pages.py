@@ -60,7 +60,6 @@ def test_a_job_of_many_cells_is_readable(site: Site, page: Page) -> None:
     spec |= {
         "sequence_lengths": [8, 16, 32],
         "dtypes": ["fp32"],
-        "device": "cpu",
         "warmup_steps": 0,
         "measure_steps": 2,
     }

@@ -29,7 +29,7 @@ class BenchmarkRunner:
         """Plan one unit per replicate. A single unit is forked; several are exec'd, so that they are independent."""
         return [
             Unit(
-                title=f"{spec.label()}, context {spec.context_length}"
+                title=spec.title(f"context {spec.context_length}")
                 + (f", replicate {replicate + 1} of {spec.replicates}" if spec.replicates > 1 else ""),
                 start="exec" if spec.replicates > 1 else "fork",
             )

@@ -66,7 +66,7 @@ class DdpRunner:
     def plan(self, spec: DdpSpec) -> list[Unit]:
         """Plan one unit, whose process starts the ranks."""
         ranks = "1 rank" if spec.world_size == 1 else f"{spec.world_size} ranks"
-        return [Unit(title=f"{spec.model.label()}, {spec.strategy}, {ranks}")]
+        return [Unit(title=spec.title(spec.strategy, ranks))]
 
     def run(self, spec: DdpSpec, unit: Unit, report: Reporter) -> None:
         """Start the ranks, and report what they have measured. Running out of memory is a result.

@@ -74,7 +74,7 @@ class MemoryRunner:
 
     def plan(self, spec: MemorySpec) -> list[Unit]:
         """Plan the one unit."""
-        return [Unit(title=f"{spec.label()}, context {spec.context_length}, {spec.mode}")]
+        return [Unit(title=spec.title(f"context {spec.context_length}", spec.mode))]
 
     def run(self, spec: MemorySpec, unit: Unit, report: Reporter) -> None:
         """Record the steps and report what they hold. Running out of memory is a result."""

@@ -60,7 +60,7 @@ class ProfileRunner:
 
     def plan(self, spec: ProfileSpec) -> list[Unit]:
         """Plan a unit for torch's profiler, and one for each outside profiler: CUPTI takes one subscriber."""
-        title = f"{spec.label()}, context {spec.context_length}"
+        title = spec.title(f"context {spec.context_length}")
         return [Unit(title=title), *_outside_profilers.units(spec, title)]
 
     def run(self, spec: ProfileSpec, unit: Unit, report: Reporter) -> None:

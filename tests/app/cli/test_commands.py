@@ -61,6 +61,20 @@ def test_submit_as_json(site: Any, flopwatch: Any) -> None:
     site.http.post(f"/jobs/{job['id']}/cancel")
 
 
+def test_fields_that_change_nothing_are_told(site: Any, flopwatch: Any) -> None:
+    used = flopwatch("submit", *TINY, "activation_checkpointing=true", "checkpoint_layers=1")
+    idle = flopwatch("submit", *TINY, "checkpoint_layers=1")
+    both = flopwatch("submit", *TINY, "checkpoint_layers=1", "compile_scope=model")
+    notes = [re.findall("^note: (.*)$", done.stderr, re.MULTILINE) for done in (used, idle, both)]
+    assert notes == [
+        [],
+        ["checkpoint_layers changes nothing here; `flopwatch specs benchmark` tells when it does"],
+        ["compile_scope, checkpoint_layers change nothing here; `flopwatch specs benchmark` tells when they do"],
+    ]
+    for done in (used, idle, both):
+        site.http.post(f"/jobs/{ended(done).split()[1]}/cancel")
+
+
 def test_a_job_that_nobody_can_run_says_so_at_once(site: Any, flopwatch: Any) -> None:
     submitted = flopwatch("submit", *TINY, "device=cuda")
     assert re.fullmatch(r"job \d+ waits: .*no .*worker.*\n", submitted.stderr)

@@ -77,3 +77,9 @@ def test_what_makes_no_sense_is_refused(fields: dict[str, Any], pointer: tuple[s
     assert message in error["msg"]
     where = error["ctx"]["field"] if error["type"] == "field_error" else error["loc"][1:]
     assert where in (pointer, pointer[0])
+
+
+def test_sizes_that_are_nearly_equal_have_titles_of_their_own() -> None:
+    """Unlike with six digits."""
+    cells = CollectiveSpec(operations=["all_reduce"], size_mb=[1, 1000.001, 1000.002]).cells()
+    assert [cell.title for cell in cells] == [f"all_reduce, {size} MB, fp32" for size in ("1", "1000.001", "1000.002")]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from app.layout import case_text
 from app.specs import spec_adapter
 from app.specs.ddp import DdpSpec
 
@@ -90,6 +91,12 @@ def test_what_has_no_effect_changes_no_key(fields: dict[str, Any], others: dict[
 def test_the_size_of_buckets_is_part_of_a_case_that_has_them(strategy: str) -> None:
     keys = {spec(strategy=strategy, bucket_size_mb=size).case().key for size in (1, 25, None)}
     assert len(keys) == 3
+
+
+def test_lists_tell_what_is_not_as_by_default() -> None:
+    assert case_text(spec().summary()) == "small, bucketed, bucket_size_mb=25.0, sharded_optimizer=false, fp32"
+    shown = case_text(spec(strategy="flat", compile=True, activation_checkpointing=True, world_size=4).summary())
+    assert shown == "small, flat, sharded_optimizer=false, fp32, compile, activation_checkpointing, world_size=4"
 
 
 def test_the_largest_preset_is_what_several_gpus_are_for() -> None:

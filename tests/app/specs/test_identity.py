@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
+from app.layout import case_text
 from app.specs import KINDS, Case, SpecBase, spec_adapter
 from app.specs._base import flat
 from app.specs.attention import BLOCK_SIZES, NOT_TUNED, AttentionSpec
@@ -162,6 +163,10 @@ def changed_specs(kind: str, path: str) -> Iterator[tuple[SpecBase, SpecBase]]:
             yield spec, spec.model_copy(update={path: "another"})
 
 
+def told(spec: SpecBase) -> str:
+    return case_text(spec.summary())
+
+
 FIELDS = [(kind, path) for kind in PLAIN_KINDS for path in leaves(KINDS[kind]) if path != "kind"]
 
 
@@ -174,6 +179,62 @@ def test_every_field_changes_the_work_or_is_named_as_one_that_does_not(kind: str
         assert not any(changes)
     else:
         assert any(changes), "two jobs that do other work would have equal keys"
+
+
+@pytest.mark.parametrize(("kind", "path"), FIELDS, ids=[f"{kind}: {path}" for kind, path in FIELDS])
+def test_lists_tell_jobs_of_other_cases_apart(kind: str, path: str) -> None:
+    for spec, changed in changed_specs(kind, path):
+        assert told(spec) != told(changed) or keys(spec) == keys(changed), told(spec)
+
+
+def with_default(spec: SpecBase, path: str) -> SpecBase | None:
+    """The spec with one field as by default; None if that is not valid."""
+    default: Any = spec.example()
+    for part in path.split("."):
+        default = getattr(default, part)
+    try:
+        return validated(with_value(spec.model_dump(mode="json"), path, default))
+    except ValidationError:
+        return None
+
+
+@pytest.mark.parametrize(("kind", "path"), FIELDS, ids=[f"{kind}: {path}" for kind, path in FIELDS])
+def test_without_a_field_that_has_no_effect_all_cases_are_the_same(kind: str, path: str) -> None:
+    for _, changed in changed_specs(kind, path):
+        if path in changed.without_effect():
+            usual = with_default(changed, path)
+            assert usual is None or keys(usual) == keys(changed)
+
+
+@pytest.mark.parametrize(
+    ("fields", "idle"),
+    [
+        ({"kind": "benchmark", "checkpoint_layers": 2, "checkpoint_scope": "selective"}, 2),
+        ({"kind": "benchmark", "checkpoint_layers": 2, "activation_checkpointing": True}, 0),
+        ({"kind": "benchmark", "compile_scope": "model", "new_tokens": 8}, 2),
+        ({"kind": "benchmark", "mode": "forward", "optimizer": "torch_adamw", "gradient_clip_norm": 1.0}, 2),
+        ({"kind": "benchmark", "model": {"size": "tiny", "vocab_size": 100}, "batch_size": 2, "seed": 3}, 0),
+        ({"kind": "ddp", "strategy": "flat", "bucket_size_mb": 1, "first_bucket_size_mb": 1}, 2),
+        ({"kind": "ddp", "strategy": "fsdp", "gradients_as_views": False}, 1),
+        ({"kind": "ddp", "bucket_size_mb": None}, 0),
+        ({"kind": "ddp", "bucket_size_mb": 1, "first_bucket_size_mb": 1, "gradients_as_views": False}, 0),
+        ({"kind": "attention", "implementations": ["eager"], "br": [16], "autotune": True}, 2),
+        ({"kind": "attention", "implementations": ["eager", "cpu_flash", "triton"], "br": [16], "autotune": True}, 0),
+        ({"kind": "mixed_precision", "audits": [], "autocasts": ["fp16"], "batch_size": 2}, 2),
+        ({"kind": "mixed_precision", "audits": ["toy"], "model": {"size": "small"}, "context_length": 8}, 2),
+        ({"kind": "estimate", "stack": {"d_ff": 8}}, 1),
+        ({"kind": "estimate", "architecture": "feed_forward_stack", "model": {"size": "xl"}, "attention": "fused"}, 2),
+    ],
+    ids=str,
+)
+def test_fields_without_effect_are_told(fields: dict[str, Any], idle: int) -> None:
+    given = [name for name in flat(fields) if name != "kind"]
+    assert set(validated(fields).without_effect()) == set(given[len(given) - idle :])
+
+
+def test_a_comparison_tells_the_side_of_a_field_without_effect() -> None:
+    sides = {"baseline": {"kind": "benchmark", "new_tokens": 8}, "candidate": {"kind": "benchmark"}}
+    assert validated({"kind": "compare", **sides}).without_effect() == ["baseline.new_tokens"]
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))

@@ -37,6 +37,15 @@ def test_a_job_may_do_one_of_both() -> None:
     }
 
 
+def test_lists_tell_how_audits_run_where_that_has_an_effect() -> None:
+    longer = {"context_length": 128, "batch_size": 8}
+    told = {
+        audits: set(MixedPrecisionSpec(audits=list(audits), **longer).summary()) & set(longer)  # type: ignore[arg-type]
+        for audits in ((), ("toy",), ("toy", "transformer"))
+    }
+    assert told == {(): set(), ("toy",): {"batch_size"}, ("toy", "transformer"): set(longer)}
+
+
 @pytest.mark.parametrize(
     ("fields", "pointer", "message"),
     [

@@ -31,6 +31,29 @@ def test_what_cannot_go_together_is_refused(fields: dict[str, Any], field: str, 
     assert error["ctx"]["field"] == field
 
 
+@pytest.mark.parametrize(
+    ("fields", "title"),
+    [
+        ({}, "small, context 256"),
+        ({"compile": True}, "small, context 256, compiled"),
+        ({"activation_checkpointing": True, "mode": "forward"}, "small, context 256"),
+        ({"checkpoint_layers": 3}, "small, context 256"),
+        ({"activation_checkpointing": True}, "small, context 256, block checkpoints"),
+        (
+            {
+                "activation_checkpointing": True,
+                "checkpoint_scope": "selective",
+                "checkpoint_layers": 3,
+                "compile": True,
+            },
+            "small, context 256, compiled, selective checkpoints in 3 layers",
+        ),
+    ],
+)
+def test_titles_tell_what_is_done_to_the_model(fields: dict[str, Any], title: str) -> None:
+    assert BenchmarkSpec(**fields).title("context 256") == title
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "torch_adamw", "torch_fused_adamw"])
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_every_optimizer_can_be_captured(optimizer: str, precision: str) -> None:

@@ -69,6 +69,20 @@ def test_a_job_replaces_the_cases_that_it_has(baselines: Baselines, done: Callab
     assert (first["kind"], first["case"]) == ("benchmark", "tiny, context_length=128")
 
 
+def test_cases_that_differ_in_a_field_have_names_of_their_own(
+    baselines: Baselines, shop: Shop, record: Callable[..., Any]
+) -> None:
+    claim = shop.running_job()
+    plain = {"model": "tiny", "context_length": 128, "compile": False, "batch_size": 4}
+    measured = [record(case={**plain, "compile": value}, case_key=str(value)) for value in (False, True)]
+    shop.queue.finish(claim, Finish("succeeded", measurements=measured, units=[UnitRecord(0, "unit", "ok")]))
+    baselines.put("main", job=claim.job_id)
+    assert {case["case"] for case in baselines.get("main")["cases"]} == {
+        "tiny, context_length=128",
+        "tiny, context_length=128, compile",
+    }
+
+
 def test_jobs_of_a_sweep_are_samples_and_those_that_failed_are_left_out(
     baselines: Baselines, shop: Shop, record: Callable[..., Any]
 ) -> None:

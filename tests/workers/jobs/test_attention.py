@@ -77,6 +77,14 @@ def run(tmp_path: Path):
     torch.set_float32_matmul_precision(precision)
 
 
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With device `auto`, jobs run on the CPU. One that asks for it would not be a valid spec with an implementation of
+    GPUs.
+    """
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_every_metric_of_a_cell(run, dtype: str, device: str) -> None:
@@ -352,9 +360,9 @@ def test_vanishing_gradients_are_right_up_to_round_off_only(run, monkeypatch: py
         assert "the gradient of input 0: relative error" in found["unfit"]["reason"]
 
 
-def test_what_goes_wrong_in_one_cell_costs_no_other(run) -> None:
+def test_what_goes_wrong_in_one_cell_costs_no_other(run, no_gpu: None) -> None:
     names = ["hungry", "raises", "sdpa_cudnn", "no_such", "own"]
-    report = run(implementations=names, device="cpu")
+    report = run(implementations=names)
     outcomes = {name: report.cell(implementation=name)["forward_ms", "forward"] for name in names}
     assert {name: row["outcome"] for name, row in outcomes.items()} == {
         "hungry": "oom",
@@ -378,12 +386,11 @@ def test_what_goes_wrong_in_one_cell_costs_no_other(run) -> None:
     ],
 )
 def test_what_cannot_run_here_costs_no_oracle(
-    run, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], reason: str
+    run, no_gpu: None, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], reason: str
 ) -> None:
     def make_problem(*_: Any) -> Any:
         raise AssertionError("for nothing")
 
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(type(RUNNER), "make_problem", make_problem)
     report = run(**fields)
     assert {row["outcome"] for row in report.rows} == {"unsupported"}
@@ -411,9 +418,9 @@ def test_an_oracle_for_which_the_memory_does_not_suffice_is_nobodys_failure(
             assert cell["forward_ms", "forward"]["outcome"] == "ok"
 
 
-def test_a_fault_makes_its_case_suspect_and_no_other(run) -> None:
+def test_a_fault_makes_its_case_suspect_and_no_other(run, no_gpu: None) -> None:
     names = ["own", "wrong", "raises", "hungry", "sdpa_cudnn", "forward_only"]
-    report = run(implementations=names, device="cpu")
+    report = run(implementations=names)
     with pytest.raises(KeyError):  # of no measurement there is nothing to trust or to doubt
         report.verdict_on(implementation="sdpa_cudnn")
     measured = {name: report.check("measured", implementation=name) for name in names if name != "sdpa_cudnn"}
@@ -434,8 +441,8 @@ def test_a_fault_makes_its_case_suspect_and_no_other(run) -> None:
         (["sdpa_cudnn"], "0 of 1 cells measured: 1 unsupported"),
     ],
 )
-def test_a_job_that_measured_nothing_is_not_valid(run, names: list[str], detail: str) -> None:
-    report = run(implementations=names, mode="forward", device="cpu")
+def test_a_job_that_measured_nothing_is_not_valid(run, no_gpu: None, names: list[str], detail: str) -> None:
+    report = run(implementations=names, mode="forward")
     assert report.verdict == {
         "verdict": "suspect",
         "checks": [{"name": "measured", "ok": False, "detail": detail, "severity": "suspect"}],

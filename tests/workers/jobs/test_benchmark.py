@@ -216,13 +216,14 @@ def test_samples_are_also_a_file(run) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(ATTENTION.names()) - {"compiled"}))  # which compiles for half a minute
-def test_every_implementation_serves_in_the_model(run, name: str) -> None:
+def test_every_implementation_serves_in_the_model(run, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     implementation = ATTENTION.load(name)
     if "float32" not in implementation.dtypes.get("cpu", ()):
         with pytest.raises(Unsupported, match="does not"):
-            run(attention=name, device="cpu")
+            run(attention=name)
         return
-    report = run(attention=name, device="cpu", mode="train_step" if implementation.has_backward else "forward")
+    report = run(attention=name, mode="train_step" if implementation.has_backward else "forward")
     assert metrics(report)["step_ms"]["outcome"] == "ok"
 
 
