@@ -208,7 +208,7 @@ def cases_of(
     for job in jobs:
         about = {"job": job.id, "kind": job.kind, "tabled_as": _tabled_as(job)}
         about["stopped"] = None if job.state == "succeeded" else (job.error or {}).get("code", job.state)
-        about["planned_processes"] = _planned_processes(job.spec)
+        about["planned_processes"] = planned_processes(job.spec)
         found: dict[tuple[str, str, str | None], CaseOfJob] = {}
         for name, row in by_job[job.id]:
             of_side = None if side is None else side(row)
@@ -225,7 +225,8 @@ def cases_of(
     return cases, units
 
 
-def _planned_processes(spec: Any) -> int:
+def planned_processes(spec: Any) -> int:
+    """Return how many processes measure a case of a stored spec."""
     replicates = spec.get("replicates") if isinstance(spec, dict) else None
     return replicates if isinstance(replicates, int) else 1
 
@@ -304,7 +305,9 @@ def cell_of(case: CaseOfJob, metric: str, statistic: Statistic, *, partial: bool
         partial: if the job did not succeed, show what all planned processes measured; else it has no numbers.
     """
     rows = case.processes.get(metric)
-    if case.stopped is not None and (not partial or rows is None or _lacks_processes(case, rows)):
+    if case.stopped is not None and (
+        not partial or rows is None or lacks_processes([row.outcome for row in rows], case.planned_processes)
+    ):
         return Cell(None, None, None, case.stopped, case.job)
     if rows is None:
         return NOT_MEASURED
@@ -321,9 +324,9 @@ def cell_of(case: CaseOfJob, metric: str, statistic: Statistic, *, partial: bool
     return Cell(finite(_STATISTICS[statistic](known)), spread, len(known), "ok", case.job)
 
 
-def _lacks_processes(case: CaseOfJob, rows: Sequence[Measured]) -> bool:
+def lacks_processes(outcomes: Sequence[str], planned: int) -> bool:
     """Return True if processes that were to measure it did not get to it. An outcome such as oom is one already."""
-    return len(rows) < case.planned_processes and all(row.outcome == "ok" for row in rows)
+    return len(outcomes) < planned and all(outcome == "ok" for outcome in outcomes)
 
 
 def _quantile(percent: int) -> Callable[[Sequence[float]], float]:

@@ -193,6 +193,29 @@ class TestPlots:
         monkeypatch.setattr(plots_page, "MANY_POINTS", 1)
         assert values() == of_table
 
+    def test_a_failed_job_has_what_all_its_processes_measured_in_large_sweeps_too(
+        self, fresh_site: Any, measured: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        base = {**TINY, "replicates": 2}
+        grid = {"context_length": [8, 16, 32, 64]}
+        assert fresh_site.http.post("/sweeps", json={"base": base, "grid": grid}).status_code == 201
+        for processes, state in ((2, "succeeded"), (2, "failed"), (1, "failed"), (0, "failed")):
+            claim = fresh_site.worker.claim()
+            case = dict(spec_adapter.validate_json(json.dumps(claim.spec)).case().coordinates)
+            rows = [measured("step_ms", 2.0 + unit, unit_index=unit, **case) for unit in range(processes)]
+            fresh_site.worker.finish(claim, state, measurements=rows)
+
+        def drawn() -> list[Any]:
+            plots_page.drawn.cache_clear()
+            (lines,) = figures(fresh_site.http.get("/ui/plots?sweep=1").text)
+            return [(trace["name"], trace["x"], trace["y"]) for trace in lines["data"]]
+
+        of_table = drawn()
+        assert of_table[0][1:] == ([8, 16], [2.5, 2.5])
+        assert of_table[1][:2] == ("failed", [32, 64])
+        monkeypatch.setattr(plots_page, "MANY_POINTS", 1)
+        assert drawn() == of_table
+
     def test_what_was_drawn_is_kept_until_something_changes(self, filled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         first = filled.http.get("/ui/plots?sweep=1").text
         monkeypatch.setattr(plots_page, "read_points", lambda *_: pytest.fail("it was read again"))
