@@ -216,6 +216,17 @@ class TestPlots:
         monkeypatch.setattr(plots_page, "MANY_POINTS", 1)
         assert drawn() == of_table
 
+    def test_the_rest_of_too_many_bars_is_in_the_table(self, fresh_site: Any, measured: Any) -> None:
+        for number in (80, 3):
+            job = fresh_site.submit()["id"]
+            rows = [measured("step_ms", 1.0 + at, model=f"m{at}") for at in range(number)]
+            fresh_site.worker.finish(fresh_site.worker.claim_job(job), measurements=rows)
+        cut, whole = (fresh_site.http.get(f"/ui/plots?job={job}").text for job in (1, 2))
+        assert 'href="/ui/tables?job=1"' in cut
+        assert "/ui/tables" not in whole
+        (bars,) = figures(cut)
+        assert bars["note"] == "The first 60 of 80 values of model"
+
     def test_what_was_drawn_is_kept_until_something_changes(self, filled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         first = filled.http.get("/ui/plots?sweep=1").text
         monkeypatch.setattr(plots_page, "read_points", lambda *_: pytest.fail("it was read again"))
