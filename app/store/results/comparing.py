@@ -430,6 +430,9 @@ def _joined_rows(
 ) -> list[_JoinedRow]:
     """Return a row for each metric of each case."""
     apart = {*differences, "side"}
+    devices = {case.coordinates.get("device") for side in (baseline, candidate) for case in side.cases} - {None}
+    if len(devices) == 1:  # it tells nothing, and a case that was not measured, which has none, meets the one that was
+        apart.add("device")
 
     def joined(side: _Side) -> dict[str, CaseOfJob]:
         alike: dict[str, list[CaseOfJob]] = {}
