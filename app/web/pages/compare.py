@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -194,8 +195,20 @@ def _distributions(services: Services, comparisons: Sequence[Mapping[str, Any]],
     chosen = [group for (_, case), group in groups.items() if case in cases]
     few = any(0 < len(group.processes) < ENOUGH_PROCESSES for group in chosen)
     if few and (samples := _samples(services, comparisons, metric, cases)):
-        return {"of": "samples", **figure(plots.distributions(samples, metric, unit, of="samples"))}
-    return {"of": "processes", **figure(plots.distributions(chosen, metric, unit, of="processes"))} if chosen else None
+        return {"of": "samples", **figure(plots.distributions(_named(samples, cases), metric, unit, of="samples"))}
+    if not chosen:
+        return None
+    return {"of": "processes", **figure(plots.distributions(_named(chosen, cases), metric, unit, of="processes"))}
+
+
+def _named(groups: Sequence[plots.Samples], cases: Sequence[str]) -> list[plots.Samples]:
+    """Return the groups with what tells their cases from the others: long names along x would leave no room above."""
+    parts = {case: case.split(", ") for case in cases}
+    shared = set.intersection(*map(set, parts.values())) if len(cases) > 1 else set()
+    names = {case: ", ".join(part for part in found if part not in shared) or case for case, found in parts.items()}
+    if len(set(names.values())) < len(names):  # a word that all have may stand for one coordinate here, another there
+        return list(groups)
+    return [replace(group, case=names[group.case]) for group in groups]
 
 
 def _samples(

@@ -14,7 +14,9 @@ import pytest
 
 from app.specs import spec_adapter
 from app.store import members
+from app.web import plots
 from app.web.pages import plots as plots_page
+from app.web.pages.compare import _named
 from app.web.pages.sweeps import listed, told
 from app.web.pages.tables import command
 from tests.app.web.checker import page
@@ -371,3 +373,17 @@ def test_workers_that_stopped_are_hidden_until_asked_for(filled: Any) -> None:
     assert "Show 1 that stopped or was lost" in told
     assert "its turn: a worker could run it" in told
     assert "old-host" in page(filled, "/ui/workers?gone=true").text
+
+
+@pytest.mark.parametrize(
+    ("cases", "shown"),
+    [
+        (["eager, fp32, length=8", "flash, fp32, length=8"], ["eager", "flash"]),
+        (["fp32, length=8"], ["fp32, length=8"]),
+        (["fp32, bf16, 1", "bf16, fp32, 1"], ["fp32, bf16, 1", "bf16, fp32, 1"]),
+        (["a, b, x", "b, a, x", "a, b, y"], ["a, b, x", "b, a, x", "a, b, y"]),
+    ],
+)
+def test_distributions_name_what_tells_their_cases_apart(cases: list[str], shown: list[str]) -> None:
+    groups = [plots.Samples("job 1", case, [1.0]) for case in cases]
+    assert [group.case for group in _named(groups, cases)] == shown
