@@ -14,9 +14,8 @@ import pytest
 
 from app.specs import spec_adapter
 from app.store import members
-from app.web import plots
 from app.web.pages import plots as plots_page
-from app.web.pages.compare import _named
+from app.web.pages.compare import _telling
 from app.web.pages.sweeps import listed, told
 from app.web.pages.tables import command
 from tests.app.web.checker import page
@@ -384,6 +383,5 @@ def test_workers_that_stopped_are_hidden_until_asked_for(filled: Any) -> None:
         (["a, b, x", "b, a, x", "a, b, y"], ["a, b, x", "b, a, x", "a, b, y"]),
     ],
 )
-def test_distributions_name_what_tells_their_cases_apart(cases: list[str], shown: list[str]) -> None:
-    groups = [plots.Samples("job 1", case, [1.0]) for case in cases]
-    assert [group.case for group in _named(groups, cases)] == shown
+def test_figures_name_what_tells_their_cases_apart(cases: list[str], shown: list[str]) -> None:
+    assert list(_telling(cases).values()) == shown
