@@ -129,11 +129,6 @@ def number(value: Any) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def amount(value: int, unit: str | None) -> str:
-    """Write a whole number: of a unit ("1,048,576") it counts something; without one it is a name, such as a rank."""
-    return str(value) if unit is None else f"{value:,}"
-
-
 def duration(seconds: float) -> str:
     """Write a time span with the two units that matter: "850 ms", "4.2 s", "3 min 12 s", "5 h 10 min", "12 d 3 h"."""
     if seconds < 1:

@@ -16,7 +16,7 @@ from fastapi.responses import Response
 from fastapi.templating import Jinja2Templates
 from markupsafe import Markup, escape
 
-from app.layout import FORMATS, age, amount, doubts, duration, notes, number, ran, verdict
+from app.layout import FORMATS, age, doubts, duration, notes, number, ran, verdict
 from app.metrics import readable
 from app.store import results
 
@@ -43,7 +43,6 @@ def _templates() -> Jinja2Templates:
     templates = Jinja2Templates(directory=Path(__file__).parent / "html")
     templates.env.trim_blocks = templates.env.lstrip_blocks = True
     templates.env.filters |= {
-        "amount": amount,
         "number": number,
         "verdict": verdict,
         "doubts": doubts,

@@ -1,6 +1,4 @@
-"""Writes numbers for people: four digits that mean something, as many decimals for all numbers of a column, and commas
-between thousands, but for coordinates, which people copy into queries.
-"""
+"""Writes numbers for people: four digits that mean something, and as many decimals for all numbers of a column."""
 
 from __future__ import annotations
 
@@ -8,7 +6,6 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from app.layout import amount
 from app.store.results.sheet import Cell, Column
 
 TOO_SMALL = 1e-6
@@ -35,17 +32,15 @@ def _text(value: Any, column: Column, decimals: int | None) -> str:
     if value is None:
         return ""
     if isinstance(value, float) and column.role == "value":
-        return digits(value, column.unit) if decimals is None else f"{value:,.{decimals}f}"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return amount(value, column.unit) if isinstance(value, int) and column.role == "value" else str(value)
+        return digits(value, column.unit) if decimals is None else f"{value:.{decimals}f}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _gain(cell: Any) -> str:
     """Write how many times better a row is: "1.18×"."""
     if cell.outcome != "ok" or cell.value is None:
         return cell.outcome or ""
-    return f"{cell.value:,.2f}×" if cell.value >= 0.1 else f"{cell.value:.2g}×"
+    return f"{cell.value:.2f}×" if cell.value >= 0.1 else f"{cell.value:.2g}×"
 
 
 def _common(cells: Iterable[Any], unit: str | None) -> int | None:
@@ -80,26 +75,26 @@ def cell_text(cell: Cell, unit: str | None = None, decimals: int | None = None) 
         return "unknown" if cell.outcome == "ok" else cell.outcome
     value, spread = cell.value, cell.spread
     if spread is None or cell.n is None or cell.n < 2:
-        return digits(value, unit) if decimals is None else f"{value:,.{decimals}f}"
+        return digits(value, unit) if decimals is None else f"{value:.{decimals}f}"
     if decimals is not None:
-        return f"{value:,.{decimals}f} ± {spread:,.{decimals}f}"
+        return f"{value:.{decimals}f} ± {spread:.{decimals}f}"
     if spread == 0 and float(value).is_integer():
-        return f"{value:,.0f} ± 0"
+        return f"{value:.0f} ± 0"
     if any(0 < abs(number) < TOO_SMALL for number in (value, spread)):
         return f"{value:.3g} ± {spread:.2g}"
     # The deviation's two leading digits set the number of the mean's digits that mean something.
     decimals = _decimals(spread, 2) if spread > 0 else _decimals(value, 4)
-    return f"{value:,.{decimals}f} ± {spread:,.{decimals}f}"
+    return f"{value:.{decimals}f} ± {spread:.{decimals}f}"
 
 
 def digits(value: float, unit: str | None) -> str:
     """Write four digits of a number; a whole one, as counts are, without decimals."""
     if float(value).is_integer():
-        return f"{value:,.0f}"
+        return f"{value:.0f}"
     if abs(value) < TOO_SMALL:
         return f"{value:.3g}"
     decimals = _decimals(value, 4)
-    return f"{value:,.{max(decimals, PURE_DECIMALS) if unit == '1' else decimals}f}"
+    return f"{value:.{max(decimals, PURE_DECIMALS) if unit == '1' else decimals}f}"
 
 
 def _decimals(value: float, digits: int) -> int:

@@ -252,9 +252,7 @@ function table(content, name) {
 
 function shown(value) {
   if (value === null || value === undefined) return "–";
-  // A whole number may be a coordinate, which keeps all its digits.
-  if (typeof value !== "number" || Number.isInteger(value)) return String(value);
-  return Number(value.toPrecision(5)).toLocaleString("en", { maximumFractionDigits: 12 });
+  return typeof value === "number" ? String(Number(value.toPrecision(5))) : String(value);
 }
 
 function tabulated({ data, layout }) {
