@@ -252,7 +252,9 @@ function table(content, name) {
 
 function shown(value) {
   if (value === null || value === undefined) return "–";
-  return typeof value === "number" ? String(Number(value.toPrecision(5))) : String(value);
+  // A whole number may be a coordinate, which keeps all its digits.
+  const isFraction = typeof value === "number" && !Number.isInteger(value);
+  return String(isFraction ? Number(value.toPrecision(5)) : value);
 }
 
 function tabulated({ data, layout }) {
