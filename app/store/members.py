@@ -5,15 +5,26 @@ A sweep has up to 10 000 jobs, so that the database chooses, sorts and counts, a
 
 from __future__ import annotations
 
-import contextlib
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import JSON, ColumnElement, Connection, Select, Text, and_, cast, func, nulls_last, select, type_coerce
+from sqlalchemy import (
+    JSON,
+    ColumnElement,
+    Connection,
+    Select,
+    Text,
+    and_,
+    case,
+    cast,
+    func,
+    nulls_last,
+    select,
+    type_coerce,
+)
 
 from app.errors import FieldError, InvalidRequest
 from app.layout import parsed_time
@@ -22,7 +33,8 @@ from app.states import FINISHED_STATES, VERDICTS, JobState, Verdict, worst
 from app.store import sweeps, tables
 from app.store.engine import Database
 from app.store.public import finite, job_dict, rfc3339
-from app.store.results.cases import column_name, metric_names
+from app.store.results.cases import column_name, lacks_processes, metric_names, planned_processes
+from app.store.stored_json import decoded
 from app.store.waiting import waiting_reasons
 
 RECENT = 50
@@ -168,9 +180,13 @@ def measured(database: Database, sweep: Mapping[str, Any], metric: str) -> list[
     """Return one metric of all points of a sweep whose jobs have one case each, for plots of thousands of points.
 
     Values are means: of the samples of one process, or of the means of several. A point whose latest job failed or was
-    cancelled has that as its outcome. Points come in the order of submission, without those that have not ended.
+    cancelled has what all its processes had measured before, as in tables, or else that as its outcome. Points come in
+    the order of submission, without those that have not ended.
     """
-    ended = select(_job.id, _job.attempt, _job.state, cast(_job.point, Text).label("point"), _job.error)
+    of_unsuccessful = case((_job.state != "succeeded", cast(_job.spec, Text)))
+    ended = select(
+        _job.id, _job.attempt, _job.state, cast(_job.point, Text).label("point"), _job.error, of_unsuccessful
+    )
     latest = ended.where(_job.id.in_(sweeps.latest_jobs([sweep["id"]])), _job.state.in_(FINISHED_STATES))
     of_sweep = select(_job.id).where(_job.sweep_id == sweep["id"])
     of_process = [_measurement[name] for name in ("job_id", "attempt", "metric", "phase", *_Process._fields)]
@@ -183,25 +199,12 @@ def measured(database: Database, sweep: Mapping[str, Any], metric: str) -> list[
         if column_name(name, phase) == metric:
             processes.setdefault((job_id, attempt), []).append(_Process._make(process))
     found = []
-    for (job_id, attempt, state, _, error), point in zip(jobs, _decoded([job.point for job in jobs]), strict=True):
-        stopped = None if state == "succeeded" else (error or {}).get("code", state)
-        found.append(_summed_up(job_id, _values(sweep, point), stopped, processes.get((job_id, attempt), ())))
-    return found
-
-
-def _decoded(texts: Sequence[str | None]) -> list[Any]:
-    """Decode JSON texts; of one that is broken, None."""
-    known = [text or "null" for text in texts]
-    with contextlib.suppress(ValueError):  # all at once takes a third of the time
-        found = json.loads(f"[{','.join(known)}]")
-        if len(found) == len(known):
-            return list(found)
-    found = []
-    for text in known:
-        try:
-            found.append(json.loads(text))
-        except ValueError:
-            found.append(None)
+    points = decoded([job.point for job in jobs])
+    for (job_id, attempt, state, _, error, spec), point in zip(jobs, points, strict=True):
+        of_job = processes.get((job_id, attempt), ())
+        is_whole = state == "succeeded" or _measured_by_all(of_job, spec)
+        stopped = None if is_whole else (error or {}).get("code", state)
+        found.append(_summed_up(job_id, _values(sweep, point), stopped, of_job))
     return found
 
 
@@ -215,8 +218,14 @@ class _Process(NamedTuple):
     validity: str | None
 
 
+def _measured_by_all(rows: Sequence[_Process], spec: str) -> bool:
+    """Return True if all processes that a job's spec, as JSON, asks for measured a metric."""
+    planned = planned_processes(decoded([spec])[0])
+    return bool(rows) and not lacks_processes([row.outcome for row in rows], planned)
+
+
 def _summed_up(job: int, values: dict[str, Scalar], stopped: str | None, rows: Sequence[_Process]) -> Measured:
-    """Return a point. `stopped`: why its job did not succeed; None if it did."""
+    """Return a point. `stopped`: why its job did not measure all of it; None if it did."""
     if stopped is None and len(rows) == 1 and rows[0].outcome == "ok":
         mean, std, n, _, verdict = rows[0]
         mean, validity = finite(mean), verdict if verdict in VERDICTS else None
@@ -301,5 +310,7 @@ def _values(sweep: Mapping[str, Any], point: Any) -> dict[str, Scalar]:
     if not isinstance(point, dict):
         return {}
     found = {path: values[point[path]] for path, values in sweep["grid"].items() if path in point}
-    # On the axis of a search a point has the value itself.
-    return found | {path: point[path] for path in searched(sweep) if path in point}
+    for path in searched(sweep):
+        if path in point:  # on the axis of a search a point has the value itself
+            found[path] = point[path]
+    return found

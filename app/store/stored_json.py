@@ -7,7 +7,9 @@ This type gives an empty stand-in instead, which `broken` finds again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from sqlalchemy import JSON, Dialect, TypeDecorator
@@ -74,3 +76,20 @@ def broken(row: Mapping[Any, Any]) -> dict[str, Any] | None:
     columns = [str(name) for name, value in row.items() if is_unreadable(value)]
     detail = f"What is stored as {', '.join(columns)} cannot be read: it is no JSON, or has another shape."
     return job_problem("unreadable", detail)
+
+
+def decoded(texts: Sequence[str | None]) -> list[Any]:
+    """Decode JSON texts as they are stored; of one that is broken, None."""
+    known = [text or "null" for text in texts]
+    with contextlib.suppress(ValueError, RecursionError):  # all at once takes a third of the time
+        found = json.loads(f"[{','.join(known)}]")
+        if len(found) == len(known):
+            return list(found)
+    return [_decoded(text) for text in known]
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

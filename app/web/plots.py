@@ -9,8 +9,8 @@ Figures name no colour of text, grid or ground: the page sets those by its theme
 colours of series, which are written as CSS variables. `table` has the numbers of the figure, for those who cannot see
 it; `empty` says why there is nothing to draw.
 
-A figure has no more points than pixels (see `thinning`), and says so where some are left out. What is the same for
-thousands of points, such as the words of a coordinate, is made once.
+A figure has no more points than pixels (see `thinning`), and no more bars than a phone shows apart; its `note` says
+what is left out. What is the same for thousands of points, such as the words of a coordinate, is made once.
 """
 
 from __future__ import annotations
@@ -46,6 +46,10 @@ SCALE = "Cividis"
 
 MAX_SERIES = 24
 """Most series of one figure; a legend with more is a wall."""
+MAX_BARS = 60
+"""Most bars of one figure: on a phone, where it is 300 pixels wide, more would run together."""
+FEWEST_PLACES = 4
+"""Values along x that have their bars however many series there are."""
 MAX_TICKS = 12
 """Most values of an axis that all have a tick of their own."""
 MAX_TEXTS = 400
@@ -207,13 +211,21 @@ def chart(
     numeric = _is_numeric(places)
     log_x = _spans(places, WIDE) if log_x is None else log_x and _positive(places)
     every = list(series.items())[:MAX_SERIES]
-    shown = _thinned(every, axes.x, log=log_x) if numeric else every
+    notes = [f"The first {MAX_SERIES} of {len(series)} series"] if len(series) > MAX_SERIES else []
+    if not numeric and len(places) > (most := max(FEWEST_PLACES, MAX_BARS // max(1, len(every)))):
+        notes.append(f"The first {most} of {len(places)} values of {readable(axes.x).lower()}")
+        places = places[:most]
+    shown = _thinned(every, axes.x, log=log_x) if numeric else _at(every, axes.x, places)
+    counts = [sum(len(group) for _, group in groups) for groups in (shown, every)]
+    if numeric and counts[0] < counts[1]:
+        notes.append(f"{counts[0]} of {counts[1]} points: the least and greatest of each stretch")
     styles = _styles([group[0] for _, group in shown], axes.by)
     traces = [
         _trace(name, group, axes.x, style, lines=numeric) for (name, group), style in zip(shown, styles, strict=True)
     ]
-    traces += _marks([point for _, group in shown for point in group], axes)
-    values = [point.value for point in points if point.value is not None]
+    of_shown = [point for _, group in shown for point in group]
+    traces += _marks(of_shown, axes.x, numeric=numeric)
+    values = [point.value for point in of_shown if point.value is not None]
     layout = {
         "xaxis": _x_axis(axes.x, places, log=log_x),
         "yaxis": {
@@ -230,13 +242,7 @@ def chart(
     }
     names = (*axes.by, axes.x)
     table = _table(names, [point for _, group in every for point in group])
-    notes = [f"The first {MAX_SERIES} of {len(series)} series"] if len(series) > MAX_SERIES else []
-    counts = [sum(len(group) for _, group in groups) for groups in (shown, every)]
-    if counts[0] < counts[1]:
-        notes.append(f"{counts[0]} of {counts[1]} points: the least and greatest of each stretch")
-    if notes:
-        layout["annotations"] = [_note("; ".join(notes))]
-    return {"data": traces, "layout": layout, "table": table, "empty": NOTHING}
+    return {"data": traces, "layout": layout, "table": table, "note": "; ".join(notes), "empty": NOTHING}
 
 
 def heat_map(
@@ -283,12 +289,12 @@ def heat_map(
         "xaxis": {"type": "category", "title": {"text": readable(x)}},
         "yaxis": {"type": "category", "title": {"text": readable(y), "standoff": 12}},
         "hovermode": "closest",
+        **_legend(),
     }
     left_out = [f"1 in {step} values of {readable(name)}" for name, step in ((x, across), (y, down)) if step > 1]
-    if left_out:
-        layout["annotations"] = [_note("Drawn: " + ", ".join(left_out))]
+    note = "Drawn: " + ", ".join(left_out) if left_out else ""
     traces = [measured, *_outcome_cells(grid, names, texts=texts)] if points else []
-    return {"data": traces, "layout": layout, "table": table, "empty": NOTHING}
+    return {"data": traces, "layout": layout, "table": table, "note": note, "empty": NOTHING}
 
 
 def distributions(
@@ -440,6 +446,13 @@ def _series(points: Sequence[Point], axes: Axes) -> dict[str, list[Point]]:
     }
 
 
+def _at(series: Sequence[tuple[str, list[Point]]], x: str, places: Sequence[Scalar]) -> list[tuple[str, list[Point]]]:
+    """Return the series' points with these values along x, without the series that have none there."""
+    keys = set(_keys(places))
+    found = [(name, [point for point in group if _key(point.place.get(x)) in keys]) for name, group in series]
+    return [(name, group) for name, group in found if group]
+
+
 def _thinned(series: Sequence[tuple[str, list[Point]]], x: str, *, log: bool) -> list[tuple[str, list[Point]]]:
     """Return series without the points that others hide. Those without a value along x are always drawn."""
     number_of_points = sum(len(group) for _, group in series)
@@ -519,17 +532,16 @@ def _trace(name: str, points: Sequence[Point], x: str, style: tuple[int, int], *
     }
 
 
-def _marks(points: Sequence[Point], axes: Axes) -> list[dict[str, Any]]:
+def _marks(points: Sequence[Point], x: str, *, numeric: bool) -> list[dict[str, Any]]:
     """Return a trace for each outcome without a number: crosses along the top of the figure."""
     found: dict[str, list[Point]] = {}
     for point in points:
         if point.value is None and point.outcome is not None:
             found.setdefault("unknown" if point.outcome == "ok" else point.outcome, []).append(point)
-    numeric = _is_numeric([in_use(point.place.get(axes.x)) for point in points])
     told = _Hover()
     traces = []
     for index, (outcome, group) in enumerate(found.items()):
-        places = [in_use(point.place.get(axes.x)) for point in group]
+        places = [in_use(point.place.get(x)) for point in group]
         traces.append(
             {
                 "type": "scatter",
@@ -579,6 +591,7 @@ def _outcome_cells(
             "hoverongaps": False,
             "colorscale": [[0, color], [1, color]],
             "showscale": False,
+            "showlegend": True,  # where cells have no words
             "xgap": 1,
             "ygap": 1,
         }
@@ -680,10 +693,6 @@ def _log_ticks(values: Sequence[float], *, log: bool) -> dict[str, Any]:
 
 def _legend() -> dict[str, Any]:
     return {"legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}}
-
-
-def _note(text: str) -> dict[str, Any]:
-    return {"text": text, "xref": "paper", "yref": "paper", "x": 1, "y": 0, "showarrow": False}
 
 
 def _unit(unit: str | None) -> str:

@@ -53,7 +53,8 @@ def drawn(figure: Figure, title: str) -> str:
     parts += plot.legend()
     body = "\n".join(parts)
     left_out = sorted({str(trace.get("type")) for trace in figure.get("data", ())} - {*KNOWN, "None"})
-    below = f"<p>Not drawn here: {html.escape(', '.join(left_out))}.</p>" if left_out else ""
+    told = [figure.get("note"), f"Not drawn here: {', '.join(left_out)}" if left_out else None]
+    below = "".join(f"<p>{html.escape(text)}.</p>" for text in told if text)
     return (
         f'<svg viewBox="0 0 {WIDTH} {plot.height}" role="img" aria-label="{html.escape(title)}" class="plot">\n'
         f"{body}\n</svg>{below}"
@@ -233,20 +234,15 @@ class _Plot:
         return parts
 
     def annotations(self) -> list[str]:
-        """Write remarks and names into the plot, and above it."""
+        """Write names into the plot, and above it."""
         parts = []
         for told in self.layout.get("annotations", ()):
-            on_paper = told.get("xref") == "paper"
-            share = float(told.get("x", 0)) if on_paper else 0.0
-            x = self.x.start + share * (self.x.end - self.x.start) if on_paper else self.x.at(told.get("x"))
+            x = self.x.at(told.get("x"))
             up = float(told.get("y", 0)) if told.get("yref") == "paper" else None
             y = self.y.at(told.get("y")) if up is None else self.bottom - up * (self.bottom - self.top)
-            if x is None or y is None:
-                continue
-            anchor = "end" if on_paper and share > 0.5 else "start"
-            parts.append(
-                _words(x, y - 4 if told.get("yanchor") == "bottom" or not up else y + 12, _text(told["text"]), anchor)
-            )
+            if x is not None and y is not None:
+                is_above = told.get("yanchor") == "bottom" or not up
+                parts.append(_words(x, y - 4 if is_above else y + 12, _text(told["text"]), "start"))
         return parts
 
     def legend(self) -> list[str]:

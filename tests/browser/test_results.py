@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from playwright.sync_api import Page, expect
 from app.specs import spec_adapter
 from app.store.records import UnitRecord
 from tests.app.conftest import CAPABILITIES, KINDS, Site, record, serving
-from tests.browser.checks import assert_readable
+from tests.browser.checks import WIDTHS, assert_fits, assert_readable
 from tests.browser.conftest import PATIENCE_MS, Watch
 
 PROCESSES = 8
@@ -64,9 +64,9 @@ def finish(
     return int(claim.job_id)
 
 
-def submit_sweep(site: Site) -> int:
+def submit_sweep(site: Site, lengths: Sequence[int] = LENGTHS) -> int:
     base = {"kind": "benchmark", "model": {"size": "tiny"}, "replicates": PROCESSES}
-    grid = {"precision": ["fp32", "bf16"], "context_length": list(LENGTHS)}
+    grid = {"precision": ["fp32", "bf16"], "context_length": list(lengths)}
     answer = site.http.post(
         "/sweeps", json={"base": base, "grid": grid, "name": "lengths", "labels": {"run": "a" * 60}}
     )
@@ -138,6 +138,23 @@ def test_a_sweep_is_followed_drawn_cancelled_resumed_and_exported(site: PlayedSi
     table.locator("tbody a").first.click()
     expect(page).to_have_url(re.compile(r"/ui/jobs/\d+$"))
     assert sweep
+
+
+def test_cells_of_a_heat_map_have_numbers_where_these_fit(site: PlayedSite, page: Page) -> None:
+    lengths = [1000 + 8 * number for number in range(12)]
+    sweep = submit_sweep(site, lengths)
+    for number in range(2 * len(lengths)):
+        finish(site, outcome="oom" if number == 3 else "ok")
+    page.goto(f"/ui/sweeps/{sweep}")
+    texts = drawn(page, "Step (ms) over context length").locator(".heatmap-label")
+    expect(texts).to_have_count(2 * len(lengths))
+    page.set_viewport_size({"width": WIDTHS[1], "height": 900})
+    expect(texts).to_have_count(0)
+    narrow = drawn(page, "Step (ms) over context length")
+    expect(narrow.locator(".legendtext")).to_have_text(["oom"])
+    assert_fits(page)
+    page.set_viewport_size({"width": WIDTHS[0], "height": 900})
+    expect(texts).to_have_count(2 * len(lengths))
 
 
 def test_jobs_are_compared_and_the_first_is_the_baseline(site: PlayedSite, page: Page) -> None:

@@ -31,6 +31,7 @@ from app.store.results import choosing
 from app.store.results.arranging import RUN
 from app.store.results.footnotes import Doubt, doubts_of
 from app.store.results.sheet import NOT_MEASURED, Cell, free_names
+from app.store.stored_json import decoded
 
 METRIC_SUFFIXES = ("", "_std", "_n", "_outcome", "_job", "_validity", "_speedup", "_gain", "_ratio")
 OF_THE_JOB = ("job", "kind", "case_key")
@@ -159,7 +160,13 @@ class StoredCases:
         self.taken = {*RESERVED, *(name + suffix for name in metrics for suffix in METRIC_SUFFIXES)}
         """The names that no coordinate can have, with these metrics in the table."""
         self._known: dict[tuple[str, str, str | None], Mapping[str, Scalar]] = {}
+        self._decoded: dict[str, Mapping[str, Scalar]] = {}
         self._columns: dict[tuple[str, ...], Mapping[str, str]] = {}
+
+    def decode(self, cases: Iterable[str | Mapping[str, Scalar]]) -> None:
+        """Decode the texts of many cases at once, which takes less time than each when it is asked for."""
+        texts = list(dict.fromkeys(case for case in cases if isinstance(case, str)))
+        self._decoded |= zip(texts, map(_coordinates, decoded(texts)), strict=True)
 
     def coordinates(self, case: str | Mapping[str, Scalar], device: str, side: str | None) -> Mapping[str, Scalar]:
         """Return what a table shows of a case: its coordinates by the names of their columns, side and device."""
@@ -168,8 +175,13 @@ class StoredCases:
         identity = (case, device, side)
         found = self._known.get(identity)
         if found is None:
-            found = self._known[identity] = self._shown(_stored_case(case), device, side)
+            found = self._known[identity] = self._shown(self._stored(case), device, side)
         return found
+
+    def _stored(self, case: str) -> Mapping[str, Scalar]:
+        if case not in self._decoded:
+            self.decode([case])
+        return self._decoded[case]
 
     def _shown(self, case: Mapping[str, Scalar], device: str, side: str | None) -> dict[str, Scalar]:
         return {**_of_side(side), **self.renamed(case), "device": device}
@@ -204,11 +216,12 @@ def cases_of(
         units[name] = row.unit
         by_job[row.job_id].append((name, row))
     stored = StoredCases(units)
+    stored.decode(row.case for row in measured)
     cases: list[CaseOfJob] = []
     for job in jobs:
         about = {"job": job.id, "kind": job.kind, "tabled_as": _tabled_as(job)}
         about["stopped"] = None if job.state == "succeeded" else (job.error or {}).get("code", job.state)
-        about["planned_processes"] = _planned_processes(job.spec)
+        about["planned_processes"] = planned_processes(job.spec)
         found: dict[tuple[str, str, str | None], CaseOfJob] = {}
         for name, row in by_job[job.id]:
             of_side = None if side is None else side(row)
@@ -225,7 +238,8 @@ def cases_of(
     return cases, units
 
 
-def _planned_processes(spec: Any) -> int:
+def planned_processes(spec: Any) -> int:
+    """Return how many processes measure a case of a stored spec."""
     replicates = spec.get("replicates") if isinstance(spec, dict) else None
     return replicates if isinstance(replicates, int) else 1
 
@@ -248,12 +262,8 @@ def _left(
     return left if len(left) + len(measured) == plan.number_of_cells() else []
 
 
-def _stored_case(stored: str) -> dict[str, Scalar]:
-    """Return a case's coordinates; none when they cannot be read, and the case's numbers stand alone."""
-    try:
-        case = json.loads(stored)
-    except (ValueError, RecursionError):
-        return {}
+def _coordinates(case: Any) -> dict[str, Scalar]:
+    """Return a decoded case's coordinates; none when they cannot be read, and the case's numbers stand alone."""
     return case if isinstance(case, dict) else {}
 
 
@@ -304,7 +314,9 @@ def cell_of(case: CaseOfJob, metric: str, statistic: Statistic, *, partial: bool
         partial: if the job did not succeed, show what all planned processes measured; else it has no numbers.
     """
     rows = case.processes.get(metric)
-    if case.stopped is not None and (not partial or rows is None or _lacks_processes(case, rows)):
+    if case.stopped is not None and (
+        not partial or rows is None or lacks_processes([row.outcome for row in rows], case.planned_processes)
+    ):
         return Cell(None, None, None, case.stopped, case.job)
     if rows is None:
         return NOT_MEASURED
@@ -321,9 +333,9 @@ def cell_of(case: CaseOfJob, metric: str, statistic: Statistic, *, partial: bool
     return Cell(finite(_STATISTICS[statistic](known)), spread, len(known), "ok", case.job)
 
 
-def _lacks_processes(case: CaseOfJob, rows: Sequence[Measured]) -> bool:
+def lacks_processes(outcomes: Sequence[str], planned: int) -> bool:
     """Return True if processes that were to measure it did not get to it. An outcome such as oom is one already."""
-    return len(rows) < case.planned_processes and all(row.outcome == "ok" for row in rows)
+    return len(outcomes) < planned and all(outcome == "ok" for outcome in outcomes)
 
 
 def _quantile(percent: int) -> Callable[[Sequence[float]], float]:

@@ -408,7 +408,7 @@ def _differences(baseline: _Side, candidate: _Side) -> dict[str, tuple[Scalar, S
     found = {}
     for name in names:
         one, other = (
-            {json.dumps(in_use(case.coordinates.get(name))) for case in side.cases} for side in (baseline, candidate)
+            {repr(in_use(case.coordinates.get(name))) for case in side.cases} for side in (baseline, candidate)
         )
         if len(one) == len(other) == 1 and one != other and name != "side":
             found[name] = (baseline.cases[0].coordinates.get(name), candidate.cases[0].coordinates.get(name))
@@ -430,11 +430,14 @@ def _joined_rows(
 ) -> list[_JoinedRow]:
     """Return a row for each metric of each case."""
     apart = {*differences, "side"}
+    devices = {case.coordinates.get("device") for side in (baseline, candidate) for case in side.cases} - {None}
+    if len(devices) == 1:  # it tells nothing, and a case that was not measured, which has none, meets the one that was
+        apart.add("device")
 
     def joined(side: _Side) -> dict[str, CaseOfJob]:
         alike: dict[str, list[CaseOfJob]] = {}
         for case in side.cases:
-            by_coordinates = [json.dumps(sorted(_known(case, apart)))]
+            by_coordinates = [repr(sorted(_known(case, apart)))]
             for key in by_coordinates if side.joins is None else side.joins.get(_place_of(case), ()):
                 alike.setdefault(key, []).append(case)
         return {key: _pooled(cases) for key, cases in alike.items()}
@@ -445,23 +448,25 @@ def _joined_rows(
     if candidate.joins is not None:  # the place of a row is the candidate's
         either |= {key: case for key, case in others.items() if case.coordinates.get("device") is not None}
     shown = [name for name in coordinates_of([either[key] for key in keys], None) if name not in apart]
-    varying = [name for name in shown if len({json.dumps(either[key].show(name)) for key in keys}) > 1]
+    varying = [name for name in shown if len({repr(either[key].show(name)) for key in keys}) > 1]
     units = {**candidate.metrics, **baseline.metrics}
     metrics = list(asked) or list(dict.fromkeys([*baseline.metrics, *candidate.metrics]))
     rows = []
     for key in keys:
         pair = (ones.get(key), others.get(key))
         place = {name: either[key].show(name) for name in shown}
+        words = case_text({name: place[name] for name in varying})
+        verdicts = (_verdict(pair[0]), _verdict(pair[1]))
         for metric in metrics:
             one, other = (NOT_MEASURED if case is None else cell_of(case, metric, "median") for case in pair)
-            if all(cell.value is None and cell.outcome in (None, "unknown") for cell in (one, other)):
+            if one.value is None and other.value is None and {one.outcome, other.outcome} <= {None, "unknown"}:
                 continue
             row = judging.Row(
-                case=case_text({name: place[name] for name in varying}),
+                case=words,
                 metric=metric,
                 unit=units.get(metric, ""),
                 cells=(one, other),
-                verdicts=(_verdict(pair[0]), _verdict(pair[1])),
+                verdicts=verdicts,
                 baseline=_values(pair[0], metric, one),
                 candidate=_values(pair[1], metric, other),
             )
@@ -493,9 +498,8 @@ def _values(case: CaseOfJob | None, metric: str, cell: Cell) -> list[float]:
     return [value for row in case.processes[metric] if (value := finite(row.value)) is not None]
 
 
-def _known(case: CaseOfJob, apart: Iterable[str]) -> list[tuple[str, Scalar]]:
-    left_out = set(apart)
-    used = {name: in_use(value) for name, value in case.coordinates.items() if name not in left_out}
+def _known(case: CaseOfJob, apart: Collection[str]) -> list[tuple[str, Scalar]]:
+    used = {name: in_use(value) for name, value in case.coordinates.items() if name not in apart}
     return [(name, value) for name, value in used.items() if value is not None]
 
 

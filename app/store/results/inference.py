@@ -91,13 +91,15 @@ def estimate(baseline: Sequence[float], candidate: Sequence[float], *, resamples
 
 def spread_between(baseline: Sequence[float], candidate: Sequence[float]) -> float | None:
     """Return the standard deviation of the values' logarithms, pooled over both sides; None without two of one side."""
-    squares, freedom = 0.0, 0
+    freedom = len(baseline) + len(candidate) - 2
+    if not freedom:
+        return None
+    squares = 0.0
     for side in (baseline, candidate):
         logarithms = [math.log(value) for value in side]
         mean = statistics.fmean(logarithms)
         squares += math.fsum((value - mean) ** 2 for value in logarithms)
-        freedom += len(side) - 1
-    return math.sqrt(squares / freedom) if freedom else None
+    return math.sqrt(squares / freedom)
 
 
 def _interval(baseline: Sequence[float], candidate: Sequence[float], resamples: int) -> tuple[float, float]:

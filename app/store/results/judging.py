@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from app.metrics import Direction, better, headline, is_size, is_speed
@@ -33,9 +33,12 @@ NOTHING = Estimate(None, None, None, None, None)
 """The estimate where there is nothing to compare."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Row:
-    """A metric of a case on both sides, before and after it was judged."""
+    """A metric of a case on both sides, before and after it was judged.
+
+    `judge` alone changes it. Frozen, each would be made anew three times, and a comparison of large jobs has 150 000.
+    """
 
     case: str
     """The coordinates that tell the case from others of the comparison, in words; may be empty."""
@@ -194,11 +197,8 @@ class Row:
             and abs(found.ratio - 1) <= self.drift
         )
 
-    def judged(self) -> Row:
-        """Return the row with its finding."""
-        return replace(self, finding=self._finding())
-
-    def _finding(self) -> Finding | None:
+    def found(self) -> Finding | None:
+        """Return the finding that follows from estimate, p-value and drift."""
         if self.estimate is None:
             return None
         if min(len(self.baseline), len(self.candidate)) < FEWEST or self._is_drift(self.estimate):
@@ -227,7 +227,7 @@ def headline_of(rows: Sequence[Row], columns: Sequence[str]) -> str | None:
 
 
 def judge(rows: Sequence[Row], headline: str | None, *, alternated: bool, asked: Sequence[str] = ()) -> list[Row]:
-    """Return the rows with estimates, adjusted p-values and findings.
+    """Return the rows, to which it has given estimates, adjusted p-values and findings.
 
     Args:
         rows: the comparison's metrics.
@@ -239,9 +239,9 @@ def judge(rows: Sequence[Row], headline: str | None, *, alternated: bool, asked:
     resamples = inference.RESAMPLES if len(tested) <= MANY_TESTS else inference.FEWEST_RESAMPLES
     judged = list(rows)
     for index in tested:
-        row = rows[index]
-        found = inference.estimate(row.baseline, row.candidate, resamples=resamples)
-        judged[index] = replace(row, estimate=found, drift=0.0 if alternated else drift(row.baseline, row.candidate))
+        row = judged[index]
+        row.estimate = inference.estimate(row.baseline, row.candidate, resamples=resamples)
+        row.drift = 0.0 if alternated else drift(row.baseline, row.candidate)
     family = {index: _family(rows[index].metric, headline, asked) for index in tested}
     with_p = [index for index in tested if (judged[index].estimate or NOTHING).p_value is not None]
     tests = [
@@ -251,8 +251,11 @@ def judge(rows: Sequence[Row], headline: str | None, *, alternated: bool, asked:
     shares = {"headline": HEADLINE_SHARE, "others": 1 - HEADLINE_SHARE}
     values, needed = inference.adjusted(tests, shares)
     for index, value in zip(with_p, values, strict=True):
-        judged[index] = replace(judged[index], p_adjusted=value)
-    return [replace(row, alpha=needed.get(family.get(index, ""), ALPHA)).judged() for index, row in enumerate(judged)]
+        judged[index].p_adjusted = value
+    for index, row in enumerate(judged):
+        row.alpha = needed.get(family.get(index, ""), ALPHA)
+        row.finding = row.found()
+    return judged
 
 
 def _p_value(row: Row) -> float:

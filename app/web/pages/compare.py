@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
@@ -194,8 +195,25 @@ def _distributions(services: Services, comparisons: Sequence[Mapping[str, Any]],
     chosen = [group for (_, case), group in groups.items() if case in cases]
     few = any(0 < len(group.processes) < ENOUGH_PROCESSES for group in chosen)
     if few and (samples := _samples(services, comparisons, metric, cases)):
-        return {"of": "samples", **figure(plots.distributions(samples, metric, unit, of="samples"))}
-    return {"of": "processes", **figure(plots.distributions(chosen, metric, unit, of="processes"))} if chosen else None
+        return {"of": "samples", **figure(plots.distributions(_named(samples, cases), metric, unit, of="samples"))}
+    if not chosen:
+        return None
+    return {"of": "processes", **figure(plots.distributions(_named(chosen, cases), metric, unit, of="processes"))}
+
+
+def _named(groups: Sequence[plots.Samples], cases: Sequence[str]) -> list[plots.Samples]:
+    """Return the groups with the short names of their cases: long ones along x would leave no room above."""
+    names = _telling(cases)
+    return [replace(group, case=names[group.case]) for group in groups]
+
+
+def _telling(cases: Sequence[str]) -> Mapping[str, str]:
+    """Return what tells each case from the others, by its name in full."""
+    parts = {case: case.split(", ") for case in cases}
+    shared = set.intersection(*map(set, parts.values())) if len(parts) > 1 else set()
+    names = {case: ", ".join(part for part in found if part not in shared) or case for case, found in parts.items()}
+    # A word that all have may stand for one coordinate here, and another there.
+    return names if len(set(names.values())) == len(names) else {case: case for case in cases}
 
 
 def _samples(
@@ -218,12 +236,17 @@ def _samples(
 def _ratios(comparisons: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return a figure of every ratio with its confidence interval."""
     ratios = []
+    names = _telling([row["case"] for one in comparisons for row in one["rows"] if row.get("ratio") is not None])
     for one in comparisons:
         several = len({row["case"] for row in one["rows"]}) > 1
         for row in one["rows"]:
             if row.get("ratio") is None:
                 continue
-            words = [row["metric"], row["case"] if several else "", one["sides"][1] if len(comparisons) > 1 else ""]
+            words = [
+                row["metric"],
+                names[row["case"]] if several else "",
+                one["sides"][1] if len(comparisons) > 1 else "",
+            ]
             label = ", ".join(word for word in words if word)
             ratios.append(plots.Ratio(label, row["ratio"], row["ratio_low"], row["ratio_high"], row["finding"]))
     return figure(plots.ratios(ratios[:DRAWN_CASES])) if ratios else None

@@ -68,6 +68,7 @@ def panel(request: Request, services: CurrentServices, query: Annotated[PlotsQue
         detail = "Name a sweep, or jobs: /ui/plots?sweep=3 or /ui/plots?job=17."
         raise InvalidRequest(detail, errors=(FieldError("/sweep", detail),))
     source: dict[str, Any] = {"sweep": query.sweep, "job": query.job}
+    chosen = urlencode({name: value for name, value in source.items() if value}, doseq=True)
     version = versions(services, query)
     tag = page_tag(version, query.model_dump_json())
     if tag.is_known_to(request):
@@ -77,7 +78,8 @@ def panel(request: Request, services: CurrentServices, query: Annotated[PlotsQue
         request,
         "plots.html",
         source=[(name, value) for name, values in source.items() for value in as_list(values)],
-        address="/ui/plots?" + urlencode({name: value for name, value in source.items() if value}, doseq=True),
+        address=f"/ui/plots?{chosen}",
+        table=f"/ui/tables?{chosen}",
         **drawn(services, version, query.model_dump_json()),
     )
 
@@ -230,7 +232,8 @@ def figure(drawn: plots.Figure) -> dict[str, Any]:
     """
     # Inside a script element nothing but "</" could end it.
     text = json.dumps(drawn, allow_nan=False).replace("<", "\\u003c")
-    return {"json": Markup(text), "id": f"plot-{page_tag(text).value}"}  # noqa: S704  # no "<" is left
+    name = f"plot-{page_tag(text).value}"
+    return {"json": Markup(text), "id": name, "is_cut": bool(drawn.get("note"))}  # noqa: S704  # no "<" is left
 
 
 def written(value: Scalar) -> str:

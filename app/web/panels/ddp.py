@@ -146,7 +146,7 @@ def draw_timeline(rows: Sequence[Row]) -> Figure:
         "rows": [[rank, STREAMS[stream], *busy(rows, rank, stream)] for rank, stream in lines],
     }
     if len(ranks) > len(shown):
-        figure["layout"]["annotations"] = [note(f"The first {len(shown)} of {len(ranks)} ranks")]
+        figure["note"] = f"The first {len(shown)} of {len(ranks)} ranks"
     return figure
 
 
@@ -237,8 +237,3 @@ def draw_operations(rows: Sequence[Row]) -> Figure:
     columns = ["rank", "operation", "size", "start_ms", "end_ms"]
     figure["table"] = {"columns": columns, "rows": [[row[name] for name in columns] for row in rows]}
     return figure
-
-
-def note(text: str) -> dict[str, Any]:
-    """Return a remark in the corner of a figure."""
-    return {"text": text, "xref": "paper", "yref": "paper", "x": 1, "y": 0, "showarrow": False}

@@ -2,12 +2,16 @@
 //
 // The JSON is {"data": [traces], "layout": {…}}, in Plotly's terms; a text "var(--bad)" anywhere in it is the value of
 // that CSS variable, so that plots follow the page into the dark. The figure gets a picture with its caption as name,
-// buttons that make the axes named in data-log ("x", "y", "x y") logarithmic, and a table of the numbers.
+// buttons that make the axes named in data-log ("x", "y", "x y") logarithmic, the JSON's "note" and a table of the
+// numbers.
 
 const PLOTLY = document.querySelector("script[data-plotly]").dataset.plotly;
 const COLOURS = 8;
 const NARROW = 520;
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
+const narrow = window.matchMedia(`(width < ${NARROW}px)`);
+const LEAST_CELL = 5; // pixels of a cell that has gaps around it
+const LETTER = 8; // pixels of a letter in a cell of a heat map, and between two cells' texts
 let library;
 
 function plotly() {
@@ -49,10 +53,12 @@ export function forgetPlots(figure) {
   delete figure.dataset.drawn;
 }
 
-dark.addEventListener("change", () => {
-  for (const figure of document.querySelectorAll("figure[data-drawn]")) forgetPlots(figure);
-  drawPlots(document);
-});
+for (const query of [dark, narrow]) {
+  query.addEventListener("change", () => {
+    for (const figure of document.querySelectorAll("figure[data-drawn]")) forgetPlots(figure);
+    drawPlots(document);
+  });
+}
 
 async function load(source) {
   if (source.startsWith("#")) return JSON.parse(document.querySelector(source).textContent);
@@ -79,6 +85,7 @@ async function draw(figure) {
   const named = data.filter((trace) => trace.name && trace.showlegend !== false).length;
   // On a phone the legend has a line for each series, above the plot.
   if (picture.clientWidth < NARROW && layout.showlegend !== false && named > 1) layout.height += 20 * Math.min(named, 12);
+  fitHeatMap(data, layout, picture.clientWidth);
   picture.style.minHeight = `${layout.height}px`;
   await Plotly.newPlot(picture, data, layout, {
     responsive: true,
@@ -91,18 +98,43 @@ async function draw(figure) {
     const to = points[0]?.customdata?.[1];
     if (typeof to === "string" && to.startsWith("/ui/")) window.location.assign(to);
   });
+  if (content.note) picture.after(note(`${content.note}.`));
   const details = numbers(content, picture);
   figure.append(tools(figure, picture, Plotly, layout), details);
   details.open = opened.delete(figure);
   figure.dataset.drawn = "yes";
 }
 
+// On a phone the colours of a heat map stand below it. Where a cell is narrower than its text, no cell has one: who
+// points at a cell sees its number. Where cells are narrow, there are no gaps between them, which would leave nothing.
+function fitHeatMap(data, layout, width) {
+  const maps = data.filter((trace) => trace.type === "heatmap");
+  if (!maps.length) return;
+  const isNarrow = width < NARROW;
+  if (isNarrow) layout.height += 80;
+  const room = (width - (isNarrow ? 80 : 190)) / Math.max(maps[0].x.length, 1);
+  for (const trace of maps) {
+    const longest = Math.max(0, ...(trace.text ?? []).flat().map((text) => text.length));
+    if ((longest + 1) * LETTER > room) delete trace.texttemplate;
+    if (room < LEAST_CELL) trace.xgap = 0;
+    if (layout.height / 2 / Math.max(trace.y.length, 1) < LEAST_CELL) trace.ygap = 0;
+    if (isNarrow && trace.colorbar) {
+      const title = { ...trace.colorbar.title, side: "bottom" };
+      Object.assign(trace.colorbar, { orientation: "h", yref: "container", y: 0, yanchor: "bottom", title });
+    }
+  }
+}
+
 function say(figure, text) {
-  const note = document.createElement("p");
-  note.className = "plot-note quiet";
-  note.textContent = text;
-  figure.prepend(note);
+  figure.prepend(note(text));
   figure.dataset.drawn = "failed";
+}
+
+function note(text) {
+  const line = document.createElement("p");
+  line.className = "plot-note quiet";
+  line.textContent = text;
+  return line;
 }
 
 function themed(content) {
@@ -220,7 +252,9 @@ function table(content, name) {
 
 function shown(value) {
   if (value === null || value === undefined) return "–";
-  return typeof value === "number" ? String(Number(value.toPrecision(5))) : String(value);
+  // A whole number may be a coordinate, which keeps all its digits.
+  const isFraction = typeof value === "number" && !Number.isInteger(value);
+  return String(isFraction ? Number(value.toPrecision(5)) : value);
 }
 
 function tabulated({ data, layout }) {

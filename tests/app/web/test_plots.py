@@ -159,7 +159,7 @@ def test_too_many_series_are_cut_and_that_is_said() -> None:
     points = [Point({"x": x, "series": f"s{at}"}, 1.0) for at in range(30) for x in (1, 2, 3)]
     figure = plots.chart(points, plots.axes_of(points), "m", None)
     assert len(figure["data"]) == plots.MAX_SERIES
-    assert "of 30 series" in figure["layout"]["annotations"][0]["text"]
+    assert "of 30 series" in figure["note"]
 
 
 def test_flags_are_named_in_the_legend() -> None:
@@ -257,14 +257,13 @@ class TestMorePointsThanPixels:
         assert (line["x"][0], line["x"][-1]) == (0, 9999)
         assert line["x"][line["y"].index(100.0)] == 3333
         assert traces["oom"]["x"] == [5000]
-        (note,) = figure["layout"]["annotations"]
-        assert note["text"] == f"{len(line['x']) + 1} of 10000 points: the least and greatest of each stretch"
+        assert figure["note"] == f"{len(line['x']) + 1} of 10000 points: the least and greatest of each stretch"
 
     def test_few_are_all_drawn(self) -> None:
         points = curve(1000)
         figure = plots.chart(points, plots.axes_of(points), "step_ms", "ms")
         assert len(drawn(figure)[""]["x"]) == 999
-        assert "annotations" not in figure["layout"]
+        assert figure["note"] == ""
 
     def test_the_numbers_below_a_figure_are_the_first_ones_of_all(self) -> None:
         points = curve(10_000)
@@ -278,9 +277,36 @@ class TestMorePointsThanPixels:
         shown = figure["data"][0]
         assert (len(shown["x"]), len(shown["y"])) == (100, 100)
         assert shown["z"][1][1] == 3.0  # at a = 2, b = 1
-        (note,) = figure["layout"]["annotations"]
-        assert note["text"] == "Drawn: 1 in 2 values of A"
+        assert figure["note"] == "Drawn: 1 in 2 values of A"
         assert figure["table"]["number"] == 20_000
+
+    @pytest.mark.parametrize(("series", "drawn_places"), [(1, plots.MAX_BARS), (3, plots.MAX_BARS // 3), (20, 4)])
+    def test_bars_are_so_few_that_each_is_seen_and_the_rest_is_told(self, series: int, drawn_places: int) -> None:
+        points = [
+            Point(
+                {"name": f"n{at}", "kind": f"k{number}"},
+                None if at == 1 else 1.0 + at,
+                outcome="oom" if at == 1 else "ok",
+            )
+            for at in range(500)
+            for number in range(series)
+        ]
+        figure = plots.chart(points, plots.axes_of(points, "name"), "step_ms", "ms")
+        names = [f"n{at}" for at in range(drawn_places)]
+        traces = drawn(figure)
+        assert figure["layout"]["xaxis"]["categoryarray"] == names
+        marks = traces.pop("oom")
+        assert set(marks["x"]) == {"n1"}
+        assert len(traces) == series
+        assert all(trace["x"] == [name for name in names if name != "n1"] for trace in traces.values())
+        assert figure["note"] == f"The first {drawn_places} of 500 values of name"
+        assert figure["table"]["number"] == 500 * series
+
+    def test_as_many_bars_as_are_seen_are_all_drawn(self) -> None:
+        points = [Point({"name": f"n{at}"}, 1.0) for at in range(plots.MAX_BARS)]
+        figure = plots.chart(points, plots.axes_of(points), "step_ms", "ms")
+        assert len(drawn(figure)[""]["x"]) == plots.MAX_BARS
+        assert figure["note"] == ""
 
 
 def test_a_series_without_a_name_is_not_in_the_legend() -> None:

@@ -15,6 +15,7 @@ import pytest
 from app.specs import spec_adapter
 from app.store import members
 from app.web.pages import plots as plots_page
+from app.web.pages.compare import _telling
 from app.web.pages.sweeps import listed, told
 from app.web.pages.tables import command
 from tests.app.web.checker import page
@@ -193,6 +194,40 @@ class TestPlots:
         monkeypatch.setattr(plots_page, "MANY_POINTS", 1)
         assert values() == of_table
 
+    def test_a_failed_job_has_what_all_its_processes_measured_in_large_sweeps_too(
+        self, fresh_site: Any, measured: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        base = {**TINY, "replicates": 2}
+        grid = {"context_length": [8, 16, 32, 64]}
+        assert fresh_site.http.post("/sweeps", json={"base": base, "grid": grid}).status_code == 201
+        for processes, state in ((2, "succeeded"), (2, "failed"), (1, "failed"), (0, "failed")):
+            claim = fresh_site.worker.claim()
+            case = dict(spec_adapter.validate_json(json.dumps(claim.spec)).case().coordinates)
+            rows = [measured("step_ms", 2.0 + unit, unit_index=unit, **case) for unit in range(processes)]
+            fresh_site.worker.finish(claim, state, measurements=rows)
+
+        def drawn() -> list[Any]:
+            plots_page.drawn.cache_clear()
+            (lines,) = figures(fresh_site.http.get("/ui/plots?sweep=1").text)
+            return [(trace["name"], trace["x"], trace["y"]) for trace in lines["data"]]
+
+        of_table = drawn()
+        assert of_table[0][1:] == ([8, 16], [2.5, 2.5])
+        assert of_table[1][:2] == ("failed", [32, 64])
+        monkeypatch.setattr(plots_page, "MANY_POINTS", 1)
+        assert drawn() == of_table
+
+    def test_the_rest_of_too_many_bars_is_in_the_table(self, fresh_site: Any, measured: Any) -> None:
+        for number in (80, 3):
+            job = fresh_site.submit()["id"]
+            rows = [measured("step_ms", 1.0 + at, model=f"m{at}") for at in range(number)]
+            fresh_site.worker.finish(fresh_site.worker.claim_job(job), measurements=rows)
+        cut, whole = (fresh_site.http.get(f"/ui/plots?job={job}").text for job in (1, 2))
+        assert 'href="/ui/tables?job=1"' in cut
+        assert "/ui/tables" not in whole
+        (bars,) = figures(cut)
+        assert bars["note"] == "The first 60 of 80 values of model"
+
     def test_what_was_drawn_is_kept_until_something_changes(self, filled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         first = filled.http.get("/ui/plots?sweep=1").text
         monkeypatch.setattr(plots_page, "read_points", lambda *_: pytest.fail("it was read again"))
@@ -337,3 +372,16 @@ def test_workers_that_stopped_are_hidden_until_asked_for(filled: Any) -> None:
     assert "Show 1 that stopped or was lost" in told
     assert "its turn: a worker could run it" in told
     assert "old-host" in page(filled, "/ui/workers?gone=true").text
+
+
+@pytest.mark.parametrize(
+    ("cases", "shown"),
+    [
+        (["eager, fp32, length=8", "flash, fp32, length=8"], ["eager", "flash"]),
+        (["fp32, length=8"], ["fp32, length=8"]),
+        (["fp32, bf16, 1", "bf16, fp32, 1"], ["fp32, bf16, 1", "bf16, fp32, 1"]),
+        (["a, b, x", "b, a, x", "a, b, y"], ["a, b, x", "b, a, x", "a, b, y"]),
+    ],
+)
+def test_figures_name_what_tells_their_cases_apart(cases: list[str], shown: list[str]) -> None:
+    assert list(_telling(cases).values()) == shown

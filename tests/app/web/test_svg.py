@@ -255,7 +255,8 @@ def test_a_pile_of_areas_does_not_count_a_place_twice() -> None:
 def test_remarks_of_a_figure_are_written() -> None:
     trace = {"type": "scatter", "x": [1, 2], "y": [1, 2]}
     above = {"text": "backward", "x": 2, "xref": "x", "y": 1, "yref": "paper", "yanchor": "bottom"}
-    told = [ddp.note("The first 8 of 16 ranks"), above]
-    assert {"The first 8 of 16 ranks", "backward"} <= set(
-        texts(parsed({"data": [trace], "layout": {"annotations": told}}))
+    figure = {"data": [trace], "layout": {"annotations": [above]}}
+    assert "backward" in texts(parsed(figure))
+    assert svg.drawn({**figure, "note": "The first 8 of 16 <ranks>"}, "t").endswith(
+        "<p>The first 8 of 16 &lt;ranks&gt;.</p>"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import update
 
 from app.errors import Conflict, InvalidRequest, NotFound
+from app.specs import spec_adapter
 from app.specs.benchmark import BenchmarkSpec
 from app.store import tables
 from app.store.baselines import Baselines
@@ -129,6 +130,70 @@ class TestMetrics:
         assert (row["candidate"], row["candidate_outcome"]) == (None, "timeout")
         assert any("did not succeed (timeout)" in note for note in sheet.notes)
         assert about(sheet, "candidate")["state"] == "failed"
+
+    def test_a_case_among_many_has_the_numbers_that_it_has_alone(self, database: Database, measure: Measure) -> None:
+        def run(lengths: Sequence[int], factor: float) -> int:
+            return measure(
+                *(
+                    (
+                        metric,
+                        {
+                            "case": {"context_length": length},
+                            "case_key": f"{length}",
+                            "unit_index": unit,
+                            "median": length + factor * share * (1 + 0.01 * ((unit * 7 + length) % 5)),
+                            "validity": "suspect" if length == 64 else "valid",
+                        },
+                    )
+                    for length in lengths
+                    for metric, share in (("step_ms", 1.0), ("forward_ms", 0.4))
+                    for unit in range(5)
+                )
+            )
+
+        def told(lengths: Sequence[int]) -> list[dict[str, Any]]:
+            found = rows(compare(database, run(lengths, 20.0), run(lengths, 21.0)))
+            depends_on_the_others = ("p_adjusted", "finding", "sentence", "smallest_difference_percent")
+            for row in found:
+                for name in [*depends_on_the_others, *(name for name in row if name.startswith("replicates_for"))]:
+                    del row[name]
+            return found
+
+        lengths = (16, 32, 64, 128)
+        together = {(row["context_length"], row["metric"]): row for row in told(lengths)}
+        alone = [row for length in lengths for row in told([length])]
+        assert len(alone) == len(together) == 8
+        assert [
+            together[length, row["metric"]] for length, row in zip(sorted([*lengths, *lengths]), alone, strict=True)
+        ] == alone
+
+    def test_the_one_device_of_all_is_not_told_and_keeps_no_case_apart(
+        self, database: Database, run_job: Callable[..., Claim], queue: Queue, record: Callable[..., Any]
+    ) -> None:
+        spec = {"kind": "attention", "implementations": ["eager"], "sequence_lengths": [64, 128], "device": "cpu"}
+
+        def run(*lengths: int, finish: Finish = SUCCEEDED, device: str = "1x Test CPU") -> int:
+            claim = run_job(spec)
+            cases = spec_adapter.validate_python(claim.spec).cases()
+            rows_of = [
+                record("forward_ms", case=dict(one.coordinates), case_key=one.key, device_key=device, unit_index=unit)
+                for one in cases
+                if one.coordinates["sequence_length"] in lengths
+                for unit in range(8)
+            ]
+            queue.finish(claim, replace(finish, measurements=rows_of))
+            return claim.job_id
+
+        whole, stopped = run(64, 128), run(64, finish=Finish("failed", error={"code": "timeout"}))
+        sheet = compare(database, whole, stopped)
+        assert [(row["sequence_length"], row["baseline_outcome"], row["candidate_outcome"]) for row in rows(sheet)] == [
+            (64, "ok", "timeout"),
+            (128, "ok", "timeout"),
+        ]
+        assert "Test CPU" not in json.dumps([about(sheet, "sentence"), *(row["sentence"] for row in rows(sheet))])
+        assert "device" not in rows(sheet)[0]
+        others = compare(database, [whole, run(64, 128, device="1x Other CPU")], [whole])
+        assert {row["device"] for row in rows(others)} == {"1x Test CPU", "1x Other CPU"}, "where there are two"
 
 
 class TestWithABaseline:

@@ -52,7 +52,7 @@ def test_a_timeline_is_bounded() -> None:
     figure = draw_timeline(rows)
     assert len(figure["data"][0]["x"]) <= 6 * 3000
     assert figure["layout"]["yaxis"]["ticktext"][-1] == "rank 15, computation"
-    assert "16 of 40 ranks" in figure["layout"]["annotations"][0]["text"]
+    assert "16 of 40 ranks" in figure["note"]
     assert figure["table"]["rows"][0] == [0, "computation", 150.0, 300], "the numbers are of all spans"
 
 
