@@ -26,7 +26,7 @@ def prepare_data_folder(path: Path) -> None:
 
     Raises:
         InvalidEnvironment: it is not a folder, belongs to another user, or others may write to it and it has files that
-        are not Flopwatch's. The message names the cure.
+            are not Flopwatch's. The message names the cure.
     """
     try:
         _make(path)

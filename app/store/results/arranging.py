@@ -64,10 +64,12 @@ def relate(
     """Add to each line how many times better it is than its counterpart, the line with the reference's coordinates.
 
     Args:
-        lines: the lines; their cells get the new columns. relative_to: the reference's coordinates, as people type
-        them: {"precision": "fp32"}. metrics: the metrics to relate. units: the unit of each metric. varying: the
-        coordinates in which lines differ, the most important first. A line and its counterpart agree in all of them,
-        except the reference's coordinates and those that depend on these.
+        lines: the lines; their cells get the new columns.
+        relative_to: the reference's coordinates, as people type them: {"precision": "fp32"}.
+        metrics: the metrics to relate.
+        units: the unit of each metric.
+        varying: the coordinates in which lines differ, the most important first. A line and its counterpart agree in
+            all of them, except the reference's coordinates and those that depend on these.
 
     Raises:
         InvalidRequest: no line has these coordinates.
@@ -142,8 +144,10 @@ def _dependent(lines: Sequence[Line], names: Sequence[str], fixed: Sequence[str]
     implementations.
 
     Args:
-        lines: the lines. names: the coordinates to judge, the most important first. fixed: coordinates that make the
-        rows in any case. by: the coordinates that make the columns, or the reference.
+        lines: the lines.
+        names: the coordinates to judge, the most important first.
+        fixed: coordinates that make the rows in any case.
+        by: the coordinates that make the columns, or the reference.
     """
     made_of = list(fixed)
     for name in names:

@@ -192,9 +192,10 @@ def cases_of(
     """Return the rows of the table, and the unit of each metric's column.
 
     Args:
-        jobs: the jobs. measured: their measurements, in the order in which they were made. side: tells a measurement's
-        side of a comparison; None where there are no comparisons. units: those of all columns of the table, if
-        `measured` is only a part of it.
+        jobs: the jobs.
+        measured: their measurements, in the order in which they were made.
+        side: tells a measurement's side of a comparison; None where there are no comparisons.
+        units: those of all columns of the table, if `measured` is only a part of it.
     """
     units = dict(units or {})
     by_job: dict[int | None, list[tuple[str, Measured]]] = {job.id: [] for job in jobs}
@@ -297,9 +298,11 @@ def cell_of(case: CaseOfJob, metric: str, statistic: Statistic, *, partial: bool
     """Return the cell of a metric, computed from the case's processes.
 
     Args:
-        case: the case. metric: the name of its column. statistic: statistic of the samples, and of the processes if
-        there are several. partial: if the job did not succeed, show cells that all planned processes measured;
-        otherwise they have no numbers.
+        case: the case.
+        metric: the name of its column.
+        statistic: statistic of the samples, and of the processes if there are several.
+        partial: if the job did not succeed, show cells that all planned processes measured; otherwise they have no
+            numbers.
     """
     rows = case.processes.get(metric)
     if case.stopped is not None and (not partial or rows is None or _lacks_processes(case, rows)):

@@ -181,8 +181,9 @@ def replicates_for(difference: float, spread: float, alpha: float = ALPHA) -> in
     None if they are more than MAX_REPLICATES.
 
     Args:
-        difference: 0.03 is 3 %. spread: standard deviation of the logarithms between processes; for an estimated
-        spread, its `spread_limit`. alpha: as for `smallest_difference`.
+        difference: 0.03 is 3 %.
+        spread: standard deviation of the logarithms between processes; for an estimated spread, its `spread_limit`.
+        alpha: as for `smallest_difference`.
     """
     wanted = 2 * MEDIAN_VARIANCE * (spread / math.log1p(difference)) ** 2
     number = FEWEST

@@ -91,16 +91,19 @@ def table(
     """Return the results of finished jobs, in submission order.
 
     Args:
-        database: the store. kind, sweep, jobs, labels, since, until: the choice of jobs, as choosing.Choice. Several
-        kinds must be named. rows, columns, statistic, pivot, relative_to, best, links: the layout, as Layout. sort: a
-        column, in ascending order, or "-column" for descending order. limit, after: the largest number of rows, and the
-        number of rows before them; the notes refer to the whole table. first: return only the beginning of the table:
-        at most this many rows, and fewer if they have very many measurements; `Sheet.is_cut` says whether there are
-        more. None: the whole table.
+        database: the store.
+        kind, sweep, jobs, labels, since, until: the choice of jobs, as choosing.Choice. Several kinds must be named.
+        rows, columns, statistic, pivot, relative_to, best, links: the layout, as Layout.
+        sort: a column, in ascending order, or "-column" for descending order.
+        limit, after: the largest number of rows, and the number of rows before them; the notes refer to the whole
+            table.
+        first: return only the beginning of the table: at most this many rows, and fewer if they have very many
+            measurements; `Sheet.is_cut` says whether there are more. None: the whole table.
 
     Raises:
-        NotFound: there is no such job or sweep. InvalidRequest: no row has this coordinate or metric, the jobs are of
-        several kinds, or there are more than choosing.MAX_JOBS jobs or choosing.MAX_MEASUREMENTS measurements.
+        NotFound: there is no such job or sweep.
+        InvalidRequest: no row has this coordinate or metric, the jobs are of several kinds, or there are more than
+            choosing.MAX_JOBS jobs or choosing.MAX_MEASUREMENTS measurements.
     """
     with database.read() as connection:
         number = None if first is None else first + 1
@@ -168,9 +171,10 @@ def plan_of(
     """Return the columns of a table of cases that are not read yet.
 
     Args:
-        cases: each case once for each device: kind, case (JSON text), device_key. unmeasured: kind and spec (JSON text)
-        of jobs that measured nothing, whose rows show their planned cases. measured: each metric once for each outcome:
-        metric, phase, unit, outcome. rows, columns, statistic: as for `table`.
+        cases: each case once for each device: kind, case (JSON text), device_key.
+        unmeasured: kind and spec (JSON text) of jobs that measured nothing, whose rows show their planned cases.
+        measured: each metric once for each outcome: metric, phase, unit, outcome.
+        rows, columns, statistic: as for `table`.
 
     Raises:
         InvalidRequest: there is no such coordinate or metric.
@@ -425,9 +429,10 @@ def coordinates_of(
     """Return the coordinates that the rows show: those asked for (None: the kind's own), and those that vary.
 
     Args:
-        cases: the cases. asked: the requested coordinates; the kind's own are left out if no case has a value of them.
-        also: a coordinate that the table shows in another place than its rows. apart: add the coordinates that
-        distinguish rows that look the same.
+        cases: the cases.
+        asked: the requested coordinates; the kind's own are left out if no case has a value of them.
+        also: a coordinate that the table shows in another place than its rows.
+        apart: add the coordinates that distinguish rows that look the same.
     """
     known = _known(cases)
     if asked is None:

@@ -88,16 +88,22 @@ def result_table(
     """Return one table of a job, with the rows of all its units or of one.
 
     Args:
-        database: the store. job_id: the job's id. name: the table's name. unit: the index of a unit; None: all of them.
+        database: the store.
+        job_id: the job's id.
+        name: the table's name.
+        unit: the index of a unit; None: all of them.
         sort: a column, in ascending order, or "-column" for descending order; unknown values come last. None: as
-        reported. limit: the largest number of rows; None: all. after: the number of rows before these; `Sheet.next` of
-        the previous page. attempt: the number of an attempt; None: the last that recorded results. columns: these
-        columns, in this order; "all" for every one. None: formats for people show the kind's `first_columns`, JSON and
-        CSV have all.
+            reported.
+        limit: the largest number of rows; None: all.
+        after: the number of rows before these; `Sheet.next` of the previous page.
+        attempt: the number of an attempt; None: the last that recorded results.
+        columns: these columns, in this order; "all" for every one. None: formats for people show the kind's
+            `first_columns`, JSON and CSV have all.
 
     Raises:
-        NotFound: there is no such job, the job has no such table, or this unit reported none. InvalidRequest: there is
-        no such column to show, or to sort by. Conflict: the stored table cannot be read.
+        NotFound: there is no such job, the job has no such table, or this unit reported none.
+        InvalidRequest: there is no such column to show, or to sort by.
+        Conflict: the stored table cannot be read.
     """
     with database.read() as connection:
         known = _parts(connection, job_id, attempt)
