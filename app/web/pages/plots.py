@@ -226,7 +226,8 @@ def apart(points: Sequence[plots.Point], others: Sequence[str]) -> Mapping[str, 
 
 
 def figure(drawn: plots.Figure) -> dict[str, Any]:
-    """Return the JSON of a figure to embed in a page, and a name that changes with it, so that it is redrawn only then."""
+    """Return the JSON of a figure to embed in a page, and a name that changes with it: the page redraws the figure only
+    when the name changes."""
     # Inside a script element nothing but "</" could end it.
     text = json.dumps(drawn, allow_nan=False).replace("<", "\\u003c")
     return {"json": Markup(text), "id": f"plot-{page_tag(text).value}"}  # noqa: S704  # no "<" is left

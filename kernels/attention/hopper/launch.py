@@ -49,7 +49,7 @@ SHORT = 1024
 
 @dataclass(frozen=True)
 class Forward:
-    """How the forward kernel is built, for one width."""
+    """The build parameters of the forward kernel for one width."""
 
     consumers: int
     queries: int
@@ -69,7 +69,7 @@ class Forward:
 
 @dataclass(frozen=True)
 class Backward:
-    """How the backward kernel is built, for one width: it adds dQ up in memory."""
+    """The build parameters of the backward kernel for one width; it accumulates dQ in memory."""
 
     queries: int
     """Rows of a tile."""
@@ -82,7 +82,7 @@ class Backward:
 
 @dataclass(frozen=True)
 class TwoPasses:
-    """How the two backward kernels of the greatest width are built."""
+    """The build parameters of the two backward kernels of the greatest width."""
 
     queries: int
     """Rows of a tile, in both kernels."""
@@ -117,7 +117,8 @@ CHOICES = {
     128: Choice(_128, _128, Backward(64, 128), Backward(64, 128)),
     256: Choice(_256, _256, _TWO, _TWO),
 }
-"""What calls take. Each was compared with the oracle on a device in hundreds of shapes, and timed there."""
+"""The build parameters that calls use. Each set was compared with the oracle on a device in hundreds of shapes, and
+timed there."""
 
 
 @functools.cache
@@ -412,11 +413,11 @@ def _backward_launches(
 
 
 IN_A_CHAIN = {"OVERLAP": True, "launch_pdl": True}
-"""Of kernels that prepare themselves while the one before ends."""
+"""Launch options of kernels that set themselves up while the preceding kernel ends."""
 
 
 class Problem(NamedTuple):
-    """What the kernels of a backward pass are launched for."""
+    """The key of a backward pass's launches."""
 
     dtype: torch.dtype
     shape: Sizes

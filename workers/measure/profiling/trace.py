@@ -1,7 +1,8 @@
 """Writes a Chrome trace as compressed JSON, cut to a size.
 
 The profiler writes one JSON object, whose `traceEvents` may take gigabytes. A trace that is too large is cut in time:
-events that begin after the cut go, first those of the last steps. Events without a time (names of threads) stay.
+events that begin after the cut are removed, those of the last steps first. Events without a time (names of threads)
+stay.
 """
 
 from __future__ import annotations
@@ -17,37 +18,37 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LEVEL = 3
-"""Of the compression: near that of 9 for traces, in a tenth of the time."""
+"""Compression level: nearly as good as level 9 for traces, in a tenth of the time."""
 MARGIN = 0.9
-"""How much smaller than the estimate a cut is made, since events compress differently."""
+"""Factor by which a cut is smaller than the estimate, since events compress differently."""
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(r"[\s,]*")
 _DECODER = json.JSONDecoder(strict=False)
 
 
 class TooSmall(Exception):
-    """Nothing that tells anything fits into the size."""
+    """Not even the first events fit into the size."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What is left of a trace."""
+    """The part of a trace that was kept."""
 
     steps: int
     """Number of whole steps."""
     percent: float
-    """Of the events; 100 for a whole trace."""
+    """Percentage of the events that were kept; 100 for a whole trace."""
 
 
 @dataclass(frozen=True)
 class _Event:
-    """Where an event stands in the text, and when it begins; None: it has no time."""
+    """An event's place in the text, and its beginning; None if it has no time."""
 
     first: int
     last: int
     time_us: float | None
     step_end_us: float | None
-    """If it is the range of a step: its end."""
+    """End of the step, if the event is the range of a step."""
 
 
 def write(raw: Path, target: Path, max_bytes: int, steps: Sequence[str]) -> Kept:
