@@ -211,8 +211,9 @@ def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, is_
 def gradients(
     out_gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, is_causal: bool
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return dq, dk and dv, as `attend` returns the output: of tensors that it gave, with nothing to be checked but
-    the output's gradient.
+    """Return dq, dk and dv, or None if the kernels do not take these inputs.
+
+    The tensors come from `attend`, so that only the output's gradient is checked.
     """
     plan = _backward_plan(
         q.device, k.device, v.device, q.dtype, k.dtype, v.dtype, q.shape, k.shape, v.shape,
@@ -240,8 +241,9 @@ def _backward_plan(
     shape: Sizes, key_shape: Sizes, value_shape: Sizes, q_strides: Sizes, k_strides: Sizes, v_strides: Sizes,
     out_strides: Sizes, gradient_strides: Sizes, gradient_dtype: torch.dtype, is_causal: bool, deterministic: bool,
 ) -> tuple[int, Chain] | None:  # fmt: skip
-    """Elements of the buffer, and the launches on q, k, v, the output's gradient, buffer, dk, dv, dq, the output and
-    its log-sum-exp.
+    """Return the number of elements of the buffer, and the launches; None if the kernels do not take these inputs.
+
+    The launches take q, k, v, the output's gradient, buffer, dk, dv, dq, the output and its log-sum-exp.
     """
     forward = _forward_plan(
         device, key_device, value_device, dtype, key_dtype, value_dtype, shape, key_shape, value_shape,
@@ -268,10 +270,10 @@ def backward(
     out_gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
     logsumexp: Tensor, logsumexp_gradient: Tensor | None, is_causal: bool,
 ) -> bool:  # fmt: skip
-    """Fill dq, dk and dv, or return False, as `forward`.
+    """Fill dq, dk and dv, or return False if the kernels do not take these inputs, as `forward` does.
 
-    But for head dimensions above 128, dq is a sum of float32 whose order, and so its last bits, differ from run to run.
-    It returns False for those if torch's deterministic algorithms are on.
+    For head dimensions up to 128, dq is a float32 sum whose order, and with it the last bits, differs from run to run;
+    if torch's deterministic algorithms are on, the function returns False for them.
     """
     if 0 in out_gradient.stride():  # that of a sum is one number, expanded
         out_gradient = out_gradient.contiguous()
@@ -468,7 +470,7 @@ class Problem(NamedTuple):
 
 
 def _keys_and_sum(problem: Problem, how: Backward) -> Launch:
-    """The kernel that gives dK and dV, and adds dQ up."""
+    """Return the launch of the kernel that gives dK and dV, and adds dQ up."""
     from kernels.attention.hopper.backward import backward_kernel
 
     (batches, heads, queries, _), (_, key_heads, keys, _) = problem.shape, problem.key_shape
@@ -492,7 +494,7 @@ def _keys_and_sum(problem: Problem, how: Backward) -> Launch:
 
 
 def _wide_keys(problem: Problem, how: TwoPasses) -> Launch:
-    """The kernel that gives dK and dV."""
+    """Return the launch of the kernel that gives dK and dV."""
     from kernels.attention.hopper.backward_wide import wide_keys_kernel
 
     (batches, heads, queries, _), (_, key_heads, keys, _) = problem.shape, problem.key_shape
@@ -509,7 +511,7 @@ def _wide_keys(problem: Problem, how: TwoPasses) -> Launch:
 
 
 def _wide_queries(problem: Problem, how: TwoPasses) -> Launch:
-    """The kernel that gives dQ."""
+    """Return the launch of the kernel that gives dQ."""
     from kernels.attention.hopper.backward_wide import wide_queries_kernel
 
     (batches, heads, queries, _), keys = problem.shape, problem.key_shape[2]
@@ -525,7 +527,10 @@ def _wide_queries(problem: Problem, how: TwoPasses) -> Launch:
 
 
 def rest(head_dim: int) -> int:
-    """Columns of the second half of a tile that scores need, a power of two; 0 for all. The others are zero."""
+    """Return how many columns of the second half of a tile the scores need: a power of two, or 0 for all.
+
+    The other columns are zero.
+    """
     half = padded_width(head_dim) // 2
     needed = max(LEAST_DEPTH, 1 << (head_dim - half - 1).bit_length())
     return needed if needed < half else 0
