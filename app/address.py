@@ -1,4 +1,5 @@
-"""Where a server listens, left in its data folder so that commands and clients on this host find it.
+"""The address of a server, which the server leaves in its data folder so that commands and clients on this host find
+it.
 
 Standard library only: the command line starts in milliseconds.
 """
@@ -14,7 +15,7 @@ FILE = "server.json"
 
 
 def leave(folder: Path, url: str) -> None:
-    """Write down that this process's server listens at `url`; a later server replaces it."""
+    """Record that this process's server listens at `url`; a later server replaces the record."""
     partial = folder / f"{FILE}.{os.getpid()}"
     said = {"url": url, "pid": os.getpid(), "started": _start_of(os.getpid())}
     partial.write_text(json.dumps(said), encoding="utf-8")
@@ -22,15 +23,15 @@ def leave(folder: Path, url: str) -> None:
 
 
 def found(folder: Path) -> str | None:
-    """Return the address that the last server of this folder left; None if it left none, or none that can be read."""
+    """Return the address that the last server of this folder left; None if there is none, or it cannot be read."""
     said = _said(folder).get("url")
     return said if isinstance(said, str) and said.startswith("http") else None
 
 
 def left_by_the_dead(folder: Path) -> bool:
-    """Return True if the server that left its address was killed: its process is gone, and did not take it away.
+    """Return True if the server that left its address was killed: its process is gone, but its address is still there.
 
-    A process of another container or host cannot be seen from here; its address is then no worse than before.
+    A process of another container or host is not visible here; its address may still be right.
     """
     said = _said(folder)
     pid, start = said.get("pid"), said.get("started")
@@ -56,8 +57,8 @@ def _said(folder: Path) -> dict[str, object]:
 
 
 def _start_of(pid: int) -> str | None:
-    """Return when a process started, in the kernel's ticks since boot, by which a later process of this pid differs;
-    None if there is no such process.
+    """Return the start time of a process in the kernel's ticks since boot, which distinguishes it from a later process
+    with the same pid; None if there is no such process.
     """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")

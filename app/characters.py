@@ -1,8 +1,8 @@
-"""Shows control characters in what jobs and other users wrote. Standard library only.
+"""Escapes control characters in texts of jobs and other users. Standard library only.
 
 A terminal obeys control characters. With them a job's output, an error or a name could write to the clipboard, change
-what stands on the screen, or type a command (OSC, CSI, carriage returns), or make a text read as another (bidirectional
-overrides).
+the text on the screen, or type a command (OSC, CSI, carriage returns), or make one text look like another
+(bidirectional overrides).
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _IN_ONE_LINE = {
     code: _NAMES.get(code) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}") for code in _CONTROLS
 }
 _IN_TEXT = {code: text for code, text in _IN_ONE_LINE.items() if code not in _LAYOUT}
-# Where JSON is valid, controls stand inside strings, except the white space that lays it out.
+# In valid JSON, control characters stand inside strings only, except the white space between tokens.
 _IN_JSON = {code: f"\\u{code:04x}" for code in _CONTROLS if code not in (*_LAYOUT, 0x0D)}
 
 
 def shown(text: str) -> str:
-    """Return the text with its control characters shown, as `\\x1b`; tabs and the ends of lines stay."""
+    """Return the text with its control characters escaped, as `\\x1b`; tabs and line ends stay."""
     return text.replace("\r\n", "\n").translate(_IN_TEXT)
 
 
 def one_line(text: str) -> str:
-    """Return the text with all its control characters shown: nothing in it begins another line."""
+    """Return the text with all its control characters escaped, line ends included, so that it stays one line."""
     return text.translate(_IN_ONE_LINE)
 
 

@@ -7,15 +7,15 @@
         flopwatch.wait(job)
         print(flopwatch.table(job=job))
 
-Jobs, sweeps and comparisons are the dicts that the server answers with; docs/http-api.md describes them. Where a method
-takes a job or a sweep, its id will do, too. What goes wrong:
+Jobs, sweeps and comparisons are the dicts that the server answers with; docs/http-api.md describes them. A method that
+takes a job or a sweep also takes its id. The errors:
 
     ClientError
     ├── Unreachable     no server answers at that address, or the connection broke
     ├── Refused         the server answered with a problem: its type, status, pointer and cure
     ├── JobFailed       a job that was waited for failed or was cancelled
     ├── WaitTimeout     it was not done in time; it goes on (a TimeoutError, too)
-    └── DownloadFailed  a file came damaged, or one of that name is there already
+    └── DownloadFailed  a downloaded file is damaged, or a file of that name exists already
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A connection to one server: where it is, requests and their problems, pages, streams of events, files.
+"""A connection to one server: its address, requests and their problems, pages, streams of events, files.
 
-What can be asked for over it is in client.py, which also draws the tree of errors.
+client.py has the methods of the API, and draws the tree of errors.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
     from app.settings import Settings
 
 Answer: TypeAlias = dict[str, Any]
-"""What the server answers with: a job, a sweep, a comparison, …"""
+"""An answer of the server: a job, a sweep, a comparison, …"""
 CONNECT_TIMEOUT_S = 30.0
 READ_TIMEOUT_S = 120.0
 """The longest silence of the server within an answer; a request that waits may be silent for longer (`Prefer`)."""
 STREAM_TIMEOUT_S = 60.0
 """The longest silence within a stream. Must exceed the time between two of the server's keep-alive comments."""
 MAX_PREFERRED_WAIT_S = 60
-"""The server holds an answer no longer than this."""
+"""Longest time in seconds for which the server holds an answer."""
 RECONNECT_S = 1.0
 MAX_RECONNECTS = 30
 PAGE = 500
@@ -48,7 +48,8 @@ class Unreachable(ClientError):
 
 @dataclass(frozen=True)
 class WrongField:
-    """A field that the server refused: a JSON pointer (RFC 6901) into the body as sent, "" for what is not in it."""
+    """A field that the server refused: a JSON pointer (RFC 6901) into the body as sent, "" for something outside the
+    body."""
 
     pointer: str
     detail: str
@@ -71,7 +72,7 @@ class Refused(ClientError):
 
     @property
     def type(self) -> str:
-        """URI of the problem's type: "urn:flopwatch:problem:invalid_request"."""
+        """The URI of the problem's type: "urn:flopwatch:problem:invalid_request"."""
         return str(self.problem.get("type", "about:blank"))
 
     @property
@@ -86,26 +87,27 @@ class Refused(ClientError):
 
     @property
     def errors(self) -> tuple[WrongField, ...]:
-        """The fields that were refused; none if the problem is not of fields."""
+        """The fields that were refused; none if the problem does not concern fields."""
         return tuple(WrongField(one["pointer"], one["detail"]) for one in self.problem.get("errors", ()))
 
     @property
     def pointer(self) -> str | None:
-        """JSON pointer to the first wrong field, in the body as sent; None if the problem is not of fields."""
+        """The JSON pointer to the first wrong field in the body as sent; None if the problem does not concern
+        fields."""
         return self.errors[0].pointer if self.errors else None
 
     @property
     def cure(self) -> str:
-        """What is wrong with the first field and what to do about it; else the problem's detail."""
+        """The error of the first wrong field with its cure; without a wrong field, the problem's detail."""
         return self.errors[0].detail if self.errors else str(self.problem.get("detail", ""))
 
 
 class WaitTimeout(ClientError, TimeoutError):
-    """The job or sweep was not done in time. It goes on."""
+    """The job or sweep was not done in time. It continues."""
 
 
 class DownloadFailed(ClientError):
-    """A file came damaged, or one of that name is there already."""
+    """A downloaded file is damaged, or a file of that name exists already."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ class Event:
 
 
 class Connection:
-    """A connection to one server. `Flopwatch` is the whole of it, and describes the arguments and errors."""
+    """A connection to one server. The subclass `Flopwatch` describes the arguments and errors."""
 
     def __init__(
         self, url: str | None = None, *, token: str | None = None, data_dir: str | os.PathLike[str] | None = None
@@ -168,7 +170,7 @@ class Connection:
     def post_once(
         self, path: str, body: Mapping[str, Any], idempotency_key: str | None = None, *, wait_s: int = 0
     ) -> tuple[Answer, bool]:
-        """Post a body; returns the answer, and True if it is the first answer to this key, given once more."""
+        """Post a body; returns the answer, and True if the server replayed the first answer to this key."""
         headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
         if wait_s:
             headers["Prefer"] = f"wait={min(wait_s, MAX_PREFERRED_WAIT_S)}"
@@ -201,12 +203,12 @@ class Connection:
         return checked(response)
 
     def stream(self, path: str, what: str, timeout_s: float | None = None) -> Iterator[Event]:
-        """Yield a route's events from the first on, until the last; after a lost connection, resume where it broke.
+        """Yield a route's events from the first to the last; after a lost connection, resume where it stopped.
 
-        `what` is what they are of, for the error.
+        `what` names the source of the events, for the error.
 
         Raises:
-            WaitTimeout: it was not done after `timeout_s`. It is noticed at the server's next sign of life.
+            WaitTimeout: it was not done after `timeout_s` seconds; noticed when the server next sends something.
         """
         deadline = deadline_of(timeout_s)
         last_id, failures = "0", 0
@@ -236,7 +238,7 @@ class Connection:
                 time.sleep(RECONNECT_S)
 
     def all_rows(self, path: str, asked: Mapping[str, Any], limit: int | None = None) -> Answer:
-        """Get all pages of a list of rows, or as many rows as `limit`; a column may be of another type on each page."""
+        """Get all pages of a list of rows, or `limit` rows; a column may have another type on each page."""
         rows: list[Answer] = []
         columns: dict[str, Answer] = {}
         after = None
@@ -253,7 +255,7 @@ class Connection:
                 return {"columns": list(columns.values()), "rows": rows}
 
     def download_file(self, file: Mapping[str, Any], target: Path) -> None:
-        """Write one file whole, checked against its SHA-256, or not at all."""
+        """Download one file, checked against its SHA-256; it is written whole or not at all."""
         partial = target.with_name(f".{target.name}.{os.getpid()}.part")
         digest = hashlib.sha256()
         try:
@@ -322,11 +324,11 @@ def _settings(data_dir: str | os.PathLike[str] | None) -> Settings:
 
 
 def _server_url(settings: Settings, folder_is_given: bool) -> tuple[str, str]:
-    """Return the server's address, and in words where it is from. A folder that is given tells more than a variable."""
+    """Return the server's address, and its source in words. A given folder takes precedence over a variable."""
     if not folder_is_given and (url := os.environ.get("FLOPWATCH_URL")):
         return url.rstrip("/"), ""
     if url := address.found(settings.data_dir):
-        # It is used all the same: a server in another container has a process that cannot be seen from here.
+        # It is used all the same: the process of a server in another container is not visible here.
         gone = ", left by a server whose process is gone" if address.left_by_the_dead(settings.data_dir) else ""
         return url.rstrip("/"), f" (from {settings.data_dir / address.FILE}{gone})"
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(settings.host, settings.host)  # noqa: S104
@@ -338,12 +340,12 @@ def _timeout(silence_s: float) -> httpx.Timeout:
 
 
 def deadline_of(timeout_s: float | None) -> float:
-    """Return the end of so many seconds from now, on the monotonic clock; None: never."""
+    """Return the time `timeout_s` seconds from now on the monotonic clock; None means never."""
     return float("inf") if timeout_s is None else time.monotonic() + timeout_s
 
 
 def _until(lines: Iterable[str], deadline: float) -> Iterator[str]:
-    """Yield lines until it is too late; then end as the connection would that is silent for too long."""
+    """Yield lines until the deadline; then raise the error of a connection that is silent for too long."""
     for line in lines:
         if time.monotonic() >= deadline:
             raise httpx.ReadTimeout("the time is over")
@@ -351,12 +353,12 @@ def _until(lines: Iterable[str], deadline: float) -> Iterator[str]:
 
 
 def _sentence(error: Exception) -> str:
-    """Return an error's words without the full stop that its sentence may have."""
+    """Return an error's message without a final full stop."""
     return (str(error) or type(error).__name__).rstrip(". ")
 
 
 def _move(partial: Path, target: Path) -> None:
-    """Give a file its name, unless another one has got it meanwhile."""
+    """Rename a file to its final name, unless another file has taken that name meanwhile."""
     try:
         try:
             os.link(partial, target)

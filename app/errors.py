@@ -14,7 +14,7 @@
     ├── BodyTooLarge               413
     ├── MisdirectedRequest         421  its Host header names no host of this server
     ├── DatabaseBusy               503  locked for longer than the timeout; try again
-    ├── DiskFull                   507  reads go on
+    ├── DiskFull                   507  reads still work
     ├── StorageFailed              503  the disk gives errors, or may not be written; reads may go on
     ├── DatabaseGone               503  the database's file was removed or replaced under this process
     ├── DatabaseFailed             500  the database's driver raised an error that has no better name
@@ -35,7 +35,7 @@ from typing import Any, ClassVar
 PROBLEM_PREFIX = "urn:flopwatch:problem:"
 
 MAX_DETAIL = 4000
-"""Most characters of the `detail` of a job's error; a longer one is cut."""
+"""Largest number of characters of the `detail` of a job's error; a longer one is cut."""
 
 JOB_PROBLEM_TITLES = {
     "cancelled": "The job was cancelled",
@@ -73,12 +73,12 @@ class FlopwatchError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Response headers that go with this error."""
+        """The response headers of this error."""
         return {}
 
     @property
     def extensions(self) -> dict[str, Any]:
-        """Members of the problem beside the usual ones."""
+        """Additional members of the problem object."""
         return {}
 
 
@@ -178,7 +178,7 @@ class BodyTooLarge(FlopwatchError):
 
     @property
     def headers(self) -> dict[str, str]:
-        # Without this the server would read, and discard, whatever the client goes on to send.
+        # Without this the server would read and discard whatever the client continues to send.
         return {"Connection": "close"}
 
 
@@ -221,7 +221,7 @@ STORE_UNAVAILABLE = (DatabaseBusy, DiskFull, StorageFailed, DatabaseGone)
 
 
 def is_no_space(error: BaseException) -> bool:
-    """Return True if the operating system refused to write any more: a full disk, a quota or a file-size limit."""
+    """Return True if the operating system refused to write more: a full disk, a quota or a file-size limit."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -248,7 +248,7 @@ class NetworkFileSystem(InvalidEnvironment):
 def job_problem(code: str, detail: str, **extensions: Any) -> dict[str, Any]:
     """Build the `error` of a job: a problem object whose `code` is one of JOB_PROBLEM_TITLES.
 
-    `extensions` are added as they are: exit_code, signal, log_head, log_tail, …
+    `extensions` are added unchanged: exit_code, signal, log_head, log_tail, …
     """
     return {
         "type": PROBLEM_PREFIX + code,

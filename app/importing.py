@@ -1,4 +1,4 @@
-"""How a program imports what it runs. Standard library only: the command line and workers begin with it."""
+"""Imports a program's modules faster. Standard library only, since the command line and workers begin with it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def without_collector() -> Iterator[None]:
-    """Import modules without the garbage collector; it also leaves them alone afterwards.
+    """Import modules inside this context without the garbage collector, which also ignores their objects afterwards.
 
-    It would look through all that was imported again and again, and find nothing: that is a tenth of a server's start.
+    The collector would scan all imported objects again and again and find nothing, which takes a tenth of a server's
+    start.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -34,13 +34,13 @@ FACTS = (
 ARROW = " → "
 """Arrow between the baseline's and the candidate's value, in the summary of a comparison."""
 MAX_LISTED = 4
-"""Most values of a coordinate that a summary lists; for more values it gives their number."""
+"""Largest number of values of a coordinate that a summary lists; for more values it gives their number."""
 MAX_DOUBTS = 5
 """Number of a job's failed checks that are shown."""
 
 
 def varying_columns(measurements: Mapping[str, Any]) -> list[str]:
-    """Return the columns that tell a page's measurements apart: coordinates, device and unit, where they vary."""
+    """Return the columns that distinguish a page's measurements: coordinates, device and unit, where they vary."""
     rows: Sequence[Mapping[str, Any]] = measurements["rows"]
     told_anyway = {*FACTS, *STATISTICS, "samples"} - {"device_key", "unit_title"}
     names = [column["name"] for column in measurements["columns"] if column["name"] not in told_anyway]
@@ -48,15 +48,16 @@ def varying_columns(measurements: Mapping[str, Any]) -> list[str]:
 
 
 def in_use(value: Any) -> Any:
-    """Return a coordinate's value with null for False, as sdpa_flash cannot tune and triton was not asked to.
+    """Return a coordinate's value, with null in place of False.
 
-    A case that does not use something and one that has no use for it look alike: no table needs a column for that.
+    For example, sdpa_flash cannot tune (null) and triton was not asked to (False): no table needs a column for that
+    difference.
     """
     return None if value is False else value
 
 
 def case_text(coordinates: Mapping[str, Any]) -> str:
-    """Write a case in words: texts as they are, flags and numbers by name ("triton, causal, head_dim=64").
+    """Write a case in words: texts unchanged, flags and numbers by name ("triton, causal, head_dim=64").
 
     A coordinate of a whole job lists its values ("16/32/64"), or their number if they are many ("13 implementations").
     A coordinate in which the sides of a comparison differ has its name before it ("precision=fp32 → bf16"), and so has
@@ -112,7 +113,7 @@ def doubts(validity: Mapping[str, Any]) -> list[str]:
 
 
 def notes(validity: Mapping[str, Any]) -> list[str]:
-    """Return the notes, which inform about the measurements and cast no doubt on them: "note: check: detail"."""
+    """Return the notes, which inform about the measurements without questioning them: "note: check: detail"."""
     found = [check for check in validity.get("checks") or () if not check.get("ok") and _is_note(check)]
     return [f"note: {_told(check)}" for check in found[:MAX_DOUBTS]]
 
@@ -150,7 +151,7 @@ def duration(seconds: float) -> str:
 
 
 def parsed_time(text: str) -> datetime:
-    """Return the time that the server wrote."""
+    """Parse a time that the server wrote."""
     return datetime.fromisoformat(text)
 
 
@@ -158,12 +159,12 @@ _SPANS = {"min": 60, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def moment_of(text: str, now: datetime | None = None) -> datetime:
-    """Return the time that people name: a span before now ("90min", "12h", "7d", "2w"), a date, or an RFC 3339 time.
+    """Parse a time: a span before now ("90min", "12h", "7d", "2w"), a date, or an RFC 3339 time.
 
-    A date is its first moment; what names no time zone is UTC.
+    A date stands for its first moment; a time without a time zone is UTC.
 
     Raises:
-        ValueError: it is none of these, or before the year 1.
+        ValueError: the text is none of these, or the time is before the year 1.
     """
     if found := re.fullmatch(r"(\d{1,9})(min|m|h|d|w)", text.strip(), re.ASCII):
         try:
@@ -205,14 +206,14 @@ def moment(text: str | None) -> str | None:
 
 
 LONGEST = 60
-"""Most characters of a table's cell on a terminal: a kernel's name may have a thousand."""
+"""Largest number of characters of a table's cell on a terminal: a kernel's name may have a thousand."""
 CUT_NOTE = "Long texts are shortened (…) on a terminal; in a file, and with --format csv or json, they are whole."
 
 
 def shortened(markdown: str) -> str:
     """Shorten the long cells of Markdown tables in their middle, for a terminal, and say so below.
 
-    Columns stay aligned. A name's beginning tells the kernel, its end the types or the shape.
+    Columns stay aligned. The beginning of a name identifies the kernel, the end its types or shape.
     """
     lines = [
         [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] if line.startswith("|") else line

@@ -1,4 +1,4 @@
-"""How people read metrics: which direction is better, which one stands for a case, and heads with units.
+"""Properties of metrics for people: which direction is better, which metric is the main one, and heads with units.
 
 Standard library only: the command line reads it too.
 """
@@ -19,7 +19,7 @@ _MORE_NAMES = re.compile(r"(^|_)(mfu|ceiling_percent|gpu_busy_percent)$|saved_by
 _ERRORS = re.compile(r"(^|_)error(_ms)?$")
 _LESS_NAMES = re.compile(r"(^|_)(overhead_percent|communication_percent|unknown_percent)$")
 _NO_DIRECTION = re.compile(r"_seen_mib$|^(copy_mib|tensor_mib|snapshot_mib|rounding_mib)$")
-"""Sizes of what was asked for or found, of which neither more nor less is better."""
+"""Sizes that were requested or found, of which neither more nor less is better."""
 
 _HEADLINES = ("step_ms", "decode_ms_per_token", "forward_backward_ms", "forward_ms", "unprofiled_step_ms")
 
@@ -27,11 +27,11 @@ _HEADLINES = ("step_ms", "decode_ms_per_token", "forward_backward_ms", "forward_
 def better(metric: str, unit: str | None) -> Direction | None:
     """Return whether less or more of a metric is better; None where neither is.
 
-    All of the project asks here: tables, comparisons, gates.
+    Tables, comparisons and gates all use this function.
 
     Args:
         metric: the name of its column: `step_ms`, `forward_tflops`.
-        unit: its unit: "ms", "tokens/s"; None: the one that its name ends in.
+        unit: its unit: "ms", "tokens/s"; None: the unit at the end of the name.
     """
     unit = unit or _unit_in(metric)
     if _NO_DIRECTION.search(metric):
@@ -65,8 +65,8 @@ def gain(reference: float, value: float, direction: Direction | None) -> float |
 def gain_name(metric: str, unit: str | None) -> str:
     """Return the name of the column that relates a metric to a reference: `step_ms_speedup`, `peak_memory_mib_gain`.
 
-    It is a speed-up for times and rates, a gain for all else that has a direction, and a plain ratio where none is
-    better.
+    It is a speed-up for times and rates, a gain for other metrics with a direction, and a ratio for metrics without
+    one.
     """
     if better(metric, unit) is None:
         return f"{metric}_ratio"
@@ -74,7 +74,7 @@ def gain_name(metric: str, unit: str | None) -> str:
 
 
 def headline(metrics: Sequence[str]) -> str | None:
-    """Return the metric that stands for a case where there is room for one only; None of none."""
+    """Return the main metric, for places with room for only one; None if there are no metrics."""
     return next((name for name in _HEADLINES if name in metrics), metrics[0] if metrics else None)
 
 
@@ -105,7 +105,7 @@ def readable(name: str, unit: str | None = None) -> str:
 
     Args:
         name: the column's name, which may end in its unit: `step_ms`.
-        unit: the unit, for names that do not tell it.
+        unit: the unit, for names that do not contain it.
     """
     if name in _WHOLE:
         return _WHOLE[name]

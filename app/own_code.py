@@ -1,4 +1,4 @@
-"""Code of one's own for a job, as users name it: `my_attention.py:attention`.
+"""The user's own code for a job, as users name it: `my_attention.py:attention`.
 
 Standard library only: the client, the command line and `flopwatch run` share it.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROLE = "x-flopwatch-code"
-"""Key in a spec's JSON Schema: what the code in a field is. app/specs/_code.py writes it."""
+"""Key in a spec's JSON Schema that gives the role of the code in a field. app/specs/_code.py writes it."""
 OPTIONS = {"attention": "implementation", "model": "model"}
 """The option that names the code of each role."""
 
@@ -49,7 +49,7 @@ class OwnCode:
         return hashlib.sha256(self.content).hexdigest()
 
     def as_field(self) -> dict[str, str]:
-        """Return what a spec names it by."""
+        """Return the value by which a spec names it."""
         return {"sha256": self.sha256, "function": self.function}
 
 
@@ -58,12 +58,12 @@ def put_into(
     specs: Iterable[Mapping[str, Any]],
     named: Mapping[str, str | None],
 ) -> list[OwnCode]:
-    """Set the fields of a spec that take code of one's own; returns the files to upload.
+    """Set the fields of a spec that take the user's own code; returns the files to upload.
 
     Args:
-        spec: changed in place. A kind that holds specs gets the code in its candidate.
+        spec: changed in place. In a kind that contains specs, the candidate gets the code.
         specs: the answer to `GET /specs`.
-        named: by option ("implementation", "model"), the file and its function; None: not given.
+        named: the file and its function by option ("implementation", "model"); None: not given.
 
     Raises:
         ValueError: the file cannot be read, or specs of this kind take no such code.

@@ -27,7 +27,7 @@ MODEL_SIZES: Final[dict[str, ModelShape]] = {
     "8b": {"d_model": 4096, "d_ff": 11_008, "num_layers": 34, "num_heads": 32},
 }
 VOCABULARY_SIZES: Final[dict[str, int]] = {"8b": 151_936}
-"""Of the presets whose vocabulary has another size than VOCABULARY_SIZE."""
+"""Vocabulary sizes of the presets that do not have VOCABULARY_SIZE."""
 
 ATTENTION_PRESETS: Final[dict[str, dict[str, Any]]] = {
     # CS336's leaderboard problem: one forward and backward pass.
@@ -76,8 +76,8 @@ ATTENTION_PRESETS: Final[dict[str, dict[str, Any]]] = {
         "device": "cpu",
     },
 }
-"""Partial specs of kind `attention`. Those of sizes for a GPU ask for one: on a host without any, the job says at once
-that it waits, and does not run for hours on a CPU."""
+"""Partial specs of kind `attention`. Those with sizes for a GPU ask for one, so that on a host without a GPU the job
+says at once that it waits, instead of running for hours on a CPU."""
 
 DEMO_SWEEPS: Final[dict[str, dict[str, Any]]] = {
     "cpu": {
@@ -89,4 +89,4 @@ DEMO_SWEEPS: Final[dict[str, dict[str, Any]]] = {
         "grid": {"model.size": ["tiny", "small", "medium", "large"], "context_length": [256, 512]},
     },
 }
-"""A first sweep, by the type of device, of `make demo` and of the page that greets: minutes at most."""
+"""The first sweep of `make demo` and of the welcome page, by type of device; it takes minutes at most."""

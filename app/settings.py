@@ -41,7 +41,7 @@ def _is_a_site(address: str) -> str:
 
 
 MAX_TIMEOUT_S = 30 * 86_400.0
-"""The longest timeout that a job can have, seconds."""
+"""The longest timeout of a job, in seconds."""
 
 # The environment separates them by commas or blanks.
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_split)]
@@ -50,7 +50,7 @@ Days = Annotated[float, Field(gt=0, le=36_500, allow_inf_nan=False)]
 
 PREFIX = "FLOPWATCH_"
 READ_ELSEWHERE = ("FLOPWATCH_URL", "FLOPWATCH_LOG_LEVEL")
-"""Variables with the prefix that are read, and are no fields of Settings."""
+"""Variables with the prefix that are read, but are not fields of Settings."""
 
 
 class Settings(BaseSettings):
@@ -123,34 +123,36 @@ class Settings(BaseSettings):
 
     @classmethod
     def from_environment(cls, **given: Any) -> Self:
-        """Read the environment's settings, but for those given; InvalidEnvironment names what makes no sense."""
+        """Read the settings from the environment, except those given. Raises InvalidEnvironment, which names invalid
+        ones."""
         try:
             return cls(**given)
         except ValidationError as error:
             wrong = error.errors(include_url=False)
             detail = "; ".join(f"FLOPWATCH_{str(one['loc'][0]).upper()}: {one['msg']}" for one in wrong)
-        raise InvalidEnvironment(detail)  # the error as cause would show values, and one of them is the token
+        raise InvalidEnvironment(detail)  # the error as its cause would show values, such as the token
 
     @property
     def resolved_database_url(self) -> str | URL:
-        """The database's URL: FLOPWATCH_DATABASE_URL, or SQLite in the data folder, whatever its name."""
+        """The database's URL: FLOPWATCH_DATABASE_URL, or SQLite in the data folder, whatever characters its name
+        has."""
         from sqlalchemy import URL  # client commands, which have no database, start sooner without it
 
         return self.database_url or URL.create("sqlite", database=str(self.data_dir.absolute() / "flopwatch.sqlite3"))
 
     @property
     def artifacts_dir(self) -> Path:
-        """Folder of the content-addressed artifact files."""
+        """The folder of the content-addressed artifact files."""
         return self.data_dir / "artifacts"
 
     @property
     def ceilings_dir(self) -> Path:
-        """Folder of the measured ceilings of a worker host's devices."""
+        """The folder of the measured ceilings of a worker host's devices."""
         return self.data_dir / "ceilings"
 
 
 def unknown_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that look like settings and are none, each with a sentence that tells so."""
+    """Return the variables that look like settings but are not, each with a sentence that says so."""
     known = [*(name.upper() for name in Settings.model_fields), *(name[len(PREFIX) :] for name in READ_ELSEWHERE)]
     told = {}
     for name in sorted(environment):

@@ -1,4 +1,4 @@
-"""Spells a submission as what people type: a command of flopwatch, and one of curl. Standard library only."""
+"""Writes a submission as people would type it: a command of flopwatch, and one of curl. Standard library only."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def fields(spec: Mapping[str, Any], at: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def sweep_fields(base: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> list[str]:
-    """Return the key=value arguments of `flopwatch sweep`: those of the grid first, then what all jobs share."""
+    """Return the key=value arguments of `flopwatch sweep`: those of the grid first, then those that all jobs share."""
     axes = [f"{path}={','.join(map(_entry, values))}" for path, values in grid.items()]
     return [*axes, *(f"{path}={_entry(value)}" for path, value in fields(base))]
 
@@ -55,14 +55,14 @@ def _options(body: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _value(value: Any) -> str:
-    """A field's value: a list of one needs no brackets, as the command knows which fields are lists."""
+    """Write a field's value. A list of one needs no brackets, since the command knows which fields are lists."""
     if isinstance(value, list) and value and all(_is_plain(item) for item in value):
         return ",".join(map(_text, value))
     return _text(value)
 
 
 def _entry(value: Any) -> str:
-    """One of several values of a field, between commas."""
+    """Write one of several comma-separated values of a field."""
     if isinstance(value, list):
         return json.dumps(value)
     return _text(value) if _is_plain(value) else json.dumps(value)
@@ -75,7 +75,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def _text(value: Any) -> str:
-    """A text as it is, unless the command would take it for something else; all else as JSON."""
+    """Write a text unchanged, unless the command would parse it as something else; write other values as JSON."""
     if not isinstance(value, str):
         return json.dumps(value)
     try:

@@ -38,7 +38,7 @@ TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class Size:
-    """How much the database has."""
+    """The numbers of jobs and measurements in the database."""
 
     finished: int
     queued: int
@@ -51,7 +51,7 @@ class Size:
 
 @dataclass
 class Filled:
-    """Ids of what the requests ask for."""
+    """Ids of the jobs and sweeps that the requests ask for."""
 
     done: int
     large: int

@@ -61,18 +61,18 @@ class Shape:
     """True: the heads' axis lies behind the rows' in memory."""
 
     def kind(self) -> str:
-        """What the kernels are compiled for."""
+        """Return the properties for which the kernels are compiled."""
         mask = "causal" if self.is_causal else "full"
         return f"{padded_width(self.head_dim)} {str(self.dtype).removeprefix('torch.')} {mask}"
 
 
 class Verdict(NamedTuple):
-    """What the comparison of one shape gave."""
+    """The result of the comparison of one shape."""
 
     worst: float
     """The largest error of a result, as a part of its tolerance."""
     reason: str | None
-    """What is wrong; None if nothing is."""
+    """The fault; None if the result is right."""
 
 
 def draw_shape(rng: random.Random) -> Shape:

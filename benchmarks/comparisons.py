@@ -1,4 +1,5 @@
-"""Do comparisons find what is there, and nothing else? `python -m benchmarks.comparisons gather FILE`; `judge FILE …`.
+"""Tests whether comparisons find real differences and no others: `python -m benchmarks.comparisons gather FILE`; `judge
+FILE …`.
 
 `gather` runs real processes through a real server and worker: jobs of kind `compare`, some of one spec against itself
 (A/A), some against the same operation with 3 % more work (A/B). A process is an attention forward pass on one thread.

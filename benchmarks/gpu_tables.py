@@ -44,7 +44,7 @@ COMPILED = ("compile", "compile_scope", "cuda_graph")
 ATTENTION: Spec = {"kind": "attention", "device": "cuda"}
 PASSES = ("forward_ms", "backward_ms", "forward_backward_ms")
 CATEGORIES = ("parameter", "gradient", "optimizer_state", "activation", "input", "temporary", "unknown")
-"""What memory is for: the parts of its peak."""
+"""The categories of memory: the parts of its peak."""
 
 
 DDP: Spec = {

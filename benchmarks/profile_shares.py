@@ -28,7 +28,7 @@ SCOPES = {
     ("train_step", "forward_backward"): "forward + backward",
     ("train_step", "step"): "full step",
 }
-"""What a scope of a mode's table `classes` is called."""
+"""The names of the scopes of each mode's table `classes`."""
 Result = Mapping[str, Any]
 Row = dict[str, str]
 

@@ -1,9 +1,9 @@
-"""How tables grow: `python -m benchmarks.tables`.
+"""The cost of tables by their size: `python -m benchmarks.tables`.
 
 The database is that of `benchmarks.latencies`: 100 000 finished jobs with a million measurements. Beside them are jobs
-with 1 000, 10 000 and 100 000 numbers, ten of each case. One client asks for their tables in every format, and for all
-jobs together, which the server streams; of those the script also tells when the first bytes came. Each row is printed
-as it is measured, and all of them at the end.
+with 1 000, 10 000 and 100 000 numbers, ten of each case. One client asks for their tables in every format, and for that
+of all jobs together, which the server streams; for the latter the script also prints when the first bytes arrived. Each
+row is printed as it is measured, and all of them at the end.
 """
 
 from __future__ import annotations

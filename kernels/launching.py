@@ -121,7 +121,7 @@ class Launch:
 
     @property
     def direct(self) -> _Direct | None:
-        """What calls the kernel directly, from its first launch on, if that can be done."""
+        """The function that calls the kernel directly, from its first launch on, if that is possible."""
         return self._direct
 
     def _through_triton(self, tensors: Sequence[Tensor]) -> None:
@@ -169,7 +169,7 @@ class Chain:
 
 @functools.lru_cache(maxsize=REMEMBERED_CHAINS)
 def _calls(chain: Chain, addresses: tuple[int, ...]) -> list[tuple[Any, tuple[Any, ...], tuple[Any, ...]]] | None:
-    """What each launcher of a chain is called with, before and after the stream."""
+    """The arguments of each launcher of a chain, before and after the stream."""
     calls = []
     for launch, places in chain.parts:
         direct = launch.direct
@@ -200,7 +200,7 @@ class _Direct:
 
     @classmethod
     def of(cls, compiled: Any, arguments: Sequence[Any], grid: int, tensors: Sequence[Tensor]) -> _Direct | None:
-        """What calls a kernel directly; None if that cannot be done here."""
+        """The function that calls a kernel directly; None if that is not possible here."""
         device = tensors[0].device
         if device.type != "cuda" or compiled is None or not triton.__version__.startswith(KNOWN_VERSIONS):
             return None

@@ -21,16 +21,16 @@ from torch.nn.functional import avg_pool1d
 TOLERANCES: Final = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 """Largest relative error ‖out − oracle‖ / ‖oracle‖ of an implementation that computes in that dtype."""
 TF32_TOLERANCE: Final = 5e-3
-"""The same for float32 inputs with products in tf32, to which tensor cores cut numbers rather than round them."""
+"""The same for float32 inputs with products in tf32: tensor cores truncate numbers to tf32 instead of rounding them."""
 ELEMENT: Final = 3
 """One element may err by this many tolerances of its row's largest."""
 TIMES_PLAIN: Final = 2
 ABSOLUTE: Final = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 2**-5, torch.float16: 2**-8}
-"""What an element's error may have on top of TIMES_PLAIN times the plain computation's, and the whole a quarter of it:
-four units in the last place in half precision. Plain PyTorch is exact now and then, where another order of sums is
-not."""
+"""The error that an element may have in addition to TIMES_PLAIN times the plain computation's; the whole tensor may
+have a quarter of it. In half precision these are four units in the last place. Plain PyTorch is sometimes exact where
+another order of sums is not."""
 NEAR: Final = 32
-"""Rows before, and rows behind, whose size counts for a row."""
+"""Number of rows before, and of rows after a row, whose size counts for that row."""
 FLOOR: Final = 0.25
 """Least size of rows, relative to the whole tensor's."""
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 MIB = 2**20
 END_S = 1.0
-"""How long the note of an operation's end may take to arrive."""
+"""Seconds that the notification of an operation's end may take to arrive."""
 
 
 class Work(Protocol):
@@ -33,7 +33,8 @@ class Work(Protocol):
 
 @dataclass(frozen=True)
 class Averaging:
-    """How a group averages: whoever hands a tensor over multiplies it by `factor`, then the group does `operation`."""
+    """The way in which a group averages: the caller multiplies a tensor by `factor`, then the group runs
+    `operation`."""
 
     operation: dist.ReduceOp.RedOpType
     factor: float
@@ -45,7 +46,8 @@ class Averaging:
 
 
 def averaging(group: dist.ProcessGroup, device: torch.device) -> Averaging:
-    """NCCL multiplies each rank's values by 1/ranks while it reads them; other backends add up what is scaled before.
+    """Return how a group averages: NCCL multiplies each rank's values by 1/ranks while it reads them; other backends
+    add up values that are scaled before.
 
     Scaling before the sum keeps float16 sums in range.
     """
@@ -55,7 +57,7 @@ def averaging(group: dist.ProcessGroup, device: torch.device) -> Averaging:
 
 
 def uses_nccl(group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Tell whether the group moves this device's tensors by NCCL."""
+    """Return True if the group sends this device's tensors by NCCL."""
     if device.type != "cuda":
         return False
     backends = dict(pair.split(":") for pair in str(dist.get_backend_config(group)).split(","))
@@ -167,7 +169,7 @@ def start_together(
 def broadcast_module(module: nn.Module, group: dist.ProcessGroup) -> None:
     """Overwrite parameters and buffers with those of the group's first rank; tied ones once.
 
-    Tensors travel as bytes, so that every dtype does.
+    Tensors are sent as bytes, so that every dtype works.
 
     Raises:
         RuntimeError: the ranks' modules differ in names, shapes or dtypes.
@@ -189,7 +191,8 @@ def broadcast_module(module: nn.Module, group: dist.ProcessGroup) -> None:
 
 
 def check_same_everywhere(what: str, value: object, device: torch.device, group: dist.ProcessGroup) -> None:
-    """Compare a value's text over the ranks, on every rank, before a difference can make them wait for each other.
+    """Check on every rank that a value's text is the same on all ranks, before a difference can make them wait for each
+    other.
 
     Raises:
         RuntimeError: it is not the same on every rank; names a rank whose value differs from the first rank's.
@@ -235,7 +238,7 @@ def strides_of(parameter: Tensor) -> tuple[int, ...]:
 
 
 def owns_its_memory(tensor: Tensor) -> bool:
-    """Tell whether no other tensor uses this one's memory, so that it may be overwritten.
+    """Return True if no other tensor uses this one's memory, so that it may be overwritten.
 
     Gradients of several parameters can be one and the same memory: those of a and b in `a.view(-1) + b` are.
     """
@@ -261,7 +264,7 @@ class Usage:
         self._answer: list[int] | None = None
 
     def anywhere(self, index: int) -> bool:
-        """Tell whether some rank has a gradient for the parameter with this index."""
+        """Return True if some rank has a gradient for the parameter with this index."""
         if self._answer is None:
             self.wait()
             self._answer = self._flags.tolist()
@@ -277,17 +280,17 @@ class Usage:
 
 @dataclass(frozen=True)
 class Interval:
-    """When one operation of a step was on its way, in milliseconds from the recording's beginning."""
+    """The span of one operation of a step, in milliseconds from the recording's beginning."""
 
     operation: str
     size_bytes: int
-    """Of the whole tensor, or of all tensors that were started together."""
+    """Bytes of the full tensor, or of all tensors that were started together."""
     start_ms: float
     end_ms: float
 
 
 class Timeline:
-    """When the operations ran that were started while it recorded: all that this package starts, in any thread.
+    """The spans of all operations that this package started while the timeline recorded, in any thread.
 
     On a GPU events take the times. Operations of one group run one after the other there, so one starts when it is
     started and the one before it has ended. On a CPU they may run at the same time.
@@ -302,7 +305,7 @@ class Timeline:
         """Operations that are being started together."""
 
     def _moment(self) -> Any:
-        """The host's time, or an event on the current stream."""
+        """Return the host's time, or an event on the current stream."""
         if not self._on_gpu:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -340,7 +343,7 @@ class Timeline:
         try:
             work.get_future().add_done_callback(lambda future: ended.append(time.perf_counter()))  # type: ignore[attr-defined]
         except RuntimeError:
-            # gloo does not tell the end of a reduce-scatter: it has come when somebody has waited for it.
+            # gloo does not report the end of a reduce-scatter: it counts as ended when a caller has waited for it.
             return _Waited(work, ended), ended
         return work, ended
 
@@ -354,7 +357,7 @@ class Timeline:
             torch.cuda.synchronize()
         until = time.monotonic() + END_S
         while not all(ended for *_, ended in self._notes):
-            # gloo's threads note an end a moment after whoever waits for it goes on.
+            # gloo's threads record an end a moment after the waiting caller continues.
             if time.monotonic() > until:
                 raise RuntimeError("an operation has not ended: wait for all before you ask for their times")
             time.sleep(0.001)
@@ -373,7 +376,7 @@ class Timeline:
 
 
 class _Waited:
-    """An operation that notes when it has been waited for."""
+    """An operation that records when it has been waited for."""
 
     def __init__(self, work: Work, ended: list[Any]) -> None:
         self._work, self._ended = work, ended
@@ -384,7 +387,7 @@ class _Waited:
 
 
 _recording: list[Timeline] = []
-"""The timelines that record now; the last one is told."""
+"""The timelines that record now; operations go to the last one."""
 
 
 @contextmanager

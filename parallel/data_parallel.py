@@ -1,6 +1,6 @@
 """Data parallelism: each rank has the whole model and a part of the batch; gradients are averaged.
 
-Four wrappers that differ in when and how gradients travel:
+Four wrappers that differ in when and how gradients are communicated:
 
 NaiveDataParallel       after the backward pass, one all-reduce per parameter
 FlatDataParallel        after the backward pass, one all-reduce of everything
@@ -12,10 +12,10 @@ BucketedDataParallel    during the backward pass, one all-reduce per bucket of p
     model.finish_gradient_synchronization()
     optimizer.step()
 
-In all of them the ranks' operations come in one order, which the module alone determines: that in which parameters were
-registered, or its reverse. It does not depend on the order in which autograd finishes gradients, nor on which of
-them it computes. So ranks that use different parameters still meet in the same operations. A rank without a gradient
-for a parameter counts as one whose gradient is zero; a parameter that no rank used keeps the gradient None.
+In all of them, all ranks run their operations in one order, which depends only on the module: the order in which
+parameters were registered, or its reverse. It depends neither on the order in which autograd finishes gradients nor on
+which gradients it computes. So ranks that use different parameters still meet in the same operations. A rank without a
+gradient for a parameter counts as one whose gradient is zero; a parameter that no rank used keeps the gradient None.
 
 On GPUs the operations run on NCCL's stream, beside the backward pass.
 """
@@ -51,7 +51,7 @@ from parallel.collectives import (
 
 
 class DataParallel(nn.Module):
-    """What the wrappers share: broadcast at construction, `no_sync`, and the parameters to average.
+    """Base of the wrappers: broadcast at construction, `no_sync`, and the parameters to average.
 
     Parameters that are frozen at construction are broadcast but never averaged. Buffers are broadcast at construction
     only. Gradients must be dense.
@@ -127,7 +127,8 @@ def dense_gradient(name: str, parameter: nn.Parameter) -> Tensor | None:
 
 
 class NaiveDataParallel(DataParallel):
-    """Averages after the backward pass, parameter by parameter. Nothing overlaps, and each pays a latency of its own.
+    """Averages after the backward pass, parameter by parameter. Nothing overlaps, and each operation has its own
+    latency.
 
     See DataParallel for arguments and errors.
     """
@@ -149,9 +150,9 @@ class NaiveDataParallel(DataParallel):
 
 
 class FlatDataParallel(DataParallel):
-    """Averages after the backward pass, all gradients of a dtype as one tensor, of which they become views.
+    """Averages all gradients of a dtype after the backward pass as one tensor, of which they become views.
 
-    Nothing overlaps; while the gradients are copied there are two of each. See DataParallel for arguments and errors.
+    Nothing overlaps; while the gradients are copied each exists twice. See DataParallel for arguments and errors.
     """
 
     def _finish(self) -> None:
@@ -177,7 +178,7 @@ class FlatDataParallel(DataParallel):
 
 
 class Bucket:
-    """Parameters of one dtype whose gradients are averaged together, and those gradients on their way.
+    """Parameters of one dtype whose gradients are averaged together, and those gradients while they are communicated.
 
     When the last gradient is complete, all are copied next to each other by one call, and are views of that memory from
     then on. A parameter that is alone in its bucket is not copied: its gradient is the bucket. The memory is taken when
@@ -185,10 +186,11 @@ class Bucket:
 
     With `copies` False no gradient is copied: the group gets a list of them.
 
-    Autograd notes each gradient that it completes in `arrived`. That is `list.append`, a hook in C: what runs in Python
-    for each parameter holds the backward pass up wherever the host is slower than the device. Only one parameter has a
-    Python hook, set by `watch`: the one whose gradient came last in the round before. If another one comes last, the
-    bucket is not full when that hook runs. A later bucket's hook then finds it full, or the end of the round does.
+    Autograd appends each parameter whose gradient it completes to `arrived`. The hook is `list.append`, in C: Python
+    code for each parameter would delay the backward pass wherever the host is slower than the device. Only one
+    parameter has a Python hook, set by `watch`: the one whose gradient came last in the round before. If another one
+    comes last, the bucket is not full when that hook runs. A later bucket's hook then finds it full, or the end of the
+    round does.
     """
 
     def __init__(self, members: Sequence[tuple[str, nn.Parameter]], *, copies: bool = True) -> None:
@@ -204,7 +206,7 @@ class Bucket:
             self._places.append((parameter.shape, strides_of(parameter), self.numel))
             self.numel += aligned(parameter.numel(), first.element_size())
         self._address = 0
-        """Where the memory of the last round lay."""
+        """Address of the memory of the last round."""
         self.arrived: list[Tensor] = []
         """Parameters in the order in which autograd completed their gradients in this round."""
         self.watched: nn.Parameter | None = None
@@ -240,12 +242,12 @@ class Bucket:
 
     @property
     def full(self) -> bool:
-        """Whether every parameter's gradient has arrived. A second backward pass makes one arrive again."""
+        """True if every parameter's gradient has arrived. A second backward pass makes a gradient arrive again."""
         return len(set(map(id, self.arrived))) == len(self.parameters)
 
     @property
     def came_again(self) -> bool:
-        """Whether a gradient was added to after it had arrived."""
+        """True if a gradient was added to after it had arrived."""
         return self.accumulated or len(set(map(id, self.arrived))) < len(self.arrived)
 
     @property
@@ -266,7 +268,7 @@ class Bucket:
     def take(self, factor: float) -> None:
         """Take all gradients, scaled by `factor`; the parameters have none until the round ends.
 
-        Autograd may accumulate further gradients meanwhile: they do not touch the memory that is on its way.
+        Autograd may accumulate further gradients meanwhile; they do not touch the memory that is being sent.
         """
         gradients = [dense_gradient(name, p) for name, p in zip(self.names, self.parameters, strict=True)]
         for parameter in self.parameters:
@@ -278,7 +280,7 @@ class Bucket:
         memory = self.memory = self._memory_of(gradients)
         self.views = [memory.as_strided(*place) for place in self._places]
         if factor == 1.0 and not self.missing and self.views[0].data_ptr() != gradients[0].data_ptr():  # type: ignore[union-attr]
-            # The memory is new: every gradient is elsewhere.
+            # The memory is new, so every gradient is elsewhere.
             torch._foreach_copy_(self.views, gradients)  # type: ignore[arg-type]
             return
         to: list[Tensor] = []
@@ -312,7 +314,8 @@ class Bucket:
         self.work = start_all_reduces(flat, operation, group)
 
     def hand_out(self, used: Callable[[str], bool]) -> None:
-        """Wait for the averages and make them the parameters' gradients; `used` tells who has one on any rank."""
+        """Wait for the averages and make them the parameters' gradients; `used` says which parameters have a gradient
+        on any rank."""
         assert self.work is not None
         self.work.wait()
         for parameter, view in zip(self.parameters, self.views, strict=True):
@@ -322,7 +325,7 @@ class Bucket:
                 self.parameters[index].grad = None
 
     def _memory_of(self, gradients: Sequence[Tensor | None]) -> Tensor:
-        """Return the memory of the round before if the gradients still lie there, else new memory."""
+        """Return the memory of the previous round if the gradients are still there, otherwise new memory."""
         for gradient, (_, _, start) in zip(gradients, self._places, strict=True):
             if gradient is not None:
                 storage = gradient.untyped_storage()
@@ -336,13 +339,13 @@ class Bucket:
 
 
 class OverlappingDataParallel(DataParallel):
-    """What the overlapping wrappers share: buckets that are averaged while the backward pass goes on.
+    """Base of the overlapping wrappers: buckets that are averaged while the backward pass continues.
 
     A bucket is sent when it is full and all buckets before it are sent. `finish_gradient_synchronization` sends the
     rest, waits, and gives every parameter its gradient; from a bucket's sending to then, its gradients are None.
 
-    Each bucket watches the parameter whose gradient came last in the round before, since asking at every parameter
-    takes too much of the host's time. Only the moment of sending depends on that, not what is sent, nor the order.
+    Each bucket watches the parameter whose gradient came last in the previous round, since a check at every parameter
+    would take too much of the host's time. Only the moment of sending depends on this, not the content or the order.
     """
 
     def __init__(
@@ -363,7 +366,8 @@ class OverlappingDataParallel(DataParallel):
         self._hook = _hook(weakref.ref(self))
         for bucket in self.buckets:
             bucket.watch(bucket.parameters[-1], self._hook)
-        # The hooks of a wrapper that is gone must not keep its parameters, nor take the gradients of the next one.
+        # The hooks of a deleted wrapper must neither keep its parameters alive nor take the gradients of the next
+        # wrapper.
         weakref.finalize(self, _unhook, self.buckets)
 
     @contextmanager
@@ -445,7 +449,8 @@ def _unhook(buckets: list[Bucket]) -> None:
 
 
 class OverlappedDataParallel(OverlappingDataParallel):
-    """Averages each parameter's gradient as soon as it and those behind it in the model are complete, where it lies.
+    """Averages each parameter's gradient in place, as soon as it and those of later parameters of the model are
+    complete.
 
     See DataParallel for arguments and errors.
     """
@@ -469,8 +474,8 @@ class BucketedDataParallel(OverlappingDataParallel):
 
     Args:
         module: As in DataParallel.
-        bucket_size_mb: Greatest size of a bucket of several parameters in MB of 2²⁰ bytes; None: one bucket (per
-            dtype), so that nothing overlaps but the order of its parts.
+        bucket_size_mb: Largest size of a bucket of several parameters in MB of 2²⁰ bytes; None: one bucket (per dtype),
+            so that nothing overlaps but the order of its parts.
         first_bucket_size_mb: Size of the first bucket; each further one is twice as large, up to `bucket_size_mb`, so
             that sending begins early. None: all have the same size.
         gradients_as_views: False: gradients stay where autograd left them, and NCCL takes a bucket's in one launch. It

@@ -8,7 +8,7 @@
 
 The model is cut into units. Before a unit runs, forward or backward, its parameters are gathered from all ranks; after
 it, they are freed. After a unit's backward pass its gradients are reduced to the ranks that own them. While one unit
-computes, the next one's parameters are on their way, and the last one's gradients.
+computes, the next unit's parameters and the last unit's gradients are being communicated.
 
 Every tensor is gathered from where its parts are to where it is used, and every gradient is reduced from where autograd
 left it: NCCL takes all tensors of a unit in one launch, so nothing is copied into or out of buffers.
@@ -86,7 +86,7 @@ class Held:
         self.memory.untyped_storage().resize_(self._bytes)
 
     def free(self) -> None:
-        """Give the whole parameter's memory back."""
+        """Free the full parameter's memory."""
         self.memory.untyped_storage().resize_(0)
 
     def show(self, parameter: nn.Parameter) -> None:
@@ -178,7 +178,7 @@ class FullyShardedDataParallel(nn.Module):
         self.units = self._make_units()
         held = {id(one.part) for unit in self.units for one in unit.held}
         self._replicated = {n: p for n, p in module.named_parameters() if p.requires_grad and id(p) not in held}
-        """Parameters that are kept and computed with as they are."""
+        """Parameters that every rank keeps whole and computes with directly."""
         self._order: list[Unit] = []
         """The units in the order in which they ran in the last forward pass."""
         self._former_order: list[Unit] = []
@@ -196,7 +196,7 @@ class FullyShardedDataParallel(nn.Module):
         return self.module(*inputs, **named_inputs)
 
     def begin_forward(self) -> None:
-        """Forget the former forward pass."""
+        """Forget the previous forward pass."""
         if _in_backward():
             return
         # What a forward pass without a backward pass has left whole is older than the optimizer's step.
@@ -475,7 +475,7 @@ class FullyShardedDataParallel(nn.Module):
 
     @torch.no_grad()
     def full_state_dict(self) -> dict[str, Tensor]:
-        """Return all parameters and persistent buffers whole, under the wrapped module's names, on every rank alike.
+        """Return all full parameters and persistent buffers, under the wrapped module's names, the same on every rank.
 
         Call it on every rank. Parameters have the dtype that the module had; tensors are copies, on their devices.
         """

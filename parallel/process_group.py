@@ -3,11 +3,11 @@
     results = launch(train, {"steps": 10}, world_size=2, backend="gloo", folder=logs)
 
 calls `train(rank, {"steps": 10})` in two new processes, in each of which the default process group is initialised, and
-returns what the calls returned. torch's elastic launcher starts the processes; they meet at 127.0.0.1, at a port that
-the kernel chooses, so jobs on one host cannot meet each other's. Each rank is connected to the launching process by a
-socket, over which it tells that it is alive, that a step is done, what it reports and what it returns. When one
-rank raises, dies, or makes no step in time, all are killed at once: the others may wait for it in a collective
-operation, where no signal handler would run.
+returns the calls' results. torch's elastic launcher starts the processes; they meet at 127.0.0.1, at a port that the
+kernel chooses, so jobs on one host cannot meet each other's. Each rank is connected to the launching process by a
+socket, over which it sends heartbeats, finished steps, reports and its result. When one rank raises, dies, or makes no
+step in time, all are killed at once: the others may wait for it in a collective operation, where no signal handler
+would run.
 
 Ranks inherit the environment, so settings such as NCCL_NVLS_ENABLE reach them. A rank's standard output and error are
 in `folder`, in `rank-0.log` and so on. A rank dies with the process that launched it.
@@ -40,18 +40,18 @@ if TYPE_CHECKING:
     import torch
 
 Plain: TypeAlias = "bool | int | float | str | list[Plain] | Mapping[str, Plain] | None"
-"""Plain data: what JSON can hold."""
+"""Plain data: values that JSON can represent."""
 
 BACKENDS = {"gloo": "cpu", "nccl": "cuda"}
 """The type of device that each backend is used for."""
 START_TIMEOUT_S = 300.0
 STEP_TIMEOUT_S = 60.0
 LAST_WORDS_S = 0.5
-"""How long a rank that is about to be killed for its silence may take to write where it is."""
+"""Seconds that a silent rank, which is about to be killed, gets to log its stack."""
 END_S = 10.0
-"""How long killed ranks may take to vanish."""
+"""Seconds that killed ranks may take to vanish."""
 CAUSE_S = 0.3
-"""How long to look for the cause of a failure among the other ranks."""
+"""Seconds for which to look for the cause of a failure among the other ranks."""
 LOG_TAIL_BYTES = 4000
 REQUEST, LOG = "PARALLEL_RANK_REQUEST", "PARALLEL_RANK_LOG"
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where NCCL and torch make files; none are made here
@@ -63,8 +63,8 @@ class RanksFailed(Exception):
     """A rank raised, died or stopped, and all were ended.
 
     Attributes:
-        rank: The rank to blame; None if none can be told from the others.
-        reason: What it did, in words.
+        rank: The rank at fault; None if it cannot be determined.
+        reason: Its fault, in words.
         trace: Its traceback, or "".
         log: The end of its log, or "".
         log_file: Its log.
@@ -86,7 +86,7 @@ class RanksTimedOut(RanksFailed):
 
 @dataclass(frozen=True)
 class Rank:
-    """What a rank's function is given: who it is, and how it speaks to the process that launched it."""
+    """The first argument of a rank's function: the rank's identity, and its connection to the launching process."""
 
     index: int
     world_size: int
@@ -95,7 +95,7 @@ class Rank:
     _channel: Connection = field(repr=False)
 
     def step_done(self) -> None:
-        """Tell that a step is done. From the first one on, each must follow the last within the step's timeout."""
+        """Report that a step is done. From the first one on, each must follow the last within the step's timeout."""
         _send(self._channel, "step", None)
 
     def report(self, message: Plain) -> None:
@@ -105,7 +105,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class _Request:
-    """What a rank needs to begin, as one line of JSON in its environment."""
+    """The data that a rank needs to begin, as one line of JSON in its environment."""
 
     address: str
     key: str
@@ -134,7 +134,7 @@ def launch(
         arguments: Plain data.
         world_size: Number of ranks; with nccl, each has the GPU of its own number.
         backend: "gloo" for CPUs or "nccl" for GPUs.
-        folder: Where the logs go; it exists.
+        folder: An existing folder for the logs.
         start_timeout_s: Seconds from the start to each rank's first `step_done` (or its return): for imports,
             compilation and warm-up.
         step_timeout_s: Seconds between two `step_done` of a rank, and from the last one to its return, once all ranks
@@ -142,7 +142,7 @@ def launch(
         reported: Called in this thread, with the rank's index and what it reported.
 
     Returns:
-        What each rank's function returned, in the order of ranks, as JSON brings it back: tuples are lists.
+        The result of each rank's function, in the order of ranks, after a round trip through JSON: tuples become lists.
 
     Raises:
         ValueError: an argument is out of range or not plain data, or the ranks could not import the function.
@@ -303,7 +303,7 @@ def _logs(folder: Path, request: str) -> Any:
 
 
 def log_file(folder: Path, rank: int) -> Path:
-    """Return where a rank's output goes."""
+    """Return the file of a rank's output."""
     return folder / f"rank-{rank}.log"
 
 
@@ -450,7 +450,7 @@ class _Ranks:
         raise RanksTimedOut(blamed, f"made {doing}", **self._log_of(seen))
 
     def _last_words(self) -> None:
-        """Let every rank write to its log where it is."""
+        """Let every rank write its present stack to its log."""
         for process in self._processes.values():
             _signal(process, signal.SIGUSR1)
         time.sleep(LAST_WORDS_S)
@@ -464,7 +464,7 @@ class _Ranks:
         return {"log": content, "log_file": path}
 
     def end(self) -> None:
-        """See to it that no rank is left, nor shared memory that one has not removed itself."""
+        """Make sure that no rank is left, and remove shared memory that ranks have not removed themselves."""
         shared: set[Path] = set()
         if len(self._pids) < self._world_size:
             self._find_unconnected()
@@ -497,7 +497,7 @@ class _Ranks:
             _signal(process, signal.SIGKILL)
 
     def _wait(self) -> None:
-        """Wait for the ranks' processes to end, but not for ever."""
+        """Wait for the ranks' processes to end, for a limited time."""
         until = time.monotonic() + END_S
         for process in self._processes.values():
             wait([process], timeout=max(0.0, until - time.monotonic()))
@@ -543,7 +543,7 @@ def shared_memory_of(pid: int) -> set[Path]:
 
 
 def rank_main() -> None:
-    """Be a rank: connect to the launching process, join the process group, call the function, send its result."""
+    """Run as a rank: connect to the launching process, join the process group, call the function, send its result."""
     request = _Request(**json.loads(os.environ.pop(REQUEST)))
     _die_with_parent(request.parent)
     # The elastic launcher sends it to all ranks when one has ended. They are killed anyway, and until then a rank that
@@ -600,7 +600,7 @@ def _leave() -> None:
 
 
 def _die_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when the one that launched it ends."""
+    """Make the kernel kill this process when the launching process ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

@@ -1,6 +1,6 @@
 """Formulas of parallel training: bytes on each device, and the batch at which computation hides communication.
 
-A formula is kept as text, and its value is computed from that very text, exactly, so what people read is what was
+A formula is kept as text, and its value is computed exactly from this text, so people read the formula that was
 computed. Its symbols are:
 
 - P, G, O: bytes of parameters, gradients and optimizer state of one replica; K: bytes of the 16-bit copies of the
@@ -11,8 +11,8 @@ computed. Its symbols are:
 - k: FLOP per token of a block's forward pass; g: bytes of a block's weights, as devices send them; m: bytes per token
   that tensor parallelism exchanges for a block's forward pass.
 
-Shards are taken to be even, and devices exchange in rings of many members: N devices move (N - 1) / N of the bytes that
-the formulas count. Communication is that of the forward pass, which has the most of it per FLOP. No torch here.
+It assumes equal shards, and rings of many devices: N devices move (N - 1) / N of the bytes that the formulas count.
+Communication is that of the forward pass, which has the most of it per FLOP. No torch here.
 
 Sources:
 

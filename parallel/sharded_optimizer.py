@@ -30,10 +30,10 @@ from parallel.collectives import (
 )
 
 CHUNKS = 8
-"""Into how many a large model is divided: the first one's update and the last one's exchange overlap with nothing."""
+"""Number of chunks of a large model: the first chunk's update and the last one's exchange overlap with nothing."""
 LEAST_CHUNK_BYTES = 32 * MIB
 SMALL_NUMEL = 64
-"""State tensors up to this size travel with the description of the state when it is consolidated."""
+"""State tensors up to this size are sent with the description of the state when it is consolidated."""
 NOT_HYPERPARAMETERS = ("params", "param_names")
 
 
@@ -60,9 +60,9 @@ class ShardedOptimizer(Optimizer):
     gradients come averaged from any of the data-parallel wrappers.
 
     Parameters are assigned by size, the largest first, each to the rank with the fewest bytes (the lowest of several),
-    so all ranks come to the same assignment. Parameters that alone use their memory are moved into memory that a chunk
-    shares: keep no other tensor that shall see their values. The optimizer must treat parameters one by one, as torch's
-    do except LBFGS: it is called for each chunk.
+    so all ranks come to the same assignment. Parameters that alone use their memory are moved into a chunk's shared
+    memory, so other tensors that alias the old memory do not see later values. The optimizer must treat parameters one
+    by one, as torch's do except LBFGS: it is called for each chunk.
 
     Learning rates and other hyper-parameters are those of `param_groups`, as in any optimizer; schedulers work. `state`
     holds this rank's part.

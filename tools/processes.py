@@ -2,8 +2,8 @@
 
     python -m pytest -p tools.processes --processes 3
 
-To collect this suite takes ten seconds of a core, most of it for imports, so one process does it for all. Tests that
-are marked `alone` run afterwards, in the first process.
+Collecting this suite takes ten seconds of a core, mostly for imports, so one process does it for all. Tests that are
+marked `alone` run afterwards, in the first process.
 
 A process gets the tests of one file at a time, so that they share what their module's fixtures start. Files that start
 services come first, and in the end processes take over what others have not begun. Each process knows one test ahead:
@@ -119,10 +119,10 @@ class Worker:
     channel: socket.socket
     group: Group
     begun: deque[int] = field(default_factory=deque)
-    """What it runs, and what it knows to be next."""
+    """The test that it runs, and the test that it knows to be next."""
     received: bytes = b""
     why: str = ""
-    """What it raised, if it ends for that."""
+    """The error that it raised, if it ends because of one."""
 
 
 class _Conductor:

@@ -14,7 +14,7 @@ from workers.outcome import InvalidEnvironment
 
 
 def check_packages() -> None:
-    """Refuse to run with somebody else's `kernels`: another distribution has a package of that name.
+    """Refuse to run if another distribution's package `kernels` shadows ours.
 
     Raises:
         InvalidEnvironment: another package shadows ours; the message names its folder.

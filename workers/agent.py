@@ -42,11 +42,11 @@ from workers.scratch import Scratch
 logger = logging.getLogger(__name__)
 
 MAX_ON_PAPER = 4
-"""Most jobs at a time that only compute on paper: they need no device, but each has a process."""
+"""Largest number of simultaneous jobs that only estimate: they need no device, but each has a process."""
 TICK_S = 0.05
 """Seconds between two looks of an idle agent for new work. One look costs microseconds."""
 MIN_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0
-"""Seconds that an agent claims nothing after it could not start a job: doubled each time until a job has run, so that
+"""Seconds for which an agent claims nothing after it could not start a job, doubled each time until a job has run. So
 an agent without threads or descriptors does not use up the attempts of the whole queue.
 """
 
@@ -139,7 +139,7 @@ class Agent:
                 if not isinstance(error, DatabaseBusy):  # a busy database has made us wait already
                     pause_s = RETRY_S
             except Exception:
-                # Whatever it was: it must not harm the running jobs.
+                # No error here may harm the running jobs.
                 logger.exception("the queue cannot be served now, trying again")
                 pause_s = RETRY_S
             if select.select([self._wake], [], [], pause_s)[0]:
@@ -216,14 +216,15 @@ class Agent:
     def _claim_what_fits(self) -> None:
         """Claim until nothing more fits. Tries only if the queue, or the offer, has changed since the last refusal.
 
-        Without a free device the agent still makes an offer to jobs that only compute on paper.
+        Without a free device the agent still makes an offer to jobs that only estimate.
         """
         while self._has_something_new():
             free = self._locks.take_free()
             claim = None
             try:
                 offer = self._offer(free)
-                # Asked after the devices are taken: a run that this host cannot serve says so before it frees its own.
+                # Checked after the devices are taken: a run that this host cannot serve says so before it frees its
+                # own.
                 if self._is_new(offer, free) and not any(run.host_unfit for run in self._runs.values()):
                     claim = self._queue.claim(self.id, offer)
                     self._refused_with = offer if claim is None else self._refused_with
@@ -237,7 +238,8 @@ class Agent:
                 return
 
     def _has_something_new(self) -> bool:
-        """Return True if a claim may find something. It is asked at every turn, so it looks only at known users."""
+        """Return True if a claim may find something. It is called at every turn, so it checks only known users'
+        announcements."""
         if self._refused_with is None:
             return True
         free = self._locks.take_free(afresh=False)
@@ -281,7 +283,7 @@ class Agent:
             logger.exception("job %s cannot be started; the next claim waits %g s", claim.job_id, self._backoff_s)
             self._pause_claims()
             (free if lease is None else lease).release()
-            if isinstance(error, BlockingIOError):  # another process was faster to take the host: nobody's error
+            if isinstance(error, BlockingIOError):  # another process took the host first; that is not an error
                 self._queue.give_back(claim)
             else:
                 self._queue.give_up(claim, in_words(error))

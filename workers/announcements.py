@@ -1,13 +1,13 @@
-"""Tells the workers of other users of the host which devices are in use, and reads what they tell.
+"""Announces to workers of other users on the host which devices are in use, and reads their announcements.
 
-Each user has a folder for locks. What excludes the user's own workers from each other lies there in files that nobody
-else can open. Beside them is one file for everybody to read, always empty: a lease takes shared locks on bytes of it,
-one for each device, by the device's name (see app/store/byte_locks.py). Others open it for reading and ask the kernel
-if a byte is locked.
+Each user has a folder for locks. The locks between the user's own workers are files there that nobody else can open.
+Beside them is one file for everybody to read, always empty: a lease takes shared locks on bytes of it, one for each
+device, by the device's name (see app/store/byte_locks.py). Others open it for reading and ask the kernel if a byte is
+locked.
 
 A user can keep others from a device by announcing it, as by using it, but cannot keep anybody from announcing: a file
-that is open for reading only takes shared locks, and these do not exclude each other. Nothing is believed that a folder
-says which another user could have made: its name must be that of its owner, and nobody else may write to it.
+that is open for reading only takes shared locks, and these do not exclude each other. A folder that another user could
+have made is not trusted: its name must be that of its owner, and nobody else may write to it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _OPEN = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 @contextmanager
 def own_folder(path: Path) -> Iterator[int]:
-    """Give a descriptor of this user's folder for locks, which is made if it is not there.
+    """Yield a descriptor of this user's folder for locks, which is made if it does not exist.
 
     Raises:
         InvalidEnvironment: it is a link, or another user made it.
@@ -74,16 +74,16 @@ def announce(folder: int, names: Sequence[str]) -> int:
 
 
 def withdraw(announcement: int, names: Sequence[str]) -> None:
-    """Announce these names no longer."""
+    """Withdraw the announcement of these names."""
     for name in names:
         byte_locks.unlock(announcement, byte_locks.byte_of(name))
 
 
 class Others:
-    """What other users' workers announce.
+    """Reads the announcements of other users' workers.
 
-    Their folders are listed only when told to: a temporary folder may hold many thousand files of others. Each look
-    opens one file at a time, and reads the locks themselves.
+    Their folders are listed only on request, since a folder for temporary files may have many thousand entries. Each
+    look opens one file at a time, and reads the locks themselves.
     """
 
     def __init__(self, parent: Path) -> None:
@@ -91,16 +91,16 @@ class Others:
         self._uids: list[int] | None = None
 
     def list_afresh(self) -> None:
-        """List the folders that there are now. Who has no folder yet announces nothing."""
+        """List the present folders. A user without a folder announces nothing."""
         with os.scandir(self._parent) as entries:
             users = [_user_of(entry) for entry in entries]
         self._uids = [uid for uid in users if uid is not None and uid != os.geteuid()]
 
     def have(self, names: Sequence[str]) -> set[str]:
-        """Return those of the names that somebody announces, as far as folders are listed.
+        """Return those of the names that another user announces, as far as folders are listed.
 
         Raises:
-            OSError: it cannot be told, for want of a descriptor.
+            OSError: no file descriptor is left, so the answer is unknown.
         """
         if self._uids is None:
             self.list_afresh()
@@ -120,11 +120,13 @@ class Others:
 
 
 _NO_ANNOUNCEMENTS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EACCES, errno.EPERM)
-"""What lies there is gone, or is no folder with a file in it, or is private, as those of former versions are."""
+"""Errors that mean that there is nothing to read: the entry is gone, is not a folder with such a file, or is private,
+as folders of earlier versions are."""
 
 
 def _user_of(entry: os.DirEntry[str]) -> int | None:
-    """Return the user whose folder this is; None if it is none. A user has at most one, named without leading zeros."""
+    """Return the user whose folder for locks this is; None if it is not one. A user has at most one, named without
+    leading zeros."""
     match = _FOLDER.fullmatch(entry.name)
     if match is None or entry.name != f"{PREFIX}{int(match[1])}":
         return None

@@ -1,4 +1,5 @@
-"""Checks the messages of a unit's process, and returns values of bounded size. It trusts no length in a message.
+"""Checks the messages of a unit's process, and returns values of bounded size. It does not trust any length in a
+message.
 
 It refuses names and keys that are too long, and cuts texts for people (reasons, titles, details): a job that has
 measured for hours does not fail because an error message is long.
@@ -24,7 +25,7 @@ from workers.measure.table import TooLarge
 
 MAX_MEASUREMENTS = 2_000_000
 MAX_MEASUREMENT_BYTES = 2 << 30
-"""Most bytes of all measurements of one job: their texts, and eight bytes for each sample."""
+"""Largest size in bytes of all measurements of one job: their texts, and eight bytes for each sample."""
 MAX_SAMPLES = 1_000_000
 """Most samples of one measurement."""
 MAX_COORDINATES = 200
@@ -55,10 +56,10 @@ class Measurements:
         self._case_bytes = 0
 
     def checked(self, wire: Mapping[str, Any], unit_index: int) -> MeasurementRecord:
-        """Return the measurement that `Measurement.to_wire` made.
+        """Return the checked measurement from the form that `Measurement.to_wire` made.
 
         Raises:
-            ValueError, TypeError: it is no measurement; the error says why.
+            ValueError, TypeError: it is not a valid measurement; the error says why.
             TooLarge: it, or this job's measurements together, exceed the limit of samples or coordinates.
         """
         fields = {**wire, "unit_index": unit_index, "validity": None}
@@ -87,7 +88,8 @@ class Measurements:
 
 
 def _samples(text: Any, what: str) -> tuple[array[float], bytes]:
-    """Return the samples, plain and as stored (zlib of little-endian float64). A small text may stand for gigabytes."""
+    """Return the samples, plain and as stored (zlib of little-endian float64). A small text may decompress to
+    gigabytes."""
     most = 8 * MAX_SAMPLES
     if not isinstance(text, str):
         raise TypeError(f"samples of {what} are no text")
@@ -200,7 +202,7 @@ def short(text: Any, what: str) -> str:
 
 
 def cut(text: str) -> str:
-    """Return a text for people, and leave out its end if it is long."""
+    """Return a text for people, cut at its end if it is long."""
     return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
 
 

@@ -1,4 +1,4 @@
-"""The entry point of a job's process: run one unit, tell the agent about it in JSON lines.
+"""The entry point of a job's process: it runs one unit and reports to the agent in JSON lines.
 
     {"type": "started"}
     {"type": "progress", "done": 3, "total": 10, "message": "measuring"}
@@ -86,7 +86,7 @@ class PipeReporter:
         self.send("validity", validity=dict(verdict), case_key=case_key, title=title)
 
     def _use(self, what: str, name: str) -> None:
-        # The agent checks it as well; an error raised here has the runner's own line in its traceback.
+        # The agent checks it again; an error raised here has the runner's own line in its traceback.
         if (what, name) in self._names:
             raise ValueError(f"this unit has reported the {what} {name!r} already: each needs a name of its own")
         self._names.add((what, name))
@@ -104,7 +104,7 @@ class PipeReporter:
 
 
 def run_request(request: Request, messages: int, *, new_interpreter: bool = False) -> int:
-    """Do the request's task and report on the descriptor `messages`; returns the exit code."""
+    """Execute the request's task and report on the descriptor `messages`; returns the exit code."""
     reporter = PipeReporter(messages, Path(request.scratch), Path(request.ceilings))
     # Forks of one parent start with the same state of the random generator.
     random.seed()
@@ -150,7 +150,7 @@ def main_wrapped(file: Path) -> int:
 def _import_torch(request: Request) -> None:
     """Import torch without the garbage collector, as the warm parent does: a sixth of the time of a new interpreter.
 
-    If that fails, so does the runner's own import, which tells why.
+    If that fails, the runner's own import fails, too, and gives the reason.
     """
     if request.task == "run" and getattr(RUNNERS.get(request.kind), "needs_torch", True):
         with without_collector(), contextlib.suppress(Exception):
@@ -164,7 +164,7 @@ def _open_messages(request: Request) -> int:
     except FileExistsError:
         # Some profilers run a program again for each group of counters: only its first run reports.
         return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-    # Do not wait for a reader: without an agent there is none.
+    # Do not wait for a reader: if the agent is gone, there is none.
     messages = os.open(request.fifo, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     os.set_blocking(messages, True)
     return messages
@@ -173,7 +173,7 @@ def _open_messages(request: Request) -> int:
 def _leave(code: int) -> int:
     """End this process, even if the unit has left threads running."""
     if any(thread is not threading.main_thread() and not thread.daemon for thread in threading.enumerate()):
-        # The interpreter would wait for those threads, maybe for ever, so the process leaves without it.
+        # The interpreter would wait for those threads, maybe for ever, so the process exits without its clean-up.
         sys.stderr.write("the unit is done; threads that it left running end here\n")
         atexit._run_exitfuncs()
         sys.stdout.flush()

@@ -1,7 +1,7 @@
-"""Finds this host's devices, and locks those that a job gets.
+"""Finds this host's devices, and locks those of a job.
 
 Each device is locked by flock on a file of its own, so that two agents on one host never measure on one GPU at a time,
-and a CPU measurement runs alone. Agents of other users cannot open these files; they read what is announced
+and a CPU measurement runs alone. Agents of other users cannot open these files; they read announcements
 (announcements.py). A job's keeper inherits the locks and the announcement: a device is free only when no process of the
 job is left.
 """
@@ -73,10 +73,11 @@ class Host:
 
 
 def discover() -> Host:
-    """Ask NVML, without touching CUDA; a host without NVIDIA's driver has no GPUs. CUDA_VISIBLE_DEVICES is obeyed.
+    """Return the host's devices as NVML lists them, without touching CUDA; a host without NVIDIA's driver has no GPUs.
+    CUDA_VISIBLE_DEVICES is respected.
 
     Raises:
-        InvalidEnvironment: CUDA_VISIBLE_DEVICES does not say clearly which GPUs it means.
+        InvalidEnvironment: CUDA_VISIBLE_DEVICES is ambiguous.
     """
     memory_mib = psutil.virtual_memory().total >> 20
     gpus = _visible(_boards(), os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER"))
@@ -180,10 +181,10 @@ def _physical(boards: Iterable[Board]) -> list[Gpu]:
 
 
 def _at(boards: Sequence[Board], index: int, order: str | None) -> Gpu:
-    """Return the GPU that an index means to CUDA. CUDA too orders GPUs of one model by their places on the bus.
+    """Return the GPU that CUDA means by an index. CUDA also orders GPUs of one model by their places on the bus.
 
     Raises:
-        InvalidEnvironment: the order is the fastest first, and only CUDA knows how fast each GPU is.
+        InvalidEnvironment: the order is by speed, and only CUDA knows how fast each GPU is.
     """
     models = sorted({gpu.name for gpu in _physical(boards)})
     if order != PCI_ORDER and len(models) > 1:
@@ -230,17 +231,18 @@ class DeviceLocks:
         self._host = host
         self._folder = folder or lock_folder()
         self._others = Others(self._folder.parent)
-        with own_folder(self._folder):  # raises now if it cannot be used, and not only with each look
+        with own_folder(self._folder):  # raises at once if the folder cannot be used
             pass
 
     def take_free(self, *, afresh: bool = True) -> Lease:
-        """Lock everything that is free: every free GPU, and the host, exclusively if nobody else holds it, else shared.
+        """Lock everything that is free: every free GPU, and the host, exclusively if nobody else holds it, otherwise
+        shared.
 
         A lease without descriptors means that another job has the host alone, or that another agent is choosing.
 
         Args:
-            afresh: look which other users have workers now, and not only at those known. Without it a lease tells what
-                is free, mostly, for less work, and no job may have it.
+            afresh: list other users' folders again, instead of reading only the known ones. Without it the lease costs
+                less and is mostly right, but must not be given to a job.
 
         Raises:
             InvalidEnvironment: the folder for locks cannot be used.
@@ -248,13 +250,13 @@ class DeviceLocks:
         """
         lease = Lease()
         try:
-            # This happens at every call, because hosts clean their temporary folders.
+            # The folder is made at every call, because hosts clean their folders for temporary files.
             with own_folder(self._folder) as folder:
                 self._lock_for_own_user(folder, lease)
                 if lease.descriptors:
                     self._agree_with_others(folder, lease, afresh)
         except BaseException:
-            # A lock that nobody releases any more would stop every agent of this host.
+            # A lock that is never released would stop every agent of this host.
             lease.release()
             raise
         return lease
@@ -281,11 +283,11 @@ class DeviceLocks:
         lease.gpus = tuple(free)
 
     def _agree_with_others(self, folder: int, lease: Lease, afresh: bool) -> None:
-        """Announce what the lease has, and take out of it what agents of other users have."""
+        """Announce the devices of the lease, and remove from it those that agents of other users have."""
         announcement = announce(folder, ["choosing", "host", "alone", *(gpu.uuid for gpu in lease.gpus)])
         lease.descriptors.append(announcement)
         if afresh:
-            self._others.list_afresh()  # after our announcement: who comes later sees that
+            self._others.list_afresh()  # after our announcement, which later agents see
         theirs = self._others.have(["choosing", "host", "alone", *(gpu.uuid for gpu in lease.gpus)])
         if theirs & {"choosing", "alone"}:
             lease.release()
@@ -297,10 +299,11 @@ class DeviceLocks:
         _without(lease, taken)
 
     def keep_only(self, lease: Lease, *, gpus: int, alone: bool) -> Lease:
-        """Give back all but the first `gpus` GPUs, and share the host unless `alone`; then others may choose.
+        """Release all but the first `gpus` GPUs, and share the host unless `alone`; then others may choose.
 
         Raises:
-            BlockingIOError: a process that does not use `choosing` has taken the host. The lease gives back all locks.
+            BlockingIOError: a process that does not use `choosing` has taken the host. The lease has released all
+                locks.
         """
         choosing, host, *locks, announcement = lease.descriptors
         if not alone:
@@ -319,7 +322,7 @@ class DeviceLocks:
 
 
 def _without(lease: Lease, taken: Sequence[Gpu]) -> None:
-    """Give back the locks of these GPUs."""
+    """Release the locks of these GPUs."""
     choosing, host, *locks, announcement = lease.descriptors
     kept = []
     for gpu, descriptor in zip(lease.gpus, locks, strict=True):

@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 0.5
 LEFTOVERS_S = 60.0
-"""Seconds that killed processes may take to end; their driver gives a GPU's memory back meanwhile."""
+"""Seconds that killed processes may take to end, while their driver releases a GPU's memory."""
 LEFTOVERS_LOOK_S = 0.05
 EXCERPT_BYTES = 4096
 
@@ -65,7 +65,7 @@ class _Taken:
     path: Path
     public_name: str
     size: int
-    """Bytes that it had when it was handed over."""
+    """Its size in bytes when it was handed over."""
     kind: str
     media_type: str
 
@@ -81,11 +81,11 @@ class _Process:
     scratch: Path
     task: Literal["run", "collect"] = "run"
     cursor: int | None = None
-    """Step that the process works on, if it tells."""
+    """The step that the process works on, if it reports one."""
 
 
 MAYBE_THE_WRAPPERS = {"failed", "crashed", "invalid_environment"}
-"""Codes of failures that a unit may have met only because of the command that it ran under."""
+"""Codes of failures that the command around a unit may have caused."""
 
 
 class _Interrupted(Exception):
@@ -118,7 +118,8 @@ class JobRun:
         self.claim = claim
         self.stop = StopSignal()
         self.host_unfit = False
-        """True if the job went back to the queue because the host could not run it. The next one may fare no better."""
+        """True if the job went back to the queue because the host could not run it. The host may not be able to run the
+        next one either."""
         self._lease = lease
         self._queue = queue
         self._artifacts = artifacts
@@ -134,7 +135,7 @@ class JobRun:
         self._spool = Spool(settings.max_artifacts)
         self._max_artifact_bytes = settings.max_artifact_bytes
         self._artifact_bytes = 0
-        """Bytes of the artifacts that are stored, or were when they were handed over."""
+        """Bytes of the artifacts: of stored ones, and of handed over ones at that time."""
         self._storing_until = float("inf")
         self._events: list[NewEvent] = []
         self._cells = 0
@@ -154,7 +155,7 @@ class JobRun:
 
     @property
     def ended(self) -> bool:
-        """Return True if the outcome is recorded (or must not be) and the devices are given back."""
+        """Return True if the outcome is recorded (or must not be) and the devices are released."""
         return not self._thread.is_alive()
 
     def join(self) -> None:
@@ -163,7 +164,7 @@ class JobRun:
         self.stop.close()
 
     def _run(self) -> None:
-        with ExitStack() as at_end:  # each of these is done, whatever the others raise
+        with ExitStack() as at_end:  # each of these runs, whatever the others raise
             at_end.callback(self._on_end)
             at_end.callback(self._lease.release)
             at_end.callback(shutil.rmtree, self._scratch, ignore_errors=True)
@@ -207,7 +208,7 @@ class JobRun:
 
         Raises:
             Unsupported: this worker runs no uploaded code.
-            InvalidEnvironment: a file is not there.
+            InvalidEnvironment: a file is missing.
         """
         wanted = {sha256 for _, sha256 in codes_of(self.claim.spec)}
         if not wanted:
@@ -221,10 +222,11 @@ class JobRun:
         self._code_environment = uploaded.write(self._scratch / "code", contents)
 
     def _clear_devices(self) -> Outcome | None:
-        """End what the jobs of killed agents have left behind; return the job's outcome if that is impossible.
+        """End the processes that jobs of killed agents have left behind; return the job's outcome if that is
+        impossible.
 
-        Then the job goes back to the queue and the attempt does not count: another host may run it, and so may this one
-        when the driver, for which such processes mostly wait, goes on.
+        In that case the job goes back to the queue and the attempt does not count. Another host may run it, or this one
+        when the driver recovers, for which such processes mostly wait.
         """
         if not self._lease.descriptors:  # it uses no device
             return None
@@ -245,7 +247,7 @@ class JobRun:
         return None
 
     def _run_unit(self, process: _Process, runner: Runner, spec: SpecBase) -> Outcome:
-        """Run a unit to its end, in more than one process if it goes on after a crash or leaves files to collect."""
+        """Run a unit to its end, in several processes if it resumes after a crash or leaves files to collect."""
         while True:
             outcome = self._run_process(process, runner, spec)
             rest = self._rest_of(process, outcome, runner, spec)
@@ -259,7 +261,7 @@ class JobRun:
         return outcome
 
     def _rest_of(self, process: _Process, outcome: Outcome, runner: Runner, spec: SpecBase) -> Unit | None:
-        """Return the rest of a unit that crashed; None if its runner cannot go on after this outcome."""
+        """Return the rest of a unit that crashed; None if its runner cannot resume after this outcome."""
         if not (isinstance(outcome, Failed) and outcome.code == "crashed" and isinstance(runner, Resumable)):
             return None
         if process.cursor is None or self.stop.reason is not None:
@@ -308,7 +310,7 @@ class JobRun:
         return self._store_taken(outcome)
 
     def _blame(self, wrapper: Wrapper, outcome: Outcome, ask: Callable[..., str | None]) -> Outcome:
-        """Return the failure of a wrapper that told an error of its own, else the outcome as it is."""
+        """Return the failure of a wrapper that reported an error of its own, or the unchanged outcome."""
         failed = isinstance(outcome, Failed) and outcome.code in MAYBE_THE_WRAPPERS
         if not (failed or isinstance(outcome, Succeeded)):
             return outcome
@@ -340,7 +342,7 @@ class JobRun:
         )
 
     def _take(self, message: dict[str, Any], process: _Process) -> None:
-        """Take one message from a unit (see child.py)."""
+        """Process one message from a unit (see child.py)."""
         index, count = process.index, process.count
         match message["type"]:
             case "started" if process.task == "run":
@@ -375,11 +377,11 @@ class JobRun:
     def _take_artifact(self, process: _Process, *, path: str, name: str, kind: str, media_type: str) -> None:
         """Move a unit's file to a folder of ours. Storing it, which reads all of it, waits until the unit has ended.
 
-        A unit that still has the file open may write to it until then. That harms nothing: the store hashes the content
-        when no process of the unit is left, so that content and hash agree, and nobody can change it afterwards.
+        A unit that still has the file open may write to it until then. That is harmless: the store hashes the content
+        when no process of the unit is left, so content and hash agree, and nobody can change the file afterwards.
         """
         file = Path(path).resolve()
-        # Moving a file takes it away from its old place, and reading a pipe or a device would never end.
+        # Moving removes the file from its old place, and reading a pipe or a device would never end.
         if not file.is_relative_to(process.scratch.resolve()) or not file.is_file():
             raise ValueError(f"{path} is no file in the unit's scratch folder")
         kind, media_type = checked.short(kind, "an artifact's kind"), checked.short(media_type, "its media type")
@@ -393,7 +395,7 @@ class JobRun:
         self._taken.append(_Taken(moved, public_name, size, kind, media_type))
 
     def _check_size(self, public_name: str, size: int) -> None:
-        """Raise TooLarge if the job may not keep so many bytes more."""
+        """Raise TooLarge if the job may not store `size` further bytes."""
         if self._artifact_bytes + size > self._max_artifact_bytes:
             raise TooLarge(
                 f"artifact {public_name!r} has {size} bytes or more, beside {self._artifact_bytes} of the job's other "
@@ -421,9 +423,10 @@ class JobRun:
         return outcome
 
     def _go_on_storing(self, public_name: str, size: int) -> None:
-        """Called for each chunk of an artifact that is being stored, with the bytes so far.
+        """Check whether storing may continue; called for each chunk of an artifact, with the bytes so far.
 
-        A job that is cancelled or has timed out gets its grace for what it has measured; a shutdown has waited already.
+        A job that is cancelled or has timed out gets its grace period to store its results; a shutdown has already
+        waited.
 
         Raises:
             _Interrupted: the job must end now.
@@ -439,15 +442,15 @@ class JobRun:
         self._check_size(public_name, size)
 
     def _progress(self, done: int, total: int, message: str) -> None:
-        # Only the newest progress counts: followers want to know where the job is, not where it was. Cells are results.
+        # Only the newest progress counts, since followers want to know the present state. Cells are results.
         self._events = [event for event in self._events if event.type != "progress" or "cell" in event.data]
         content = {"done": done, "total": total, "message": checked.cut(message)}
         self._events.append(NewEvent("progress", content))
 
     def _cell(self, process: _Process, message: dict[str, Any]) -> None:
-        """Tell that a cell is finished: an event of its own, which a later progress does not replace."""
+        """Report a finished cell as an event of its own, which a later progress does not replace."""
         self._cells += 1
-        if self._cells > MAX_CELLS * process.count:  # a unit that resumes after each crash has no more, either
+        if self._cells > MAX_CELLS * process.count:  # this also bounds a unit that resumes after each crash
             raise ValueError(f"more than {MAX_CELLS} cells are finished")
         done, total = checked.count(message["done"], "done"), checked.count(message["total"], "total")
         cell = {
@@ -517,10 +520,10 @@ class JobRun:
         logger.error("job %s: it runs again, if it has attempts left, when its lease is over", self.claim.job_id)
 
     def _record_error(self, error: BaseException) -> None:
-        """End the attempt for an error of ours, without results, since the store may have refused these.
+        """End the attempt after an error of our own, without results, since the store may have refused these.
 
-        The job fails, since an error of our code would come again after hours of measuring. Only when the host is out
-        of something it goes back to the queue, and the attempt counts.
+        The job fails, since a bug would occur again after hours of measuring. Only if the host lacks a resource does
+        the job go back to the queue; the attempt counts.
 
         If even that is impossible, the lease runs out and the watcher records the worker as lost.
         """

@@ -1,6 +1,6 @@
 """The keeper of one unit: it starts the unit's process, and ends every process that the unit leaves behind.
 
-It is the child subreaper of the unit, so it finds also descendants in sessions of their own. It holds the file
+It is the child subreaper of the unit, so it also finds descendants in sessions of their own. It holds the file
 descriptors of the devices' locks, so the devices stay locked until the keeper has ended every descendant and is gone,
 even if the agent was killed meanwhile. Its control socket leads to the agent:
 
@@ -42,7 +42,7 @@ NOT_STARTED = 127
 
 @dataclass(frozen=True)
 class Request:
-    """The request to a unit's process."""
+    """A request to a unit's process."""
 
     kind: str
     spec: dict[str, Any]
@@ -55,7 +55,7 @@ class Request:
     task: Literal["run", "collect"] = "run"
     """The task: run the unit, or read the files that its wrapper has written."""
     wrap: list[str] = field(default_factory=list)
-    """The command that the unit runs under."""
+    """The command that the unit runs under; empty if there is none."""
     limits: dict[str, int] = field(default_factory=dict)
     """Fields of the unit's Limits."""
 
@@ -70,12 +70,12 @@ class Request:
         return Path(self.scratch) / ".messages"
 
     def to_line(self) -> bytes:
-        """One JSON line."""
+        """Return the request as one JSON line."""
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
     def from_line(cls, line: bytes) -> Request:
-        """The inverse of `to_line`."""
+        """Parse the result of `to_line`."""
         return cls(**json.loads(line))
 
 
@@ -137,7 +137,7 @@ def _receive(control: socket.socket) -> bytes:
 
 
 def fork_child(run: Callable[[Request], int], close: Sequence[int]) -> Callable[[Request], int]:
-    """Start a unit by one more fork, in a keeper that was forked from the warm parent.
+    """Return a function that starts a unit by another fork, in a keeper that was forked from the warm parent.
 
     Args:
         run: the unit's process calls this; its return value is the exit code.
@@ -170,7 +170,8 @@ def fork_child(run: Callable[[Request], int], close: Sequence[int]) -> Callable[
 
 
 def exec_child(messages: int, log: int) -> Callable[[Request], int | None]:
-    """Start a unit in a new interpreter, under its wrapper if it has one, in a keeper that has its own interpreter."""
+    """Return a function that starts a unit in a new interpreter, under its wrapper if it has one, in a keeper with its
+    own interpreter."""
 
     def start(request: Request) -> int | None:
         keeper = os.getpid()

@@ -27,9 +27,9 @@ SETTINGS_PREFIX = "FLOPWATCH_"
 WARM_TIMEOUT_S = 300.0
 """Seconds that the warm parent's imports may take, also on a slow disk with a cold cache."""
 WARM_END_S = 5.0
-"""Seconds in which a process is gone whose socket has ended."""
+"""Seconds in which a process must end after its socket was closed."""
 WARM_TRIES = 5
-"""How often a warm parent is started anew if each is killed, for example by a kernel that lacks memory."""
+"""Number of times that a warm parent is started again if each is killed, for example by a kernel that lacks memory."""
 KILLED_TOO_OFTEN = f"the warm parent was killed {WARM_TRIES} times in a row"
 
 NOT_FORKED = "the host has no processes left: the warm parent could not fork (see `ulimit -u`, --pids-limit, TasksMax)"
@@ -50,7 +50,7 @@ class Process:
     """A unit's process, as the agent holds it.
 
     `messages` and `log` end when no process holds them open, `control` when the keeper is gone. To wait for the end,
-    read all three, since a unit may close its pipes and go on.
+    read all three, since a unit may close its pipes and continue.
     """
 
     def __init__(
@@ -78,7 +78,8 @@ class Process:
         self._order(keeper.KILL)
 
     def kill_with_keeper(self) -> None:
-        """Kill all processes of the unit and its keeper, which does not obey: somebody may have stopped it."""
+        """Kill all processes of the unit and its keeper, if the keeper does not obey, for example because it is
+        stopped."""
         if self._kept_by is not None:
             end_tree(self._kept_by)
 
@@ -89,7 +90,7 @@ class Process:
         return Report(**json.loads(self._received)) if self._received else Report(exit_code=None, signal=None)
 
     def hear_keeper(self) -> bool:
-        """Take what the keeper says; False once it is gone."""
+        """Read the keeper's message; returns False once the keeper is gone."""
         try:
             chunk = self.control.recv(4096)
         except ConnectionResetError:  # our order came after the keeper had ended
@@ -105,7 +106,7 @@ class Process:
         os.close(self.log)
 
     def _order(self, order: bytes) -> None:
-        # It may have ended by itself.
+        # It may have ended already.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.control.sendall(order)
 
@@ -137,7 +138,7 @@ class Launcher:
         """Wait for the warm parent's imports.
 
         Raises:
-            InvalidEnvironment: the warm parent died; its standard error tells why.
+            InvalidEnvironment: the warm parent died; its standard error gives the reason.
         """
         for _ in range(WARM_TRIES):
             with self._lock, contextlib.suppress(_WarmParentDied):
@@ -156,12 +157,12 @@ class Launcher:
         Raises:
             InvalidEnvironment: the warm parent cannot start, or this host lacks the command that the unit runs under.
             HostExhausted: the warm parent could not fork.
-            OSError: this process could not; `is_exhausted` tells whether the host is out of something.
+            OSError: this process could not fork; `is_exhausted` says whether the host lacks a resource.
         """
         _check_wrapper(request)
         for _ in range(WARM_TRIES):
-            # If the warm parent is killed, a try may leave a keeper, which ends at once, since nobody is at the other
-            # end of its socket. The next try has pipes of its own.
+            # If the warm parent is killed, a try may leave a keeper, which ends at once, since the other end of its
+            # socket is closed. The next try has pipes of its own.
             with contextlib.suppress(_WarmParentDied):
                 return self._start(request, start, locks)
         raise InvalidEnvironment(KILLED_TOO_OFTEN)
@@ -207,7 +208,7 @@ class Launcher:
                 self._lock.release()
 
     def end_leftovers(self) -> list[int]:
-        """Kill what killed agents have left on this agent's devices; returns the pids of what was still there."""
+        """Kill the processes that killed agents have left on this agent's devices; returns the pids of those found."""
         return end_leftovers(self._mark)
 
     def close(self) -> None:
@@ -230,7 +231,7 @@ class Launcher:
             answer = warm_parent.recv(warm.PID.size, socket.MSG_WAITALL)
         except (BrokenPipeError, ConnectionResetError):
             answer = b""
-        except TimeoutError:  # somebody has stopped it; a new one takes its place, and its keepers go on
+        except TimeoutError:  # it is stopped; a new one replaces it, and its keepers continue
             assert self._warm is not None
             self._warm.kill()
             answer = b""
@@ -266,7 +267,7 @@ class Launcher:
             self._drop_warm()
         if ended:
             self._keepers -= ended.keys()
-            # This process has also adopted the keepers of a killed warm parent; they mind their units as before.
+            # This process has also adopted the keepers of a killed warm parent; they keep their units as before.
             spare = self._keepers | self._forked | ({self._warm.pid} if self._warm is not None else set())
             kill_all(spare)
 
@@ -327,7 +328,8 @@ class Launcher:
 
 
 def units_environment(mark: str) -> dict[str, str]:
-    """This process's variables less the service's settings, which a unit does not need, and with the agent's mark.
+    """Return this process's variables without the service's settings, which a unit does not need, and with the agent's
+    mark.
 
     They are set where a new interpreter starts, not in the unit: a process's first variables can be read below /proc as
     long as it and its forks live.
@@ -337,7 +339,7 @@ def units_environment(mark: str) -> dict[str, str]:
 
 
 def _process(pid: int) -> psutil.Process | None:
-    """Return the process of this pid. It stays the same process, whoever gets the pid later."""
+    """Return the process of this pid. The object keeps referring to the same process, even if the pid is used again."""
     try:
         return psutil.Process(pid)
     except psutil.NoSuchProcess:

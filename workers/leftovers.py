@@ -1,10 +1,10 @@
-"""Finds and kills what the units of a dead agent have left behind.
+"""Finds and kills the processes that units of a dead agent have left behind.
 
 A keeper ends its unit when the agent dies, and the keeper's parent when the keeper dies. When agent, warm parent and
-keeper are killed together, nobody is left to do so, and a daemon in a session of its own would go on beside the job's
-next attempt. So an agent marks every process below it, and each agent that shares its devices kills processes with
-the mark of a dead agent before it uses a device. The mark names the agent: PID namespace, pid and start time, and a
-digest of the folder of its device locks. It stands in two places:
+keeper are killed together, no process is left to do so, and a daemon in a session of its own would run on beside the
+job's next attempt. So an agent marks every process below it, and each agent that shares its devices kills processes
+with the mark of a dead agent before it uses a device. The mark names the agent: PID namespace, pid and start time, and
+a digest of the folder of its device locks. It stands in two places:
 
 - a variable in the environment that the processes were started with, which the kernel shows in /proc/PID/environ;
 - a cgroup (version 2) of that name, where the kernel lets the agent make one below its own. No process can leave it
@@ -41,8 +41,8 @@ def own_mark(lock_folder: Path) -> str:
 def end_leftovers(mark: str) -> list[int]:
     """Kill every process of a dead agent with the same user, PID namespace and lock folder as the agent of `mark`.
 
-    Returns the pids of those that it found: call it until there are none, since a process may take seconds to give a
-    GPU's memory back.
+    Returns the pids of the processes found. Call it until there are none, since a process may take seconds to release a
+    GPU's memory.
     """
     found = set(_kill_groups(mark))
     found |= {pid for pid in map(int, filter(str.isdigit, os.listdir(_PROC))) if _kill_if_left(pid, mark)}  # noqa: PTH208
@@ -57,7 +57,7 @@ def _kill_if_left(pid: int, mark: str) -> bool:
     with suppress(OSError):
         process = os.pidfd_open(pid)
         try:
-            # Meanwhile the pid may have become another process's; the descriptor stays with one.
+            # Meanwhile the pid may belong to another process; the descriptor refers to one process only.
             if _is_left(pid, mark):
                 signal.pidfd_send_signal(process, signal.SIGKILL)
         finally:
@@ -93,7 +93,7 @@ def _start_of(pid: int) -> str | None:
     """Return the time at which the process started, in ticks since the boot; None if it is dead.
 
     Raises:
-        OSError: it cannot be told, for want of a descriptor. To take that for death would kill a live agent's jobs.
+        OSError: no file descriptor is left. Taking that for death would kill a live agent's jobs.
     """
     try:
         state, *fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
@@ -132,7 +132,7 @@ class Group:
             self.close()
 
     def close(self) -> None:
-        """Remove the group, which is empty by now."""
+        """Remove the group, which must be empty."""
         if self.path is not None:
             with suppress(OSError):
                 self.path.rmdir()

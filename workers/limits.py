@@ -1,4 +1,4 @@
-"""Limits of a unit's process and its descendants, so that what goes wrong there ends the job and not the agent."""
+"""Limits of a unit's process and its descendants, so that their faults end the job and not the agent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 OOM_SCORE_ADJ = 1000
-"""The highest: the kernel ends a job's process before any other when memory runs out."""
+"""The highest value: when memory runs out, the kernel ends a job's process before any other."""
 RESERVED_PROCESSES = 512
 """Processes and threads of the user that jobs leave for the agent."""
 THREADS_MAX = Path("/proc/sys/kernel/threads-max")
@@ -17,12 +17,12 @@ VMSTAT = Path("/proc/vmstat")
 
 @dataclass(frozen=True)
 class Limits:
-    """What one process of a unit may use. A limit that is lower already stays."""
+    """The limits of one process of a unit. A limit that is already lower stays."""
 
     core_bytes: int = 0
-    """Largest core dump. One of a measuring process has gigabytes."""
+    """Largest core dump in bytes. That of a measuring process would have gigabytes."""
     open_files: int = 65_536
-    """Most open files."""
+    """Largest number of open files."""
 
     def apply(self) -> None:
         """Limit this process. Raises nothing: a unit that cannot be limited runs as the agent does."""
@@ -36,8 +36,8 @@ class Limits:
 def _processes_of_jobs() -> int:
     """Return the number of the user's processes and threads at which a unit can start no more.
 
-    The kernel compares all that the user has with the limit of the process that starts one. The agent's limit is
-    higher, so it still starts threads. The kernel limits no process of root.
+    The kernel compares the number of all the user's processes with the limit of the process that starts one. The
+    agent's limit is higher, so it still starts threads. The kernel limits no process of root.
     """
     _soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
     limits = [hard] if hard != resource.RLIM_INFINITY else []
@@ -57,9 +57,9 @@ def _lower(name: int, limit: int) -> None:
 
 
 def oom_kills() -> int | None:
-    """Return the number of processes that the kernel has ended for want of memory, on this host and since its boot.
+    """Return the number of processes that the kernel has ended for lack of memory, on this host since its boot.
 
-    None if the kernel does not tell.
+    None if the kernel does not report it.
     """
     with suppress(OSError, ValueError):
         for line in VMSTAT.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""Keeps head and tail of a job's output and cuts the middle; followers get whole lines as they come."""
+"""Keeps head and tail of a job's output and cuts the middle; followers get whole lines as they arrive."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LIVE_BYTES = 1 << 20
 class CappedLog:
     """Takes any number of bytes and keeps at most HEAD_BYTES + TAIL_BYTES (and one chunk) of them.
 
-    Followers get the first LIVE_BYTES as they come and the tail when the job has ended.
+    Followers get the first LIVE_BYTES as they arrive, and the tail when the job has ended.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ class InvalidEnvironment(RunnerError):
 
 
 class Crashed(RunnerError):
-    """This process can compute no more, since the device's context is lost. A fresh process may be able to."""
+    """This process can compute nothing any more, since the device's context is lost. A fresh process may be able to."""
 
     code = "crashed"
 
@@ -50,7 +50,7 @@ class UnfitResult(RunnerError):
 
 
 class HostExhausted(Exception):
-    """The host has no processes or descriptors left. The job is not to blame, and may run when there are some again."""
+    """The host has no processes or descriptors left. This is not the job's fault, and the job may run later."""
 
 
 _EXHAUSTED = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -73,7 +73,7 @@ def failure_code(error: BaseException) -> str:
 
 
 def in_words(error: BaseException) -> str:
-    """Return an error's type, and its text if it has one. A unit that leaves by sys.exit has not done its work."""
+    """Return an error's type, and its text if it has one. A unit that exits by sys.exit has not done its work."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return f"{text} (sys.exit was called before the work was done)" if isinstance(error, SystemExit) else text
 

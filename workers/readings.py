@@ -1,6 +1,6 @@
-"""Reads how busy this host's devices are, for the page of workers.
+"""Reads the load of this host's devices, for the page of workers.
 
-A driver that hangs must not stop an agent's heartbeat, so a thread of its own reads, and `latest` never waits.
+A driver that hangs must not stop an agent's heartbeat, so a separate thread reads, and `latest` never waits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ NOTHING_OF_A_GPU: dict[str, Any] = dict.fromkeys(
 
 
 def read(host: Host, find_gpu: Callable[[str], nvml.Gpu | None] = nvml.find_gpu) -> dict[str, Any]:
-    """Return what each device does now, in the order of `Host.as_devices`. What a device does not tell is None.
+    """Return each device's present load, in the order of `Host.as_devices`. Values that a device does not report are
+    None.
 
     Args:
         host: the devices.
@@ -72,7 +73,7 @@ class Readings:
         self._thread.start()
 
     def latest(self) -> dict[str, Any] | None:
-        """Return the last reading, which tells its own time; None before the first one."""
+        """Return the last reading, with its time; None before the first one."""
         return self._latest
 
     def stop(self) -> None:
@@ -83,6 +84,6 @@ class Readings:
         while not self._stopping.is_set():
             try:
                 self._latest = self._read(self._host)
-            except Exception:  # a page that lacks a number must not end the readings
+            except Exception:  # a missing number on a page must not end the readings
                 logger.exception("the devices cannot be read now")
             self._stopping.wait(self._period_s)

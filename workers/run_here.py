@@ -1,9 +1,9 @@
-"""`flopwatch run SPEC.json`: one job in this very process, without a queue.
+"""`flopwatch run SPEC.json`: runs one job in this process, without a queue.
 
 For profilers that start a program: `nsys profile flopwatch run spec.json` sees every CUDA call. All units run one after
-the other in this process, so replicates are no independent samples here. A unit that would run under a command of its
-own (`Unit.wrap`) runs without it, and standard error says so: this process is what the user has started, maybe under
-that very command.
+the other in this process, so replicates are not independent samples here. A unit that would run under a command of its
+own (`Unit.wrap`) runs without it, and standard error says so: the user may have started this process under that very
+command.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ TABLE_ROWS = 10
 
 
 class LocalReporter:
-    """A Reporter that keeps results as an agent does, moves artifacts to a folder, and tells progress."""
+    """A Reporter that keeps results as an agent does, moves artifacts to a folder, and prints progress."""
 
     def __init__(self, scratch: Path, output: Path, ceilings: Path) -> None:
         self.scratch = scratch

@@ -1,7 +1,7 @@
 """The spool: the agent keeps a running job's results here until it commits them with the final state.
 
-The agent numbers the units and trusts no message of their processes: the spool checks each message and bounds its size
-(see checked.py). It cannot check measured values, and takes them as the unit reports them.
+The agent numbers the units and does not trust the messages of their processes: the spool checks each message and bounds
+its size (see checked.py). It cannot check measured values, and takes them as the unit reports them.
 """
 
 from __future__ import annotations
@@ -81,10 +81,10 @@ class Spool:
         self._units.append(_Unit(index, checked.cut(title), side))
 
     def go_on(self, reason: str) -> None:
-        """Note that the unit crashed, for the `reason` given, and goes on in a fresh process.
+        """Record that the unit crashed, for the given `reason`, and continues in a fresh process.
 
-        Results that the spool has already stand: the fresh process reports the cell in which the former one ended as
-        crashed, although the former process may have sent that cell's results already.
+        Results that the spool already has are kept: the fresh process reports the cell in which the earlier one ended
+        as crashed, although the earlier process may have sent that cell's results.
         """
         unit = self._unit
         unit.reason = checked.cut(reason)
@@ -169,7 +169,7 @@ class Spool:
         """Reserve and return the public name of the unit's artifact `name`. No other artifact of the job can get it.
 
         Raises:
-            ValueError: `name` is no artifact's name.
+            ValueError: `name` is not a valid artifact name.
             UnfitResult: another artifact has this name, or the public name that follows from it.
             TooLarge: this job exceeds the limit of artifacts.
         """
@@ -276,7 +276,7 @@ class Spool:
 
     @property
     def environment(self) -> dict[str, Any] | None:
-        """Return the first unit's environment, which stands for the job: all its units run on the same devices."""
+        """Return the first unit's environment, which represents the job: all its units run on the same devices."""
         return self._units[0].environment if self._units else None
 
     @property
@@ -296,7 +296,7 @@ class Spool:
         ]
 
     def forget_results(self) -> None:
-        """Forget everything but the log."""
+        """Forget everything except the log."""
         self._tables, self.artifacts, self._measurements, self._units = [], [], PackedMeasurements(), []
 
 

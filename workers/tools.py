@@ -1,6 +1,6 @@
 """Finds the outside profilers of this host: Nsight Systems (`nsys`) and Nsight Compute (`ncu`).
 
-A tool counts only if it runs: one that is there and cannot start would fail every job that asks for it.
+A tool counts only if it runs: one that cannot start would fail every job that asks for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FOLDERS = {
 """Folders, beside those on PATH, in which NVIDIA's installers put each tool."""
 VERSION = re.compile(r"\bversion\s+(\d[\w.]*)", re.IGNORECASE)
 ANSWER_S = 30.0
-"""Seconds in which a tool must tell its version, also from a slow disk."""
+"""Seconds in which a tool must print its version, even from a slow disk."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Tool:
     name: str
     path: str
     version: str | None
-    """None if it runs but does not tell."""
+    """None if it runs but does not report a version."""
 
 
 def find(name: str) -> Tool | None:

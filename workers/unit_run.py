@@ -1,4 +1,5 @@
-"""Drains one unit's process until it ends: passes on messages and output as they come, and ends it when it must."""
+"""Drains one unit's process until it ends: passes on messages and output as they arrive, and ends the process when it
+must."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ KEEPER_S = 3.0
 LAST_WORDS_BYTES = 1000
 """Bytes of a failed wrapper's last output that go into the job's error."""
 OUTPUT_BYTES = 64 << 10
-"""Bytes that are kept of the head, and as many of the tail, of what a wrapper and its unit print."""
+"""Bytes that are kept of the head, and as many of the tail, of the output of a wrapper and its unit."""
 
 
 class StopSignal:
@@ -148,7 +149,7 @@ class UnitRun:
 
     @staticmethod
     def _drain(descriptor: int, take: Callable[[bytes], None]) -> bool:
-        """Read the bytes that have come; False at the end of the pipe."""
+        """Read the bytes that have arrived; returns False at the end of the pipe."""
         data = os.read(descriptor, READ_BYTES)
         if data:
             take(data)
@@ -226,7 +227,7 @@ class UnitRun:
 
 
 class Wrapper:
-    """Watches the command that a unit runs under: does it start the unit, and does it succeed?"""
+    """Watches whether the command that a unit runs under starts the unit, and whether it succeeds."""
 
     def __init__(self, command: str) -> None:
         self._command = command
@@ -237,12 +238,12 @@ class Wrapper:
 
     @property
     def start_by(self) -> float:
-        """The time by which the command must have started the unit, on the monotonic clock."""
+        """Return the time by which the command must have started the unit, on the monotonic clock."""
         return float("inf") if self.started else self._start_by
 
     @property
     def not_started(self) -> Failed:
-        """The failure of a command that did not start its unit in time."""
+        """Return the failure of a command that did not start its unit in time."""
         return self._fail(f"did not start the unit within {WRAPPER_START_S:g} s")
 
     def hear(self, output: bytes) -> None:
@@ -251,7 +252,7 @@ class Wrapper:
 
     @property
     def output(self) -> str:
-        """What the command and its unit have printed, without the middle if it is long."""
+        """Return the output of the command and its unit, without the middle if it is long."""
         return self._output.text()
 
     def failure(self, report: Report, *, unit_succeeded: bool) -> Failed | None:

@@ -33,7 +33,8 @@ OFFERED = 10
 
 
 class BrokenCode(RunnerError):
-    """The uploaded code cannot be imported, or is not of the right kind. The job fails: nothing else is to blame."""
+    """The uploaded code cannot be imported, or is not of the right kind. The job fails, since nothing else is at
+    fault."""
 
     code = "failed"
 

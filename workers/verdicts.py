@@ -13,7 +13,7 @@ from workers.measure.check import SEVERITIES, Check
 from workers.measure.table import MAX_BYTES, MAX_ROWS, Column, Scalar, Table
 
 MAX_CHECKS = 100
-"""Most checks that the verdict of a job with several cases lists."""
+"""Largest number of checks in the verdict of a job with several cases."""
 TABLE = "checks"
 """Name of the table that keeps all checks of a unit with several cases."""
 TABLE_COLUMNS = (
@@ -55,7 +55,7 @@ def summed_up(verdicts: Sequence[CaseVerdict]) -> dict[str, Any] | None:
     """Sum up verdicts as {"verdict", "counts", "checks"}; return None if there are none.
 
     `counts` has the number of cases with each verdict; a case that several units measure counts once for each. With one
-    case, `checks` lists all its checks, with several only failed checks that are no notes: in either case at most
+    case, `checks` lists all its checks, with several only failed checks that are not notes: in either case at most
     MAX_CHECKS, failed ones first, and one more entry with the number of the remaining ones. Of several cases,
     `checks_table` has the others.
     """

@@ -1,1 +1,1 @@
-"""HTTP routers, one per resource, over app.store. No SQL and no state of its own lives here."""
+"""HTTP routers, one per resource, over app.store. It contains no SQL and keeps no state."""

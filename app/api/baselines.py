@@ -21,14 +21,14 @@ router = APIRouter(prefix="/baselines", tags=["baselines"])
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,62}")
 LIKE_AN_ID = re.compile(r"[0-9]+")
-"""Names that nothing new may have: `flopwatch compare 17 23` means job 17."""
+"""Names that a new baseline may not have: `flopwatch compare 17 23` means job 17."""
 
 
 class BaselineBody(StrictModel):
     """The body of `PUT /baselines/{name}`: a job, or a sweep."""
 
     job: Id | None = None
-    """A job that succeeded: its results stand for its cases from now on."""
+    """A job that succeeded; its results replace those of the same cases."""
     sweep: Id | None = None
     """Instead of a job: a finished sweep; the latest job of each point that succeeded."""
 
@@ -51,7 +51,7 @@ def _after(value: str) -> str:
 class BaselinesQuery(StrictQuery):
     limit: Limit = 50
     after: Annotated[Text, AfterValidator(_after)] | None = Field(default=None)
-    """`next` of the page before."""
+    """`next` of the previous page."""
 
 
 async def _name(name: Annotated[str, Path(description="The baseline's name.")]) -> str:
@@ -69,7 +69,7 @@ Name = Annotated[str, Depends(_name)]
 
 
 async def _new_name(name: Name) -> str:
-    """Return the name of a baseline that is set. Raises InvalidRequest when it would be taken for a job's id."""
+    """Return the name of a baseline to set. Raises InvalidRequest if it could be mistaken for a job's id."""
     if LIKE_AN_ID.fullmatch(name):
         detail = f"{name[:80]!r} would be taken for a job's id: let a baseline's name have something else than digits."
         raise InvalidRequest(detail, errors=(FieldError("/name", detail),))
@@ -87,7 +87,7 @@ def list_baselines(services: CurrentServices, query: Annotated[BaselinesQuery, Q
 
 @router.get("/{name}", responses={200: {"model": BaselineOfCases}}, dependencies=[NO_QUERY], summary="Show a baseline")
 def show(services: CurrentServices, name: Name) -> Response:
-    """The baseline with its cases, each with the jobs that measured it."""
+    """Returns the baseline with its cases, each with the jobs that measured it."""
     return Json(services.baselines.get(name))
 
 
@@ -103,8 +103,8 @@ async def put(
 ) -> Response:
     """Replaces the cases that the job or sweep has, and leaves the others; makes the baseline if there is none.
 
-    409 unless the job has succeeded, with results that are not invalid, or the sweep is finished. In `left_out` is what
-    has no complete results, or invalid ones; in `suspect`, whose results are in the baseline all the same.
+    409 unless the job has succeeded, with results that are not invalid, or the sweep is finished. `left_out` lists jobs
+    without complete results or with invalid ones; `suspect` lists jobs with suspect results, which are in the baseline.
     """
     asked = body.model
     kept = await services.writes.run_long(lambda: services.baselines.put(name, job=asked.job, sweep=asked.sweep))
@@ -115,6 +115,6 @@ async def put(
 
 @router.delete("/{name}", status_code=204, dependencies=[NO_QUERY], summary="Delete a baseline")
 async def delete(services: CurrentServices, name: Name) -> Response:
-    """Its jobs stay, and can be deleted from now on."""
+    """Deletes the baseline. Its jobs stay, and can be deleted from now on."""
     await services.writes.run(lambda: services.baselines.delete(name))
     return Response(status_code=204)

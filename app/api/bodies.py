@@ -42,8 +42,8 @@ def _is_none(timeout: Any) -> str:
 
 
 NO_TIMEOUT: Literal["none"] = "none"
-"""The timeout of a job that may run for ever. In requests null means the default, since clients send it for fields that
-their users left out."""
+"""The timeout of a job without a time limit. In requests null means the default, since clients send null for fields
+that their users left out."""
 Timeout = Annotated[
     Annotated[Literal["none"], Tag(NO_TIMEOUT)] | Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S), Tag("seconds")],
     Discriminator(_is_none),
@@ -51,19 +51,19 @@ Timeout = Annotated[
 
 
 class JobOptions(StrictModel):
-    """The options that a client may give with a job, besides its spec."""
+    """The options that a client may give with a job, beside its spec."""
 
     name: Line | None = None
-    """For people to read."""
+    """A name for people."""
     labels: dict[LabelKey, LabelValue] = Field(default={}, max_length=MAX_LABELS)
-    """For people and scripts to filter by."""
+    """Labels for people and scripts to filter by."""
     priority: int = Field(default=0, ge=-1000, le=1000)
     """Higher runs first."""
     timeout_s: Timeout | None = None
-    """The worker ends the job and every process it started after this many seconds. Left out or null: the server's
+    """After this many seconds the worker ends the job and every process that it started. Left out or null: the server's
     default, FLOPWATCH_DEFAULT_TIMEOUT_S. "none": no limit."""
     max_attempts: int = Field(default=2, ge=1, le=100)
-    """How often the job may be started; it starts again only when its worker was lost."""
+    """Largest number of times that the job is started; it starts again only if its worker was lost."""
 
     def new_job(self, spec: SpecBase, default_timeout_s: float | None, point: dict[str, int] | None = None) -> NewJob:
         """Return a job with these options; `point` is its place in a sweep's grid."""
@@ -84,7 +84,7 @@ class JobBody(JobOptions):
 
     spec: JobSpec
     unique_key: Line | None = None
-    """While a job with this key is queued or running, no other one with it is taken."""
+    """While a job with this key is queued or running, the server refuses other jobs with it."""
 
     def new_job(self, spec: SpecBase, default_timeout_s: float | None, point: dict[str, int] | None = None) -> NewJob:
         return replace(super().new_job(spec, default_timeout_s, point), unique_key=self.unique_key)
@@ -102,7 +102,7 @@ class Body(Generic[Model]):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the canonical JSON; the order of keys and white space do not change it."""
+        """Return the SHA-256 of the canonical JSON, which does not depend on the order of keys or on white space."""
         canonical = json.dumps(self.sent, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
 
@@ -149,7 +149,7 @@ async def read_limited(request: Request, limit: int) -> bytes:
 
 
 def parse(raw: bytes, model: type[Model], *, union_at: Location | None = None) -> Body[Model]:
-    """The body as `model`.
+    """Parse and validate the body as `model`.
 
     Raises InvalidRequest if it is not JSON (NaN, lone surrogates, endless numbers and deep nesting included), holds a
     NUL character or an object with one key twice, and, with pointers, if the model refuses it.

@@ -21,7 +21,7 @@ router = APIRouter(prefix="/jobs", tags=["jobs"])
 
 
 class _Chosen(StrictQuery):
-    """Filters as those of `GET /jobs`; at least one, and all must hold."""
+    """The filters of `GET /jobs`; at least one is required, and a job must match all."""
 
     kind: Text | None = None
     label: list[Label] = Field(default=[], max_length=MAX_LABELS)
@@ -41,8 +41,8 @@ class DeleteQuery(_Chosen):
 async def cancel(services: CurrentServices, query: Annotated[CancelQuery, Query()]) -> Response:
     """Cancels queued and running jobs that match every filter; without any filter 422.
 
-    `cancelled` is the number of jobs that were queued, `requested` that of running ones, which end soon. Repeating it
-    does no harm.
+    `cancelled` is the number of jobs that were queued, `requested` the number of running jobs, which end soon.
+    Repeating the request does no harm.
     """
     chosen = _filter(query, query.state, "cancel")
     return Json(asdict(await services.writes.run_long(lambda: services.bulk.cancel(chosen))), status_code=202)
@@ -52,7 +52,8 @@ async def cancel(services: CurrentServices, query: Annotated[CancelQuery, Query(
 async def delete(services: CurrentServices, query: Annotated[DeleteQuery, Query()]) -> Response:
     """Deletes finished jobs that match every filter, with their results and files; without any filter 422.
 
-    Of the jobs that match and stay, `unfinished` are queued or running, and baselines need those `in_baselines`.
+    `unfinished` counts the matching jobs that stay because they are queued or running, `in_baselines` those that stay
+    because baselines need them.
     """
     chosen = _filter(query, query.state, "delete")
     return Json(asdict(await services.writes.run_long(lambda: services.bulk.delete(chosen))))

@@ -1,8 +1,8 @@
 """Wakes the requests that follow a job: event streams and `Prefer: wait`.
 
-One thread polls for all of them, and none does while nobody follows a job. When something was committed, it asks once
-which jobs have new events, and only their followers wake: each change of a job has an event. No transaction is open
-between polls.
+One thread polls for all of them; while no request follows a job, there is no polling. When something was committed, the
+thread asks once which jobs have new events, and wakes only their followers: each change of a job has an event. No
+transaction is open between polls.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Found = TypeVar("Found")
 
 
 class Followed:
-    """A job that one request or more follow. Lives in one event loop.
+    """A job that at least one request follows. It belongs to one event loop.
 
     To miss nothing: note `generation`, read the database, then wait with `after(noted)`.
     """
@@ -42,7 +42,7 @@ class Followed:
         self._readings: dict[tuple[int, int], asyncio.Task[Any]] = {}
 
     async def after(self, generation: int, timeout_s: float) -> bool:
-        """Wait until the job changed since `generation`; False when `timeout_s` passed first."""
+        """Wait until the job has changed since `generation`; returns False if `timeout_s` passed first."""
         try:
             async with asyncio.timeout(timeout_s):
                 while self.generation == generation and not self.stopping:
@@ -54,13 +54,14 @@ class Followed:
     async def read_once(self, position: int, read: Callable[[], Found]) -> Found:
         """Call `read` in a thread and return what it returns.
 
-        Followers that ask for the same position before the next change share one call: hundreds of them wake together.
+        Followers that ask for the same position before the next change share one call, since hundreds of them wake
+        together.
         """
         key = (self.generation, position)
         if key not in self._readings:
             self._readings[key] = asyncio.create_task(run_sync(read))
             self._readings[key].add_done_callback(self._forget)
-        # One follower that goes must not take the answer from the others.
+        # A follower that disconnects must not cancel the answer for the others.
         found: Found = await asyncio.shield(self._readings[key])
         return found
 
@@ -79,7 +80,7 @@ class Followed:
 
 
 class Changes:
-    """Tells of the changes of jobs that somebody follows. Lives in one event loop."""
+    """Reports changes of jobs to the requests that follow them. It belongs to one event loop."""
 
     def __init__(self, database: Database) -> None:
         self.stopping = False
@@ -109,7 +110,7 @@ class Changes:
                 del self._followed[job_id]
 
     def stop(self) -> None:
-        """Wake all followers and let nobody wait again: streams end, and their clients resume elsewhere or later."""
+        """Wake all followers and refuse further waiting: streams end, and their clients resume elsewhere or later."""
         self.stopping = True
         for job in self._followed.values():
             job.stopping = True
@@ -129,8 +130,8 @@ class Changes:
         self._poller = None
 
     def _poll(self, loop: asyncio.AbstractEventLoop) -> None:
-        # The thread polls, so that the loop sleeps until there is a change. Waking the loop for every look costs five
-        # times as much.
+        # The thread polls, so that the event loop sleeps until there is a change. Waking the loop for every look would
+        # cost five times as much.
         self._last_event = None
         while self._followed and not self.stopping:
             changed = self._look()

@@ -1,4 +1,4 @@
-"""/compare: two finished jobs beside each other, or the two sides of one that measured both in turns, and a verdict."""
+"""/compare: compares two finished jobs, or the two sides of one job that measured both in turns, with a verdict."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from app.store.engine import Database
 router = APIRouter(prefix="/compare", tags=["results"])
 
 READABLE = " ,;:()<>=+*/."
-"""Characters of a sentence that a header holds as they are."""
+"""Characters of a sentence that need no escaping in a header."""
 SHOWN_TO_PEOPLE = 20
-"""Rows of each table and phase of a profile in the formats for people, unless they ask for others."""
+"""Default number of rows of each table and phase of a profile in Markdown, LaTeX and HTML."""
 
 
 class ComparedQuery(StrictQuery):
@@ -33,19 +33,19 @@ class ComparedQuery(StrictQuery):
     baseline: list[Id] = Field(default=[], max_length=1000)
     """The id of the job to compare with; repeat it for several, which are samples of the cases that they share."""
     baseline_name: Text | None = None
-    """Instead of `baseline`: the name of a baseline, of which the cases of the candidate are taken."""
+    """Instead of `baseline`: the name of a baseline; its results of the candidate's cases are compared."""
     candidate: list[Id] = Field(default=[], max_length=1000)
     """The id of the job that is compared; repeat it for several."""
     job: Id | None = None
     """Instead of both: the id of a job of kind `compare`, whose sides are compared."""
     metric: list[Text] = Field(default=[], max_length=100)
     """A metric, named as its column (`step_ms`); repeat it for several. Only these are compared, and `sentence` and
-    `gate` are about them. By default all are compared, and the first of those that people look at is judged."""
+    `gate` are about them. By default all are compared, and the kind's most important one is judged."""
     fail_above_percent: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] | None = None
-    """Ask for `gate`: is the candidate worse by more than so many percent?"""
+    """Ask for `gate`: whether the candidate is worse by more than this many percent."""
     limit: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """Of profiles: the most rows of each table and phase, those that changed most; by default 20 in Markdown, LaTeX and
-    HTML, and all in JSON and CSV."""
+    """For profiles: the largest number of rows of each table and phase, those with the largest changes; by default 20
+    in Markdown, LaTeX and HTML, and all in JSON and CSV."""
 
     def sheet(self, database: Database, limit: int | None) -> results.Sheet:
         """Compare the jobs; of each table and phase of a profile, return at most `limit` rows."""
@@ -93,12 +93,12 @@ HEADERS = {
     summary="Two jobs, or two sides, compared",
 )
 async def compare(services: CurrentServices, query: Annotated[CompareQuery, Query()]) -> Response:
-    """Of profiles, what each kernel, operator and class gained or lost per step; of other kinds, the metrics' medians,
-    with interval, test and power.
+    """For profiles, returns what each kernel, operator and class gained or lost per step; for other kinds, the metrics'
+    medians, with interval, test and power.
 
-    `sentence` says in words what was found, `alternated` if fresh processes measured both sides in turns. In every
-    format, the headers `Flopwatch-Gate` and `Flopwatch-Gate-Sentence` (percent-encoded UTF-8) have the gate's answer,
-    where one is asked for.
+    `sentence` states the finding in words; `alternated` is true if fresh processes measured both sides in turns. In
+    every format, the headers `Flopwatch-Gate` and `Flopwatch-Gate-Sentence` (percent-encoded UTF-8) have the gate's
+    answer, if the request asks for it.
     """
     query.check()
     for_people = query.format in ("markdown", "latex", "html")

@@ -29,7 +29,7 @@ KEEP_ALIVE = b": keep-alive\n\n"
 
 class EventsQuery(StrictQuery):
     after: Cursor | None = None
-    """Id of the last event that the client has already; `Last-Event-ID` does the same."""
+    """Id of the last event that the client already has; the header `Last-Event-ID` does the same."""
     limit: Limit = BATCH
 
 
@@ -45,7 +45,8 @@ async def events(
     query: Annotated[EventsQuery, Query()],
     last_event_id: Annotated[Cursor | None, Header(alias="Last-Event-ID")] = None,
 ) -> Response:
-    """With `Accept: text/event-stream` a stream of `state`, `progress`, `log` and, last, `done`; else a list.
+    """With `Accept: text/event-stream`, sends a stream of `state`, `progress`, `log` and, last, `done`; otherwise a
+    list.
 
     A stream resumes after `Last-Event-ID`. After `done` there is nothing to resume: 204 tells browsers to stop.
     """
@@ -64,7 +65,8 @@ async def events(
 
 
 class ClosingStream(StreamingResponse):
-    """Closes its generator also when the client goes before the end, so that nobody follows the job for it any more."""
+    """A stream that closes its generator also if the client disconnects before the end, so that it no longer follows
+    the job."""
 
     async def stream_response(self, send: Send) -> None:
         async with contextlib.aclosing(self.body_iterator):  # type: ignore[type-var]  # it is the generator given
@@ -95,7 +97,7 @@ async def stream(services: Services, job_id: int, after: int) -> AsyncIterator[b
 
 
 def _look(services: Services, job_id: int, after: int) -> tuple[JobState, list[tuple[int, bytes]], int | None]:
-    """Return the job's state, the ids and frames of its next events, and the cursor of those after them.
+    """Return the job's state, the ids and frames of its next events, and the cursor of the following page.
 
     The frame of a `done` that other events follow is empty: the job ran again.
     """
@@ -108,6 +110,6 @@ def _look(services: Services, job_id: int, after: int) -> tuple[JobState, list[t
 
 
 def frame(event: dict[str, Any]) -> bytes:
-    """One event in the format of https://html.spec.whatwg.org/multipage/server-sent-events.html."""
+    """Return an event in the format of https://html.spec.whatwg.org/multipage/server-sent-events.html."""
     head = f"id: {event['id']}\nevent: {event['type']}\ndata: "
     return head.encode() + to_json(event["data"], inf_nan_mode="null") + b"\n\n"

@@ -31,7 +31,7 @@ SOURCE = {"text/x-python": {"schema": {"type": "string", "format": "binary"}}}
     summary="Upload a Python file",
 )
 async def put(request: Request, services: CurrentServices, sha256: Sha256) -> Response:
-    """The body is the file as it is, UTF-8, at most FLOPWATCH_MAX_BODY_BYTES; a spec's `code` names it by its SHA-256.
+    """Stores the body, a UTF-8 file of at most FLOPWATCH_MAX_BODY_BYTES; a spec's `code` names it by its SHA-256.
 
     Only workers started with --allow-code run it. A file that no job names is removed after a day.
     """
@@ -62,7 +62,7 @@ def _wrong(detail: str) -> InvalidRequest:
     summary="Read an uploaded file",
 )
 def read(request: Request, services: CurrentServices, sha256: Sha256) -> Response:
-    """Its source as plain text, which no browser runs."""
+    """Returns the file's source as plain text, which no browser runs."""
     content = services.uploads.read(sha256)
     tag = ETag(sha256)
     headers = {"ETag": str(tag), "Cache-Control": "no-cache"}

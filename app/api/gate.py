@@ -64,7 +64,7 @@ class Gate:
 
 
 def _closing(scope: Scope) -> dict[str, str]:
-    """Close the connection of a refused request that has a body: nobody reads that, however long it is."""
+    """Return headers that close the connection of a refused request with a body, which the server does not read."""
     sent = Headers(scope=scope)
     return {"Connection": "close"} if "content-length" in sent or "transfer-encoding" in sent else {}
 
@@ -97,14 +97,15 @@ def is_cross_site(headers: Headers) -> bool:
         return True
 
 
-class _HeadSent(Exception):  # not an error: it ends what would go on sending
-    """Raised in a route that goes on to send its body after the head of the answer, when the request is HEAD."""
+class _HeadSent(Exception):  # not an error: it ends a route that would continue sending
+    """Raised in a route that answers HEAD, when it begins to send a body after the headers."""
 
 
 async def _head(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer HEAD: the routes know GET only, so one is run up to its first piece of body; a stream would never end.
+    """Answer HEAD: the routes know GET only, so the GET route runs up to its first piece of body; a stream would never
+    end.
 
-    The server sends no body, since it still has the scope as it was.
+    The server sends no body, since its own scope still says HEAD.
     """
     ended = False
 

@@ -16,12 +16,12 @@ router = APIRouter(tags=["health"])
 
 PROBE_WAIT_S = 0.2
 LAST_WAIT_S = 1.0
-"""How long the check waits when writes have been refused for long, so that it does not fail by bad luck alone."""
+"""Seconds that the check waits if writes have been refused for long, so that it does not fail by bad luck alone."""
 
 
 @router.get("/healthz", dependencies=[NO_QUERY], summary="Is the process alive?")
 async def healthz() -> Response:
-    """Needs no token and no database."""
+    """Answers 200 while the process is alive; needs no token and no database."""
     return Json({"status": "ok"})
 
 
@@ -29,8 +29,8 @@ async def healthz() -> Response:
 def readyz(services: CurrentServices) -> Response:
     """Reads the database and writes to it; answers 503 or 507 with the reason when that fails.
 
-    While others hold the write lock, it answers ready without having written: a busy database is no fault. It is one
-    when no write has begun for longer than FLOPWATCH_BUSY_TIMEOUT_S: who holds the lock has been stopped, perhaps.
+    While others hold the write lock, it answers ready without having written: a busy database is not a fault. It is a
+    fault if no write has begun for longer than FLOPWATCH_BUSY_TIMEOUT_S: the lock's holder may have been stopped.
     """
     services.reading.check()
     patience_s = services.settings.busy_timeout_s
@@ -44,7 +44,7 @@ def readyz(services: CurrentServices) -> Response:
 
 @router.get("/metrics", dependencies=[NO_QUERY], response_class=PlainTextResponse, summary="Prometheus metrics")
 def metrics(services: CurrentServices) -> Response:
-    """Text format 0.0.4 of Prometheus."""
+    """Returns the metrics in Prometheus's text format 0.0.4."""
     counts = services.reading.counts()
     workers = services.reading.worker_counts()
     lines = [

@@ -40,7 +40,7 @@ read_job_body = json_body(JobBody, union_at=("spec",))
 
 
 class JobsQuery(StrictQuery):
-    """Filters of `GET /jobs`; all must hold."""
+    """The filters of `GET /jobs`; a job must match all."""
 
     state: JobState | None = None
     kind: Text | None = None
@@ -49,7 +49,7 @@ class JobsQuery(StrictQuery):
     sweep: Id | None = None
     limit: Limit = 50
     after: Cursor | None = None
-    """`next` of the page before."""
+    """`next` of the previous page."""
 
 
 @router.post(
@@ -63,11 +63,12 @@ class JobsQuery(StrictQuery):
 async def submit(
     request: Request, services: CurrentServices, body: Annotated[Body[JobBody], Depends(read_job_body)]
 ) -> Response:
-    """`Idempotency-Key` makes repeating safe; `Prefer: wait=N` holds the answer until the job is done.
+    """Submits a job. `Idempotency-Key` makes repeating the request safe; `Prefer: wait=N` holds the answer until the
+    job is done.
 
-    A repeated request gets the first answer. If the first request waited and broke off, there is none yet: then the
-    repeated one may wait for it. 409 with the `job_id` in the way, and `Location`, while another job with the same
-    `unique_key` is queued or running.
+    A repeated request gets the first answer. If the first request waited and broke off, there is no answer yet, and the
+    repeated request may wait for it. While another job with the same `unique_key` is queued or running, the answer is
+    409 with that job's `job_id` and `Location`.
     """
     seconds = wait_seconds(request.headers)
     key = idempotency(request.headers, "POST /jobs", body.digest, awaits=seconds is not None)
@@ -79,7 +80,7 @@ async def submit(
     if seconds is not None and (submitted.awaited or not submitted.replayed):
         job = await finished_job(services, job["id"], seconds)
         headers["Preference-Applied"] = f"wait={seconds}"
-        # A client that has gone got no answer; whoever repeats the request may still wait for one.
+        # A client that disconnected got no answer; a repeated request may still wait for one.
         if key is not None and not await request.is_disconnected():
             job = await _first_awaited(services, key, job)
     return Json(job, status_code=201, headers=headers)
@@ -98,15 +99,16 @@ async def submit_job(services: Services, body: JobBody, key: Idempotency | None 
 
 
 async def _first_awaited(services: Services, key: Idempotency, job: dict[str, Any]) -> dict[str, Any]:
-    """Keep the job as the first answer to this key, unless another request with it was faster; return that answer."""
+    """Keep the job as the first answer to this key, unless another request with the key was faster; returns the first
+    answer."""
     try:
         return await services.writes.run(lambda: services.queue.keep_awaited_answer(key, job))
     except STORE_UNAVAILABLE:
-        return job  # the answer stays awaited: whoever repeats the request waits for the job, which has ended
+        return job  # the answer stays awaited: a repeated request waits for the job, which has ended
 
 
 async def finished_job(services: Services, job_id: int, timeout_s: float) -> dict[str, Any]:
-    """The job once it is finished, or as it is after `timeout_s`."""
+    """Return the job once it is finished, or its present state after `timeout_s`."""
     deadline = asyncio.get_running_loop().time() + timeout_s
     with services.changes.following(job_id) as followed:
         while True:
@@ -156,7 +158,7 @@ def show(request: Request, services: CurrentServices, job_id: JobId) -> Response
     summary="Cancel a job",
 )
 async def cancel(services: CurrentServices, job_id: JobId) -> Response:
-    """A queued job is cancelled at once; a running one as soon as its worker has ended its processes."""
+    """Cancels a queued job at once, and a running one as soon as its worker has ended its processes."""
     return Json(await services.writes.run(lambda: services.queue.cancel(job_id)), status_code=202)
 
 
@@ -168,13 +170,13 @@ async def cancel(services: CurrentServices, job_id: JobId) -> Response:
     summary="Run a job again",
 )
 async def retry(services: CurrentServices, job_id: JobId) -> Response:
-    """A failed or cancelled job is queued for its next attempt; what former attempts left stays with them."""
+    """Queues a failed or cancelled job for its next attempt; results of earlier attempts stay."""
     return Json(await services.writes.run(lambda: services.queue.retry(job_id)), status_code=202)
 
 
 @router.delete("/{job_id}", status_code=204, dependencies=[NO_QUERY], summary="Delete a finished job")
 async def delete(services: CurrentServices, job_id: JobId) -> Response:
-    """Its results and files go with it."""
-    # It may have a million rows, which go in slices.
+    """Deletes a finished job with its results and files."""
+    # It may have a million rows, which are deleted in slices.
     await services.writes.run_long(lambda: services.files.remove(services.queue.delete(job_id), services.database))
     return Response(status_code=204)

@@ -1,8 +1,8 @@
-"""Names that only workers know (kinds, models, attention implementations): checking them and naming them in schemas.
+"""Checks names that only workers know (kinds, models, attention implementations), and lists them in schemas.
 
 The server cannot know these names by itself, since it imports no torch. While no worker has registered, it accepts any
-name, and the worker that claims the job decides. Uploaded code is different: nobody runs it unless a worker has
-registered that it may, so it is refused until one has.
+name, and the worker that claims the job decides. Uploaded code is different: only a worker that has registered that it
+may run code does so, so uploaded code is refused until there is such a worker.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NOBODY_RUNS_CODE = f"No worker runs uploaded code: {ALLOW_IT}"
 
 
 class Known:
-    """The names that registered workers have, per family; false while no worker has ever registered."""
+    """The names that registered workers have, per family; falsy while no worker has ever registered."""
 
     def __init__(
         self, names: dict[str, set[str]], known_files: Callable[[Collection[str]], set[str]] = lambda _: set()
@@ -29,13 +29,13 @@ class Known:
         self.kinds = frozenset(names["kinds"])
         self.capabilities = frozenset(names["capabilities"])
         self.known_files = known_files
-        """Returns those of some uploaded files, given by their SHA-256, that are there."""
+        """A function that returns the existing ones of these uploaded files, given by SHA-256."""
 
     def __bool__(self) -> bool:
         return bool(self.kinds or self.capabilities)
 
     def family(self, name: str) -> list[str]:
-        """Known names of a family ("attention", "model", …), sorted."""
+        """Return the known names of a family ("attention", "model", …), sorted."""
         prefix = name + ":"
         return sorted(
             capability.removeprefix(prefix) for capability in self.capabilities if capability.startswith(prefix)
@@ -69,7 +69,7 @@ def unknown_names(spec: SpecBase, known: Known) -> Iterator[tuple[Location, str]
 
 
 def _wrong_code(spec: SpecBase, known: Known) -> Iterator[tuple[Location, str]]:
-    """Yield an error for each uploaded function that nobody may run, or whose file is not there."""
+    """Yield an error for each uploaded function that no worker may run, or whose file does not exist."""
     named = list(codes_of(spec.model_dump(mode="json")))
     files = known.known_files({sha256 for _, sha256 in named})
     for where, sha256 in named:
@@ -80,7 +80,7 @@ def _wrong_code(spec: SpecBase, known: Known) -> Iterator[tuple[Location, str]]:
 
 
 def _kinds_in(spec: SpecBase, at: Location = ()) -> Iterator[tuple[Location, str]]:
-    """Yield the locations of kinds: that of the spec, and those of the specs that it holds."""
+    """Yield the locations of kinds: that of the spec, and those of the specs that it contains."""
     yield (*at, "kind"), spec.kind
     for field in type(spec).model_fields:
         value = getattr(spec, field)

@@ -50,7 +50,7 @@ async def _sweep_id(sweep_id: Annotated[str, Path(description="The sweep's id.")
 
 JobId = Annotated[int, Depends(_job_id)]
 SweepId = Annotated[int, Depends(_sweep_id)]
-"""An id in a path; a text that cannot be an id is not found."""
+"""An id in a path; a text that cannot be an id is answered 404."""
 Id = Annotated[int, Field(ge=1, le=MAX_ID)]
 """An id in a query."""
 
@@ -81,7 +81,7 @@ def _text(value: str) -> str:
 
 
 def _moment(value: str) -> datetime:
-    # A "+" before a time zone's offset that nobody escaped arrives as a space.
+    # An unescaped "+" before a time zone's offset arrives as a space.
     try:
         return moment_of(re.sub(r"(:\d{2}(?:\.\d+)?) (\d{2}:?\d{2})$", r"\1+\2", value))
     except (ValueError, OverflowError) as error:
@@ -99,14 +99,14 @@ Text = Annotated[str, Field(max_length=200), AfterValidator(_text)]
 Cursor = Annotated[Text, AfterValidator(_cursor)]
 Label = Annotated[Text, AfterValidator(_label)]
 Moment = Annotated[Text, AfterValidator(_moment)]
-"""A time as people name it: 7d, 2026-03-01, 2026-03-01T14:00:00Z; the validator makes a datetime of it."""
+"""A time as people write it: 7d, 2026-03-01, 2026-03-01T14:00:00Z; the validator turns it into a datetime."""
 Coordinate = Annotated[Text, AfterValidator(_coordinate)]
-"""coordinate=value; the validator makes a pair of it."""
+"""coordinate=value; the validator turns it into a pair."""
 Limit = Annotated[int, Field(ge=1, le=500)]
 
 
 async def no_query(request: Request) -> None:
-    """For routes without query parameters: refuses any."""
+    """Refuse any query parameter; for routes without parameters."""
     if request.query_params:
         names = ", ".join(sorted(request.query_params))
         detail = f"Unknown query parameter: {names}; this route takes none."
@@ -125,7 +125,7 @@ _HEADERS = {
 
 
 def declared(*headers: str) -> dict[str, Any]:
-    """Return the /openapi.json entry of request headers, which the routes read by themselves."""
+    """Return the /openapi.json entry of request headers, which the routes read themselves."""
     return {
         "parameters": [
             {
@@ -141,12 +141,12 @@ def declared(*headers: str) -> dict[str, Any]:
 
 
 def described(headers: Mapping[str, str]) -> dict[str, Any]:
-    """Return the /openapi.json entries of an answer's headers, given with what they tell."""
+    """Return the /openapi.json entries of an answer's headers, given with their descriptions."""
     return {name: {"description": text, "schema": {"type": "string"}} for name, text in headers.items()}
 
 
 async def no_repeats(request: Request) -> None:
-    """Refuse a query parameter that is there twice and takes one value: one of both would be dropped unseen."""
+    """Refuse a single-valued query parameter that is given twice, since one of the values would be dropped silently."""
     counts = Counter(name for name, _ in request.query_params.multi_items())
     repeated = [name for name, count in counts.items() if count > 1]
     if not repeated:
@@ -208,7 +208,7 @@ class ETag:
         return f'{"W/" if self.weak else ""}"{self.value}"'
 
     def is_known_to(self, request: Request) -> bool:
-        """Return True if the client has this version already (If-None-Match, weak comparison)."""
+        """Return True if the client already has this version (If-None-Match, weak comparison)."""
         sent = request.headers.get("if-none-match", "")
         return sent.strip() == "*" or self.value in re.findall(r'(?:W/)?"([^"]*)"', sent)
 

@@ -20,14 +20,14 @@ SHOWN_VALUE_CHARACTERS = 60
 
 
 def pointer(location: Iterable[int | str]) -> str:
-    """The JSON pointer of a location; "" is the whole document."""
+    """Return the JSON pointer of a location; "" is the whole document."""
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in location)
 
 
 def field_errors(
     errors: Sequence[ErrorDetails], body: Any, model: type[BaseModel], *, union_at: Location | None = None
 ) -> tuple[FieldError, ...]:
-    """Return what `model` found wrong in `body`.
+    """Return the errors that `model` found in `body`.
 
     `union_at` is the location of the job spec in the body, if it has one: pydantic puts the union's tag after it, which
     the client never sent.
@@ -41,7 +41,8 @@ def field_errors(
 
 
 def sent_location(error: ErrorDetails, body: Any, union_at: Location | None) -> Location:
-    """An error's place in the body as sent: union tags, labels and dictionary-key marks removed, fields added."""
+    """Return an error's place in the body as sent: union tags, labels and dictionary-key marks removed, fields
+    added."""
     location = list(error["loc"])
     if union_at is not None and error["loc"][: len(union_at)] == union_at:
         del location[len(union_at) : len(union_at) + 1]
@@ -85,7 +86,7 @@ def describe(error: ErrorDetails, model: type[BaseModel]) -> str:
 
 
 def _describe_kind(error: ErrorDetails) -> str:
-    # A spec inside another one is of a kind that holds none.
+    # A spec inside another spec must be of a kind that contains no specs.
     inside = any(KINDS[part].holds_specs for part in error["loc"] if isinstance(part, str) and part in KINDS)
     known = ", ".join(sorted(kind for kind, spec in KINDS.items() if not (inside and spec.holds_specs)))
     if error["type"] == "union_tag_not_found":
@@ -101,7 +102,7 @@ def _describe_unknown(name: str, known: Sequence[str]) -> str:
 
 
 def fields_at(model: type[BaseModel], location: Iterable[int | str]) -> list[str]:
-    """Names of the fields that may stand at a pydantic location below `model`."""
+    """Return the names of the fields allowed at a pydantic location below `model`."""
     current: type[BaseModel] | None = model
     for part in location:
         if current is None:
@@ -120,13 +121,14 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def shown(value: Any) -> str:
-    """A value as JSON, cut to a readable length."""
+    """Return a value as JSON, cut to a readable length."""
     text = json.dumps(value, default=str)
     return text if len(text) <= SHOWN_VALUE_CHARACTERS else text[: SHOWN_VALUE_CHARACTERS - 1] + "…"
 
 
 def parameter_errors(errors: Iterable[Any]) -> tuple[FieldError, ...]:
-    """Wrong query parameters, headers and path parameters; they have no place in the body, so the pointer is empty."""
+    """Return the errors of query parameters, headers and path parameters. They have no place in the body, so the
+    pointer is empty."""
     found = []
     for error in errors:
         where, *rest = error["loc"]

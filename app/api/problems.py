@@ -1,4 +1,4 @@
-"""Answers errors as RFC 9457 problem+json: ours, the framework's and unforeseen ones."""
+"""Answers errors as RFC 9457 problem+json: ours, the framework's and unexpected ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from app.errors import PROBLEM_PREFIX, FlopwatchError, InvalidRequest
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
 
-# Codes for statuses that the framework raises by itself.
+# Codes for statuses that the framework itself raises.
 HTTP_CODES = {400: "bad_request", 404: "not_found", 405: "method_not_allowed", 416: "range_not_satisfiable"}
 
 # The errors of every route, for /openapi.json.
@@ -48,7 +48,7 @@ DOCUMENTED: dict[str, Any] = {
 
 
 def problem(error: FlopwatchError, instance: str) -> dict[str, Any]:
-    """The problem object of an error; `instance` is the request's path."""
+    """Return the problem object of an error; `instance` is the request's path."""
     body: dict[str, Any] = {
         "type": PROBLEM_PREFIX + error.code,
         "title": error.title,
@@ -64,7 +64,7 @@ def problem(error: FlopwatchError, instance: str) -> dict[str, Any]:
 
 
 def problem_response(body: dict[str, Any], headers: Mapping[str, str] | None = None) -> Response:
-    """A problem as the answer to a request."""
+    """Return a problem as the answer to a request."""
     return Response(to_json(body), status_code=body["status"], media_type=PROBLEM_MEDIA_TYPE, headers=headers)
 
 
@@ -97,7 +97,7 @@ def allowed_methods(request: Request) -> list[str]:
 
 
 def invalid_parameters(error: RequestValidationError) -> InvalidRequest:
-    """Query parameters, path parameters and headers that the framework found wrong."""
+    """Return the error for query parameters, path parameters and headers that the framework refused."""
     errors = parameter_errors(error.errors())
     return InvalidRequest("; ".join(field.detail for field in errors), errors=errors)
 
@@ -107,7 +107,7 @@ ErrorPage = Callable[[Request, dict[str, Any]], Response | None]
 
 
 def install(app: FastAPI, error_page: ErrorPage) -> None:
-    """Let `app` answer every error as a problem, and errors of pages with a page."""
+    """Make `app` answer every error as a problem, and errors of pages with a page."""
 
     def answer(request: Request, body: dict[str, Any], headers: Mapping[str, str] | None = None) -> Response:
         page = error_page(request, body)

@@ -1,4 +1,4 @@
-"""/queue: the places of jobs in it; pausing kinds of jobs, or all of them."""
+"""/queue: the places of jobs in the queue; pauses kinds of jobs, or all of them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class PausedBody(StrictModel):
     """The body of `PUT /queue/paused`."""
 
     kinds: Kinds
-    """Kinds to pause, and no others: their names, or "all", also for kinds to come. An empty list pauses nothing."""
+    """The kinds to pause; all others are resumed. A list of names, or "all", which includes kinds that are added later.
+    An empty list pauses nothing."""
 
 
 class PlacesQuery(StrictQuery):
@@ -62,7 +63,7 @@ read_paused_body = json_body(PausedBody)
 
 @router.get("/places", responses={200: {"model": Page[Place]}}, summary="Places of jobs in the queue")
 def places(services: CurrentServices, query: Annotated[PlacesQuery, Query()]) -> Response:
-    """The places, from 1 on, of those of the jobs that are queued: by priority, then by submission.
+    """Returns the places, counted from 1, of the queued ones of these jobs: by priority, then by submission.
 
     Jobs that have to wait for other devices, or whose kind is paused, have a place too; later ones may start first.
     """
@@ -84,5 +85,6 @@ def paused(services: CurrentServices) -> Response:
     summary="Pause kinds, and let all others go on",
 )
 async def pause(services: CurrentServices, body: Annotated[Body[PausedBody], Depends(read_paused_body)]) -> Response:
-    """No worker claims a job of a paused kind. Its jobs stay queued and say so in `waiting`; what runs goes on."""
+    """Pauses these kinds: no worker claims their jobs, which stay queued and say so in `waiting`. Running jobs
+    continue."""
     return Json({"kinds": await services.writes.run(lambda: services.pausing.pause(body.model.kinds))})

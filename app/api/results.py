@@ -26,7 +26,7 @@ router = APIRouter(prefix="/jobs/{job_id}", tags=["results"])
 MAX_UNIT = 2**31 - 1
 """Largest index of a unit, and number of an attempt, that a query may have."""
 MAX_ROWS = 10_000
-"""Most rows of a page of a job's own table, in JSON."""
+"""Largest number of rows of a page of a job's own table, in JSON."""
 
 
 class AttemptQuery(StrictQuery):
@@ -49,30 +49,32 @@ class ReportedTableQuery(AttemptQuery):
 
     format: Format = "json"
     sort: Text | None = None
-    """A column to sort by; `-column` sorts from its greatest value to its least. Unknown values come last."""
+    """A column to sort by; `-column` sorts in descending order. Unknown values come last."""
     limit: Annotated[int, Field(ge=1, le=MAX_ROWS)] | None = None
-    """The most rows to return; by default 10 000 in JSON, and all in the other formats."""
+    """The largest number of rows; by default 10 000 in JSON, and all in the other formats."""
     after: Cursor | None = None
     unit: Annotated[int, Field(ge=0, le=MAX_UNIT)] | None = None
     """The index of a unit; by default the rows of all units."""
     columns: list[Text] = Field(default=[], max_length=100)
     """Columns to show, repeated or separated by commas; `all` for every one. By default Markdown, LaTeX and HTML show
-    those that people look at first, and JSON and CSV have all."""
+    the most important ones, and JSON and CSV have all."""
     caption: Caption | None = None
     """The table's title, in Markdown, LaTeX and HTML."""
     latex_label: LatexLabel | None = None
-    """The name by which LaTeX's `\\ref` finds the table."""
+    """The label by which LaTeX's `\\ref` refers to the table."""
 
 
 @router.get("/logs", response_class=PlainTextResponse, summary="A job's output")
 def logs(services: CurrentServices, job_id: JobId, query: Annotated[AttemptQuery, Query()]) -> Response:
-    """Standard output and error of an attempt; head and tail are kept, the middle of a long log is cut."""
+    """Returns the standard output and error of an attempt; a long log keeps its head and tail, and the middle is
+    cut."""
     return PlainTextResponse(services.reading.log(job_id, query.attempt))
 
 
 @router.get("/measurements", responses={200: {"model": Measurements}}, summary="A job's measurements")
 def measurements(services: CurrentServices, job_id: JobId, query: Annotated[MeasurementsQuery, Query()]) -> Response:
-    """One row is one metric of one case, in one unit; the columns are those of this page's rows."""
+    """Returns measurements: one row is one metric of one case in one unit; the columns are those of this page's
+    rows."""
     found = services.reading.measurements(
         job_id, samples=query.samples, limit=query.limit, after=query.after, attempt=query.attempt
     )
@@ -81,13 +83,14 @@ def measurements(services: CurrentServices, job_id: JobId, query: Annotated[Meas
 
 @router.get("/units", responses={200: {"model": Page[Unit]}}, summary="A job's units")
 def units(services: CurrentServices, job_id: JobId, query: Annotated[AttemptQuery, Query()]) -> Response:
-    """The job's units in the last attempt that ended: parts that fresh processes measured one after the other."""
+    """Returns the job's units in the last attempt that ended: the parts that fresh processes measured one after the
+    other."""
     return Json({"data": services.reading.units(job_id, query.attempt), "next": None})
 
 
 @router.get("/tables", responses={200: {"model": Page[ReportedTable]}}, summary="A job's own tables")
 def tables(services: CurrentServices, job_id: JobId, query: Annotated[AttemptQuery, Query()]) -> Response:
-    """The tables that the job's units reported, beside its measurements."""
+    """Lists the tables that the job's units reported, beside its measurements."""
     return Json({"data": results.list_tables(services.database, job_id, query.attempt), "next": None})
 
 
@@ -95,7 +98,7 @@ def tables(services: CurrentServices, job_id: JobId, query: Annotated[AttemptQue
 async def reported_table(
     services: CurrentServices, job_id: JobId, name: str, query: Annotated[ReportedTableQuery, Query()]
 ) -> Response:
-    """The rows of all units, with a column `unit_index`; only JSON has `next`."""
+    """Returns the rows of all units, with a column `unit_index`; only JSON has `next`."""
     limit = MAX_ROWS if query.limit is None and query.format == "json" else query.limit
 
     def make() -> Response:
@@ -152,9 +155,9 @@ def artifact(
 
 
 def check_range(request: Request, size: int) -> None:
-    """Refuse a Range outside the file; forget one that cannot be read, as RFC 9110 section 14.2 asks.
+    """Refuse a Range outside the file; ignore one that cannot be parsed, as RFC 9110 section 14.2 requires.
 
-    The ranges that remain are written back to the request with numbers that the response can read, however many digits
+    The remaining ranges are written back to the request with numbers that the response can parse, however many digits
     they had.
     """
     wanted = request.headers.get("range")
@@ -176,6 +179,6 @@ def check_range(request: Request, size: int) -> None:
 
 
 def _position(digits: str) -> int | None:
-    # Python refuses to read numbers of thousands of digits; beyond any file, one is as good as another.
+    # Python refuses to parse numbers of thousands of digits; all numbers beyond the file's end mean the same.
     digits = digits.lstrip("0") or digits[:1]
     return min(int(digits[:20]), MAX_ID) if digits else None

@@ -60,12 +60,13 @@ class Services:
     bulk: Bulk
     baselines: Baselines
     tables: CapacityLimiter
-    """Threads for tables, of which each may take seconds and hundreds of megabytes: other requests keep theirs."""
+    """Limits the threads for tables, since a table may take seconds and hundreds of megabytes; other requests have
+    their own threads."""
 
 
 @contextlib.asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[Services]:
-    """Open the database (migrating it), keep it up while inside, and close it."""
+    """Open and migrate the database, run its upkeep inside the context, and close it."""
     database = await run_sync(open_database, settings)
     try:
         settings = await run_sync(agreed, database, settings)
@@ -121,12 +122,12 @@ async def _once(work: Callable[[], Any]) -> None:
         await run_sync(work)
     except STORE_UNAVAILABLE as error:
         logger.warning("upkeep of the store has to wait: %s", error)
-    except Exception:  # whatever it was, it must not end the upkeep
+    except Exception:  # no error may end the upkeep
         logger.exception("upkeep of the store failed; it will be tried again")
 
 
 async def current(request: Request) -> Services:
-    """The running application's services."""
+    """Return the running application's services."""
     services: Services = request.app.state.services
     return services
 

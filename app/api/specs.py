@@ -20,13 +20,14 @@ router = APIRouter(prefix="/specs", tags=["specs"])
 
 @router.get("", dependencies=[NO_QUERY], summary="The kinds of job")
 def specs(services: CurrentServices) -> Response:
-    """Schema, presets and a default spec that runs, per kind; names that only workers know are enumerated."""
+    """Returns the schema, the presets and a default spec that runs, per kind; names that only workers know are
+    enumerated."""
     known = known_names(services)
     return Json({"data": [describe(kind, spec, known) for kind, spec in sorted(KINDS.items())], "next": None})
 
 
 def describe(kind: str, spec: type[SpecBase], known: Known) -> dict[str, Any]:
-    """One kind of job."""
+    """Return the description of one kind of job."""
     return {
         "kind": kind,
         "description": (spec.__doc__ or "").strip(),
@@ -40,14 +41,14 @@ def describe(kind: str, spec: type[SpecBase], known: Known) -> dict[str, Any]:
 
 @functools.cache
 def _schema(spec: type[SpecBase]) -> dict[str, Any]:
-    """The schema of a kind, which takes milliseconds to make. Nobody may change it."""
+    """Return the JSON Schema of a kind, cached since it takes milliseconds to make. Callers must not change it."""
     return spec.model_json_schema()
 
 
 def with_names(schema: Any, known: Known) -> Any:
-    """A JSON Schema in which every field that takes workers' names lists those that registered workers have.
+    """Return a JSON Schema in which every field that takes workers' names lists those that registered workers have.
 
-    A field that needs a name which none of them has can only be left at its default.
+    A field that needs a name which no worker has allows its default only.
     """
     if isinstance(schema, list):
         return [with_names(part, known) for part in schema]

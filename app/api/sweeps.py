@@ -31,8 +31,8 @@ GridValues = Annotated[list[JsonValue], Field(min_length=1, max_length=1000)]
 
 
 class SweepBody(JobOptions):
-    """The body of `POST /sweeps`; labels and the other options go to every job, and so does the name, followed by what
-    tells the job apart."""
+    """The body of `POST /sweeps`; labels and the other options go to every job, and so does the name, followed by the
+    coordinates that distinguish the job."""
 
     base: dict[str, JsonValue]
     """The spec that the jobs have in common, with its kind."""
@@ -56,13 +56,14 @@ class SweepBody(JobOptions):
 read_sweep_body = json_body(SweepBody)
 
 SHORT_POINTS = 500
-"""Points that are validated within some hundredths of a second; a sweep with more is long work."""
+"""Number of points that are validated within some hundredths of a second; a sweep with more counts as a long
+request."""
 
 
 class SweepsQuery(StrictQuery):
     limit: Limit = 50
     after: Cursor | None = None
-    """`next` of the page before."""
+    """`next` of the previous page."""
 
 
 @router.post(
@@ -76,7 +77,8 @@ class SweepsQuery(StrictQuery):
 async def submit(
     request: Request, services: CurrentServices, body: Annotated[Body[SweepBody], Depends(read_sweep_body)]
 ) -> Response:
-    """All jobs of the grid or, when one of them is not valid, none. `Idempotency-Key` makes repeating safe."""
+    """Submits all jobs of the grid or, if one of them is not valid, none. `Idempotency-Key` makes repeating the request
+    safe."""
     key = idempotency(request.headers, "POST /sweeps", body.digest)
     submitted = await submit_sweep(services, body.model, key)
     headers = {"Location": f"/sweeps/{submitted.response['id']}"}
@@ -163,7 +165,7 @@ def _wrong(location: Location, detail: str) -> InvalidRequest:
 def valid_specs(services: Services, points: Sequence[Point]) -> list[SpecBase]:
     """Return every point's validated spec; raises InvalidRequest that points into base and grid.
 
-    It looks at no further point after MAX_ERRORS wrong ones, since most of a sweep's points are wrong in the same way.
+    It stops after MAX_ERRORS wrong points, since most points of a sweep are wrong in the same way.
     """
     known = known_names(services)
     specs: list[SpecBase] = []
@@ -193,7 +195,7 @@ def _misfits(point: Point, invalid: ValidationError) -> Iterator[tuple[Location,
     for error in invalid.errors(include_url=False):
         origin = point.origin(sent_location(error, point.spec, ()))
         if error["type"] == "extra_forbidden" and origin[0] == "grid" and len(origin) == len(("grid", "path", "index")):
-            origin = origin[:2]  # the path is wrong, whichever the value
+            origin = origin[:2]  # the path is wrong, whatever the value
         yield origin, describe(error, SpecBase)
 
 
@@ -205,7 +207,8 @@ def list_sweeps(services: CurrentServices, query: Annotated[SweepsQuery, Query()
 
 @router.get("/{sweep_id}", responses={200: {"model": Sweep}}, dependencies=[NO_QUERY], summary="Show a sweep")
 def show(services: CurrentServices, sweep_id: SweepId) -> Response:
-    """The sweep, with `counts` of its points by the state of their latest job, and with `fit` its `searches`."""
+    """Returns the sweep, with `counts` of its points by the state of their latest job, and with `fit` its
+    `searches`."""
     return Json(services.reading.sweep(sweep_id))
 
 
@@ -217,7 +220,7 @@ def show(services: CurrentServices, sweep_id: SweepId) -> Response:
     summary="Cancel what is left of a sweep",
 )
 async def cancel(services: CurrentServices, sweep_id: SweepId) -> Response:
-    """Cancels the jobs that are not finished; the others keep their results."""
+    """Cancels the unfinished jobs; the others keep their results."""
     return Json(await services.writes.run(lambda: services.queue.cancel_sweep(sweep_id)), status_code=202)
 
 
@@ -229,7 +232,8 @@ async def cancel(services: CurrentServices, sweep_id: SweepId) -> Response:
     summary="Run again what has no result",
 )
 async def resume(services: CurrentServices, sweep_id: SweepId) -> Response:
-    """A new job for each point whose latest one failed, was cancelled or deleted; 409 when there is none.
+    """Submits a new job for each point whose latest job failed, was cancelled or was deleted; 409 if there is no such
+    point.
 
     `counts` and tables take the latest job of each point.
     """

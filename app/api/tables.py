@@ -49,12 +49,12 @@ LatexLabel = Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9:._-]+$")
 
 
 class ChoiceQuery(StrictQuery):
-    """The finished jobs that a table shows: those of `job` and `sweep` together, narrowed by all the others."""
+    """The finished jobs that a table shows: those of `job` and `sweep` together, filtered by the other parameters."""
 
     kind: list[Text] = Field(default=[], max_length=100)
     """Jobs of this kind. A table of several kinds names each: repeat it."""
     sweep: list[Id] = Field(default=[], max_length=1000)
-    """A sweep's id; repeat it for several. Of each point, the latest job counts."""
+    """A sweep's id; repeat it for several. The table has the latest job of each point."""
     job: list[Id] = Field(default=[], max_length=1000)
     """A job's id; repeat it for several. Beside `sweep`: these jobs, too."""
     label: list[Label] = Field(default=[], max_length=20)
@@ -83,39 +83,41 @@ class TableQuery(ChoiceQuery):
     """The statistic of each case's samples; if several processes measured a case, of the processes' own statistics.
     """
     pivot: Text | None = None
-    """The coordinate whose values become columns, for each metric in `columns`, or else for the one that stands for a
-    case."""
+    """The coordinate whose values become columns, for each metric in `columns`, by default for the kind's main
+    metric."""
     relative_to: list[Coordinate] = Field(default=[], max_length=20)
-    """`coordinate=value` of the rows that all others are related to, in a column of its own (`step_ms_speedup`); repeat
-    it for a reference that needs several. Of each metric in `columns`, or else of the one that stands for a case."""
+    """`coordinate=value` of the reference rows; an additional column (`step_ms_speedup`) relates all other rows to
+    them. Repeat it for a reference that needs several coordinates. It applies to each metric in `columns`, by default
+    to the kind's main metric."""
     best: bool = False
-    """Stress the best cell of each column, in Markdown, LaTeX and HTML."""
+    """Set the best cell of each column in bold, in Markdown, LaTeX and HTML."""
     links: bool = False
-    """Show the job of each row in Markdown, LaTeX and HTML, too, with its address."""
+    """Show the job of each row, with its address, in Markdown, LaTeX and HTML, too."""
     sort: Text | None = None
-    """A column to sort by; `-column` sorts from its greatest value to its least. Unknown values come last."""
+    """A column to sort by; `-column` sorts in descending order. Unknown values come last."""
     limit: Annotated[int, Field(ge=1, le=MAX_LIMIT)] | None = None
-    """The most rows; by default all."""
+    """The largest number of rows; by default all."""
     after: Cursor | None = None
-    """`next` of the page before."""
+    """`next` of the previous page."""
     caption: Caption | None = None
     """The table's title, in Markdown, LaTeX and HTML."""
     latex_label: LatexLabel | None = None
-    """The name by which LaTeX's `\\ref` finds the table."""
+    """The label by which LaTeX's `\\ref` refers to the table."""
     format: Format = "json"
 
     @property
     def streams(self) -> bool:
-        """True if the table can be made part by part: nothing in it needs all of its rows."""
+        """True if the table can be streamed, since no option needs all of its rows."""
         whole = (self.pivot, self.sort, self.limit, self.after, *self.relative_to)
         return self.format in ("json", "csv") and not any(whole)
 
 
 @router.get("", summary="A table of measurements")
 async def table(services: CurrentServices, request: Request, query: Annotated[TableQuery, Query()]) -> Response:
-    """One row per case, one column per metric; in JSON `missing` tells why cells have no numbers.
+    """Returns a table with one row per case and one column per metric; in JSON, `missing` says why cells have no
+    numbers.
 
-    JSON and CSV of more than 200 000 measurements or 10 000 jobs are sent while they are made.
+    JSON and CSV of more than 200 000 measurements or 10 000 jobs are streamed.
     """
 
     chosen = query.chosen()
@@ -153,12 +155,13 @@ async def table(services: CurrentServices, request: Request, query: Annotated[Ta
 
 
 def one_or_all(names: list[str]) -> str | list[str] | None:
-    """Return a single name as it is; a list of one would say that several may share the table."""
+    """Return a single name as a string; a list would mean that several kinds may share the table."""
     return names[0] if len(names) == 1 else names or None
 
 
 def written(sheet: results.Sheet, format_: Format, *, base_url: str | None = None) -> Response:
-    """A table of results in one of the formats; HTML as a whole page. `base_url` is the server's, for links to jobs."""
+    """Return a table of results in one of the formats; HTML as a whole page. `base_url` is the server's, for links to
+    jobs."""
     text = results.render(sheet, format_, base_url=base_url)
     if format_ == "html":
         text = HTML_PAGE.format(table=text)

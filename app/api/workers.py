@@ -19,7 +19,7 @@ router = APIRouter(prefix="/workers", tags=["workers"])
 
 
 def _cursor(value: str) -> tuple[datetime, str]:
-    """Parse the `next` of a page: when its last worker registered, and that worker's id."""
+    """Parse the `next` of a page: the time at which its last worker registered, and that worker's id."""
     registered_at, _, worker_id = value.partition("_")
     try:
         parsed = datetime.fromisoformat(registered_at)
@@ -37,12 +37,12 @@ class WorkersQuery(StrictQuery):
     state: WorkerState | None = None
     limit: Limit = 50
     after: WorkerCursor | None = None
-    """`next` of the page before."""
+    """`next` of the previous page."""
 
 
 @router.get("", responses={200: {"model": Page[Worker]}}, summary="List workers, newest first")
 def list_workers(services: CurrentServices, query: Annotated[WorkersQuery, Query()]) -> Response:
-    """Devices, kinds and names that each registered, and when it was last seen."""
+    """Lists workers, each with its registered devices, kinds and names, and when it was last seen."""
     workers, following = services.reading.worker_page(
         state=query.state,
         limit=query.limit,

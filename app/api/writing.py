@@ -1,10 +1,10 @@
-"""Threads of their own for requests that write.
+"""Separate threads for requests that write.
 
 A write waits for its turn at the database. If writes ran in the threads of all requests, a few dozen of them would take
 every thread, and reads and health checks would wait behind them for a lock that they do not need.
 
-Some requests work for long: they delete thousands of jobs in slices, or validate thousands of specs before they write.
-A few threads of their own keep them from taking those of all others.
+Some requests take long: they delete thousands of jobs in slices, or validate thousands of specs before they write. They
+have a few separate threads, so that they cannot take those of all others.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from app.errors import DatabaseBusy
 from app.store.locking import patience
 
 THREADS = 8
-"""Only one writes at a time: more would not be faster."""
+"""Number of threads for short writes. Only one writes at a time, so more would not be faster."""
 LONG_THREADS = 2
-"""The second one lets a long request begin while one runs that takes minutes."""
+"""Number of threads for long writes. The second lets a long request begin while another one runs for minutes."""
 
 Result = TypeVar("Result")
 
 
 class Writes:
-    """Runs what requests write. Lives in one event loop."""
+    """Runs the writes of requests in threads. It belongs to one event loop."""
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -37,7 +37,7 @@ class Writes:
     async def run(self, work: Callable[[], Result]) -> Result:
         """Call `work` in a thread, and return what it returns.
 
-        Raises DatabaseBusy if the write could not begin within `timeout_s` seconds of now, however many others wait.
+        Raises DatabaseBusy if the write could not begin within `timeout_s` seconds, however many others wait.
         """
         return await self._run(work, self._threads, "requests have been waiting to write")
 
@@ -53,7 +53,7 @@ class Writes:
             if wait.cancelled_caught:
                 raise DatabaseBusy(f"{threads.total_tokens:g} other {who} for {self._timeout_s:g} s.")
             try:
-                # This request has its thread by now, so it need not wait for the limit that reads share.
+                # This request already has its thread, so it need not wait for the limit that reads share.
                 return await run_sync(work, limiter=CapacityLimiter(1))
             finally:
                 threads.release_on_behalf_of(borrower)

@@ -1,4 +1,4 @@
-"""The `flopwatch` command. Modules here import what is slow inside their functions, so that --help is quick."""
+"""The `flopwatch` command. Modules here import slow modules inside their functions, so that --help is quick."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Who may use a server; apart from the server itself, so that `flopwatch up` starts without importing it."""
+"""Checks who may use a server. It is separate from the server, so that `flopwatch up` starts without importing that."""
 
 from __future__ import annotations
 

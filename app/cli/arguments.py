@@ -25,7 +25,8 @@ def split_pair(argument: str) -> tuple[str, str]:
 
 
 def parse_value(text: str) -> Any:
-    """128 → number, true → boolean, [1, 2] → list, tiny → text; Python's True, False and None are understood, too."""
+    """Parse a value: 128 → number, true → boolean, [1, 2] → list, tiny → text; Python's True, False and None are
+    understood, too."""
     if text in PYTHON_CONSTANTS:
         return PYTHON_CONSTANTS[text]
     try:
@@ -35,7 +36,7 @@ def parse_value(text: str) -> Any:
 
 
 def parse_values(text: str) -> list[Any]:
-    """A list of values: "128,256", "tiny,small" or "[1, 2],[3]"."""
+    """Parse a list of values: "128,256", "tiny,small" or "[1, 2],[3]"."""
     try:
         values: list[Any] = json.loads(f"[{text}]", parse_constant=_no_constant)
     except ValueError:
@@ -44,7 +45,7 @@ def parse_values(text: str) -> list[Any]:
 
 
 def _no_constant(name: str) -> Any:
-    # JSON has no NaN and no Infinity, whatever Python reads.
+    # JSON has no NaN and no Infinity, although Python's parser accepts them.
     raise ValueError(name)
 
 
@@ -62,7 +63,7 @@ def set_nested(target: dict[str, Any], key: str, value: Any, *, once: bool = Fal
 
 
 def parse_timeout(text: str) -> float | str:
-    """A number of seconds, or "none" for no limit; the server checks its size."""
+    """Parse a number of seconds, or "none" for no limit; the server checks its size."""
     if text == "none":
         return text
     try:
@@ -75,9 +76,9 @@ def parse_timeout(text: str) -> float | str:
 
 
 def list_fields(schema: Mapping[str, Any]) -> frozenset[str]:
-    """Dotted paths of the fields that are lists, from a spec's JSON Schema.
+    """Return the dotted paths of the fields that are lists, from a spec's JSON Schema.
 
-    A field may be of several types, a list or null for instance, or hold a spec of any of several kinds.
+    A field may have several types, for instance a list or null, or contain a spec of any of several kinds.
     """
     definitions = schema.get("$defs", {})
 
@@ -104,7 +105,7 @@ class _Fields:
             self.spec["kind"] = self._given["kind"] = kind
 
     def note(self, key: str, value: Any = None) -> None:
-        """Refuse a key that was given before."""
+        """Record a key; refuse one that was given before."""
         set_nested(self._given, key, copy.deepcopy(value), once=True)
 
     def set(self, key: str, value: Any) -> None:
@@ -182,7 +183,7 @@ def parse_sweep(
 
 
 def parse_fit(argument: str, step: int) -> dict[str, Any]:
-    """Parse what to search for: "context_length=65536" is the largest that fits, up to 65 536."""
+    """Parse the search of `--fit`: "context_length=65536" asks for the largest value that fits, up to 65 536."""
     axis, text = split_pair(argument)
     upto = parse_value(text)
     if isinstance(upto, bool) or not isinstance(upto, int):

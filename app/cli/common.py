@@ -1,4 +1,4 @@
-"""What commands share: the connection to a server, options, the data folder, and how they fail."""
+"""Shared parts of the commands: the connection to a server, options, the data folder, and failing with a message."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ R = TypeVar("R")
 
 
 def of_jobs(metavar: str, text: str) -> Any:
-    """Return an argument that is ids of jobs; the shell completes them."""
+    """Return an argument that takes ids of jobs; the shell completes them."""
     return typer.Argument(metavar=metavar, help=text, autocompletion=completing.job_ids)
 
 
 def of_fields(text: str, metavar: str = "KEY=VALUE…") -> Any:
-    """Return an argument that is fields of a spec; the shell completes their names and values."""
+    """Return an argument that takes fields of a spec; the shell completes their names and values."""
     return typer.Argument(metavar=metavar, help=text, autocompletion=completing.fields)
 
 
@@ -49,7 +49,7 @@ WaitAtMost = Annotated[
     ),
 ]
 GOES_ON = 75
-"""Exit code for what was not done in time (EX_TEMPFAIL of sysexits)."""
+"""Exit code if a job was not done in time (EX_TEMPFAIL of sysexits)."""
 Label = Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="A label; may be repeated.")]
 Kind = Annotated[str | None, typer.Option(help="Only jobs of this kind.", autocompletion=completing.kinds)]
 Preset = Annotated[
@@ -76,7 +76,7 @@ DataDir = Annotated[
 
 
 before_command: ContextVar[Mapping[str, Any]] = ContextVar("before_command", default=MappingProxyType({}))
-"""The options --url and --data-dir that stand before the command."""
+"""The options --url and --data-dir that were given before the command."""
 
 
 def fail(message: str, code: int = 1) -> NoReturn:
@@ -120,7 +120,7 @@ def use_data_dir(data_dir: Path | None) -> None:
 
 
 def warn_of_unknown_settings() -> None:
-    """Print a warning for each variable that looks like a setting and is none."""
+    """Print a warning for each variable that looks like a setting but is not one."""
     from app.settings import unknown_variables
 
     for warning in unknown_variables(os.environ).values():
@@ -128,5 +128,5 @@ def warn_of_unknown_settings() -> None:
 
 
 def _given(name: str, value: Any) -> Any:
-    """Return an option's value as given to the command, or else before it: `flopwatch --url … jobs`."""
+    """Return an option's value as given after the command, or else before it: `flopwatch --url … jobs`."""
     return before_command.get().get(name) if value is None else value

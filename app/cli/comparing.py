@@ -56,8 +56,8 @@ def compare(
     ] = None,
     output_format: Annotated[TableFormat, typer.Option("--format", help="How to write it.")] = MARKDOWN,
 ) -> None:
-    """Compare finished jobs, or the sides of a job of kind `compare`: what the candidate gained or lost, and if that is
-    more than chance.
+    """Compare finished jobs, or the sides of a job of kind `compare`: what the candidate gained or lost, and whether
+    that is more than chance.
     """
     query = _sides(baseline, candidate)
     query |= {"metric": metric, "fail_above_percent": _percent(fail_above), "limit": limit}
@@ -66,14 +66,14 @@ def compare(
     if fail_above is not None:
         if "Flopwatch-Gate" not in answer.headers:
             fail("the server is older than --fail-above needs: upgrade it, or leave out --fail-above")
-        # The comparison is costly, and its text does not tell the gate's answer in every format: the headers do.
+        # The comparison is costly, and its text does not contain the gate's answer in every format; the headers do.
         if output_format.value != "markdown":
             echo(unquote(answer.headers["Flopwatch-Gate-Sentence"]), err=True)
         raise typer.Exit(EXIT_CODES[answer.headers["Flopwatch-Gate"]])
 
 
 def _sides(baseline: str, candidate: str | None) -> dict[str, Any]:
-    """Return the query that names what is compared."""
+    """Return the query that names the sides."""
     ids = _ids(baseline)
     if candidate is None:
         if ids is None or len(ids) != 1:
@@ -169,7 +169,7 @@ def set_(
     sweep_id: Annotated[int | None, of_sweep("Instead of a job: a finished sweep.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put a job's results, or a sweep's, into a baseline: they replace the cases that they have."""
+    """Put a job's results, or a sweep's, into a baseline, in place of those of the same cases."""
     from app.cli.output import print_json
 
     if (job_id is None) == (sweep_id is None):

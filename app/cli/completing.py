@@ -1,7 +1,8 @@
-"""What the shell offers at the Tab key: kinds, presets, fields and their values, and the ids of jobs and sweeps.
+"""Completions for the shell's Tab key: kinds, presets, fields and their values, and the ids of jobs and sweeps.
 
-`flopwatch --install-completion` sets it up. The server is asked, briefly; without one, the specs of this installation
-are offered, and no ids. Nothing here may print or raise: the shell would show it amid the user's line.
+`flopwatch --install-completion` sets it up. They come from the server, if it answers quickly; otherwise from the specs
+of this installation, without ids. Nothing here may print or raise, since the shell would show that in the middle of the
+user's line.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import Any
 import typer
 
 ANSWER_S = 1.0
-"""Longest time that the server may take: somebody waits at the keyboard."""
+"""Seconds that the server may take, since somebody waits at the keyboard."""
 OFFERED_JOBS = 50
 THE_LINE = ("COMP_WORDS", "_TYPER_COMPLETE_ARGS")
-"""Variables in which shells hand over the line."""
+"""Variables in which shells pass the command line."""
 
 
 def kinds(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
@@ -37,7 +38,7 @@ def presets(ctx: typer.Context, incomplete: str) -> list[str]:
 def fields(ctx: typer.Context, incomplete: str) -> list[str]:
     """Offer "key=" for the fields of the kind on the line, or the values of the field that is being written.
 
-    bash ends a word at "=", so that there the key, or the key and "=", come as words before.
+    bash ends a word at "=", so there the key, or the key and "=", are separate preceding words.
     """
     schema = _spec_on(ctx).get("schema", {})
     if "=" in incomplete.lstrip("="):
@@ -82,7 +83,7 @@ def _ids(ctx: typer.Context, path: str, incomplete: str, describe: Callable[[Any
 
 
 def _asked(ctx: typer.Context, path: str, **params: Any) -> Any:
-    """Ask the server on the line, or that of the environment; None if there is none, or none that answers in time."""
+    """Ask the server that the line or the environment names; returns None if none answers in time."""
     from app.client import ClientError, Flopwatch
 
     given = {**_set(ctx.find_root().params), **_set(ctx.params)}
@@ -107,17 +108,18 @@ def _specs(ctx: typer.Context) -> list[dict[str, Any]]:
 
 
 def _spec_on(ctx: typer.Context) -> dict[str, Any]:
-    """Return the description of the kind that stands on the line; of a job's, where its id does; else nothing."""
+    """Return the description of the kind on the line, or of the kind of the job whose id is on it; empty if there is
+    neither."""
     named = {ctx.params.get("kind"), ctx.params.get("source")} - {None}
     if (job_id := ctx.params.get("job_id")) is not None:
         named = {(_asked(ctx, f"/jobs/{job_id}") or {}).get("kind")}
-    # Behind an option that has no value yet the line is not parsed: then any word may be the kind.
+    # After an option without a value the line is not parsed, so any word may be the kind.
     words = named or {word for name in THE_LINE for word in os.environ.get(name, "").split()}
     return next((spec for spec in _specs(ctx) if spec["kind"] in words), {})
 
 
 def _places(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the dotted path and the schema of every field, those of specs inside it too."""
+    """Yield the dotted path and the schema of every field, including those of nested specs."""
     definitions = schema.get("$defs", {})
 
     def walk(place: Mapping[str, Any], path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -158,6 +160,6 @@ def _values(schema: Mapping[str, Any], key: str) -> list[str]:
 
 
 def _continued(text: str, values: Sequence[str]) -> list[str]:
-    """Return what may follow: of several values with commas between them, the last is being written."""
+    """Return the completions of a text; of several values separated by commas, the last one is being written."""
     before, comma, last = text.rpartition(",")
     return [f"{before}{comma}{value}" for value in values if value.startswith(last)]

@@ -1,14 +1,15 @@
 """Limits connections, so that idle and slow clients cannot take the server away from the others.
 
-uvicorn waits for a request as long as its client likes, and accepts connections until the process has no file left,
-the database's included. Here a request has a time to arrive in, and there are fewer connections than files. When one
-too many comes, the server ends the connection whose request has been incomplete for longest. A client that sends its
-whole request at once, as honest clients do, is not that one. Addresses play no part: behind a proxy all clients have
-the same.
+uvicorn waits for a request as long as its client likes, and accepts connections until the process has no file
+descriptor left, not even for the database. Here a request has to arrive within a time limit, and there are fewer
+connections than descriptors. When there are too many connections, the server closes the one whose request has been
+incomplete for longest. That never affects a client that sends its whole request at once, as honest clients do.
+Addresses play no part, since behind a proxy all clients have the same address.
 
-A client that asks and never reads the answers would keep its connection too. While the server answers, it looks now
-and then if the client takes what was sent, and ends the connection if it took nothing for as long as a request may
-take. When one connection too many comes, the one whose client has taken nothing for longest goes before all others.
+A client that sends requests and never reads the answers would also keep its connection. While the server answers, it
+checks now and then whether the client reads what was sent, and closes the connection if the client has read nothing for
+as long as a request may take. When there are too many connections, the one whose client has read nothing for longest is
+closed first.
 """
 
 from __future__ import annotations
@@ -30,15 +31,17 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 log = logging.getLogger(__name__)
 
 ACCEPTED_AT_ONCE = 64
-"""Most connections that asyncio accepts before we look at them; for a moment there may be this many too many."""
+"""Largest number of connections that asyncio accepts before we see them; for a moment there may be this many too
+many."""
 RESERVED_FILES = 256
-"""Files kept free: for those connections, as many that are being closed, the database and downloads."""
+"""File descriptors kept free: for those connections, as many that are being closed, the database and downloads."""
 MIN_CONNECTIONS = 16
 UNLIMITED_FILES = 1 << 16
 UNREAD_S = 3.0
-"""A connection whose client has left for so long what was sent goes first when there is one too many."""
+"""If a client has read nothing of what was sent for this many seconds, its connection is closed first when there are
+too many."""
 LOOKS = 10
-"""How often the server looks at a reader within the time that a request may take."""
+"""Number of checks of a reader within the time that a request may take."""
 INT = struct.Struct("i")
 BYTES_ACKED = struct.Struct("120xQ")
 """The field tcpi_bytes_acked of Linux's struct tcp_info."""
@@ -62,24 +65,24 @@ def raise_file_limit() -> int:
 
 
 def connections_within(files: int, wanted: int) -> int:
-    """Return how many connections a server may have that may open this many files."""
+    """Return how many connections a server with this limit of open files may have."""
     return max(MIN_CONNECTIONS, min(wanted, files - RESERVED_FILES))
 
 
 @dataclass
 class Answer:
-    """What the client has taken of what was sent."""
+    """The progress of a client in reading an answer."""
 
     taken: int
-    """Bytes, since it connected."""
+    """Number of bytes that it has read since it connected."""
     since: float
-    """When it last had taken everything, or something more: the event loop's time."""
+    """The event loop's time at which it last had read everything, or something more."""
     timer: asyncio.TimerHandle
 
 
 class Incoming:
-    """The open connections of one server: those whose request is incomplete, the oldest first, and those that are being
-    answered, first those whose client has taken nothing for longest.
+    """The open connections of one server: those with an incomplete request, the oldest first, and those that are being
+    answered, with the client that has read nothing for longest first.
     """
 
     def __init__(self, limit: int, request_timeout_s: float) -> None:
@@ -90,24 +93,25 @@ class Incoming:
         self.answered: dict[Connection, Answer] = {}
 
     def make_room(self) -> None:
-        """End connections until their number is within the limit."""
+        """Close connections until their number is within the limit."""
         while len(self.open) > self.limit:
             if self._end_unread():
                 continue
             log.warning("%d connections are open: one was ended whose request had not arrived", self.limit)
             oldest = next(iter(self.incomplete))
-            if len(self.incomplete) == 1:  # the one that has just come: all others are being answered
+            if len(self.incomplete) == 1:  # the newest one: all others are being answered
                 oldest.end(TOO_MANY)
             else:
                 oldest.end()
 
     def _end_unread(self) -> bool:
-        """End the connection whose client has taken nothing for longest; False if none has for UNREAD_S."""
+        """Close the connection whose client has read nothing for longest; returns False if none is older than
+        UNREAD_S."""
         while self.answered:
             connection, answer = next(iter(self.answered.items()))
             if connection.loop.time() - answer.since < UNREAD_S:
                 return False
-            if not connection.is_read():  # else it is the last in the row now
+            if not connection.is_read():  # otherwise it is now the last in the order
                 log.warning("%d connections are open: one was ended whose client does not read", self.limit)
                 connection.end()
                 return True
@@ -115,7 +119,7 @@ class Incoming:
 
 
 class Connection(H11Protocol):
-    """uvicorn's connection, which an `Incoming` knows from its beginning to its end."""
+    """uvicorn's connection, registered with an `Incoming` for its whole life."""
 
     def __init__(self, *arguments: Any, incoming: Incoming, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -140,7 +144,8 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        # A refusal may be under way while the rest of the request turns out to be no HTTP: one answer only can be sent.
+        # A refusal may already be on its way when the rest of the request turns out not to be HTTP; only one answer can
+        # be sent.
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
@@ -157,7 +162,8 @@ class Connection(H11Protocol):
         self.transport.abort()
 
     def is_read(self) -> bool:
-        """Note if the client has taken all that was sent, or some more than it had when it last did."""
+        """Return True if the client has read everything that was sent, or more than at the last check, and record
+        it."""
         answer, taken = self._incoming.answered[self], self._taken()
         if self._unsent() and taken == answer.taken:
             return False
@@ -166,11 +172,12 @@ class Connection(H11Protocol):
         return True
 
     def _look(self) -> None:
-        """Note if the connection waits for the rest of a request, or has received it whole and is being answered."""
+        """Record whether the connection waits for the rest of a request, or has received all of it and is being
+        answered."""
         incoming = self._incoming
-        if self not in incoming.open:  # it has been ended
+        if self not in incoming.open:  # it has been closed
             return
-        # A transport that is closing still sends what it has, which may take for ever.
+        # A closing transport still sends its buffer, which may take for ever.
         if self.conn.their_state in (h11.IDLE, h11.SEND_BODY) and not self.transport.is_closing():
             if answer := incoming.answered.pop(self, None):
                 answer.timer.cancel()
@@ -186,7 +193,7 @@ class Connection(H11Protocol):
         return self.loop.call_later(self._incoming.request_timeout_s / LOOKS, self._look_at_reader)
 
     def _look_at_reader(self) -> None:
-        """End the connection if its client has taken nothing for as long as a request may take."""
+        """Close the connection if its client has read nothing for as long as a request may take."""
         incoming = self._incoming
         if not self.is_read() and self.loop.time() - incoming.answered[self].since >= incoming.request_timeout_s:
             self.end()
@@ -194,14 +201,14 @@ class Connection(H11Protocol):
             incoming.answered[self].timer = self._look_later()
 
     def _end_incomplete(self) -> None:
-        if self.transport.get_write_buffer_size():  # the answer before is still on its way
+        if self.transport.get_write_buffer_size():  # the previous answer is still on its way
             self.transport.close()
             self._look()
         else:
             self.end(TIMED_OUT)
 
     def _unsent(self) -> int:
-        """Return the bytes that wait in this process and in the kernel for the client to take them."""
+        """Return the number of bytes that wait in this process and in the kernel for the client."""
         found = self.transport.get_write_buffer_size()
         with contextlib.suppress(OSError):  # it has just been closed
             kernel = fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(INT.size))
@@ -209,7 +216,7 @@ class Connection(H11Protocol):
         return found
 
     def _taken(self) -> int:
-        """Return the bytes that the client has taken since it connected."""
+        """Return the number of bytes that the client has read since it connected."""
         with contextlib.suppress(OSError):
             found = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, BYTES_ACKED.size)
             return int(BYTES_ACKED.unpack(found)[0])

@@ -33,10 +33,11 @@ if TYPE_CHECKING:
     from app.client import Flopwatch
 
 MAX_LOOKED_AT = 500
-"""Number of a sweep's jobs that the command asks why they wait; the others mostly wait for the same reason."""
+"""Number of a sweep's jobs whose reason to wait is printed; the others mostly wait for the same reason."""
 
 BULK_TIMEOUT_S = 3600.0
-"""The server changes thousands of jobs in slices, and waits for other writers in between."""
+"""Timeout in seconds for requests that change thousands of jobs, since the server does so in slices and waits for other
+writers."""
 
 JobIds = Annotated[list[int] | None, of_jobs("[ID…]", "The jobs' ids.")]
 OfKind = Annotated[str | None, typer.Option("--kind", help="All jobs of this kind.", autocompletion=completing.kinds)]
@@ -104,7 +105,7 @@ def submit(
 def _go_on(
     server: Flopwatch, job: dict[str, Any], *, wait: bool, at_most: float | None, as_json: bool, note: str = ""
 ) -> None:
-    """Say what became of a submission, wait for the job if that is asked, and end with 1 unless it succeeded."""
+    """Print the result of a submission and, if asked, wait for the job; exits with 1 unless it succeeded."""
     from app.cli.output import print_job, print_json, print_results, progress_display
     from app.cli.specs import without_effect
 
@@ -187,7 +188,7 @@ def sweep(
 def _follow_sweep(
     server: Flopwatch, made: dict[str, Any], *, wait: bool, at_most: float | None, as_json: bool, note: str
 ) -> None:
-    """Say what became of a sweep's submission, wait for it if that is asked, and end with 1 unless all went well."""
+    """Print the result of a sweep's submission and, if asked, wait for it; exits with 1 unless all jobs succeeded."""
     from app.cli.output import counts_text, print_json, print_searches, progress_display
 
     wait = wait or at_most is not None
@@ -235,7 +236,7 @@ def rerun(
     wait_at_most: WaitAtMost = None,
     as_json: AsJson = False,
 ) -> None:
-    """Submit a new job with a job's spec and options, and other values for some of its fields."""
+    """Submit a new job with the spec and options of an old one, and new values for some fields."""
     kind = server.job(job_id)["kind"]
     lists = next((arguments.list_fields(spec["schema"]) for spec in server.specs() if spec["kind"] == kind), ())
     changes = arguments.parse_changes(fields or [], lists)
@@ -312,7 +313,7 @@ def cancel(
 ) -> None:
     """Cancel jobs, queued or running: those named, or all that match every filter.
 
-    One that cannot be cancelled does not keep the others from it.
+    If one cannot be cancelled, the others still are.
     """
     chosen = _chosen(job_ids, state, kind, label, sweep_id)
     if chosen is not None:
@@ -333,7 +334,7 @@ def retry(
     *,
     sweep_id: Annotated[int | None, of_sweep("What has no result in this sweep, with new jobs.")] = None,
 ) -> None:
-    """Run failed or cancelled jobs again; one that cannot be retried does not keep the others from it."""
+    """Run failed or cancelled jobs again; if one cannot be retried, the others still are."""
     if bool(job_ids) == (sweep_id is not None):
         raise typer.BadParameter("give ids, or --sweep, and not both")
     from app.cli.output import counts_text
@@ -361,7 +362,7 @@ def delete(
 ) -> None:
     """Delete finished jobs with their results and files: those named, or all that match every filter.
 
-    One that cannot be deleted does not keep the others from it.
+    If one cannot be deleted, the others still are.
     """
     chosen = _chosen(job_ids, state, kind, label, sweep_id)
     if chosen is not None:
@@ -394,7 +395,7 @@ def _chosen(
 
 
 def _each(job_ids: list[int], act: Callable[[int], str]) -> None:
-    """Do it to every job, and say what became of it; exit with 1 at the end if the server refused one."""
+    """Call `act` for every job and print its result; exits with 1 at the end if the server refused one."""
     from app.client import ClientError
 
     refused = 0

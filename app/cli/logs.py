@@ -1,4 +1,4 @@
-"""The server's log: it goes to standard error, and records of one kind are limited in number."""
+"""The server's log, which goes to standard error with a rate limit on records of one kind."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ MAX_KINDS = 1000
 
 
 class RateLimit(logging.Filter):
-    """Lets BURST records of one kind through in WINDOW_S; the first one after that tells how many were left out.
+    """Passes at most BURST records of one kind in WINDOW_S; the first one after that says how many were left out.
 
-    A client can make the server log something with every request; it must not fill the disk with that.
+    Without it, a client could fill the disk, since every request can make the server log something.
     """
 
     def __init__(self) -> None:

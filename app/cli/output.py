@@ -25,7 +25,7 @@ from app.layout import (
 )
 
 MAX_NAMED = 10
-"""Most jobs that wait for one reason whose ids are named."""
+"""Largest number of job ids that are printed for one reason to wait."""
 
 
 def print_json(value: Any) -> None:
@@ -119,9 +119,9 @@ def _jobs_wait(ids: Sequence[str]) -> str:
 
 
 def print_results(server: Flopwatch, job: dict[str, Any]) -> None:
-    """Print a job's table as `flopwatch table` does, why cells have no numbers, its units and their tables.
+    """Print a job's table as `flopwatch table` does, the reasons why cells have no numbers, its units and their tables.
 
-    Of a job that did not succeed, the table has what it measured before, marked, and why the other cells are empty.
+    For a job that did not succeed, the table has its earlier measurements, marked, and why the other cells are empty.
     """
     if server.get(f"/jobs/{job['id']}/measurements", limit=1)["rows"]:
         echo()

@@ -66,7 +66,7 @@ def serve(host: Host = None, port: Port = None, *, insecure: Insecure = False, d
 
 
 def worker(*, allow_code: AllowCode = False, data_dir: DataDir = None) -> None:
-    """Run a worker on this host; it takes over this very process."""
+    """Run a worker on this host, in place of this process."""
     use_data_dir(data_dir)
     _use(allow_code=allow_code)
     warn_of_unknown_settings()
@@ -91,7 +91,7 @@ def run(
     output: Annotated[Path, typer.Option(help="Folder for the job's files; none is overwritten.")] = Path(),
     data_dir: DataDir = None,
 ) -> None:
-    """Run one job without server and queue, in this very process id, so that profilers can wrap it."""
+    """Run one job without server and queue, in this process, so that profilers can wrap it."""
     from app.cli.specs import local
 
     use_data_dir(data_dir)
@@ -118,7 +118,7 @@ def up(
         signal.signal(number, lambda received, _frame: stop_signals.append(received))
     children = {
         "server": _start("app.cli", "serve"),
-        # A worker asks nobody for access, and runs what others wrote.
+        # A worker needs no access token, and runs code that others wrote.
         "worker": _start("workers", "agent", without="FLOPWATCH_API_TOKEN"),
     }
     try:
@@ -138,7 +138,8 @@ def up(
 def backup(
     path: Annotated[Path, typer.Argument(help="The file to write; it must not exist.")], data_dir: DataDir = None
 ) -> None:
-    """Copy the database to a file as of one moment, while server and workers go on. Artifacts are not in it."""
+    """Write a consistent copy of the database to a file, while server and workers continue. Artifacts are not
+    included."""
     from app.errors import FlopwatchError
     from app.store.engine import Database
 
@@ -195,7 +196,7 @@ def prune(
     ] = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Let go of what is older than the FLOPWATCH_KEEP_… settings say, as the server does by itself.
+    """Delete what is older than the FLOPWATCH_KEEP_… settings allow, as the server does by itself.
 
     Works on the database itself, with or without a server.
     """
@@ -252,7 +253,8 @@ def _use(*, allow_code: bool) -> None:
 
 
 def _server_settings(host: str | None, port: int | None, *, insecure: bool) -> Settings:
-    """Return a server's settings; refuse access that is open by oversight, and make or migrate the database."""
+    """Return a server's settings, after refusing access that is open by mistake and making or migrating the
+    database."""
     from contextlib import closing
 
     from app.cli.access import refuse_open_access
@@ -274,7 +276,8 @@ def _server_settings(host: str | None, port: int | None, *, insecure: bool) -> S
 
 
 def _check_address(host: str, port: int) -> None:
-    """Raise InvalidEnvironment if no server can listen there: it would notice only after it has started."""
+    """Raise InvalidEnvironment if no server can listen there, which the server itself would notice only after its
+    start."""
     from app.errors import InvalidEnvironment
 
     free = "choose another with --port (FLOPWATCH_PORT); 0 takes a free one"
@@ -306,7 +309,7 @@ def _try(family: int, place: Any) -> int | None:
 
 
 def _as_file(text: str) -> str:
-    """Return a path at which the program that takes over this process reads the text; it leaves nothing on the disk."""
+    """Return a path at which the program that replaces this process can read the text; nothing is left on the disk."""
     file = tempfile.TemporaryFile("w", encoding="utf-8")  # noqa: SIM115 - it has to stay open for that program
     file.write(text)
     file.flush()
@@ -323,26 +326,27 @@ def _become_workers(*arguments: str) -> NoReturn:
 
 
 def _start(module: str, *arguments: str, without: str = "") -> subprocess.Popen[bytes]:
-    """A child with the variables of this process but the one named `without`."""
+    """Start a child with the environment of this process, except the variable named `without`."""
     from app.settings import unknown_variables
 
     # In a group of its own: an interrupt from the terminal reaches `up` alone, which stops them in order.
     command = [sys.executable, "-m", module, *arguments]
-    # This process has warned of what is no setting.
+    # This process has already warned of unknown settings.
     left_out = {without, *unknown_variables(os.environ)}
     environment = {name: value for name, value in os.environ.items() if name not in left_out}
     return subprocess.Popen(command, env=environment, process_group=0, preexec_fn=_end_with_parent)
 
 
 def _end_with_parent() -> None:
-    """Let the kernel terminate this process if `up` dies without stopping its children, as by kill -9. Linux only."""
+    """Make the kernel terminate this process if `up` dies without stopping its children, for example by kill -9. Linux
+    only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _stop(child: subprocess.Popen[bytes], grace_s: float, stop_signals: Sequence[int]) -> None:
-    """End a child, patiently; pass on every further signal to this process, since a second one hurries a worker."""
-    # The worker's own grace, and a moment to write down how its job ended.
+    """Terminate a child and wait; passes every further signal on to it, since a second one hurries a worker."""
+    # The worker's own grace period, and a moment to record how its job ended.
     deadline = time.monotonic() + 2 * grace_s + 5
     sent = len(stop_signals)
     child.terminate()

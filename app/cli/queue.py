@@ -22,7 +22,7 @@ Kind = Annotated[
 
 @with_server
 def pause(server: Flopwatch, *, kind: Kind = None, as_json: AsJson = False) -> None:
-    """Let no more jobs start; those that run go on."""
+    """Stop further jobs from starting; running ones continue."""
     paused = server.get("/queue/paused")["kinds"]
     if kind is None:
         paused = ALL
@@ -55,7 +55,7 @@ def _set(server: Flopwatch, kinds: list[str] | str, *, as_json: bool) -> None:
     try:
         answer: dict[str, Any] = server.send("PUT", "/queue/paused", body={"kinds": kinds}).json()
     except Refused as refused:
-        # The user gave an option, and not the list that its pointers are into.
+        # The user gave an option, not the list to which the pointers refer.
         if not refused.errors or kinds == ALL:
             raise
         wrong = [f"--kind {kinds[int(one.pointer.rpartition('/')[2])]}: {one.detail}" for one in refused.errors]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from app.client import Flopwatch
 
 
-# Typer makes choices of enumerations.
+# Typer turns enumerations into choices.
 TableFormat = enum.StrEnum("TableFormat", {name: name for name in FORMATS})  # type: ignore[misc]
 TableStatistic = enum.StrEnum("TableStatistic", {name: name for name in get_args(Statistic)})  # type: ignore[misc]
 MARKDOWN = TableFormat("markdown")
@@ -246,7 +246,7 @@ def specs(
 
 
 def _fields(schema: dict[str, Any], example: dict[str, Any], prefix: str = "") -> list[tuple[str, str, str]]:
-    """Return (dotted path, default, description) of every field; nested models are unfolded.
+    """Return (dotted path, default, description) of every field; nested models are flattened.
 
     A default is written as `flopwatch submit` takes it.
     """
@@ -283,7 +283,7 @@ def _as_value(value: Any) -> str:
 
 
 def _shapes(schema: dict[str, Any]) -> dict[str, dict[str, int]]:
-    """Return the hyper-parameters that each model size stands for, if the kind has a model."""
+    """Return the hyper-parameters of each model size, if the kind has a model."""
     fields = schema.get("$defs", {}).get("ModelSpec", {}).get("properties", {})
     shapes = fields.get("size", {}).get("x-flopwatch-shapes", {})
     return {size: {name: shape[name] for name in fields if name in shape} for size, shape in shapes.items()}

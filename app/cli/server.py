@@ -1,4 +1,5 @@
-"""The server process: uvicorn with one application; says where it listens, ends its streams when told to stop."""
+"""The server process: uvicorn with one application. It prints where it listens, and ends its streams when told to
+stop."""
 
 from __future__ import annotations
 
@@ -25,12 +26,13 @@ SHUTDOWN_S = 10
 # Number of clients that may wait in the kernel to be accepted.
 BACKLOG = 2048
 # Net allocations between garbage collections. A table has tens of thousands of objects, none of them in cycles: with
-# Python's own 700, looking through them again and again takes a third of its time.
+# Python's default of 700, scanning them again and again takes a third of a table's time.
 COLLECTS_AFTER = (50_000, 10, 10)
 
 
 def reachable(url: str) -> str:
-    """Return the address for clients on this host of a server that listens there, on all of its addresses maybe."""
+    """Return the address by which clients on this host reach a server that listens at `url`, which may mean all
+    addresses."""
     return url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
 
 
@@ -47,7 +49,7 @@ class Server(uvicorn.Server):
         for server in self.servers if self.started else ():
             for listener in server.sockets:
                 with socket(fileno=os.dup(listener.fileno())) as same:
-                    same.listen(BACKLOG)  # asyncio accepts as many connections at once as this queue is long
+                    same.listen(BACKLOG)  # asyncio accepts as many connections at once as this queue holds
                 host, port = listener.getsockname()[:2]
                 self._tell(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
@@ -56,7 +58,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     def _tell(self, url: str) -> None:
-        """Say where the server listens: to later commands, in the data folder, and to who started it."""
+        """Announce where the server listens: to later commands, in the data folder, and on standard output."""
         try:
             address.leave(self._data_dir, reachable(url))
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Commands that list what a server has beside jobs: sweeps, workers."""
+"""Commands that list sweeps and workers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def sweeps(
     limit: Limit = 50,
     as_json: AsJson = False,
 ) -> None:
-    """List sweeps, newest first: the grid of each, and how many of its jobs are in which state; or show one."""
+    """List sweeps, newest first: the grid of each, and how many of its jobs are in each state; or show one."""
     from app.cli.output import counts_text, grid_text, print_columns, print_json, print_sweep
     from app.layout import age
 
@@ -64,7 +64,7 @@ def workers(
     everyone: Annotated[bool, typer.Option("--all", help="Those that stopped or were lost, too.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the workers that are connected: their devices, what runs on them, when they were last seen."""
+    """List connected workers: their devices, the jobs on them, and when they were last seen."""
     from app.cli.output import print_columns, print_json
     from app.layout import age
 

@@ -1,4 +1,4 @@
-"""A job's spec from the command line: a kind or a file, a preset, and key=value; with or without a server."""
+"""Reads a job's spec from the command line: a kind or a file, a preset, and key=value; with or without a server."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ def chosen(server: Flopwatch, source: str, preset: str | None) -> tuple[Any, dic
         kind = spec.pop("kind", None)
         return kind, spec, _lists(server.specs(), kind)
     specs = server.specs()
-    # Of a kind that nobody knows, the submission will say what is wrong.
+    # If the kind is unknown, the submission will say so.
     return source, server.preset(source, preset) if preset is not None else {}, _lists(specs, source)
 
 
 def local(
     source: str, fields: list[str], preset: str | None, code: Mapping[str, str | None]
 ) -> tuple[str, list[OwnCode]]:
-    """Return a job's spec as JSON, checked without a server, and the files of code of one's own; exits with 2 if it is
-    not valid, in the server's words.
+    """Return a job's spec as JSON, checked without a server, and the files of the user's own code. If the spec is not
+    valid, print the server's message and exit with 2.
     """
     from pydantic import ValidationError
 
@@ -80,7 +80,7 @@ def without_effect(spec: dict[str, Any]) -> list[str]:
 
 
 def local_specs() -> list[dict[str, Any]]:
-    """Return what `GET /specs` does where no worker has registered, from this installation."""
+    """Return the specs of this installation, as `GET /specs` does while no worker has registered."""
     from app.specs import KINDS
 
     return [
@@ -95,7 +95,7 @@ def local_specs() -> list[dict[str, Any]]:
 
 
 def is_file(source: str) -> bool:
-    """Return True for what cannot be the name of a kind: a path, or - for standard input."""
+    """Return True for a text that cannot be the name of a kind: a path, or - for standard input."""
     return not re.fullmatch(r"\w+", source)
 
 

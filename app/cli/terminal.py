@@ -1,7 +1,7 @@
-"""Prints what jobs and other users wrote, with control characters shown and not sent (app/characters.py).
+"""Prints texts of jobs and other users with their control characters escaped (app/characters.py).
 
-They are shown wherever the output goes, as `journalctl` does: what a file gets today is on a terminal tomorrow. `--raw`
-sends them.
+They are escaped wherever the output goes, as `journalctl` does, since a file of today may be shown on a terminal
+tomorrow. `--raw` prints them unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _raw: ContextVar[bool] = ContextVar("raw", default=False)
 
 @contextmanager
 def raw(wanted: bool = True) -> Iterator[None]:
-    """Inside this context, if it is wanted, texts are printed as they are."""
+    """Inside this context, if `wanted`, texts are printed unchanged."""
     token = _raw.set(wanted)
     try:
         yield
@@ -30,13 +30,13 @@ def raw(wanted: bool = True) -> Iterator[None]:
 
 
 def cell(text: str) -> str:
-    """Return a text that came from elsewhere as a part of a line."""
+    """Return an untrusted text in a form that can be part of a line."""
     return text if _raw.get() else one_line(text)
 
 
 def echo(text: str = "", *, nl: bool = True, err: bool = False) -> None:
     """Print a text. All commands print with this function or with `echo_json`."""
-    # color: else typer would drop some of the control characters where the output is no terminal.
+    # color: otherwise typer would drop some control characters if the output is not a terminal.
     typer.echo(text if _raw.get() else shown(text), nl=nl, err=err, color=True)
 
 

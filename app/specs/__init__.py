@@ -1,8 +1,8 @@
-"""What a job may ask for: one frozen pydantic model per kind, one file per kind.
+"""The specs of jobs: one frozen pydantic model per kind, one file per kind.
 
 The kinds are the modules of this folder that define a class named <Kind>Spec with a `kind` field; to add one, add a
 file here and one of the same name in workers/jobs. Nothing else knows the list. Modules whose names begin with an
-underscore are no kinds.
+underscore are not kinds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The base of every job spec: strict fields, the resources it needs, the cases it measures, the look of its tables."""
+"""The base of every job spec: strict fields, the resources that it needs, the cases that it measures, and the layout of
+its tables."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from app.specs._identity import Case, Scalar
 Device = Literal["auto", "cpu", "cuda"]
 Location = tuple[int | str, ...]
 MAX_CELLS = 10_000
-"""Most cells that one job may have."""
+"""Largest number of cells of one job."""
 
 Name = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[\w.-]+$")]
 WarmupSteps = Annotated[int, Field(ge=0, le=100_000)] | None
@@ -24,7 +25,7 @@ Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
 
 
 class StrictModel(BaseModel):
-    """A frozen model that refuses unknown fields, NaN, infinity and values of another type ("128" is no number)."""
+    """A frozen model that refuses unknown fields, NaN, infinity and values of another type ("128" is not a number)."""
 
     model_config = ConfigDict(
         frozen=True, strict=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
@@ -47,8 +48,8 @@ class Named:
 class Needs:
     """Marks a field that, when set, needs a name which workers register: `Annotated[bool, Needs("tool", "nsys")]`.
 
-    A field is set if it is neither false nor null. Requirements, pointers to what no worker has and a note in JSON
-    Schema follow from this mark.
+    A field is set if it is neither false nor null. Requirements, pointers to names that no worker has, and a note in
+    JSON Schema follow from this mark.
     """
 
     def __init__(self, family: str, name: str) -> None:
@@ -69,7 +70,7 @@ class Resources(StrictModel):
     """The resources that a job needs on a host, known without torch. The queue keeps them as indexed columns."""
 
     device_type: Device | Literal["none"]
-    """`auto`: a GPU if the worker has one, else the CPU. `none`: the job only computes on paper, beside others."""
+    """`auto`: a GPU if the worker has one, else the CPU. `none`: the job only estimates, beside others."""
     devices: int
     """Number of GPUs (of processes, on a CPU)."""
     exclusive_host: bool = False
@@ -77,7 +78,7 @@ class Resources(StrictModel):
 
 
 CHECKS_FIRST = ("case", "check", "ok", "severity", "detail")
-"""Columns that people see first of the table of all checks, which jobs of every kind may have."""
+"""The columns shown by default of the table of all checks, which jobs of every kind may have."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Cell:
     """One cell of a kind's grid. A subclass is a frozen dataclass, whose fields are the cell's coordinates."""
 
     def coordinates(self) -> dict[str, Scalar]:
-        """Return the coordinates that tell cells of one job apart."""
+        """Return the coordinates that distinguish the cells of one job."""
         return asdict(self)
 
     @property
@@ -109,30 +110,29 @@ class SpecBase(StrictModel):
     axes: ClassVar[Mapping[str, str]] = {}
     """List fields that make a grid of cells, with the name of the coordinate that one value of each becomes."""
     added: ClassVar[Mapping[str, Scalar]] = {}
-    """Coordinates of fields that were added after the kind's first version, or did not affect every case then, with the
-    default they came with. A case's key leaves them out at that value, so that earlier results keep their keys."""
+    """Coordinates of fields that were added after the kind's first version, or did not affect every case then, with
+    their original defaults. A case's key leaves them out at that value, so that earlier results keep their keys."""
     labels: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Coordinates for people (`model`: "small"), with the coordinates that each stands for in tables."""
+    """Coordinates for people (`model`: "small"), with the coordinates that each represents in tables."""
     table_rows: ClassVar[tuple[str, ...]] = ()
     """Coordinates that make the rows of this kind's default table."""
     table_columns: ClassVar[tuple[str, ...]] = ()
     """Metrics that make the columns of this kind's default table, in this order: the few that people look at first."""
     first_tables: ClassVar[tuple[str, ...]] = ()
-    """Tables that a unit reports, in the order in which people read them; `kernels` stands for `kernels-forward`, too.
-    Others follow."""
+    """Tables that a unit reports, the most important first; `kernels` includes `kernels-forward`. Others follow."""
     first_columns: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    """Columns that people see first of tables with very many, by the table's name or its part before "-"; of other
-    tables they see all."""
+    """The columns shown by default of tables with very many columns, by the table's name or its part before "-". Other
+    tables show all."""
 
     @classmethod
     def columns_first(cls, name: str) -> tuple[str, ...] | None:
-        """Return the columns that people see first of a reported table; None: all of them."""
+        """Return the columns of a reported table that are shown by default; None: all of them."""
         known = {"checks": CHECKS_FIRST, **cls.first_columns}
         return next((known[part] for part in (name, name.partition("-")[0]) if part in known), None)
 
     @classmethod
     def table_place(cls, name: str) -> int:
-        """Return the place of a reported table among all of this kind's; those of one place stay as reported."""
+        """Return the sort key of a reported table among this kind's tables; tables with equal keys keep their order."""
         known = cls.first_tables
         places = [known.index(part) for part in (name, name.partition("-")[0]) if part in known]
         return places[0] if places else len(known)
@@ -150,8 +150,8 @@ class SpecBase(StrictModel):
         return [None]
 
     def number_of_cells(self) -> int:
-        """Return the length of `cells()`. A kind with a grid counts them without making any: a short spec may stand for
-        a hundred million.
+        """Return the length of `cells()`. A kind with a grid counts them without making any, since a short spec may
+        describe a hundred million.
         """
         return len(self.cells())
 
@@ -261,7 +261,7 @@ def names_in(model: BaseModel, at: Location = ()) -> Iterator[tuple[Location, st
 
 
 def _names(mark: Named | Needs, value: Any) -> Iterator[tuple[Location, str]]:
-    """Yield (location below the field, name) for each name that a marked field's value stands for."""
+    """Yield (location below the field, name) for each name in a marked field's value."""
     if isinstance(mark, Needs):
         if value is not None and value is not False:
             yield (), mark.name
@@ -293,7 +293,7 @@ def listed(values: Sequence[Scalar]) -> Scalar:
 
 
 def check_lists(spec: SpecBase) -> None:
-    """Check that no axis of the grid has a value twice, since the job would measure the same case twice.
+    """Check that no axis of the grid has a value twice: the job would measure the same case twice.
 
     Raises:
         PydanticCustomError: an axis has a value twice; for a model validator to raise.
@@ -321,5 +321,5 @@ def field_error(field: str, message: str) -> PydanticCustomError:
 
     The API appends the field to the pointer; pydantic alone would blame the whole model.
     """
-    # Pydantic would take braces for a template's.
+    # Pydantic would read braces as those of a template.
     return PydanticCustomError("field_error", "{message}", {"field": field, "message": message})

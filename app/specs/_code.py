@@ -1,7 +1,7 @@
 """Code that a user has uploaded, in a spec: `code: {sha256, function}`.
 
 It is the one exception to "nothing is imported by a name from a request", and needs a worker whose operator has allowed
-it. The spec names the file by its content, so that equal specs mean equal code for ever.
+it. The spec names the file by its content, so that equal specs always mean equal code.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Uploaded(Needs):
 
 
 def codes_of(spec: Mapping[str, Any], at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield the location and the SHA-256 of each uploaded file that a spec, as JSON, names; of specs inside it, too."""
+    """Yield the location and the SHA-256 of each uploaded file that a spec, given as JSON, names, also inside nested
+    specs."""
     for field, value in spec.items():
         if isinstance(value, Mapping):
             if set(value) == set(CodeSpec.model_fields):

@@ -1,8 +1,8 @@
 """The search for the largest value of a field that still fits into memory: `fit` of a sweep.
 
-It tries `start`, then twice as much until a value does not fit, and then halves the gap between the largest that fitted
-and the smallest that did not, until they are neighbours among the multiples of `step`. Memory is taken to grow with the
-value: above one that did not fit nothing is tried. Each value is a job of its own, so in fresh processes.
+It tries `start`, doubles the value until one does not fit, and then bisects between the largest that fitted and the
+smallest that did not, until they are neighbours among the multiples of `step`. It assumes that memory grows with the
+value: it tries nothing above a value that did not fit. Each value is a job of its own, so it runs in fresh processes.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pydantic import Field, StringConstraints, model_validator
 from app.specs._base import StrictModel, field_error
 
 MAX_SEARCHES = 100
-"""Most searches of one sweep, one for each point of its grid. Each takes some tens of jobs at most."""
+"""Largest number of searches of one sweep, one for each point of its grid. Each takes some tens of jobs at most."""
 MAX_VALUE = 2**40
 
 GridPath = Annotated[str, StringConstraints(max_length=200, pattern=r"^[a-z_][a-z0-9_]*(\.[a-z_][a-z0-9_]*)*$")]
 
 
 class FitBody(StrictModel):
-    """The value to search for: a field's largest, up to a limit, with which the job does not run out of memory."""
+    """A search for the largest value of a field, up to a limit, with which the job does not run out of memory."""
 
     axis: GridPath
     """Dotted path of the field: `context_length`, `batch_size`, `model.num_layers`. An integer, or a list of integers,
@@ -31,9 +31,9 @@ class FitBody(StrictModel):
     upto: int = Field(ge=1, le=MAX_VALUE)
     """The largest value to try."""
     step: int = Field(default=1, ge=1, le=MAX_VALUE)
-    """Only multiples of this are tried: the answer is exact to it."""
+    """Only multiples of this are tried, so the answer is exact to one step."""
     start: int | None = Field(default=None, ge=1, le=MAX_VALUE)
-    """The value to try first; null: what `base` or the field's default says."""
+    """The value to try first; null: the value in `base`, or the field's default."""
 
     @model_validator(mode="after")
     def _something_to_try(self) -> Self:

@@ -1,8 +1,8 @@
-"""The case, which is the measured work, and its key: two measurements compare by them. Standard library only.
+"""The case, which is the measured work, and its key, by which measurements are matched. Standard library only.
 
 A case's identity holds every field of the spec that changes the measured work, flat and normalised. Its key is a hash
-of that. Results of equal cases share a key, even if different jobs measured them. The device key stands beside it and
-names the device. Nobody can mend stored keys afterwards, so the behaviour of `canonical` must never change.
+of that. Results of equal cases share a key, even if different jobs measured them. A separate device key names the
+device. Stored keys cannot be repaired later, so the behaviour of `canonical` must never change.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 Scalar = str | int | float | bool | None
 
 KEY_CHARACTERS = 20
-"""80 bits: among ten million cases the odds of two equal keys are one in ten billion."""
+"""Length of a key: 80 bits. Among ten million cases the odds of two equal keys are one in ten billion."""
 
 
 @dataclass(frozen=True)
@@ -55,5 +55,5 @@ class Case:
 
 
 def _same(one: Scalar, other: Scalar) -> bool:
-    # Python takes 1 and true for equal; JSON does not.
+    # In Python 1 equals True; in JSON it does not.
     return json.dumps(one) == json.dumps(other)

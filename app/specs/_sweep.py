@@ -2,7 +2,7 @@
 
 A grid maps dotted paths below the spec ("context_length", "model.size") to lists of values. Combinations run in the
 grid's order, the last path fastest. `exclude` lists partial points: a combination that has all values of one of them is
-left out. The specs are not validated here; `Point.origin` tells where in the sweep a wrong field came from.
+left out. The specs are not validated here; `Point.origin` finds the place in the sweep that a wrong field came from.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from app.specs._base import Location
 
 MAX_JOBS = 10_000
 MAX_BYTES = 64 << 20
-"""Most bytes of a sweep's bases together, as JSON: every job has one."""
+"""Largest size in bytes of a sweep's bases together, as JSON: every job has one."""
 MAX_NAME = 200
-"""Most characters of a job's name."""
+"""Largest number of characters of a job's name."""
 MAX_PROBLEMS = 50
-"""Most problems of one sweep that are told."""
+"""Largest number of reported problems of one sweep."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """One combination: the spec, and which value of each path it has."""
+    """One combination: the spec, and the index of its value on each path."""
 
     spec: dict[str, Any]
     choice: dict[str, int]
@@ -49,7 +49,7 @@ def expand(
 ) -> list[Point]:
     """Return every combination that is not excluded. Raises InvalidRequest, with pointers, for an invalid grid."""
     positions = {path: _positions(values) for path, values in grid.items()}
-    # The size first, by counting: a few kilobytes may ask for more combinations than fit into memory.
+    # The size is counted first: a few kilobytes may ask for more combinations than fit into memory.
     for found in (_too_many(base, grid), _problems(base, grid, positions, exclude)):
         errors = tuple(itertools.islice(found, MAX_PROBLEMS))
         if errors:
@@ -65,7 +65,7 @@ def expand(
 
 
 def member_name(name: str | None, grid: Mapping[str, Sequence[Any]], choice: Mapping[str, int]) -> str | None:
-    """Return the name of a sweep's job: the sweep's, and what tells the job apart from the others.
+    """Return the name of a sweep's job: the sweep's name, and the coordinates that distinguish the job.
 
     A path of `choice` that is not in the grid is the axis of a search, with its value.
     """
@@ -86,7 +86,7 @@ def _choices(
 ) -> Iterator[dict[str, int]]:
     """Yield each combination that is not excluded, as the position of its value on each path.
 
-    Bit i of a value's mask says that partial point i has nothing against it: it names this value, or none of the path.
+    Bit i of a value's mask says that partial point i matches it: the point names this value, or no value of the path.
     So a combination whose masks have a bit in common is excluded, and a thousand partial points cost one operation.
     """
     masks = {path: [0] * len(values) for path, values in grid.items()}
@@ -167,7 +167,7 @@ def _path_problems(base: Mapping[str, Any], grid: Mapping[str, Any], path: str) 
 
 
 def _canonical(value: Any) -> str:
-    # Python takes 1, 1.0 and true for equal; JSON does not.
+    # In Python 1, 1.0 and True are equal; in JSON they are not.
     return json.dumps(value, sort_keys=True)
 
 

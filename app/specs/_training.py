@@ -25,12 +25,12 @@ from app.specs._identity import Scalar
 
 ModelSize = Literal["tiny", "small", "medium", "large", "xl", "2.7b", "8b"]
 SHAPES = "x-flopwatch-shapes"
-"""Key in JSON Schema: the hyper-parameters that each preset size stands for."""
+"""Key in JSON Schema: the hyper-parameters of each preset size."""
 SIZES: dict[str, Any] = {
     size: {**shape, **({"vocab_size": VOCABULARY_SIZES[size]} if size in VOCABULARY_SIZES else {})}
     for size, shape in MODEL_SIZES.items()
 }
-"""What each preset size sets."""
+"""The hyper-parameters of each preset size."""
 HYPER_PARAMETERS = ("d_model", "d_ff", "num_layers", "num_heads")
 WITH_BACKWARD = ("forward_backward", "train_step")
 PHASES = {
@@ -43,7 +43,7 @@ PHASES = {
 
 
 def without_cuda_graph(reason: str) -> Any:
-    """Return the validator of a kind whose field `cuda_graph` is always false, which says why."""
+    """Return the validator of `cuda_graph` for kinds in which it is always false; its error gives the reason."""
 
     def refuse(value: Any) -> Any:
         if value is True:
@@ -54,13 +54,13 @@ def without_cuda_graph(reason: str) -> Any:
 
 
 class ModelSpec(StrictModel):
-    """The model under test: a preset `size`, or all of d_model, d_ff, num_layers and num_heads. Those that are given
-    beside a size replace the preset's."""
+    """The model under test: a preset `size`, or all of d_model, d_ff, num_layers and num_heads. Hyper-parameters that
+    are given beside a size replace the preset's."""
 
     name: Annotated[Name, Named("model")] = "transformer_lm"
     """Model implementation, as a worker registers it."""
     size: ModelSize | None = Field(default=None, json_schema_extra={SHAPES: SIZES})
-    """Preset; sets those of the four hyper-parameters below that are not given, and `8b` the vocabulary, too."""
+    """Preset; sets those of the four hyper-parameters below that are not given. `8b` sets the vocabulary, too."""
     d_model: int | None = Field(default=None, ge=2, le=65_536)
     """Width of the residual stream."""
     d_ff: int | None = Field(default=None, ge=1, le=262_144)
@@ -130,8 +130,8 @@ class TrainingSpec(SpecBase):
     compile: bool = False
     """Run the model through torch.compile."""
     compile_scope: Literal["blocks", "model"] = "blocks"
-    """With `compile`: each transformer block by itself, compiled once for all of them, or the model as a whole, which
-    takes many times longer to compile. For `blocks`, the model must offer its blocks."""
+    """With `compile`: `blocks` compiles one transformer block for all of them; `model` compiles the whole model, which
+    takes many times longer. For `blocks`, the model must expose its blocks."""
     cuda_graph: bool = False
     """Capture the whole step in one CUDA graph and replay that, so that the host launches once for each step."""
     attention: Annotated[Name, Named("attention")] = "eager"
@@ -140,17 +140,17 @@ class TrainingSpec(SpecBase):
     """A function of your own in place of `attention`: (q, k, v, is_causal) → output. Only workers started with
     --allow-code run it."""
     activation_checkpointing: bool = False
-    """Recompute activations in the backward pass, so that it takes less memory and more time."""
+    """Recompute activations in the backward pass, which saves memory and takes more time."""
     checkpoint_scope: Literal["block", "selective"] = "block"
     """With `activation_checkpointing`, what is recomputed: `block`: blocks from their inputs. `selective`: in all
     blocks what costs memory traffic only (norms, SwiGLU's product), in some also the products of the feed-forward
     layer's hidden layer, and attention in none."""
     checkpoint_layers: int | None = Field(default=None, ge=0, le=1024)
-    """With `activation_checkpointing`: the first so many blocks are recomputed or, with `selective`, recompute their
-    feed-forward layer's products; null: all."""
+    """With `activation_checkpointing`: number of blocks, from the first on, that are recomputed or, with `selective`,
+    recompute their feed-forward layer's products; null: all."""
     fused_linear_cross_entropy: bool = False
     """Compute output layer and loss together and chunk by chunk, with the gradients in the forward pass, so that the
-    whole logits never exist. The model must take `targets`."""
+    full logits never exist. The model must take `targets`."""
     optimizer: Literal["adamw", "torch_adamw", "torch_fused_adamw"] = "adamw"
     """`train_step` only: `adamw` is written out in PyTorch, one parameter at a time; the others are torch's."""
     gradient_clip_norm: float | None = Field(default=None, gt=0, le=1e9)

@@ -1,4 +1,4 @@
-"""`attention`: implementations of attention beside each other, over sizes and data types."""
+"""`attention`: compares implementations of attention over sizes and data types."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from app.specs._identity import Scalar
 
 BLOCK_SIZES = {"cpu_flash": {"br": 32, "bc": 128}, "cpu_blocked": {"br": 32}}
 """Block sizes that each implementation takes, with the library's own sizes, which apply if the spec gives none. A case
-holds the number itself, so that its key still means the same work if the library's own size changes."""
+contains the number itself, so that its key still means the same work if the library's own size changes."""
 
 NOT_TUNED = frozenset(
     {"compiled", "cpu_blocked", "cpu_flash", "cpu_fused", "cpu_naive", "eager", "flex", "hopper", "tiled"}
@@ -71,7 +71,7 @@ class AttentionSpec(SpecBase):
     implementations: list[Annotated[Name, Named("attention")]] = Field(default=["eager", "sdpa_flash"], max_length=100)
     """Attention implementations, as workers register them; empty with `code`: none beside it."""
     code: Annotated[CodeSpec | None, Uploaded("attention")] = None
-    """A function of your own, measured and judged beside them: (q, k, v, is_causal) → output, each of the shape
+    """A function of your own, measured and checked beside them: (q, k, v, is_causal) → output, each of the shape
     (batch, heads, sequence, head_dim). Only workers started with --allow-code run it."""
     head_dims: list[Annotated[int, Field(ge=1, le=1024)]] = Field(default=[64], min_length=1, max_length=100)
     """Head dimensions."""
@@ -94,8 +94,8 @@ class AttentionSpec(SpecBase):
     bc: list[BlockSize] | None = Field(default=None, min_length=1, max_length=100)
     """Keys per tile, for `cpu_flash`; null: the library's own."""
     autotune: bool = False
-    """Before a cell is measured, search for its implementation's fastest choices on this device, if it has any
-    (`triton`: sizes of tiles; minutes per cell). Without it, the implementation uses choices measured earlier."""
+    """Before a cell is measured, search for its implementation's fastest choices on this device, if there are any
+    (`triton`: tile sizes; minutes per cell). Without it, the implementation uses choices measured earlier."""
     mode: Literal["forward", "forward_backward"] = "forward_backward"
     """`forward` keeps no gradients; `forward_backward` times each pass, and both."""
     warmup_steps: WarmupSteps = None
@@ -180,8 +180,8 @@ class AttentionSpec(SpecBase):
         return br, bc
 
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
-        """Set what is of no effect to null: `autotune` where there is nothing to tune, `code` for all but that code,
-        `query_length` where there are as many keys.
+        """Set fields without effect to null: `autotune` where there is nothing to tune, `code` for all implementations
+        but that code, `query_length` where it equals the number of keys.
         """
         name = identity.get("implementation")
         if identity.get("query_length") == identity.get("sequence_length"):

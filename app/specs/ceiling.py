@@ -1,5 +1,5 @@
-"""`ceiling`: the rates that a device really reaches when it copies memory and multiplies matrices; percentages of other
-jobs refer to them.
+"""`ceiling`: the rates that a device reaches when it copies memory and multiplies matrices; percentages in other jobs
+refer to them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`collective`: how long collective operations take between the processes of one host, over sizes and data types."""
+"""`collective`: times of collective operations between the processes of one host, over sizes and data types."""
 
 from __future__ import annotations
 
@@ -49,25 +49,25 @@ class CollectiveSpec(SpecBase):
     operations: list[Operation] = Field(
         default=["all_reduce", "all_gather", "reduce_scatter", "broadcast"], min_length=1, max_length=4
     )
-    """Operations. Sums are added up (`all_reduce`, `reduce_scatter`), and rank 0 is the one that broadcasts."""
+    """Operations. Reductions are sums (`all_reduce`, `reduce_scatter`), and rank 0 broadcasts."""
     size_mb: list[Annotated[float, Field(ge=0.001, le=16_384)]] = Field(
         default=[1, 10, 100], min_length=1, max_length=100
     )
-    """Sizes of the full tensor in MB of 2**20 bytes: what every rank reduces or broadcasts, what an all-gather's ranks
-    end up with, and what a reduce-scatter's ranks begin with. Rounded down to a multiple of 16 bytes per rank."""
+    """Sizes of the full tensor in MB of 2**20 bytes: the tensor that every rank reduces or broadcasts, the result of an
+    all-gather, and the input of a reduce-scatter. Rounded down to a multiple of 16 bytes per rank."""
     dtypes: list[Dtype] = Field(default=["fp32"], min_length=1, max_length=3)
     """Data types of the tensors."""
     backend: Literal["gloo", "nccl"] = "gloo"
     """`gloo`: the ranks are processes on the CPU. `nccl`: each rank has a GPU of its own."""
     world_size: int = Field(default=2, ge=2, le=64)
-    """Ranks. With `nccl` the job waits for a host with so many GPUs; ranks of `gloo` may outnumber the cores, and the
-    verdict says so."""
+    """Ranks. With `nccl` the job waits for a host with this many GPUs; with `gloo` there may be more ranks than cores,
+    and the verdict says so."""
     warmup_steps: WarmupSteps = None
     """Calls of each cell before measuring starts; null: until their times are steady, at least 5."""
     measure_steps: int = Field(default=20, ge=1, le=10_000)
     """Calls of each cell measured."""
     device: Device = "auto"
-    """`auto`: as the backend needs, which is `cpu` for gloo and `cuda` for nccl."""
+    """`auto`: the device that the backend needs, `cpu` for gloo and `cuda` for nccl."""
     seed: Seed = 0
     """Seed of the numbers in the tensors."""
 

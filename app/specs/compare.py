@@ -26,7 +26,7 @@ class CompareSpec(SpecBase):
     candidate: PlainSpec = Field(default_factory=lambda: _validated(_tiny("bf16")))
     """The spec that is compared. It has the baseline's kind and uses the same devices."""
     replicates: int = Field(default=8, ge=1, le=100)
-    """Fresh processes of each side. With fewer than 4, nobody can tell a difference from chance."""
+    """Fresh processes of each side. With fewer than 4, a difference cannot be distinguished from chance."""
 
     holds_specs: ClassVar[bool] = True
     unmeasured: ClassVar[frozenset[str]] = SpecBase.unmeasured | {"replicates"}
@@ -56,7 +56,7 @@ class CompareSpec(SpecBase):
         return {"baseline": self.baseline, "candidate": self.candidate}
 
     def resources(self) -> Resources:
-        """Return the resources that both sides need: `auto` becomes the type of device that the other side asks for."""
+        """Return the resources that both sides need: `auto` becomes the device type that the other side asks for."""
         before, after = (spec.resources() for spec in self.sides().values())
         return Resources(
             device_type=after.device_type if before.device_type == "auto" else before.device_type,

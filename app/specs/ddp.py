@@ -1,4 +1,4 @@
-"""`ddp`: a training step that several ranks share, and what their communication costs."""
+"""`ddp`: a data-parallel training step of several ranks, and the cost of their communication."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ class DdpSpec(TrainingSpec):
 
     kind: Literal["ddp"] = "ddp"
     strategy: Literal["none", "naive", "flat", "overlapped", "bucketed", "fsdp", "torch_ddp", "torch_fsdp"] = "bucketed"
-    """How ranks share gradients. `none`: not at all, each rank computes alone. `naive`: after the backward pass, one
-    all-reduce for each parameter. `flat`: after it, one for all. `overlapped`: during it, one for each parameter.
-    `bucketed`: during it, one for each bucket. `fsdp`: parameters, gradients and optimizer state are sharded.
-    `torch_ddp` and `torch_fsdp` (FSDP2) are torch's own."""
+    """The strategy by which ranks average gradients. `none`: not at all, each rank computes alone. `naive`: after the
+    backward pass, one all-reduce for each parameter. `flat`: after it, one for all. `overlapped`: during it, one for
+    each parameter. `bucketed`: during it, one for each bucket. `fsdp`: parameters, gradients and optimizer state are
+    sharded. `torch_ddp` and `torch_fsdp` (FSDP2) are torch's own."""
     world_size: int = Field(default=2, ge=1, le=64)
     """Ranks: GPUs with nccl, processes with gloo, which may be more than the host has cores."""
     backend: Literal["gloo", "nccl"] = "gloo"
     """`nccl` runs on GPUs, `gloo` on a CPU."""
     bucket_size_mb: float | None = Field(default=25.0, gt=0, le=1e6)
-    """`bucketed` and `torch_ddp` only: greatest size of a bucket in MB of 2²⁰ bytes; null: one bucket."""
+    """`bucketed` and `torch_ddp` only: largest size of a bucket in MB of 2²⁰ bytes; null: one bucket."""
     first_bucket_size_mb: float | None = Field(default=None, gt=0, le=1e6)
     """`bucketed` only: size of the first bucket in MB; each further one is twice as large, up to `bucket_size_mb`.
     Null: as large as the others."""
     gradients_as_views: bool = True
-    """`bucketed` only: copy gradients into their bucket, once. If false, NCCL takes them where they lie, in one launch
-    for each bucket; gloo reduces each by itself."""
+    """`bucketed` only: copy gradients into their bucket, once. If false, NCCL reduces them in place, in one launch for
+    each bucket; gloo reduces each separately."""
     sharded_optimizer: bool = False
-    """Each rank keeps and updates a part of the optimizer's state only. With `torch_ddp`, by torch's
-    ZeroRedundancyOptimizer."""
+    """Each rank keeps and updates only a part of the optimizer's state. With `torch_ddp`, torch's
+    ZeroRedundancyOptimizer does so."""
     cast_before_communication: bool = False
-    """`fsdp` and `torch_fsdp` with precision bf16 only: cast parameters to bf16 before they travel, and compute in it
-    without autocast; gradients travel in bf16, too."""
+    """`fsdp` and `torch_fsdp` with precision bf16 only: cast parameters to bf16 before they are gathered, and compute
+    in bf16 without autocast; gradients are reduced in bf16, too."""
     mode: Literal["forward_backward", "train_step"] = "train_step"
     """`forward_backward` computes and shares gradients; `train_step` adds the optimizer. Other modes have no gradients
     to share."""
@@ -55,13 +55,13 @@ class DdpSpec(TrainingSpec):
     batch_size: int = Field(default=2, ge=1, le=65_536)
     """Sequences per step and rank."""
     measure_steps: int = Field(default=10, ge=1, le=100_000)
-    """Steps measured with the strategy, and as many without communication; each half of them by turns."""
+    """Steps measured with the strategy, and as many without communication, in two turns of each."""
     trace: bool = False
     """Keep a Chrome trace of some steps of rank 0."""
     trace_max_mib: int = Field(default=50, ge=1, le=1024)
     """Largest compressed trace that is kept, in MiB; a larger one is cut."""
     step_timeout_s: float = Field(default=120.0, gt=0, le=3600)
-    """A rank that makes no step for so long, in seconds, ends the job. Its first step may take 5 minutes, and with
+    """A rank that makes no step for this many seconds ends the job. Its first step may take 5 minutes, and with
     `compile` every step may."""
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
@@ -163,7 +163,7 @@ class DdpSpec(TrainingSpec):
         return Resources(device_type="cuda" if self.backend == "nccl" else "cpu", devices=self.world_size)
 
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
-        """Do as other training kinds, and set what the strategy or the mode does not use to null."""
+        """Normalise as other training kinds do, and set fields that the strategy or the mode does not use to null."""
         identity, labels = super().normalised(identity)
         del identity["new_tokens"]
         if self.strategy not in WITH_BUCKETS:

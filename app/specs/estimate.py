@@ -1,4 +1,4 @@
-"""`estimate`: memory and communication of a training step on paper, for a model and a mesh of devices."""
+"""`estimate`: computes memory and communication of a training step from formulas, for a model and a mesh of devices."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ class EstimateSpec(SpecBase):
     """Save each block's input only, and recompute one block at a time in the backward pass."""
     mesh: MeshSpec = MeshSpec()
     sharded_activation_fraction: float = Field(default=0.5, ge=0, le=1)
-    """Share of the activations that is sharded over mesh.fsdp devices, too; the rest is whole on each."""
+    """Fraction of the activations that is also sharded over mesh.fsdp devices; the rest is replicated on each."""
     device_gb: float = Field(default=80.0, ge=0.001, le=1e6)
-    """Memory of the devices that one replica is counted in, in GB (10⁹ bytes)."""
+    """Memory of one device, in which one replica is counted, in GB (10⁹ bytes)."""
     shard_limit_gb: float = Field(default=95.0, ge=0.001, le=1e6)
     """The smallest number of shards keeps each device under this, in GB (10⁹ bytes)."""
 

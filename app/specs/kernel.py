@@ -1,4 +1,4 @@
-"""`kernel`: kernels other than attention, beside the plain PyTorch that they stand for."""
+"""`kernel`: compares kernels other than attention with the plain PyTorch that they replace."""
 
 from __future__ import annotations
 

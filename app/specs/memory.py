@@ -1,4 +1,4 @@
-"""`memory`: what takes the memory of a step, by phase and category, with allocator snapshots."""
+"""`memory`: the memory of a step by phase and category, with allocator snapshots."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class MemorySpec(TrainingSpec):
     measure_steps: int = Field(default=1, ge=1, le=10)
     """Steps recorded. Peaks are sampled in each; categories, allocations and snapshots are those of the last."""
     history_entries: int = Field(default=100_000, ge=1_000, le=1_000_000)
-    """Most entries of the allocator's history, of which an allocation and its release take three. In a longer one the
-    oldest entries are lost; a check says so."""
+    """Largest number of entries of the allocator's history; an allocation and its release take three. In a longer one
+    the oldest entries are lost; a check says so."""
     largest_allocations: int = Field(default=20, ge=1, le=1_000)
     """Rows of table `allocations` for each phase: the largest ones alive at its peak."""
 
@@ -48,7 +48,7 @@ class MemorySpec(TrainingSpec):
         "snapshots",
         "categories-initialisation",
     )
-    """The peak of a step lies in its backward pass or its update, so these are read first."""
+    """The peak of a step is in its backward pass or its optimizer phase, so these come first."""
     first_columns: ClassVar[dict[str, tuple[str, ...]]] = {
         "categories": ("category", "peak_mib", "peak_percent", "end_mib", "end_percent"),
         "allocations": ("at_peak_of", "size_mib", "count", "total_mib", "category", "name", "site"),
@@ -69,7 +69,7 @@ class MemorySpec(TrainingSpec):
     )
 
     def normalised(self, identity: dict[str, Scalar]) -> tuple[dict[str, Scalar], dict[str, Scalar]]:
-        """Do as other training kinds, and spell out the length of the warm-up."""
+        """Normalise as other training kinds do, and spell out the length of the warm-up."""
         identity, labels = super().normalised(identity)
         del identity["new_tokens"]
         if identity["warmup_steps"] is None:

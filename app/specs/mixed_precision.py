@@ -1,4 +1,5 @@
-"""`mixed_precision`: what sums lose in float16, and which data types autocast gives the tensors of a training step."""
+"""`mixed_precision`: errors of sums in float16, and the data types that autocast gives the tensors of a training
+step."""
 
 from __future__ import annotations
 
@@ -52,7 +53,7 @@ class MixedPrecisionSpec(SpecBase):
     addend: float = Field(default=0.01, gt=0, le=65_504)
     """The number that is added up."""
     additions: int = Field(default=1000, ge=1, le=1_000_000)
-    """Times that it is added to a sum of zero."""
+    """Number of times that it is added to a sum of zero."""
     audits: list[Audit] = Field(default=["toy", "transformer"], max_length=2)
     """Models whose data types are listed. `toy`: linear, ReLU, layer norm, linear. `transformer`: the model below.
     Empty: none."""

@@ -1,4 +1,4 @@
-"""`profile`: where the time of a step goes, by kernel, operator, class of kernel and part of the attention."""
+"""`profile`: the time of a step by kernel, operator, class of kernel and part of attention."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from app.specs._training import PHASES, TrainingSpec
 
 
 class NcuSpec(StrictModel):
-    """What Nsight Compute measures: hardware counters of a few launches of some kernels."""
+    """The measurement of Nsight Compute: hardware counters of a few launches of some kernels."""
 
     kernels: str | None = Field(default=None, min_length=1, max_length=500)
     """Regular expression of the kernels' names; null: all kernels."""
@@ -31,7 +31,7 @@ class NcuSpec(StrictModel):
             with warnings.catch_warnings():
                 warnings.simplefilter(
                     "ignore"
-                )  # Python's warnings are about its own future, and ncu's rules are others
+                )  # Python's warnings concern Python's future syntax, and ncu has other rules
                 re.compile(text)
         # Too large a repetition overflows, and too many parentheses recurse too deeply.
         except (re.error, OverflowError, RecursionError) as error:

@@ -4,11 +4,11 @@ A baseline has cases, each on one device, and of each the jobs that measured it.
 replaces the cases that those have, and leaves the others as they are. Several jobs that measured one case, as those of
 a sweep over `seed`, are several samples of it.
 
-Numbers that a check found to be of other work than was asked for ("invalid") get into none: nothing can be judged
-against them. Suspect ones do, and every baseline says which they are.
+Invalid results, for which a check found that other work was measured than was asked for, are never put into a baseline:
+nothing can be judged against them. Suspect results are, and every baseline says which they are.
 
-While a job is in a baseline it cannot be deleted, and pruning spares it (see deleting.py). Nothing else takes its
-results away: only jobs that failed or were cancelled can be retried, and none of those gets into a baseline.
+While a job is in a baseline it cannot be deleted, and pruning spares it (see deleting.py). Nothing else removes its
+results: only jobs that failed or were cancelled can be retried, and a baseline has no such jobs.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Kept:
     baseline: dict[str, Any]
     is_new: bool
     left_out: list[dict[str, Any]]
-    """What did not get into it, though it was asked for: `job` and `why`. Jobs of the sweep that have no complete
-    results, and those with invalid ones."""
+    """The requested jobs that are not in it, as `job` and `why`: jobs of the sweep without complete results, and jobs
+    with invalid ones."""
     suspect: list[dict[str, Any]]
-    """Jobs with suspect results among those that did: `job` and `why`."""
+    """The jobs in it that have suspect results, as `job` and `why`."""
 
 
 class Baselines:
@@ -60,7 +60,8 @@ class Baselines:
         self._database = database
 
     def put(self, name: str, *, job: int | None = None, sweep: int | None = None) -> Kept:
-        """Let a job, or the latest jobs of a sweep, stand for the cases that they have.
+        """Put the results of a job, or of the latest jobs of a sweep, into the baseline, in place of those of the same
+        cases.
 
         Raises:
             NotFound: there is no such job or sweep.
@@ -187,14 +188,14 @@ def _jobs(connection: Connection, job: int | None, sweep: int | None) -> list[Ro
 
 
 def _why(row: Row[Any]) -> str:
-    """Return how a job ended that did not succeed: "failed (timeout)", "cancelled"."""
+    """Return how an unsuccessful job ended: "failed (timeout)", "cancelled"."""
     error = {} if row.error is None or is_unreadable(row.error) else row.error
     code = error.get("code", row.state)
     return str(row.state if code == row.state else f"{row.state} ({code})")
 
 
 def _complete(rows: Sequence[Row[Any]], job: int | None, sweep: int | None) -> list[Row[Any]]:
-    """Return the jobs that succeeded: of others, what they measured may be a part only.
+    """Return the jobs that succeeded, since others may have measured only a part of their cases.
 
     Raises:
         Conflict: one is not finished, or none has succeeded.
@@ -253,7 +254,7 @@ class _Measured:
 
 
 def _measured(connection: Connection, attempts: Mapping[int, int]) -> Iterator[_Measured]:
-    """Yield what the attempts that count, given by job, measured: case by case, on each device."""
+    """Yield each case and device that was measured by these attempts, given by job."""
     rank = sql_case(*((_measurement.validity == verdict, at) for at, verdict in enumerate(VERDICTS)), else_=None)
     identity = (_measurement.job_id, _measurement.case_key, _measurement.device_key)
     first, last = func.min(_measurement.id).label("first"), func.max(rank).label("worst")

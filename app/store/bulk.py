@@ -31,8 +31,8 @@ class BulkCancelled:
 
 @dataclass(frozen=True)
 class BulkDeleted:
-    """`deleted`: finished jobs. Of those that the filter chooses too and that stay, `unfinished` ones are queued or
-    running, and baselines need those `in_baselines`.
+    """`deleted` counts the deleted jobs. Of the chosen jobs that stay, `unfinished` are queued or running, and
+    baselines need those `in_baselines`.
     """
 
     deleted: int
@@ -41,7 +41,7 @@ class BulkDeleted:
 
 
 class Bulk:
-    """Changes many jobs of one database. A repeated call goes on where an earlier one stopped."""
+    """Changes many jobs of one database. A repeated call continues where an earlier one stopped."""
 
     def __init__(self, slices: Slices, queue: Queue, files: ArtifactFiles) -> None:
         self._slices = slices

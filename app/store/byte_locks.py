@@ -1,8 +1,8 @@
 """Locks on single bytes of a file: many locks, one descriptor.
 
-They are Linux's open file description locks (fcntl(2)). They belong to the descriptor, so they end with its process, in
-whatever way that ends, and a process that inherits the descriptor holds them too. A byte needs not exist. Two
-descriptors exclude each other also within one process.
+They are Linux's open file description locks (fcntl(2)). They belong to the descriptor, so they end with its process,
+however that ends, and a process that inherits the descriptor holds them too. A byte need not exist. Two descriptors
+exclude each other also within one process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ _FLOCK = struct.Struct("hhqqi4x")
 
 
 def byte_of(name: str) -> int:
-    """Return the byte that stands for a name. That two names share a byte is as likely as a collision of 60 bits."""
+    """Return the byte that stands for a name. Two names share a byte with the probability of a collision of 60-bit
+    hashes."""
     return int(hashlib.sha256(name.encode()).hexdigest()[:15], 16)
 
 

@@ -7,8 +7,8 @@ attention implementation) which another worker has and this one lacks. That work
 for one like it, and says so (waiting.py). The runner refuses a name that no worker ever had, as `unsupported`. A job
 with uploaded code waits for a worker that may run it, whether there ever was one or not.
 
-A worker claims jobs that need no device first, and runs them beside its other jobs. Nobody claims a job of a paused
-kind, and it holds nobody up.
+A worker claims jobs that need no device first, and runs them beside its other jobs. No worker claims a job of a paused
+kind, and such a job delays no other.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from app.store.records import Offer
 from app.store.stored_json import is_unreadable
 
 FIRST, NEXT = 4, 200
-"""Rows of a page: nearly always the first one decides."""
+"""Number of rows of the first page and of each further one. Nearly always the first row decides."""
 
 _job = tables.job.c
 # This is a literal: with a bound value SQLite could not tell that the partial index ix_job_claimable holds the answer.
@@ -66,7 +66,7 @@ def _candidates(index: str, *conditions: ColumnElement[bool]) -> Select[Any]:
     )
 
 
-# Jobs that need no device have a lane of their own: they take no device from other jobs and do not wait for them.
+# Jobs that need no device have a lane of their own, since they take no device from other jobs and do not wait for any.
 _NEEDS_DEVICE = _job.device_type != literal_column("'none'")
 NO_DEVICE: ColumnElement[bool] = _job.device_type == literal_column("'none'")
 _ON_CPU_HOST = and_(_NEEDS_DEVICE, _job.device_type != "cuda")
@@ -95,7 +95,7 @@ ON_GPU_HOST = _lane("ix_job_claimable", _ON_GPU_HOST)
 
 
 def next_job(connection: Connection, worker_id: str, offer: Offer) -> int | None:
-    """The id of the job that the worker must run next, or None when there is none that it can start now."""
+    """Return the id of the job that the worker must run next; None if it can start none now."""
     offer = replace(offer, kinds=going(offer.kinds, paused_kinds(connection)))
     if not offer.kinds:
         return None
@@ -108,18 +108,18 @@ def next_job(connection: Connection, worker_id: str, offer: Offer) -> int | None
 
 
 def _first(connection: Connection, lane: Lane, worker_id: str, offer: Offer) -> Row[Any] | None:
-    """The first job of the lane that this worker could run, were its host idle."""
+    """Return the first job of the lane that this worker could run if its host were idle."""
     values: dict[str, Any] = {"kinds": sorted(offer.kinds), "limit": FIRST, "total_gpus": offer.total_gpus}
     others: list[Host] | None = None
     page = connection.execute(lane.first_page, values).all()
     while True:
         for job in page:
             if is_unreadable(job.requirements):
-                return job  # whoever takes it finds that it cannot run
+                return job  # the worker that takes it finds that it cannot run
             if offer.capabilities.issuperset(job.requirements):
                 return job
             if RUNS_CODE in job.requirements and RUNS_CODE not in offer.capabilities:
-                continue  # nobody runs such code unless its operator has said so; the job waits for one who has
+                continue  # only workers whose operator allows it run such code; the job waits for one
             if others is None:
                 others = known_hosts(connection, other_than=worker_id)
             needs = Needs.of(job._mapping)

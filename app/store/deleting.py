@@ -1,4 +1,5 @@
-"""Deletes jobs with all that belongs to them: one, those that a filter chooses, and those that retention lets go.
+"""Deletes jobs with everything that belongs to them: single jobs, those that a filter chooses, and those that retention
+removes.
 
 A job may have millions of rows, and a filter may choose thousands of jobs, so this goes in slices. A job loses its
 attempts first: readers show the results of recorded attempts only, so nobody ever reads a part of them, and `retry`
@@ -26,7 +27,7 @@ _job, _artifact = tables.job.c, tables.artifact.c
 
 _in_baseline = select(tables.baseline_case.c.job_id)
 DELETABLE: ColumnElement[bool] = _job.state.in_(FINISHED_STATES) & _job.id.not_in(_in_baseline)
-"""The jobs that may be deleted, whoever asks. Jobs that something else needs are excluded here, and only here."""
+"""The condition for jobs that may be deleted. Jobs that something else needs are excluded here, and only here."""
 
 _LARGE = (tables.measurement, tables.event, tables.result_table, tables.unit)
 """The tables, beside `artifact`, in which a job may have very many rows. ON DELETE CASCADE empties the others."""
@@ -64,7 +65,8 @@ def delete_jobs(slices: Slices, which: Sequence[ColumnElement[bool]]) -> Deleted
 
 
 def _delete_rows(connection: Connection, job_ids: Sequence[int], contents: set[str]) -> int:
-    """Delete the jobs' attempts and some hundred of their other rows; returns the number of those, 0 if none is left.
+    """Delete the jobs' attempts and some hundred of their other rows; returns the number of the other rows, 0 if none
+    is left.
 
     Adds the contents of artifacts that it deletes to `contents`.
     """
@@ -93,7 +95,7 @@ def _unreferred(slices: Slices, contents: Sequence[str]) -> list[str]:
 def remove_files(slices: Slices, files: ArtifactFiles, contents: Sequence[str]) -> int:
     """Remove the files of contents that no artifact refers to; returns their number.
 
-    Files that it does not come to, since the process ends, are swept as orphans later (see artifacts.py).
+    If the process ends before it has removed all of them, the rest is swept as orphans later (see artifacts.py).
     """
     removed = 0
     for start in range(0, len(contents), CONTENTS_AT_ONCE):

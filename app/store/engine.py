@@ -1,7 +1,7 @@
-"""The database: consistent reads, exclusive writes, and notice of change. Only this module opens connections.
+"""The database: consistent reads, exclusive writes, and notification of changes. Only this module opens connections.
 
-The statements of the other modules are plain SQLAlchemy; what is SQLite's own lies in sqlite.py, and another database
-is another entry of BACKENDS.
+The statements of the other modules are plain SQLAlchemy; everything specific to SQLite is in sqlite.py, and another
+database would be another entry of BACKENDS.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Database:
     def write(self) -> Iterator[Connection]:
         """Begin the only write transaction of the host; it is committed on leaving and rolled back on an exception.
 
-        Raises DatabaseBusy when other writers took too long, DiskFull when the disk is full; reads go on.
+        Raises DatabaseBusy when other writers took too long, DiskFull when the disk is full; reads still work.
         """
         with self._noting_busy(), self._translated(), self.backend.write_lock():
             with self._writer.begin() as connection:
@@ -103,17 +103,18 @@ class Database:
         return watch
 
     def probe(self, timeout_s: float | None = None) -> None:
-        """Make a write that changes no data, to find out if writing works.
+        """Make a write that changes no data, to find out whether writing works.
 
-        Raises the same errors as a write; DatabaseBusy when other writers kept it waiting for `timeout_s` seconds, by
-        default as long as any write waits.
+        Raises the same errors as a write. `timeout_s` is how long it waits for other writers before DatabaseBusy, by
+        default as long as any write.
         """
         with self._noting_busy(), self._translated():
             self.backend.probe(timeout_s)
             self._busy_since = None
 
     def busy_s(self) -> float:
-        """Return for how many seconds writes of this process have been refused as busy, without one that began."""
+        """Return for how many seconds all writes of this process have been refused as busy; 0 if the last one could
+        begin."""
         since = self._busy_since
         return 0.0 if since is None else time.monotonic() - since
 
@@ -127,12 +128,12 @@ class Database:
             raise
 
     def can_shrink(self) -> bool:
-        """Return True if the file gives free space back; else `vacuum` makes it so."""
+        """Return True if the file can shrink; otherwise `vacuum` makes it so."""
         with self.read() as connection:
             return self.backend.can_shrink(connection)
 
     def vacuum(self) -> None:
-        """Write the database anew, as small as it can be; no other write begins meanwhile."""
+        """Rewrite the database, as small as possible; no other write begins meanwhile."""
         with self._translated():
             self.backend.vacuum(MIGRATION_TIMEOUT_S)
 
@@ -142,7 +143,7 @@ class Database:
             self.backend.checkpoint()
 
     def backup(self, target: Path) -> None:
-        """Copy the database as of one moment into the new file `target`, while others write on.
+        """Write a consistent copy of the database into the new file `target`, while others continue to write.
 
         Raises InvalidEnvironment when there is no database yet, and OSError when `target` cannot be made.
         """
@@ -158,7 +159,7 @@ class Database:
 
 
 class ChangeWatch:
-    """Tells if any process committed since the last question; cheap enough for 20 questions a second."""
+    """Tells whether any process committed since the last call; cheap enough for 20 calls a second."""
 
     def __init__(self, counter: DataVersion, driver_error: type[Exception]) -> None:
         self._counter = counter
@@ -166,7 +167,8 @@ class ChangeWatch:
         self._last: int | None = None
 
     def changed(self) -> bool:
-        """True on the first call, if any process committed since the last call, and if the database cannot be read."""
+        """Return True on the first call, if any process committed since the last call, or if the database cannot be
+        read."""
         try:
             value = self._counter.value()
         except self._driver_error:
@@ -195,7 +197,7 @@ def open_database(settings: Settings) -> Database:
 
 
 def open_existing(settings: Settings) -> Database:
-    """Open the database of `settings`, which must be there and have this version's schema.
+    """Open the database of `settings`, which must exist and have this version's schema.
 
     Raises InvalidEnvironment when it is not, or when the data folder is another user's, whose server could not open
     the files that this process would make; the database is neither made nor migrated.

@@ -1,4 +1,4 @@
-"""Finds the file system of a path; SQLite's locks and its shared memory hold on local ones only."""
+"""Finds the file system of a path; SQLite's locks and its shared memory work on local ones only."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ MOUNT_TABLE = Path("/proc/self/mounts")
 
 
 def file_system_type(path: Path, mount_table: Path = MOUNT_TABLE) -> str | None:
-    """The type of the file system that `path` lies on, or None where there is no mount table (not Linux).
+    """Return the type of the file system of `path`; None where there is no mount table (not Linux).
 
     It takes the mount with the longest prefix of the resolved path; of several on one point, the last, which hides the
     others.
@@ -70,7 +70,7 @@ def file_system_type(path: Path, mount_table: Path = MOUNT_TABLE) -> str | None:
 
 
 def refuse_network_file_system(path: Path, mount_table: Path = MOUNT_TABLE) -> None:
-    """Raise NetworkFileSystem when `path` lies on one."""
+    """Raise NetworkFileSystem if `path` is on one."""
     kind = file_system_type(path, mount_table)
     if kind in NETWORK_FILE_SYSTEMS:
         raise NetworkFileSystem(

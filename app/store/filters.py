@@ -1,4 +1,4 @@
-"""Chooses jobs by what they have in common: for lists, and for cancelling and deleting many at once."""
+"""Filters of jobs: for lists, and for cancelling and deleting many jobs at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from app.store.public import MAX_ID
 
 @dataclass(frozen=True)
 class JobFilter:
-    """The jobs that have everything given; None, or no label, means any."""
+    """The jobs that match all given fields; None, or no label, matches any job."""
 
     state: JobState | None = None
     kind: str | None = None
@@ -31,7 +31,7 @@ class JobFilter:
 
     @property
     def conditions(self) -> list[ColumnElement[bool]]:
-        """The conditions for `where(…)`; none, if the filter chooses every job."""
+        """Return the conditions for `where(…)`; none if the filter chooses every job."""
         job, label = tables.job.c, tables.job_label.c
         submitted = _submitted.c
         found: list[ColumnElement[bool]] = []
@@ -61,18 +61,18 @@ _submitted = tables.job.alias("submitted")
 def _outermost(end: Callable[[Any], Any], condition: ColumnElement[bool]) -> Any:
     """Return the least or greatest id with this condition, as part of a statement.
 
-    Of the plain id SQLite takes the first that it meets in the order of ids, and looks at all before.
+    For a plain min(id) or max(id), SQLite would walk the ids in order and look at every row before the first match.
     """
     return select(end(_submitted.c.id + 0)).where(condition).scalar_subquery()
 
 
 def _mentions(text: str) -> ColumnElement[bool]:
-    """The condition that a job's own words have this text. The columns stand at the beginning of a row, before its
-    environment, so that looking through a hundred thousand jobs takes a tenth of a second.
+    """Return the condition that a job's name, labels or case contain this text. These columns stand at the beginning of
+    a row, before its environment, so that searching a hundred thousand jobs takes a tenth of a second.
     """
     job = tables.job.c
     words = [job.name, cast(job.labels, Text), cast(job.summary, Text)]
-    # SQLite's LIKE takes letters of both cases for equal, without a copy of each row in lower case.
+    # SQLite's LIKE ignores the case of letters, without a copy of each row in lower case.
     found = [column.contains(text, autoescape=True) for column in words]
     if text.isascii() and text.isdecimal() and len(text) < len(str(MAX_ID)):
         found.append(job.id == int(text))

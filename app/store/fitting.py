@@ -1,8 +1,8 @@
 """Searches of sweeps for the largest value that fits: what was tried, and which job comes next.
 
-A search has no state of its own. It follows from the jobs of the sweep and their outcomes, and the next job is
-submitted in the very transaction in which the one before succeeds. So a search survives whatever its processes do not,
-and there is never a moment in which all its jobs have ended and it has not.
+A search has no state of its own: it follows from the jobs of the sweep and their outcomes. The next job is submitted in
+the same transaction in which the one before succeeds. So a search survives the death of any process, and there is no
+moment in which all its jobs have ended but the search has not.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ def searches(connection: Connection, sweep: Mapping[Any, Any]) -> list[dict[str,
 
 
 def go_on(connection: Connection, job: Mapping[Any, Any]) -> None:
-    """Submit what comes after a job, a row of the table `job`, that has just succeeded, if it belongs to a search."""
+    """Submit the job that follows `job`, a row of the table `job` that has just succeeded, if it belongs to a
+    search."""
     is_search = (tables.sweep.c.id == job["sweep_id"]) & tables.sweep.c.fit.is_not(None)
     sweep = connection.execute(select(tables.sweep).where(is_search)).mappings().one_or_none()
     fit = None if sweep is None else fit_of(sweep)
@@ -81,13 +82,14 @@ def go_on(connection: Connection, job: Mapping[Any, Any]) -> None:
         return
     problem = _submit_next(connection, sweep, fit, point, _tried(connection, sweep["id"], fit))[1]
     if problem is not None:
-        # The job that has just ended is not to blame: its results are kept, and the search says where it stands.
+        # The job that has just ended has no part in this: its results are kept, and the search reports its standing.
         logger.warning("sweep %s: %s", sweep["id"], problem)
 
 
 def resume(connection: Connection, sweep: Mapping[Any, Any]) -> tuple[int, str | None]:
-    """Submit the next job of each search that has none on its way and is not at its end; returns how many, and what
-    kept the first search from it that could not go on.
+    """Submit the next job of each unfinished search without a queued or running job.
+
+    Returns how many jobs it submitted, and why the first search that could not continue did not; None if all could.
     """
     fit = fit_of(sweep)
     if fit is None:
@@ -112,7 +114,7 @@ def _submit_next(
     point: Point,
     tried: Mapping[frozenset[tuple[str, int]], Sequence[Tried]],
 ) -> tuple[bool, str | None]:
-    """Submit a search's next job; returns whether it did, and what kept it from it."""
+    """Submit a search's next job; returns whether it did, and the reason if it could not."""
     value = _next(fit, tried.get(sweeps.place(point.choice), ()))
     if value is None:
         return False, None
@@ -129,7 +131,8 @@ def _submit_next(
 
 
 def _next(fit: Fit, tried: Sequence[Tried]) -> int | None:
-    """Return the value to try next; None at the end, and while a job is on its way or has left the search open."""
+    """Return the value to try next; None at the end, while a job is queued or running, and if a job has left the search
+    open."""
     if any(one.outcome not in (FITS, TOO_LARGE) for one in tried):
         return None
     return fit.next_value(*_sides(tried))
@@ -190,7 +193,8 @@ def _public(
 
 @dataclass(frozen=True)
 class _Standing:
-    """Where a search stands: searching, done or stopped; what to know about it; and whether resuming makes it go on."""
+    """The standing of a search: its state (searching, done or stopped), the reason, and whether resuming continues
+    it."""
 
     state: str
     reason: str | None = None
@@ -233,7 +237,7 @@ def _undecided(fit: Fit, one: Tried) -> _Standing:
 
 
 def _without_job(connection: Connection, sweep: Mapping[Any, Any], fit: Fit, point: Point, value: int) -> _Standing:
-    """Return where a search stands whose next value nobody tries."""
+    """Return the standing of a search whose next value no job tries."""
     try:
         spec = new_job(sweep, fit, point, value).spec
     except ValidationError as invalid:

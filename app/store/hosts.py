@@ -1,4 +1,4 @@
-"""Tells what the workers' hosts could run if they were idle: for claiming, and for telling why a job waits."""
+"""Tells which jobs the workers' hosts could run if they were idle: for claiming, and for saying why a job waits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Needs:
 
     @classmethod
     def of(cls, job: Mapping[Any, Any]) -> Needs:
-        """The needs of the job in this row of the table `job`."""
+        """Return the needs of the job in this row of the table `job`."""
         return cls(job["kind"], job["device_type"], job["devices"], frozenset(job["requirements"]))
 
 
@@ -34,14 +34,14 @@ class Host:
     """A host's kinds, names and devices. `gpus` is the number of GPUs that one job can use."""
 
     state: str | None
-    """Of its worker; None if that may be gone."""
+    """State of its worker; None if the worker may be gone."""
     kinds: frozenset[str]
     capabilities: frozenset[str]
     gpus: int
 
     def has_devices_for(self, job: Needs) -> bool:
-        """True if the host has the devices. Every host has a CPU; `auto` needs as many GPUs as it asks for if there are
-        any.
+        """Return True if the host has the devices. Every host has a CPU; `auto` needs the requested number of GPUs if
+        the host has any.
         """
         if job.device_type in ("cpu", "none"):
             return True
@@ -50,7 +50,7 @@ class Host:
         return job.devices <= self.gpus
 
     def could_run(self, job: Needs) -> bool:
-        """True if the host has the job's kind, devices and names."""
+        """Return True if the host has the job's kind, devices and names."""
         return job.kind in self.kinds and self.has_devices_for(job) and self.capabilities.issuperset(job.requirements)
 
 
@@ -109,7 +109,8 @@ def known_host(kinds: Iterable[str], capabilities: Iterable[str], devices: Itera
 
 
 def gpus_of_one_job(uuids: Collection[str]) -> int:
-    """How many of the GPUs with these UUIDs one job can use: a CUDA process sees one MIG instance and never two."""
+    """Return how many of the GPUs with these UUIDs one job can use: a CUDA process sees one MIG instance and never
+    two."""
     whole = sum(not uuid.startswith("MIG-") for uuid in uuids)
     return max(whole, min(len(uuids), 1))
 

@@ -3,8 +3,8 @@
 A worker renews its claims by raising counters in the database; the watcher sees counters, never times. A counter that
 has stood still for a whole lease, while the watcher looked, belongs to a lost worker.
 
-A worker that cannot commit is not lost. So each look begins with a commit of the watcher's own. If that fails, the time
-since the look before says nothing about the workers; if it has to wait, as much less of that time counts.
+A worker that cannot commit is not lost. So each look begins with a commit of the watcher's own. If that commit fails,
+the time since the previous look says nothing about the workers; if it has to wait, the waiting time does not count.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class Watcher:
     def poll(self) -> list[int]:
         """Look once, and take the jobs of lost workers from them. Returns the ids of those jobs.
 
-        Raises one of STORE_UNAVAILABLE when the watcher could not commit: nobody else could, and nobody is silent.
+        Raises one of STORE_UNAVAILABLE if the watcher could not commit: then nobody else could, and no worker counts as
+        silent.
         """
         span_s = self._span()
         asked = self._clock()
@@ -116,7 +117,7 @@ class Watcher:
 
 
 def agreed(database: Database, settings: Settings) -> Settings:
-    """Return the settings with the lease of this database, which the first process that asks for it decides.
+    """Return the settings with the lease of this database, which the first process that opens it decides.
 
     Raises InvalidEnvironment when FLOPWATCH_LEASE_S says something else: with two leases, a worker that renews its
     claims by the longer one loses healthy jobs by the shorter.
@@ -139,7 +140,8 @@ def agreed(database: Database, settings: Settings) -> Settings:
 
 
 def change(database: Database, lease_s: float) -> None:
-    """Give the database another lease, in seconds. Raises Conflict while a worker lives, which has the old one."""
+    """Give the database another lease, in seconds. Raises Conflict while a worker is alive, since it has the old
+    lease."""
     with database.write() as connection:
         living = living_workers(connection)
         if living:

@@ -60,7 +60,7 @@ def patience(timeout_s: float) -> Iterator[None]:
 
 @contextmanager
 def hold_patiently(lock: WriteLock, timeout_s: float) -> Iterator[None]:
-    """Hold the lock; DatabaseBusy when it did not come within `timeout_s` seconds, or when `patience` ended."""
+    """Hold the lock; raises DatabaseBusy if it was not free within `timeout_s` seconds, or when `patience` ended."""
     waiting = _patience.get()
     with lock.hold(timeout_s if waiting is None else waiting.left(timeout_s)):
         if waiting is not None:
@@ -77,7 +77,7 @@ class TurnLock:
         self._waiting: deque[threading.Event] = deque()
 
     def acquire(self, timeout_s: float) -> bool:
-        """Take the lock; False when it did not come within `timeout_s` seconds."""
+        """Take the lock; returns False if it was not free within `timeout_s` seconds."""
         with self._guard:
             if not self._taken:
                 self._taken = True
@@ -135,7 +135,7 @@ class _Helper:
                     fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def lock(self, deadline: float) -> bool:
-        """Take the lock; False when it did not come until `deadline` (time.monotonic)."""
+        """Take the lock; returns False if it was not free until `deadline` (time.monotonic)."""
         with self._changed:
             if not self._blocked:
                 try:
@@ -188,7 +188,7 @@ class WriteLock:
 
     @contextmanager
     def hold(self, timeout_s: float) -> Iterator[None]:
-        """Hold the lock; DatabaseBusy when it did not come within `timeout_s` seconds."""
+        """Hold the lock; raises DatabaseBusy if it was not free within `timeout_s` seconds."""
         deadline = time.monotonic() + timeout_s
         if not self._turn.acquire(timeout_s):
             raise self._busy(timeout_s)

@@ -1,4 +1,4 @@
-"""The jobs of a sweep as its page shows them: how far they are, and pages of them, chosen and sorted.
+"""The jobs of a sweep as its page shows them: their progress, and pages of them, chosen and sorted.
 
 A sweep has up to 10 000 jobs, so that the database chooses, sorts and counts, and only one page of them is read.
 """
@@ -38,9 +38,9 @@ from app.store.stored_json import decoded
 from app.store.waiting import waiting_reasons
 
 RECENT = 50
-"""Jobs of whose durations the rest is estimated, the last to finish."""
+"""Number of jobs, the last to finish, whose durations give the estimate for the rest."""
 OF_JOBS = ("job", "state", "duration", "verdict")
-"""What members can be sorted by, beside paths of the grid and metrics."""
+"""Keys by which members can be sorted, beside paths of the grid and metrics."""
 
 _job, _measurement = tables.job.c, tables.measurement.c
 
@@ -60,16 +60,16 @@ class Choice:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a sweep is."""
+    """The progress of a sweep."""
 
     counts: Mapping[str, int]
     """Number of points by their latest job's state."""
     running: Sequence[Mapping[str, Any]]
     """The jobs that run now, as public jobs."""
     started_at: str | None
-    """When the first of them started."""
+    """The time when the first job started."""
     finished_at: str | None
-    """When the last of them finished."""
+    """The time when the last job finished."""
     left_s: float | None
     """Seconds until the rest will be done, if as many run at a time as now, and each takes as long as the last ones;
     None where nothing runs or nothing has finished."""
@@ -84,7 +84,7 @@ class Progress:
 
 
 def progress(database: Database, sweep: Mapping[str, Any], now: datetime) -> Progress:
-    """Return how far a sweep, as Reading.sweep gave it, is now."""
+    """Return the present progress of a sweep, given as Reading.sweep returned it."""
     of_sweep = _job.sweep_id == sweep["id"]
     span = select(func.min(_job.started_at), func.max(_job.finished_at)).where(of_sweep)
     last = select(_job.started_at, _job.finished_at).where(of_sweep, _job.state == "succeeded")
@@ -120,7 +120,7 @@ def page(
     the number of all that match.
 
     Raises:
-        InvalidRequest: `choice` names a path that the grid does not have, or sorts by nothing known.
+        InvalidRequest: `choice` names a path that the grid does not have, or an unknown sort key.
     """
     latest = sweeps.latest_jobs([sweep["id"]])
     conditions = _conditions(sweep, choice)
@@ -143,8 +143,8 @@ def page(
 def metrics(
     database: Database, sweep_id: int | None, jobs: Sequence[int] = (), sample: int = RECENT
 ) -> dict[str, str | None]:
-    """Return the columns of the metrics that these jobs measured, with their units, in the order of the measuring; of
-    a sweep, as its last `sample` jobs tell them.
+    """Return the columns of the metrics that these jobs measured, with their units, in the order of measurement; for a
+    sweep, those of its last `sample` jobs.
     """
     of_sweep = select(_job.id).where(_job.sweep_id == sweep_id, _job.state == "succeeded").order_by(_job.id.desc())
     found: dict[str, str | None] = {}
@@ -209,7 +209,7 @@ def measured(database: Database, sweep: Mapping[str, Any], metric: str) -> list[
 
 
 class _Process(NamedTuple):
-    """What one process measured of a metric."""
+    """One process's measurement of a metric."""
 
     mean: float | None
     std: float | None
@@ -266,7 +266,7 @@ def _index_on(path: str) -> ColumnElement[int]:
 def _sort_key(
     connection: Connection, sweep: Mapping[str, Any], sort: str, members: Select[Any]
 ) -> tuple[ColumnElement[Any], Select[Any]]:
-    """Return what to sort by, and the query with what that needs."""
+    """Return the expression to sort by, and the query with the joins that it needs."""
     own: dict[str, ColumnElement[Any]] = {
         "job": _job.id,
         "state": _job.state,

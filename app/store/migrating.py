@@ -1,4 +1,4 @@
-"""Bring a database to this version's schema, with Alembic, whose scripts lie in the package `migrations`.
+"""Migrates a database to this version's schema, with Alembic, whose scripts are in the package `migrations`.
 
 Revisions are numbered, and a script's file is named after its number, so that a database that is up to date is known
 without importing Alembic (half a second).
@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 def migrations_folder() -> Path:
-    """The folder of the `migrations` package, in the checkout or in the installed wheel."""
+    """Return the folder of the `migrations` package, in the checkout or in the installed wheel."""
     spec = find_spec("migrations")
     if spec is None or spec.origin is None:
         raise InvalidEnvironment("The package `migrations` is not installed.")
@@ -26,7 +26,7 @@ def migrations_folder() -> Path:
 
 
 def revisions() -> list[str]:
-    """The numbers of this version's revisions, oldest first: "0001", …"""
+    """Return the numbers of this version's revisions, oldest first: "0001", …"""
     return sorted(path.name.partition("_")[0] for path in (migrations_folder() / "versions").glob("[0-9]*_*.py"))
 
 

@@ -1,4 +1,4 @@
-"""Pausing: kinds whose jobs no worker claims. They stay queued; what runs goes on.
+"""Pausing: kinds whose jobs no worker claims. Their jobs stay queued; running ones continue.
 
 Claims and pauses are write transactions of one database, and a claim reads what is paused in its own: once a pause is
 committed, no job of that kind starts.
@@ -16,7 +16,7 @@ from app.store.engine import Database
 
 ALL: Literal["all"] = "all"
 PausedKinds = list[str] | Literal["all"]
-"""Kinds that are paused, sorted. "all" also holds for kinds that are yet to come."""
+"""Kinds that are paused, sorted. "all" includes kinds that are added later."""
 
 _SETTING = "paused_kinds"
 

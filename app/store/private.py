@@ -1,8 +1,8 @@
-"""The data folder is its owner's alone: results, logs and code of all jobs are in it, and whoever may write to it can
-make server and worker do anything.
+"""Keeps the data folder private to its owner: results, logs and code of all jobs are in it, and a user who may write to
+it can make server and worker do anything.
 
-What Flopwatch makes is private from the start. What an older version or an administrator has made is mended where that
-can harm nobody, and refused elsewhere; PostgreSQL does the same with its folder.
+Files that Flopwatch makes are private from the start. Wider permissions, set by an older version or an administrator,
+are corrected where that can harm nobody, and refused elsewhere; PostgreSQL does the same with its folder.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ UMASK = 0o077
 
 
 def prepare_data_folder(path: Path) -> None:
-    """Make the data folder, or check the one that is there and make it and what is ours in it private.
+    """Make the data folder, or check an existing one and make it and Flopwatch's files in it private.
 
     Raises:
-        InvalidEnvironment: it is no folder, belongs to another user, or others may write to it and it has files of
-            theirs. The message names the cure.
+        InvalidEnvironment: it is not a folder, belongs to another user, or others may write to it and it has files that
+            are not Flopwatch's. The message names the cure.
     """
     try:
         _make(path)
@@ -54,7 +54,7 @@ def _make(path: Path) -> None:
 
 
 def _close_to_others(path: Path, mode: int) -> None:
-    """Let only the owner into the folder, unless it has files of others, who may need it as it is."""
+    """Let only the owner into the folder, unless it has other programs' files, which may need its present mode."""
     if not mode & 0o077:
         return
     names = {entry.name for entry in os.scandir(path)}
@@ -68,8 +68,8 @@ def _close_to_others(path: Path, mode: int) -> None:
 
 
 def _mend(path: Path, mode: int) -> None:
-    # Not by a descriptor: closing one of the database's file would drop the locks that SQLite has in this process.
-    # Nobody else can put a link in its place meanwhile: only the owner may write to the folder.
+    # Not by a descriptor: closing a descriptor of the database's file would drop the locks that SQLite has in this
+    # process. Nobody else can put a link in its place meanwhile: only the owner may write to the folder.
     try:
         found = path.lstat()
     except FileNotFoundError:
@@ -83,7 +83,7 @@ def _mend(path: Path, mode: int) -> None:
 
 
 def make_files_private(database: Path) -> None:
-    """Take others' rights to a database's file and to those beside it, wherever they are, if they are this user's.
+    """Make a database's file and those beside it private, wherever they are, if they belong to this user.
 
     Raises OSError where that is not possible.
     """

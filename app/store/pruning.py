@@ -1,13 +1,14 @@
-"""Retention: lets go of what grows for ever and nobody needs any more. The server does it by itself, in slices.
+"""Retention: deletes data that would grow without bound and that nobody needs any more. The server does so by itself,
+in slices.
 
-- Rows of workers that stopped or were lost, and what their hosts had: after `keep_workers_days`. More than KEPT_WORKERS
-  such rows are never kept.
-- Progress and log events of finished jobs: after `keep_events_days`. A log that stands nowhere else stays.
+- Rows of workers that stopped or were lost, and of their hosts: after `keep_workers_days`. More than KEPT_WORKERS such
+  rows are never kept.
+- Progress and log events of finished jobs: after `keep_events_days`. A log that is stored nowhere else stays.
 - First answers to requests with an Idempotency-Key: after `keep_keys_days`.
 - Uploaded code that no job names: after KEEP_UNUSED_CODE.
 - Finished jobs with results and files, and sweeps that have no job left: after `keep_jobs_days`, if that is set.
 
-The wall clock tells how old something is.
+Ages are computed from the wall clock.
 """
 
 from __future__ import annotations
@@ -32,11 +33,12 @@ from app.store.tables import utc_now
 logger = logging.getLogger(__name__)
 
 KEPT_WORKERS = 1000
-"""Most rows of workers that are gone: a service that starts a failing agent every second makes 86 400 a day."""
+"""Largest number of rows of workers that are gone: a service that starts a failing agent every second makes 86 400 a
+day."""
 ROWS_AT_ONCE = 500
 JOBS_AT_ONCE = 200
 KEEP_UNUSED_CODE = timedelta(days=1)
-"""Somebody who has uploaded a file names it in a job within minutes, or submits again with what they have uploaded."""
+"""Clients name an uploaded file in a job within minutes of uploading it."""
 
 _job, _event, _attempt = tables.job.c, tables.event.c, tables.attempt.c
 _worker, _key, _sweep = tables.worker.c, tables.idempotency_key.c, tables.sweep.c
@@ -44,7 +46,7 @@ _worker, _key, _sweep = tables.worker.c, tables.idempotency_key.c, tables.sweep.
 
 @dataclass(frozen=True)
 class Retention:
-    """How long things are kept; `jobs` is None if finished jobs are kept for ever."""
+    """The times for which data is kept; `jobs` is None if finished jobs are kept for ever."""
 
     workers: timedelta
     events: timedelta
@@ -64,7 +66,7 @@ class Retention:
 
 @dataclass(frozen=True)
 class Pruned:
-    """The numbers of what went, or would go."""
+    """The numbers of rows that were deleted, or would be."""
 
     workers: int
     events: int
@@ -98,7 +100,8 @@ class Pruning:
         """Finish and id of the last job whose events were looked at: jobs end in this order."""
 
     def run(self) -> Pruned:
-        """Prune until nothing is left to go, or until the slices are stopped; returns what went."""
+        """Prune until nothing is left to delete, or until the slices are stopped; returns the numbers of deleted
+        rows."""
         now = self._clock()
         jobs = sweeps = 0
         if self._retention.jobs is not None:
@@ -114,7 +117,7 @@ class Pruning:
             jobs=jobs,
             sweeps=sweeps,
             code_files=self._prune_code(now - KEEP_UNUSED_CODE),
-            # Last, when all that goes is gone.
+            # Last, when everything else has been deleted.
             pages=self._slices.run(database.backend.cut_pages),
         )
         self._slices.run(lambda connection: _forget_hosts(connection, now - self._retention.workers))
@@ -123,7 +126,7 @@ class Pruning:
         return pruned
 
     def plan(self) -> Pruned:
-        """Count what `run` would let go now, and change nothing."""
+        """Count what `run` would delete now, without changing anything."""
         now, keep, backend = self._clock(), self._retention, self._slices.database.backend
         with self._slices.database.read() as connection:
 
@@ -243,10 +246,11 @@ def _ended(
 
 
 def _passing(job_ids: list[int]) -> Select[Any]:
-    """Select the events of these finished jobs that nobody needs any more: progress, and logs that are kept elsewhere.
+    """Select the events of these finished jobs that nobody needs any more: progress, and logs that are stored
+    elsewhere.
 
-    If an attempt ended without recording its log, as that of a lost worker, its events are all there is. Attempts that
-    were given back have the number of the next one, whose log is then the one that counts.
+    If an attempt ended without recording its log, as that of a lost worker does, its events are the only log. Attempts
+    that were given back have the number of the next one, whose log is then the one that counts.
     """
     of_jobs = _attempt.job_id.in_(job_ids)
     last = select(func.max(_attempt.id)).where(of_jobs).group_by(_attempt.job_id, _attempt.number)

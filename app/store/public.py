@@ -1,4 +1,4 @@
-"""Turns rows into what clients see: JSON-ready dicts, as the API answers them."""
+"""Turns rows into the JSON-ready dicts that the API returns."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ def rfc3339(time: datetime | None) -> str | None:
 
 
 def finite(value: float | None) -> float | None:
-    """Return None for NaN and infinity, which JSON does not know, and every other value as it is."""
+    """Return None for NaN and infinity, which JSON lacks, and every other value unchanged."""
     return value if value is not None and math.isfinite(value) else None
 
 
 ATTEMPT_PARTS = ("logs", "units", "measurements", "tables", "artifacts")
-"""What each attempt has of its own. Without `?attempt=` clients get that of the last one."""
+"""The parts that each attempt has of its own. Without `?attempt=` clients get those of the last attempt."""
 
 
 def readable(value: Any) -> Any:
-    """Return None for a stored value that cannot be read, and every other value as it is."""
+    """Return None for a stored value that cannot be read, and every other value unchanged."""
     return None if is_unreadable(value) else value
 
 
@@ -129,10 +129,10 @@ def artifact_url(row: RowMapping, attempt: int | None = None) -> str:
 
 
 def of_attempt(attempt: int | None) -> str:
-    """Return the query that asks for what one attempt left; nothing for the last recorded one."""
+    """Return the query string that selects one attempt; an empty one for the last recorded attempt."""
     return "" if attempt is None else f"?attempt={attempt}"
 
 
 def attempt_links(job_id: int, attempt: int) -> dict[str, str]:
-    """Return where clients read what an attempt left."""
+    """Return the URLs of an attempt's parts."""
     return {name: f"/jobs/{job_id}/{name}{of_attempt(attempt)}" for name in ATTEMPT_PARTS}

@@ -7,9 +7,9 @@
                │                                  attempts left)            │
                └──────────────────────────── retry ────────────────┴────────┘
 
-A claim carries (job, attempt, token). Before a worker writes anything about a claim, its transaction counts a beat of
-that very attempt, if it still runs: the fence. Once the worker no longer owns the attempt, the fence matches no row,
-the method raises LeaseLost, and the transaction leaves nothing behind.
+A claim carries (job, attempt, token). Every transaction in which a worker writes about a claim first increments the
+heartbeat counter of that attempt, if it still runs: the fence. Once the worker no longer owns the attempt, the fence
+matches no row, the method raises LeaseLost, and the transaction leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -114,10 +114,10 @@ CANCELLED_AND_LOST = "The job was cancelled while it ran; its worker was lost."
 
 
 class Queue:
-    """The queue of one database. What moves a job is one transaction, with all that others see of the move.
+    """The queue of one database. Each state change of a job is one transaction, with everything that others see of it.
 
     `finish` and `give_back` write or delete staged results in further transactions before it (see staging.py). `claim`
-    and `resume_sweep` read before it, in a transaction of their own. `delete` and `sweep_staged` go in slices.
+    and `resume_sweep` read before it, in a transaction of their own. `delete` and `sweep_staged` work in slices.
     """
 
     def __init__(self, database: Database) -> None:
@@ -149,7 +149,7 @@ class Queue:
         fit: Fit | None = None,
     ) -> Submitted:
         """Queue a sweep and all of its jobs, or nothing. The jobs have the same options. With `fit`, they are the first
-        of each search. Each job's name is the sweep's, and what tells the job apart.
+        of each search. Each job's name is the sweep's, followed by the coordinates that distinguish the job.
 
         Raises ValueError when there is no job.
         """
@@ -237,7 +237,7 @@ class Queue:
 
     def claim(self, worker_id: str, offer: Offer) -> Claim | None:
         """Take the job that the worker must run next and count the attempt; None when the worker can start none now."""
-        with self._database.read() as connection:  # an idle worker keeps nobody from writing
+        with self._database.read() as connection:  # an idle worker takes no write lock
             if next_job(connection, worker_id, offer) is None:
                 return None
         with self._database.write() as connection:
@@ -271,7 +271,8 @@ class Queue:
         return Renewal(lost, cancel_requested, knows_worker)
 
     def cancel_requested(self, job_ids: Sequence[int]) -> frozenset[int]:
-        """Return those of these running jobs that somebody wants cancelled. `renew` tells it too, but seldom."""
+        """Return those of these running jobs whose cancellation was requested. `renew` returns them too, but less
+        often."""
         asked = select(_job.id).where(
             _job.id.in_(job_ids), _job.state == "running", _job.cancel_requested_at.is_not(None)
         )
@@ -303,11 +304,11 @@ class Queue:
         """End an attempt with state, units, measurements, tables, artifacts and log, together; or raise LeaseLost.
 
         Large results are written in slices first, which nobody sees before the one short transaction that ends the
-        attempt (see staging.py). Returns the state that the job ended in: a cancel that somebody asked for wins over
-        any other. A job that does not succeed keeps its measurements, marked partial. The artifacts' files must be
-        there and held (see artifacts.py).
+        attempt (see staging.py). Returns the state that the job ended in: a requested cancel wins over any other. A job
+        that does not succeed keeps its measurements, marked partial. The artifacts' files must be stored and held (see
+        artifacts.py).
         """
-        # A cancel that comes while results are written makes them partial: then they are written once more.
+        # A cancel that arrives while results are written makes them partial: then they are written again.
         for partial in (finish.state != "succeeded", True):
             is_staged, last = self._stage(claim, staging.slices(claim, finish, partial=partial))
             state = self._end(claim, finish, last, partial if is_staged else None)
@@ -316,7 +317,8 @@ class Queue:
         raise AssertionError("a cancel is never taken back")
 
     def _stage(self, claim: Claim, slices: Iterator[staging.Slice]) -> tuple[bool, staging.Slice]:
-        """Write all slices but the last, each in its own transaction. Returns if there were any, and the last."""
+        """Write all slices except the last, each in its own transaction. Returns whether there were any, and the last
+        slice."""
         self._clear(claim)
         is_staged, last = False, next(slices)
         for following in slices:
@@ -330,7 +332,7 @@ class Queue:
         return is_staged, last
 
     def _clear(self, claim: Claim) -> None:
-        """Delete what an earlier try of the same attempt has staged."""
+        """Delete the rows that an earlier try of the same attempt has staged."""
         with self._database.read() as connection:
             is_left = staging.is_marked(connection, claim.attempt_id)
         while is_left:
@@ -370,7 +372,8 @@ class Queue:
         return state
 
     def sweep_staged(self, slices: int = 10) -> int:
-        """Delete staged results of attempts that ended without them, at most so many slices. Returns how many it was.
+        """Delete staged results of attempts that ended without them, at most `slices` slices. Returns the number of
+        slices.
 
         More are left to the next call: nobody sees these rows, and others want to write.
         """
@@ -404,7 +407,8 @@ class Queue:
                 _requeue(connection, claim.job_id, claim.attempt, "given_back", counted=False)
 
     def give_up(self, claim: Claim, reason: str) -> str:
-        """End an attempt that an error of its worker made impossible, as if the worker had been lost: it counts.
+        """End an attempt that an error of its worker made impossible. The attempt counts, as if the worker had been
+        lost.
 
         Returns the job's new state: queued again, failed as `worker_lost` when no attempts are left, or cancelled.
         """
@@ -443,9 +447,9 @@ class Queue:
     def retry(self, job_id: int) -> dict[str, Any]:
         """Queue a job that failed or was cancelled once more; returns the public job.
 
-        Its next attempt is allowed even if it has used up all. What former attempts left stays theirs. Raises NotFound;
-        Conflict when the job is in another state, when somebody is deleting it, or when its sweep was resumed and has a
-        newer job instead of it; KeyTaken when another job with its unique key is queued or running.
+        Its next attempt is allowed even if it has used up all attempts. Results of earlier attempts stay. Raises
+        NotFound; Conflict when the job is in another state, when somebody is deleting it, or when its sweep was resumed
+        and has a newer job instead of it; KeyTaken when another job with its unique key is queued or running.
         """
         with self._database.write() as connection:
             job = _find(connection, job_id)
@@ -482,7 +486,7 @@ class Queue:
         return deleted.contents
 
     def probe(self) -> None:
-        """Commit something that changes no data. Raises as any write does when that is impossible."""
+        """Commit something that changes no data. Raises the errors of a write if that is impossible."""
         self._database.probe()
 
     def lease_s(self) -> float | None:
@@ -491,7 +495,7 @@ class Queue:
             return service_settings.lease_s(connection)
 
     def running(self) -> list[RunningAttempt]:
-        """Return every attempt that runs, with its beat."""
+        """Return every running attempt, with its heartbeat counter."""
         with self._database.read() as connection:
             return [RunningAttempt(*row) for row in connection.execute(_RUNNING)]
 
@@ -510,7 +514,7 @@ class Queue:
 
 
 def _take(connection: Connection, job_id: int, worker_id: str) -> Claim | None:
-    """Take a queued job, whose row must be readable: another one fails at once, with a code, and None is returned."""
+    """Take a queued job. If its row cannot be read, the job fails with a code, and the result is None."""
     now, token = utc_now(), secrets.token_hex(16)
     job = connection.execute(_TAKE, {"job_id": job_id, "by": worker_id, "now": now}).one()
     attempt = {
@@ -626,7 +630,7 @@ def _finish_job(
 
 
 def _lose(connection: Connection, job_id: int, attempt: int, error: dict[str, Any], if_cancelled: str) -> str:
-    """Queue a job again whose attempt its worker could not end, or end it; returns its new state."""
+    """Queue or end a job whose worker could not end its attempt; returns its new state."""
     job = _find(connection, job_id)
     if job.cancel_requested_at is not None:
         _finish_job(connection, job_id, attempt, "cancelled", job_problem("cancelled", if_cancelled))
@@ -646,7 +650,7 @@ def _requeue(connection: Connection, job_id: int, attempt: int, reason: str, *, 
 
 
 def _marked(rows: staging.Slice, *, partial: bool) -> staging.Slice:
-    """Return the rows, all partial or none, in the tables that tell."""
+    """Return the rows with their column `partial`, where the table has one, set to this value."""
     return [
         (table, [{**row, "partial": partial} for row in found] if "partial" in table.c else found)
         for table, found in rows

@@ -43,10 +43,11 @@ logger = logging.getLogger(__name__)
 
 MAX_PAGE = 1000
 MAX_PAGE_BYTES = 4 << 20
-"""Most bytes of specs, environments and verdicts on a page of jobs, and of grids on one of sweeps. Jobs that do not fit
-are on the next page; a page has at least one."""
+"""Largest size of specs, environments and verdicts on a page of jobs, and of grids on a page of sweeps. Jobs that do
+not fit are on the next page; a page has at least one."""
 MAX_LISTED_TEXT = 8192
-"""Most characters of each text of an error or a progress message in a list. A job by itself has all that is stored."""
+"""Largest number of characters of each text of an error or a progress message in a list. A single job has the whole
+stored texts."""
 MAX_MEASUREMENTS = 10_000
 """Most measurements on a page."""
 MAX_EVENT_BYTES = 1 << 20
@@ -59,7 +60,7 @@ _UNIT_FIELDS = ("attempt", "unit_index", "title", "side", "outcome", "reason", "
 
 
 class Reading:
-    """The queries of one database."""
+    """The queries of one database for clients."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -94,10 +95,10 @@ class Reading:
         return [job_dict(row, waiting.get(row["id"])) for row in rows], following
 
     def places(self, job_ids: Collection[int]) -> dict[int, int]:
-        """Return the places in the queue, from 1 on, of those jobs that are queued, by their ids.
+        """Return the places in the queue, counted from 1, of the queued ones of these jobs, by id.
 
-        The order is that in which workers look at jobs: priority, then submission. Jobs that have to wait for other
-        devices, or whose kind is paused, have a place too, and later ones may start before them.
+        Workers consider jobs in this order: priority, then submission. Jobs that wait for other devices, or whose kind
+        is paused, have a place too, and later jobs may start before them.
         """
         job = tables.job.c
         place = func.row_number().over(order_by=(job.priority.desc(), job.id)).label("place")
@@ -177,11 +178,12 @@ class Reading:
         ]
 
     def log(self, job_id: int, attempt: int | None = None) -> str:
-        """Return the output of an attempt, by default of the last: as recorded at its end, or as far as reported."""
+        """Return the output of an attempt, by default of the last: as recorded at its end, or as reported so far."""
         return self.log_so_far(job_id, attempt)[0]
 
     def log_so_far(self, job_id: int, attempt: int | None = None) -> tuple[str, int]:
-        """Return the output as `log` does, and the id of the job's last event, whose followers miss no line of it."""
+        """Return the output as `log` does, and the id of the job's last event; a client that follows events after it
+        misses no line."""
         event = tables.event.c
         with self._database.read() as connection:
             _job(connection, job_id)
@@ -222,8 +224,8 @@ class Reading:
         ]
 
     def samples(self, job_id: int, case_key: str | None = None, limit: int = 64) -> list[dict[str, Any]]:
-        """Return what was sampled several times of one case, by default the first: case, metric, phase, unit,
-        unit_index, samples. At most `limit` measurements, of the last attempt that recorded any.
+        """Return the measurements of one case, by default the first, that have several samples: case, metric, phase,
+        unit, unit_index, samples. At most `limit` measurements, of the last attempt that recorded any.
         """
         measurement = tables.measurement.c
         with self._database.read() as connection:
@@ -418,7 +420,7 @@ class Reading:
         return artifact_dict(row, chosen)
 
     def workers(self, gone: int = 50) -> list[dict[str, Any]]:
-        """Return the workers that live and the `gone` newest of the others, in the order in which they registered."""
+        """Return the living workers and the `gone` newest of the others, in the order in which they registered."""
         worker = tables.worker.c
         newest_first = select(tables.worker).order_by(worker.registered_at.desc(), worker.id.desc())
         with self._database.read() as connection:
@@ -432,7 +434,7 @@ class Reading:
     ) -> tuple[list[dict[str, Any]], str | None]:
         """Return workers, the newest first, with the ids of the jobs that they run, and the cursor of the next page.
 
-        after: when the last worker of the page before registered, and its id.
+        after: the time at which the last worker of the previous page registered, and its id.
         """
         worker = tables.worker.c
         query = select(tables.worker).order_by(worker.registered_at.desc(), worker.id.desc())
@@ -454,13 +456,14 @@ class Reading:
         return {state: dict(map(tuple, rows)).get(state, 0) for state in WORKER_STATES}
 
     def waiting(self) -> list[dict[str, Any]]:
-        """Return the queued jobs by what they need, with the reason if waiting does not cure it (see waiting.py)."""
+        """Return the queued jobs grouped by their needs, each group with the reason if it cannot start (see
+        waiting.py)."""
         with self._database.read() as connection:
             return waiting_groups(connection)
 
     def sweep(self, sweep_id: int) -> dict[str, Any]:
-        """Return the public sweep, with the number of its points by the state of their latest job, and where its
-        searches stand.
+        """Return the public sweep, with the number of its points by the state of their latest job, and the standing of
+        its searches.
         """
         with self._database.read() as connection:
             query = select(tables.sweep).where(tables.sweep.c.id == checked_id(sweep_id, "sweep"))
@@ -471,7 +474,7 @@ class Reading:
             return sweep_dict(row, counts, None if broken(row) else fitting.searches(connection, row))
 
     def job_page_version(self, job_id: int) -> str:
-        """Return a text that changes with all that a job's page shows, but for the reason to wait."""
+        """Return a text that changes with everything that a job's page shows, except the reason to wait."""
         event = tables.event.c
         with self._database.read() as connection:
             version = _job(connection, job_id).version
@@ -496,7 +499,7 @@ class Reading:
         return [sweep_dict(row, counts.get(row["id"], {})) for row in rows], following
 
     def check(self) -> None:
-        """Read something, to find out if reading works; counting 100 000 jobs takes 10 ms."""
+        """Read something, to find out whether reading works; counting 100 000 jobs would take 10 ms."""
         with self._database.read() as connection:
             connection.execute(select(tables.job.c.id).limit(1)).all()
 
@@ -578,7 +581,7 @@ def _page(
     """Return the rows of a page, newest first, and the cursor of the next one.
 
     The page ends before its columns `large` have more than MAX_PAGE_BYTES together. Rows are read one by one, so that
-    no more than one is in memory whose texts are still to be cut.
+    at most one row with uncut texts is in memory.
     """
     limit = min(limit, MAX_PAGE)
     if after is not None:
@@ -601,7 +604,7 @@ _SHORTENED = ("error", "progress")
 
 
 def _shortened(value: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Cut the texts of an error or a progress that a former Flopwatch stored whole, however long they were."""
+    """Cut the texts of an error or a progress message, which earlier versions stored at any length."""
     if value is None or is_unreadable(value):
         return value
     return {
@@ -618,9 +621,9 @@ def _cursor(after: str) -> int:
 
 
 def _coordinates(stored: Iterable[str]) -> tuple[Collection[str], dict[str, dict[str, Any]]]:
-    """Return the columns of these cases' coordinates, and of each stored text, which is decoded once, the values.
+    """Return the columns of these cases' coordinates, and the decoded values of each stored text.
 
-    Of a text that cannot be read all values are null.
+    If a text cannot be read, all its values are null.
     """
     cases: dict[str, dict[str, Any]] = {}
     for text in stored:
@@ -639,7 +642,8 @@ def _coordinates(stored: Iterable[str]) -> tuple[Collection[str], dict[str, dict
 def _measurement(
     row: Sequence[Any], coordinates: Mapping[str, Any], titles: Mapping[int, str], *, samples: bool
 ) -> dict[str, Any]:
-    """Make a row of id, case, FACTS with a unit's index in place of its title, STATISTICS, and maybe the samples."""
+    """Make a public row from id, case, FACTS (with a unit's index in place of its title), STATISTICS, and maybe the
+    samples."""
     end = 2 + len(FACTS)
     value = {**coordinates, **dict(zip(FACTS, row[2:end], strict=True))}
     value["unit_title"] = titles.get(value["unit_index"])

@@ -27,7 +27,7 @@ class NewJob:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options that a sweep keeps beside specs, labels and name, so that it can submit more such jobs."""
+        """Return the options that a sweep keeps beside specs, labels and name, so that it can submit more such jobs."""
         return {"priority": self.priority, "timeout_s": self.timeout_s, "max_attempts": self.max_attempts}
 
 
@@ -39,7 +39,7 @@ class Idempotency:
     route: str
     digest: str
     awaits: bool = False
-    """The request waits for the job's end, and its answer is the job as it is then."""
+    """True if the request waits for the job's end; its answer is the job at that time."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Submitted:
     response: dict[str, Any]
     replayed: bool
     awaited: bool = False
-    """The first answer has not been given yet: the request for it waits, or waited until it broke off."""
+    """True if the first answer has not been sent yet: its request waits, or waited until it broke off."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ class Offer:
     total_gpus: int
     free_gpus: int
     idle: bool
-    """No job that uses a device runs on its host."""
+    """True if no job that uses a device runs on its host."""
     deviceless: bool = True
-    """The worker takes a job of device type `none` now, beside its other jobs."""
+    """True if the worker takes a job of device type `none` now, beside its other jobs."""
 
 
 @dataclass(frozen=True)
@@ -198,12 +198,13 @@ def _check_unique(what: str, names: Sequence[object]) -> None:
 
 @dataclass(frozen=True)
 class Renewal:
-    """The ids of the attempts that the worker has lost, and of the jobs that a user asked to cancel."""
+    """The result of a heartbeat: the ids of the attempts that the worker has lost, and of the jobs that a user asked to
+    cancel."""
 
     lost: frozenset[int]
     cancel_requested: frozenset[int]
     knows_worker: bool = True
-    """False if there is no row of the worker any more, since it was silent for so long: it must register again."""
+    """False if the worker's row was pruned, since it was silent for so long: it must register again."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ class Registration:
         devices: Sequence[dict[str, Any]],
         versions: dict[str, Any],
     ) -> None:
-        """Add a worker as active, or say anew what it can run.
+        """Add a worker as active, or update what it can run.
 
         devices: one object each, with a "type"; those of type "cuda" are GPUs. capabilities: "family:name".
         """
@@ -88,8 +88,8 @@ def beat(connection: Connection, worker_id: str, state: LivingState, readings: d
     """Record a worker's heartbeat, its state and, unless None, the readings of its devices.
 
     A worker that was marked lost becomes active or draining again. It happens in the caller's transaction, with the
-    renewal of the worker's claims. Returns False if there is no such worker any more, since it was silent for so long:
-    it must register again.
+    renewal of the worker's claims. Returns False if the worker's row was pruned, since it was silent for so long: it
+    must register again.
     """
     seen: dict[str, Any] = {"worker_id": worker_id, "state": state, "last_seen_at": utc_now()}
     if readings is not None:

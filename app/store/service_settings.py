@@ -1,4 +1,4 @@
-"""Settings of the whole service, which lie in its database: every process that shares it has the same values."""
+"""Settings of the whole service, stored in its database: every process that shares the database has the same values."""
 
 from __future__ import annotations
 
@@ -29,6 +29,6 @@ def lease_s(connection: Connection) -> float | None:
 
 
 def put(connection: Connection, name: str, value: Any) -> None:
-    """Give the setting a value, which JSON can express and which is not None."""
+    """Store the setting's value, which must be representable as JSON and not None."""
     if connection.execute(_CHANGE, {"of_name": name, "value": value}).rowcount == 0:
         connection.execute(insert(tables.setting), {"name": name, "value": value})

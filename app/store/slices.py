@@ -1,4 +1,4 @@
-"""Large changes in small transactions, so that other writers wait for one of them only."""
+"""Runs large changes in small transactions, so that other writers wait for a single one only."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from sqlalchemy import Connection
 from app.store.engine import Database
 
 SLICE_S = 0.02
-"""A transaction that has taken this long takes no further step."""
+"""Seconds after which a transaction takes no further step."""
 
 
 class Slices:
-    """Runs changes of many rows. After each transaction the others have the database for as long as it took.
+    """Runs changes of many rows. After each transaction it pauses for as long as the transaction took, so that others
+    can write.
 
-    A change goes on until it is done, or until `stop` is called, as when the server ends; what is committed by then
-    stays. Threads may share it.
+    A change continues until it is done or until `stop` is called, for example when the server ends; committed slices
+    stay. Threads may share it.
     """
 
     def __init__(self, database: Database) -> None:

@@ -39,13 +39,13 @@ from app.store.private import create_private, make_files_private
 logger = logging.getLogger(__name__)
 
 SAFE_VERSION = (3, 51, 3)
-"""Older ones can corrupt a WAL database that several processes write and checkpoint."""
+"""Older versions can corrupt a WAL database that several processes write and checkpoint."""
 WAL_LIMIT_BYTES = 64 << 20
-"""A write that leaves a longer log behind truncates it."""
+"""A write that leaves a longer log truncates it."""
 WAL_RETRY_S = 10.0
 INCREMENTAL = 2
 KEPT_FREE = 0.05
-"""Share of the pages that stays free for new rows; without it the file would shrink and grow all the time."""
+"""Fraction of the pages that stays free for new rows; without it the file would shrink and grow all the time."""
 PAGES_AT_ONCE = 100
 POOL_SIZE = 8
 
@@ -135,13 +135,13 @@ class SQLite:
             make_files_private(self.path)
         except OSError as error:
             raise self._storage_error(error, is_full=is_no_space(error)) from error
-        with suppress(OSError, DatabaseBusy):  # whoever only reads does not need the lock; a writer meets the error
+        with suppress(OSError, DatabaseBusy):  # a reader does not need the lock; a writer will get the error
             self._lock.prepare()
 
     def _check_file(self) -> None:
         """Raise DatabaseGone when the path no longer leads to the file that this process has open.
 
-        SQLite would go on writing to a file without a name, and the last connection to close would lose all of it.
+        SQLite would continue to write to a file without a name, and closing the last connection would lose all of it.
         """
         try:
             there = _identity(self.path)
@@ -155,13 +155,13 @@ class SQLite:
 
     @contextmanager
     def write_lock(self, timeout_s: float | None = None) -> Iterator[None]:
-        """The lock that keeps writers apart, so that BEGIN IMMEDIATE meets no other writer."""
+        """Hold the lock that serialises writers, so that BEGIN IMMEDIATE meets no other writer."""
         with hold_patiently(self._lock, self._busy_timeout_s if timeout_s is None else timeout_s):
             self._check_file()
             yield
 
     def probe(self, timeout_s: float | None) -> None:
-        """Rewrite a page with the data that it has, and find out if the disk has room for more.
+        """Rewrite a page with its present content, and find out whether the disk has room for more.
 
         Raises the same errors as a write; DatabaseBusy when other writers kept it waiting for `timeout_s` seconds.
         """
@@ -197,7 +197,7 @@ class SQLite:
             cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def can_shrink(self, connection: Connection) -> bool:
-        """Return True if free pages can be cut off the file; it takes a VACUUM to make an older database so."""
+        """Return True if free pages can be cut off the file; an older database needs a VACUUM first."""
         return bool(connection.exec_driver_sql("PRAGMA auto_vacuum").scalar_one() == INCREMENTAL)
 
     def spare_pages(self, connection: Connection) -> int:
@@ -219,7 +219,7 @@ class SQLite:
         return number
 
     def vacuum(self, timeout_s: float) -> None:
-        """Write the database anew without free pages, so that it can shrink from now on. Nobody else writes meanwhile.
+        """Rewrite the database without free pages, so that it can shrink from now on. Nobody else can write meanwhile.
 
         Needs free disk space of twice the database's size.
         """
@@ -230,12 +230,12 @@ class SQLite:
 
     @property
     def size(self) -> int:
-        """Bytes of the database's file."""
+        """Return the size of the database's file in bytes."""
         return _size(self.path)
 
     @contextmanager
     def _impatient(self, wait_s: float) -> Iterator[Any]:
-        """Give a cursor outside transactions that waits `wait_s` seconds for locks of programs other than ours."""
+        """Yield a cursor outside transactions that waits `wait_s` seconds for locks of other programs."""
         connection = self.engine.raw_connection()
         try:
             cursor = connection.cursor()
@@ -264,7 +264,7 @@ class SQLite:
                 raw.execute("PRAGMA foreign_keys = ON")
 
     def backup(self, target: Path) -> None:
-        """Copy the database as of one moment into the new file `target`. If the copy fails, no file stays."""
+        """Write a consistent copy of the database into the new file `target`. If that fails, no file remains."""
         if not self.path.exists():
             raise InvalidEnvironment(f"There is no database {self.path}.")
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -295,7 +295,7 @@ class SQLite:
             return DatabaseBusy(f"The database was locked for longer than {self._busy_timeout_s:g} s.")
         if code & 0xFF == FULL:
             return self._storage_error(original, is_full=True)
-        if code & 0xFF in (CORRUPT, NOTADB):  # a disk that fails may also give wrong contents, or none
+        if code & 0xFF in (CORRUPT, NOTADB):  # a failing disk may also return wrong contents, or none
             return StorageFailed(f"{self.path} is damaged: {original}. The system's log may say more about its disk.")
         if code & 0xFF in (IOERR, READONLY, CANTOPEN):
             # SQLite reports a full disk, but not a quota or a size limit.
@@ -333,7 +333,7 @@ _never_closed: list[object] = []
 
 
 class _Compiler(SQLiteCompiler):
-    """SQLAlchemy's compiler, which by itself drops hints: this one writes INDEXED BY, where SQLite's planner chooses
+    """SQLAlchemy's compiler, extended to write hints as INDEXED BY, for statements in which SQLite's planner chooses
     wrongly.
     """
 
@@ -364,7 +364,7 @@ def _begin(connection: Connection) -> None:
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
-    """Device and inode of the file; None when there is none."""
+    """Return device and inode of the file; None if it does not exist."""
     try:
         found = path.stat()
     except (FileNotFoundError, NotADirectoryError):

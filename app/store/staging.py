@@ -1,11 +1,11 @@
-"""Writes large results in slices before the attempt's end, so that nobody waits long for a turn to write.
+"""Writes large results in slices before the attempt's end, so that other writers never wait long.
 
 Readers look only at attempts that have ended with results (`recorded_attempts`). So rows of an attempt that still runs
 are invisible, and the short transaction that ends the attempt shows all of them at once. Until then the attempt is
-marked `staged`. If it never ends with them, as when its worker is lost, they are leftovers, which `Queue.sweep_staged`
-deletes.
+marked `staged`. If the attempt never ends with them, for example because its worker is lost, `Queue.sweep_staged`
+deletes them.
 
-Every slice passes the fence, which is also a beat: a worker that writes for minutes keeps its lease.
+Every slice passes the fence, which is also a heartbeat: a worker that writes for minutes keeps its lease.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The type of columns that hold JSON, and what stands for a stored value that cannot be read.
+"""The type of columns that hold JSON, and the stand-in for a stored value that cannot be read.
 
-A disk, an editor or a bug can leave a text that is no JSON, or JSON of another shape. SQLAlchemy's own type raises when
-it meets one, and with it fails the whole query: one broken row would hide all others of a list, and stop every claim.
-This type gives an empty stand-in instead, which `broken` finds again.
+A disk, an editor or a bug can leave a text that is not JSON, or JSON of another shape. SQLAlchemy's own type would
+raise and so fail the whole query: one broken row would hide all others of a list, and stop every claim. This type
+returns an empty stand-in instead, which `broken` recognises.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def is_unreadable(value: object) -> bool:
 
 def broken(row: Mapping[Any, Any]) -> dict[str, Any] | None:
     """Return a problem that names the columns of a row whose values cannot be read; None when all can."""
-    if _STAND_INS.isdisjoint(map(type, row.values())):  # nearly always; this is the quickest way to see it
+    if _STAND_INS.isdisjoint(map(type, row.values())):  # nearly always; this is the quickest check
         return None
     columns = [str(name) for name, value in row.items() if is_unreadable(value)]
     detail = f"What is stored as {', '.join(columns)} cannot be read: it is no JSON, or has another shape."

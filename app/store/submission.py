@@ -81,7 +81,8 @@ def queued(now: datetime) -> dict[str, Any]:
 
 
 def check_key(connection: Connection, unique_key: str | None) -> None:
-    """Raise KeyTaken if a job with this key is queued or running. A unique index makes sure of it, without words."""
+    """Raise KeyTaken if a job with this key is queued or running. A unique index guarantees it as well, but with a less
+    helpful error."""
     if unique_key is None:
         return
     holder = connection.execute(_KEY_HOLDER, {"unique_key": unique_key}).one_or_none()
@@ -120,9 +121,9 @@ def insert_jobs(connection: Connection, rows: Sequence[dict[str, Any]]) -> list[
 
 
 def first_answer(connection: Connection, idempotency: Idempotency) -> Submitted | None:
-    """Return the answer that a request with this key got before; None if the key is new.
+    """Return the earlier answer to a request with this key; None if the key is new.
 
-    Raises IdempotencyMismatch if it had another body, and Gone if what it made was deleted.
+    Raises IdempotencyMismatch if the earlier request had another body, and Gone if its job or sweep was deleted.
     """
     first = connection.execute(_FIRST_ANSWER, _identity(idempotency)).one_or_none()
     if first is None:

@@ -24,13 +24,14 @@ from app.store.uploads import keep_code
 
 _job, _event, _label = tables.job.c, tables.event.c, tables.job_label.c
 _POINT = func.coalesce(cast(_job.point, Text), cast(_job.spec, Text))
-"""Tells the points of a sweep apart. Jobs of an older Flopwatch, whose point is unknown, are told apart by specs."""
+"""Distinguishes the points of a sweep. Jobs of an older Flopwatch, whose point is unknown, are distinguished by their
+specs."""
 
 
 def latest_jobs(sweep_ids: Sequence[int]) -> Select[tuple[int]]:
     """Build a query for the ids of the latest job of each point of these sweeps, for `job.id.in_(…)`.
 
-    An index has all that the first part asks for: no job is read.
+    An index contains everything that the first part needs, so no job's row is read.
     """
     latest = select(func.max(_job.id).label("id")).where(_job.sweep_id.in_(sweep_ids))
     placed = latest.where(_job.point.is_not(None)).group_by(_job.sweep_id, _job.point)
@@ -108,7 +109,7 @@ def repeat_ended(connection: Connection, sweep: Mapping[str, Any], now: datetime
     }
     same = ("name", *submission.FROM_SPEC)
     copied = [_job[column] for column in same]
-    # A running job whose cancel was requested is as good as cancelled: it ends so, whatever it measures.
+    # A running job whose cancel was requested counts as cancelled: it will end so, whatever it measures.
     is_being_cancelled = (_job.state == "running") & _job.cancel_requested_at.is_not(None)
     without_result = _job.state.in_(("failed", "cancelled")) | is_being_cancelled
     ended = select(*copied, *(literal(value, _job[column].type) for column, value in given.items())).where(

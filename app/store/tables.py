@@ -36,7 +36,8 @@ def utc_now() -> datetime:
 class UtcDateTime(TypeDecorator[datetime]):
     """A column of UTC times with their time zone. It works on SQLite too, which stores no time zone.
 
-    A stored text that is no time is read as None, so that it costs neither its row nor the others (see stored_json.py).
+    A stored text that is not a time is read as None, so that it breaks neither its row nor the query (see
+    stored_json.py).
     """
 
     impl = DateTime(timezone=True)
@@ -94,7 +95,8 @@ _CLAIMABLE = text("state = 'queued'")
 _DEVICELESS = text("state = 'queued' AND device_type = 'none'")
 _RUNNING = text("state = 'running'")
 HOLDS_ITS_KEY = text("state IN ('queued', 'running') AND unique_key IS NOT NULL")
-"""The jobs of which no two have one unique key. With other words SQLite would not see that the index has the answer."""
+"""The condition for jobs of which no two share a unique key. Queries must use the same words, or SQLite does not use
+the index."""
 _STAGED = text("staged")
 _IN_SWEEP = text("sweep_id IS NOT NULL")
 
@@ -113,7 +115,7 @@ class Sweep(SQLModel, table=True):
     options: dict[str, Any] = Field(sa_column=_json(nullable=False))
     """The options that all its jobs share: priority, timeout_s, max_attempts. Resuming the sweep needs them."""
     fit: dict[str, Any] | None = Field(default=None, sa_column=_json())
-    """The search of a sweep that looks for the largest value that fits: axis, upto, step, start (see fitting.py)."""
+    """The search for the largest value that fits: axis, upto, step, start (see fitting.py); None for a plain grid."""
     created_at: datetime = Field(sa_column=_time(nullable=False))
 
 
@@ -234,7 +236,7 @@ class Attempt(SQLModel, table=True):
     """Heartbeat counter; watchers judge its silence on their own monotonic clock."""
     error: dict[str, Any] | None = Field(default=None, sa_column=_json())
     log: str | None = Field(default=None, sa_column=Column(Text, nullable=True))
-    """Head and tail of the output, written at the end. While the attempt runs, the `log` events hold the output."""
+    """Head and tail of the output, written at the end. While the attempt runs, the `log` events have the output."""
     staged: bool = Field(
         default=False, sa_column=Column(Boolean, nullable=False, default=False, server_default=false())
     )
@@ -383,7 +385,7 @@ class Worker(SQLModel, table=True):
     devices: list[Any] = Field(sa_column=_json("array", nullable=False))
     versions: dict[str, Any] = Field(sa_column=_json(nullable=False))
     readings: dict[str, Any] | None = Field(default=None, sa_column=_json())
-    """What its devices did at a heartbeat, the last that told: {"read_at", "devices": [{"type", …}]}."""
+    """The devices' readings at the last heartbeat that reported any: {"read_at", "devices": [{"type", …}]}."""
     beat: int
     registered_at: datetime = Field(sa_column=_time(nullable=False))
     last_seen_at: datetime = Field(sa_column=_time(nullable=False))
@@ -397,8 +399,8 @@ class Setting(SQLModel, table=True):
 
 
 class KnownHost(SQLModel, table=True):
-    """What a worker's host had when the worker registered. Each start of a worker is a row of its own there, but few
-    differ in this, and requests are checked against it.
+    """The kinds, names and devices of a worker's host at registration. The table `worker` has a row for each start of a
+    worker, but few of these hosts differ, so requests are checked against this table.
     """
 
     __tablename__ = "known_host"
@@ -477,8 +479,8 @@ idempotency_key: Final[Table] = _tables["idempotency_key"]
 baseline: Final[Table] = _tables["baseline"]
 baseline_case: Final[Table] = _tables["baseline_case"]
 
-# Indexes for claims.py. They stand here because a class has no columns yet where it declares its other indexes. The
-# columns behind the order are those by which a claim passes over jobs: it need not read these from the table.
+# Indexes for claims.py. They are declared here because the columns do not exist yet where a class declares its other
+# indexes. The columns after the order let a claim pass over jobs without reading their rows.
 Index(
     "ix_job_claimable",
     job.c.priority.desc(),

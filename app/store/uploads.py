@@ -1,7 +1,7 @@
 """Python files that users upload for their jobs (`code` in a spec), content-addressed among the artifacts' files.
 
-A row of `code_file` keeps a file's content, and rows of `job_code` keep that row. Retention lets go of a file that no
-job names (see pruning.py).
+A row of `code_file` keeps a file's content, and rows of `job_code` keep that row. Retention deletes a file that no job
+names (see pruning.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Uploads:
         self._files = files
 
     def put(self, content: bytes) -> tuple[dict[str, Any], bool]:
-        """Keep a file; returns the public file, and True if it was not there before. Raises DiskFull."""
+        """Store a file; returns the public file, and True if it is new. Raises DiskFull."""
         sha256, size = self._files.put_bytes(content)
         try:
             with self._database.write() as connection:
@@ -66,7 +66,7 @@ def is_gone(sha256: str) -> str:
 
 
 def code_links(job: Mapping[Any, Any]) -> dict[str, str]:
-    """Return where to read the code that a job's spec names, by the place that names it: "code", "candidate_code", …
+    """Return the URLs of the code that a job's spec names, by the field that names it: "code", "candidate_code", …
 
     `job` is a row of the table `job`.
     """

@@ -1,7 +1,7 @@
-"""Tells why a queued job cannot start.
+"""Finds the reason why a queued job cannot start.
 
-A reason is one that waiting longer does not cure: what the job needs is nowhere, or its kind is paused. A job that only
-waits for its turn, or for devices that other jobs hold, has none.
+A job has a reason only if waiting longer does not help: no connected worker has what it needs, or its kind is paused. A
+job that only waits for its turn, or for devices that other jobs hold, has none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ START_ONE = "start one with `flopwatch worker`"
 def waiting_reasons(connection: Connection, jobs: Iterable[Mapping[Any, Any]]) -> dict[int, str]:
     """Return the reasons, by job id, of those rows of the table `job` that are queued and cannot start.
 
-    It reads the workers and what is paused once for all rows, and only if one of the jobs is queued.
+    It reads the workers and the paused kinds once for all rows, and only if one of the jobs is queued.
     """
     queued = [job for job in jobs if job["state"] == "queued"]
     if not queued:
@@ -38,8 +38,8 @@ def waiting_reasons(connection: Connection, jobs: Iterable[Mapping[Any, Any]]) -
 
 
 def waiting_groups(connection: Connection) -> list[dict[str, Any]]:
-    """Return the queued jobs by what they need, the largest group first: kind, devices, names, their number, the id of
-    the one that was submitted first, and the reason as above.
+    """Return the queued jobs grouped by their needs, the largest group first: kind, devices, names, number of jobs, the
+    id of the job submitted first, and the reason as above.
     """
     job = tables.job.c
     needs = (job.kind, job.device_type, job.devices, cast(job.requirements, Text))

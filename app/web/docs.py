@@ -23,7 +23,7 @@ DOCS_POLICY = (
 
 
 class _StaticFiles(StaticFiles):
-    """Files that browsers keep for ever where their address has their version, and ask about again where it has not."""
+    """Files that browsers cache without limit if their address has their version, and revalidate otherwise."""
 
     def file_response(
         self, full_path: PathLike, stat_result: os.stat_result, scope: Scope, status_code: int = 200

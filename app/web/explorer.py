@@ -1,4 +1,4 @@
-"""One of a job's own tables to search in: a part of its rows, by words, by a column's value, sorted, page by page."""
+"""The table explorer: searches one of a job's own tables by words and column values, sorted, page by page."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from app.web.panels._results import JobResults
 PAGE = 50
 """Rows of a page."""
 MOST_CHOICES, LONGEST_CHOICE = 16, 32
-"""Most values of a column that a filter offers, and the most characters of one; other columns are searched by words."""
+"""Largest number of values of a column that a filter offers, and of characters of a value; other columns are searched
+by words."""
 STACK, SITE = "stack", "site"
-"""A column of calls, each made by the next, "a < b < c", and the one that holds the first of them alone."""
+"""A column of calls, each made by the next, "a < b < c", and the column that has the first of them alone."""
 MAX_ROW = 2**31
 MOST_FILTERS = 10
-"""Most columns of which a reader may ask for a value."""
+"""Largest number of columns that can be filtered by value."""
 
 NONE_IF_EMPTY = BeforeValidator(lambda value: value or None)
 
@@ -36,13 +37,14 @@ class View(StrictQuery):
     table: Annotated[Text | None, NONE_IF_EMPTY] = None
     """The table's name; by default the first one's."""
     of: Annotated[Text | None, NONE_IF_EMPTY] = None
-    """The table for which `sort` and `only` were chosen, if that is another one: what `table` lacks is left out."""
+    """The table for which `sort` and `only` were chosen, if it is another one: columns that `table` lacks are
+    ignored."""
     q: Annotated[Text | None, NONE_IF_EMPTY] = None
-    """Words; rows of which some text has all of them."""
+    """Words to search for: only rows whose texts contain all of them."""
     only: Annotated[list[Text], Field(default_factory=list, max_length=MOST_FILTERS)]
     """`column:value`: only rows with this value; empty: all."""
     sort: Annotated[Text | None, NONE_IF_EMPTY] = None
-    """A column; `-column` from its greatest value to its least."""
+    """A column to sort by; `-column` sorts in descending order."""
     after: Annotated[int, Field(ge=0, le=MAX_ROW)] = 0
     """Rows to leave out at the beginning."""
 
@@ -58,10 +60,10 @@ class Choice:
 
 @dataclass(frozen=True)
 class Explored:
-    """What a page shows of a table."""
+    """The part of a table that a page shows."""
 
     view: View
-    """What was asked for, with the table's name."""
+    """The request, with the table's name filled in."""
     tables: Sequence[str]
     """Names of all tables of the job."""
     columns: Sequence[Column]
@@ -81,7 +83,7 @@ class Explored:
         return f"{self.address}?{urlencode({key: value for key, value in fields.items() if value}, doseq=True)}"
 
     def sorting(self, column: str) -> str:
-        """Return the address of the view sorted by a column; of one that is sorted by it, the other way round."""
+        """Return the address of the view sorted by a column; if it already is, in the opposite order."""
         return self.link(sort=column if self.view.sort == f"-{column}" else f"-{column}")
 
     @property
@@ -96,7 +98,7 @@ class Explored:
         return self.link(after=end) if end < self.found else None
 
     def head(self, column: Column) -> str:
-        """Return a column's name in words, with its unit if its values have one that the name does not tell."""
+        """Return a column's name in words, with its unit unless the name contains it."""
         return readable(column.name, column.unit)
 
     def order(self, column: str) -> str:
@@ -129,7 +131,7 @@ def explored(database: Database, job: JobResults, view: View) -> Explored:
     texts = [index for index in shown if sheet.columns[index].type == "string"]
     wanted = dict(chosen_values(view.only, columns))
     choices = offered(sheet, texts, wanted)
-    if is_of_another:  # a value that the other table has, and this one has not, is no choice either
+    if is_of_another:  # a value that only the other table has is ignored, too
         wanted = {
             choice.column: choice.chosen for choice in choices if choice.chosen and choice.chosen in choice.values
         }
@@ -154,7 +156,7 @@ def explored(database: Database, job: JobResults, view: View) -> Explored:
 
 
 def carried_over(view: View, columns: Sequence[str]) -> View:
-    """Return the view without what names none of these columns: it was chosen for another table."""
+    """Return the view without settings for other columns than these, since they were chosen for another table."""
     sort = view.sort if view.sort is not None and view.sort.removeprefix("-") in columns else None
     only = [text for text in view.only if text.partition(":")[0] in columns]
     return view.model_copy(update={"sort": sort, "only": only})
@@ -174,7 +176,7 @@ def offered(sheet: results.Sheet, texts: Sequence[int], wanted: Mapping[str, str
 
 
 def chosen_values(only: Sequence[str], columns: Sequence[str]) -> list[tuple[str, str]]:
-    """Return (column, value) of each `column:value`; empty ones are no choice.
+    """Return (column, value) of each `column:value`; empty ones are ignored.
 
     Raises:
         InvalidRequest: one names no column of the table.

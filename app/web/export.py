@@ -1,6 +1,6 @@
 """Exports: a job, a sweep or a comparison as one HTML file that needs no server, no network and no script.
 
-It has tables, plots as SVG, verdicts, environment and spec. Its own policy forbids it to load anything.
+It has tables, plots as SVG, verdicts, environment and spec. Its content security policy forbids it to load anything.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ SHOWN_OF_TABLES = 30
 MAX_TABLES = 40
 MAX_MAPS = 4
 MAX_JOBS = 200
-"""Most jobs of a sweep whose environments are read."""
+"""Largest number of jobs of a sweep whose environments are read."""
 MAX_CASES = 24
 """Most cases whose distributions or ratios stand beside each other."""
 
 
 class ExportQuery(StrictQuery):
-    """What the file shows of a job or a sweep."""
+    """The options of the export of a job or a sweep."""
 
     rows: Annotated[int, Field(ge=1, le=MAX_ROWS)] = SHOWN_ROWS
     """The most rows of the table of results."""
     metric: Text | None = None
-    """The metric that is drawn; by default the one that stands for a case."""
+    """The metric that is drawn; by default the kind's main metric."""
 
 
 HTML: dict[int | str, dict[str, Any]] = {200: {"content": {"text/html": {}}, "description": "The file."}}
@@ -64,8 +64,8 @@ HTML: dict[int | str, dict[str, Any]] = {200: {"content": {"text/html": {}}, "de
 async def job(
     request: Request, services: CurrentServices, job_id: JobId, query: Annotated[ExportQuery, Query()]
 ) -> Response:
-    """Results, plots, the tables that units reported, verdict, environment and spec, to send to others: the file opens
-    without the server, and has no script.
+    """Returns one HTML file to share, with results, plots, the tables that units reported, verdict, environment and
+    spec. It opens without the server, and has no script.
     """
     return await run_sync(lambda: _job(request, services, job_id, query), limiter=services.tables)
 
@@ -76,13 +76,14 @@ async def job(
 async def sweep(
     request: Request, services: CurrentServices, sweep_id: SweepId, query: Annotated[ExportQuery, Query()]
 ) -> Response:
-    """Results and plots of all its points, verdicts, environments, base and grid; as of a job."""
+    """Returns one HTML file, as for a job: results and plots of all points, verdicts, environments, base and grid."""
     return await run_sync(lambda: _sweep(request, services, sweep_id, query), limiter=services.tables)
 
 
 @router.get("/compare/export", response_class=HTMLResponse, responses=HTML, summary="A comparison as one HTML file")
 async def compare(request: Request, services: CurrentServices, query: Annotated[ComparedQuery, Query()]) -> Response:
-    """The table and the sentences of `GET /compare`, with ratios and distributions drawn; as of a job."""
+    """Returns one HTML file, as for a job: the table and the sentences of `GET /compare`, with plots of ratios and
+    distributions."""
     query.check()
     return await run_sync(lambda: _compare(request, services, query), limiter=services.tables)
 
@@ -110,7 +111,7 @@ def _job(request: Request, services: Services, job_id: int, query: ExportQuery) 
     panels = [] if sheet is None else _panels(services, found)
     figures = []
     if sheet is not None and (not panels or query.metric is not None or len(sheet.rows) == 1):
-        figures = _figures(services, sheet, [job_id], query.metric)  # else the kind's own say it
+        figures = _figures(services, sheet, [job_id], query.metric)  # otherwise the kind's own figures show it
     units = services.reading.units(job_id)
     tables = results.list_tables(services.database, job_id)
     case = case_text(found["summary"] or {})
@@ -197,7 +198,8 @@ def _reported(services: Services, job_id: int, name: str) -> Markup:
 def _figures(
     services: Services, sheet: results.Sheet, jobs: Sequence[int], asked: str | None
 ) -> list[tuple[str, Markup]]:
-    """Return plots of the table: a metric along its coordinates; of a job with one case, its samples over the steps."""
+    """Return plots of the table: a metric along its coordinates; for a job with one case, its samples over the
+    steps."""
     units = {column.name: column.unit for column in sheet.columns if column.role == "metric"}
     metric = asked if asked in units else headline(list(units))
     if metric is None or not sheet.rows:
@@ -233,7 +235,7 @@ def _panels(services: Services, job: Mapping[str, Any]) -> list[tuple[str, str, 
         try:
             picture = _drawn(panel.draw(), panel.title)
         except (KeyError, TypeError, ValueError) as error:
-            # Another version's job, or a plug-in's, may have a table of this name with other columns.
+            # A job of another version or of a plug-in may have a table of this name with other columns.
             picture = Markup("<p>What the job reported is not what this version draws: {}.</p>").format(repr(error))
         found.append((panel.title, panel.text, picture))
     return found

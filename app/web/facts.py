@@ -1,4 +1,4 @@
-"""A job in plain facts: what its spec changes, where it ran, what was checked, how fast it goes."""
+"""Plain facts about a job: the changed fields of its spec, its environment, its checks and its pace."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def differences(spec: Mapping[str, Any]) -> list[Difference]:
 
 
 def changed_only(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the spec with its kind and only what differs from the defaults: what a person would have typed."""
+    """Return the spec with its kind and only the fields that differ from the defaults, as a person would type it."""
     changed: dict[str, Any] = {"kind": spec.get("kind")}
     for one in differences(spec):
         *parents, last = one.field.split(".")
@@ -68,7 +68,7 @@ ENVIRONMENT = {
 
 
 def environment_facts(environment: Mapping[str, Any]) -> dict[str, str]:
-    """Return what people ask for first about an environment, by its name; what is unknown is left out."""
+    """Return the most important facts of an environment by name; unknown ones are left out."""
     known = flat(environment)
     found = {}
     for title, paths in ENVIRONMENT.items():

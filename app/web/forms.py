@@ -1,9 +1,9 @@
-"""The form of a job, from the JSON Schema of its kind: fields to fill in, and the request that it stands for.
+"""The form of a job, made from the JSON Schema of its kind: its fields, and the request that it sends.
 
 Several values in a field that takes one make a sweep, with a job for each combination. Fields left at their default are
-not sent, so that the request, and the equal command, are as short as people would write them; nor are empty ones, but
-where null says something. What is wrong in a value
-is for the API to say: a text that is no number is sent as it is.
+not sent, so that the request, and the equivalent command, are as short as people would write them. Empty fields are not
+sent either, except where null has a meaning. The API reports wrong values: a text that is not a number is sent
+unchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Widget = Literal["choices", "number", "text", "json"]
 Type = Literal["integer", "number", "string", "boolean", "json"]
 
 FIRST_FIELDS = 9
-"""Number of fields that a form shows; the rest is folded until one of them has another value than its default."""
+"""Number of fields that a form shows; the rest is folded unless one of them differs from its default."""
 OPTIONS = "option."
 OPTION_NAMES = ("name", "labels", "priority", "timeout_s", "max_attempts")
 """The fields of a submission beside its spec."""
@@ -48,11 +48,11 @@ class Field:
     """True if its value is a list; else several values make a sweep."""
     is_nullable: bool = False
     default: Any = None
-    """Its default where it stands: that of the whole spec."""
+    """Its default in the whole spec."""
     own_default: Any = None
-    """Its default inside its object, which counts when the object is given."""
+    """Its default inside its object, which applies when the object is given."""
     values: tuple[str, ...] = ()
-    """What is filled in."""
+    """The texts that are filled in."""
     errors: tuple[str, ...] = ()
 
     @property
@@ -136,7 +136,7 @@ def _field(path: str, place: Mapping[str, Any], defs: Mapping[str, Any]) -> Fiel
 
 
 def written(field: Field, value: Any) -> tuple[str, ...]:
-    """Return the texts that fill a field in with this value."""
+    """Return the texts that represent this value in a field."""
     if value is None or value == []:
         return ()
     if field.type == "json":
@@ -205,7 +205,7 @@ def _json(text: str) -> Any:
 
 
 def problems(fields: Sequence[Field], options: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return what is wrong with texts before they have values: JSON that is none, and labels that are none."""
+    """Return the problems of the texts themselves: invalid JSON, and invalid labels."""
     found = []
     for field in fields:
         for text in field.values if field.type == "json" else ():
@@ -253,7 +253,7 @@ def _set(target: dict[str, Any], path: str, value: Any) -> None:
 
 
 def number_of_jobs(body: Mapping[str, Any]) -> int:
-    """Return how many jobs a body stands for."""
+    """Return the number of jobs that a body submits."""
     return math.prod(len(values) for values in body.get("grid", {}).values())
 
 
@@ -277,7 +277,7 @@ def sent_options(form: Mapping[str, Sequence[str]]) -> dict[str, str]:
 
 
 def option_texts(options: Mapping[str, Any]) -> dict[str, str]:
-    """Return what fills the options' fields in; what is usual is left empty."""
+    """Return the texts of the options' fields; default values are left empty."""
     labels = separated.joined(f"{key}={value}" for key, value in (options.get("labels") or {}).items())
     others = {name: options.get(name) for name in OPTION_NAMES}
     plain = {name: "" if value in (None, USUAL.get(name)) else str(value) for name, value in others.items()}
@@ -290,7 +290,7 @@ def with_errors(
     """Put problems at the fields that their pointers name.
 
     Returns:
-        the fields; the problems of options, by name; and those that belong to none of both.
+        the fields; the problems of options, by name; and those that belong to neither.
     """
     by_path: dict[str, list[str]] = {field.path: [] for field in fields}
     options: dict[str, list[str]] = {}
@@ -318,11 +318,11 @@ def groups_of(fields: Sequence[Field]) -> tuple[list[tuple[str, list[Field]]], l
             found.setdefault(field.path.rpartition(".")[0], []).append(field)
         return list(found.items())
 
-    # Of an object's fields, those that the defaults set come first: a model's size before its every width.
+    # Of an object's fields, those that the defaults set come first: a model's size before its single widths.
     first = [
         field
         for field in fields
-        # Nor does a newcomer need what nothing is filled in of, such as code.
+        # A newcomer does not need empty objects, such as code, either.
         if ("." not in field.path or field.default != field.own_default) and field.default is not None
     ]
     shown = {field.path for field in first[:FIRST_FIELDS]} | {"device"}
@@ -333,6 +333,6 @@ def groups_of(fields: Sequence[Field]) -> tuple[list[tuple[str, list[Field]]], l
 
 
 def kinds() -> list[str]:
-    """Return the kinds in the order in which newcomers need them: those with a training step first."""
+    """Return the kinds in the order useful to newcomers: those with a training step first."""
     order = ("benchmark", "attention", "profile", "memory", "compare", "ddp", "collective", "kernel")
     return [kind for kind in order if kind in KINDS] + [kind for kind in sorted(KINDS) if kind not in order]

@@ -1,4 +1,4 @@
-"""Pages that ask for themselves again while something changes: they are answered 304 until it has."""
+"""Pages that refresh themselves; they are answered 304 until something has changed."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ REVALIDATED = {"Cache-Control": "private, no-cache"}
 
 
 def page_tag(*parts: str | None) -> ETag:
-    """The ETag of a page that these texts and this version of Flopwatch make. A page asks for itself every 2 s."""
+    """Return the ETag of a page that depends on these texts and on this version of Flopwatch. Pages refresh every 2
+    s."""
     text = json.dumps([*parts, package_version("flopwatch")])
     return ETag(hashlib.sha256(text.encode()).hexdigest()[:20], weak=True)
 
 
 def unchanged(tag: ETag, *, plots: bool = False) -> Response:
-    """The answer to a browser that has the page already. It sets the page's policy anew, so it must tell that, too."""
+    """Return the answer to a browser that already has the page. It must include the page's policy, which it
+    replaces."""
     policy = {"Content-Security-Policy": PLOT_POLICY} if plots else {}
     return Response(status_code=304, headers={"ETag": str(tag), **REVALIDATED, **policy})
 
 
 def by_content(request: Request, page: Response) -> Response:
-    """The page, or 304 if it is the same as the one that the browser has: for pages that many things change."""
+    """Return the page, or 304 if the browser already has the same one: for pages that depend on many things."""
     tag = ETag(hashlib.sha256(page.body).hexdigest()[:20], weak=True)
     if tag.is_known_to(request):
         return unchanged(tag)
@@ -38,7 +40,7 @@ def by_content(request: Request, page: Response) -> Response:
 
 
 def tagged(tag: ETag, request: Request, template: str, *, plots: bool = False, **values: Any) -> Response:
-    """The page, for the browser to keep and to ask for again only if it has changed."""
+    """Return the page with an ETag, so that the browser loads it again only if it has changed."""
     response = render(request, template, plots=plots, **values)
     response.headers.update({"ETag": str(tag), **REVALIDATED})
     return response

@@ -1,9 +1,9 @@
 """Figures of results, as Plotly's JSON: {"data": [traces], "layout": {…}}. Pure functions of points; standard library.
 
 A point is one value at its coordinates. `points_of` takes the points of one metric out of any sheet of measurements,
-`axes_of` proposes which coordinate goes along which axis, and `chart`, `heat_map`, `distributions` and
-`over_steps` draw. A value that was not measured ("oom", "wrong", …) is never drawn as a number: a line has a cross
-above its place, a heat map the outcome's own colour. Cases that a verdict doubts have open markers.
+`axes_of` proposes which coordinate goes along which axis, and `chart`, `heat_map`, `distributions` and `over_steps`
+draw. A value that was not measured ("oom", "wrong", …) is never drawn as a number: a line has a cross above its place,
+a heat map the outcome's own colour. Cases whose verdict is not valid have open markers.
 
 Figures name no colour of text, grid or ground: the page sets those by its theme (dark or light), and resolves the
 colours of series, which are written as CSS variables. `table` has the numbers of the figure, for those who cannot see
@@ -33,7 +33,7 @@ from app.web import thinning
 Figure = dict[str, Any]
 
 PALETTE = tuple(f"var(--plot-{number})" for number in range(1, 9))
-"""Colours of series: the theme's own, which people with any colour vision tell apart."""
+"""Colours of series: the theme's own, distinguishable with any colour vision."""
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "pentagon", "star", "hexagon")
 DASHES = ("solid", "dash", "dot", "dashdot")
 BAR_PATTERNS = ("", "/", "-", ".")
@@ -57,9 +57,9 @@ MAX_TEXTS = 400
 MAX_STRIP = 2000
 """Most samples of one figure that are drawn one by one."""
 WIDE = 8.0
-"""Ratio of the largest to the least coordinate from which on an axis is logarithmic by itself."""
+"""Ratio of the largest to the smallest coordinate from which on an axis is logarithmic by default."""
 TALL = 20.0
-"""The same of values."""
+"""The same ratio for values."""
 MAX_TABLE = 2000
 """Most rows of the table of a figure's numbers; /tables has all."""
 NOTHING = "Nothing is measured yet that could be drawn."
@@ -85,7 +85,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Axes:
-    """Which coordinate a figure has along which axis."""
+    """The coordinates along the axes of a figure."""
 
     x: str
     by: tuple[str, ...] = ()
@@ -107,7 +107,7 @@ class Samples:
     """One value per process, such as its median."""
     phase: str | None = None
     warmup: Sequence[float] = field(default=())
-    """Values of the steps before measuring started, which no statistic has."""
+    """Values of the warm-up steps, which no statistic includes."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def axes_of(
     if x is not None and x not in values:
         raise KeyError(x)
     if x is None:
-        # Of as many values the last coordinate wins: kinds name the one that varies fastest last.
+        # Among coordinates with equally many values the last wins: kinds name the fastest-varying one last.
         ranked = sorted(
             enumerate(values), key=lambda item: (_is_numeric(values[item[1]]), len(values[item[1]]), item[0])
         )
@@ -204,7 +204,7 @@ def chart(
     """Draw a metric along one coordinate, with the standard deviation as error bars.
 
     Numbers along x make lines, everything else bars. `log_x` and `log_y` set the axes; None: logarithmic where values
-    span a wide range. Marks at the top stand where a case has an outcome and no number.
+    span a wide range. Marks at the top show cases with an outcome but no number.
     """
     series = _series(points, axes)
     places = values_along(points, axes.x)
@@ -335,11 +335,11 @@ def distributions(
 
 
 FINDINGS = {"better": "var(--good)", "worse": "var(--bad)", "changed": PALETTE[0], "inconclusive": "var(--busy)"}
-"""Colours of what a comparison found; all else is grey."""
+"""Colours of a comparison's findings; all others are grey."""
 
 
 def ratios(found: Sequence[Ratio]) -> Figure:
-    """Draw ratios of candidate to baseline below each other, with their confidence intervals and a line at 1."""
+    """Draw the ratios of candidate to baseline, one per row, with their confidence intervals and a line at 1."""
     traces = []
     for finding in dict.fromkeys(one.finding for one in found):
         own = [one for one in found if one.finding == finding]
@@ -396,7 +396,7 @@ MOST_TICKS = 12
 
 
 def over_steps(groups: Sequence[Samples], metric: str, unit: str | None) -> Figure:
-    """Draw samples over the index of their step, so that a warm-up that was too short and a drift are seen at once.
+    """Draw samples over the index of their step, which shows a too short warm-up and drift at a glance.
 
     Steps of the warm-up have negative indexes and open markers.
     """
@@ -472,7 +472,8 @@ def _thinned(series: Sequence[tuple[str, list[Point]]], x: str, *, log: bool) ->
 
 
 def _name(point: Point, by: Sequence[str]) -> str:
-    """Return a series' name: its values. None and False are told by name, as `not compiled` differs from `compiled`."""
+    """Return a series' name, made of its values. None and False are written with the coordinate's name: `not
+    compiled`."""
     words = []
     for name in by:
         value = point.place.get(name)
@@ -620,7 +621,7 @@ def _table(names: Sequence[str], points: Sequence[Point]) -> dict[str, Any]:
 
 
 class _Hover:
-    """Makes of a point what it tells when somebody points at it, and the address where a click leads."""
+    """Makes the hover text of a point, and the address that a click opens."""
 
     def __init__(self, metric: str | None = None, unit: str | None = None) -> None:
         self._lead = "" if metric is None else f"{readable(metric)}: "
@@ -677,7 +678,7 @@ def _y_scale(values: Sequence[float], *, log: bool, bars: bool) -> dict[str, Any
         return {"type": "linear"}
     if log:
         return {"type": "log", "dtick": "D2" if max(values) / min(values) < 1000 else 1}
-    # A bar that does not start at 0 lies about its length.
+    # A bar that does not start at 0 would mislead about the value.
     return {"type": "linear", "rangemode": "tozero" if bars or min(values) >= 0 else "normal"}
 
 
@@ -700,7 +701,7 @@ def _unit(unit: str | None) -> str:
 
 
 def _plain(text: str) -> str:
-    """Escape what Plotly would take for markup."""
+    """Escape markup for Plotly."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -716,13 +717,13 @@ def _along(points: Iterable[Point], name: str) -> list[Scalar]:
 
 
 def _ranks(points: Iterable[Point], name: str, values: Sequence[Scalar]) -> list[int]:
-    """Return for each point the index of its value among `values`, all that the coordinate has."""
+    """Return for each point the index of its value among `values`, the list of all values of the coordinate."""
     order = {key: index for index, key in enumerate(_keys(values))}
     return [order[key] for key in _keys(_along(points, name))]
 
 
 def _distinct(values: Sequence[Scalar]) -> Collection[Scalar]:
-    """Return each value once, in the order in which they came."""
+    """Return each value once, in the order of first occurrence."""
     return dict(zip(_keys(values), map(in_use, values), strict=True)).values()
 
 
@@ -739,12 +740,12 @@ def _key(value: Scalar) -> str:
 
 @functools.lru_cache(maxsize=KNOWN, typed=True)
 def _known_key(value: Scalar) -> str:
-    # Python takes 1 and True for equal.
+    # In Python 1 equals True.
     return repr(in_use(value))
 
 
 def _ordered(values: Iterable[Scalar]) -> list[Scalar]:
-    """Return numbers in their order, and texts in that in which they came: `tiny` comes before `small`."""
+    """Return numbers in ascending order, and texts in their original order: `tiny` comes before `small`."""
     found = list(values)
     numbers = [value for value in found if isinstance(value, int | float) and not isinstance(value, bool)]
     others = [value for value in found if value is not None]

@@ -2,7 +2,7 @@
 
     course=cs336, "note=a, b", "said=""yes"" twice"
 
-A double quote inside of quotes is written twice, as in CSV. Blanks count only inside of quotes.
+A double quote inside quotes is written twice, as in CSV. Blanks count only inside quotes.
 """
 
 from __future__ import annotations

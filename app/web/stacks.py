@@ -13,14 +13,14 @@ LEAST_SHARE = 0.0005
 MOST_FRAMES = 20_000
 """Most frames that a browser is sent, those with the most time."""
 MOST_BYTES = 64 << 20
-"""Most of a file that is read; the runner's own limit is lower."""
+"""Largest number of bytes read of a file; the runner's own limit is lower."""
 MOST_DEPTH = 100
-"""Deepest frame; what is below it counts for it."""
+"""Largest depth of a frame; deeper frames are counted as part of it."""
 
 
 @dataclass
 class Frame:
-    """A frame with its callees. `time_us` holds theirs."""
+    """A frame with its callees. `time_us` includes their time."""
 
     name: str
     time_us: int = 0

@@ -1,9 +1,9 @@
-"""Draws figures as SVG, for pages that leave the server: no script, no font and no address is needed to see them.
+"""Draws figures as SVG, for pages that leave the server: viewing them needs no script, no font and no network.
 
 The figures are those of plots.py and of the panels, in Plotly's form. This draws the kinds of traces that they use:
 scatter (lines, markers, error bars, stacked areas, filled outlines), bar, box and heat map, on linear, logarithmic and
-category axes, which may run downwards.
-What it does not know it names below the plot. Colours are CSS variables of the page around it.
+category axes, which may run downwards. Unknown kinds of traces are named below the plot. Colours are CSS variables of
+the surrounding page.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class _Plot:
     rows: Sequence[Sequence[tuple[str, Trace]]]
     """The legend."""
     stacked: dict[Any, float] = field(default_factory=dict)
-    """How high bars or areas are so far, at each place."""
+    """The present height of stacked bars or areas, at each place."""
 
     @classmethod
     def of(cls, traces: Sequence[Trace], layout: Mapping[str, Any]) -> _Plot:
@@ -252,7 +252,7 @@ class _Plot:
             at, y = self.x.start, TOP + LEGEND_ROW * row
             for name, trace in entries:
                 if trace.get("line", {}).get("dash") and "lines" in trace.get("mode", ""):
-                    # As a style, which the rules for all lines of a page do not outdo.
+                    # As a style, since a page's CSS rules for all lines would override an attribute.
                     style = f'{_stroke({**trace["line"], "width": 2.5})} style="stroke: {_color(trace)}"'
                     parts.append(_line(at - 6, y - 2, at + 13, y - 2, "key", style))
                 else:
@@ -424,8 +424,8 @@ def _scatter(plot: _Plot, trace: Trace) -> list[str]:
             shape, told = ("polygon", _hover(trace, run[0][2])) if is_filled else ("polyline", "")
             parts.append(f'<{shape} points="{path}" fill="{fill}"{style}>{told}</{shape}>')
     if "markers" in mode:
-        # A line shows where its points are, so that many need no markers; but those that no line leads to do, and
-        # those whose open marker tells a doubt.
+        # A line shows its points, so that many points need no markers, except isolated points and those whose open
+        # marker means a verdict that is not valid.
         on_a_line = {index for run in _runs(points) for *_, index in run} if "lines" in mode else set()
         hidden = on_a_line if len(points) > MAX_MARKERS else set()
         symbols = trace.get("marker", {}).get("symbol", "circle")
@@ -549,7 +549,7 @@ def _one_box(plot: _Plot, trace: Trace, values: Sequence[float], left: float, wi
     for index, value in enumerate(values[:MAX_MARKERS]):
         at = plot.y.at(value)
         if at is not None:
-            # Spread by a fixed pattern, so that the same numbers make the same picture.
+            # Jittered by a fixed pattern, so that the same numbers make the same picture.
             offset = ((index * 7) % 11 / 10 - 0.5) * width * 0.6
             parts.append(
                 f'<circle cx="{middle + offset:.1f}" cy="{at:.1f}" r="2.2" fill="{color}" fill-opacity="0.6"/>'

@@ -26,7 +26,7 @@ PLOT_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-"""Plotly sets style attributes, and makes its pictures for download of data and blobs. It needs no eval."""
+"""Plotly sets style attributes, and makes its downloadable pictures from data and blob URLs. It needs no eval."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ def _templates() -> Jinja2Templates:
 
 
 def set_navigation(entries: Sequence[Entry]) -> None:
-    """Show these entries in the head of every page; templates link others only if `has_page` says that they exist."""
+    """Show these entries in the header of every page; templates link other pages only if `has_page` says that they
+    exist."""
     paths = {entry.path for entry in entries}
     _templates().env.globals |= {"navigation": list(entries), "has_page": paths.__contains__}
 
@@ -82,7 +83,8 @@ def page_text(template: str, **values: Any) -> str:
 
 @functools.cache
 def asset(name: str) -> str:
-    """Return the address of a static file, which changes with its content, so that browsers may keep it for ever."""
+    """Return the address of a static file, which changes with its content, so that browsers may cache it without
+    limit."""
     digest = hashlib.sha256((STATIC / name).read_bytes()).hexdigest()
     return f"/static/{name}?v={digest[:12]}"
 
@@ -93,28 +95,28 @@ def moment(time: str | None) -> str:
 
 
 def ago(time: str) -> str:
-    """How long ago a time was, to the minute: a page that refreshes itself need not change every second."""
+    """Return the age of a time, to the minute, so that a page that refreshes itself does not change every second."""
     text = age(time) or ""
     return "just now" if text.endswith(" s ago") else text
 
 
 def commands(text: str) -> Markup:
-    """Escape a text, and set what stands in `backticks` as code."""
+    """Escape a text, and mark up parts in `backticks` as code."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))  # noqa: S704 - all of it is escaped
 
 
 def pretty(value: Any) -> str:
-    """Indented JSON."""
+    """Return a value as indented JSON."""
     return json.dumps(value, indent=2, ensure_ascii=False)
 
 
 def kind_title(kind: str) -> str:
-    """The name of a kind of job as a heading: "mixed_precision" is "Mixed precision"."""
+    """Return the name of a kind of job as a heading: "mixed_precision" is "Mixed precision"."""
     return {"ddp": "Data parallel"}.get(kind, kind.replace("_", " ").capitalize())
 
 
 def plain(value: Any) -> str:
-    """A value as people write it: texts as they are, lists with commas, all else as JSON; "–" if there is none."""
+    """Write a value for people: texts unchanged, lists with commas, others as JSON; "–" if there is none."""
     if value is None:
         return "–"
     if isinstance(value, list):
@@ -123,6 +125,6 @@ def plain(value: Any) -> str:
 
 
 def table(sheet: results.Sheet) -> Markup:
-    """A table of results as HTML; empty where it has no rows."""
+    """Return a table of results as HTML; empty if it has no rows."""
     text = results.render(sheet, "html") if sheet.rows else ""
     return Markup(text)  # noqa: S704  # its cells are escaped

@@ -1,8 +1,8 @@
-"""Chooses which points a figure draws when there are more than pixels: those that leave the picture as it is.
+"""Chooses the points that a figure draws when there are more points than pixels, so that the picture stays the same.
 
-Of the points of one line in one column, the least and the greatest value are kept, so that no peak is lost, one of each
-doubt, and one of each outcome without a number; and the line's ends. A column is a pixel wide where the figure has one
-line, and wider the more lines share it. Standard library only.
+Of the points of one line in one column, it keeps the smallest and the largest value, so that no peak is lost, one point
+of each doubt, and one of each outcome without a number; it also keeps the line's ends. A column is a pixel wide if the
+figure has one line, and wider the more lines share it. Standard library only.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import math
 from collections.abc import Hashable, Sequence
 
 MAX_POINTS = 4000
-"""Points of a figure up to which each is drawn: some three for each pixel of its width."""
+"""Largest number of points of a figure that are all drawn: some three for each pixel of its width."""
 LEAST_COLUMNS = 50
-"""Columns that a line has at least, however many lines share the figure."""
+"""Smallest number of columns of a line, however many lines share the figure."""
 MAX_CELLS = 12_000
-"""Cells of a heat map up to which each is drawn."""
+"""Largest number of cells of a heat map that are all drawn."""
 
 
 def kept(
@@ -34,7 +34,7 @@ def kept(
         places: where the points are along x, in order; one without a place is always drawn.
         values: their values; None where there is only an outcome.
         outcomes: their outcomes.
-        doubts: what a verdict says against them; None where nothing does.
+        doubts: the verdicts' doubts about them; None where there are none.
         share: the line's share of the figure's points.
         number_of_points: points of the whole figure.
         log: True if the axis is logarithmic; then all places are positive.
@@ -64,7 +64,8 @@ def kept(
 
 
 def steps(columns: int, rows: int) -> tuple[int, int]:
-    """Return which columns and rows of a heat map are drawn: 1 in so many, more of those that are fewer."""
+    """Return the step between drawn columns and between drawn rows of a heat map; the smaller dimension gets the
+    smaller step."""
     across = down = 1
     while -(-columns // across) * -(-rows // down) > MAX_CELLS:
         if columns // across >= rows // down:

@@ -92,7 +92,7 @@ class TritonFlashAttention2(torch.autograd.Function):
         tf32: bool | None = None,
         only_hopper: bool = False,
     ) -> Tensor:
-        """The output; saves it, the inputs, and the log-sum-exp of each query's scores."""
+        """Return the output; save it, the inputs, and the log-sum-exp of each query's scores."""
         q, k, v = as_autocast_asks(q, k, v)
         if tf32 is None:
             tf32 = q.dtype == torch.float32 and tf32_is_allowed()
@@ -102,14 +102,14 @@ class TritonFlashAttention2(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of q, k and v."""
+        """Return the gradients of q, k and v."""
         return _from_saved(ctx, out_gradient)
 
 
 def _saved(
     ctx: Any, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, is_causal: bool, tf32: bool | None
 ) -> Tensor:
-    """The output, after all that `_from_saved` needs is saved."""
+    """Save all that `_from_saved` needs, and return the output."""
     ctx.save_for_backward(q, k, v, out, logsumexp)
     ctx.is_causal, ctx.tf32 = is_causal, tf32
     return out

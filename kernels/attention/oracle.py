@@ -73,7 +73,10 @@ def limits(plain: Sequence[Tensor], right: Sequence[Tensor], is_causal: bool) ->
 
 
 def _in_parts(inputs: list[Tensor], grad_out: Tensor | None, is_causal: bool) -> tuple[Tensor, ...]:
-    """The reference's output and gradients, computed in the inputs' dtype; gradients are added up in more."""
+    """Return the reference's output and gradients, computed in the inputs' dtype.
+
+    Gradients are added up in float32, or in float64 for float64 inputs.
+    """
     q, k, v = inputs
     queries, keys = q.shape[-2], k.shape[-2]
     rows_at_once = max(1, SCORE_BYTES // max(1, 8 * keys * q.shape[:-2].numel()))

@@ -32,7 +32,7 @@ class TiledFlashAttention2(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-        """The output; saves it, the inputs, and the log-sum-exp of each query's scores."""
+        """Return the output; save it, the inputs, and the log-sum-exp of each query's scores."""
         out = torch.empty_like(q)
         logsumexp = q.new_empty(q.shape[:-1], dtype=_sum_dtype(q))
         for rows in _tiles(q.shape[-2]):
@@ -44,7 +44,7 @@ class TiledFlashAttention2(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of q, k and v."""
+        """Return the gradients of q, k and v."""
         q, k, v, out, logsumexp = ctx.saved_tensors
         sums = _sum_dtype(q)
         delta = (out_gradient.to(sums) * out.to(sums)).sum(-1)
@@ -70,7 +70,7 @@ class TiledFlashAttention2(torch.autograd.Function):
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, rows: slice, is_causal: bool) -> tuple[Tensor, Tensor]:
-    """Output and log-sum-exp of one tile of queries."""
+    """Return the output and the log-sum-exp of one tile of queries."""
     q_tile = q[..., rows, :].to(_sum_dtype(q))
     accumulator = torch.zeros_like(q_tile)
     maximum = torch.full_like(q_tile[..., 0], -math.inf)

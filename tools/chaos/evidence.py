@@ -1,4 +1,4 @@
-"""What a chaos run knows: what was answered to its clients, what jobs wrote down, what lies in the store."""
+"""The evidence of a chaos run: the server's answers to clients, the jobs' own records, the contents of the store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Mark = Mapping[str, Any]
 
 @dataclass
 class Ledger:
-    """What the server promised to the clients. Several threads write; each field by its methods."""
+    """The server's promises to the clients. Several threads write, through the methods."""
 
     accepted: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     """Job ids answered with 201, by the job's name. Every name is submitted once, if maybe by many requests."""
@@ -33,7 +33,7 @@ class Ledger:
     deleted: set[int] = field(default_factory=set)
     """Ids of jobs that are gone, or may be: a DELETE was answered 204, or not at all."""
     troubles: list[str] = field(default_factory=list)
-    """Answers that nobody may get, and other things that were seen to be wrong meanwhile."""
+    """Forbidden answers, and other faults that were seen during the run."""
     answers: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     """Numbers of answers by status; 0 stands for requests without an answer."""
     acts: Counter[str] = field(default_factory=Counter)
@@ -81,7 +81,7 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What is there when everything has ended."""
+    """The state when everything has ended."""
 
     ask: Callable[[str], list[Any]]
     """Answers SQL with rows."""
@@ -94,12 +94,12 @@ class Evidence:
 
 
 def read_marks(path: Path) -> list[Mark]:
-    """What jobs wrote down."""
+    """Return the records that jobs wrote."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def stored_files(data_dir: Path) -> dict[str, StoredFile]:
-    """The contents in the store, read whole."""
+    """Return the contents of the store; each file is read whole."""
     found = {}
     for path in (data_dir / "artifacts").glob("[0-9a-f][0-9a-f]/*"):
         with path.open("rb") as file:
@@ -109,6 +109,6 @@ def stored_files(data_dir: Path) -> dict[str, StoredFile]:
 
 
 def leftovers(data_dir: Path) -> list[str]:
-    """What lies in the folders of unfinished work."""
+    """Return the entries in the folders of unfinished work."""
     folders = (data_dir / "scratch", data_dir / "artifacts" / "incoming")
     return [path.relative_to(data_dir).as_posix() for folder in folders for path in folder.glob("*")]

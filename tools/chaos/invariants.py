@@ -1,4 +1,4 @@
-"""What holds when all jobs have ended, whatever happened before. Each function yields what does not."""
+"""The invariants that hold when all jobs have ended, whatever happened before. Each function yields its violations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RETRIED = {"failed", "cancelled"}
 
 
 def check(evidence: Evidence) -> list[str]:
-    """Everything that is wrong."""
+    """Return all violations."""
     return [f"{invariant.__name__}: {found}" for invariant in INVARIANTS for found in invariant(evidence)]
 
 
@@ -228,7 +228,8 @@ def sweeps_are_whole(evidence: Evidence) -> Iterator[str]:
 
 
 def results_are_of_who_ran(evidence: Evidence) -> Iterator[str]:
-    """What is stored comes from the units of that attempt; of one that succeeded, from units that ran to their ends."""
+    """Stored results come from the units of their attempt; for a successful attempt, from units that ran to their
+    ends."""
     told = {(mark["job"], mark["attempt"], mark["unit"], mark["nonce"], mark["mark"]) for mark in _runs(evidence)}
     units = dict(evidence.ask("SELECT id, json_extract(spec, '$.units') FROM job WHERE state = 'succeeded'"))
     rows = evidence.ask(
@@ -273,7 +274,7 @@ def units_ran_as_claimed(evidence: Evidence) -> Iterator[str]:
 
 
 def failures_are_told(evidence: Evidence) -> Iterator[str]:
-    """What cannot succeed has not succeeded."""
+    """Jobs that cannot succeed have not succeeded."""
     asked = "SELECT id, json_extract(spec, '$.behaviour') FROM job WHERE state = 'succeeded'"
     for job_id, behaviour in evidence.ask(asked):
         if behaviour in NEVER_SUCCEED:

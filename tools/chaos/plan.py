@@ -13,13 +13,13 @@ LEASE_S = 3.0
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault. What it hits is chosen, when it happens, as number `target` modulo how many there are."""
+    """One fault. Its victim is chosen when it happens: number `target` modulo the number of candidates."""
 
     at_s: float
     kind: str
     target: int
     lasts_s: float
-    """Until it is undone: a stopped process goes on, a killed server or worker is started again. Seconds."""
+    """Seconds until it is undone: a stopped process continues, a killed server or worker is started again."""
     amount: float = 0.0
     """Of `clock`: by how many hours the clock is off from now on."""
 
@@ -54,7 +54,8 @@ SELDOM = frozenset(
 
 
 def faults(seed: int, seconds: float, kinds: Sequence[str] = tuple(LASTS_S), *, per_s: float = 1.2) -> list[Fault]:
-    """The faults of a run of so many seconds, by time: each kind at least once, if there is time, and then any."""
+    """Return the faults of a run of this many seconds, by time: each kind at least once, if there is time, and then
+    any."""
     rng = random.Random(f"faults {seed}")
     count = max(1, round(seconds * per_s))
     chosen = rng.sample(kinds, min(count, len(kinds)))
@@ -98,7 +99,8 @@ BEHAVIOURS: dict[str, tuple[int, dict[str, Any]]] = {
     "segfault": (2, {}),
     "good": (40, {}),
 }
-"""What hostile jobs do (tests/plugins/hostile_kind): how often, and how much of it. The first ones come in any run."""
+"""The behaviours of hostile jobs (tests/plugins/hostile_kind), with their weights and parameters. The first ones occur
+in every run."""
 
 NEVER_SUCCEED = frozenset(BEHAVIOURS) - {
     "good",
@@ -128,7 +130,8 @@ def batch_of(number: int) -> str:
 
 
 def job_body(rng: random.Random, number: int) -> dict[str, Any]:
-    """The body of job `number`; its name and its labels say so. Every other number takes the next behaviour in turn."""
+    """Return the body of job `number`, which its name and its labels contain. Every other number takes the next
+    behaviour in turn."""
     names, weights = list(BEHAVIOURS), [weight for weight, _ in BEHAVIOURS.values()]
     behaviour = names[number // 2 % len(names)] if number % 2 else rng.choices(names, weights)[0]
     spec = {

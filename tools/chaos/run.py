@@ -28,9 +28,9 @@ from tools.chaos.site import Site, logs_of
 from tools.service import FINAL_STATES, wait_until
 
 REST_S = 90.0
-"""How long all jobs may take to end after the last fault, at most. Seconds."""
+"""Seconds within which all jobs must end after the last fault."""
 MEMORY_BYTES = 400 << 20
-"""Most that the server or an agent may take."""
+"""Largest memory in bytes that the server or an agent may take."""
 SLACK_FILES = 40
 """Descriptors that a member may have open at the end beyond those at its start: connections to the database, kept."""
 TIDY_S = 5.0
@@ -39,7 +39,7 @@ POLL_S = 0.02
 
 @dataclass
 class Result:
-    """What became of a run."""
+    """The result of a run."""
 
     wrong: list[str]
     summary: dict[str, Any] = field(default_factory=dict)
@@ -84,7 +84,7 @@ def run(
 
 
 def attack(site: Site, seconds: float, plan: Sequence[Fault], say: Callable[[str], None]) -> None:
-    """Let the faults of the plan happen at their times."""
+    """Cause the faults of the plan at their times."""
     began, left = time.monotonic(), list(plan)
     while (now := time.monotonic() - began) < seconds or left:
         site.tick()
@@ -97,7 +97,7 @@ def attack(site: Site, seconds: float, plan: Sequence[Fault], say: Callable[[str
 
 @contextmanager
 def watch(site: Site, ledger: Ledger) -> Iterator[None]:
-    """Look into the database all the time: no job may have two attempts that run."""
+    """Check the database continuously: no job may have two running attempts."""
     stop = threading.Event()
 
     def look() -> None:
@@ -155,7 +155,7 @@ def ask(site: Site) -> Callable[[str], list[Any]]:
 
 
 def api_and_database_agree(site: Site) -> list[str]:
-    """What the API tells of the jobs that is not so in the database."""
+    """Return the contradictions between the API and the database about jobs."""
     with httpx.Client(base_url=site.service.url, timeout=60.0, trust_env=False) as client:
         told = {job["id"]: job for job in _all_jobs(client)}
         rows = ask(site)("SELECT id, state, attempt, worker_id, name, kind FROM job")
@@ -193,13 +193,13 @@ def sweep_files(site: Site) -> None:
 
 
 def gather(site: Site, ledger: Ledger) -> Evidence:
-    """What there is to judge."""
+    """Collect the evidence to judge."""
     data_dir = site.service.data_dir
     return Evidence(ask(site), ledger, read_marks(site.folder / "marks"), stored_files(data_dir), leftovers(data_dir))
 
 
 def server_log_is_clean(site: Site) -> list[str]:
-    """Tracebacks in the server's output."""
+    """Return the tracebacks in the server's output."""
     return [
         f"{name} has a traceback: …{text[max(0, at - 500) : at + 3000]}"
         for name, text in logs_of(site.service.folder, "server").items()
@@ -208,7 +208,7 @@ def server_log_is_clean(site: Site) -> list[str]:
 
 
 def memory_is_bounded(site: Site) -> list[str]:
-    """Members that have taken too much."""
+    """Return the members that have taken too much memory."""
     return [
         f"{member.name} took {member.peak_bytes >> 20} MiB"
         for member in site.members
@@ -217,7 +217,7 @@ def memory_is_bounded(site: Site) -> list[str]:
 
 
 def errors_in(log: str) -> list[str]:
-    """The last lines of the tracebacks in a log."""
+    """Return the last lines of the tracebacks in a log."""
     return re.findall(r"^Traceback \(most recent call last\):\n(?: .*\n)*(\S.*)", log, flags=re.MULTILINE)
 
 
@@ -228,7 +228,7 @@ def cpu_s(whose: int) -> int:
 
 
 def summary(site: Site, ledger: Ledger) -> dict[str, Any]:
-    """What the run was like, in numbers."""
+    """Return the numbers that describe the run."""
     try:
         states = dict(ask(site)("SELECT state, count(*) FROM job GROUP BY state"))
         attempts = dict(ask(site)("SELECT state, count(*) FROM attempt GROUP BY state"))

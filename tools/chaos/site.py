@@ -25,13 +25,13 @@ PROJECT = Path(__file__).resolve().parents[2]
 PLUGINS = PROJECT / "tests" / "plugins"
 DISK_MIB = 512
 GONE_S = 20.0
-"""How long the processes of a service that was stopped may take to be gone, at most. Seconds."""
+"""Seconds within which the processes of a stopped service must be gone."""
 START_S = 150.0
 HOUR_S = 3600.0
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Of a service in `folder` whose workers know the kind `hostile`."""
+    """Return the environment of a service in `folder` whose workers know the kind `hostile`."""
     paths = [PLUGINS / "hostile_kind", PROJECT, PLUGINS, os.environ.get("PYTHONPATH", "")]
     return {
         "PYTHONPATH": os.pathsep.join(map(str, paths)),
@@ -61,13 +61,13 @@ class Member:
         return self.process is not None and self.process.poll() is None
 
     def expect_end(self) -> int:
-        """Its pid, which is going to end."""
+        """Return its pid, and expect that process to end."""
         assert self.process is not None
         self.expected_end.add(self.process.pid)
         return self.process.pid
 
     def look(self) -> None:
-        """Take note of its memory."""
+        """Record its memory."""
         assert self.process is not None
         with contextlib.suppress(psutil.NoSuchProcess):
             self.peak_bytes = max(self.peak_bytes, psutil.Process(self.process.pid).memory_info().rss)
@@ -145,7 +145,8 @@ class Site:
             member.files_at_start = psutil.Process(process.pid).num_fds()
 
     def tick(self) -> None:
-        """Undo the faults whose time is over, and look at the members. Call it often, in the thread that strikes."""
+        """Undo the faults whose time is over, and check the members. Call it often, in the thread that causes the
+        faults."""
         now = time.monotonic()
         due = [undo for at, undo in self._undo if at <= now]
         self._undo = [(at, undo) for at, undo in self._undo if at > now]
@@ -187,7 +188,7 @@ class Site:
     # Faults
 
     def strike(self, fault: Fault) -> None:
-        """Let the fault happen. What it is to hit may not be there just now, or end meanwhile."""
+        """Cause the fault. Its target may not exist at the moment, or end meanwhile."""
         with contextlib.suppress(psutil.NoSuchProcess):
             self._strike(fault)
 
@@ -249,7 +250,7 @@ class Site:
         self._undo.append((time.monotonic() + fault.lasts_s, stack.close))
 
     def _below(self) -> dict[str, list[int]]:
-        """Pids of the workers' processes, by what they are."""
+        """Return the pids of the workers' processes by their role."""
         found: dict[str, list[int]] = {"warm_parent": [], "keeper": [], "job": []}
         for worker in self.workers:
             if worker.alive and worker.process is not None:
@@ -278,7 +279,7 @@ class Site:
         wait_until(lambda: all(one.alive for one in self.members), timeout_s=START_S, what="server and workers to run")
 
     def stop_workers(self) -> list[str]:
-        """Ask the workers to end; returns what is wrong with how they do."""
+        """Ask the workers to end; returns the faults of how they do so."""
         self._stop_keeping()
         processes = [worker.process for worker in self.workers if worker.process is not None]
         self.service.stop_processes(*processes)
@@ -305,7 +306,7 @@ class Site:
         return found
 
     def processes(self) -> list[int]:
-        """Pids of all processes that were started for this site, by whomever."""
+        """Return the pids of all processes that were started for this site, directly or not."""
         mine, found = f"CHAOS_FOLDER={self.folder}".encode(), []
         for path in Path("/proc").glob("[0-9]*/environ"):
             with contextlib.suppress(OSError):
@@ -317,7 +318,7 @@ class Site:
         return found
 
     def _others(self) -> list[int]:
-        """All but the server."""
+        """Return all pids except the server's."""
         server = self.service.server
         return [pid for pid in self.processes() if server is None or pid != server.pid]
 
@@ -351,7 +352,8 @@ def small_disk(folder: Path) -> Iterator[bool]:
 
 @contextlib.contextmanager
 def fill(folder: Path, members: list[Member], *, mounted: bool) -> Iterator[None]:
-    """Let nobody write to the disk of `folder`; if it is not a disk of its own, let no file outgrow its largest."""
+    """Fill the disk of `folder`, so that no process can write; if it is not a separate disk, limit file sizes to the
+    largest present file."""
     if not mounted:
         largest = max(path.stat().st_size for path in folder.glob("flopwatch.sqlite3*"))
         pids = [member.process.pid for member in members if member.alive and member.process is not None]

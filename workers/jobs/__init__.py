@@ -1,4 +1,4 @@
-"""Has one runner per kind, in a file named as that of its spec. Importing this package imports no torch.
+"""The runners, one per kind, in a file named like that of its spec. Importing this package imports no torch.
 
 Modules whose names begin with an underscore are shared by runners.
 """
@@ -28,7 +28,7 @@ RUNNERS: dict[str, Runner] = _walk()
 
 
 def runner_for(kind: str) -> Runner:
-    """The runner of a kind.
+    """Return the runner of a kind.
 
     Raises:
         Unsupported: this worker has no runner of that kind.

@@ -1,4 +1,4 @@
-"""The protocols of a job kind's runner, and of the reporter that a running unit reports to."""
+"""The protocols of a job kind's runner, and of the reporter of a running unit."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 class Unit:
     """One part of a job that is measured in a fresh process.
 
-    The agent numbers a job's units from 0 in the order of the plan, and stores number and title with all that a unit
-    reports.
+    The agent numbers a job's units from 0 in the order of the plan, and stores number and title with everything that a
+    unit reports.
 
     `start` "fork" forks the unit from the warm parent, in milliseconds; "exec" starts a new interpreter. Use "exec" for
     units that need `environment` set before start, and for replicates: forks of one parent share address layout and
-    hash seed, so they are no independent samples.
+    hash seed, so they are not independent samples.
     """
 
     title: str
@@ -50,18 +50,18 @@ class Reporter(Protocol):
     """Takes the reports of a running unit, and sends each to the agent at once."""
 
     def progress(self, done: int, total: int, message: str) -> None:
-        """Tell people that `done` of `total` steps of this unit are done."""
+        """Report that `done` of `total` steps of this unit are done."""
 
     def finished(self, done: int, total: int, *, title: str, outcome: str, told: str, seconds: float) -> None:
-        """Tell people that a cell is finished, after so many seconds, as number `done` of `total`.
+        """Report that a cell is finished, after `seconds`, as number `done` of `total`.
 
-        Every one is told, in order, while of `progress` only the newest is. `told` is its first number, or why it has
-        none.
+        Every finished cell is shown, in order, whereas only the newest `progress` is. `told` is the cell's first
+        number, or the reason why it has none.
         """
 
     def cursor(self, position: int) -> None:
-        """Tell that the unit works on step `position` now, from 0; `Resumable.resume` gets the position if this process
-        dies.
+        """Report that the unit now works on step `position`, counted from 0; `Resumable.resume` gets the position if
+        this process dies.
         """
 
     def measure(self, measurement: Measurement) -> None:
@@ -71,8 +71,8 @@ class Reporter(Protocol):
         """Report a finished table. Several units may report tables of one name, if their columns are the same.
 
         Raises:
-            ValueError: it is no valid table, is too large (workers.measure.table.TooLarge), or its name was used
-                already.
+            ValueError: it is not a valid table, is too large (workers.measure.table.TooLarge), or its name was already
+                used.
         """
 
     def artifact(self, path: Path, *, name: str, kind: str, media_type: str) -> None:
@@ -87,14 +87,14 @@ class Reporter(Protocol):
         """Report a verdict, {"verdict", "checks"}, on one case or, without a key, on all other cases of the unit.
 
         Args:
-            verdict: what workers.measure.validity.verdict returns.
+            verdict: the return value of workers.measure.validity.verdict.
             case_key: the case's key.
             title: the case, for people.
         """
 
     @property
     def scratch(self) -> Path:
-        """A folder that only this unit uses; the agent removes it after the unit."""
+        """The folder that only this unit uses; the agent removes it after the unit."""
         ...
 
     @property
@@ -118,36 +118,36 @@ class Runner(Protocol):
 
         Raises:
             Unsupported, InvalidEnvironment: the job fails with that code.
-            Crashed: this process can compute no more; the agent treats it as if the process had died.
+            Crashed: this process can compute nothing any more; the agent treats it as if the process had died.
         """
 
 
 @runtime_checkable
 class Resumable(Protocol):
-    """The further method of a Runner whose units can go on after a crash."""
+    """The additional method of a Runner whose units can resume after a crash."""
 
     def resume(self, spec: Any, unit: Unit, position: int, failure: Failed) -> Unit | None:
-        """Return the unit that goes on, in a fresh process, where `unit` crashed. The agent calls this.
+        """Return the unit that continues, in a fresh process, after `unit` has crashed. The agent calls this.
 
         Args:
             spec: the job's spec.
             unit: the unit that crashed; it may itself be a resumed one.
-            position: the last `cursor` of the unit, so the step that took the process down. A unit that crashes before
-                it reports one is not resumed.
+            position: the last `cursor` of the unit, which is the step that crashed the process. A unit that crashes
+                before it reports one is not resumed.
             failure: how the unit ended.
 
         Returns:
-            None if the job must fail. A resumed unit must get further than `position`, or the job would be resumed for
-            ever.
+            None if the job must fail. A resumed unit must get beyond `position`, or the job would be resumed for ever.
         """
 
 
 @runtime_checkable
 class Collecting(Protocol):
-    """The further method of a Runner that reads the files which a unit's wrapper has written."""
+    """The additional method of a Runner that reads the files of a unit's wrapper."""
 
     def collect(self, spec: Any, unit: Unit, scratch: Path, report: Reporter) -> None:
-        """Report what the wrapper of `unit` left in `scratch`. A fresh process calls this after the wrapper has ended.
+        """Report the files that the wrapper of `unit` left in `scratch`. A fresh process calls this after the wrapper
+        has ended.
 
         Raises:
             Unsupported, InvalidEnvironment: the job fails with that code.
@@ -156,19 +156,19 @@ class Collecting(Protocol):
 
 @runtime_checkable
 class Wrapping(Protocol):
-    """The further method of a Runner that knows the words in which the wrappers of its units tell their errors."""
+    """The additional method of a Runner that recognises the error messages of its units' wrappers."""
 
     def wrapper_error(self, spec: Any, unit: Unit, scratch: Path, output: str, *, succeeded: bool) -> str | None:
-        """Return the error of the command that `unit` ran under, in the command's own words; None if it told none.
+        """Return the error message of the command that `unit` ran under; None if it printed none.
 
-        The job then fails as `invalid_environment` with these words. The agent calls this when command and unit have
+        The job then fails as `invalid_environment` with this message. The agent calls this when command and unit have
         ended, and trusts neither the command's exit code nor an error that the unit met only because of the command.
 
         Args:
             spec: the job's spec.
             unit: the unit that has ended.
             scratch: its scratch folder, with the files that the command has written.
-            output: what command and unit have printed; the middle is cut when it is long.
+            output: the output of command and unit; the middle is cut if it is long.
             succeeded: whether both have succeeded, as far as they know.
         """
 

@@ -1,7 +1,6 @@
 """Grids whose cells are operations at one size, timed and checked against an oracle.
 
-They add "wrong" to the outcomes of all grids: the operation's results are not as they should be, so its times are not
-shown.
+They add the outcome "wrong" to those of all grids: the operation's results are not right, so its times are not shown.
 """
 
 from __future__ import annotations
@@ -73,11 +72,11 @@ class CellsRunner(GridRunner[CellsContext]):
 
     @abc.abstractmethod
     def admit(self, spec: Any, cell: Any, device: torch.device) -> None:
-        """Refuse a cell that cannot run here, before its problem is made, which may take minutes.
+        """Refuse a cell that cannot run here, before its problem is made: making it may take minutes.
 
         Raises:
             Unsupported: this worker or device cannot do it.
-            InvalidEnvironment: it could, if this host were in order.
+            InvalidEnvironment: this host lacks something that it should have.
         """
 
     @abc.abstractmethod
@@ -159,7 +158,7 @@ class CellsRunner(GridRunner[CellsContext]):
         return context.problem[1]
 
     def _examine(self, spec: CellsSpec, cell: Any, problem: Problem, context: CellsContext, trial: Trial) -> str | None:
-        """Judge the cell's operation, time it, and judge it again. Returns the fault in its results, or None."""
+        """Check the cell's operation, time it, and check it again. Returns the fault in its results, or None."""
         from workers.measure.memory import memory_needed_for
         from workers.measure.operations import measure_memory
 
@@ -173,7 +172,7 @@ class CellsRunner(GridRunner[CellsContext]):
         with memory_needed_for("the first call"):
             first = judge(operation, problem)
         set_errors(values, first)
-        # Inputs are checked now as well: an input that is negated an even number of times looks untouched in the end.
+        # Inputs are checked now as well: an input that was negated an even number of times looks unchanged in the end.
         if first.wrong or problem.changed():
             return first.wrong
         timings = self._time(spec, operation, passes, context, trial)
@@ -253,7 +252,7 @@ def check_timing(timing: Timing, device: torch.device) -> list[Check]:
 
 
 def check_recompiles(began: Sequence[Compilation], ended: Sequence[Compilation]) -> Check:
-    """Check that nothing was compiled while samples were taken, or left to eager. Warm-up calls may compile.
+    """Check that nothing was compiled, or fell back to eager, while samples were taken. Warm-up calls may compile.
 
     Args:
         began: The counters when each pass's samples began.
@@ -269,7 +268,8 @@ def check_recompiles(began: Sequence[Compilation], ended: Sequence[Compilation])
 
 
 def combined(found: Mapping[str, Sequence[Check]]) -> list[Check]:
-    """Combine the passes' checks of each name into one: it is ok if all are, else it names the passes that failed."""
+    """Combine the passes' checks of each name into one: it is ok if all are; otherwise it names the passes that
+    failed."""
     from workers.measure.check import Check
 
     by_name: dict[str, dict[str, Check]] = {}

@@ -1,9 +1,9 @@
-"""What the ranks of a `ddp` job do. Each rank is a process that the job's process has started; it imports this module.
+"""The ranks of a `ddp` job. Each rank is a process that the job's process has started; it imports this module.
 
 A rank checks parity first. Then it times the strategy and the same step without communication in turns, each with a
-model built anew, so that neither's memory weighs on the other. Last, it runs some steps under the profiler.
+newly built model, so that neither's memory affects the other. Last, it runs some steps under the profiler.
 
-Ranks agree on everything that decides what they do next, over a gloo group of its own: when a warm-up is over, and
+Over a separate gloo group, ranks agree on everything that decides what they do next: when a warm-up is over, and
 whether a step without communication fits into every rank's memory.
 """
 
@@ -62,10 +62,10 @@ PROFILED_STEPS = 2
 ROUNDS = 2
 """Turns of the strategy, and of the step without communication."""
 SPANS_PER_STEP = 300
-"""Most spans of one step, rank and stream in the timeline."""
+"""Largest number of spans of one step, rank and stream in the timeline."""
 REPORT_INTERVAL_S = 0.5
 KEPT_SHARE = 0.85
-"""The share of a GPU's memory up to which what is compared stays there; the rest is for fragmentation."""
+"""The share of a GPU's memory up to which compared tensors stay there; the rest is for fragmentation."""
 SYNCHRONIZATION = "synchronization"
 """The phase between backward and optimizer in which our wrappers finish their communication."""
 
@@ -75,7 +75,7 @@ class DoesNotFit(Exception):
 
 
 def run_rank(rank: Rank, spec: dict[str, Any], folder: str) -> None:
-    """Measure one rank, and report {"found": what `RankRun.run` returns}. See `measure_rank`."""
+    """Measure one rank, and report {"found": the result of `RankRun.run`}. See `measure_rank`."""
     rank.report({"started": True})
     rank.report({"found": measure_rank(rank, spec, folder)})
 
@@ -86,11 +86,11 @@ def measure_rank(rank: Rank, spec: dict[str, Any], folder: str) -> dict[str, Any
     Args:
         rank: This rank.
         spec: A DdpSpec, as JSON.
-        folder: Where rank 0 leaves the profiler's trace.
+        folder: The folder in which rank 0 leaves the profiler's trace.
 
     Returns:
-        What `RankRun.run` returns. If the meaning of an error is known, it is reported as {"failed": code, "detail": …}
-        before it ends this rank.
+        The result of `RankRun.run`. An error whose meaning is known is reported as {"failed": code, "detail": …} before
+        it ends this rank.
     """
     parsed = parse_spec(spec)
     assert isinstance(parsed, DdpSpec)
@@ -115,7 +115,7 @@ def told(rank: Rank) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Size:
-    """A trainable parameter, as it was before anything was sharded."""
+    """The size of a trainable parameter before anything was sharded."""
 
     numel: int
     item_bytes: int
@@ -129,10 +129,10 @@ class Trained:
     strategy: str
     model: nn.Module
     wrapped: nn.Module
-    """What the step calls: the model, or the wrapper around it."""
+    """The module that the step calls: the model, or the wrapper around it."""
     step: BackwardStep
     sizes: list[Size]
-    """Of the model's parameters."""
+    """The sizes of the model's parameters."""
 
     @property
     def optimizer(self) -> Optimizer | None:
@@ -144,7 +144,7 @@ def build(spec: DdpSpec, strategy: str, device: torch.device, batches: RandomBat
 
     Raises:
         OutOfMemory: it does not fit.
-        Unsupported: the model does not exist here, or cannot do what the spec asks for.
+        Unsupported: the model does not exist here, or does not support the spec's options.
     """
     with memory_needed_for("making the model"):
         torch.manual_seed(spec.seed)
@@ -158,7 +158,8 @@ def build(spec: DdpSpec, strategy: str, device: torch.device, batches: RandomBat
 
 
 def wrap(spec: DdpSpec, strategy: str, module: nn.Module) -> tuple[nn.Module, Callable[[], None] | None]:
-    """Return the wrapped module, and what finishes its communication; None if nothing is left to finish."""
+    """Return the wrapped module, and the function that finishes its communication; None if there is nothing to
+    finish."""
     cast = torch.bfloat16 if spec.cast_before_communication else None
     wrapped: parallel.data_parallel.DataParallel | parallel.FullyShardedDataParallel
     match strategy:
@@ -190,7 +191,7 @@ def torch_ddp(module: nn.Module, bucket_size_mb: float | None) -> nn.Module:
     """Return torch's DistributedDataParallel around the module, with gradients as views of its buckets."""
     device = next(module.parameters()).device
     everything = sum(parameter.nbytes for parameter in module.parameters()) / MIB + 1
-    # Ours send buffers once, too. torch 2.13 renamed the argument, and warns of the former name.
+    # Ours send buffers once, too. torch 2.13 renamed the argument, and warns about the old name.
     known = inspect.signature(nn.parallel.DistributedDataParallel).parameters
     buffers = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
     options: dict[str, Any] = {
@@ -218,7 +219,7 @@ def torch_fsdp(module: nn.Module, dtype: torch.dtype | None) -> nn.Module:
 def make_step(
     spec: DdpSpec, strategy: str, wrapped: nn.Module, batches: RandomBatches, finish: Callable[[], None] | None
 ) -> BackwardStep:
-    """Make the step that is repeated: the one of other training kinds, and between its phases the communication."""
+    """Make the repeated step: that of other training kinds, with the communication between its phases."""
     casts = spec.cast_before_communication and strategy in FULLY_SHARDED
     precision = PRECISIONS["fp32" if casts else spec.precision]
     fused = spec.fused_linear_cross_entropy
@@ -254,16 +255,16 @@ def make_optimizer(spec: DdpSpec, strategy: str, wrapped: nn.Module) -> Optimize
 
 
 def rank_batches(spec: DdpSpec, rank: int, device: torch.device) -> RandomBatches:
-    """Return the batches of a rank: each has its own."""
+    """Return the batches of a rank; each rank has its own."""
     seed = (spec.seed + rank) % 2**63
     return RandomBatches(spec.model.vocab_size, spec.batch_size, spec.context_length, device, seed)
 
 
 def communication(spec: DdpSpec, sizes: Sequence[Size]) -> list[list[Any]]:
-    """Return what travels in a step: (operation, bytes of the whole tensors, bytes that a rank sends).
+    """Return the communication of a step: (operation, bytes of the full tensors, bytes that a rank sends).
 
-    The formulas and their sources are in parallel.accounting. The few bytes with which ranks tell which gradients they
-    have are left out, and so is that the sharded unit which runs last may be gathered once only. torch's
+    The formulas and their sources are in parallel.accounting. It leaves out the few bytes with which ranks report which
+    gradients they have, and the possibility that the last sharded unit is gathered only once. torch's
     ZeroRedundancyOptimizer broadcasts what ours gathers: as many bytes.
     """
     # fsdp shards parameters with two axes or more, torch_fsdp all of them; the others shard none.
@@ -289,9 +290,9 @@ def communication(spec: DdpSpec, sizes: Sequence[Size]) -> list[list[Any]]:
 
 
 def full_gradients(trained: Trained) -> dict[str, Tensor]:
-    """Return the gradients of all parameters, whole, by the names of the model's parameters. Every rank calls it."""
+    """Return the full gradients of all parameters, by the names of the model's parameters. Every rank must call it."""
     if isinstance(trained.wrapped, parallel.FullyShardedDataParallel):
-        # Gathered as parameters are: a gradient takes the parameter's place meanwhile.
+        # They are gathered like parameters: a gradient takes the parameter's place meanwhile.
         places = [(parameter, parameter.data) for parameter in trained.wrapped.parameters()]
         for parameter, _ in places:
             parameter.data = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
@@ -304,20 +305,20 @@ def full_gradients(trained: Trained) -> dict[str, Tensor]:
 
 
 def full_parameters(trained: Trained) -> dict[str, Tensor]:
-    """Return all parameters, whole, by the names of the model's parameters. Every rank calls it."""
+    """Return the full parameters, by the names of the model's parameters. Every rank must call it."""
     if isinstance(trained.wrapped, parallel.FullyShardedDataParallel):
         return trained.wrapped.full_state_dict()
     return {name: whole(parameter.detach()) for name, parameter in trained.model.named_parameters()}
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return a tensor, gathered from all ranks if it is torch's distributed one."""
+    """Return the full tensor, gathered from all ranks if it is one of torch's distributed tensors."""
     gather = getattr(tensor, "full_tensor", None)
     return tensor if gather is None else gather()
 
 
 def local_bytes(tensor: Any) -> int:
-    """Return the bytes that a tensor takes on this rank; 0 for what is no tensor."""
+    """Return the bytes that a tensor takes on this rank; 0 for other values."""
     local = getattr(tensor, "to_local", None)
     if local is not None:
         tensor = local()
@@ -326,7 +327,7 @@ def local_bytes(tensor: Any) -> int:
 
 @dataclass
 class Memory:
-    """Memory of one rank in MiB at three moments, and what it consists of; None: the device does not tell."""
+    """Memory of one rank in MiB at three moments, and its parts; None if the device does not report it."""
 
     after_init_mib: float | None = None
     after_init_peak_mib: float | None = None
@@ -340,7 +341,7 @@ class Memory:
 
 
 class MemoryMarks:
-    """An observer that notes the memory just before the optimizer's phase and at the step's end."""
+    """An observer that records the memory just before the optimizer's phase and at the step's end."""
 
     def __init__(self, trained: Trained, memory: Memory, *, on_gpu: bool) -> None:
         self._trained, self._memory, self._on_gpu = trained, memory, on_gpu
@@ -354,7 +355,7 @@ class MemoryMarks:
             self._before()
 
     def phase_ends(self, name: str) -> None:
-        """Do nothing: what matters happens before the optimizer's phase and at the end."""
+        """Do nothing: memory is read before the optimizer's phase and at the end."""
 
     def step_ends(self) -> None:
         if self._trained.optimizer is None:
@@ -370,7 +371,7 @@ class MemoryMarks:
         self._memory.before_optimizer_mib, self._memory.before_optimizer_peak_mib = self._now()
 
     def _now(self) -> tuple[float | None, float | None]:
-        """Return what is allocated, and the peak since this was asked last."""
+        """Return the allocated memory, and the peak since the last call."""
         if not self._on_gpu:
             return None, None
         found = torch.cuda.memory_allocated() / MIB, torch.cuda.max_memory_allocated() / MIB
@@ -379,7 +380,7 @@ class MemoryMarks:
 
 
 class OperationsRecorder:
-    """An observer that notes when the operations of our own strategies ran in a step; torch's are not seen."""
+    """An observer that records when the operations of our own strategies ran in a step; it does not see torch's."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -444,26 +445,27 @@ class RankRun:
         self.host_meter = None if self.on_gpu else memory_meter(self.device)
         self.memory = Memory()
         self.keeper = torch.device("cpu")
-        """Where rank 0 keeps gradients and parameters until it compares them."""
+        """The device on which rank 0 keeps gradients and parameters until it compares them."""
         self.too_large: str | None = None
-        """Why one process surely does not fit into rank 0's memory; None: it may. Other ranks say it in other words."""
+        """The reason why a single process surely does not fit into rank 0's memory; None if it may. Other ranks have
+        other texts."""
         self._told_at = 0.0
         self._measured = 0
         set_precision(self.spec.precision)
 
     def run(self) -> dict[str, Any]:
-        """Do the rank's part.
+        """Run the rank's part of the job.
 
         Returns:
             JSON-ready: "turns" (as Turn), "memory" (as Memory), "alone" (why the step without communication was not
-            measured, or None), "parity", "overlap" and facts on the model. Some are None on other ranks than 0.
+            measured, or None), "parity", "overlap" and facts about the model. Some are None on ranks other than 0.
         """
         found: dict[str, Any] = {"alone": None, "parity": None, "overlap": None, "operations": []}
         if self.spec.strategy != ALONE:
             found["parity"] = self.check_parity()
             if self.too_large is not None:
                 found["alone"] = f"without communication it does not fit: {self.too_large}"
-        # What lives now will live on: the collector need not look at it again, least of all in the middle of a step.
+        # Present objects will stay alive: the collector need not scan them again, least of all in the middle of a step.
         gc.collect()
         gc.freeze()
         turns: list[Turn] = []
@@ -505,7 +507,7 @@ class RankRun:
         Args:
             strategy: The spec's, or "none".
             steps: Number of steps measured.
-            found: Takes what the strategy's first turn shows beside times; None in other turns.
+            found: Takes the results of the strategy's first turn beside times; None in other turns.
 
         Raises:
             DoesNotFit: the memory of some rank does not hold the step without communication.
@@ -520,7 +522,7 @@ class RankRun:
                 found["operations"] = self._record_operations(trained)
                 found["overlap"] = self._record_overlap(trained)
         finally:
-            # What is left lives in cycles, of hooks and of errors' frames.
+            # Remaining objects are in reference cycles, of hooks and of errors' frames.
             trained = None  # type: ignore[assignment]
             self._clean()
         return turn
@@ -535,7 +537,7 @@ class RankRun:
         return trained
 
     def _clean(self) -> None:
-        # What the first pass frees may have held, from C++, what the second one finds.
+        # Objects that the first pass frees may have held, from C++, objects that the second one finds.
         gc.collect()
         gc.collect()
         if self.on_gpu:
@@ -543,7 +545,7 @@ class RankRun:
 
     @contextmanager
     def _alone(self, strategy: str) -> Iterator[None]:
-        """Let all ranks go on only if the work inside fits into everybody's memory; for work that sends nothing.
+        """Let all ranks continue only if the work inside fits into every rank's memory; for work without communication.
 
         A rank of another strategy raises at once: the others may wait for it in a collective operation.
 
@@ -599,7 +601,7 @@ class RankRun:
         return turn
 
     def _facts(self, trained: Trained) -> dict[str, Any]:
-        """Return what is known of the model: its size, the FLOPs of a rank's step, and the bytes that travel."""
+        """Return facts about the model: its size, the FLOPs of a rank's step, and the bytes that are communicated."""
         return {
             "parameters": sum(size.numel for size in trained.sizes),
             "flops": _training.step_flops(self.spec, trained.model),
@@ -607,11 +609,11 @@ class RankRun:
         }
 
     def _look_at_memory(self, trained: Trained) -> None:
-        """Note the memory of one more step."""
+        """Record the memory of one more step."""
         Timing(self, trained, [MemoryMarks(trained, self.memory, on_gpu=self.on_gpu)]).step()
 
     def _record_operations(self, trained: Trained) -> list[list[Any]]:
-        """Note when the operations of one more step ran, by events on a GPU; without a profiler."""
+        """Record when the operations of one more step ran, by events on a GPU; without a profiler."""
         recorder = OperationsRecorder(self.device)
         Timing(self, trained, [recorder]).step()
         return recorder.rows
@@ -632,7 +634,7 @@ class RankRun:
 
         def run() -> None:
             for number in range(1 + PROFILED_STEPS):
-                ranges.counting = number > 0  # the first one holds the profiler's own start
+                ranges.counting = number > 0  # the first one includes the profiler's start-up
                 timing.step()
 
         compiled_whole = self.spec.compile and self.spec.compile_scope == "model"
@@ -646,7 +648,8 @@ class RankRun:
         return {"why_not": None, "steps": [self._seen(step) for step in seen.steps], "trace": self._save(seen)}
 
     def _why_no_profiler(self) -> str | None:
-        """Return why some rank has no profiler: were it to fail in the middle, the others would wait for that rank."""
+        """Return why some rank has no profiler; None if all have one. If it failed in the middle, the others would wait
+        for that rank."""
         try:
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
                 failure = None
@@ -675,14 +678,15 @@ class RankRun:
     # Parity
 
     def check_parity(self) -> dict[str, Any] | None:
-        """Train some steps with the strategy and, on rank 0, in one process on the whole batch; compare.
+        """Train some steps with the strategy and, on rank 0, in a single process on the whole batch; compare the
+        results.
 
-        The one process goes through the ranks' batches one after the other and adds up their gradients, as the batch's
-        mean loss does. Ranks run the same kernels, so what differs is the communication only.
+        The single process runs the ranks' batches one after the other and adds up their gradients, as the batch's mean
+        loss does. Ranks run the same kernels, so only the communication differs.
 
         Returns:
-            On rank 0 {"gradient_error", "parameter_error", "why_not"}, JSON-ready: the greatest relative error of any
-            gradient of the last step, and of any parameter's change since the beginning; and the names of those.
+            On rank 0 {"gradient_error", "parameter_error", "why_not"}, JSON-ready: the largest relative error of any
+            gradient of the last step, and of any parameter's change since the beginning; and the names of these.
         """
         self.tell("checking parity")
         shared = self._trained_by_strategy()
@@ -694,7 +698,8 @@ class RankRun:
         return found if self.rank.index == 0 else None
 
     def _trained_by_strategy(self) -> dict[str, dict[str, Tensor]] | str:
-        """Train with the strategy; return gradients and parameters, kept by rank 0, or why they do not fit."""
+        """Train with the strategy; return gradients and parameters, kept by rank 0, or the reason why they do not
+        fit."""
         if self.on_gpu:
             torch.cuda.reset_peak_memory_stats()
         trained = build(
@@ -709,7 +714,7 @@ class RankRun:
                 work()
             self.rank.step_done()
             if number == 0 and self.on_gpu:
-                # From the second step on, the optimizer's state is there all the time.
+                # From the second step on, the optimizer's state always exists.
                 torch.cuda.reset_peak_memory_stats()
             if number == 1 and (reason := self._why_not_compared(trained)):
                 return reason
@@ -718,9 +723,10 @@ class RankRun:
         return {"gradients": gradients, "parameters": self._kept(full_parameters(trained))}
 
     def _why_not_compared(self, trained: Trained) -> str | None:
-        """Return why the comparison does not fit into rank 0's memory, known after two steps; on others just as much.
+        """Return why the comparison does not fit into rank 0's memory, which is known after two steps; the same on all
+        ranks.
 
-        If it fits, choose where rank 0 keeps what it compares.
+        If it fits, choose the device on which rank 0 keeps the compared tensors.
         """
         no_process = no_room = None
         if self.rank.index == 0:
@@ -735,10 +741,11 @@ class RankRun:
         return self.too_large
 
     def _why_one_process_is_too_large(self, trained: Trained) -> str | None:
-        """Return why one process surely does not fit into this rank's GPU, so that nobody need try; None if it may.
+        """Return why a single process surely does not fit into this rank's GPU, so that it need not be tried; None if
+        it may fit.
 
-        It takes as much as this rank's peak, less the units that are whole at a time, at most two of parameters and two
-        of gradients, and more by what other ranks have of parameters and state. Gradients come while activations go.
+        It takes this rank's peak, minus the units that are gathered at a time (at most two of parameters and two of
+        gradients), plus the other ranks' parts of parameters and state. Gradients appear while activations are freed.
         """
         if not (self.on_gpu and isinstance(trained.wrapped, parallel.FullyShardedDataParallel)):
             return None
@@ -753,10 +760,11 @@ class RankRun:
         return f"one process takes {least / MIB:.0f} MiB at least, and rank 0's GPU has {available / MIB:.0f} MiB"
 
     def _choose_keeper(self, model_bytes: int) -> str | None:
-        """Choose where rank 0 keeps what it compares: on its GPU if all fits there, since copying takes many seconds.
+        """Choose the device on which rank 0 keeps the compared tensors: its GPU if all fit there, since copying takes
+        many seconds.
 
-        The one process takes no more than this rank's peak, of which a strategy that shards lacks parameters, gradients
-        and two states of the optimizer, of at most 4 bytes for each element where parameters have 2.
+        The single process takes no more than this rank's peak; a sharded strategy's peak lacks the other ranks'
+        parameters, gradients and two optimizer states, of at most 4 bytes per element where parameters have 2.
 
         Returns:
             Why neither the GPU nor the host has room; None if one has.
@@ -766,7 +774,7 @@ class RankRun:
         if self.on_gpu:
             missing = 4 * model_bytes * (2 if self.spec.parameter_dtype == "bf16" else 1)
             needed = torch.cuda.max_memory_allocated() + missing + kept
-            # What other processes hold is not to be had.
+            # Memory of other processes is not available.
             available = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved()
             if needed < KEPT_SHARE * available:
                 self.keeper = self.device
@@ -783,7 +791,7 @@ class RankRun:
         return {name: tensor.detach().to(self.keeper, copy=True) for name, tensor in tensors.items()}
 
     def _compared_to_one_process(self, shared: dict[str, dict[str, Tensor]]) -> dict[str, Any]:
-        """Train on rank 0 alone. The other ranks go with it step by step, so that nobody takes them for stuck."""
+        """Train on rank 0 alone. The other ranks follow step by step, so that they do not count as hanging."""
         found: dict[str, Any] = {"gradient_error": None, "parameter_error": None, "why_not": None}
         work = one_process(self, shared, found) if self.rank.index == 0 else None
         going = True
@@ -802,7 +810,7 @@ class RankRun:
 
 
 def one_process(run: RankRun, shared: dict[str, dict[str, Tensor]], found: dict[str, Any]) -> Iterator[bool]:
-    """Train one process on the batches of all ranks, and set the errors; yields after each of them."""
+    """Train a single process on the batches of all ranks, and set the errors; yields after each batch."""
     spec, world_size = run.spec, run.rank.world_size
     batches = [rank_batches(spec, index, run.device) for index in range(world_size)]
     trained = build(spec, ALONE, run.device, batches[0])
@@ -834,7 +842,7 @@ def one_process(run: RankRun, shared: dict[str, dict[str, Tensor]], found: dict[
 
 
 def worst(errors: Mapping[str, float]) -> tuple[float, str]:
-    """Return the greatest error and the parameter that has it; nan if one process has a value that is not finite."""
+    """Return the largest error and its parameter; nan if the single process has a value that is not finite."""
     name = max(errors, key=lambda name: (math.isnan(errors[name]), errors[name]))
     return errors[name], name
 

@@ -1,8 +1,8 @@
 """Jobs that are grids of cells. Each cell is one case, with values, an outcome and a verdict of its own.
 
-All cells of a job run in one process as long as no cell takes the process down. After a crash a fresh process goes on
-with the next cell, and the cell that crashed has the outcome "crashed". Other things that happen to a cell are outcomes
-too: "oom", "unsupported", "invalid_environment", "failed". None of them costs another cell.
+All cells of a job run in one process as long as no cell crashes it. After a crash a fresh process continues with the
+next cell, and the cell that crashed has the outcome "crashed". Other faults of a cell are outcomes too: "oom",
+"unsupported", "invalid_environment", "failed". None of them affects another cell.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class GridRunner(abc.ABC, Generic[ContextT]):
 
     kind: str
     timed: ClassVar[bool] = True
-    """False if no value depends on how busy host and devices are: verdicts leave that out then."""
+    """False if no value depends on the load of host and devices; verdicts then ignore it."""
 
     @abc.abstractmethod
     def open(self, spec: Any, devices: Sequence[torch.device], report: Reporter) -> ContextT:
@@ -102,15 +102,15 @@ class GridRunner(abc.ABC, Generic[ContextT]):
 
     @abc.abstractmethod
     def measure(self, spec: Any, cell: Any, context: ContextT, trial: Trial) -> None:
-        """Set the cell's values. This process computes in the cell's precision already.
+        """Set the cell's values. This process already computes in the cell's precision.
 
         Raises:
             Exception: any error. Values that are not set yet get the error's outcome: "oom" for a lack of memory, the
-                code of a RunnerError, else "failed".
+                code of a RunnerError, or "failed".
         """
 
     def close(self, spec: Any, context: ContextT) -> None:
-        """Report what covers several cells. Called in each process after its last cell."""
+        """Report results about several cells. Called in each process after its last cell."""
 
     def devices(self, spec: Any) -> list[torch.device]:
         """Return the devices that the cells run on.
@@ -131,7 +131,7 @@ class GridRunner(abc.ABC, Generic[ContextT]):
         """Check that every device still answers. Called after each cell.
 
         Raises:
-            Crashed: a device has lost its context, so this process is of no more use.
+            Crashed: a device has lost its context, so this process is useless.
         """
         for device in context.devices:
             check_device_answers(device)
@@ -141,7 +141,8 @@ class GridRunner(abc.ABC, Generic[ContextT]):
         return [Unit(title=f"{len(spec.cells())} cells", params={"first": 0})]
 
     def resume(self, spec: GridSpec, unit: Unit, position: int, failure: Failed) -> Unit:
-        """Return a unit that reports the cell at `position` as crashed, without a new try, and measures the rest."""
+        """Return a unit that reports the cell at `position` as crashed, without trying it again, and measures the
+        rest."""
         title = f"{len(spec.cells())} cells, going on after cell {position + 1}"
         return Unit(title=title, params={"first": position, "crashed": failure.detail})
 
@@ -171,13 +172,13 @@ class GridRunner(abc.ABC, Generic[ContextT]):
                     values.rest("crashed", crashed)
                     found = verdict([check_measured(values)])
                 else:
-                    # The crashed cell reports no cursor: a unit that gets no further must not resume there again.
+                    # The crashed cell reports no cursor: a unit that makes no progress must not resume there again.
                     report.cursor(index)
                     tell = functools.partial(_tell, report, index, len(cells), cell.title)
                     found = self._try(spec, cell, context, values, tell)
                 case = spec.case(cell)
                 values.report(case, key, report)
-                if values.outcome != "unsupported":  # of no measurement there is nothing to trust or to doubt
+                if values.outcome != "unsupported":  # without a measurement there is nothing to judge
                     report.validity(found, case_key=case.key, title=cell.title)
                 outcomes[values.outcome] += 1
                 report.finished(
@@ -209,7 +210,7 @@ class GridRunner(abc.ABC, Generic[ContextT]):
             values.rest("oom", str(error))
         except RunnerError as error:
             values.rest(error.code, str(error))
-        except Exception as error:  # noqa: BLE001 - somebody's own kernel may raise anything
+        except Exception as error:  # noqa: BLE001 - a user's own kernel may raise anything
             if is_out_of_memory(error):
                 values.rest("oom", f"out of memory: {gist(error)}")
             elif meaning := translated(error):
@@ -269,7 +270,7 @@ def few_objects_to_collect() -> Iterator[None]:
 
 
 def start_afresh(devices: Sequence[torch.device]) -> None:
-    """Free what the last cell left, so that it does not affect the next one.
+    """Free the memory and code that the last cell left, so that it does not affect the next one.
 
     It frees cached memory, and compiled code with its guards: the compiler keeps only a few of these before it gives up
     or turns to dynamic shapes.
@@ -284,7 +285,7 @@ def start_afresh(devices: Sequence[torch.device]) -> None:
 
 
 def check_measured(values: Values) -> Check:
-    """Check that the cell was measured as well as it can be; a fault makes it suspect."""
+    """Check that the cell was measured; a fault makes it suspect."""
     from workers.measure.check import Check
 
     outcome = values.outcome

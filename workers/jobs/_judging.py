@@ -1,14 +1,14 @@
 """Checks that an operation's results are right and that it leaves its inputs unchanged.
 
-An operation is judged when it is first called, and again after it was timed: it may be right at first and wrong later,
-because it races, or because it keeps its first result and gives it once more. For the second judgement one input on
-which the results depend linearly is negated in place. So a kept result has the wrong sign, the oracle need not be
-computed again, and the second judgement needs no copy of the inputs.
+An operation is checked when it is first called, and again after it was timed: it may be right at first and wrong later,
+because of a race, or because it stores its first result and returns it again. For the second check one input on which
+the results depend linearly is negated in place. So a stored result has the wrong sign, the oracle need not be computed
+again, and the second check needs no copy of the inputs.
 
 A checksum of the inputs' bits, computed on their device a part at a time, shows changes: copies would double the memory
 that inputs take. Each element's bits are multiplied by an odd 64-bit number that depends on its position, and the
 products are added modulo 2^64. A change of one element changes the sum, since multiplying by an odd number is
-invertible modulo 2^64; other changes stay unseen with a probability near 2^-64.
+invertible modulo 2^64; other changes go unnoticed with a probability near 2^-64.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Problem:
 
     @property
     def _given(self) -> dict[str, Tensor]:
-        """The tensors that an operation gets, by the names that messages use."""
+        """Return the tensors that an operation gets, by the names that messages use."""
         inputs = {f"input {index}": tensor for index, tensor in enumerate(self.inputs)}
         return inputs if self.grad_out is None else {**inputs, "the output's gradient": self.grad_out}
 
@@ -104,21 +104,22 @@ def checksum(tensor: Tensor) -> int:
 
 @dataclass(frozen=True)
 class Judgement:
-    """The errors of the results of one call, compared to the oracle's."""
+    """The errors of one call's results against the oracle's."""
 
     errors: tuple[float, ...]
     """Relative errors of the output and, if there is a backward pass, of the inputs' gradients."""
     wrong: str | None
-    """What is wrong with the results; None if they are right."""
+    """The fault of the results; None if they are right."""
 
 
 def judge(operation: Operation, problem: Problem) -> Judgement:
-    """Run the operation once, forward and, if it has a backward pass, backward; compare its results to the oracle's."""
+    """Run the operation once, forward and, if it has a backward pass, backward; compare its results with the
+    oracle's."""
     return _judge(operation, problem, negated=False)
 
 
 def judge_again(operation: Operation, problem: Problem) -> Judgement:
-    """Judge again with one input negated during the call, so that a kept result of a former call is wrong."""
+    """Check again with one input negated during the call, so that a stored result of an earlier call is wrong."""
     with problem.negated():
         return _judge(operation, problem, negated=True)
 

@@ -1,11 +1,11 @@
 """Runs training steps under Nsight Systems (nsys) or Nsight Compute (ncu), and reads their reports.
 
 CUPTI takes one subscriber, so each tool has a unit of its own, without torch's profiler. A tool slows the steps down
-and ncu runs each kernel many times: the times of such a unit are no measurements of speed, and none is reported.
+and ncu runs each kernel many times: the times of such a unit say nothing about speed, and none is reported.
 
 The unit warms up, then turns the tool on (cudaProfilerStart) for the profiled steps only. Parts of the work have NVTX
 ranges: `step_1`, `forward`, `layers.0`, `scores`, … The tool writes its report after the unit has ended; `collect`, in
-a further process, asks the tool for the report's figures as CSV.
+another process, asks the tool for the report's figures as CSV.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ PHASES = "phases.json"
 WITH_SOURCE = ("detailed", "full")
 """Sets of ncu whose report shows instructions. For the others, the kernels' code would be 99 % of the file."""
 ANSWER_S = 600.0
-"""Seconds in which a tool must tell the figures of its report. A report of many launches takes a minute."""
+"""Seconds in which a tool must print the figures of its report. A report of many launches takes a minute."""
 LAST_WORDS = 1000
-"""Most characters of a tool's output in an error."""
+"""Largest number of characters of a tool's output in an error."""
 NCU_ERROR = re.compile(r"^==ERROR== (?!The application returned an error code)(.*\S)", re.MULTILINE)
 NOTHING_PROFILED = re.compile(
     r"^==WARNING== (No kernels were profiled\..*(?:\n(?:Available Kernels:|\d+\. ).*)*)", re.MULTILINE
@@ -57,7 +57,7 @@ NOTHING_PROFILED = re.compile(
 MAX_PHASE = 400
 """Most characters of a kernel's name that become a measurement's phase."""
 MAX_COUNTER_ROWS = 20_000
-"""Most rows of the table `ncu`; the report has what does not fit."""
+"""Largest number of rows of the table `ncu`; the report has the rest."""
 NSYS_COLUMNS = (
     ("Name", Column("name", "string"), 1.0),
     ("Total Time (ns)", Column("total_ms", "number", "ms"), 1e-6),
@@ -69,7 +69,7 @@ NSYS_COLUMNS = (
     ("Max (ns)", Column("max_us", "number", "µs"), 1e-3),
     ("StdDev (ns)", Column("std_us", "number", "µs"), 1e-3),
 )
-"""Columns of `nsys stats --report cuda_gpu_kern_sum`, ours, and the factor from its unit to ours."""
+"""Columns of `nsys stats --report cuda_gpu_kern_sum`, our columns, and the factor from its unit to ours."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Counter:
     """The metric's name in ncu."""
     factor: float = 1.0
     read: bool = True
-    """True if the GPU counts it; false if it follows from the launch alone."""
+    """True if the GPU measures it; False if it follows from the launch alone."""
 
 
 COUNTERS = (
@@ -169,7 +169,8 @@ def tool_of(unit: Unit) -> str | None:
 def run(spec: ProfileSpec, unit: Unit, report: Reporter) -> None:
     """Run the steps that the outside profiler watches. Their times are no measurements.
 
-    Without memory for them the unit ends well and leaves a note: that is a result, which the job's first unit reports.
+    If there is no memory for them the unit succeeds and leaves a note: that is a result, which the job's first unit
+    reports.
     """
     from workers.measure import environment
     from workers.measure.memory import OutOfMemory
@@ -194,7 +195,7 @@ def _run_steps(training: Training, spec: ProfileSpec, report: Reporter) -> None:
     from workers.measure.timing import Where, memory_needed_in, run_step
     from workers.measure.warmup import LEAST_CALLS
 
-    # Under a tool no time is worth waiting for until it is steady.
+    # Under a tool it makes no sense to wait until times are steady.
     warmup = LEAST_CALLS if spec.warmup_steps is None else spec.warmup_steps
     total, where, ranges = warmup + spec.profile_steps, Where(), Ranges()
 
@@ -217,7 +218,7 @@ def _run_steps(training: Training, spec: ProfileSpec, report: Reporter) -> None:
 
 @contextmanager
 def tool_on(device: torch.device) -> Iterator[None]:
-    """Let an outside profiler watch the work of the context, and only that."""
+    """Let an outside profiler record the work inside the context, and only that."""
     import torch
 
     if device.type != "cuda":  # without CUDA there is nothing to turn on
@@ -231,9 +232,9 @@ def tool_on(device: torch.device) -> Iterator[None]:
 
 
 def error_of(spec: ProfileSpec, unit: Unit, scratch: Path, output: str, *, succeeded: bool) -> str | None:
-    """Return the error that a tool told, in its own words; None if it told none. See `Wrapping.wrapper_error`.
+    """Return the error message that a tool printed; None if it printed none. See `Wrapping.wrapper_error`.
 
-    Tools often exit with 0 when they could read nothing, and the program under them goes on or fails by itself.
+    Tools often exit with 0 when they could read nothing, and the program under them continues or fails on its own.
     """
     tool = tool_of(unit)
     if tool is None or (scratch / OUT_OF_MEMORY).exists():
@@ -286,7 +287,7 @@ def _ask(command: Sequence[str]) -> str:
     """Return what a tool prints.
 
     Raises:
-        InvalidEnvironment: it failed; the message has its words.
+        InvalidEnvironment: the tool failed; the message has its output.
     """
     try:
         answer = subprocess.run(command, capture_output=True, timeout=ANSWER_S, check=False, stdin=subprocess.DEVNULL)
@@ -308,7 +309,7 @@ def _rows(printed: str, first: str) -> list[list[str]]:
 
 
 def number(text: str) -> float | None:
-    """Return a number as the tools write it ("17,472", "0.05"); None for what is no number ("n/a", "", "nan")."""
+    """Parse a number as the tools write it ("17,472", "0.05"); None for other texts ("n/a", "", "nan")."""
     plain = text.replace(",", "")
     return float(plain) if re.fullmatch(r"-?\d+(\.\d+)?([eE][+-]?\d+)?", plain) else None
 
@@ -324,7 +325,7 @@ def _collect_nsys(unit: Unit, scratch: Path, report: Reporter) -> None:
     for phase in json.loads((scratch / PHASES).read_text()):
         try:
             rows += [[phase, *row] for row in _nsys_kernels(unit, scratch, phase)]
-        except InvalidEnvironment as error:  # the report was read, so it is this range that is not in it
+        except InvalidEnvironment as error:  # the report was read before, so this range is not in it
             checks.append(Check(f"nsys_{phase}", False, str(error), "note"))
     report.table("nsys-kernels", columns, rows)
     _note(report, *checks)
@@ -448,7 +449,7 @@ def ncu_launches(printed: str) -> tuple[list[Launch], dict[str, str]]:
 
 
 def _report_ncu_tables(launches: Sequence[Launch], metric_units: Mapping[str, str], report: Reporter) -> list[Check]:
-    """Report a table with a row per launch, and one with a row per launch and metric. Returns what to note."""
+    """Report a table with a row per launch, and one with a row per launch and metric. Returns checks with notes."""
     summary = [
         Column("launch", "integer"),
         Column("function", "string"),
@@ -472,7 +473,7 @@ def _report_ncu_tables(launches: Sequence[Launch], metric_units: Mapping[str, st
     ]
     rows, checks = [], []
     for told, launch in enumerate(launches):
-        # What the device is stands in the environment.
+        # Facts about the device are in the environment.
         metrics = {name: text for name, text in launch.metrics.items() if not name.startswith("device__attribute_")}
         if len(rows) + len(metrics) > MAX_COUNTER_ROWS:
             detail = f"the table ncu has {told} of {len(launches)} launches; the report has all"

@@ -1,4 +1,4 @@
-"""Ranks that run beside a runner: they report while the runner goes on with what is complete."""
+"""Ranks that run beside a runner: they report while the runner processes complete results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class RanksBeside:
     """Ranks that a thread has launched and waits for.
 
     Args:
-        function: What each rank calls, as `parallel.process_group.launch` takes it.
+        function: The function that each rank calls, as `parallel.process_group.launch` takes it.
         arguments: Its further arguments, plain data.
         world_size: Number of ranks.
         backend: "gloo" or "nccl".
@@ -92,7 +92,7 @@ class RanksBeside:
         raise EOFError("all ranks have returned")
 
     def join(self) -> None:
-        """Wait until no rank is left. They have returned, or failed, or this waits for their timeout."""
+        """Wait until no rank is left: until they have returned or failed, or until their timeout."""
         self._thread.join()
 
     def tell_logs(self, report: Reporter, failure: RunnerError | None = None, blamed: int | None = None) -> None:

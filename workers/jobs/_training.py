@@ -54,11 +54,11 @@ WHOLE = (
 """Metrics without a phase, of the whole step, with their units."""
 GPU_ONLY = "known on GPUs only"
 MAX_BUSY_PERCENT = 101.0
-"""The largest share that counts. Steps vary, so a device that never waits may seem busy for a little longer than the
-median step; a greater number is no share of it."""
+"""The largest valid share. Steps vary, so a device that never waits may seem busy for a little longer than the median
+step; a larger number is not a share of it."""
 WINDOW_S = {"cpu": 0.2, "cuda": 0.5}
-"""Least seconds of a window of the warm-up until times are steady. A GPU that multiplies large matrices takes a second
-to settle at its power limit."""
+"""Shortest window in seconds of a warm-up that lasts until times are steady. A GPU that multiplies large matrices takes
+a second to settle at its power limit."""
 
 
 def metrics(mode: str) -> list[Metric]:
@@ -91,7 +91,7 @@ def prepare(spec: TrainingSpec) -> tuple[torch.device, Callable[[], torch.nn.Mod
 
     Raises:
         Unsupported: the device, model or attention does not exist here, or cannot run this spec.
-        InvalidEnvironment: this host is not in order.
+        InvalidEnvironment: something is wrong with this host.
     """
     device = choose_device(spec.device, spec.precision)
     if spec.cuda_graph and device.type != "cuda":
@@ -105,9 +105,9 @@ def choose_model(spec: TrainingSpec, device: torch.device) -> Callable[[], torch
     """Return a function that builds the spec's model with its attention on the current default device.
 
     Raises:
-        Unsupported: the model or attention does not exist here, or cannot do what the spec asks for.
+        Unsupported: the model or attention does not exist here, or does not support the spec's options.
         InvalidEnvironment: an installed model or attention is broken.
-        BrokenCode: the job's own one is.
+        BrokenCode: the job's uploaded one is broken.
     """
     from kernels.registry import ATTENTION
     from workers.model.precision import PRECISIONS
@@ -150,7 +150,7 @@ def name_of(spec: TrainingSpec) -> str:
 def options_of(model_class: Callable[..., Any], spec: TrainingSpec, attention: Callable[..., Any]) -> dict[str, Any]:
     """Return the optional constructor arguments that a model takes, with the spec's values.
 
-    A model that was written before an option existed lacks it, and still serves if the spec does not set that option.
+    A model that was written before an option existed lacks it, and still works if the spec does not set that option.
 
     Raises:
         Unsupported: the spec needs an option that the model lacks.
@@ -188,7 +188,7 @@ def build(spec: TrainingSpec, device: torch.device, build_model: Callable[[], to
 
     Raises:
         OutOfMemory: the model does not fit.
-        Unsupported: the model does not offer its blocks, which compiling them needs.
+        Unsupported: the model does not expose its blocks, which compiling them needs.
     """
     import torch
 
@@ -197,7 +197,8 @@ def build(spec: TrainingSpec, device: torch.device, build_model: Callable[[], to
     from workers.model.precision import set_parameter_dtype
 
     if device.type == "cpu" and (spec.mode == "train_step" or spec.activation_checkpointing):
-        # Optimizers and checkpointing import it, 70 MiB that are no model's. Forks of the warm parent have it already.
+        # Optimizers and checkpointing import it: 70 MiB that do not belong to the model. Forks of the warm parent have
+        # it already.
         importlib.import_module("torch._dynamo")
     meter = memory_meter(device)
     with memory_needed_for("making the model"):
@@ -243,7 +244,7 @@ def build_step(spec: TrainingSpec, device: torch.device, model: torch.nn.Module)
 
 
 def compiled(spec: TrainingSpec, model: torch.nn.Module, *, inside_hooks: bool = False) -> Any:
-    """Return what the step calls: the model itself, or its compiled form; see `compile_blocks` for the hooks."""
+    """Return the model for the step to call, compiled if the spec asks for it; see `compile_blocks` for the hooks."""
     from workers.model.compiled import NoBlocks, compile_blocks, compile_model
 
     if not spec.compile:
@@ -367,7 +368,7 @@ def add_times(values: Values, training: Training, times: StepTimes, busy: Busy |
 
 
 def add_busy(values: Values, step_ms: float, busy: Busy | str) -> None:
-    """Set the device's time in a step and its share of the step's wall time, which other steps gave.
+    """Set the device's time in a step, and its share of the wall time, which other steps measured.
 
     Args:
         values: Takes the two metrics.
@@ -390,7 +391,7 @@ def add_busy(values: Values, step_ms: float, busy: Busy | str) -> None:
 
 
 def add_rates(values: Values, training: Training, ceilings: Path) -> None:
-    """Set the rates of the median step: tokens and FLOPs per second, and the FLOPs' share of the device's best."""
+    """Set the rates of the median step: tokens and FLOPs per second, MFU, and the share of the measured ceiling."""
     from workers.measure.ceilings import Ceilings
     from workers.measure.environment import device_name
     from workers.model.accounting import peak_tflops
@@ -412,7 +413,7 @@ def add_rates(values: Values, training: Training, ceilings: Path) -> None:
 
 
 def step_flops(spec: TrainingSpec, model: torch.nn.Module) -> int | None:
-    """Return the FLOPs of one step; None for a model that does not tell."""
+    """Return the FLOPs of one step; None for a model that does not report them."""
     from workers.model import accounting
 
     if spec.mode == "generate":

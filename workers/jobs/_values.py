@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from workers.jobs._base import Reporter
 
 FAULTS = ("crashed", "failed", "invalid_environment", "wrong")
-"""Outcomes that are a fault of the implementation or of this host. "unsupported" and "oom" are no faults: the case was
-measured as well as it can be.
+"""Outcomes that are a fault of the implementation or of this host. "unsupported" and "oom" are not faults: the case was
+measured as far as possible.
 """
 
 
@@ -59,7 +59,7 @@ class Values:
 
     @property
     def outcome(self) -> str:
-        """The case's outcome: the first fault among its metrics, or else the outcome of its first metric."""
+        """The case's outcome: the first fault among its metrics, or the outcome of its first metric."""
         return self._first[0]
 
     @property
@@ -73,7 +73,7 @@ class Values:
         return next(((outcome, reason) for outcome, reason in found if outcome in FAULTS), found[0])
 
     def told(self) -> str:
-        """Return the first metric's median, or why the case has none, in a few words."""
+        """Return the first metric's median, or the reason why the case has none, in a few words."""
         metric = self.metrics[0]
         samples = self.samples(metric.name, metric.phase)
         if self.outcome == "ok" and samples:

@@ -1,4 +1,4 @@
-"""Runs `attention`: implementations beside each other, forward and backward, each checked against one oracle."""
+"""Runs `attention`: times implementations forward and backward, each checked against one oracle."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class AttentionRunner(CellsRunner):
         return cell.dtype, cell.causal, cell.head_dim, cell.sequence_length
 
     def make_problem(self, spec: AttentionSpec, cell: AttentionCell, device: torch.device) -> Problem:
-        """Normally distributed inputs: keys and values (batch_size, num_heads, sequence_length, head_dim); queries and
-        the output's gradient with `query_length` rows instead, where the job has one.
+        """Make normally distributed inputs: keys and values (batch_size, num_heads, sequence_length, head_dim); queries
+        and the output's gradient with `query_length` rows instead, if the job has one.
         """
         import torch
 
@@ -71,7 +71,7 @@ class AttentionRunner(CellsRunner):
         )
 
     def admit(self, spec: AttentionSpec, cell: AttentionCell, device: torch.device) -> None:
-        """Refuse what the implementation cannot compute on this device."""
+        """Refuse a cell that the implementation cannot compute on this device."""
         from workers.model.precision import PRECISIONS
 
         dtype = str(PRECISIONS[cell.dtype].compute_dtype).removeprefix("torch.")
@@ -114,7 +114,7 @@ class AttentionRunner(CellsRunner):
         context: CellsContext,
         values: Values,
     ) -> None:
-        """Set TFLOP/s of useful work, and their share of the rate that this device's matrix products reach."""
+        """Set the TFLOP/s of useful work, and their share of the measured rate of this device's matrix products."""
         from workers.measure.ceilings import Ceilings
         from workers.model.accounting import attention_backward_flops, attention_flops
 
@@ -139,7 +139,7 @@ def implementation_of(spec: AttentionSpec, cell: AttentionCell) -> Implementatio
     """Return the cell's implementation: an installed one, or the job's own code.
 
     Raises:
-        Unsupported, InvalidEnvironment, BrokenCode: it is not here, or is broken.
+        Unsupported, InvalidEnvironment, BrokenCode: it does not exist here, or is broken.
     """
     from kernels.registry import ATTENTION
 

@@ -62,7 +62,8 @@ def measure(
     monitor: Monitor,
     report: Reporter,
 ) -> tuple[Values, dict[str, Any]]:
-    """Return the values of each metric and the verdict. Without samples, the verdict still tells who else was there."""
+    """Return the values of each metric and the verdict. Without samples, the verdict still reports other processes on
+    the device."""
     from workers.measure.memory import OutOfMemory
 
     report.progress(0, spec.measure_steps, "making the model")

@@ -1,8 +1,8 @@
 """Runs `ceiling`: measures the rates at which this device copies memory and multiplies matrices of random numbers.
 
 The numbers are random, since a GPU that multiplies zeros draws less power and clocks higher. The rates go to the host's
-record, where jobs that give percentages find them. The record leaves out a rate whose size the spec chose, or whose
-times are doubtful.
+record, where jobs that give percentages find them. The record leaves out rates whose size the spec set, or whose times
+are doubtful.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ MATRIX_SIZES = {
     "cuda": dict.fromkeys(("fp32", "tf32", "bf16", "fp16"), 8192),
 }
 """Matrix sizes by type of device and data type: large enough for the rate to stop growing. Data types that a processor
-may have to emulate have sizes that take at most a second. The sizes are fixed: sizes chosen by measuring would give one
-case different work by chance."""
+may have to emulate have sizes that take at most a second. The sizes are fixed, since sizes chosen by measuring would
+give one case different work by chance."""
 MIN_SAMPLES = 2
-"""Least samples of a recorded rate. Fewer cannot show a disturbance."""
+"""Smallest number of samples of a recorded rate. Fewer cannot show a disturbance."""
 
 Work = Callable[[], None]
 
@@ -158,7 +158,8 @@ def why_not_to_record(field: str, size: int | None, timing: Timing, checks: Sequ
 
 
 def record(precision: str | None, reason: str | None, rate: float, context: CeilingContext) -> None:
-    """Record the rate of the product in `precision` (None: of the copy) for later jobs, or log the `reason` why not."""
+    """Record the rate of the product in `precision` (None: of the copy) for later jobs, or log the `reason` against
+    it."""
     from workers.measure.ceilings import Ceilings
 
     products, copy = ({}, rate) if precision is None else ({precision: rate}, None)

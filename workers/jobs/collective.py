@@ -1,8 +1,8 @@
 """Runs `collective`: the ranks are started once for all cells, and report each cell when they have measured it.
 
-A cell whose tensors do not fit is `oom`, and one whose results are wrong has no times. If a rank raises in a cell, that
-cell has the error's outcome, and new ranks go on with the next one. A rank that dies, or makes no step in time, fails
-the job as `crashed`; the cells that were finished are kept.
+A cell whose tensors do not fit is `oom`, and one whose results are wrong has no times. If a rank raises an error in a
+cell, that cell has the error's outcome, and new ranks continue with the next one. A rank that dies, or makes no step in
+time, fails the job as `crashed`; the cells that were finished are kept.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOOK_S = 0.5
 """Seconds between two looks at the devices while ranks measure."""
 STEP_TIMEOUT_S = 60.0
 SLOWEST_BYTES_PER_S = 1e8
-"""Ranks that make, move or check their tensors at less than this speed are taken to hang."""
+"""Ranks that make, send or check their tensors more slowly than this count as hanging."""
 RANKS_COLUMNS = (
     Column("operation", "string"),
     Column("dtype", "string"),
@@ -62,10 +62,10 @@ class CollectiveContext(Context):
     ranks: RanksBeside | None = None
     """The ranks that measure the next cells; None if none are running."""
     waiting: dict[int, deque[tuple[int, Mapping[str, Any]]]] = field(default_factory=dict)
-    """Reports about cells that this process has not come to yet, with their ranks, by the cells' positions."""
+    """Reports about cells that this process has not reached yet, with their ranks, by the cells' positions."""
     launches: int = 0
     failure: RunnerError | None = None
-    """Why no cell can be measured any more."""
+    """The failure that keeps further cells from being measured."""
     rows: list[list[Scalar]] = field(default_factory=list)
     """Rows of the table `ranks`."""
 
@@ -106,7 +106,7 @@ class CollectiveRunner(GridRunner[CollectiveContext]):
         ]
 
     def resume(self, spec: Any, unit: Unit, position: int, failure: Failed) -> None:  # type: ignore[override]
-        """Let the job fail: a dead rank, unlike a cell's own error, is no result of the cell."""
+        """Let the job fail: a dead rank, unlike a cell's own error, is not a result of the cell."""
 
     def see_that_devices_answer(self, context: CollectiveContext) -> None:
         """End the job after a rank has died. This process itself leaves the GPUs to the ranks."""
@@ -140,7 +140,7 @@ class CollectiveRunner(GridRunner[CollectiveContext]):
         context: CollectiveContext,
         trial: Trial,
     ) -> None:
-        """Set the cell's values from what its ranks have measured."""
+        """Set the cell's values from its ranks' measurements."""
         from parallel.accounting import algorithm_bandwidth, bus_bandwidth
         from workers.measure.validity import check_stability, check_steady
 
@@ -175,7 +175,7 @@ class CollectiveRunner(GridRunner[CollectiveContext]):
         context.rows += [rank_row(cell, rank, answer, latency, context) for rank, answer in enumerate(answers)]
 
     def close(self, spec: CollectiveSpec, context: CollectiveContext) -> None:
-        """Report what each rank measured, once the ranks have ended."""
+        """Report each rank's measurements, once the ranks have ended."""
         if context.ranks is not None:
             context.ranks.join()
             context.ranks.tell_logs(context.report)
@@ -195,7 +195,7 @@ def launch_ranks(
     rest = [asdict(Cell(at, cell.operation, cell.dtype, cell.size_mb)) for at, cell in enumerate(cells[first:], first)]
     context.waiting.clear()
     context.launches += 1
-    # Every rank makes, moves and checks a tensor of this size between two signs of life.
+    # Every rank makes, sends and checks a tensor of this size between two heartbeats.
     moved = 2**20 * spec.world_size * max(cell.size_mb for cell in cells)
     return RanksBeside(
         time_cells,
@@ -269,7 +269,7 @@ def check_hidden(answers: Sequence[Mapping[str, Any]], steps: int) -> Check:
     if not late:
         return Check("host_bound", True, "every call was issued before its device began with it")
     each = ", ".join(f"{count} of {steps} on rank {rank}" for rank, count in late.items())
-    # Half of the steps decide the median.
+    # More than half of the steps decide the median.
     return Check("host_bound", max(late.values()) <= steps // 2, f"calls that the host issued too late: {each}")
 
 

@@ -1,6 +1,6 @@
 """Runs `compare`: baseline and candidate take turns, each turn in fresh processes, on the same device.
 
-Both specs have one kind, whose runner measures them; it does not know that it is compared.
+Both specs have one kind, whose runner measures them without knowing of the comparison.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class CompareRunner:
     def wrapper_error(
         self, spec: CompareSpec, unit: Unit, scratch: Path, output: str, *, succeeded: bool
     ) -> str | None:
-        """Ask the runner of the compared specs' kind, if it knows the words of its wrappers."""
+        """Ask the runner of the compared specs' kind, if it recognises its wrappers' errors."""
         runner = _inner_runner(spec)
         if not isinstance(runner, Wrapping):
             return None
@@ -73,7 +73,7 @@ RUNNER = CompareRunner()
 
 
 def _inner_runner(spec: CompareSpec) -> Runner:
-    """Raises Unsupported: this worker has no runner for the kind."""
+    """Return the runner of the compared specs' kind. Raises Unsupported if this worker has none."""
     from workers.jobs import runner_for
 
     return runner_for(spec.baseline.kind)

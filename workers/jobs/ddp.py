@@ -1,7 +1,7 @@
-"""Runs `ddp`: a training step that several ranks share, timed in turns with the same step without communication.
+"""Runs `ddp`: a data-parallel training step, timed in turns with the same step without communication.
 
-The ranks are processes of their own, which this job's process starts and watches; what each does is in
-`_data_parallel.py`. This process puts together what they return: a step takes as long as its slowest rank.
+The ranks are separate processes, which this job's process starts and watches; `_data_parallel.py` has their part. This
+process combines their results: a step takes as long as its slowest rank.
 """
 
 from __future__ import annotations
@@ -35,15 +35,17 @@ PARITY = ("gradient_error", "parameter_error")
 GPU_ONLY = "known on GPUs only"
 NO_COMMUNICATION = "strategy none does not communicate"
 TOLERANCES = {"fp32": 1e-3, "tf32": 1e-3, "bf16": 2e-2, "fp16": 2e-2}
-"""Greatest relative error of a gradient, by precision: ranks run the kernels of one process, and sum in another order.
+"""Largest allowed relative error of a gradient, by precision: ranks run the same kernels as one process, but sum in
+another order.
 """
 PARAMETER_TOLERANCE = 10
-"""How many times as large a parameter's error may be: Adam divides a gradient by its size, so where that is near zero a
-small error may turn the step around."""
+"""Factor by which a parameter's error may be larger: Adam divides a gradient by its magnitude, so where that is near
+zero a small error may change the sign of the update."""
 NARROW_TOLERANCES = {"gradient_error": 5e-2, "parameter_error": 0.5}
-"""With parameters in bf16, whose every step is rounded to 8 bits."""
+"""Tolerances with parameters in bf16, in which every update is rounded to 8 bits."""
 CAST_TOLERANCES = {"gradient_error": 0.3, "parameter_error": 1.0}
-"""With `cast_before_communication`: everything is in bf16, and one process computes under autocast."""
+"""Tolerances with `cast_before_communication`: everything is in bf16, and the single process computes under
+autocast."""
 MEMORY = {
     "memory_after_init_mib": "after_init_mib",
     "memory_before_optimizer_mib": "before_optimizer_mib",
@@ -69,10 +71,10 @@ class DdpRunner:
         return [Unit(title=spec.title(spec.strategy, ranks))]
 
     def run(self, spec: DdpSpec, unit: Unit, report: Reporter) -> None:
-        """Start the ranks, and report what they have measured. Running out of memory is a result.
+        """Start the ranks, and report their measurements. Running out of memory is a result.
 
         Raises:
-            Unsupported: too few GPUs, or ranks that cannot do what the spec asks for.
+            Unsupported: too few GPUs, or ranks that do not support the spec's options.
             Crashed: a rank died, or made no step in time.
         """
         from workers.measure import environment
@@ -120,9 +122,9 @@ def choose_devices(spec: DdpSpec) -> list[torch.device]:
 
 
 def let_memory_grow(spec: DdpSpec) -> None:
-    """Let the allocator of fully sharded ranks extend its segments, unless the worker's environment says how it works.
+    """Let the allocator of fully sharded ranks extend its segments, unless the worker's environment configures it.
 
-    Units come and go in it, and between segments of fixed sizes gaps would stay that are too small for the next one.
+    Units are allocated and freed in turn, and segments of fixed sizes would leave gaps too small for the next unit.
     """
     chosen = any(name in os.environ for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"))
     if spec.backend == "nccl" and spec.strategy in FULLY_SHARDED and not chosen:
@@ -159,11 +161,11 @@ def metrics(spec: DdpSpec) -> list[Metric]:
 
 
 def run_ranks(spec: DdpSpec, monitor: Monitor, report: Reporter) -> list[dict[str, Any]] | str:
-    """Start the ranks, and return what each has found; or why the memory did not suffice.
+    """Start the ranks, and return each rank's results; or the reason why the memory did not suffice.
 
     Raises:
         Crashed: a rank died or made no step in time.
-        RunnerError: a rank raised an error, or could not start; of the error's class if its meaning is known.
+        RunnerError: a rank raised an error, or could not start; a specific class if the error's meaning is known.
     """
     from parallel.process_group import START_TIMEOUT_S, RanksFailed
     from workers.jobs._data_parallel import run_rank
@@ -209,13 +211,14 @@ def run_ranks(spec: DdpSpec, monitor: Monitor, report: Reporter) -> list[dict[st
 
 
 def out_of_memory(failures: Mapping[int, Mapping[str, Any]]) -> str | None:
-    """Return which rank lacked memory; the errors of others may be what that did to them."""
+    """Return a sentence on the rank that lacked memory; errors of other ranks may be consequences. None if no rank
+    did."""
     short = [f"rank {rank}: {failure['detail']}" for rank, failure in failures.items() if failure["failed"] == "oom"]
     return next(iter(short), None)
 
 
 def known_failure(failures: Mapping[int, Mapping[str, Any]], blamed: int | None) -> RunnerError | None:
-    """Return the failure that the blamed rank has told of; None if it is not known."""
+    """Return the failure that the blamed rank has reported; None if it is unknown."""
     failure = None if blamed is None else failures.get(blamed)
     error_class = None if failure is None else RUNNER_ERRORS.get(failure["failed"])
     return None if failure is None or error_class is None else error_class(f"rank {blamed}: {failure['detail']}")
@@ -233,7 +236,7 @@ def slowest(samples: Sequence[Sequence[float]]) -> list[float]:
 
 
 def steps_of(turns: Sequence[Sequence[Mapping[str, Any]]]) -> list[list[float]]:
-    """Return for each turn its steps' times, the maximum over ranks."""
+    """Return the steps' times of each turn, the maximum over ranks."""
     return [slowest([rank["step_ms"] for rank in turn]) for turn in turns]
 
 
@@ -305,14 +308,14 @@ def error_of_median(samples: Sequence[float]) -> float:
 
 
 def add_overlap(values: Values, spec: DdpSpec, found: Sequence[Mapping[str, Any]], step_ms: float) -> None:
-    """Set what the profiler saw: the time of communication itself, and that during which nothing was computed."""
+    """Set the profiler's results: the time of communication itself, and the part during which nothing was computed."""
     reason = next((rank["overlap"]["why_not"] for rank in found if rank["overlap"]["why_not"]), None)
     if spec.strategy == "none":
         reason = NO_COMMUNICATION
     if reason is not None:
         add_operations(values, found, step_ms, reason)
         return
-    # A collective kernel spins while it waits for other ranks: the rank that arrives last tells how long it takes.
+    # A collective kernel spins while it waits for other ranks, so the rank that arrives last shows its real duration.
     each = [rank["overlap"]["steps"] for rank in found]
     communication = [min(one["communication_ms"] for one in step) for step in zip(*each, strict=True)]
     uncovered = slowest([[step["exposed_ms"] for step in steps] for steps in each])
@@ -322,7 +325,8 @@ def add_overlap(values: Values, spec: DdpSpec, found: Sequence[Mapping[str, Any]
 
 
 def add_operations(values: Values, found: Sequence[Mapping[str, Any]], step_ms: float, why_no_profiler: str) -> None:
-    """Set the time of communication without a profiler: of our own strategies, which tell when each operation ran."""
+    """Set the time of communication without a profiler, for our own strategies, which record when each operation
+    ran."""
     from workers.measure.profiling.overlap import merged, total_ms
 
     values.set("uncovered_communication_ms", None, None, why_no_profiler)
@@ -336,7 +340,7 @@ def add_operations(values: Values, found: Sequence[Mapping[str, Any]], step_ms: 
 def add_memory(
     values: Values, spec: DdpSpec, found: Sequence[Mapping[str, Any]], turns: Sequence[Sequence[Mapping[str, Any]]]
 ) -> None:
-    """Set peaks and categories, of the rank that has the most."""
+    """Set peaks and categories, those of the rank with the most memory."""
     peaks = [rank["peak_mib"] for turn in turns for rank in turn]
     known = [peak for peak in peaks if peak is not None]
     values.set("peak_memory_mib", None, [max(known)] if known else None, turns[0][0]["peak_how"])
@@ -351,7 +355,7 @@ def add_memory(
 def add_rates(
     values: Values, spec: DdpSpec, device: torch.device, flops: int | None, step_ms: float, ceilings: Path
 ) -> None:
-    """Set the rates of the median step: of all ranks together, and their share of what all devices can do."""
+    """Set the rates of the median step: those of all ranks together, and their share of the peak of all devices."""
     from workers.measure.ceilings import Ceilings
     from workers.measure.environment import device_name
     from workers.model.accounting import peak_tflops
@@ -364,7 +368,7 @@ def add_rates(
             values.set(name, None, None, why_not)
         return
     rate = 1e-12 * ranks * flops / seconds
-    # All processes of a CPU share it; each GPU is one rank's.
+    # All processes share a CPU; each GPU belongs to one rank.
     devices = ranks if spec.backend == "nccl" else 1
     values.set("tflops", None, [rate])
     peak, source = peak_tflops(device_name(device), spec.precision)
@@ -374,7 +378,7 @@ def add_rates(
 
 
 def tolerance(spec: DdpSpec, name: str) -> float:
-    """Return the greatest relative error of gradients or parameters that is no fault."""
+    """Return the largest allowed relative error of gradients or parameters."""
     if spec.cast_before_communication:
         return CAST_TOLERANCES[name]
     if spec.parameter_dtype == "bf16":
@@ -512,7 +516,8 @@ def ranks_rows(spec: DdpSpec, found: Sequence[Mapping[str, Any]]) -> list[list[S
 
 
 def timeline_rows(found: Sequence[Mapping[str, Any]]) -> list[list[Scalar]]:
-    """Return when each rank computed and communicated in the profiled steps: all ranks of a step, then the next one."""
+    """Return the spans in which each rank computed and communicated in the profiled steps: all ranks of a step, then
+    the next step."""
     rows: list[list[Scalar]] = []
     steps = [rank["overlap"].get("steps", []) for rank in found]
     for number in range(max(map(len, steps))):

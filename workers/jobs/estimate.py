@@ -1,6 +1,6 @@
 """Runs `estimate`: evaluates the formulas of `workers.model.accounting` and `parallel.scaling`. It measures nothing.
 
-Each result stands in the table `formulas` with the formula that gives it, and where that comes from.
+The table `formulas` has each result with its formula and the formula's source.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 OUR_MODEL = "transformer_lm"
 OUR_STEP = "workers/model/steps.py"
 DEVICE_KEY = "on paper"
-"""Stands where measurements name the device: results on paper are the same everywhere."""
+"""The device key of estimates: computed results are the same everywhere."""
 GIB = 2**30
 EXACT = 2**53
-"""Up to this, readers of JSON keep whole numbers."""
+"""The largest number up to which readers of JSON keep integers exact."""
 PARTS = {
     "parameters_gib": ("P", "parameters"),
     "gradients_gib": ("G", "gradients"),
@@ -60,11 +60,11 @@ def metrics() -> list[Metric]:
 
 @dataclass
 class Sheet:
-    """The formulas of a job with their values, each computed from the symbols that stand before it."""
+    """The formulas of a job with their values, each computed from the symbols before it."""
 
     symbols: dict[str, float]
     rows: list[list[Scalar]] = field(default_factory=list)
-    """Of the table `formulas`."""
+    """Rows of the table `formulas`."""
 
     def add(self, formula: Formula, symbol: str = "", *, unless: str | None = None) -> Fraction | None:
         """Evaluate a formula, list it, and let later ones use its value as `symbol`.
@@ -72,7 +72,7 @@ class Sheet:
         Args:
             formula: The formula.
             symbol: Its name in later formulas.
-            unless: The reason why it has no value; None: it has one.
+            unless: The reason why it has no value; None if it has one.
         """
         from parallel.scaling import pretty
 
@@ -140,7 +140,7 @@ def sizes(spec: EstimateSpec) -> tuple[Shape | FeedForwardStack, StepMemory]:
 
 
 def mesh_symbols(spec: EstimateSpec) -> dict[str, float]:
-    """Return the values of the symbols of `parallel.scaling` that the spec gives."""
+    """Return the values of the symbols of `parallel.scaling` that the spec sets."""
     mesh = spec.mesh
     return {
         "X": mesh.fsdp,
@@ -156,7 +156,7 @@ def mesh_symbols(spec: EstimateSpec) -> dict[str, float]:
 
 
 def add_memory(values: Values, sheet: Sheet, shape: Shape | FeedForwardStack, step: StepMemory) -> None:
-    """Set the bytes of one replica on one device, by what they hold."""
+    """Set the bytes of one replica on one device, by their content."""
     from parallel.scaling import SAVED_BY_SHARDING, Formula
     from workers.model import accounting
 
@@ -173,7 +173,7 @@ def add_memory(values: Values, sheet: Sheet, shape: Shape | FeedForwardStack, st
     sheet.add(Formula("16-bit copies of weights", copies, "bytes", of_model), "K")
     sheet.add(Formula("saved for the backward pass", saved, "bytes", of_model), "A")
     sheet.add(Formula("saved for the backward pass, all in fp32", wide, "bytes", of_model), "A32")
-    # In the backward pass gradients take the place of what was saved; a step drops them in its end.
+    # In the backward pass gradients replace saved activations; a step drops them at its end.
     peak = sheet.add(Formula("peak of a step that keeps no gradients", "P + O + max(G, K + A)", "bytes", OUR_STEP))
     narrow = sheet.add(
         Formula(
@@ -307,7 +307,7 @@ def _report_batch(rows: list[list[Scalar]], report: Reporter) -> None:
 
 
 def report_memory(sheet: Sheet, shape: Shape | FeedForwardStack, step: StepMemory, report: Reporter) -> None:
-    """Report the table `memory`: the parts of one replica, and below them what makes the activations."""
+    """Report the table `memory`: the parts of one replica, and below them the parts of the activations."""
     from parallel.scaling import pretty
     from workers.measure.table import Column
     from workers.model.accounting import saved_for_backward
@@ -350,11 +350,11 @@ MEANINGS: Mapping[str, tuple[str, str | None]] = {
     "R": ("memory of a device that replicas are counted in", "bytes"),
     "M": ("limit for the fewest shards", "bytes"),
 }
-"""What the symbols mean that the spec gives a value."""
+"""The meanings and units of the symbols that the spec sets."""
 
 
 def report_formulas(sheet: Sheet, report: Reporter) -> None:
-    """Report the tables `formulas` and, with the values that the spec gives, `symbols`."""
+    """Report the tables `formulas` and, with the values that the spec sets, `symbols`."""
     from workers.measure.table import Column
 
     columns = [
@@ -378,7 +378,7 @@ def report_formulas(sheet: Sheet, report: Reporter) -> None:
 
 
 def number(value: Fraction | None, unit: int = 1) -> int | float | None:
-    """Return a value in units of `unit` for a table: whole where JSON keeps it, else as a float."""
+    """Return a value in units of `unit` for a table: an integer if JSON keeps it exact, otherwise a float."""
     if value is None:
         return None
     found = value / unit

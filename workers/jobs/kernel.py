@@ -1,4 +1,4 @@
-"""Runs `kernel`: kernels other than attention, beside the plain PyTorch operations that they replace."""
+"""Runs `kernel`: times kernels other than attention, and the plain PyTorch operations that they replace."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class KernelRunner(CellsRunner):
         return cell.dtype, cell.rows, cell.columns
 
     def make_problem(self, spec: KernelSpec, cell: KernelCell, device: torch.device) -> Problem:
-        """Normally distributed x (rows, columns), weight (columns), and gradient of the output (rows)."""
+        """Make normally distributed x (rows, columns), weight (columns), and gradient of the output (rows)."""
         import torch
 
         from kernels.tolerance import beside, error
@@ -75,7 +75,7 @@ class KernelRunner(CellsRunner):
         context: CellsContext,
         values: Values,
     ) -> None:
-        """Set GB/s of the tensors that each pass has to read and write."""
+        """Set the GB/s of the tensors that each pass has to read and write."""
         x = cell.rows * cell.columns
         forward = x + cell.columns + cell.rows
         # The pass reads the same inputs and the output's gradient; it writes the gradients of x and weight.

@@ -30,7 +30,7 @@ OOM = "oom"
 """Name of the snapshot and of the tables of a case that ran out of memory."""
 MIB = 2**20
 BYTES = {"fp32": 4, "bf16": 2}
-"""Bytes of an element of the residual stream, by the dtype of the parameters: autocast does not narrow it."""
+"""Bytes per element of the residual stream, by the dtype of the parameters: autocast does not change it."""
 CATEGORY_METRICS = {
     "parameter": "parameter_mib",
     "gradient": "gradient_mib",
@@ -57,12 +57,12 @@ WHOLE = (
 """Metrics without a phase, of the whole step, with their units."""
 EACH_PHASE = ("peak_memory_mib", "end_memory_mib", "memory_reserved_mib", "end_reserved_mib", "fragmentation_mib")
 WORK = {"forward": "inference", "forward_backward": "forward and backward pass", "train_step": "full step"}
-"""What the snapshots of a mode's phases are of."""
+"""The work that the snapshots of a mode's phases show."""
 MAX_UNKNOWN_PERCENT = 2.0
 MAX_DIFFERENCE = 1e-3
 """Largest relative difference between the peak of the history and the allocator's own count of the same."""
 MOST_POINTS = 1000
-"""Most rows of the timeline."""
+"""Largest number of rows of the timeline."""
 NO_CACHE = "known on GPUs only: a CPU's allocator gives back what is released"
 PEAK_LOST = "the history's beginning is lost, and with it the peak: raise history_entries"
 
@@ -77,7 +77,7 @@ class MemoryRunner:
         return [Unit(title=spec.title(f"context {spec.context_length}", spec.mode))]
 
     def run(self, spec: MemorySpec, unit: Unit, report: Reporter) -> None:
-        """Record the steps and report what they hold. Running out of memory is a result."""
+        """Record the steps and report their allocations. Running out of memory is a result."""
         from workers.measure import environment
         from workers.measure.validity import verdict
 
@@ -106,20 +106,20 @@ def metrics(mode: str) -> list[Metric]:
 
 @dataclass
 class Session:
-    """What was recorded of a case."""
+    """The recording of a case."""
 
     spec: MemorySpec
     initialisation: Recorded | None = None
     steps: list[list[Recorded]] = field(default_factory=list)
     """The stretches of each recorded step: its preparation and its phases."""
     lacked: Recorded | None = None
-    """The stretch in which memory ran out."""
+    """The stretch in which memory ran out; None if it did not."""
     reason: str = ""
-    """Why there are no values: memory ran out."""
+    """The reason why there are no values: memory ran out."""
     parameters: int | None = None
     """Number of trainable parameters."""
     streams: list[int] | None = None
-    """Bytes of each block's output, as seen among the allocations; None if nobody could look."""
+    """Bytes of each block's output, as found among the allocations; None if it could not be observed."""
     files: dict[str, int] = field(default_factory=dict)
     """Bytes of each snapshot, by its phase."""
 
@@ -168,7 +168,7 @@ def warmup_steps(spec: MemorySpec) -> int:
 
 
 def owners_in(training: Training) -> Callable[[], Owners]:
-    """Return a function that tells who owns what at the moment."""
+    """Return a function that returns the present owners of storages."""
     from workers.measure.allocations.categories import owners_of
 
     step: Any = training.step
@@ -199,7 +199,7 @@ def record_steps(
     """Warm up, record the steps, and save the snapshots of the last one's phases.
 
     Raises:
-        OutOfMemory: the memory did not suffice in some phase. The recording goes on.
+        OutOfMemory: the memory did not suffice in some phase. The recording continues.
     """
     from workers.measure.allocations.recording import PhaseMarks
     from workers.measure.allocations.residual import ResidualStream
@@ -221,7 +221,7 @@ def record_steps(
             marks.keep = number + 1 == total
             where.prepares()
             step.prepare()
-            # A hook on a compiled block would have it compiled again.
+            # A hook on a compiled block would cause a recompilation.
             with nullcontext() if spec.compile else stream.of(training.model):
                 run_step(step.phases, [where, stream, marks])
             report.progress(number + 1, total, "recording" if number >= warmup else "warming up")
@@ -254,7 +254,7 @@ def save_snapshot(session: Session, name: str, recorded: Recorded, report: Repor
 
 
 def work_of(session: Session, name: str) -> str:
-    """Return what the work is that a snapshot shows. Memory that ran out while the model was made never saw a step."""
+    """Return the work that a snapshot shows. If memory ran out while the model was built, there was no step."""
     return INITIALISATION if name == INITIALISATION or session.initialisation is None else WORK[session.spec.mode]
 
 
@@ -282,7 +282,8 @@ def results(session: Session) -> tuple[Values, list[Check]]:
 
 
 def check_unknown(percent: float, stretch: Stretch) -> Check:
-    """Check that the use of nearly all memory is known. Details name the largest allocation of unknown use."""
+    """Check that the purpose of nearly all memory is known. The detail names the largest allocation of unknown
+    purpose."""
     from workers.measure.allocations.categories import UNKNOWN
     from workers.measure.allocations.stacks import site
     from workers.measure.check import Check
@@ -297,13 +298,13 @@ def check_unknown(percent: float, stretch: Stretch) -> Check:
 
 
 def peak_seen(recorded: Recorded) -> bool:
-    """True if the history holds the peak: it is complete, or it reaches as high as the allocator has counted."""
+    """Return True if the history includes the peak: it is complete, or it reaches the allocator's own peak."""
     counters, stretch = recorded.counters, recorded.stretch
     return not stretch.lost or (counters is not None and stretch.peak.total >= counters.requested_peak)
 
 
 def add_phase(values: Values, phase: str, recorded: Sequence[Recorded]) -> None:
-    """Set the metrics of a phase, a sample for each step."""
+    """Set the metrics of a phase, with a sample for each step."""
     counted = [one.counters for one in recorded if one.counters is not None]
     if len(counted) < len(recorded):
         peaks = [one.stretch.peak.total / MIB for one in recorded]
@@ -320,7 +321,7 @@ def add_phase(values: Values, phase: str, recorded: Sequence[Recorded]) -> None:
 
 
 def fragmentation_mib(recorded: Sequence[Recorded]) -> tuple[list[float] | None, str]:
-    """Return what the allocator held at each peak beyond what was allocated; or None and the reason."""
+    """Return the memory that the allocator held at each peak beyond the allocated memory; or None and the reason."""
     found = []
     for one in recorded:
         if one.counters is None or one.stretch.reserved_at_peak is None:
@@ -361,12 +362,12 @@ def add_whole(values: Values, session: Session) -> None:
 
 
 def height(recorded: Recorded) -> float:
-    """Return the peak in bytes as the allocator counts, or else as the history tells."""
+    """Return the peak in bytes by the allocator's counters or, without these, by the history."""
     return recorded.stretch.peak.total if recorded.counters is None else recorded.counters.allocated_peak
 
 
 def add_residual_stream(values: Values, session: Session) -> None:
-    """Set the size of the residual stream by formula, and as its tensors have it."""
+    """Set the size of the residual stream by formula, and as measured from its tensors."""
     spec = session.spec
     formula = spec.batch_size * spec.context_length * spec.model.shape()["d_model"] * BYTES[spec.parameter_dtype]
     values.set("residual_stream_mib", None, [formula / MIB])
@@ -380,7 +381,7 @@ def add_residual_stream(values: Values, session: Session) -> None:
 
 
 def check_history(recorded: Sequence[Recorded]) -> Check:
-    """Check that the histories hold every entry: that of making the model, and that since the warm-up."""
+    """Check that the histories are complete: that of building the model, and that since the warm-up."""
     from workers.measure.check import Check
 
     held, lost = recorded[-1].history, any(one.history_lost for one in recorded)
@@ -393,7 +394,7 @@ def check_history(recorded: Sequence[Recorded]) -> Check:
 
 
 def check_accounted(recorded: Sequence[Recorded]) -> list[Check]:
-    """Check that the history's peaks are those that the allocator counts itself."""
+    """Check that the history's peaks agree with the allocator's own counters."""
     from workers.measure.check import Check
 
     worst, where = 0.0, ""
@@ -443,7 +444,7 @@ def report_categories(name: str, recorded: Recorded, report: Reporter) -> None:
 
 
 def share(point: Point | None, index: int) -> list[float | int | None]:
-    """Return the MiB, the percentage and the bytes of a category at a moment; None if that moment is lost."""
+    """Return the MiB, the percentage and the bytes of a category at a moment; None if that moment is missing."""
     if point is None:
         return [None, None, None]
     return [point.usage[index] / MIB, 100 * point.usage[index] / max(1, point.total), point.usage[index]]
@@ -499,14 +500,15 @@ def largest(stretch: Stretch, most: int) -> list[list[Any]]:
 
 
 def pattern(name: str | None) -> str | None:
-    """Return a tensor's name with a star for each number: tensors of all layers have the same."""
+    """Return a tensor's name with a star for each number, so that corresponding tensors of all layers have the same
+    name."""
     if name is None:
         return None
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
 def report_snapshots(session: Session, recorded: dict[str, Recorded], report: Reporter) -> None:
-    """Report what each snapshot holds."""
+    """Report the content of each snapshot."""
     from workers.measure.table import Column
 
     columns = [
@@ -531,7 +533,7 @@ def report_snapshots(session: Session, recorded: dict[str, Recorded], report: Re
 def report_timeline(session: Session, report: Reporter) -> None:
     """Report the use of memory by category over the recorded steps, by the number of the history's entry.
 
-    Each row tells what its entry made or released, and where that was made.
+    Each row has the allocation that its entry makes or releases, and the place in the code that made it.
     """
     from workers.measure.allocations.categories import CATEGORIES
     from workers.measure.allocations.ledger import thinned

@@ -1,6 +1,6 @@
 """Runs `mixed_precision`: sums in several data types, and the data types of a training step under autocast.
 
-What this reports does not depend on time, so its verdicts do not judge how busy the host was.
+The results do not depend on time, so the verdicts ignore the load of the host.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from workers.model.steps import BackwardStep
 
 PRECISIONS: dict[str | None, Literal["fp32", "fp16", "bf16"]] = {"none": "fp32", "fp16": "fp16", "bf16": "bf16"}
-"""The precision of training that each autocast stands for."""
+"""The training precision that corresponds to each autocast."""
 ACCUMULATION_COLUMNS = (
     Column("accumulation", "string"),
     Column("device", "string"),
@@ -133,7 +133,8 @@ def add_up(spec: MixedPrecisionSpec, name: str, context: MixedPrecisionContext, 
 
 
 def digits_of(found: Sum) -> tuple[str, str | None, str | None]:
-    """Return all decimal digits of the right sum, the computed sum and its error. Binary fractions have an end."""
+    """Return all decimal digits of the right sum, the computed sum and its error. Binary fractions have finitely
+    many."""
     right = plain(found.right)
     return (right, None, None) if found.error is None else (right, plain(Decimal(found.value)), plain(found.error))
 
@@ -150,7 +151,7 @@ def as_float(number: Decimal | None) -> float | None:
 
 
 def audit(spec: MixedPrecisionSpec, cell: MixedPrecisionCell, context: MixedPrecisionContext, trial: Trial) -> None:
-    """Run one step of the cell's model, and keep the data types of its tensors, also if the step fails."""
+    """Run one step of the cell's model, and keep the data types of its tensors, even if the step fails."""
     from workers.measure.dtypes import DtypeAudit
     from workers.measure.memory import gist, memory_needed_for
 
@@ -215,7 +216,8 @@ def build_toy(
 
 
 def add_rows(tensors: Sequence[TypedTensor], cell: MixedPrecisionCell, context: MixedPrecisionContext) -> None:
-    """Add the cell's tensors to the table of data types, and what autocast keeps in float32 to its own."""
+    """Add the cell's tensors to the table of data types, and those that autocast keeps in float32 to the other
+    table."""
     from workers.measure.dtypes import kept_in_float32
 
     where = (cell.audit, cell.autocast, context.device.type)
@@ -233,7 +235,7 @@ def add_rows(tensors: Sequence[TypedTensor], cell: MixedPrecisionCell, context: 
 
 
 def set_counts(tensors: Sequence[TypedTensor], trial: Trial) -> None:
-    """Set how many modules, parameters and gradients there are in float32."""
+    """Set the numbers of modules, parameters and gradients in float32."""
     import torch
 
     from workers.measure.dtypes import kept_in_float32

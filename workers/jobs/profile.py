@@ -1,8 +1,8 @@
 """Runs `profile`: a few steps under torch's profiler, and again under the outside profilers that the spec asks for.
 
-The steps are timed without a profiler first, as `benchmark` times them, and reported at once. So the profiler's own
-cost is known, and if profiling fails, the times stay. Profiled times have metrics of their own names and never mix with
-benchmarks.
+The steps are timed without a profiler first, as `benchmark` times them, and reported at once. So the profiler's
+overhead is known, and if profiling fails, the times remain. Profiled times have their own metric names and never mix
+with those of benchmarks.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from workers.model.accounting import Cost
 
 GRAPH = "graph"
-"""The one phase of a step that is a CUDA graph."""
+"""The only phase of a step that is a CUDA graph."""
 NO_PHASES = "a CUDA graph replays all its kernels in one launch: to a profiler it is one phase"
 NO_NORMS = (
     "norms that are written out have no kernels of their own, and a CUDA graph has no ranges that tell them: "
@@ -47,7 +47,7 @@ CLASSES = (
     *("optimizer", "other"),
 )
 EAGER = "eager"
-"""The attention whose parts are known to cost what `accounting.attention_part` says."""
+"""The attention for which `accounting.attention_part` gives the cost of its parts."""
 CEILING_STEPS = 5
 """Samples of a ceiling that is measured for the roofline."""
 TRACE, STACKS, FLAME_GRAPH = "trace.json.gz", "stacks.txt", "flamegraph.svg"
@@ -67,7 +67,7 @@ class ProfileRunner:
         """Profile one unit and report it. Running out of memory is a result.
 
         Raises:
-            InvalidEnvironment: another profiler holds CUPTI, so that torch's sees no kernels.
+            InvalidEnvironment: another profiler uses CUPTI, so that torch's sees no kernels.
         """
         if _outside_profilers.tool_of(unit) is not None:
             _outside_profilers.run(spec, unit, report)
@@ -93,13 +93,13 @@ class ProfileRunner:
         values.report(case, device_key, report)
 
     def collect(self, spec: ProfileSpec, unit: Unit, scratch: Path, report: Reporter) -> None:
-        """Report what an outside profiler has written."""
+        """Report the files that an outside profiler has written."""
         _outside_profilers.collect(spec, unit, scratch, report)
 
     def wrapper_error(
         self, spec: ProfileSpec, unit: Unit, scratch: Path, output: str, *, succeeded: bool
     ) -> str | None:
-        """Return the error that an outside profiler told, in its own words."""
+        """Return the error message of an outside profiler; None if there is none."""
         return _outside_profilers.error_of(spec, unit, scratch, output, succeeded=succeeded)
 
 
@@ -107,12 +107,12 @@ RUNNER = ProfileRunner()
 
 
 def phases_of(spec: ProfileSpec) -> tuple[str, ...]:
-    """Return the phases that the profiler can tell apart."""
+    """Return the phases that the profiler can distinguish."""
     return (GRAPH,) if spec.cuda_graph else PHASES[spec.mode]
 
 
 def scopes_of(spec: ProfileSpec) -> dict[str, tuple[str, ...] | None]:
-    """Return the scopes that shares of classes are given of, each with its phases; None: it cannot be told."""
+    """Return the scopes of the shares of classes, each with its phases; None for a scope whose phases are unknown."""
     forward, backward, optimizer = ("forward",), ("forward", "backward"), ("forward", "backward", "optimizer")
     scopes: dict[str, tuple[str, ...] | None]
     match spec.mode:
@@ -167,7 +167,7 @@ def profile_metrics(spec: ProfileSpec) -> list[Metric]:
 
 
 def has_roofline(spec: ProfileSpec) -> bool:
-    """Return whether matrix products, and with them the parts of attention, can be put beside the roofline."""
+    """Return True if matrix products, and with them the parts of attention, can be compared with the roofline."""
     return not spec.cuda_graph
 
 
@@ -189,14 +189,14 @@ def measure_missing_ceilings(spec: ProfileSpec, device: torch.device, report: Re
         trial = Trial(Values(CEILING.metrics(measured, cell)), Monitor(device), tell=lambda _line: None)
         try:
             CEILING.measure(measured, cell, CEILING.open(measured, [device], report), trial)
-        except (OutOfMemory, RunnerError) as error:  # the profile goes on without a roofline
+        except (OutOfMemory, RunnerError) as error:  # the profile continues without a roofline
             sys.stderr.write(f"ceiling, {cell.title}: {error}\n")
         start_afresh([device])
 
 
 @dataclass
 class Timed:
-    """A model and its step, and what was measured of it before the profiler started."""
+    """A model and its step, with the measurements before the profiler started."""
 
     spec: ProfileSpec
     training: _training.Training
@@ -211,7 +211,7 @@ def time_unprofiled(
     """Build the model, time its steps without a profiler, and report their times and the verdict on them.
 
     Returns:
-        What was timed, or the reason why the memory did not suffice.
+        The timed model, or the reason why the memory did not suffice.
     """
     from workers.measure.environment import device_key
     from workers.measure.memory import OutOfMemory
@@ -242,7 +242,7 @@ def time_unprofiled(
 
 @dataclass
 class Profiling:
-    """Profiles the steps that were timed, and reports all but the values, which it sets."""
+    """Profiles the timed steps; it reports everything except the values, which it only sets."""
 
     timed: Timed
     values: Values
@@ -319,7 +319,7 @@ class Profiling:
     def _profiled(self, steps: int, *, python: bool) -> tuple[Profile, list[float], dict[str, list[float]]]:
         """Run steps under the profiler. Returns the profile, and the times of steps and phases.
 
-        Without Python's functions, a warm-up step goes before them: it holds the profiler's own start.
+        Unless Python's functions are recorded, a warm-up step precedes them, which absorbs the profiler's start-up.
 
         Raises:
             OutOfMemory: the memory did not suffice.
@@ -410,7 +410,7 @@ class Profiling:
         self.report.table("classes", tables.CLASS_SHARES, tables.class_rows(found))
 
     def _leave_out_what_a_graph_hides(self, found: dict[str, list[ClassUsage]]) -> None:
-        """Take out the classes that phases and ranges tell: a graph has neither."""
+        """Remove the classes that follow from phases and ranges, since a graph has neither."""
         from workers.measure.profiling.classes import NORMALISATION, OPTIMIZER
 
         (scope,) = found
@@ -434,7 +434,7 @@ class Profiling:
         self.report.table("ranges", tables.RANGES, tables.range_rows(times, totals))
 
     def _add_attention(self, found: Attribution) -> None:
-        """Report the parts of attention beside the roofline, or the reason why there are none."""
+        """Report the parts of attention with the roofline's limits, or the reason why there are none."""
         from workers.measure.ceilings import Ceilings
         from workers.measure.profiling import tables
         from workers.measure.profiling.attention import Part, roofline
@@ -475,7 +475,7 @@ class Profiling:
         return tables.attention_row(part, share, useful, line, note)
 
     def _add_products(self, found: Attribution) -> None:
-        """Report the matrix products by shape beside the roofline, and what the device can reach."""
+        """Report the matrix products by shape with the roofline's limits, and the device's ceilings."""
         from workers.measure.ceilings import Ceilings
         from workers.measure.environment import device_name
         from workers.measure.profiling import tables, usage
@@ -522,7 +522,7 @@ class Profiling:
         self.report.artifact(target, name=TRACE, kind="trace", media_type="application/gzip")
 
     def _add_stacks(self) -> None:
-        """Profile one step more, with Python's stacks, and save them folded and as a flame graph."""
+        """Profile one more step with Python's stacks, and save these folded and as a flame graph."""
         from workers.measure.profiling import flame_graph, stacks
 
         profile, laps_ms, _ = self._profiled(1, python=True)
@@ -573,13 +573,13 @@ def why_no_parts(spec: ProfileSpec, names: set[str]) -> str | None:
 
 
 def cost_of(spec: ProfileSpec, part: str, phase: str, calls: int, *, on_gpu: bool) -> tuple[Cost | None, str]:
-    """Return what a part of attention costs in a phase of one step, and what there is to say about it.
+    """Return the cost of a part of attention in a phase of one step, and a note on it.
 
     Args:
         spec: The job's spec.
         part: "scores", "softmax" or "values".
         phase: A phase of the mode, not the optimizer.
-        calls: How often the model called the part: in the forward pass, for the backward phase.
+        calls: Number of calls of the part in the forward pass.
         on_gpu: Whether it ran on a GPU, where autocast computes the softmax in float32.
     """
     from workers.model.accounting import Cost, attention_part
@@ -602,7 +602,7 @@ def cost_of(spec: ProfileSpec, part: str, phase: str, calls: int, *, on_gpu: boo
 
 
 def layers_recomputed(spec: ProfileSpec, part: str) -> int:
-    """Return in how many layers the backward pass computes a part of attention once more."""
+    """Return the number of layers in which the backward pass recomputes a part of attention."""
     layers = spec.model.shape()["num_layers"]
     if not spec.activation_checkpointing:
         return 0

@@ -1,4 +1,4 @@
-"""A check: one thing that was looked at to judge a measurement. No torch here: the agent reads checks, too."""
+"""A check of one aspect of a measurement. This module imports no torch, since the agent reads checks, too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SEVERITIES: tuple[Severity, ...] = ("invalid", "suspect", "note")
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at. `severity` is what the verdict becomes if it is not ok; a "note" leaves it as it is."""
+    """One check. `severity` is the verdict if it is not ok; a "note" does not change the verdict."""
 
     name: str
     ok: bool

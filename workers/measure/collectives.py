@@ -1,9 +1,9 @@
-"""Times collective operations over ranks, and checks their results. `time_cells` is what each rank runs.
+"""Times collective operations over ranks, and checks their results. Each rank runs `time_cells`.
 
-A call is timed by each rank for itself, from the moment when all ranks are ready to the moment when this rank has its
-result: on a GPU by events behind a delay and a barrier on the device, on a CPU by the host's clock after a barrier. A
-step's latency is the maximum over the ranks. Ranks' times are never put into one list: that would count each step
-several times, and hide the slowest rank behind the others.
+Each rank times a call for itself, from the moment when all ranks are ready to the moment when this rank has its result:
+on a GPU by events behind a delay and a barrier on the device, on a CPU by the host's clock after a barrier. A step's
+latency is the maximum over the ranks. Times of different ranks are never pooled: that would count each step several
+times, and hide the slowest rank behind the others.
 
 Every call gets its numbers with the opposite sign of the last one's, so a call that does nothing leaves wrong results
 behind. The numbers are small integers whose sums are exact in every data type, in whatever order they are added up.
@@ -33,7 +33,7 @@ MB = 2**20
 PIECE_BYTES = 16
 """Each rank's piece of a tensor is a multiple of it: NCCL is slow on pieces that begin elsewhere."""
 PATTERN_LENGTH = 2**20 + 7
-"""A prime, so that pieces which change places do not look alike."""
+"""A prime, so that swapped pieces do not look alike."""
 HIGHEST = 3
 """Numbers in tensors are 1 to HIGHEST, changed by at most 1. 64 ranks of them sum up to less than 256, and bfloat16
 holds all integers to 256."""
@@ -77,7 +77,7 @@ class Numbers:
             torch.add(pattern, self.shift(rank), out=part)
 
     def wrong(self, tensor: Tensor, *, factor: int, shift: int = 0, first: int = 0) -> str | None:
-        """Return what is wrong about a result that should be factor × (pattern + shift); None if nothing is."""
+        """Return the fault of a result that should be factor × (pattern + shift); None if it is right."""
         for start, part, pattern in self._parts(tensor, first):
             expected = (pattern + shift) * factor
             # Written so that a NaN is wrong, too.
@@ -99,7 +99,7 @@ class Numbers:
 
 
 class Operation(abc.ABC):
-    """One operation on tensors of its own, which can be called again and again with other numbers.
+    """One operation on its own tensors, which can be called repeatedly with other numbers.
 
     Args:
         numel: Numbers in the full tensor, a multiple of the group's ranks.
@@ -146,7 +146,7 @@ class Operation(abc.ABC):
 
     @abc.abstractmethod
     def wrong(self) -> str | None:
-        """Return what is wrong about the last call's result on this rank; None if nothing is."""
+        """Return the fault of the last call's result on this rank; None if it is right."""
 
 
 class AllReduce(Operation):
@@ -296,7 +296,7 @@ class CellTimer:
             raise
         if self._clock is not None:
             torch.cuda.empty_cache()
-        # Nobody goes on before all have reported this cell, and have freed its memory.
+        # No rank continues before all have reported this cell and freed its memory.
         self._meet()
 
     def _measure(self, cell: Cell) -> None:
@@ -309,7 +309,7 @@ class CellTimer:
             return
         if self._clock is not None:
             self._clock.forget()
-        # This call is not timed: it makes what backend and operation need at this size.
+        # This call is not timed: it sets up what backend and operation need for this size.
         self._lap(operation)
         wrong = operation.wrong()
         warming = WarmUp(self._warmup)
@@ -385,7 +385,7 @@ class CellTimer:
         return bool(flag.item())
 
     def _beat(self) -> None:
-        """Tell, at most once a second, that this rank gets on."""
+        """Send a heartbeat of this rank, at most once a second."""
         now = time.monotonic()
         if now - self._beaten_at >= HEARTBEAT_S:
             self._rank.step_done()

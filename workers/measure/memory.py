@@ -25,7 +25,8 @@ class OutOfMemory(Exception):
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """True if an error, or one that caused it (compilers wrap them), means that the device or the host lacks memory."""
+    """Return True if an error, or one that caused it (compilers wrap them), means that the device or the host lacks
+    memory."""
     seen = set()
     while error is not None and id(error) not in seen:
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
@@ -55,7 +56,7 @@ def memory_needed_for(what: str) -> Iterator[None]:
 
 
 class MemoryMeter(Protocol):
-    """Peak memory of a stretch of work."""
+    """Measures the peak memory of a stretch of work."""
 
     def reset(self) -> None:
         """Begin the stretch."""
@@ -87,10 +88,10 @@ class CudaMemory:
 class HostMemory:
     """Growth of this process's anonymous memory from the meter's creation to its peak after `reset`.
 
-    Create it before the model, so that the growth holds the model. Pages of files, which are the code of libraries, do
-    not count: an exec'd interpreter has touched most of them when it starts, and a fork touches them while it measures.
-    The kernel keeps a peak of all resident pages only. Pages of files come and do not go, so what there is of them at
-    the end is taken off that peak.
+    Create it before the model, so that the growth includes the model. Pages of files, which are the code of libraries,
+    do not count: an exec'd interpreter has touched most of them when it starts, and a fork touches them while it
+    measures. The kernel keeps a peak of all resident pages only. Pages of files come and do not go, so what there is of
+    them at the end is taken off that peak.
     """
 
     def __init__(self, process: Path = Path("/proc/self")) -> None:

@@ -1,4 +1,5 @@
-"""Asks NVML about the GPU that torch uses. If library, driver or answer are absent, it returns None, never an error."""
+"""Queries NVML about the GPU that torch uses. If library, driver or answer are missing, the result is None, never an
+error."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ THROTTLE_REASONS = {
 
 @dataclass(frozen=True)
 class Reading:
-    """A GPU's state at one moment. A field is None if the device does not tell."""
+    """A GPU's state at one moment. A field is None if the device does not report it."""
 
     sm_clock_mhz: int | None
     memory_clock_mhz: int | None
@@ -68,7 +69,7 @@ class Gpu:
         )
 
     def load(self) -> dict[str, Any]:
-        """Return how busy the GPU is now: what `read` tells, in plain values for people, and memory and utilisation.
+        """Return the GPU's present load: the values of `read` in plain form for people, and memory and utilisation.
 
         Utilisation is the share of the driver's last sample period (up to 1 s) in which a kernel ran; a MIG instance
         has none of its own.
@@ -154,7 +155,8 @@ def find_gpu(uuid: str, visible: str | None = None, library: Callable[[], Any | 
     Args:
         uuid: as torch prints it, without a prefix. For an instance it is the instance's or the GPU's, depending on the
             version of CUDA's cuDeviceGetUuid.
-        visible: CUDA_VISIBLE_DEVICES, which settles that: a process sees one instance at most, and by this name.
+        visible: CUDA_VISIBLE_DEVICES, which resolves the ambiguity: a process sees at most one instance, under this
+            name.
         library: gives pynvml, or None.
     """
     nvml = library()

@@ -94,9 +94,9 @@ class Memory:
     before_backward_mib: float | None
     peak_mib: float | None
     reserved_mib: float | None
-    """MiB that torch's allocator took from the device for it: in blocks, so more than `peak_mib`. None on a CPU."""
+    """MiB that torch's allocator reserved on the device for it: in blocks, so more than `peak_mib`. None on a CPU."""
     how: str
-    """How the peak was measured, or why it is unknown."""
+    """The method by which the peak was measured, or the reason why it is unknown."""
 
 
 def measure_memory(operation: Operation, device: torch.device) -> Memory:
@@ -111,7 +111,7 @@ def measure_memory(operation: Operation, device: torch.device) -> Memory:
     others = others_reserved = 0
     if on_gpu:
         torch.cuda.empty_cache()
-        # The flushed buffer and the oracle's results live here too, but do not belong to the operation.
+        # The flush buffer and the oracle's results are allocated, too, but do not belong to the operation.
         others = torch.cuda.memory_allocated(device) - operation.input_bytes
         others_reserved = torch.cuda.memory_reserved(device) - operation.input_bytes
     before_backward = None

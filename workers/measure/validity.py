@@ -1,4 +1,4 @@
-"""Checks that tell whether measured numbers can be trusted, and the verdict that the checks add up to.
+"""Checks of whether measured numbers can be trusted, and the verdict that follows from them.
 
 "invalid": the numbers describe other work than the spec asked for. "suspect": something disturbed, or may have
 disturbed, the measurement. "valid": no check found anything. With few samples that means little, and details say so.
@@ -33,10 +33,10 @@ MAX_OTHERS_LOAD = 0.10
 MAX_WAITING = 0.10
 """Largest share of a step's time in which the device may wait for the host."""
 MIN_LOAD_SPAN_S = 0.3
-"""The kernel counts processor time in ticks of 10 ms: shorter spans tell nothing."""
+"""Shortest span in seconds for a check of the host's load: the kernel counts processor time in ticks of 10 ms."""
 READ_INTERVAL_S = 1.0
 POWER_CAP = 0x04
-"""The throttle reason of a GPU at its power limit, where heavy work runs. It is reported, but is no fault."""
+"""The throttle reason of a GPU at its power limit, where heavy work runs. It is reported, but is not a fault."""
 
 
 def verdict(checks: Sequence[Check]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 LEAST_CALLS = 5
 WINDOW_CALLS = 3
-"""Least number of calls in a window."""
+"""Smallest number of calls in a window."""
 WINDOW_S = 0.2
 """Least seconds of a window, unless the caller chooses. A drift of 8 % in a second, as seen on an H200, is 1.6 % from
 one window to the next."""
@@ -28,7 +28,7 @@ not this limit: calls of 3 s can still be judged, slower ones cannot."""
 
 
 class WarmUp:
-    """Takes the times of warm-up calls, and says when it has seen enough.
+    """Takes the times of warm-up calls, and decides when the warm-up is over.
 
     Args:
         asked: Exact number of calls; None: until times are steady, at least LEAST_CALLS.
@@ -44,7 +44,7 @@ class WarmUp:
         self.calls = 0
         """Number of calls made so far."""
         self.steady: bool | None = None
-        """True if times had stopped drifting; None as long as that was not judged."""
+        """True if times had stopped drifting; None as long as this was not judged."""
         self._clock = clock
         self._started = self._window_started = clock()
         self._before: list[float] = []

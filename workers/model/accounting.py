@@ -3,8 +3,8 @@
 A multiply-add counts as two operations. Only matrix products count: norms, softmax, embeddings look-ups and the
 optimizer are left out, as in PaLM's model FLOPs (Chowdhery et al., 2022, appendix B). The causal half of the attention
 scores counts, not the masked half, whatever the implementation computes; recomputation by activation checkpointing does
-not count. So `mfu` compares implementations by useful work. Only `attention_part` counts what is really computed, as it
-is put beside the time that this takes.
+not count. So `mfu` compares implementations by useful work. Only `attention_part` counts the computed FLOPs, since they
+are compared with the time that they take.
 
 Of memory, parameters, gradients, optimizer state, and what autograd saves for the backward pass count. Temporaries of
 single operations, the gradients of activations and the allocator's rounding do not. Formulas are also given as text,
@@ -94,9 +94,10 @@ class FeedForwardStack:
 
 
 def parameters(shape: Shape | FeedForwardStack) -> int:
-    """Number of parameters: two embeddings; per block four projections, SwiGLU's three, two norms; one final norm.
+    """Return the number of parameters: two embeddings; per block four projections, SwiGLU's three, two norms; one final
+    norm.
 
-    Of a stack: two matrices per block.
+    A stack has two matrices per block.
     """
     if isinstance(shape, FeedForwardStack):
         return shape.num_blocks * block_weights(shape)
@@ -108,7 +109,7 @@ def parameters(shape: Shape | FeedForwardStack) -> int:
 
 
 def forward_flops(shape: Shape, batch_size: int, context_length: int, logit_positions: int | None = None) -> int:
-    """FLOPs of a forward pass over `batch_size` sequences of `context_length` tokens.
+    """Return the FLOPs of a forward pass over `batch_size` sequences of `context_length` tokens.
 
     Args:
         logit_positions: Positions per sequence that logits are computed for; all of them by default.
@@ -123,12 +124,14 @@ def forward_flops(shape: Shape, batch_size: int, context_length: int, logit_posi
 
 
 def training_flops(forward: int) -> int:
-    """FLOPs of forward and backward: every product has two in the backward pass, for its input and its weight."""
+    """Return the FLOPs of forward and backward pass: every product has two in the backward pass, for its input and its
+    weight."""
     return 3 * forward
 
 
 def generate_flops(shape: Shape, batch_size: int, prompt_length: int, new_tokens: int) -> int:
-    """FLOPs of `generate` with a cache: prefill (logits of the last position only), then one token at a time.
+    """Return the FLOPs of `generate` with a cache: prefill (logits of the last position only), then one token at a
+    time.
 
     The prefill yields the first new token; the last one is never fed back.
     """
@@ -141,19 +144,20 @@ def generate_flops(shape: Shape, batch_size: int, prompt_length: int, new_tokens
 
 
 def block_weights(shape: Shape | FeedForwardStack) -> int:
-    """Number of weights in the matrices of one block."""
+    """Return the number of weights in the matrices of one block."""
     if isinstance(shape, FeedForwardStack):
         return 2 * shape.d_model * shape.d_ff
     return 4 * shape.d_model**2 + 3 * shape.d_model * shape.d_ff
 
 
 def product_weights(shape: Shape) -> int:
-    """Number of weights in all matrices that inputs are multiplied by: those of the blocks and the output layer."""
+    """Return the number of weights in all matrices that inputs are multiplied by: those of the blocks and the output
+    layer."""
     return shape.num_layers * block_weights(shape) + shape.vocab_size * shape.d_model
 
 
 def block_flops_per_token(shape: Shape | FeedForwardStack, context_length: int) -> int:
-    """FLOPs of the forward pass of one block for each token, causal attention included."""
+    """Return the FLOPs per token of one block's forward pass, including causal attention."""
     attention = 0 if isinstance(shape, FeedForwardStack) else 2 * context_length * shape.d_model
     return 2 * block_weights(shape) + attention
 
@@ -220,13 +224,13 @@ BTD, BTF, BHT, BHTT = (tuple(axes) for axes in ("BTD", "BTF", "BHT", "BHTT"))
 
 
 def saved_by_block(shape: Shape | FeedForwardStack, step: StepMemory) -> list[Saved]:
-    """What one block saves for the backward pass, in the order of the forward pass.
+    """Return the tensors that one block saves for the backward pass, in the order of the forward pass.
 
     Derived from `workers.model.transformer` and the derivatives of torch's operations: a matrix product saves its
     inputs, a product of tensors both factors, softmax its output, silu its input. Tensors that several operations save
     count once. Compare Korthikanti et al., 2022, section 4.1, whose block differs in norms, activation and dropout.
 
-    A stack's linear layers save their inputs, (tokens, d_model) and (tokens, d_ff), and nothing else is there.
+    A stack's linear layers save only their inputs, (tokens, d_model) and (tokens, d_ff).
     """
     number = step.compute_bytes
     if isinstance(shape, FeedForwardStack):
@@ -246,12 +250,12 @@ def saved_by_block(shape: Shape | FeedForwardStack, step: StepMemory) -> list[Sa
 
 
 def _saved_by_norm(of: str) -> list[Saved]:
-    """RMSNorm saves its input and the normalised input, and 1 / rms of each token, in float32."""
+    """Return the tensors that RMSNorm saves: its input, the normalised input, and 1 / rms of each token, in float32."""
     return [Saved(f"{of} norm: input and normalised", 2 * 4, BTD), Saved(f"{of} norm: 1 / rms", 4, ("B", "T"))]
 
 
 def _saved_by_attention(step: StepMemory) -> list[Saved]:
-    """What attention saves beside queries, keys and values.
+    """Return the tensors that attention saves beside queries, keys and values.
 
     Fused attention saves its output, and the log-sum-exp in float32 (Dao, 2023, section 3.1). The output counts beside
     the output projection's input, which is a copy in another layout. A single head, and torch's own kernels on a GPU,
@@ -266,7 +270,8 @@ def _saved_by_attention(step: StepMemory) -> list[Saved]:
 
 
 def saved_by_ends(shape: Shape | FeedForwardStack, step: StepMemory) -> list[Saved]:
-    """What a transformer saves outside of its blocks: embedding, final norm, output layer, loss. A stack saves nothing.
+    """Return the tensors that a transformer saves outside its blocks: embedding, final norm, output layer, loss. A
+    stack saves none.
 
     `workers.model.loss` computes in float32, and saves the logits and their log-sum-exp.
     """
@@ -282,10 +287,10 @@ def saved_by_ends(shape: Shape | FeedForwardStack, step: StepMemory) -> list[Sav
 
 
 def saved_for_backward(shape: Shape | FeedForwardStack, step: StepMemory) -> list[tuple[str, str, int]]:
-    """What is saved for the backward pass: (what, formula, bytes). The bytes add up to `activations`.
+    """Return the tensors saved for the backward pass: (name, formula, bytes). The bytes add up to `activations`.
 
     With checkpointing, each block keeps its input in the type of the residual stream (Chen et al., 2016, with blocks as
-    segments). When the backward pass reaches the last block, what the ends saved is free again, and that block is
+    segments). When the backward pass reaches the last block, the tensors of the ends are free again, and that block is
     recomputed: the larger of the two counts. The block's input counts with both.
     """
     symbols = {**shape.symbols, **step.symbols}
@@ -308,7 +313,7 @@ def saved_for_backward(shape: Shape | FeedForwardStack, step: StepMemory) -> lis
 
 
 def saved_formula(saved: Sequence[Saved]) -> str:
-    """The sum of the bytes as text, with the terms of equal axes added up: "28 * B * T * D + 16 * B * T * F"."""
+    """Return the sum of the bytes as text, with the terms of equal axes added up: "28 * B * T * D + 16 * B * T * F"."""
     terms: dict[tuple[str, ...], int] = {}
     for tensor in saved:
         terms[tensor.axes] = terms.get(tensor.axes, 0) + tensor.item_bytes
@@ -316,12 +321,12 @@ def saved_formula(saved: Sequence[Saved]) -> str:
 
 
 def activations(shape: Shape | FeedForwardStack, step: StepMemory) -> int:
-    """Bytes saved for the backward pass."""
+    """Return the bytes saved for the backward pass."""
     return sum(size for _, _, size in saved_for_backward(shape, step))
 
 
 def activations_formula(shape: Shape | FeedForwardStack, step: StepMemory) -> str:
-    """`activations` as text."""
+    """Return the formula of `activations` as text."""
     blocks, ends = saved_by_block(shape, step), saved_by_ends(shape, step)
     if step.activation_checkpointing:
         return " + ".join(text for _, text, _ in saved_for_backward(shape, step))
@@ -329,9 +334,10 @@ def activations_formula(shape: Shape | FeedForwardStack, step: StepMemory) -> st
 
 
 def weight_copies(shape: Shape | FeedForwardStack, step: StepMemory) -> int:
-    """Bytes of the 16-bit copies of the weights that autocast caches until the forward pass ends, and autograd saves.
+    """Return the bytes of the 16-bit copies of the weights that autocast caches until the forward pass ends, and
+    autograd saves.
 
-    None of a stack: it has its master weights only, as CS336 counts.
+    They are 0 for a stack, which has its master weights only, as CS336 counts.
     """
     if isinstance(shape, FeedForwardStack) or not step.casts_weights:
         return 0
@@ -339,14 +345,14 @@ def weight_copies(shape: Shape | FeedForwardStack, step: StepMemory) -> int:
 
 
 def weight_copies_formula(shape: Shape | FeedForwardStack, step: StepMemory) -> str:
-    """`weight_copies` as text."""
+    """Return the formula of `weight_copies` as text."""
     if isinstance(shape, FeedForwardStack) or not step.casts_weights:
         return "0"
     return f"{step.compute_bytes} * ({shape.products_formula})"
 
 
 def attention_flops(shape: tuple[int, int, int, int], *, causal: bool, queries: int | None = None) -> int:
-    """FLOPs of the forward pass of attention alone: of the scores and of the values; half of them if causal.
+    """Return the FLOPs of the forward pass of attention alone: scores and values; half of them if causal.
 
     Args:
         shape: (batch, heads, sequence, head_dim) of keys and values.
@@ -358,21 +364,22 @@ def attention_flops(shape: tuple[int, int, int, int], *, causal: bool, queries: 
 
 
 def attention_backward_flops(forward: int) -> int:
-    """FLOPs of the backward pass of attention alone: four products, without the fifth that recomputes the scores."""
+    """Return the FLOPs of the backward pass of attention alone: four products, without the fifth that recomputes the
+    scores."""
     return 2 * forward
 
 
 ATTENTION_PARTS = ("scores", "softmax", "values")
-"""The parts of attention that is written out."""
+"""The parts of eager attention."""
 SOFTMAX_FLOPS = 5
-"""Per score: compare with the greatest so far, subtract it, exponentiate, add up, divide."""
+"""FLOPs per score: compare with the largest so far, subtract it, exponentiate, add up, divide."""
 SOFTMAX_BACKWARD_FLOPS = 4
-"""Per score, dS = P∘(dP − rowsum(P∘dP)): multiply, add up, subtract, multiply."""
+"""FLOPs per score of dS = P∘(dP − rowsum(P∘dP)): multiply, add up, subtract, multiply."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """What a part of the work computes, and the least that it has to read and write."""
+    """The FLOPs of a part of the work, and the fewest bytes that it has to read and write."""
 
     flops: int
     bytes: int
@@ -385,7 +392,7 @@ class Cost:
 
 
 def matrix_product(batch: int, rows: int, inner: int, columns: int, element_bytes: int) -> Cost:
-    """Cost of `batch` products (rows × inner) · (inner × columns), each matrix read or written once."""
+    """Return the cost of `batch` products (rows × inner) · (inner × columns), each matrix read or written once."""
     numbers = rows * inner + inner * columns + rows * columns
     return Cost(2 * batch * rows * inner * columns, element_bytes * batch * numbers)
 
@@ -398,10 +405,10 @@ def attention_part(
     softmax_bytes: int | None = None,
     backward: bool = False,
 ) -> Cost:
-    """Cost of one part of written-out attention, of one layer: S = Q Kᵀ/√d, P = softmax(S), O = P V.
+    """Return the cost of one part of eager attention in one layer: S = Q Kᵀ/√d, P = softmax(S), O = P V.
 
-    The whole square of scores counts, also if it is causal: attention that is written out computes the masked half,
-    too. (`attention_flops` counts useful work, so half of it.) The products' backward passes are two products each. The
+    The full square of scores counts, even if it is causal: eager attention computes the masked half, too.
+    (`attention_flops` counts useful work, so half of it.) The products' backward passes are two products each. The
     bytes are those of inputs and outputs, each read or written once; scaling and masking the scores in passes of their
     own moves more, and so do casts between two types.
 
@@ -468,7 +475,7 @@ PEAKS = {
 
 
 def peak_tflops(device_name: str, precision: str) -> tuple[float | None, str]:
-    """The vendor's dense peak of a device in "fp32", "tf32", "bf16" or "fp16".
+    """Return the vendor's dense peak of a device in "fp32", "tf32", "bf16" or "fp16".
 
     Returns:
         TFLOP/s and its source, or None and the reason why there is none.

@@ -1,4 +1,4 @@
-"""Cross-entropy of next-token predictions: of logits, or of what the output layer makes logits of, chunk by chunk."""
+"""Cross-entropy of next-token predictions, from logits, or from the output layer's input, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean of -log softmax(logits)[target], in nats, computed in float32 at least.
+    """Return the mean of -log softmax(logits)[target], in nats, computed in float32 at least.
 
     Stable for logits of any size: the log-sum-exp subtracts each row's maximum before it exponentiates.
 
@@ -36,7 +36,7 @@ SoftmaxGradient = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def softmax_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum of -log softmax(logits)[target] over rows, and its gradient: softmax(logits) - one-hot(target).
+    """Return the sum of -log softmax(logits)[target] over rows, and its gradient: softmax(logits) - one-hot(target).
 
     Args:
         logits: (rows, vocabulary).
@@ -56,7 +56,7 @@ def softmax_gradient(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 def linear_cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, softmax_gradient: SoftmaxGradient = softmax_gradient
 ) -> Tensor:
-    """Cross-entropy of `hidden @ weight.T`, of which only a chunk of rows exists at a time.
+    """Return the cross-entropy of `hidden @ weight.T`, of which only a chunk of rows exists at a time.
 
     As in Liger-Kernel's FusedLinearCrossEntropy (Hsu et al., 2024, section 3.2), the forward pass computes the
     gradients of each chunk, too, since its logits are gone in the backward pass. Other than there, the weight's

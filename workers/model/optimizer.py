@@ -113,7 +113,7 @@ OPTIMIZERS: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
 
 
 def make_optimizer(name: str, model: nn.Module, lr: float | Tensor = 1e-3, *, capturable: bool = False) -> Optimizer:
-    """The benchmark spec's `optimizer` over the model's trainable parameters.
+    """Make the benchmark spec's `optimizer` over the model's trainable parameters.
 
     `torch_adamw` is torch's default for the device (on a GPU, horizontally fused "foreach"), `torch_fused_adamw` its
     single-kernel one. A `capturable` one may be captured in a CUDA graph, with its learning rate in a tensor.

@@ -8,7 +8,7 @@ import math
 def cosine_learning_rate(
     step: int, *, max_learning_rate: float, min_learning_rate: float, warmup_steps: int, cosine_steps: int
 ) -> float:
-    """Learning rate of a step.
+    """Return the learning rate of a step.
 
     Args:
         step: Counted from 0.

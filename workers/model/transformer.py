@@ -1,8 +1,8 @@
 """TransformerLM: a decoder-only language model in plain PyTorch.
 
-Pre-norm blocks (Xiong et al., 2020) with RMSNorm (Zhang & Sennrich, 2019), rotary position embeddings (Su et al.,
-2021) and SwiGLU (Shazeer, 2020); no biases; input and output embeddings are separate. Written out, one operation after
-another, so that a profile shows where the time goes.
+Pre-norm blocks (Xiong et al., 2020) with RMSNorm (Zhang & Sennrich, 2019), rotary position embeddings (Su et al., 2021)
+and SwiGLU (Shazeer, 2020); no biases; input and output embeddings are separate. Every operation is written out in plain
+PyTorch, so that a profile shows where the time goes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class SwiGLU(nn.Module):
 
 
 def rotary_angles(context_length: int, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of position * theta^(-2i / head_dim), each (context_length, head_dim / 2), float32."""
+    """Return cosine and sine of position * theta^(-2i / head_dim), each (context_length, head_dim / 2), float32."""
     # In float64: a float32 product loses the angle at long contexts.
     frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     angles = torch.outer(torch.arange(context_length, dtype=torch.float64), frequencies)
@@ -110,13 +110,13 @@ class MultiHeadAttention(nn.Module):
 
 
 class Recomputed(Enum):
-    """What a block computes once more in the backward pass instead of keeping it. Attention is always kept."""
+    """The results that a block recomputes in the backward pass instead of keeping them. Attention is always kept."""
 
     NOTHING = "nothing"
     CHEAP = "cheap"
     """Norms, rotation, SwiGLU's product, the copy that merges heads: no matrix products, so only memory traffic."""
     FEED_FORWARD = "feed_forward"
-    """What is cheap, and the two products of the feed-forward layer's hidden layer."""
+    """The cheap operations, and the two products of the feed-forward layer's hidden layer."""
 
 
 class TransformerBlock(nn.Module):
@@ -138,9 +138,9 @@ class TransformerBlock(nn.Module):
         return out
 
     def _selectively_checkpointed(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Do as `forward`, but keep only x, matrix products and the attention's output, or less.
+        """Compute `forward`, but keep only x, matrix products and the attention's output, or less.
 
-        Korthikanti et al. (2022, section 5) recompute the opposite, attention: theirs writes its scores out.
+        Korthikanti et al. (2022, section 5) do the opposite and recompute attention, since theirs stores the scores.
         """
         x = checkpointed(lambda x: x + self.attn(self.ln1(x), cos, sin), x, context_fn=keep_products)
         # The compiler takes a context_fn only where it is named, and not from a variable.
@@ -162,7 +162,7 @@ def keep_products() -> tuple[Any, Any]:
 
 
 checkpointed: Any = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
-"""Calls a function so that its inputs are kept for the backward pass, and the rest is computed once more. There is no
+"""Calls a function so that its inputs are kept for the backward pass, and everything else is recomputed. There is no
 dropout, so no random state to keep."""
 
 
@@ -173,7 +173,7 @@ def _keep_if_expensive(_context: Any, operation: Any, *_arguments: Any, **_named
 
 
 class OutputLayer(Linear):
-    """The logits of hidden vectors; or, with targets, the loss, without the whole logits ever existing."""
+    """Computes the logits of hidden vectors or, with targets, the loss without ever making the full logits."""
 
     def __init__(self, d_model: int, vocab_size: int) -> None:
         super().__init__(d_model, vocab_size)
@@ -234,7 +234,7 @@ class TransformerLM(nn.Module):
         self.context_length = context_length
         layers = 0 if not activation_checkpointing else num_layers if checkpoint_layers is None else checkpoint_layers
         self.checkpointed_blocks = layers if checkpoint_scope == "block" else 0
-        """The first so many blocks are recomputed as a whole."""
+        """Number of blocks, from the first on, that are recomputed as a whole."""
         self.token_embeddings = nn.Embedding(vocab_size, d_model)
         blocks = [TransformerBlock(d_model, num_heads, d_ff, attention) for _ in range(num_layers)]
         if activation_checkpointing and checkpoint_scope == "selective":
@@ -256,7 +256,7 @@ class TransformerLM(nn.Module):
         last_only: bool = False,
         targets: Tensor | None = None,
     ) -> Tensor:
-        """Next-token logits; or, with targets, the mean loss.
+        """Return the next-token logits or, with targets, the mean loss.
 
         Args:
             token_ids: (batch, sequence), integers below vocab_size.
@@ -297,15 +297,16 @@ class TransformerLM(nn.Module):
         return out
 
     def forward_flops(self, batch_size: int, context_length: int) -> int:
-        """Floating-point operations of one forward pass; see `workers.model.accounting`."""
+        """Return the floating-point operations of one forward pass; see `workers.model.accounting`."""
         return accounting.forward_flops(self.shape, batch_size, context_length)
 
     def generate_flops(self, batch_size: int, prompt_length: int, new_tokens: int) -> int:
-        """Floating-point operations of generating `new_tokens` with a cache; see `workers.model.accounting`."""
+        """Return the floating-point operations of generating `new_tokens` with a cache; see
+        `workers.model.accounting`."""
         return accounting.generate_flops(self.shape, batch_size, prompt_length, new_tokens)
 
     def new_cache(self, batch_size: int, max_length: int) -> KeyValueCache:
-        """An empty key-value cache for sequences of up to `max_length` tokens."""
+        """Return an empty key-value cache for sequences of up to `max_length` tokens."""
         weight = self.lm_head.weight
         device = weight.device
         dtype = torch.get_autocast_dtype(device.type) if torch.is_autocast_enabled(device.type) else weight.dtype

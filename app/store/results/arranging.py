@@ -1,6 +1,7 @@
-"""Arranges the cases of a table: relates them to a reference, spreads a coordinate over columns, sorts and stresses.
+"""Arranges the cases of a table: relates them to a reference, spreads a coordinate over columns, sorts rows and marks
+the best cells.
 
-A *line* is a case with the cells of its metrics, before it is decided what makes the rows.
+A *line* is a case with the cells of its metrics, before rows are made of it.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ class Line:
     partial: bool = False
 
     def values(self, names: Iterable[str]) -> Hashable:
-        """Return the values of these coordinates, to compare lines by. Python takes 1 and true for equal."""
+        """Return the values of these coordinates with their types, to compare lines by: in Python, 1 equals True."""
         found = (in_use(self.coordinates.get(name)) for name in names)
         return tuple((type(value), value) for value in found)
 
 
 @dataclass(frozen=True)
 class Related:
-    """Columns that relate metrics to a reference, by name with the metric that each is of, and notes on them."""
+    """Columns that relate metrics to a reference, by name with the metric of each, and notes on them."""
 
     columns: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
@@ -67,8 +68,8 @@ def relate(
         relative_to: the reference's coordinates, as people type them: {"precision": "fp32"}.
         metrics: the metrics to relate.
         units: the unit of each metric.
-        varying: the coordinates in which lines differ, those that people look at first before others. A line and its
-            counterpart have the same, but for those of the reference, and those that depend on them.
+        varying: the coordinates in which lines differ, the most important first. A line and its counterpart agree in
+            all of them, except the reference's coordinates and those that depend on these.
 
     Raises:
         InvalidRequest: no line has these coordinates.
@@ -136,13 +137,15 @@ def _check_reference(lines: Sequence[Line], relative_to: Mapping[str, str]) -> N
 
 
 def _dependent(lines: Sequence[Line], names: Sequence[str], fixed: Sequence[str], by: Sequence[str]) -> list[str]:
-    """Return those of `names` that depend on the coordinates `by`: within one place of the others, they follow from it.
+    """Return those of `names` that depend on the coordinates `by`: where the other coordinates agree, `by` determines
+    them.
 
-    An implementation's block size is one, as others have none: it must not keep a row of implementations apart.
+    An implementation's block size is an example, since other implementations have none: it must not split a row over
+    implementations.
 
     Args:
         lines: the lines.
-        names: the coordinates to judge; those that people look at first come first.
+        names: the coordinates to judge, the most important first.
         fixed: coordinates that make the rows in any case.
         by: the coordinates that make the columns, or the reference.
     """
@@ -176,7 +179,7 @@ def pivot(
     fixed: Collection[str],
     metrics: Sequence[Column],
 ) -> Pivoted:
-    """Make the values of one coordinate columns, for each of the metrics.
+    """Turn the values of one coordinate into columns, for each of the metrics.
 
     Args:
         lines: the cases.
@@ -232,7 +235,7 @@ def _cell(line: Line | None, name: str, *, marked: bool) -> Cell:
 
 
 def _in_order(values: Iterable[tuple[type, Scalar]]) -> list[tuple[type, Scalar]]:
-    """Return values from the least number to the greatest; others as they came."""
+    """Return numbers in ascending order; other values in their original order."""
     found = list(values)
     numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for _, value in found)
     return sorted(found, key=lambda pair: pair[1]) if numbers else found  # type: ignore[arg-type, return-value]
@@ -244,7 +247,7 @@ def _spread(column: Column, coordinate: str, value: Scalar) -> Column:
 
 
 def stressed(sheet: Sheet) -> Sheet:
-    """Return the sheet with the best cell of each column marked, where a direction is better; an invalid one is not."""
+    """Return the sheet with the best valid cell of each column marked, where the metric has a direction."""
     rows = [list(row) for row in sheet.rows]
     verdict = sheet.names().index("validity") if not sheet.traces and "validity" in sheet.names() else None
     for index, column in enumerate(sheet.columns):
@@ -296,7 +299,7 @@ def ordered(sheet: Sheet, sort: str | None) -> Sheet:
 
 
 def _sortable(values: Sequence[Any]) -> Callable[[int], Any]:
-    """Return what gives the value to sort row number N by. Values of several types are sorted as texts."""
+    """Return a function from a row's number to its sort key. Values of several types are sorted as texts."""
     plain = [value.value if isinstance(value, Cell) else value for value in values]
     types = {type(value) for value in plain if value is not None}
     if len(types) > 1 and not types <= {int, float}:

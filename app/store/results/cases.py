@@ -1,13 +1,13 @@
-"""Gathers measurements into cases: which process measured what of a case, and what one cell of a table says of it.
+"""Gathers measurements into cases, and computes the cells of tables from the processes that measured a case.
 
-Within a job, measurements with one case key and one device key (and in a comparison one side) are one case.
+Within a job, measurements with the same case key and device key (and in a comparison the same side) are one case.
 
 A cell is the mean of its samples with their standard deviation, or another statistic of them. If several processes
 (units of the job) measured a case, each process counts as one value: the cell is the statistic of the processes' own
 statistics, such as the median of their medians, and the standard deviation is that of their means. No average hides a
 missing value: when one process has no value, the cell has an outcome instead ("oom", "unsupported", …) and its numbers
-are null. Of a job that did not succeed, cells that all processes measured are shown and marked partial; the others,
-and the cases that it did not get to, have its code ("timeout", "cancelled", …) as their outcome.
+are null. If a job did not succeed, cells that all processes measured are shown and marked partial; the other cells, and
+the cases that the job did not reach, have the job's code ("timeout", "cancelled", …) as their outcome.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class CaseOfJob:
     key: str | None = None
     stopped: str | None = None
     planned_processes: int = 1
-    """How many processes were to measure the case."""
+    """The number of processes that were planned to measure the case."""
     processes: dict[str, list[Measured]] = field(default_factory=dict)
     """The processes' measurements by column: one row per unit."""
 
@@ -89,7 +89,7 @@ class CaseOfJob:
 
     @property
     def partial(self) -> bool:
-        """True if something of it was measured, although the job did not succeed."""
+        """True if a part of it was measured, although the job did not succeed."""
         return self.stopped is not None and bool(self.processes)
 
     def validity(self) -> str | None:
@@ -115,7 +115,7 @@ def metric_names(column: str) -> set[str]:
 
 @dataclass(frozen=True)
 class Part:
-    """Some jobs with what they measured: all of a table, or a part of one that is streamed."""
+    """Some jobs with their measurements: all of a table, or a part of one that is streamed."""
 
     jobs: Sequence[Job]
     measured: Sequence[Measured]
@@ -169,7 +169,7 @@ class StoredCases:
         self._decoded |= zip(texts, map(_coordinates, decoded(texts)), strict=True)
 
     def coordinates(self, case: str | Mapping[str, Scalar], device: str, side: str | None) -> Mapping[str, Scalar]:
-        """Return what a table shows of a case: its coordinates by the names of their columns, side and device."""
+        """Return the coordinates of a case by the names of their columns, with side and device."""
         if not isinstance(case, str):
             return self._shown(case, device, side)
         identity = (case, device, side)
@@ -205,7 +205,7 @@ def cases_of(
 
     Args:
         jobs: the jobs.
-        measured: what they measured, in the order in which it was made.
+        measured: their measurements, in the order in which they were made.
         side: tells a measurement's side of a comparison; None where there are no comparisons.
         units: those of all columns of the table, if `measured` is only a part of it.
     """
@@ -247,10 +247,10 @@ def planned_processes(spec: Any) -> int:
 def _left(
     job: Job, measured: Collection[str], stored: StoredCases
 ) -> Iterable[tuple[str | None, Mapping[str, Scalar]]]:
-    """Return key and coordinates of the cases that a job did not get to.
+    """Return key and coordinates of the cases that a job did not reach.
 
-    Of one that measured nothing they stand for all its cases: an overview, one per side. Nothing is known when the spec
-    is of another version and no longer valid.
+    For a job that measured nothing, this is an overview of all its cases, one entry per side. Nothing is known if the
+    spec is of another version and no longer valid.
     """
     if not measured:
         return [(None, overview) for overview in planned(json.dumps(job.spec), stored)]
@@ -258,7 +258,7 @@ def _left(
     if plan is None or plan.holds_specs:
         return []
     left = [(case.key, stored.renamed(case.coordinates)) for case in plan.cases() if case.key not in measured]
-    # If the keys of what was measured are others than were planned, nobody can tell what is left.
+    # If the keys of the measured cases differ from the planned ones, nobody can tell which cases are left.
     return left if len(left) + len(measured) == plan.number_of_cells() else []
 
 
@@ -305,13 +305,14 @@ def planned(spec: str, stored: StoredCases) -> list[dict[str, Scalar]]:
 
 
 def cell_of(case: CaseOfJob, metric: str, statistic: Statistic, *, partial: bool = False) -> Cell:
-    """Return what a case's processes measured of a metric.
+    """Return the cell of a metric, computed from the case's processes.
 
     Args:
         case: the case.
         metric: the name of its column.
         statistic: statistic of the samples, and of the processes if there are several.
-        partial: if the job did not succeed, show what all planned processes measured; else it has no numbers.
+        partial: if the job did not succeed, show cells that all planned processes measured; otherwise they have no
+            numbers.
     """
     rows = case.processes.get(metric)
     if case.stopped is not None and (

@@ -20,7 +20,7 @@ from app.store.public import checked_id
 
 MAX_JOBS = 10_000
 MAX_MEASUREMENTS = 200_000
-"""Most measurements of one table: a table is made in memory, of which this many take some 250 MB."""
+"""Largest number of measurements of one table. A table is made in memory; this many take some 250 MB."""
 MAX_BEGINNING = 5_000
 """Most measurements that are read for the beginning of a table, as pages show it."""
 MAX_DOUBTFUL = 200
@@ -76,7 +76,7 @@ class Choice:
     """Jobs with all of these labels."""
     since: datetime | None = None
     until: datetime | None = None
-    """Jobs that finished in this time, `since` included."""
+    """Jobs that finished at or after `since` and before `until`."""
 
     @property
     def sweeps(self) -> list[int]:
@@ -84,7 +84,7 @@ class Choice:
 
     @property
     def conditions(self) -> list[ColumnElement[bool]]:
-        """The conditions for `where(…)` on the table `job`."""
+        """Return the conditions for `where(…)` on the table `job`."""
         job = tables.job.c
         found = [job.state.in_(FINISHED_STATES), *JobFilter(labels=self.labels).conditions]
         if self.kind is not None:
@@ -183,7 +183,7 @@ def distinct_cases(connection: Connection, choice: Choice) -> list[Row[Any]]:
 
 
 def unmeasured_specs(connection: Connection, choice: Choice) -> list[Row[Any]]:
-    """Return each spec of which a chosen job measured nothing before it failed or was cancelled: kind, spec."""
+    """Return the specs of chosen jobs that measured nothing before they failed or were cancelled: kind, spec."""
     job = tables.job.c
     measured = select(_measurement.job_id).where(_measurement.job_id == job.id).exists()
     spec = cast(job.spec, Text).label("spec")
@@ -282,10 +282,10 @@ def measurements(
 def first_measurements(
     connection: Connection, jobs: Sequence[Row[Any]], statistic: Statistic
 ) -> tuple[list[Row[Any]], list[Measured], bool]:
-    """Return the first jobs, with all their measurements as above, and if anything is left out.
+    """Return the first jobs, with all their measurements as above, and whether anything is left out.
 
-    At most MAX_BEGINNING measurements are read. Of a first job with more of them, only the cases are returned that were
-    read whole; none if the job has several units, since later ones may measure the same cases again.
+    At most MAX_BEGINNING measurements are read. If the first job alone has more, only its completely read cases are
+    returned; none if the job has several units, since later units may measure the same cases again.
     """
     job_ids = [job.id for job in jobs]
     recorded = _recorded(jobs)
@@ -314,7 +314,7 @@ def _of_attempts(statistic: Statistic, attempts: Mapping[int, int]) -> Select[An
     facts = [_measurement[name] for name in Measured._fields if name not in ("case", "value")]
     columns = (*facts, cast(_measurement.case, Text), _measurement[statistic])
     query = select(*columns).where(_measurement.job_id.in_(sorted(attempts)))
-    # Nearly all jobs ran once, so that one number does for most of them, and costs less than a pair for each.
+    # Nearly all jobs ran once, so one number serves most of them, at less cost than a pair for each.
     usual = Counter(attempts.values()).most_common(1)[0][0] if attempts else 1
     others = sorted((job_id, number) for job_id, number in attempts.items() if number != usual)
     of_attempts = _measurement.attempt == usual

@@ -1,4 +1,4 @@
-"""Tells what two sides of a comparison differ in beside their numbers: environments and specs."""
+"""Finds the differences between two sides of a comparison beside their numbers: environments and specs."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class EnvironmentDifference(Difference):
 
 @dataclass(frozen=True)
 class Circumstances:
-    """How the jobs of one side were run."""
+    """The environments and specs of the jobs of one side."""
 
     environments: Sequence[Mapping[str, Scalar]]
     """Flat facts, one mapping for each job that has recorded them."""
@@ -69,7 +69,7 @@ class Circumstances:
 
 
 def read(connection: Connection, jobs: Sequence[Row[Any]], side: Side = None) -> Circumstances:
-    """Read how these jobs were run; `side` picks one side of a comparison."""
+    """Read the environments and specs of these jobs; `side` selects one side of a comparison."""
     return Circumstances(_environments(connection, jobs, side), [_spec(job, side) for job in jobs])
 
 
@@ -107,8 +107,7 @@ def environment_differences(
 ) -> list[EnvironmentDifference]:
     """Return the facts of the environments in which the sides differ, decisive ones first.
 
-    `devices_may_differ`: specs that ask for different devices themselves are compared; a check against a baseline is
-    meant for one device.
+    `devices_may_differ`: allow specs that themselves ask for different devices; a check against a baseline does not.
     """
     if not one.environments or not other.environments:
         return []
@@ -124,16 +123,17 @@ def environment_differences(
 
 
 def spec_differences(one: Circumstances, other: Circumstances) -> list[Difference]:
-    """Return the fields in which the specs differ, those that change no work too: seed, measure_steps, device."""
+    """Return the fields in which the specs differ, including those that do not change the work: seed, measure_steps,
+    device."""
     return [Difference(*difference) for difference in _differences(one.specs, other.specs)]
 
 
 def obstacles(
     differences: Iterable[EnvironmentDifference], elsewhere: Iterable[tuple[Scalar, Scalar]] = ()
 ) -> list[str]:
-    """Return why results cannot be compared: "torch 2.11 against 2.13". Nothing keeps them from it if it is empty.
+    """Return the reasons why results cannot be compared, such as "torch 2.11 against 2.13"; empty if they can be.
 
-    `elsewhere`: devices of cases that meet although they are different; where the environments do not tell it.
+    `elsewhere`: pairs of different devices of matched cases, where the environments do not show the difference.
     """
     decisive = [one for one in differences if one.decisive]
     told = [one.in_words() for one in decisive if one.name != "device.type"]
@@ -161,7 +161,7 @@ def _differences(
 
 
 def _joined(values: Sequence[Scalar]) -> Scalar:
-    """Return the value; several, which the jobs of one side have, as one text."""
+    """Return the value that the jobs of one side share, or their several values as one text."""
     return values[0] if len(values) == 1 else " / ".join(map(_shown, values))
 
 

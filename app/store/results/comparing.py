@@ -1,11 +1,11 @@
 """Compares finished jobs, or the two sides of a job of kind `compare`.
 
-Jobs whose units reported what took the time (tables `classes`, `kernels-<phase>`, `operators-<phase>` of a profile) are
-compared row by row: ms and calls per step that the candidate gained or lost. All others are compared metric by metric,
-by the medians of their processes, and judged (see judging.py). Of profiles, only the headline metric is judged.
+Jobs whose units reported tables of times (`classes`, `kernels-<phase>`, `operators-<phase>` of a profile) are compared
+row by row: ms and calls per step that the candidate gained or lost. All others are compared metric by metric, by the
+medians of their processes, and judged (see judging.py). Of profiles, only the headline metric is judged.
 
-Cases meet by their coordinates. Those that each side has one value of, and in which the sides differ (precision=fp32 →
-bf16), are what is compared: they are told apart from the rows, and do not keep cases from meeting.
+Cases are matched by their coordinates. Coordinates that have one value on each side, but different values on the two
+sides (precision=fp32 → bf16), are the subject of the comparison: they are listed separately, and matching ignores them.
 
 The jobs ran at different times, unless one job measured both sides in turns. `alternated` says which.
 """
@@ -53,13 +53,13 @@ DIFFERENCE = (
     Column("baseline_calls", "number", "calls"),
     Column("candidate_calls", "number", "calls"),
 )
-"""Columns of what differs; `ratio` is candidate / baseline. Null: that side did not run the kernel or operator,
-or could not tell the class.
+"""Columns of the differences; `ratio` is candidate / baseline. Null: that side did not run the kernel or operator, or
+could not determine the class.
 """
 NOT_ALTERNATED = "The jobs ran one after the other: what changed on the host between them counts as a difference."
 ALTERNATED = "Fresh processes measured both sides in turns."
 MAX_DISTRIBUTIONS = 200
-"""Most rows whose single processes are told; those of the headline metric come first."""
+"""Largest number of rows whose single processes are listed; those of the headline metric come first."""
 
 Key = tuple[Scalar, ...]
 Place = tuple[str | None, Scalar]
@@ -68,10 +68,10 @@ Place = tuple[str | None, Scalar]
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of a comparison beside its table."""
+    """The options of a comparison."""
 
     limit: int | None = None
-    """The most rows of each table and phase of a profile, those that changed most; None: all."""
+    """Largest number of rows of each table and phase of a profile, those with the largest changes; None: all."""
     metrics: Sequence[str] = ()
     """Only these metrics are compared, and judged together; empty: all of them."""
     fail_above_percent: float | None = None
@@ -96,8 +96,8 @@ class _Side:
     baseline: str | None = None
     """The name of the baseline that the side is."""
     joins: Mapping[Place, Sequence[str]] | None = None
-    """What the case of a place meets: cases of both sides with one of these in common. None: cases meet by their
-    coordinates."""
+    """The keys by which the case of a place is matched: cases of both sides that share a key. None: cases are matched
+    by their coordinates."""
 
     @property
     def validity(self) -> str | None:
@@ -150,8 +150,8 @@ def compare_with_baseline(
 ) -> Sheet:
     """Compare finished jobs of one kind with the results that a baseline has of their cases, as `compare`.
 
-    Cases meet by their keys, on the same device. A case that the baseline has on other devices only meets those, and
-    cannot be compared with them, as the sentence then says; also if the specs name the devices.
+    Cases are matched by key and device. A case that the baseline has on other devices only is matched with those, and
+    the sentence says that it cannot be compared with them, even if the specs name the devices.
 
     Raises:
         NotFound: there is no such baseline or job.
@@ -196,10 +196,11 @@ def _place_of(case: CaseOfJob) -> Place:
 
 
 def _met(kept: Collection[tuple[str, str]], asked: Iterable[Place]) -> dict[Place, list[str]]:
-    """Return the devices whose results each case of the candidate meets, of those that the baseline has of its key.
+    """Return, for each case of the candidate, the baseline's devices with the same key whose results it is matched
+    with.
 
-    That is its own device, or else all others. A case without any, since nothing was measured, stands for those that no
-    other case of its key meets.
+    These are its own device or, without results there, all others. A case without a device, since nothing was measured,
+    gets the devices that no other case of its key is matched with.
     """
     there: dict[str | None, list[str]] = {}
     for case_key, one in sorted(kept):
@@ -215,7 +216,8 @@ def _met(kept: Collection[tuple[str, str]], asked: Iterable[Place]) -> dict[Plac
 
 
 def _with_planned(job: Row[Any], cases: Sequence[CaseOfJob]) -> list[CaseOfJob]:
-    """Return the job's cases; of a job that measured nothing, those of its spec, which say why they have no numbers."""
+    """Return the job's cases; for a job that measured nothing, those of its spec, with the reason why they have no
+    numbers."""
     of_job = [case for case in cases if case.job == job.id]
     if any(case.key is not None for case in of_job) or not of_job:
         return of_job
@@ -305,9 +307,10 @@ def _compared(
     elsewhere: Sequence[tuple[Scalar, Scalar]] = (),
     more_notes: Sequence[str] = (),
 ) -> Sheet:
-    """Compare two sides; cases meet by their `joins`, or else by the coordinates in which the sides do not differ.
+    """Compare two sides; cases are matched by `joins` or, without it, by the coordinates in which the sides do not
+    differ.
 
-    `elsewhere`: devices of cases that meet, and should not, since they are different.
+    `elsewhere`: pairs of different devices of matched cases, which cannot be compared.
     """
     differences = _differences(baseline, candidate)
     _check_metrics(question.metrics, {**baseline.metrics, **candidate.metrics})
@@ -580,7 +583,7 @@ def _metric_values(pair: tuple[CaseOfJob | None, CaseOfJob | None], row: judging
 
 
 def _shown_columns(judged: Sequence[judging.Row]) -> list[Column]:
-    """Return METRIC_COLUMNS, of which people see those that tell them something."""
+    """Return METRIC_COLUMNS; formats for people show only those that carry information here."""
     tested = any(row.p_adjusted is not None for row in judged)
     failed = any(cell.outcome not in ("ok", None) for row in judged for cell in row.cells)
     doubtful = any(verdict in VERDICTS[1:] for row in judged for verdict in row.verdicts)
@@ -623,7 +626,7 @@ class _Rows:
 
     @property
     def title(self) -> str:
-        """The table and its phase, for people."""
+        """Return the table and its phase, for people."""
         return self.kind if self.phase is None else f"{self.kind} ({self.phase})"
 
     def compared(self) -> list[list[Scalar]]:
@@ -635,7 +638,7 @@ class _Rows:
                 side.get(key, (None, None)) for side in (self.baseline, self.candidate)
             )
             change, ratio = _difference(one, other)
-            # All classes are listed: one that is missing could not be told. A kernel that is missing did not run.
+            # All classes are listed, so a missing class could not be determined. A missing kernel did not run.
             if self.kind != "classes":
                 change = (other or 0.0) - (one or 0.0)
             place = (self.kind, self.phase, class_name if self.kind == "classes" else name)
@@ -649,7 +652,7 @@ class _Tables:
 
     joined: list[_Rows] = field(default_factory=list)
     of_one_side: dict[SideName, list[str]] = field(default_factory=lambda: {name: [] for name in SIDES})
-    """What only one side has: names of tables, and scopes of classes."""
+    """The names of tables, and scopes of classes, that only one side has."""
 
     @classmethod
     def read(cls, database: Database, baseline: _Side, candidate: _Side) -> _Tables:
@@ -675,7 +678,7 @@ class _Tables:
             self.of_one_side["baseline" if rows.baseline else "candidate"].append(rows.title)
 
     def compared(self, limit: int | None, notes: list[str]) -> tuple[list[Column], list[list[Scalar]]]:
-        """Return the columns and the rows of all tables; what is left out goes to `notes`."""
+        """Return the columns and the rows of all tables; adds a note on omitted rows to `notes`."""
         whole = [_total(rows) for rows in self.joined if rows.kind == "kernels"]
         whole = whole or [_total(rows) for rows in self.joined if rows.kind == "operators"]
         found: list[list[Scalar]] = list(whole)
@@ -773,7 +776,7 @@ def _whole(number: float) -> float:
 
 
 def _total(rows: _Rows) -> list[Scalar]:
-    """Return the row of a phase's whole work."""
+    """Return the row with the sums of a phase."""
     (one, calls), (other, other_calls) = (
         (sum(row[0] for row in side.values()), sum(row[1] or 0 for row in side.values()))
         for side in (rows.baseline, rows.candidate)

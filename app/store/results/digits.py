@@ -1,4 +1,4 @@
-"""Writes numbers for people: four digits that mean something, and as many decimals for all numbers of a column."""
+"""Formats numbers for people: four significant digits, and the same number of decimals throughout a column."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from app.store.results.sheet import Cell, Column
 TOO_SMALL = 1e-6
 """A smaller number, which six decimals would show as 0, is written with an exponent."""
 PURE_DECIMALS = 4
-"""Fewest decimals of a number without a unit: a sum of 10.0001 is another one than 10.0021."""
+"""Smallest number of decimals of a number without a unit: sums of 10.0001 and 10.0021 must look different."""
 MAX_DECIMALS = 6
 WIDE = 1000.0
-"""If the greatest number of a column is more than so many times the least, each has the decimals that suit it."""
+"""If the largest number of a column is more than this many times the smallest, each number gets its own decimals."""
 
 
 def column_texts(values: Sequence[Any], column: Column) -> list[str]:
@@ -46,8 +46,8 @@ def _gain(cell: Any) -> str:
 def _common(cells: Iterable[Any], unit: str | None) -> int | None:
     """Return the number of decimals that suits all numbers of a column; None if each needs its own.
 
-    It shows three digits of the least number and four of the greatest, a digit of the least standard deviation, and no
-    more than two digits of every standard deviation.
+    It shows three digits of the smallest number and four of the largest, one digit of the smallest standard deviation,
+    and at most two digits of every standard deviation.
     """
     known = [cell for cell in cells if cell.value is not None]
     sizes = [abs(cell.value) for cell in known if cell.value]
@@ -67,7 +67,7 @@ def _common(cells: Iterable[Any], unit: str | None) -> int | None:
 def cell_text(cell: Cell, unit: str | None = None, decimals: int | None = None) -> str:
     """Write a metric of a case: "21.346 ± 0.012", "oom", or nothing where it was not measured.
 
-    decimals: of this number and its standard deviation; None: as many as suit it.
+    decimals: number of decimals of this number and its standard deviation; None: chosen for this number.
     """
     if cell.outcome is None:
         return ""
@@ -82,7 +82,7 @@ def cell_text(cell: Cell, unit: str | None = None, decimals: int | None = None) 
         return f"{value:.0f} ± 0"
     if any(0 < abs(number) < TOO_SMALL for number in (value, spread)):
         return f"{value:.3g} ± {spread:.2g}"
-    # The deviation's two leading digits set the number of the mean's digits that mean something.
+    # The two leading digits of the standard deviation determine the significant digits of the mean.
     decimals = _decimals(spread, 2) if spread > 0 else _decimals(value, 4)
     return f"{value:.{decimals}f} ± {spread:.{decimals}f}"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 DAGGER, PARTIAL = "†", "*"
 MAX_GROUPS = 9
-"""Most reasons that have a sign of their own; all other rows that are not valid share one."""
+"""Largest number of reasons with a sign of their own; all other rows that are not valid share one sign."""
 MAX_DETAIL = 160
 """Most characters of a check's detail in a footnote. JSON and CSV have all of it."""
 MAX_NAMED = 5
@@ -19,9 +19,9 @@ Doubt = tuple[str, str]
 
 
 def doubts_of(validity: Mapping[str, Any] | None, case_key: str | None) -> list[Doubt]:
-    """Return the checks of a unit's or a job's verdict that speak against one of its cases.
+    """Return the failed checks of a unit's or a job's verdict that concern one of its cases.
 
-    A check without a `case_key` is one of a unit with a single case, or of all its cases; notes cast no doubt.
+    A check without a `case_key` belongs to a unit with a single case, or to all its cases; notes are left out.
     """
     checks = [check for check in (validity or {}).get("checks") or () if isinstance(check, dict)]
     return [
@@ -62,21 +62,21 @@ class _Group:
 
 @dataclass
 class Footnotes:
-    """Gives rows their signs while a table is made, and then the notes that explain them."""
+    """Assigns signs to rows while a table is made, and then writes the notes that explain them."""
 
     groups: dict[tuple[str, tuple[str, ...]], _Group] = field(default_factory=dict)
     stopped: dict[str, set[int]] = field(default_factory=dict)
-    """The jobs that ended before they were done, by the code of how."""
+    """The jobs that ended early, by the code of their end."""
 
     def count(self, verdict: str | None, doubts: Sequence[Doubt]) -> None:
-        """Take a row that is not valid; one without a verdict, or that is valid, is none."""
+        """Count a row that is not valid; rows that are valid or have no verdict are ignored."""
         if verdict in (None, "valid"):
             return
         group = self.groups.setdefault(_key(str(verdict), doubts), _Group(str(verdict), _each_once(doubts)))
         group.rows += 1
 
     def count_partial(self, job: int | None, code: str) -> None:
-        """Take a row that was measured before its job ended without success."""
+        """Count a row that was measured before its job ended without success."""
         self.stopped.setdefault(code, set()).update(() if job is None else (job,))
 
     def mark(self, verdict: str | None, doubts: Sequence[Doubt], *, partial: bool) -> str:

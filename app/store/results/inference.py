@@ -1,4 +1,4 @@
-"""Tells a difference between two sides from chance: interval, test, power. No database here, only numbers.
+"""Distinguishes a difference between two sides from chance: interval, test, power. It knows numbers only, no database.
 
 The process is the unit of sampling. Steps of one process share its memory layout, hash seed and moment, so that they
 are no independent samples; a process counts as one value, the median of its own.
@@ -9,12 +9,12 @@ are no independent samples; a process counts as one value, the median of its own
 - The Mann-Whitney U test (Annals of Mathematical Statistics 18, 1947) compares ranks: it needs no normal distribution.
   Its p-values are exact for small samples.
 - A difference is found if the adjusted p-value is at most ALPHA and the interval excludes 1.
-- Holm's procedure (Scandinavian Journal of Statistics 6, 1979) adjusts p-values, so that the probability to find
-  anything at all where there is nothing stays below ALPHA, however many metrics and cases are looked at.
+- Holm's procedure (Scandinavian Journal of Statistics 6, 1979) adjusts p-values, so that the probability of any false
+  finding stays below ALPHA, however many metrics and cases are tested.
 - Power follows from the spread between processes: the standard error of a median is sqrt(pi / 2) times that of a mean
   (Serfling, Approximation Theorems of Mathematical Statistics, 1980, section 2.3.3).
 
-SciPy is imported when something is computed, and not before: that takes a second.
+SciPy is imported only when something is computed, since the import takes a second.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from typing import Any
 
 ALPHA = 0.05
-"""Probability that a comparison of equal sides finds a difference: at most this."""
+"""Upper bound of the probability that a comparison of equal sides finds a difference."""
 CONFIDENCE = 0.95
-"""Probability that an interval holds the true ratio: about this."""
+"""Approximate probability that an interval contains the true ratio."""
 POWER = 0.8
 """Probability that a difference of the stated size is found."""
 FEWEST = 4
@@ -37,13 +37,13 @@ FEWEST = 4
 RESAMPLES = 9999
 FEWEST_RESAMPLES = 999
 MAX_RESAMPLED = 2_000_000
-"""Most values that are drawn for one side's interval: with many processes, fewer resamples do."""
+"""Largest number of values drawn for one side's interval: with many processes, fewer resamples are enough."""
 SEED = 0
 """Seed of the bootstrap: the same samples have the same interval."""
 MAX_EXACT = 60
 """Most processes of a side for which p-values are exact; with more, the normal approximation is as good."""
 MAX_PERMUTATIONS = 20_000
-"""Exact p-values of samples with ties need all permutations: at most so many are tried."""
+"""Largest number of permutations that are tried; exact p-values of samples with ties need all of them."""
 CAUTION = 0.6
 """Power is computed with this upper confidence limit of the spread, since a spread of few processes may be too small
 (Browne, Statistics in Medicine 14, 1995)."""
@@ -56,7 +56,8 @@ SAME = 1e-9
 
 @dataclass(frozen=True)
 class Estimate:
-    """What two samples tell about their ratio; None is what they cannot tell."""
+    """The estimated ratio of two samples, with interval, p-value and spread; None for a value that they do not
+    determine."""
 
     ratio: float | None
     """Median of the candidate's processes divided by that of the baseline's."""
@@ -70,7 +71,7 @@ class Estimate:
 
     @property
     def excludes_one(self) -> bool:
-        """True if the interval does not hold the ratio 1. Without an interval, nothing speaks against a difference."""
+        """Return True if the interval does not contain the ratio 1, or if there is no interval."""
         return self.low is None or self.high is None or self.low > 1 or self.high < 1
 
 
@@ -149,7 +150,7 @@ def smallest_p_value(baseline: int, candidate: int) -> float:
 def smallest_difference(spread: float, baseline: int, candidate: int, alpha: float = ALPHA) -> float | None:
     """Return the smallest relative difference that is found with probability POWER: 0.02 is 2 %.
 
-    None if so few processes can find no difference at all, however large.
+    None if so few processes cannot find any difference, however large.
 
     Args:
         spread: standard deviation of the logarithms between these processes.
@@ -183,7 +184,7 @@ def replicates_for(difference: float, spread: float, alpha: float = ALPHA) -> in
 
     Args:
         difference: 0.03 is 3 %.
-        spread: standard deviation of the logarithms between processes; of one that was estimated, its `spread_limit`.
+        spread: standard deviation of the logarithms between processes; for an estimated spread, its `spread_limit`.
         alpha: as for `smallest_difference`.
     """
     wanted = 2 * MEDIAN_VARIANCE * (spread / math.log1p(difference)) ** 2
@@ -200,7 +201,7 @@ def replicates_for(difference: float, spread: float, alpha: float = ALPHA) -> in
 
 @functools.lru_cache(maxsize=4096)
 def _standard_errors(freedom: int, alpha: float) -> float:
-    """Return the size of a difference that is found with probability POWER, in its standard errors."""
+    """Return the difference that is found with probability POWER, in units of its standard error."""
     from scipy import stats
 
     return float(stats.t.ppf(1 - alpha / 2, freedom) + stats.t.ppf(POWER, freedom))
@@ -221,7 +222,7 @@ def adjusted(tests: Sequence[Hypothesis], shares: Mapping[str, float]) -> tuple[
     """Return Holm's adjusted p-value of each test, and the p-value that the first of each family has to reach.
 
     Metrics that are proportional to each other, or one to the other's inverse, are one hypothesis and count once:
-    tokens_per_s is work divided by step_ms. So do sides that have one value in all processes not count at all: they
+    tokens_per_s is work divided by step_ms. Sides with one and the same value in all processes do not count: they
     cannot differ.
 
     Args:
@@ -249,7 +250,7 @@ def adjusted(tests: Sequence[Hypothesis], shares: Mapping[str, float]) -> tuple[
 
 
 def _pattern(values: Sequence[float]) -> tuple[float, ...] | None:
-    """Return what proportional samples, and inversely proportional ones, have in common; None if all values are one."""
+    """Return a key that proportional and inversely proportional samples share; None if all values are equal."""
     if min(values) == max(values):
         return None
     if min(values) <= 0:

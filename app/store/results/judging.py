@@ -23,14 +23,14 @@ SIDES = ("baseline", "candidate")
 HEADLINE_SHARE = 0.8
 """The part of ALPHA that the headline metric has; all others share the rest."""
 ASKED_FOR = (1, 3, 5)
-"""Differences, in percent, of which a row tells how many replicates would find them."""
+"""Differences in percent for which a row says how many replicates would find them."""
 RELEVANT_PERCENT = 5.0
-"""Where no difference is found and one larger than this cannot be excluded, the answer is "inconclusive"."""
+"""If no difference is found but one larger than this cannot be excluded, the answer is "inconclusive"."""
 DEFAULT_REPLICATES = 8
 MANY_TESTS = 200
 
 NOTHING = Estimate(None, None, None, None, None)
-"""The estimate where there is nothing to compare."""
+"""The estimate if there is nothing to compare."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Row:
     """
 
     case: str
-    """The coordinates that tell the case from others of the comparison, in words; may be empty."""
+    """The coordinates that distinguish the case from others of the comparison, in words; may be empty."""
     metric: str
     unit: str
     cells: tuple[Cell, Cell]
@@ -53,13 +53,13 @@ class Row:
     p_adjusted: float | None = None
     alpha: float = ALPHA
     drift: float = 0.0
-    """Where the sides were not alternated: the largest relative change within one side."""
+    """The largest relative change within one side, if the sides were not alternated."""
     finding: Finding | None = None
     """None if a side has no value."""
 
     @property
     def better(self) -> Direction | None:
-        """If less or more is better."""
+        """Whether less or more is better; None if neither is."""
         return better(self.metric, self.unit)
 
     @property
@@ -69,17 +69,18 @@ class Row:
 
     @property
     def is_up(self) -> bool:
-        """True if the candidate's median is above the baseline's. Unlike a ratio it is known of values below 0, too."""
+        """True if the candidate's median is above the baseline's. Unlike a ratio, this is also known for values below
+        0."""
         return statistics.median(self.candidate) > statistics.median(self.baseline)
 
     @property
     def invalid_sides(self) -> tuple[str, ...]:
-        """The sides whose numbers a check found to be of other work."""
+        """The sides for which a check found that other work was measured."""
         return tuple(side for side, verdict in zip(SIDES, self.verdicts, strict=True) if verdict == "invalid")
 
     @property
     def smallest_difference(self) -> float | None:
-        """The smallest relative difference that so many processes are likely to find."""
+        """The smallest relative difference that this number of processes is likely to find."""
         if self.estimate is None or self.estimate.spread is None:
             return None
         found = inference.smallest_difference(self.estimate.spread, len(self.baseline), len(self.candidate), self.alpha)
@@ -96,7 +97,7 @@ class Row:
 
     @property
     def bound(self) -> float | None:
-        """The largest relative difference that the interval holds; None without an interval."""
+        """The largest relative difference that the interval contains; None without an interval."""
         if self.estimate is None or self.estimate.low is None or self.estimate.high is None:
             return None
         return max(abs(self.estimate.low - 1), abs(self.estimate.high - 1), self.drift)
@@ -110,7 +111,7 @@ class Row:
         return f"{one} and {other} processes"
 
     def loss(self) -> tuple[float, float, float] | None:
-        """Return by what part the candidate is worse, and the ends of the interval of that; negative: it is better.
+        """Return the fraction by which the candidate is worse, with the ends of its interval; negative: it is better.
 
         None if the metric has no direction, or no interval.
         """
@@ -156,7 +157,7 @@ class Row:
         return "higher" if self.is_up else "lower"
 
     def doubt(self, limit_percent: float = RELEVANT_PERCENT) -> str:
-        """Say why it is inconclusive, and what would tell a difference of so many percent."""
+        """Say why it is inconclusive, and how to detect a difference of this many percent."""
         if min(len(self.baseline), len(self.candidate)) < FEWEST:
             return (
                 f"{self.processes}, and fewer than {FEWEST} cannot tell a difference from chance; the steps of one "
@@ -173,10 +174,10 @@ class Row:
         return f"no difference found, but one of {percent(self.bound)} cannot be excluded; {self.processes}{cure}"
 
     def cure(self, limit_percent: float) -> str:
-        """Say what would decide about a difference of so many percent: more processes, or to measure in turns.
+        """Say what would decide about a difference of this many percent: more processes, or measuring in turns.
 
-        More processes find it more likely, and narrow the interval. Where there are as many as usually find it, the
-        sides do differ by nearly as much, and nobody can say how many would decide.
+        More processes make finding it more likely, and narrow the interval. If there are already as many as usually
+        find it, the sides differ by nearly this much, and nobody can say how many would decide.
         """
         if 100 * self.drift > limit_percent:
             return f"; one side alone drifted by {percent(self.drift)}: measure them in turns, by a job of kind compare"
@@ -188,7 +189,7 @@ class Row:
         return "; more processes would narrow the interval"
 
     def _is_drift(self, found: Estimate) -> bool:
-        """Return True if the sides differ, but by no more than a side alone drifted."""
+        """Return True if the sides differ, but by no more than the drift within one side."""
         return (
             self.p_adjusted is not None
             and self.p_adjusted <= ALPHA
@@ -213,13 +214,13 @@ class Row:
 
 
 def percent(part: float) -> str:
-    """Write a part in percent, with two digits: "0.6 %", "12 %"."""
+    """Write a fraction in percent, with two digits: "0.6 %", "12 %"."""
     value = 100 * part
     return f"{value:.0f} %" if value >= 9.95 else f"{value:.1f} %" if value >= 0.095 else f"{value:.2g} %"
 
 
 def headline_of(rows: Sequence[Row], columns: Sequence[str]) -> str | None:
-    """Return the metric that sums the comparison up: of those that both sides have, the first that people look at."""
+    """Return the metric that summarises the comparison: the most important one that both sides have."""
     both = {row.metric for row in rows if all(cell.value is not None for cell in row.cells)}
     every = list(dict.fromkeys([*columns, *(row.metric for row in rows)]))
     either = {row.metric for row in rows}
@@ -280,7 +281,7 @@ def drift(*sides: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Gate:
-    """What a CI job asks: is the candidate worse by more than `fail_above_percent`?"""
+    """The gate of a CI job: whether the candidate is worse by more than `fail_above_percent`."""
 
     fail_above_percent: float
     metrics: Sequence[str]
@@ -404,7 +405,7 @@ def _of_many(with_values: Sequence[Row], rows: Sequence[Row]) -> tuple[Conclusio
 
 
 def _how_far(row: Row) -> float:
-    """Return by what factor the sides differ, at least 1; 1 where there is no ratio."""
+    """Return the factor by which the sides differ, at least 1; 1 if there is no ratio."""
     ratio = (row.estimate or NOTHING).ratio
     return 1.0 if ratio is None else math.exp(abs(math.log(ratio)))
 
@@ -412,10 +413,9 @@ def _how_far(row: Row) -> float:
 def _gate(
     rows: Sequence[Row], metrics: Sequence[str], obstacles: Sequence[str], sentence: str, fail_above_percent: float
 ) -> Gate:
-    """Ask of every row if the candidate is worse by more than the limit; the worst answer counts.
+    """Judge for every row whether the candidate is worse by more than the limit; the worst answer counts.
 
-    "slower" needs a difference that was found, and that is larger than the limit; "passed" an interval that holds no
-    larger one.
+    "slower" needs a found difference larger than the limit; "passed" needs an interval that excludes a larger one.
     """
 
     def answer(outcome: GateOutcome, text: str) -> Gate:

@@ -1,7 +1,7 @@
 """Tables of measurements: one row per case of a job (see `cases`), one column per metric.
 
-Rows show the coordinates that a kind asks for (`table_rows`), then every other one that varies, except those that a
-shown label stands for. If two rows still look the same, they also show the coordinates in which they differ.
+Rows show the coordinates that a kind asks for (`table_rows`), then all others that vary, except those that a shown
+label represents. If two rows still look the same, they also show the coordinates in which they differ.
 """
 
 from __future__ import annotations
@@ -47,24 +47,24 @@ Reasons = Callable[[CaseOfJob], Sequence[Doubt]]
 
 @dataclass(frozen=True)
 class Layout:
-    """How the cases of a table are shown."""
+    """The layout of a table of cases."""
 
     rows: Sequence[str] | None = None
-    """Coordinates to show first, and always; those that vary follow. None: the kind's own."""
+    """Coordinates that are always shown, and first; those that vary follow. None: the kind's own."""
     columns: Sequence[str] | None = None
-    """Metrics, named as their columns, in this order; "all" for every one. None: the kind's `table_columns` that
-    somebody has measured; in a pivoted table the first that stands for a case."""
+    """Metrics, named as their columns, in this order; "all" for every one. None: the kind's `table_columns` that were
+    measured; in a pivoted table the kind's main metric."""
     statistic: Statistic = "mean"
     """Statistic of the samples, and of the processes if there are several."""
     pivot: str | None = None
     """The coordinate whose values become columns, for each of the metrics."""
     relative_to: Mapping[str, str] = field(default_factory=dict)
-    """Coordinates of the rows to relate all others to, in a column of their own: {"precision": "fp32"}. Of the metrics
-    in `columns`, or else of the one that stands for a case."""
+    """Coordinates of the reference rows, {"precision": "fp32"}: additional columns relate all other rows to these, for
+    the metrics in `columns` or, by default, the kind's main metric."""
     best: bool = False
-    """Stress the best cell of each column, in formats for people."""
+    """Set the best cell of each column in bold, in formats for people."""
     links: bool = False
-    """Show people the job of each row; JSON and CSV have it always."""
+    """Show the job of each row in formats for people; JSON and CSV always have it."""
 
 
 def table(
@@ -92,17 +92,18 @@ def table(
 
     Args:
         database: the store.
-        kind, sweep, jobs, labels, since, until: which jobs, as choosing.Choice. Several kinds must be named.
-        rows, columns, statistic, pivot, relative_to, best, links: how they are shown, as Layout.
-        sort: a column, from its least value to its greatest, or "-column" for the other way round.
-        limit, after: at most so many rows, and how many come before them; the notes are of the whole table.
-        first: only the beginning of the table: at most so many rows, and fewer if they have very many measurements;
-            `Sheet.is_cut` tells if there are more. None: the whole table.
+        kind, sweep, jobs, labels, since, until: the choice of jobs, as choosing.Choice. Several kinds must be named.
+        rows, columns, statistic, pivot, relative_to, best, links: the layout, as Layout.
+        sort: a column, in ascending order, or "-column" for descending order.
+        limit, after: the largest number of rows, and the number of rows before them; the notes refer to the whole
+            table.
+        first: return only the beginning of the table: at most this many rows, and fewer if they have very many
+            measurements; `Sheet.is_cut` says whether there are more. None: the whole table.
 
     Raises:
         NotFound: there is no such job or sweep.
-        InvalidRequest: no row has this coordinate or metric, the jobs are of several kinds, they are more than
-            choosing.MAX_JOBS, or their measurements more than choosing.MAX_MEASUREMENTS.
+        InvalidRequest: no row has this coordinate or metric, the jobs are of several kinds, or there are more than
+            choosing.MAX_JOBS jobs or choosing.MAX_MEASUREMENTS measurements.
     """
     with database.read() as connection:
         number = None if first is None else first + 1
@@ -125,8 +126,8 @@ def table(
 def metric_table(
     database: Database, metrics: Sequence[str], *, sweep: int | None = None, jobs: Collection[int] = ()
 ) -> Sheet:
-    """Return the table of these metrics, named as their columns, as `table` does. It reads no others: a page that shows
-    a few need not wait for all.
+    """Return the table of these metrics, named as their columns, as `table` does. It reads no other metrics, so a page
+    that shows a few need not wait for all.
 
     Raises:
         NotFound, InvalidRequest: as `table`.
@@ -171,7 +172,7 @@ def plan_of(
 
     Args:
         cases: each case once for each device: kind, case (JSON text), device_key.
-        unmeasured: kind and spec (JSON text) of jobs that measured nothing, whose rows show what they were to measure.
+        unmeasured: kind and spec (JSON text) of jobs that measured nothing, whose rows show their planned cases.
         measured: each metric once for each outcome: metric, phase, unit, outcome.
         rows, columns, statistic: as for `table`.
 
@@ -189,7 +190,7 @@ def plan_of(
     for row in cases:
         holds_specs = row.kind in KINDS and KINDS[row.kind].holds_specs
         coordinates = stored.coordinates(row.case, row.device_key, "" if holds_specs else None)
-        # Something that it measured, so that it counts where coordinates are asked if they vary.
+        # A non-empty measurement, so that the case counts when the code below determines which coordinates vary.
         case = CaseOfJob(None, row.kind, (row.kind,), coordinates, processes={name: [] for name in list(units)[:1]})
         found.append(case)
     for row in unmeasured:
@@ -307,7 +308,7 @@ def _shown(case: CaseOfJob) -> dict[str, Scalar]:
 
 
 def _on_statistics(cases: Sequence[CaseOfJob], metrics: Sequence[str], statistic: Statistic) -> list[str]:
-    """Return a sentence on what a cell is, and what stands behind ±."""
+    """Return a sentence that explains the cells, and what ± refers to."""
     numbers = {
         len(rows)
         for case in cases
@@ -351,7 +352,7 @@ def _coordinate_column(name: str, values: Iterable[Scalar]) -> Column:
 
 
 def _rows(lines: Sequence[Line], coordinates: Sequence[str], columns: Sequence[Column]) -> list[list[Any]]:
-    """Return the rows with one case each: first its coordinates, then its cells, then what is known of it."""
+    """Return the rows with one case each: first its coordinates, then its cells, then its _FACTS."""
     metrics = [column.name for column in columns if column.role in ("metric", "gain")]
     facts = [column.name for column in columns[len(coordinates) + len(metrics) :]]
     about = [attrgetter(_FACTS[name]) for name in facts]
@@ -365,11 +366,11 @@ def _rows(lines: Sequence[Line], coordinates: Sequence[str], columns: Sequence[C
 
 
 _FACTS = {"validity": "validity", "validity_reason": "reason", "partial": "partial", "job": "job"}
-"""Where a line has what the columns tell of each row."""
+"""The columns about each row, with the attribute of Line that each comes from."""
 
 
 def _about_rows(links: bool | None) -> list[Column]:
-    """Return the columns that tell of each row how far to trust it, and unless `links` is None, which job made it."""
+    """Return the columns about the validity of each row and, unless `links` is None, about its job."""
     return [
         Column("validity", "string", in_text=False),
         Column("validity_reason", "string", in_text=False),
@@ -388,7 +389,7 @@ def _pivoted(
 ) -> Sheet:
     """Return the table whose columns are the values of a coordinate."""
     assert layout.pivot is not None
-    # Cases that look the same get rows of their own below each other, so nothing else has to tell them apart.
+    # Cases that look the same get separate rows below each other, so no further coordinate is needed.
     plain = [name for name in coordinates if name in fixed or name not in OF_THE_JOB]
     found = pivot(lines, layout.pivot, plain, fixed, columns)
     described = [
@@ -429,9 +430,9 @@ def coordinates_of(
 
     Args:
         cases: the cases.
-        asked: the coordinates asked for; of the kind's own, those that no case has a value of are left out.
+        asked: the requested coordinates; the kind's own are left out if no case has a value of them.
         also: a coordinate that the table shows in another place than its rows.
-        apart: add whatever tells apart rows that look the same.
+        apart: add the coordinates that distinguish rows that look the same.
     """
     known = _known(cases)
     if asked is None:
@@ -453,16 +454,17 @@ def coordinates_of(
 
 
 def _varies(cases: Sequence[CaseOfJob], name: str) -> bool:
-    # A job that measured nothing lacks some of its case's columns (the device, for one); that is no difference.
+    # A job that measured nothing lacks some columns of its case, such as the device; that does not count as a
+    # difference.
     values = [case.coordinates.get(name) for case in cases if case.processes or name in case.coordinates]
     first = in_use(values[0]) if values else None
     others = (in_use(value) for value in values if value is not first)
-    # The types count too: Python takes 1 and true for equal.
+    # Types count too: in Python, 1 equals True.
     return any(value is not first and (value != first or type(value) is not type(first)) for value in others)
 
 
 def _stood_for(cases: Sequence[CaseOfJob], shown: Collection[str]) -> set[str]:
-    """Return the coordinates that a shown label stands for, in every case that has them."""
+    """Return the coordinates that a shown label represents in every case that has them."""
     labels = [item for kind in _kinds(cases) for item in KINDS[kind].labels.items() if item[0] in shown]
     return {
         name
@@ -475,7 +477,7 @@ def _stood_for(cases: Sequence[CaseOfJob], shown: Collection[str]) -> set[str]:
 def _tell_apart(cases: Sequence[CaseOfJob], chosen: list[str], more: Iterable[str]) -> None:
     """Add to `chosen`, in place, the coordinates of `more` that differ between rows that look the same."""
     for name in more:
-        # Texts tell 1 from true, which Python takes for equal.
+        # JSON texts distinguish 1 from true, which Python does not.
         alike: dict[str, list[CaseOfJob]] = {}
         for case in cases:
             alike.setdefault(repr([case.show(shown) for shown in chosen]), []).append(case)
@@ -509,7 +511,7 @@ def _metrics(
         return list(dict.fromkeys(name for word in asked for name in (every if word == EVERY_METRIC else [word])))
     if not units:  # all jobs failed before they measured anything: their outcomes need a column
         return list(preferred[:1])
-    # A column that is unknown in some cell and "ok" in none is left out, even if other cells have a worse outcome.
+    # A column is left out if it is "ok" in no cell and unknown in some, even if other cells have a worse outcome.
     told = {name for name, found in outcomes.items() if "ok" in found or UNKNOWN not in found}
     return [name for name in preferred if name in told] or [name for name in units if name in told] or every[:1]
 
@@ -532,7 +534,7 @@ def _kinds(cases: Sequence[CaseOfJob]) -> list[str]:
 
 
 def _missing(cases: Sequence[CaseOfJob], coordinates: Sequence[str], metrics: Collection[str]) -> list[str]:
-    """Return the reasons why these metrics have no numbers, for the cells that the jobs got to."""
+    """Return the reasons why these metrics have no numbers, for the cells that the jobs reached."""
     measured: set[int] = set()
     gaps = []
     for number, case in enumerate(cases):

@@ -24,7 +24,7 @@ class Gap:
 def reasons(cases: Sequence[Mapping[str, Scalar]], measured: Collection[int], gaps: Iterable[Gap]) -> list[str]:
     """Return one line for each reason, at most MAX_REASONS: its cases and their number, their outcome, the reason.
 
-    A line names the coordinates that set its cases apart, and its metrics only if those cases have other numbers.
+    A line names the coordinates that distinguish its cases, and its metrics only if those cases have other numbers.
 
     Args:
         cases: the coordinates that the table shows of each case.
@@ -34,7 +34,7 @@ def reasons(cases: Sequence[Mapping[str, Scalar]], measured: Collection[int], ga
     groups: dict[tuple[bool, str, str], list[Gap]] = {}
     for gap in gaps:
         groups.setdefault((gap.case in measured, gap.outcome, gap.reason), []).append(gap)
-    # Counted once and not for each reason: a job may have thousands of cases, each with a reason of its own.
+    # This is counted once, and not again for each reason: a job may have thousands of cases, each with its own reason.
     variety = {
         has_numbers: _variety([case for number, case in enumerate(cases) if not has_numbers or number in measured])
         for has_numbers in {has_numbers for has_numbers, _, _ in groups}
@@ -75,5 +75,5 @@ def _variety(cases: Sequence[Mapping[str, Scalar]]) -> dict[str, int]:
 
 
 def _values(cases: Iterable[Mapping[str, Scalar]], name: str) -> list[Scalar]:
-    # Values are compared as JSON text, since Python takes 1 and True for equal.
+    # Values are compared as JSON text, since in Python 1 equals True.
     return list({repr(case.get(name)): case.get(name) for case in cases}.values())

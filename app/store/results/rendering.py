@@ -21,9 +21,9 @@ __all__ = ["cell_text", "csv_lines", "json_columns", "render", "scalar_columns",
 
 EMPTY = "No results.\n"
 LONG = 40
-"""A page breaks texts of more characters into lines, in a column wide enough to read them."""
+"""Pages wrap texts with more characters than this, in a column wide enough to read them."""
 SITE = "/"
-"""The address of the server as its own pages write it."""
+"""The server's address in links on its own pages."""
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
@@ -32,7 +32,7 @@ def render(sheet: Sheet, format: Format, *, base_url: str | None = None) -> str:
 
     JSON ({"columns", "rows", "next"}, with "missing" and "notes" for measurements) and CSV have every column; a metric
     has its value, `_std` beside a mean, `_n` and `_outcome`. Markdown, LaTeX and HTML have mean ± standard deviation,
-    or the outcome in words, signs on rows that are not valid or only partial, and below the sheet's notes.
+    or the outcome in words, signs on rows that are not valid or only partial, and the sheet's notes below.
 
     Args:
         sheet: the table.
@@ -78,14 +78,14 @@ def csv_lines(rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _csv_cell(value: Any) -> Any:
-    """A text that a spreadsheet would run as a formula, as one that it shows; numbers stay numbers.
+    """Return a cell that no spreadsheet runs as a formula: texts are escaped, numbers stay numbers.
 
     https://owasp.org/www-community/attacks/CSV_Injection
     """
     if not isinstance(value, str):
         return value
     shown = f"'{value}" if value.startswith(_FORMULA_STARTS) else value
-    # Readers take this line break for the end of a row, whatever stands around it.
+    # Readers take this line break for the end of a row, even inside quotes.
     return shown.replace("\r\n", "\n").replace("\r", "\n")
 
 
@@ -129,7 +129,7 @@ def scalar_rows(
 
 
 def _parts(role: str, spreads: bool, traces: bool) -> Callable[[Cell], tuple[Any, ...]] | None:
-    """Return what gives a cell's values; None for columns whose cells are scalars."""
+    """Return the function that gives a cell's values; None for columns whose cells are scalars."""
     if role not in ("metric", "gain"):
         return None
     names = ["value"]
@@ -142,7 +142,7 @@ def _parts(role: str, spreads: bool, traces: bool) -> Callable[[Cell], tuple[Any
 
 
 class _Texts:
-    """What people see of a sheet: the columns shown, and their cells' texts, the same in all formats."""
+    """The shown columns of a sheet and the texts of their cells, the same in all formats for people."""
 
     def __init__(self, sheet: Sheet) -> None:
         shown = [(index, column) for index, column in enumerate(sheet.columns) if column.in_text]
@@ -153,16 +153,16 @@ class _Texts:
         self.marks = sheet.marks or [""] * len(self.rows)
         groups = list(dict.fromkeys(column.group for column in self.columns if column.group is not None))
         self.groups = groups if len(groups) > 1 else []
-        """The groups that heads have to name."""
+        """The groups that column heads have to name."""
         of_one = [f"{groups[0]}."] if len(groups) == 1 and sheet.notes else []
         self.notes = [f"All columns of numbers are {text}" for text in of_one] + list(sheet.notes)
 
     def is_right(self, column: Column) -> bool:
-        """True where numbers stand below each other."""
+        """Return True if the column is aligned to the right."""
         return column.role in ("metric", "gain") or (column.role == "value" and column.type in ("number", "integer"))
 
     def plain_head(self, column: Column) -> str:
-        """The head as the column is named in queries, with its unit where the name does not tell it."""
+        """Return the column's name as queries use it, with its unit unless the name contains it."""
         if column.group is not None and not self.groups:
             return str(column.head)
         if column.unit in (None, "1") or column.role in ("metric", "gain"):
@@ -172,7 +172,7 @@ class _Texts:
         return column.name if is_told else f"{column.name} ({column.unit})"
 
     def mark(self, row: int, at: int) -> str:
-        """The signs behind a cell: of its row, behind the first cell, or of its own."""
+        """Return the signs after a cell: those of its row after the first cell, and its own."""
         value = self.values[row][at]
         return str(self.marks[row]) if at == 0 and self.marks[row] else value.mark if isinstance(value, Cell) else ""
 
@@ -182,11 +182,11 @@ class _Texts:
 
 
 _IN_NAMES = {"%": "percent", "µs": "us", "GB/s": "gb_per_s", "TFLOP/s": "tflops"}
-"""How names of columns spell units that are no words."""
+"""The spelling in column names of units that are not words."""
 
 
 def _job_links(text: str, link: Callable[[str], str]) -> str:
-    """Return a list of ids of jobs with each id as a link."""
+    """Return a list of job ids with each id as a link."""
     return re.sub(r"\d+", lambda found: link(found[0]), text)
 
 
@@ -300,7 +300,7 @@ _TEX = {
 
 
 def _tex(text: str) -> str:
-    """Write a text so that LaTeX shows it as it is."""
+    """Escape a text for LaTeX."""
     return "".join(_TEX.get(character, character) for character in text)
 
 

@@ -29,7 +29,7 @@ from app.store.stored_json import is_unreadable
 
 UNIT_INDEX = "unit_index"
 NOTE = "note"
-"""Column of remarks on rows. What many rows say alike stands once below the table, in formats for people."""
+"""Column of remarks on rows. In formats for people, a remark that many rows share stands once below the table."""
 EVERY_COLUMN = "all"
 MAX_FOOTNOTES = 9
 
@@ -40,7 +40,8 @@ Part = tuple[int, Sequence[Mapping[str, Any]], Sequence[Sequence[Scalar]]]
 def list_tables(database: Database, job_id: int, attempt: int | None = None) -> list[dict[str, Any]]:
     """Return the tables of an attempt, by default of the last recorded one; `rows` is the number of rows.
 
-    They come in the order of the kind's `first_tables`, those of one place as they were reported; others by name.
+    They are in the order of the kind's `first_tables`, and within one entry as they were reported; the others follow by
+    name.
 
     Raises NotFound.
     """
@@ -65,7 +66,7 @@ def list_tables(database: Database, job_id: int, attempt: int | None = None) -> 
 
 
 def _place(kind: str, name: str, parts: Sequence[Row[Any]]) -> tuple[int, int, str]:
-    """Return what tables are ordered by; `kind` may be unknown to this version."""
+    """Return the sort key of a table; `kind` may be unknown to this version."""
     spec = KINDS.get(kind)
     if spec is None or (place := spec.table_place(name)) == len(spec.first_tables):
         return sys.maxsize, 0, name
@@ -91,18 +92,18 @@ def result_table(
         job_id: the job's id.
         name: the table's name.
         unit: the index of a unit; None: all of them.
-        sort: a column, from its least value to its greatest, or "-column" for the other way round; unknown values
-            come last. None: as reported.
-        limit: the most rows to return; None: all.
-        after: how many rows come before these; `Sheet.next` of the page before.
+        sort: a column, in ascending order, or "-column" for descending order; unknown values come last. None: as
+            reported.
+        limit: the largest number of rows; None: all.
+        after: the number of rows before these; `Sheet.next` of the previous page.
         attempt: the number of an attempt; None: the last that recorded results.
-        columns: these columns, in this order; "all" for every one. None: formats for people show those of the kind's
+        columns: these columns, in this order; "all" for every one. None: formats for people show the kind's
             `first_columns`, JSON and CSV have all.
 
     Raises:
         NotFound: there is no such job, the job has no such table, or this unit reported none.
         InvalidRequest: there is no such column to show, or to sort by.
-        Conflict: what is stored of it cannot be read.
+        Conflict: the stored table cannot be read.
     """
     with database.read() as connection:
         known = _parts(connection, job_id, attempt)
@@ -142,7 +143,7 @@ def _chosen(sheet: Sheet, columns: Sequence[str]) -> Sheet:
             raise InvalidRequest(detail, errors=(FieldError("/columns", detail),))
     wanted = dict.fromkeys(one for name in columns for one in (names if name == EVERY_COLUMN else [name]))
     at = [names.index(name) for name in wanted]
-    # Who asks for the units' numbers sees them also where there is only one.
+    # A request that names the units' column gets it even if there is only one unit.
     described = [
         replace(sheet.columns[index], in_text=sheet.columns[index].in_text or EVERY_COLUMN not in columns)
         for index in at
@@ -151,7 +152,7 @@ def _chosen(sheet: Sheet, columns: Sequence[str]) -> Sheet:
 
 
 def for_people(sheet: Sheet, first: Sequence[str] | None) -> Sheet:
-    """Return the sheet as people read it first: with few columns, and notes that many rows share below the table.
+    """Return the sheet for people: with few columns, and with remarks that many rows share below the table.
 
     first: the columns to show; None: all of them. Those that are left out are named below the table.
     """
@@ -166,7 +167,7 @@ def for_people(sheet: Sheet, first: Sequence[str] | None) -> Sheet:
 
 
 def _with_footnotes(sheet: Sheet) -> Sheet:
-    """Take what several rows say in their column `note` below the table, once; rows keep a sign of it."""
+    """Move remarks that several rows share from the column `note` below the table; the rows keep a sign."""
     names = sheet.names()
     if NOTE not in names:
         return sheet
@@ -221,7 +222,8 @@ def _parts(connection: Connection, job_id: int, attempt: int | None) -> Sequence
 def merged(parts: Sequence[Part], first: Sequence[str] | None = None) -> Sheet:
     """Merge what several units reported under one name into one table; their columns are the same.
 
-    Formats for people show the column `unit_index` only if there are several units, and of the others those in `first`.
+    Formats for people show the column `unit_index` only if there are several units, and otherwise the columns in
+    `first`.
     """
     columns = _columns(parts[0][1], several=len(parts) > 1)
     rows = [[index, *row] for index, _, part in parts for row in part]

@@ -1,4 +1,4 @@
-"""The samples of one metric of some jobs, case by case: for pictures of distributions."""
+"""The samples of one metric of some jobs, case by case, for plots of distributions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from app.store.results import choosing
 from app.store.results.cases import column_name, metric_names
 
 MAX_ROWS = 2000
-"""Most measurements that are read: as many processes and cases are more than a picture can show."""
+"""Largest number of measurements that are read: a plot cannot show more processes and cases."""
 
 _measurement = tables.measurement.c
 
@@ -29,7 +29,7 @@ class CaseSamples:
 
     job: int
     side: str | None
-    """In a job of kind compare."""
+    """Its side in a job of kind `compare`; None in other jobs."""
     case: str
     """The case in words."""
     unit: str
@@ -39,7 +39,7 @@ class CaseSamples:
 def samples_of(database: Database, jobs: Sequence[int], metric: str, coordinates: Sequence[str]) -> list[CaseSamples]:
     """Return the samples of a metric, named as its column, in each case of these jobs.
 
-    `coordinates`: those that tell the cases apart, and that `case` names.
+    `coordinates`: the coordinates that distinguish the cases; `case` names them.
     """
     names = ("job_id", "attempt", "unit_index", "metric", "phase", "unit", "samples")
     columns = [*(_measurement[name] for name in names), cast(_measurement.case, Text).label("case")]
@@ -47,7 +47,7 @@ def samples_of(database: Database, jobs: Sequence[int], metric: str, coordinates
         chosen = choosing.choose_jobs(connection, jobs=jobs)
         recorded = choosing.recorded_attempts(connection, jobs)
         of_jobs = _measurement.job_id.in_(sorted(recorded))
-        # What does not count must not count towards the limit: other attempts, and other phases' metrics.
+        # Rows that are not wanted must not count towards the limit: other attempts, and other phases' metrics.
         counts = tuple_(_measurement.job_id, _measurement.attempt).in_(sorted(recorded.items()))
         query = select(*columns).where(of_jobs, counts, _has_column(metric), _measurement.samples.is_not(None))
         rows = connection.execute(query.order_by(_measurement.job_id, _measurement.id).limit(MAX_ROWS)).all()

@@ -1,7 +1,7 @@
 """The plain form of every table of results, from which all formats are rendered. Standard library only.
 
-A pivoted table of measurements has coordinates, metrics and a verdict on each row; a table that a unit reported has
-values. Both become a Sheet.
+A table of measurements has coordinates, metrics and a verdict on each row; a table that a unit reported has values.
+Both become a Sheet.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Role = Literal["coordinate", "metric", "gain", "value"]
 class Cell:
     """One metric of one case. `value` is None if `outcome` is not "ok", or if the number is not finite.
 
-    Nobody changes a cell once it is made. It is not frozen, since a table has tens of thousands: that made each three
-    times as slow to make.
+    Cells are never changed once they are made. The class is not frozen all the same, since a table has tens of
+    thousands of cells, and a frozen one takes three times as long to make.
     """
 
     value: float | None
@@ -38,7 +38,7 @@ class Cell:
     mark: str = field(default="", compare=False)
     """The sign of a note on this number, in tables whose rows have several cases."""
     best: bool = field(default=False, compare=False)
-    """True if formats for people stress it, as the best of its column."""
+    """True if formats for people set it in bold, as the best of its column."""
 
 
 NOT_MEASURED = Cell(None, None, None, None)
@@ -57,11 +57,11 @@ class Column:
     in_text: bool = True
     """True if formats for people show it; JSON and CSV have every column."""
     group: str | None = None
-    """What several columns have in common, such as the metric whose values they spread; `name` has it too."""
+    """The name that several columns share, such as the metric that a pivot spreads over them; `name` includes it."""
     head: str | None = None
-    """What tells the columns of a group apart."""
+    """The text that distinguishes a column from the others of its group."""
     reads: str | None = None
-    """What formats for people say of it in print, instead of its name."""
+    """The head of the column in print, in place of its name."""
     links: bool = False
     """True if its cells are ids of jobs, which HTML links to their pages."""
 
@@ -90,7 +90,7 @@ class Sheet:
     caption: str | None = None
     """The table's title, in formats for people."""
     latex_label: str | None = None
-    """The name by which LaTeX's \\ref finds the table."""
+    """The label by which LaTeX's \\ref refers to the table."""
     lead: Sequence[str] = ()
     """Sentences that formats for people have above the table: what it shows."""
     about: Mapping[str, Any] | None = None

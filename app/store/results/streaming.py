@@ -1,8 +1,8 @@
 """Writes tables that are too large to be made as a whole: JSON and CSV, part by part, in the order of submission.
 
-What the columns are is found out before the first row: which coordinates vary, which metrics there are, and which
-jobs. Each part is read by a transaction of its own, so that a slow reader holds none open. Jobs that finish meanwhile
-are not among them, and those that are deleted or run again meanwhile are left out.
+The jobs, the varying coordinates and the metrics, and so the columns, are determined before the first row. Each part is
+read in a transaction of its own, so that a slow reader holds none open. Jobs that finish, are deleted or run again
+meanwhile are left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from app.store.results.rendering import csv_lines, json_columns, scalar_columns,
 
 JOBS_PER_PART = 500
 MEASUREMENTS_PER_PART = 20_000
-"""Most measurements that are read at once, but for a job that has more."""
+"""Largest number of measurements that are read at once, except for a job that has more."""
 
 StreamFormat = Literal["json", "csv"]
 

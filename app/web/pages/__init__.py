@@ -1,7 +1,7 @@
 """The pages: each module of this folder has the routes of one page, and its entry in the navigation if it has one.
 
-A module defines `router`, an APIRouter whose paths begin behind /ui, and may define `NAVIGATION`, an Entry. Nothing
-else knows the list. Modules whose names begin with an underscore are no pages.
+A module defines `router`, an APIRouter whose paths are relative to /ui, and may define `NAVIGATION`, an Entry. Nothing
+else knows the list. Modules whose names begin with an underscore are not pages.
 """
 
 from __future__ import annotations

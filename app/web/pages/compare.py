@@ -1,4 +1,4 @@
-"""/ui/compare: jobs beside each other. The first is the baseline, and each of the others is a candidate."""
+"""/ui/compare: compares jobs. The first is the baseline, and each of the others is a candidate."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ SHOWN_ROWS = 200
 SHOWN_OF_PROFILES = 20
 """Rows of each table and phase of a profile, those that changed most."""
 ENOUGH_PROCESSES = 4
-"""Processes on a side from which on their medians make a distribution; of fewer, every sample is drawn."""
+"""Smallest number of processes of a side whose medians are drawn as a distribution; for fewer, every sample is
+drawn."""
 DRAWN_CASES = 24
-"""Cases whose distributions stand beside each other, and rows whose ratios do."""
+"""Largest number of cases whose distributions are drawn, and of rows whose ratios are."""
 
 
 class CompareQuery(StrictQuery):
@@ -59,7 +60,7 @@ class AddQuery(StrictQuery):
 
 @router.get("/compare/add")
 def add(query: Annotated[AddQuery, Query()]) -> Response:
-    """Where the form that takes ids in one field sends them: answers with the page of those jobs."""
+    """Redirect from the form that takes ids in one field to the page of those jobs."""
     texts = [part for value in query.job for part in re.split(r"[\s,]+", value) if part]
     wrong = [text for text in texts if not (text.isascii() and text.isdecimal())]
     if wrong:
@@ -103,7 +104,7 @@ def _about(services: Services, job_id: int) -> dict[str, Any]:
 
 
 def _links(ids: Sequence[int], at: int) -> dict[str, str]:
-    """Return where the page goes with this job as the baseline, and without it."""
+    """Return the addresses of the page with this job as the baseline, and without it."""
     others = [job_id for number, job_id in enumerate(ids) if number != at]
     return {"baseline": _address([ids[at], *others]), "without": _address(others)}
 
@@ -113,7 +114,8 @@ def _address(ids: Sequence[int]) -> str:
 
 
 def _comparisons(services: Services, jobs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return each candidate against the baseline; of one job that measured both sides in turns, these."""
+    """Return the comparison of each candidate with the baseline; for a job that measured both sides in turns, that of
+    its sides."""
     first, *others = jobs
     if first["holds_both"] and not others:
         return [_compared(services, first, None)]

@@ -46,7 +46,8 @@ SHOWN_FILES = 200
 SHOWN_ATTEMPTS = 50
 CELLS_PER_PAGE = 100
 DRAWN_STEPS = 1500
-"""Most points of one line in a plot of samples; of more, the least and the greatest of each stretch are drawn."""
+"""Largest number of points of one line in a plot of samples; of more, the smallest and the largest of each stretch are
+drawn."""
 
 
 @router.get("/jobs/{job_id}", dependencies=[NO_QUERY])
@@ -88,7 +89,7 @@ def job(request: Request, services: CurrentServices, job_id: JobId) -> Response:
 
 
 def _results(services: Services, found: Mapping[str, Any]) -> dict[str, Any]:
-    """The measurements, tables, files and attempts of a job, as far as its page shows them."""
+    """Return the measurements, tables, files and attempts of a job that its page shows."""
     job_id = found["id"]
     measurements = services.reading.measurements(job_id, limit=SHOWN_MEASUREMENTS)
     sheet = results.table(services.database, jobs=[job_id], first=SHOWN_CASES) if measurements["rows"] else None
@@ -118,7 +119,7 @@ def _results(services: Services, found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sampled_cases(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> dict[str, str]:
-    """Return the cases whose times were sampled repeatedly, by their keys, each in the words that tell it from others.
+    """Return the cases whose times were sampled repeatedly, by their keys, each with the words that distinguish it.
 
     None of a job with a single case.
     """
@@ -131,7 +132,7 @@ def sampled_cases(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> 
 
 
 def first_rows(services: Services, name: str, job_id: int) -> Markup:
-    """The beginning of a table that units reported."""
+    """Return the beginning of a table that units reported."""
     sheet = results.result_table(services.database, job_id, name, limit=SHOWN_ROWS)
     return Markup(results.render(sheet, "html"))  # noqa: S704  # its cells are escaped
 
@@ -175,12 +176,12 @@ class CaseQuery(StrictQuery):
 
 @router.get("/jobs/{job_id}/samples")
 def samples(services: CurrentServices, job_id: JobId, query: Annotated[CaseQuery, Query()]) -> Response:
-    """The times of one case over the index of their step, as a plot: a line per phase and process."""
+    """Return a plot of the times of one case over the index of their step, with a line per phase and process."""
     return Json(samples_figure(services.reading.samples(job_id, query.case)))
 
 
 def samples_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw everything that was sampled in milliseconds; else what has the first unit."""
+    """Draw everything that was sampled in milliseconds or, if nothing was, in the first unit that occurs."""
     units = [row["unit"] for row in rows]
     unit = "ms" if "ms" in units else next(iter(units), None)
     shown = [row for row in rows if row["unit"] == unit]
@@ -208,7 +209,7 @@ def samples_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def line_names(measured: Collection[tuple[str, str | None]]) -> dict[tuple[str, str | None], str]:
-    """Return how the lines of metrics and their phases are called: by the phase, if that is of one metric only."""
+    """Return the names of lines by metric and phase: the phase, if only one metric has it."""
     phases = Counter(phase for _, phase in measured)
     found = {}
     for metric, phase in measured:
@@ -218,7 +219,7 @@ def line_names(measured: Collection[tuple[str, str | None]]) -> dict[tuple[str, 
 
 
 def thinned(trace: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave the least and the greatest value of each stretch of a long line, so that no outlier is lost."""
+    """Keep only the smallest and the largest value of each stretch of a long line, so that no outlier is lost."""
     steps, values = trace["x"], trace["y"]
     if len(values) <= DRAWN_STEPS:
         return dict(trace)
@@ -244,7 +245,7 @@ class CellsQuery(StrictQuery):
 def cells(
     request: Request, services: CurrentServices, job_id: JobId, query: Annotated[CellsQuery, Query()]
 ) -> Response:
-    """Every cell of a job, a page at a time, sorted and filtered."""
+    """Return a page of a job's cells, sorted and filtered."""
     found, _version = services.reading.job(job_id)
     sort = query.sort.removeprefix("-") if query.sort else None
     page = services.reading.cells(
@@ -284,5 +285,5 @@ def cells(
 
 
 def _is_told(row: Mapping[str, Any], metric: str) -> bool:
-    """Whether a cell has more to say of a metric than that it is unknown."""
+    """Return True unless the metric of a cell is merely unknown."""
     return metric in row["values"] and row["values"][metric]["outcome"] != "unknown"

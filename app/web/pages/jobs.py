@@ -1,4 +1,4 @@
-"""/ui: the jobs. On the first visit, what to do first."""
+"""/ui: the list of jobs; on the first visit, the first steps."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class Shown:
 
     job: Mapping[str, Any]
     case: str
-    """Its case; within a sweep, what tells it from the others."""
+    """Its case; within a sweep, the coordinates that distinguish it."""
     headline: tuple[str, str] | None
-    """Name and value of the metric that stands for it."""
+    """Name and value of its main metric."""
     is_compared: bool
-    """True if it has measured two sides, whose comparison stands for it."""
+    """True if it has measured two sides; the list then shows their comparison."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def grouped(
     heads: Mapping[int, tuple[str | None, Sequence[str]]],
     values: Mapping[int, Sequence[Mapping[str, Any]]],
 ) -> list[Group]:
-    """Put the jobs of a sweep that follow each other together, and name each by what differs within the sweep."""
+    """Group consecutive jobs of a sweep, and name each job by the coordinates that differ within the sweep."""
     groups = []
     for sweep, members in itertools.groupby(found, key=lambda job: job["sweep_id"]):
         name, own = heads.get(sweep, (None, ()))
@@ -132,14 +132,14 @@ def _shown(job: Mapping[str, Any], axes: Sequence[str], values: Sequence[Mapping
 
 
 def _case(job: Mapping[str, Any], axes: Sequence[str]) -> str:
-    """The job's values on the axes of its sweep; without axes, its case."""
+    """Return the job's values on the axes of its sweep; without axes, its case."""
     if not axes:
         return case_text(job.get("summary") or {})
     return case_text({path.rpartition(".")[2]: _value_at(job["spec"], path) for path in axes})
 
 
 def _value_at(spec: Mapping[str, Any], path: str) -> Any:
-    """The value at a dotted path, a list as one text; None if nothing is there."""
+    """Return the value at a dotted path, a list as one text; None if there is none."""
     value: Any = spec
     for part in path.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
@@ -147,7 +147,7 @@ def _value_at(spec: Mapping[str, Any], path: str) -> Any:
 
 
 def headline_of(kind: str, values: Iterable[Mapping[str, Any]]) -> tuple[str, str] | None:
-    """Return the name of the metric that stands for a job, and its values: one, or the least and the greatest.
+    """Return the name of a job's main metric, and its value, or the smallest and the largest one.
 
     A job without any value has the outcomes of its cells instead, under the name "". None: nothing is measured.
     """
@@ -185,7 +185,7 @@ async def demo(services: CurrentServices) -> Response:
 
 @router.post("/jobs/cancel", dependencies=[NO_QUERY])
 async def cancel_picked(request: Request, services: CurrentServices) -> Response:
-    """Cancel the jobs that are picked in the list, and show it again; what has ended stays as it is."""
+    """Cancel the jobs that are picked in the list, and show the list again; finished jobs are not changed."""
     raw = await read_limited(request, services.settings.max_body_bytes)
     sent = parse_qsl(raw.decode(errors="replace"), keep_blank_values=True)
     picked = [parse_id(value, "job") for name, value in sent if name == "job"]

@@ -1,4 +1,4 @@
-"""/ui/new: a form for each kind of job, with the equal commands."""
+"""/ui/new: a form for each kind of job, with the equivalent commands."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _form(
     errors: Sequence[Mapping[str, str]] = (),
     **values: Any,
 ) -> Response:
-    """The form, with what is wrong in it at its fields."""
+    """Return the form, with problems shown at their fields."""
     own, of_options, others = forms.with_errors(fields, errors)
     shown, folded = forms.groups_of(own)
     body = forms.body_of(described["kind"], fields, forms.options_of(texts))
@@ -109,7 +109,7 @@ def _preview(request: Request, body: Mapping[str, Any], errors: Sequence[Mapping
 
 
 def _sent(services: Services, text: str) -> tuple[dict[str, Any], list[Field], dict[str, list[str]]]:
-    """The kind, the fields and the whole of a form that a browser sent."""
+    """Return the kind, the fields and all texts of a form that a browser sent."""
     try:
         form = parse_qs(text, keep_blank_values=True, max_num_fields=MAX_VALUES)
     except ValueError:
@@ -120,7 +120,7 @@ def _sent(services: Services, text: str) -> tuple[dict[str, Any], list[Field], d
 
 @router.post("/new", dependencies=[NO_QUERY])
 async def submit(request: Request, services: CurrentServices) -> Response:
-    """Submit what the form stands for; show it again, with the problems at its fields, if it is not valid."""
+    """Submit the form's job or sweep; if the form is not valid, show it again with the problems at its fields."""
     raw = await read_limited(request, services.settings.max_body_bytes)
     described, fields, form = await run_in_threadpool(_sent, services, raw.decode(errors="replace"))
     texts = forms.sent_options(form)
@@ -139,7 +139,7 @@ async def submit(request: Request, services: CurrentServices) -> Response:
 
 @router.get("/new/preview")
 def preview(request: Request, services: CurrentServices) -> Response:
-    """The equal commands of a form that is being filled in, and what is wrong with it so far."""
+    """Return the equivalent commands of a form that is being filled in, and its problems so far."""
     described, fields, form = _sent(services, request.url.query)
     texts = forms.sent_options(form)
     body = forms.body_of(described["kind"], fields, forms.options_of(texts))
@@ -150,14 +150,14 @@ def preview(request: Request, services: CurrentServices) -> Response:
 def problems_of(
     services: Services, fields: Sequence[Field], texts: Mapping[str, str], body: Mapping[str, Any]
 ) -> list[dict[str, str]]:
-    """Return what is wrong with the texts of a form; if anything is, then with the other fields, too."""
+    """Return the problems of a form's texts; if there are any, also those of the other fields."""
     found = forms.problems(fields, texts)
     told = {problem["pointer"] for problem in found}
     return [*found, *(problem for problem in check(services, body) if problem["pointer"] not in told)] if found else []
 
 
 def check(services: Services, body: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return what is wrong with a body, without storing anything; of a sweep, the first jobs are checked."""
+    """Return the problems of a body, without storing anything; for a sweep, the first jobs are checked."""
     try:
         if "grid" in body:
             sweep = parse(to_json(body), SweepBody).model
@@ -171,6 +171,6 @@ def check(services: Services, body: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def errors_of(invalid: InvalidRequest) -> list[dict[str, str]]:
-    """Return the problems of a request; its own words where it has none."""
+    """Return the field errors of a request, or its message if it has none."""
     found = [{"pointer": field.pointer, "detail": field.detail} for field in invalid.errors]
     return found or [{"pointer": "", "detail": str(invalid)}]

@@ -1,6 +1,6 @@
 """Parts of a job's page that show what its kind measures.
 
-/ui/jobs/ID/panels: the panels, which the page asks for when it is there. /ui/jobs/ID/plots/NAME: their plots.
+/ui/jobs/ID/panels: the panels, which the page requests once it is loaded. /ui/jobs/ID/plots/NAME: their plots.
 /ui/jobs/ID/stacks: the tree of the flame graph. /ui/jobs/ID/explore: one of the job's tables, to search in.
 """
 
@@ -37,7 +37,7 @@ def results_of(services: Services, job_id: int) -> JobResults:
 
 
 async def made_once(request: Request, services: Services, job_id: int, make: Callable[[JobResults], Any]) -> Response:
-    """Answer with JSON that is made of a job's results, and with 304 while the job is as the browser knows it."""
+    """Answer with JSON made from a job's results, or with 304 while the job has not changed."""
 
     def answer() -> Response:
         tag = page_tag(services.reading.job_page_version(job_id))
@@ -47,7 +47,7 @@ async def made_once(request: Request, services: Services, job_id: int, make: Cal
         try:
             content = make(results)
         except (KeyError, TypeError, ValueError) as error:
-            # Another version's job, or a plug-in's, may have a table of this name with other columns.
+            # A job of another version or of a plug-in may have a table of this name with other columns.
             raise Conflict(f"What job {job_id} reported is not what this version draws: {error!r}.") from error
         response = Json(content)
         response.headers.update({"ETag": str(tag), **REVALIDATED})

@@ -1,4 +1,4 @@
-"""/ui/plots: the panel of plots of a sweep or of jobs, which their pages load into themselves."""
+"""/ui/plots: the panel of plots of a sweep or of jobs, which their pages embed."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from app.web.pages.sweeps import told
 router = APIRouter()
 
 MAX_MAPS = 4
-"""Heat maps beside each other: one for each combination of the coordinates that they do not show."""
+"""Largest number of heat maps: there is one for each combination of the coordinates that they do not show."""
 MANY_POINTS = 500
-"""Jobs of a sweep from which on its grid tells the cases."""
+"""Number of jobs of a sweep from which on its cases are taken from its grid."""
 MAX_VALUES = 100
 """Values of a coordinate that a reader can choose from."""
 MAX_FILTERS = 20
@@ -46,14 +46,14 @@ def _only(value: str) -> str:
 
 
 class PlotsQuery(StrictQuery):
-    """The jobs whose cases are drawn, and along which axes."""
+    """The jobs whose cases are drawn, and the axes."""
 
     sweep: Id | None = None
     job: list[Id] = Field(default=[], max_length=100)
     metric: Annotated[Text | None, NONE_IF_EMPTY] = None
     of: Annotated[Text | None, NONE_IF_EMPTY] = None
-    """The metric for which `x`, `y` and `only` were chosen, if that is another one: what does not vary in the cases of
-    `metric` is left out of them."""
+    """The metric for which `x`, `y` and `only` were chosen, if it is another one: coordinates that do not vary in the
+    cases of `metric` are ignored."""
     x: Annotated[Text | None, NONE_IF_EMPTY] = None
     y: Annotated[Text | None, NONE_IF_EMPTY] = None
     """The coordinate of the heat map's rows."""
@@ -63,7 +63,7 @@ class PlotsQuery(StrictQuery):
 
 @router.get("/plots")
 def panel(request: Request, services: CurrentServices, query: Annotated[PlotsQuery, Query()]) -> Response:
-    """The panel by itself, without a page around it."""
+    """Return the panel by itself, without a page around it."""
     if query.sweep is None and not query.job:
         detail = "Name a sweep, or jobs: /ui/plots?sweep=3 or /ui/plots?job=17."
         raise InvalidRequest(detail, errors=(FieldError("/sweep", detail),))
@@ -86,8 +86,8 @@ def panel(request: Request, services: CurrentServices, query: Annotated[PlotsQue
 
 @functools.lru_cache(maxsize=8)
 def drawn(services: Services, version: str, query_json: str) -> dict[str, Any]:
-    """Return what the panel shows. It is kept as long as nothing changes: thousands of points take some tenths of a
-    second.
+    """Return the content of the panel. It is cached until something changes, since thousands of points take some tenths
+    of a second.
     """
     del version  # a part of the key
     query = PlotsQuery.model_validate_json(query_json)
@@ -146,7 +146,7 @@ def _point(one: members.Measured) -> plots.Point:
 
 
 def figures(every: Sequence[plots.Point], metric: str, unit: str | None, query: PlotsQuery) -> dict[str, Any]:
-    """Return the figures of a metric, and what a reader may choose instead."""
+    """Return the figures of a metric, and the choices that the panel offers."""
     values: Mapping[str, Sequence[Scalar]] = plots.varying(every)
     if query.of not in (None, metric):
         query = carried_over(query, values)
@@ -174,7 +174,7 @@ def figures(every: Sequence[plots.Point], metric: str, unit: str | None, query: 
 
 
 def carried_over(query: PlotsQuery, values: Mapping[str, Sequence[Scalar]]) -> PlotsQuery:
-    """Return the query without what these coordinates and their values lack: it was made for another metric."""
+    """Return the query without coordinates and values other than these, since it was made for another metric."""
     x, y = (name if name in values else None for name in (query.x, query.y))
     only = [
         f"{name}:{text}"
@@ -191,7 +191,8 @@ def chosen_values(query: PlotsQuery) -> dict[str, str]:
 
 
 def filters(values: Mapping[str, Sequence[Scalar]], only: Mapping[str, str]) -> list[tuple[str, list[str], str]]:
-    """Return coordinates to choose a value of, with the values and the chosen one: those in use, then the others."""
+    """Return the coordinates that can be filtered, with their values and the chosen one: those in use, then the
+    others."""
     offered = sorted(values, key=lambda name: name not in only)[:MAX_FILTERS]
     return [
         (name, [written(value) for value in choices[:MAX_VALUES]], only.get(name, ""))
@@ -216,7 +217,7 @@ def maps(
 
 
 def apart(points: Sequence[plots.Point], others: Sequence[str]) -> Mapping[str, Sequence[plots.Point]]:
-    """Return the points of each heat map, by what tells it from the others: the coordinates that no map shows."""
+    """Return the points of each heat map, by the coordinates that no map shows."""
     if not others:
         return {"": points}
     groups: dict[str, list[plots.Point]] = {}
@@ -227,9 +228,8 @@ def apart(points: Sequence[plots.Point], others: Sequence[str]) -> Mapping[str, 
 
 
 def figure(drawn: plots.Figure) -> dict[str, Any]:
-    """Return the JSON of a figure to stand in a page, and a name that changes with it, so that it is drawn anew only
-    then.
-    """
+    """Return the JSON of a figure to embed in a page, and a name that changes with it: the page redraws the figure only
+    when the name changes."""
     # Inside a script element nothing but "</" could end it.
     text = json.dumps(drawn, allow_nan=False).replace("<", "\\u003c")
     name = f"plot-{page_tag(text).value}"

@@ -36,7 +36,7 @@ NONE_IF_EMPTY = BeforeValidator(lambda value: value or None)
 
 
 class SweepQuery(StrictQuery):
-    """Which of the sweep's jobs the page lists, and in which order."""
+    """The choice and order of the sweep's jobs on the page."""
 
     state: Annotated[JobState | None, NONE_IF_EMPTY] = None
     verdict: Annotated[Verdict | None, NONE_IF_EMPTY] = None
@@ -122,7 +122,7 @@ def sweep(
 
 
 def is_resumable(sweep: Mapping[str, Any]) -> bool:
-    """Whether resuming would submit a job: of points that failed, were cancelled or have lost their jobs."""
+    """Return True if resuming would submit a job: if points failed, were cancelled or have lost their jobs."""
     counts = sweep["counts"]
     if sweep["broken"]:
         return False
@@ -130,14 +130,14 @@ def is_resumable(sweep: Mapping[str, Any]) -> bool:
         return True
     if sweep["searches"] is not None:
         return any(one["resumable"] for one in sweep["searches"])
-    # Without `exclude` the grid needs not be written out.
+    # Without `exclude` the grid need not be expanded.
     number: int = sum(counts.values())
     most: int = math.prod(map(len, sweep["grid"].values()))
     return number < most and number < len(expand(sweep["base"], sweep["grid"], sweep["exclude"]))
 
 
 def headline_values(services: Services, sweep: Mapping[str, Any], jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the metrics that people look at first, with their units, and each job's cells as text and outcome.
+    """Return the most important metrics with their units, and each job's cells as text and outcome.
 
     There are none where a job has many cases: those are in the plots and the table.
     """

@@ -18,7 +18,7 @@ NAVIGATION = Entry("Sweeps", "/ui/sweeps", order=30)
 
 SWEEPS_PER_PAGE = 25
 MAX_SHOWN_VALUES = 8
-"""Values of a path that the list names; of more it tells the first, the last and their number."""
+"""Largest number of values of a path that the list names; for more it shows the first, the last and their number."""
 
 
 class SweepsQuery(StrictQuery):

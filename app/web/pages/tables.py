@@ -36,7 +36,7 @@ CHOOSING = ("kind", "sweep", "job", "label", "since", "until")
 SEPARATED = ("kind", "sweep", "job", "label", "rows", "columns", "relative_to")
 """Parameters that take several values; the form takes them in one field, separated by commas or spaces."""
 LABELS = "labels"
-"""Several labels in one field of the form, separated by commas; addresses have `label` for each."""
+"""The form's field for several comma-separated labels; addresses have one `label` for each."""
 OWN = ("panel", "after")
 """Parameters of the page that exports and commands leave out."""
 
@@ -119,7 +119,7 @@ def read_query(given: Mapping[str, Any]) -> TableQuery:
 
 
 def read_table(services: Services, query: TableQuery) -> dict[str, Any]:
-    """Return a page of the table; or the problem, if these jobs make none, so that the form stays."""
+    """Return a page of the table or, if there is no table of these jobs, the problem, so that the form stays."""
     after = int(query.after or 0)
     layout: dict[str, Any] = {
         "rows": query.rows or None,
@@ -162,7 +162,7 @@ def offered_coordinates(sheet: results.Sheet, query: TableQuery) -> dict[str, li
 
 
 def _references(query: TableQuery) -> Iterable[tuple[str, str]]:
-    # The validator has made pairs of them.
+    # The validator has turned them into pairs.
     return query.relative_to  # type: ignore[return-value]
 
 

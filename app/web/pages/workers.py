@@ -1,4 +1,4 @@
-"""/ui/workers: who runs jobs, what their devices do, and what waits for what."""
+"""/ui/workers: the workers, their devices' readings, and the jobs that wait."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def workers(request: Request, services: CurrentServices, query: Annotated[Worker
 
 
 def devices_of(worker: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return each device of a public worker, with what it did at the last heartbeat, and the share of its memory that
-    is in use.
+    """Return each device of a public worker, with its readings at the last heartbeat and the fraction of its memory in
+    use.
     """
     told: Sequence[Any] = (worker["readings"] or {}).get("devices") or ()
     readings = {(one.get("type"), one.get("uuid")): one for one in told if isinstance(one, dict)}

@@ -1,9 +1,9 @@
-"""What the page of a job shows for its kind: plots, and what else the kind's results ask for.
+"""The panels of a job's page: plots and other views of the kind's results.
 
-Each module of this folder has the panels of the kind it is named after: it defines `panels(results)`, which returns
-those that this job's results allow. A kind without a module gets `cells.panels`, charts of what its spec calls
-`table_columns`. Modules whose names begin with an underscore, and `cells`, are shared. Panels are made anew for each
-request; a plot is drawn only when a browser asks for it.
+Each module of this folder has the panels of the kind it is named after: it defines `panels(results)`, which returns the
+panels that this job's results allow. A kind without a module gets `cells.panels`, charts of its spec's `table_columns`.
+Modules whose names begin with an underscore, and `cells`, are shared. Panels are made anew for each request; a plot is
+drawn only when a browser asks for it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def panels_of(results: JobResults) -> list[Panel]:
     try:
         own = _PANELS.get(kind, cells.panels)(results)
     except (KeyError, TypeError, ValueError):
-        # Another version's job, or a plug-in's, may have a table of a known name with other columns.
+        # A job of another version or of a plug-in may have a table of a known name with other columns.
         logger.warning(
             "job %s of kind %s has tables that its panels do not know", results.job["id"], kind, exc_info=True
         )

@@ -13,7 +13,8 @@ BAR = 34
 LINE = 18
 """Height of a line of a bar's name."""
 LONG = 24
-"""Characters from which on a bar's name is broken at its commas: on a phone the bar would have no room beside it."""
+"""Longest name of a bar in characters that is not broken at its commas: on a phone the bar would have no room beside
+it."""
 AROUND = 120
 """Height of what is above and below the bars."""
 

@@ -11,20 +11,20 @@ from app.web.plots import Figure
 
 
 def plain(text: object) -> str:
-    """Return a text of a job's results as Plotly shows it: without what it would take for markup."""
+    """Return a text of a job's results escaped for Plotly, which would interpret markup."""
     return escape(str(text), quote=False)
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A plot with its words, or what a template shows, or both."""
+    """A plot with its text, or a view made by a template, or both."""
 
     name: str
     """Last part of the plot's address, unique in the job: "timeline"."""
     title: str
     """Name of the plot; also what a screen reader says of it."""
     text: str = ""
-    """How to read it; texts in `backticks` become code."""
+    """A text that explains how to read it; texts in `backticks` become code."""
     draw: Callable[[], Figure] | None = None
     """Makes the plot's JSON; None: there is no plot."""
     log: str = ""
@@ -32,7 +32,7 @@ class Panel:
     template: str | None = None
     """A template of `html/panels`, shown below the plot, which sees the panel as `panel`."""
     values: Mapping[str, Any] = field(default_factory=dict)
-    """What the template shows."""
+    """Values for the template."""
     folded: bool = False
     """True if it is closed at first; its plot is drawn when it is opened."""
     more: Sequence[Panel] = ()

@@ -84,7 +84,7 @@ class JobResults:
     def rows(self, table: str) -> list[Row]:
         """Return the first rows of a table, those of the first unit that reported it; none if there is no such table.
 
-        A plot of one unit's rows is true; one of several processes' rows on top of each other would not be.
+        A plot of one unit's rows is correct; rows of several processes on top of each other would not be.
         """
         if table not in self.tables:
             return []
@@ -103,7 +103,7 @@ class JobResults:
         )  # fmt: skip
 
     def path(self, artifact: str) -> Path:
-        """Return where a file is.
+        """Return the path of a file.
 
         Raises:
             NotFound: the job has no such file, or it is gone.

@@ -1,4 +1,4 @@
-"""`attention`: times, rates and memory over the sequence length, an implementation a line; errors beside each other."""
+"""`attention`: times, rates and memory over the sequence length, with a line for each implementation, and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`benchmark`: where a step's time goes, process by process, and the memory that it takes."""
+"""`benchmark`: the phases of a step for each process, and its memory."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def by_process(measurements: Sequence[Measurement]) -> dict[str, list[Measuremen
 
 
 def medians(rows: Sequence[Measurement]) -> dict[str, float]:
-    """Return the median time in ms of each phase, and what the phases leave of the median step."""
+    """Return the median time in ms of each phase, and the rest of the median step."""
     times = {
         row["phase"]: row["median"]
         for row in rows

@@ -1,4 +1,4 @@
-"""`ceiling`: what the device reaches, data type by data type."""
+"""`ceiling`: the rates that the device reaches, by data type."""
 
 from __future__ import annotations
 

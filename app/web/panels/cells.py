@@ -1,7 +1,7 @@
 """Charts of a job's cases, for kinds that measure a grid of cells or have no panels of their own.
 
-A chart has one metric along one coordinate, with a series for each value of another one. Coordinates that remain split
-a metric into several charts, of which the first is open. It is drawn of all cells, also of ten thousand, as far as
+A chart has one metric along one coordinate, with a series for each value of another one. The remaining coordinates
+split a metric into several charts, of which the first is open. A chart draws all cells, even ten thousand, as far as
 there are pixels for them.
 """
 
@@ -44,7 +44,7 @@ def panels(results: JobResults) -> list[Panel]:
 
 @dataclass(frozen=True)
 class Lines:
-    """How the charts of a grid are drawn: a coordinate along a logarithmic axis, and another that makes lines."""
+    """The layout of a grid's charts: a coordinate along a logarithmic axis, and another that makes lines."""
 
     x: str
     x_title: str
@@ -63,9 +63,9 @@ def charts(
     log_y: bool = True,
     folded: bool = False,
 ) -> list[Panel]:
-    """Return the panel of a metric, with a chart for each combination of what the grid varies besides the lines.
+    """Return the panel of a metric, with a chart for each combination of the coordinates that vary besides the lines.
 
-    Charts follow from the job's spec, so that ten thousand cells are read only when a plot is drawn.
+    Charts are derived from the job's spec, so that ten thousand cells are read only when a plot is drawn.
 
     Args:
         results: The job's.
@@ -122,7 +122,7 @@ def draw_lines(
 
 
 def measured(sheet: Sheet, metric: str) -> list[Point]:
-    """Return the points of a metric that somebody tried to measure: a copy has no rate of matrix products."""
+    """Return the points of a metric that apply to their cell: a copy, for example, has no rate of matrix products."""
     if metric not in sheet.names("metric"):
         return []
     return [point for point in points_of(sheet, metric) if point.outcome is not None]
@@ -144,7 +144,7 @@ def title(sheet: Sheet, metric: str) -> str:
 
 
 def split_name(place: Place) -> str:
-    """Return the words that tell one chart of a metric from the others: "bf16, causal, head_dim=64"."""
+    """Return the words that distinguish one chart of a metric from the others: "bf16, causal, head_dim=64"."""
     words = []
     for name, value in place.items():
         words.append(f"not {name.replace('_', ' ')}" if value is False else case_text({name: value}))

@@ -1,4 +1,4 @@
-"""`collective`: bandwidth and latency over the size of the tensor, an operation a line."""
+"""`collective`: bandwidth and latency over the size of the tensor, with a line for each operation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`ddp`: when each rank computed and communicated, what its step consists of, and the exposed share by strategy."""
+"""`ddp`: a timeline of each rank's computation and communication, the parts of its step, and the exposed share by
+strategy."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ OF_A_STRATEGY = ("strategy", "bucket_size_mb", "sharded_optimizer")
 
 
 def panels(results: JobResults) -> list[Panel]:
-    """Return what the job's tables and its sweep allow."""
+    """Return the panels that the job's tables and its sweep allow."""
     found = []
     if results.has("timeline"):
         rows = results.rows("timeline")
@@ -79,9 +80,9 @@ def timeline(rows: Sequence[Row], step: int) -> Panel:
 
 
 def parts_of_steps(sheet: Sheet) -> dict[str, dict[str, float]]:
-    """Return for each case the ms of a step without communication, and what communication adds, by the case's words.
+    """Return, for each case in words, the ms of a step without communication, and the ms that communication adds.
 
-    A case of which one of the two is not known is left out; less than nothing is none.
+    A case is left out if one of the two is unknown; negative times count as zero.
     """
     if not {STEP, EXPOSED_MS} <= set(sheet.names("metric")):
         return {}
@@ -103,7 +104,7 @@ def cell_value(cell: Any) -> float | None:
 
 
 def unused(name: str, taken: Mapping[str, Any]) -> str:
-    """Return a name that is not taken: two jobs may have measured the same case."""
+    """Return a variant of the name that is not taken, since two jobs may have measured the same case."""
     number, found = 2, name
     while found in taken:
         number, found = number + 1, f"{name} ({number})"
@@ -111,7 +112,7 @@ def unused(name: str, taken: Mapping[str, Any]) -> str:
 
 
 def draw_exposed(strategies: Mapping[str, Mapping[str, float]]) -> Figure:
-    """Draw a bar for each strategy: computation, and what communication adds to the step."""
+    """Draw a bar for each strategy: computation, and the time that communication adds to the step."""
     colours = {COMPUTATION: COLOURS["compute"], EXPOSED: COLOURS["exposed"]}
     figure = bars_of([COMPUTATION, EXPOSED], strategies, "Step (ms)", "ms", colours=colours)
     table = figure["table"]
@@ -170,7 +171,7 @@ def busy(rows: Sequence[Row], rank: int, stream: str) -> tuple[float, int]:
 
 
 def blocks(name: str, colour: str, spans: Sequence[tuple[int, float, float]]) -> dict[str, Any]:
-    """Return one trace with a block for each (row, begin, end): a path is drawn at once, a thousand bars are not."""
+    """Return one trace with a block for each (row, begin, end): one path is drawn faster than a thousand bars."""
     x: list[float | None] = []
     y: list[float | None] = []
     for row, begin, end in spans:

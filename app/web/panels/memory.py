@@ -1,4 +1,5 @@
-"""`memory`: use by category over the history, what fills each phase's peak, the largest allocations, the snapshots."""
+"""`memory`: use by category over the history, the categories at each phase's peak, the largest allocations, the
+snapshots."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ CATEGORIES = {
     "temporary": "var(--plot-5)",
     "unknown": "var(--plot-8)",
 }
-"""Categories from the bottom of the pile to its top, with their colours: what lives longest lies lowest."""
+"""Categories from the bottom of the stacked areas to the top, with their colours: the longest-lived lowest."""
 HEAD = "categories-"
 LEAST_NAMED = 0.06
 """Share of the history that a phase must have for its name to be written above it."""
@@ -28,7 +29,7 @@ MEMORY_VIZ = "https://pytorch.org/memory_viz"
 
 
 def panels(results: JobResults) -> list[Panel]:
-    """Return what the job's tables and snapshots allow."""
+    """Return the panels that the job's tables and snapshots allow."""
     found = []
     if results.has("timeline"):
         found.append(
@@ -79,7 +80,7 @@ def snapshots(rows: Sequence[Row], artifacts: Mapping[str, Mapping[str, Any]]) -
 
 
 def draw_timeline(rows: Sequence[Row]) -> Figure:
-    """Draw the use of memory by category as a pile of areas, over the number of the history's entry.
+    """Draw the use of memory by category as stacked areas, over the number of the history's entry.
 
     Args:
         rows: The table `timeline`. Jobs of earlier versions lack what each entry made or released.

@@ -38,7 +38,7 @@ LEAST, MOST = 6.0, 30.0
 
 
 def panels(results: JobResults) -> list[Panel]:
-    """Return what the job's tables and files allow."""
+    """Return the panels that the job's tables and files allow."""
     found = []
     if results.has("classes"):
         found.append(
@@ -70,7 +70,8 @@ def panels(results: JobResults) -> list[Panel]:
 
 
 def phase_times(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
-    """Return the ms of each class in each phase, from the table `classes`, whose scopes hold the phases before them."""
+    """Return the ms of each class in each phase, from the table `classes`, whose scopes include the phases before
+    them."""
     scopes: dict[str, dict[str, float]] = {}
     for row in rows:
         scopes.setdefault(str(row["scope"]), {})[str(row["class"])] = float(row["total_ms"] or 0.0)
@@ -119,7 +120,7 @@ def roofline_text(ceilings: Sequence[Row]) -> str:
 
 
 def draw_roofline(products: Sequence[Row], attention: Sequence[Row], ceilings: Sequence[Row]) -> Figure:
-    """Draw rates over FLOPs per byte, with what the device reaches.
+    """Draw rates over FLOPs per byte, with the rates that the device reaches.
 
     Args:
         products: The table `products`.
@@ -186,7 +187,8 @@ def cloud(
 
 
 def roofs(limits: Mapping[str, Row], least: float, most: float) -> list[dict[str, Any]]:
-    """Return the lines of what the device reaches, over the intensities of the points; none where it is not known."""
+    """Return the lines of the rates that the device reaches, over the intensities of the points; none if they are
+    unknown."""
     compute, copy, peak = (limits.get(name) for name in ("products", "copies", "vendor's peak"))
     lines: list[dict[str, Any]] = []
     left, right = least / 2, most * 2

@@ -43,14 +43,17 @@ def naive(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
 
 
 def blocked(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False, *, block: int = BLOCK) -> Tensor:
-    """`naive` with both matrix products done in tiles of block × block, by one thread. No backward."""
+    """Compute attention as `naive` does, but in tiles of block × block, on one thread. There is no backward pass."""
     _check(q, k, v, block=block)
     out: Tensor = _blocked(q, k, v, is_causal, block)
     return out
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
-    """One query at a time, with one vector of scores per thread, by torch's number of threads. No backward."""
+    """Compute one query at a time, with one vector of scores per thread, on torch's number of threads.
+
+    There is no backward pass.
+    """
     _check(q, k, v)
     out: Tensor = _fused(q, k, v, is_causal)
     return out
@@ -85,8 +88,9 @@ class Memory:
 def memory(
     name: str, batch: int, heads: int, queries: int, keys: int, head_dim: int, *, br: int = BR, bc: int = BC
 ) -> Memory:
-    """Return the memory that `naive`, `blocked`, `fused` or `flash` allocates, at torch's number of threads. In floats
-    of 4 bytes:
+    """Return the memory that `naive`, `blocked`, `fused` or `flash` allocates, at torch's number of threads.
+
+    In floats of 4 bytes:
 
     - naive, blocked: queries · keys (one head's scores, used again for the next head);
     - fused: threads · keys (rounded up to 16);

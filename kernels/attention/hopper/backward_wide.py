@@ -7,7 +7,7 @@ In the keys' kernel the consumers have roles, since gradients of 64 keys are all
 first computes weights P and dV, the second dP, dS and dK. P goes from one to the other through shared memory. In the
 queries' kernel each consumer has queries of its own, as in the forward pass.
 
-See kernels.attention.hopper.backward for the tiles that stand upright, and kernels.attention.triton_backward for the
+See kernels.attention.hopper.backward for the tiles that stand upright, and kernels.attention.triton.kernels for the
 formulas, and for `exponents` and `deltas`.
 """
 

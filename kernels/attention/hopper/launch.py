@@ -49,7 +49,7 @@ SHORT = 1024
 
 @dataclass(frozen=True)
 class Forward:
-    """How the forward kernel is built, for one width."""
+    """The build parameters of the forward kernel for one width."""
 
     consumers: int
     queries: int
@@ -69,7 +69,7 @@ class Forward:
 
 @dataclass(frozen=True)
 class Backward:
-    """How the backward kernel is built, for one width: it adds dQ up in memory."""
+    """The build parameters of the backward kernel for one width; it accumulates dQ in memory."""
 
     queries: int
     """Rows of a tile."""
@@ -82,7 +82,7 @@ class Backward:
 
 @dataclass(frozen=True)
 class TwoPasses:
-    """How the two backward kernels of the greatest width are built."""
+    """The build parameters of the two backward kernels of the greatest width."""
 
     queries: int
     """Rows of a tile, in both kernels."""
@@ -117,7 +117,8 @@ CHOICES = {
     128: Choice(_128, _128, Backward(64, 128), Backward(64, 128)),
     256: Choice(_256, _256, _TWO, _TWO),
 }
-"""What calls take. Each was compared with the oracle on a device in hundreds of shapes, and timed there."""
+"""The build parameters that calls use. Each set was compared with the oracle on a device in hundreds of shapes, and
+timed there."""
 
 
 @functools.cache
@@ -210,8 +211,9 @@ def forward(q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, is_
 def gradients(
     out_gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, is_causal: bool
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Return dq, dk and dv, as `attend` returns the output: of tensors that it gave, with nothing to be checked but
-    the output's gradient.
+    """Return dq, dk and dv, or None if the kernels do not take these inputs.
+
+    The tensors come from `attend`, so that only the output's gradient is checked.
     """
     plan = _backward_plan(
         q.device, k.device, v.device, q.dtype, k.dtype, v.dtype, q.shape, k.shape, v.shape,
@@ -239,8 +241,9 @@ def _backward_plan(
     shape: Sizes, key_shape: Sizes, value_shape: Sizes, q_strides: Sizes, k_strides: Sizes, v_strides: Sizes,
     out_strides: Sizes, gradient_strides: Sizes, gradient_dtype: torch.dtype, is_causal: bool, deterministic: bool,
 ) -> tuple[int, Chain] | None:  # fmt: skip
-    """Elements of the buffer, and the launches on q, k, v, the output's gradient, buffer, dk, dv, dq, the output and
-    its log-sum-exp.
+    """Return the number of elements of the buffer, and the launches; None if the kernels do not take these inputs.
+
+    The launches take q, k, v, the output's gradient, buffer, dk, dv, dq, the output and its log-sum-exp.
     """
     forward = _forward_plan(
         device, key_device, value_device, dtype, key_dtype, value_dtype, shape, key_shape, value_shape,
@@ -267,10 +270,10 @@ def backward(
     out_gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
     logsumexp: Tensor, logsumexp_gradient: Tensor | None, is_causal: bool,
 ) -> bool:  # fmt: skip
-    """Fill dq, dk and dv, or return False, as `forward`.
+    """Fill dq, dk and dv, or return False if the kernels do not take these inputs, as `forward` does.
 
-    But for head dimensions above 128, dq is a sum of float32 whose order, and so its last bits, differ from run to run.
-    It returns False for those if torch's deterministic algorithms are on.
+    For head dimensions up to 128, dq is a float32 sum whose order, and with it the last bits, differs from run to run;
+    if torch's deterministic algorithms are on, the function returns False for them.
     """
     if 0 in out_gradient.stride():  # that of a sum is one number, expanded
         out_gradient = out_gradient.contiguous()
@@ -412,11 +415,11 @@ def _backward_launches(
 
 
 IN_A_CHAIN = {"OVERLAP": True, "launch_pdl": True}
-"""Of kernels that prepare themselves while the one before ends."""
+"""Launch options of kernels that set themselves up while the preceding kernel ends."""
 
 
 class Problem(NamedTuple):
-    """What the kernels of a backward pass are launched for."""
+    """The key of a backward pass's launches."""
 
     dtype: torch.dtype
     shape: Sizes
@@ -467,7 +470,7 @@ class Problem(NamedTuple):
 
 
 def _keys_and_sum(problem: Problem, how: Backward) -> Launch:
-    """The kernel that gives dK and dV, and adds dQ up."""
+    """Return the launch of the kernel that gives dK and dV, and adds dQ up."""
     from kernels.attention.hopper.backward import backward_kernel
 
     (batches, heads, queries, _), (_, key_heads, keys, _) = problem.shape, problem.key_shape
@@ -491,7 +494,7 @@ def _keys_and_sum(problem: Problem, how: Backward) -> Launch:
 
 
 def _wide_keys(problem: Problem, how: TwoPasses) -> Launch:
-    """The kernel that gives dK and dV."""
+    """Return the launch of the kernel that gives dK and dV."""
     from kernels.attention.hopper.backward_wide import wide_keys_kernel
 
     (batches, heads, queries, _), (_, key_heads, keys, _) = problem.shape, problem.key_shape
@@ -508,7 +511,7 @@ def _wide_keys(problem: Problem, how: TwoPasses) -> Launch:
 
 
 def _wide_queries(problem: Problem, how: TwoPasses) -> Launch:
-    """The kernel that gives dQ."""
+    """Return the launch of the kernel that gives dQ."""
     from kernels.attention.hopper.backward_wide import wide_queries_kernel
 
     (batches, heads, queries, _), keys = problem.shape, problem.key_shape[2]
@@ -524,7 +527,10 @@ def _wide_queries(problem: Problem, how: TwoPasses) -> Launch:
 
 
 def rest(head_dim: int) -> int:
-    """Columns of the second half of a tile that scores need, a power of two; 0 for all. The others are zero."""
+    """Return how many columns of the second half of a tile the scores need: a power of two, or 0 for all.
+
+    The other columns are zero.
+    """
     half = padded_width(head_dim) // 2
     needed = max(LEAST_DEPTH, 1 << (head_dim - half - 1).bit_length())
     return needed if needed < half else 0

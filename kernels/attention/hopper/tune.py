@@ -68,7 +68,10 @@ def candidates(width: int) -> Iterator[tuple[str, Choice]]:
 
 
 def largest_error(head_dim: int) -> float:
-    """Compare the present choice with the oracle, in bfloat16, with and without the mask; a part of the tolerance."""
+    """Return the largest error of the present choice against the oracle, as a fraction of the tolerance.
+
+    Inputs are bfloat16; both passes run with and without the causal mask.
+    """
     worst = 0.0
     generator = torch.Generator("cuda").manual_seed(0)
     for is_causal in (False, True):
@@ -99,7 +102,7 @@ def _oracle(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
 def passes(
     function: Pass, inputs: list[Tensor] | tuple[Tensor, ...], gradient: Tensor, is_causal: bool
 ) -> list[Tensor]:
-    """The output and the gradients."""
+    """Return the output and the gradients of q, k and v."""
     q, k, v = (one.detach().requires_grad_() for one in inputs)
     out = function(q, k, v, is_causal)
     return [one.detach() for one in (out, *torch.autograd.grad(out, (q, k, v), gradient))]
@@ -108,7 +111,10 @@ def passes(
 def time_one(
     clock: DeviceClock, function: Pass, shape: tuple[int, ...], is_causal: bool
 ) -> tuple[list[float], list[float]]:
-    """(medians in ms of forward, of both passes, and of the kernels of the backward pass if ours; errors from cuDNN)"""
+    """Return medians in ms and the errors relative to cuDNN.
+
+    The medians are of forward, of both passes, and, for our kernels, of each kernel of the backward pass.
+    """
     generator = torch.Generator("cuda").manual_seed(0)
     inputs = [torch.randn(shape, device="cuda", generator=generator).bfloat16() for _ in range(4)]
     q, k, v = (one.requires_grad_() for one in inputs[:3])
@@ -128,7 +134,7 @@ def time_one(
 
 
 def backward_kernels(q: Tensor, gradient: Tensor, is_causal: bool) -> list[Callable[[], object]]:
-    """Calls of the kernels of the backward pass, one by one, on whatever numbers."""
+    """Return one call for each kernel of the backward pass; the tensors' values are arbitrary."""
     steps = q.stride()
     launches = launch._backward_launches(q.device, q.dtype, q.shape, q.shape, *[steps] * 8, False, is_causal)
     assert launches is not None
@@ -153,7 +159,7 @@ def _median_ms(clock: DeviceClock, work: Callable[[], object]) -> float:
 
 
 def serve(options: argparse.Namespace) -> None:
-    """A candidate's process: compares it, then times it whenever a line asks for it."""
+    """Run one candidate's process: compare it with the oracle, then time it once per line on standard input."""
     width, name = padded_width(options.head_dim), options.candidate
     head = "-"
     if name != CUDNN:
@@ -171,7 +177,7 @@ def serve(options: argparse.Namespace) -> None:
 
 
 class Candidate:
-    """A process that `serve`s."""
+    """A process that runs `serve` for one candidate."""
 
     def __init__(self, name: str, arguments: list[str]) -> None:
         command = [sys.executable, "-m", "kernels.attention.hopper.tune", *arguments, "--candidate", name]
@@ -181,7 +187,7 @@ class Candidate:
         )
 
     def wait(self, word: str, seconds: float) -> bool:
-        """Print its lines until that one; False, and the process is ended, if it does not come in time."""
+        """Print the process's lines until one equals `word`; kill it and return False if none does in time."""
         assert self._process.stdout is not None
         timer = threading.Timer(seconds, self._process.kill)
         timer.start()
@@ -196,7 +202,7 @@ class Candidate:
         return False
 
     def ask(self) -> None:
-        """Ask for a turn."""
+        """Ask the process to time its candidate once."""
         assert self._process.stdin is not None
         self._process.stdin.write("turn\n")
         self._process.stdin.flush()

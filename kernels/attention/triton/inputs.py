@@ -18,10 +18,10 @@ OLDEST = (8, 0)
 
 
 def room_for_results(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Check the inputs, and make room for the output and the log-sum-exp.
+    """Check the inputs, and return empty tensors for the output (q's shape and dtype) and the log-sum-exp (float32).
 
     Raises:
-        ValueError: they do not.
+        ValueError: the kernels do not take these shapes, dtypes or devices.
     """
     if q.dim() not in (3, 4) or k.dim() != q.dim() or v.shape != k.shape:
         raise ValueError(
@@ -47,7 +47,7 @@ def check_device(device: torch.device) -> None:
     """Check that the kernels run on this device.
 
     Raises:
-        ValueError: they do not.
+        ValueError: it is no CUDA device, or its compute capability is below `OLDEST`.
     """
     if triton.knobs.runtime.interpret:
         return

@@ -41,7 +41,7 @@ LAUNCHES = 256
 
 
 class Kind(NamedTuple):
-    """What a launch depends on, of a tensor."""
+    """The properties of a tensor on which a launch depends."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]

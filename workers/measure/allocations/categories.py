@@ -1,6 +1,6 @@
-"""What memory is for: seven categories, and which storages of a model, its gradients and its optimizer have which.
+"""The seven categories of memory, and the categories of the storages of a model, its gradients and its optimizer.
 
-The rule, by which `ledger` gives every allocation one category:
+The rule by which `ledger` gives every allocation one category:
 
 1. Owned. At each end of a phase it is known which storages belong to parameters (`parameter`), to their `.grad`
    (`gradient`), to the optimizer's state and a gradient scaler's (`optimizer_state`), and to the batch or the model's
@@ -13,8 +13,8 @@ The rule, by which `ledger` gives every allocation one category:
 4. `unknown`: everything else, such as the workspaces that cuBLAS took during the warm-up and keeps, which are named
    where they can be told for certain.
 
-So a category may be certain only at the end of a phase. What is recomputed in the backward pass, under activation
-checkpointing, is `temporary` there.
+So a category may be certain only at the end of a phase. Activations that activation checkpointing recomputes in the
+backward pass are `temporary` there.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FORWARD = "forward"
 
 @dataclass(frozen=True)
 class Owner:
-    """What a storage is for.
+    """The owner of a storage, which gives its purpose.
 
     Attributes:
         category: Index into CATEGORIES.
@@ -61,7 +61,7 @@ def owners_of(
     inputs: Iterable[Tensor] = (),
     losses: Iterable[Tensor] = (),
 ) -> Owners:
-    """Return what the storages on `device` are for at this moment. The first that names a storage owns it."""
+    """Return the present owners of the storages on `device`. The first tensor that uses a storage owns it."""
     found: Owners = {}
     named = list(model.named_parameters())
     add(found, device, "parameter", named)
@@ -74,7 +74,7 @@ def owners_of(
 
 
 def add(found: Owners, device: torch.device, category: str, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """Add the storages of named tensors on `device` that nobody owns yet."""
+    """Add the storages of named tensors on `device` that have no owner yet."""
     index = CATEGORIES.index(category)
     for name, tensor in tensors:
         if tensor.device.type != device.type:

@@ -1,10 +1,11 @@
-"""Follows the history of an allocator, phase by phase: which allocations live, what for, and how much at any time.
+"""Follows the history of an allocator, phase by phase: the living allocations, their purpose, and the use of memory
+over time.
 
 It reads history entries as torch's snapshots have them: dictionaries with `action` ("alloc", "free_requested",
 "free_completed", "segment_alloc", …), `addr`, `size` and `frames`. It needs no device.
 
-Sizes are the bytes that were asked for. Allocators give a little more: torch's rounds up to 512 bytes, and leaves a
-rest of up to 1 MiB unused at the end of a large block.
+Sizes are the requested bytes. Allocators hand out a little more: torch's rounds up to 512 bytes, and leaves up to 1 MiB
+unused at the end of a large block.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Point:
 
 @dataclass
 class Stretch:
-    """What happened from one mark to the next: a phase of a step, or the preparation of one."""
+    """The allocations from one mark to the next: those of a phase of a step, or of its preparation."""
 
     phase: str
     entries: int
@@ -69,20 +70,20 @@ class Stretch:
     points: list[Point]
     """The use of memory over time, thinned out; peaks stay."""
     at_peak: list[Allocation]
-    """What was alive at the peak."""
+    """The allocations alive at the peak."""
     made: list[Allocation]
-    """What was allocated in it."""
+    """The allocations made in it."""
     lost: bool = False
-    """The history is longer than the recorder keeps: its beginning, and perhaps its peak, are missing."""
+    """True if the history is longer than the recorder keeps: its beginning, and perhaps its peak, are missing."""
     reserved_at_peak: int | None = None
-    """Bytes that the allocator held of the device's memory at the peak; None if it tells none."""
+    """Bytes that the allocator had reserved on the device at the peak; None if it does not report them."""
 
 
 class Ledger:
     """The living allocations of one device.
 
     Args:
-        alive: What lives when the history begins.
+        alive: The allocations alive when the history begins.
         most_points: Points of the use over time that each stretch keeps.
     """
 
@@ -110,10 +111,10 @@ class Ledger:
         Args:
             phase: Its name; the same phase of different steps has the same name.
             entries: Its history.
-            owners: Who owns which storage at its end.
-            blocks: What the allocator says is alive at its end, by address; needed if the history is `lost`.
-            lost: The beginning of the phase's history is missing.
-            reserved: Bytes that the allocator holds at its end.
+            owners: The owners of storages at its end.
+            blocks: The allocator's own list of living blocks at its end, by address; needed if the history is `lost`.
+            lost: Whether the beginning of the phase's history is missing.
+            reserved: Bytes that the allocator has reserved at its end.
         """
         unseen = self._resume(phase, rewind(blocks, entries)) if lost and blocks is not None else []
         before = dict(self.alive)
@@ -139,9 +140,9 @@ class Ledger:
         )
 
     def _resume(self, phase: str, alive: Mapping[int, Allocation]) -> list[Allocation]:
-        """Go on after a gap at the beginning of a phase. Returns what was made in the gap.
+        """Continue after a gap at the beginning of a phase. Returns the allocations made in the gap.
 
-        What has the same place and size as before the gap is taken for the same.
+        Allocations with the same address and size as before the gap count as the same.
         """
         known, unseen = self.alive, []
         self.alive = {}
@@ -158,7 +159,8 @@ class Ledger:
     def _replay(
         self, phase: str, entries: Sequence[Entry]
     ) -> tuple[list[Allocation | None], list[Allocation], list[Allocation]]:
-        """Return the allocation of each entry, those made here, and those released whose beginning nobody has seen."""
+        """Return the allocation of each entry, those made here, and released ones whose beginning is not in the
+        history."""
         touched: list[Allocation | None] = []
         made, missed = [], []
         released: dict[int, Allocation] = {}
@@ -181,7 +183,7 @@ class Ledger:
         return touched, made, missed
 
     def _categorise(self, phase: str, made: Sequence[Allocation], owners: Owners) -> None:
-        """Apply the rule of `categories` at the end of a phase, to what it has made and to what has an owner."""
+        """Apply the rule of `categories` at the end of a phase, to its allocations and to those with an owner."""
         for one in made:
             if self.alive.get(one.address) is not one:
                 one.category = TEMPORARY
@@ -216,7 +218,7 @@ class Ledger:
 
 
 class _Curve:
-    """Thins a curve out to a number of points: of each equal part of the history its highest one and its last one."""
+    """Thins a curve out to a number of points: the highest and the last one of each equal part of the history."""
 
     def __init__(self, start: Point, length: int, most: int) -> None:
         parts = max(1, (most - 2) // 2)
@@ -258,7 +260,7 @@ def thinned(points: Sequence[Point], most: int) -> list[Point]:
 
 
 def rewind(blocks: Mapping[int, Allocation], entries: Sequence[Entry]) -> dict[int, Allocation]:
-    """Return what was alive when a history began, from what is alive at its end."""
+    """Return the allocations alive when a history began, computed from those alive at its end."""
     alive = dict(blocks)
     for entry in reversed(entries):
         if entry["action"] == "alloc":
@@ -271,7 +273,7 @@ def rewind(blocks: Mapping[int, Allocation], entries: Sequence[Entry]) -> dict[i
 def _alive_at(
     before: Mapping[int, Allocation], entries: Sequence[Entry], touched: Sequence[Allocation | None], last: int
 ) -> list[Allocation]:
-    """Return what is alive after entry `last`."""
+    """Return the allocations alive after entry `last`."""
     alive = dict(before)
     for number in range(last + 1):
         touch = touched[number]
@@ -285,5 +287,5 @@ def _alive_at(
 
 
 def _growth(entries: Iterable[Entry]) -> int:
-    """Return the bytes by which the allocator's hold on the device's memory grows over a history."""
+    """Return the bytes by which the allocator's reserved memory grows over a history."""
     return sum(GROWS.get(entry["action"], 0) * entry.get("size", 0) for entry in entries)

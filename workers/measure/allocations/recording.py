@@ -15,7 +15,7 @@ from workers.measure.allocations.snapshot import Snapshot
 MOST_POINTS = 1000
 """Most points of the timeline of a stretch."""
 PREPARATION = "preparation"
-"""What happens between two steps: the batch is made, and gradients may be dropped."""
+"""The stretch between two steps, in which the batch is made and gradients may be dropped."""
 
 
 @dataclass(frozen=True)
@@ -31,21 +31,21 @@ class Counters:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A stretch, and what goes with it."""
+    """A stretch with its counters and its snapshot."""
 
     stretch: Stretch
     counters: Counters | None = None
-    """None if the allocator counts nothing, as on a CPU."""
+    """The allocator's counters; None if it has none, as on a CPU."""
     snapshot: Snapshot | None = None
-    """Annotated, of the stretch's end; None if nobody asked for it."""
+    """The annotated snapshot of the stretch's end; None if it was not requested."""
     history: int = 0
-    """Entries of the history in the snapshot."""
+    """Number of entries of the history in the snapshot."""
     history_lost: bool = False
-    """The history is longer: its oldest entries are missing in the snapshot."""
+    """True if the history is longer, so that its oldest entries are missing in the snapshot."""
 
 
 class Recording(Protocol):
-    """Listens to an allocator. Begin it, mark the ends of phases, end it; it may then begin anew."""
+    """Listens to an allocator. Begin it, mark the ends of phases, end it; then it may begin again."""
 
     def begin(self, owners: Owners, *, stacks: bool = True) -> None:
         """Begin a history.

@@ -1,9 +1,10 @@
 """Snapshots in torch's format (torch.cuda.memory._snapshot), with a category on each allocation, as files.
 
-pytorch.org/memory_viz colours by the `category` of history entries (torch/utils/viz/MemoryViz.js). It has three demands
-that torch does not write down: pickle protocol 4 at most, and of that only plain data; the category "unknown" on at
-least one entry, if any has a category, or it fails; and an entry for every allocation to be coloured, also for those
-that are older than the history. So what was alive before the history stands at its head as allocations.
+pytorch.org/memory_viz colours by the `category` of history entries (torch/utils/viz/MemoryViz.js). It has three
+requirements that torch does not document: pickle protocol 4 at most, and of that only plain data; the category
+"unknown" on at least one entry, if any has a category, or it fails; and an entry for every allocation to be coloured,
+also for those that are older than the history. So blocks that were alive before the history appear at its beginning as
+allocations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The parts of attention beside the roofline: their time, what they compute and move, and which of the two limits them.
+"""The parts of attention in the roofline model: their time, FLOPs and bytes, and which of the two limits them.
 
 The roofline (Williams, Waterman & Patterson, 2009): a device that computes at most C FLOP/s and moves at most B bytes/s
 is limited by its memory below C/B FLOPs per byte, and by its arithmetic above. C and B are this device's own measured
@@ -29,11 +29,11 @@ class Roofline:
         return 1e3 * self.tflops / self.gb_per_s
 
     def side(self, intensity: float) -> Side:
-        """Return which limit holds for work of so many FLOPs per byte."""
+        """Return the limit that applies to work with this many FLOPs per byte."""
         return "memory-bound" if intensity < self.ridge else "compute-bound"
 
     def limit_tflops(self, intensity: float) -> float:
-        """Return the highest rate in TFLOP/s that the roofline allows to work of so many FLOPs per byte."""
+        """Return the highest rate in TFLOP/s that the roofline allows for work with this many FLOPs per byte."""
         return min(self.tflops, 1e-3 * intensity * self.gb_per_s)
 
 
@@ -56,7 +56,7 @@ class Part:
     product_ms: float
     """The share of `time_ms` that is in matrix products. The rest of `scores` scales and masks them."""
     cost: Cost | None
-    """What it computes and moves; None: unknown."""
+    """Its FLOPs and bytes; None if unknown."""
 
     @property
     def tflops(self) -> float | None:
@@ -65,7 +65,7 @@ class Part:
 
     @property
     def gb_per_s(self) -> float | None:
-        """The least traffic in GB/s that explains the time."""
+        """The smallest traffic in GB/s that explains the time."""
         return None if self.cost is None or not self.time_ms else 1e-6 * self.cost.bytes / self.time_ms
 
     @property

@@ -1,11 +1,11 @@
 """Finds what each piece of work belongs to: its step and phase, the named ranges around it, and its operator.
 
-Work belongs to the phase in which the host launched it, also where the device runs it later. A kernel of the backward
-pass belongs to the range in which the forward pass made its autograd node: node and forward operator share a sequence
+Work belongs to the phase in which the host launched it, even if the device runs it later. A kernel of the backward pass
+belongs to the range in which the forward pass made its autograd node: node and forward operator share a sequence
 number. Work that the backward pass itself names (a recomputed layer) belongs to those names.
 
-On a CPU there are no kernels. Operators play their part, each with the time that it spends itself and not in the
-operators that it calls.
+On a CPU there are no kernels. Operators take their place, each with its own time, without that of the operators that it
+calls.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Call:
     device_ns: int
     """Time of the device work that it launched itself."""
     product: Product | None = None
-    """What it multiplies, if it multiplies matrices and their shapes are known."""
+    """The product that it computes; None if it is not a matrix product or the shapes are unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +74,10 @@ class Interval:
 
 
 class Attribution:
-    """What the work of a recording belongs to.
+    """Finds the step, phase, ranges and operator of all work of a recording.
 
     Args:
-        recording: What the profiler saw.
+        recording: The profiler's recording.
         phases: Names of the phases of a step.
         on_gpu: Whether the work is that of a GPU, or the operators of a CPU.
     """

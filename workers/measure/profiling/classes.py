@@ -123,7 +123,7 @@ def classify(work: Work) -> str:
 
 @functools.cache
 def class_of_kernel(name: str) -> str:
-    """Return the class that the name of a kernel, copy or fill tells; `other` if it tells none."""
+    """Return the class that follows from the name of a kernel, copy or fill; `other` if none does."""
     if _COLLECTIVE.search(name):
         return COMMUNICATION
     return _first(_FUSED_KERNELS if _FUSED.match(name) else _KERNELS, name)
@@ -131,13 +131,13 @@ def class_of_kernel(name: str) -> str:
 
 @functools.cache
 def class_of_operator(name: str) -> str:
-    """Return the class that the name of an operator tells; `other` if it tells none.
+    """Return the class that follows from the name of an operator; `other` if none does.
 
-    Operators that only make a view, or call others, are `other`: what they spend themselves is the framework's time.
+    Operators that only make a view, or call others, are `other`: their own time is the framework's.
     """
     if _COLLECTIVE.search(name):
         return COMMUNICATION
-    # What a compiler made shows as an operator, too, under its kernel's name.
+    # A compiler's fused code appears as an operator, too, under its kernel's name.
     return class_of_kernel(name) if name.startswith("triton_") else _first(_OPERATORS, name)
 
 

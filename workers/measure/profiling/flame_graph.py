@@ -30,7 +30,7 @@ CONTROL = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 @dataclass
 class Frame:
-    """A frame with its callees. `time_ns` holds theirs."""
+    """A frame with its callees. `time_ns` includes their time."""
 
     name: str
     time_ns: int = 0

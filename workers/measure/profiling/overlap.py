@@ -1,8 +1,8 @@
 """Records when a rank computes and when it communicates, from torch's profiler.
 
-On a GPU, CUPTI tells when each kernel ran: NCCL's are communication, all others are computation. On a CPU, gloo tells
-when each of its operations ran, on threads of its own, and operators are computation. It sees the streams of our own
-wrappers and of torch's alike. A collective kernel that waits for other ranks counts as communication.
+On a GPU, CUPTI reports when each kernel ran: NCCL's are communication, all others are computation. On a CPU, gloo
+reports when each of its operations ran, on threads of its own, and operators are computation. This works for our own
+wrappers and for torch's alike. A collective kernel that waits for other ranks counts as communication.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ OPERATORS = ("operator", "backward")
 
 @dataclass(frozen=True)
 class StepOverlap:
-    """What a rank did in one step, as spans that begin with the step at 0, in order, and do not overlap."""
+    """A rank's computation and communication in one step, as ordered spans that do not overlap; the step begins at
+    0."""
 
     length_ns: int
     compute: list[Span]
@@ -114,7 +115,7 @@ def merged(spans: Iterable[Span], gap_ns: int = 0) -> list[Span]:
 
 
 def without(spans: Sequence[Span], others: Sequence[Span]) -> list[Span]:
-    """Return what of spans is in none of the others; both in order and without overlaps."""
+    """Return the parts of the spans that are in none of the others; both are in order and without overlaps."""
     found: list[Span] = []
     index = 0
     for first, last in spans:

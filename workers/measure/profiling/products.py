@@ -1,9 +1,9 @@
-"""The matrix products of a step by shape: what each computes and moves, for the roofline.
+"""The matrix products of a step by shape, with their FLOPs and bytes, for the roofline.
 
-The profiler notes the shapes and types of operators' inputs, so FLOPs and bytes of a product are known exactly. Of
-other operators they are not: no input tells what an elementwise operator writes, or what a fused one keeps in
-registers.
-Products inside a compiler's own kernels, or replayed by a CUDA graph, are no operators, and so are not here.
+The profiler records the shapes and types of operators' inputs, so FLOPs and bytes of a product are known exactly. Those
+of other operators are not: the inputs do not show what an elementwise operator writes, or what a fused one keeps in
+registers. Products inside a compiler's own kernels, or replayed by a CUDA graph, are not operators, and so are not
+listed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Product:
 
     @property
     def cost(self) -> Cost:
-        """What it computes, and the least that it reads and writes."""
+        """The FLOPs, and the fewest bytes read and written."""
         return matrix_product(self.batch, self.rows, self.inner, self.columns, self.element_bytes)
 
     @property
@@ -47,9 +47,10 @@ class Product:
 
 
 def product_of(name: str, shapes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> Product | None:
-    """Return the product that an operator computes, from the shapes and types of its inputs; None if it is none.
+    """Return the product that an operator computes, from the shapes and types of its inputs; None if it is not a
+    product.
 
-    A product of data types that are not in `DTYPES`, or of sparse or nested inputs, is none.
+    None also for data types that are not in `DTYPES`, and for sparse or nested inputs.
     """
     first = FACTORS.get(name)
     if first is None or len(shapes) < first + 2 or dtypes[first] not in DTYPES:

@@ -180,9 +180,9 @@ def product_rows(found: Sequence[ProductUsage], phase_ms: float, roofline: Roofl
 
 
 def ceiling_rows(ceiling: Ceiling | None, precision: str, peak: tuple[float | None, str]) -> Rows:
-    """Return what limits the device: its measured ceilings, and the vendor's peak with its source.
+    """Return the limits of the device: its measured ceilings, and the vendor's peak with its source.
 
-    A limit that is not known has no value, and `source` says why.
+    An unknown limit has no value, and `source` says why.
     """
     rate = None if ceiling is None else ceiling.tflops.get(precision)
     copy = None if ceiling is None else ceiling.copy_gb_per_s
@@ -204,7 +204,7 @@ def attention_row(
         share_percent: Its share of the phase.
         useful_flops: FLOPs that a causal implementation has to compute; None if unknown.
         roofline: The device's, or the reason why it is unknown.
-        note: What else there is to say.
+        note: A remark.
     """
     gflop, *rest = beside_the_roofline(part, roofline)
     notes = [note, roofline if isinstance(roofline, str) else ""]
@@ -218,7 +218,7 @@ def attention_row(
 
 
 def beside_the_roofline(part: Part, roofline: Roofline | str) -> list[Scalar]:
-    """Return the columns from `gflop` to `bound` of a part of the work; all null if its cost is not known."""
+    """Return the columns from `gflop` to `bound` of a part of the work; all null if its cost is unknown."""
     cost, intensity = part.cost, part.intensity
     known = None if isinstance(roofline, str) or intensity is None else roofline
     limit = None if known is None or intensity is None else known.limit_tflops(intensity)

@@ -1,4 +1,4 @@
-"""How busy the device was while it was profiled: idle time, gaps and launches of each step."""
+"""The device's use while it was profiled: idle time, gaps and launches of each step."""
 
 from __future__ import annotations
 

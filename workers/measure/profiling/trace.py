@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 LEVEL = 3
-"""Of the compression: near that of 9 for traces, in a tenth of the time."""
+"""Compression level: nearly as good as level 9 for traces, in a tenth of the time."""
 MARGIN = 0.9
 """How much smaller than the estimate a cut is made, since events compress differently."""
 READ_BYTES = 1 << 20
@@ -35,17 +35,17 @@ _DECODER = json.JSONDecoder(strict=False)
 
 
 class TooSmall(Exception):
-    """Nothing that tells anything fits into the size."""
+    """Not even the first events fit into the size."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What is left of a trace."""
+    """The part of a trace that was kept."""
 
     steps: int
     """Number of whole steps."""
     percent: float
-    """Of the events; 100 for a whole trace."""
+    """Percentage of the events that were kept; 100 for a whole trace."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ LAYER = re.compile(r"\w+\.\d+")
 
 @dataclass(frozen=True)
 class Usage:
-    """What kernels or operators of one name used, over several steps."""
+    """The time and calls of kernels or operators of one name, over several steps."""
 
     name: str
     class_name: str
@@ -43,7 +43,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class OperatorUsage:
-    """What an operator used, over several steps, less what the operators that it calls used."""
+    """An operator's own time and calls over several steps, without the operators that it calls."""
 
     name: str
     class_name: str
@@ -63,7 +63,7 @@ class OperatorUsage:
 
 @dataclass(frozen=True)
 class ClassUsage:
-    """What the work of one class used in some phases."""
+    """The time, share and calls of one class of work in some phases."""
 
     class_name: str
     total_ms: float
@@ -156,8 +156,8 @@ def classes(work: Iterable[Work], steps: int) -> list[ClassUsage]:
 def by_range(work: Iterable[Work], phases: Sequence[str], steps: int) -> list[tuple[str, dict[str, float]]]:
     """Return the time in ms per step of each named range, by phase: (range, {phase: ms}).
 
-    A layer's time holds that of the parts inside it. A part stands with its layer (`layers.0/softmax`), and once more
-    by itself, over all layers. `outside` is the work outside all ranges.
+    A layer's time includes that of the parts inside it. A part is listed with its layer (`layers.0/softmax`), and again
+    by itself, summed over all layers. `outside` is the work outside all ranges.
     """
     order: list[str] = []
     times: dict[str, dict[str, float]] = {}
