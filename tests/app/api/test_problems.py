@@ -233,7 +233,7 @@ def test_an_unforeseen_error_is_a_problem_too(site: Any, monkeypatch: pytest.Mon
 
 
 def test_locked_database(serve: Any, tmp_path: Any) -> None:
-    with serve(tmp_path, busy_timeout_s=0.2) as site:
+    with serve(tmp_path, busy_timeout_s=1) as site:
         with site.services.database.write():
             response = site.http.post("/jobs", json={"spec": TINY})
             assert checked(response, 503)["code"] == "database_busy"
