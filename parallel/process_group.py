@@ -380,7 +380,8 @@ class _Ranks:
         while self._open:
             now = time.monotonic()
             deadlines = {index: self._deadline(index) for index in self._open}
-            late = [index for index, deadline in deadlines.items() if deadline < now]
+            # What a rank said in time may still wait here, if this process was slow to look.
+            late = [index for index, deadline in deadlines.items() if deadline < now and not self._open[index].poll()]
             if late:
                 self._silent(late)
             self._receive(max(0.0, min(deadlines.values()) - now))

@@ -154,7 +154,13 @@ class Service:
                 raise RuntimeError(f"{log.name} ended with {process.returncode}:\n{log.read_text(errors='replace')}")
             return None
 
-        return wait_until(find, timeout_s=START_TIMEOUT_S, what=f"{pattern!r} in {log.name}")
+        try:
+            return wait_until(find, timeout_s=START_TIMEOUT_S, what=f"{pattern!r} in {log.name}")
+        except TimeoutError:
+            # Else it would start later after all, and its port be taken for whoever is started in its place.
+            process.kill()
+            process.wait()
+            raise
 
 
 def submit(client: httpx.Client, job: dict[str, Any]) -> int:

@@ -135,4 +135,5 @@ def install(app: FastAPI, error_page: ErrorPage) -> None:
     async def _unforeseen(request: Request, _error: Exception) -> Response:
         # The server logs the traceback; the client must not see it.
         unforeseen = FlopwatchError("An error that we did not foresee; the server's log says more.")
-        return answer(request, problem(unforeseen, request.url.path))
+        # After an error uvicorn ends the connection, whatever a client may have sent on it meanwhile: say so.
+        return answer(request, problem(unforeseen, request.url.path), {"Connection": "close"})

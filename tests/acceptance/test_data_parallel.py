@@ -18,6 +18,8 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(180)]
 
 GONE_S = 5.0
 """How soon the ranks of a killed worker's job are gone, on a busy machine."""
+SHARED_S = 30.0
+"""How long other tests may have files in shared memory that they remove themselves. What is left of ranks stays."""
 DDP: dict[str, Any] = {
     "kind": "ddp",
     "model": {"d_model": 8, "d_ff": 8, "num_layers": 1, "num_heads": 1, "vocab_size": 16},
@@ -57,12 +59,13 @@ def listening() -> set[int]:
     return {one.laddr.port for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN}
 
 
-def ranks_alive() -> list[str]:
-    """Command lines of processes that are ranks of this user's jobs."""
+def ranks_alive(folder: Path) -> list[str]:
+    """Command lines of processes that are ranks of jobs of the service with this folder."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:
-            if b"TORCHELASTIC_RUN_ID=" in path.read_bytes() and b"misbehave" in path.read_bytes():
+            environment = path.read_bytes()
+            if b"TORCHELASTIC_RUN_ID=" in environment and bytes(folder) in environment:
                 found.append((path.parent / "cmdline").read_bytes().decode(errors="replace"))
         except OSError:  # it has just ended, or is somebody else's
             continue
@@ -96,7 +99,7 @@ def test_a_rank_that_is_killed_ends_the_job_and_the_next_one_runs(site: Site) ->
     shown = client.get("/tables", params={"job": sound, "format": "markdown"}).text
     assert "exposed_communication_ms" in shown
     assert "bucketed" in shown
-    assert not ranks_alive()
+    assert not ranks_alive(site.folder)
 
 
 def test_four_ranks_of_a_killed_worker_are_gone_and_the_next_worker_tells_a_stopped_one(
@@ -106,7 +109,7 @@ def test_four_ranks_of_a_killed_worker_are_gone_and_the_next_worker_tells_a_stop
     when one of its ranks is stopped for longer than a step may take.
     """
     before = shared_memory()
-    endless = {**DDP, "world_size": 4, "measure_steps": 100_000, "step_timeout_s": 2}
+    endless = {**DDP, "world_size": 4, "measure_steps": 100_000, "step_timeout_s": 4}
     first = start_beside()
     job_id = submit(first.client, {"spec": endless})
 
@@ -119,6 +122,7 @@ def test_four_ranks_of_a_killed_worker_are_gone_and_the_next_worker_tells_a_stop
         return ranks if measures and len(ranks) == 4 else None
 
     ranks = wait_until(lambda: ranks_that_measure(first), timeout_s=90, what="four ranks that measure")
+    assert len(ranks_alive(first.folder)) == 4
     descendants = psutil.Process(first.worker.pid).children(recursive=True)
     held = ports(descendants)
     assert held
@@ -126,7 +130,7 @@ def test_four_ranks_of_a_killed_worker_are_gone_and_the_next_worker_tells_a_stop
     wait_until_gone(*(one.pid for one in ranks), timeout_s=GONE_S)
     wait_until_gone(*(one.pid for one in descendants), timeout_s=GONE_S)
     assert not held & listening()
-    assert shared_memory() <= before
+    wait_until(lambda: shared_memory() <= before, timeout_s=SHARED_S, what="no new shared memory")
 
     second = start_beside()
     ranks = wait_until(lambda: ranks_that_measure(second), timeout_s=90, what="four ranks of the second attempt")
@@ -136,7 +140,7 @@ def test_four_ranks_of_a_killed_worker_are_gone_and_the_next_worker_tells_a_stop
     stopped.send_signal(signal.SIGSTOP)
     job = wait_for_job(second.client, job_id, timeout_s=30)
     assert (job["state"], job["error"]["code"]) == ("failed", "crashed")
-    assert job["error"]["detail"].startswith(f"rank {number} was stopped and made no step within 2 s after step ")
+    assert job["error"]["detail"].startswith(f"rank {number} was stopped and made no step within 4 s after step ")
     assert job["error"]["detail"].endswith("; it wrote nothing to its log")
     wait_until_gone(*(one.pid for one in ranks), timeout_s=GONE_S)
-    assert shared_memory() <= before
+    wait_until(lambda: shared_memory() <= before, timeout_s=SHARED_S, what="no new shared memory")

@@ -268,8 +268,10 @@ def submit_to_a_locked_database(service: Service, program: str, end: int | None)
             return found
         if not busy.headers.get("Retry-After", "").isdigit():
             found.append(f"no Retry-After: {busy.headers}")
-        # Ready first: a server whose database is locked for longer than BUSY_TIMEOUT_S is not.
-        for path in ("/readyz", "/jobs", f"/jobs/{first['id']}"):
+        ready = impatient.get("/readyz")
+        if ready.status_code != 200:  # writes of its own may have been refused for longer than BUSY_TIMEOUT_S by now
+            found += problem_trouble(ready, 503, "database_busy")
+        for path in ("/jobs", f"/jobs/{first['id']}"):
             if (read := impatient.get(path)).status_code != 200:
                 found.append(f"GET {path}: {read.status_code} {read.text}")
     again = client.post("/jobs", json=body, headers=headers)

@@ -53,26 +53,28 @@ def fail(rank: Rank, how: str, culprit: int) -> None:
     time.sleep(60)
 
 
-def fail_of_anothers_failure(rank: Rank) -> None:
-    """Rank 1 dies; rank 0 notices and raises, and its message is there first."""
+def fail_of_anothers_failure(rank: Rank, heard: str) -> None:
+    """Rank 1 dies; rank 0 notices and raises, and its message is there first, as the file `heard` tells."""
     if rank.index == 0:
         rank.report(os.getpid())
         raise ConnectionError("rank 1 is gone")
-    time.sleep(0.2)
+    while not Path(heard).exists():
+        time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def hold_shared_memory(rank: Rank, path: str) -> None:
     """Map a file in shared memory, as NCCL does, and fail."""
     if rank.index == 0:
-        with Path(path).open("w+b") as file:
+        unmapped = Path(f"{path}-unmapped")
+        with unmapped.open("w+b") as file:
             file.truncate(4096)
             memory = mmap.mmap(file.fileno(), 4096)
+            unmapped.rename(path)
             rank.report(len(memory))
             time.sleep(60)
     while not Path(path).exists():
         time.sleep(0.01)
-    time.sleep(0.2)
     raise ArithmeticError("made to fail")
 
 

@@ -24,11 +24,16 @@ import time
 
 import pytest
 
+def processes():
+    with open("ran") as file:
+        return {line.split()[1] for line in file if line.endswith("\\n")}
+
 @pytest.mark.parametrize("number", range(7))
 def test_together(number):
     with open("ran", "a") as file:
         file.write(f"{number} {os.getpid()}\\n")
-    time.sleep(0.05)
+    while number == 0 and len(processes()) < PROCESSES:
+        time.sleep(0.01)
     if number == KILLED:
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -56,8 +61,9 @@ def suite(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def write(folder: Path, killed: int | None = None, fails: int | None = None) -> None:
-    text = TESTS.replace("KILLED", str(killed)).replace("FAILS", str(fails))
+def write(folder: Path, killed: int | None = None, fails: int | None = None, processes: int = 1) -> None:
+    """Write the tests: which one kills its process or fails, and for how many processes the first one waits."""
+    text = TESTS.replace("KILLED", str(killed)).replace("FAILS", str(fails)).replace("PROCESSES", str(processes))
     (folder / "test_small.py").write_text(text)
 
 
@@ -93,6 +99,7 @@ def counted(done: subprocess.CompletedProcess[str], what: str) -> list[int]:
 
 
 def test_processes_share_the_tests_and_those_alone_run_afterwards_in_the_first(suite: Path) -> None:
+    write(suite / "tests", processes=2)
     done = run(suite, "tools.suite", "-q", "--processes=2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert counted(done, "passed") == [11]
@@ -132,6 +139,7 @@ def service():
 
 @pytest.mark.parametrize("number", range(9))
 def test_with_a_service(service, number):
+    Path(f"test-{os.getpid()}").touch()
     time.sleep(60)
 """
 
@@ -147,7 +155,7 @@ def test_no_process_is_left_nor_what_fixtures_started_when_the_first_ends(suite:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     ) as first:
-        wait_for(lambda: len([*suite.glob("service-*")]) == 2)
+        wait_for(lambda: len([*suite.glob("test-*")]) == 2)
         services = {path.name for path in suite.glob("service-*")}
         first.send_signal(how)
         first.communicate(timeout=60)

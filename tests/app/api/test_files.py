@@ -49,13 +49,14 @@ def able_site(fresh_site: Any) -> Any:
 
 class TestUploading:
     def test_a_file_is_kept_and_shown_as_plain_text(self, site: Any) -> None:
-        sha256 = sha256_of(SOURCE)
-        first = site.http.put(f"/files/{sha256}", content=SOURCE)
+        source = SOURCE + b"# that no other test has uploaded\n"
+        sha256 = sha256_of(source)
+        first = site.http.put(f"/files/{sha256}", content=source)
         assert (first.status_code, first.headers["location"]) == (201, f"/files/{sha256}")
-        assert first.json() == {"sha256": sha256, "size": len(SOURCE), "url": f"/files/{sha256}"}
-        assert site.http.put(f"/files/{sha256}", content=SOURCE).status_code == 200
+        assert first.json() == {"sha256": sha256, "size": len(source), "url": f"/files/{sha256}"}
+        assert site.http.put(f"/files/{sha256}", content=source).status_code == 200
         shown = site.http.get(f"/files/{sha256}")
-        assert shown.content == SOURCE
+        assert shown.content == source
         assert shown.headers["content-type"] == "text/plain; charset=utf-8"
         assert shown.headers["x-content-type-options"] == "nosniff"
         again = site.http.get(f"/files/{sha256}", headers={"If-None-Match": shown.headers["etag"]})

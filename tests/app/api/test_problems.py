@@ -230,10 +230,11 @@ def test_an_unforeseen_error_is_a_problem_too(site: Any, monkeypatch: pytest.Mon
     problem = checked(response, 500)
     assert problem["code"] == "internal_error"
     assert "secret" not in response.text
+    assert response.headers["connection"] == "close", "the server ends it: no client may send its next request there"
 
 
 def test_locked_database(serve: Any, tmp_path: Any) -> None:
-    with serve(tmp_path, busy_timeout_s=0.2) as site:
+    with serve(tmp_path, busy_timeout_s=1) as site:
         with site.services.database.write():
             response = site.http.post("/jobs", json={"spec": TINY})
             assert checked(response, 503)["code"] == "database_busy"

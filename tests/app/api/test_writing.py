@@ -161,7 +161,7 @@ def test_a_large_sweep_is_long(site: Any, monkeypatch: pytest.MonkeyPatch, point
 
 def test_work_of_several_writes_is_not_cut_short(site: Any) -> None:
     """Once it has begun to write, each write waits as long as it may by itself."""
-    database, timeout_s, written = site.services.database, 0.2, []
+    database, timeout_s, written = site.services.database, 0.5, []
     held = threading.Event()
 
     def hold() -> None:

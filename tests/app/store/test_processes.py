@@ -22,6 +22,8 @@ from tests.forked import PROJECT, forkserver
 
 CLAIMANT = Path(__file__).with_name("claimant.py")
 JOBS = 60
+MANY = 1_000_000
+"""More jobs than anybody submits before this process gets to the kill."""
 
 SUBMITTER = """
 import sys
@@ -76,11 +78,11 @@ def test_what_was_answered_survives_kill_9(
         process.kill()
         process.wait(60)
         answered = [int(line) for line in output.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        found = {job["id"]: job for job in reading.jobs(limit=1000)[0]}
+        found = {job["id"]: job for job in reading.jobs(limit=MANY)[0]}
         assert set(answered) <= set(found)
         for job_id in found:
             assert [event["type"] for event in reading.events(job_id)] == ["state"]
-        labelled = {job["id"] for job in reading.jobs(labels=[("a", "b")], limit=1000)[0]}
+        labelled = {job["id"] for job in reading.jobs(labels=[("a", "b")], limit=MANY)[0]}
         assert labelled == set(found)
     # A killed writer leaves no lock behind.
     queue.submit(NewJob(BenchmarkSpec()))
