@@ -131,9 +131,9 @@ class Agent:
                     return
                 self._launcher.end_orphans()
                 left_s = math.inf if self._drain_until is None else self._drain_until - time.monotonic()
-                if left_s > 0:  # after the grace the worker waits only for its runs' last words
-                    with patience(left_s):
-                        self._serve_queue()
+                # After the grace, too, leases are renewed: runs may still be storing their results.
+                with patience(max(left_s, RETRY_S)):
+                    self._serve_queue()
             except STORE_UNAVAILABLE as error:
                 logger.warning("the store cannot be written now, trying again: %s", error)
                 if not isinstance(error, DatabaseBusy):  # a busy database has made us wait already

@@ -3,9 +3,10 @@
     python -m tools.chaos [--minutes 10] [--seed N] [--only FAULT …] [--keep]
 
 A server, three workers and seven clients run hostile jobs, while processes are killed and stopped, the disk is full,
-the write lock is held and clocks jump (plan.py). When everything has come to rest, the API, the database, the files and the
-processes are checked (invariants.py, run.py). The seed is printed: it gives the same faults at the same times again,
-and each client the same choices. What they meet depends on how fast the machine is: a failure may need several runs.
+the write lock is held and clocks jump (plan.py). When everything has come to rest, the API, the database, the files and
+the processes are checked (invariants.py, run.py). The seed is printed: it gives the same faults at the same times
+again, and each client the same choices. What they meet depends on how fast the machine is: a failure may need several
+runs.
 Exits with 1 if something is wrong. tests/acceptance/test_chaos.py runs the same for seconds.
 """
 

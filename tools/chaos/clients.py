@@ -303,7 +303,7 @@ class Session:
         self._client = httpx.Client(base_url=url, timeout=TIMEOUT_S, trust_env=False, verify=False)
         self._ledger = ledger
         self.tries = 0
-        """How often it took to ask until there was an answer, the last time."""
+        """Number of requests that the last answer took."""
 
     def __enter__(self) -> Session:
         return self

@@ -37,7 +37,7 @@ class Ledger:
     answers: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     """Numbers of answers by status; 0 stands for requests without an answer."""
     acts: Counter[str] = field(default_factory=Counter)
-    """What clients got done, beside submissions: how often."""
+    """Number of successes of each action of clients other than a submission."""
     guard: threading.Lock = field(default_factory=threading.Lock)
 
     def answered(self, status: int) -> None:

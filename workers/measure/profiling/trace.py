@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 LEVEL = 3
 """Compression level: nearly as good as level 9 for traces, in a tenth of the time."""
 MARGIN = 0.9
-"""How much smaller than the estimate a cut is made, since events compress differently."""
+"""Factor by which a cut is smaller than the estimate, since events compress differently."""
 READ_BYTES = 1 << 20
 """Most bytes that are read at once, unless one event has more."""
 ALWAYS = -math.inf
@@ -50,7 +50,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class _Events:
-    """Where the events stand in the file, and when they begin: numbers only, since there may be millions."""
+    """Places of the events in the file, and their beginnings: numbers only, since there may be millions."""
 
     start: int
     """The place behind the bracket that opens their list."""
