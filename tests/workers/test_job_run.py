@@ -1080,7 +1080,7 @@ class TestHugeArtifacts:
         assert "keeps 1024 of a job (FLOPWATCH_MAX_ARTIFACT_BYTES)" in error["detail"]
 
     def store_slowly(self, site: Site, monkeypatch: pytest.MonkeyPatch, size: int, **options: Any) -> dict[str, Any]:
-        """Run a job with an artifact of so many bytes, of which a second stores less than a million."""
+        """Run a job with an artifact of so many bytes, of which a second stores a few millions."""
         monkeypatch.setattr("app.store.artifacts.CHUNK_BYTES", 1)
 
         def play(unit: Unit) -> None:
@@ -1136,6 +1136,7 @@ class TestHugeArtifacts:
 
     def test_control_of_the_looks_while_storing(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(JobRun, "_go_on_storing", lambda *_: None)
+        site.settings = site.settings.model_copy(update={"grace_s": 0.01})
         self.time_out_while_it_is_taken(monkeypatch)
         began = time.monotonic()
         job = self.store_slowly(site, monkeypatch, 600_000, timeout_s=60)
