@@ -326,7 +326,8 @@ class Agent:
     def _announce(self, state: WorkerState) -> None:
         """Record the agent's state in the store. An unwritable store does not keep the agent from ending."""
         try:
-            self._registration.set_worker_state(self.id, state)
+            with patience(RETRY_S):
+                self._registration.set_worker_state(self.id, state)
         except FlopwatchError as error:
             logger.warning("the store does not know yet that this worker is %s: %s", state, error)
 

@@ -8,13 +8,23 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
+
 from app.errors import DiskFull, InvalidEnvironment, is_no_space
+
+_AGENTS = re.compile(r"[0-9a-f]{16}")
+"""Names of agents' folders."""
+_JOBS = re.compile(r"(\d+)-\d+-\d+")
+"""Names of the folders that agents of former versions made: pid, job and attempt, without a lock."""
+_DEAD = "dead-"
+"""Begins the names of folders that are being removed."""
 
 
 class Scratch:
@@ -38,11 +48,15 @@ class Scratch:
             raise (DiskFull(told) if is_no_space(error) else InvalidEnvironment(told)) from error
 
     def remove_those_of_dead_agents(self) -> None:
-        """Remove the files that killed agents have left behind."""
+        """Remove the files that killed agents have left behind, and nothing else that is there."""
         with _locked(self._root):
             for folder in self._root.iterdir():
-                with suppress(OSError), _locked(folder, fcntl.LOCK_NB):
-                    shutil.rmtree(folder, ignore_errors=True)
+                if _is_dead(folder):
+                    with suppress(OSError):
+                        folder.rename(self._root / f"{_DEAD}{secrets.token_hex(8)}")
+        # Only now, since others wait for the lock when they start.
+        for folder in self._root.glob(f"{_DEAD}*"):
+            shutil.rmtree(folder, ignore_errors=True)
 
     def close(self) -> None:
         """Remove the folder."""
@@ -50,9 +64,21 @@ class Scratch:
         os.close(self._lock)
 
 
+def _is_dead(folder: Path) -> bool:
+    if (of_job := _JOBS.fullmatch(folder.name)) is not None:
+        return not psutil.pid_exists(int(of_job[1]))
+    if _AGENTS.fullmatch(folder.name) is None:
+        return False
+    try:
+        with _locked(folder, fcntl.LOCK_NB, os.O_NOFOLLOW):
+            return True
+    except OSError:  # somebody has the lock, or it is no folder
+        return False
+
+
 @contextmanager
-def _locked(folder: Path, how: int = 0) -> Iterator[None]:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+def _locked(folder: Path, how: int = 0, flags: int = 0) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | flags)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | how)
         yield

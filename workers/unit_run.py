@@ -315,7 +315,7 @@ def _name_of(signum: int) -> str:
     try:
         return signal.Signals(signum).name
     except ValueError:
-        return f"SIGRTMIN+{signum - signal.SIGRTMIN}"
+        return f"SIGRTMIN+{signum - signal.SIGRTMIN}" if signum > signal.SIGRTMIN else f"signal {signum}"
 
 
 def _who_killed(oom_kills_before: int | None) -> str:

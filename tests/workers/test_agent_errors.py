@@ -23,7 +23,7 @@ from app.store.queue import Queue
 from app.store.reading import Reading
 from app.store.records import NewJob
 from workers import agent as agent_module
-from workers import launch, unit_run
+from workers import job_run, launch, unit_run
 from workers.agent import Agent
 from workers.devices import DeviceLocks, Host
 from workers.job_run import JobRun
@@ -286,28 +286,44 @@ def test_an_error_that_ends_the_agent_counts_and_a_shutdown_does_not(
         Queue(database).cancel(job_id)
 
 
-@pytest.mark.parametrize("sabotage", [False, True], ids=["as it is", "tried for ever"])
+@pytest.mark.parametrize(
+    ("signals", "grace_s", "sabotage"),
+    [(1, 0.1, False), (2, 60.0, False), (1, 0.1, True)],
+    ids=["after the grace", "at the second signal", "tried for ever"],
+)
 def test_an_agent_ends_although_its_jobs_end_cannot_be_stored(
-    agent: Agent, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sabotage: bool
+    agent: Agent,
+    database: Database,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    signals: int,
+    grace_s: float,
+    sabotage: bool,
 ) -> None:
-    """The job is left to its lease, since nobody can write."""
+    """The job is left to its lease, since nobody can write; a write that waited as usual would last for minutes."""
     may_end = threading.Event()
-    monkeypatch.setattr(unit_run, "RECORD_S", 60.0 if sabotage else 0.1)
+    monkeypatch.setattr(unit_run, "RECORD_S", 300.0 if sabotage else 0.1)
+    monkeypatch.setattr(job_run, "RECORD_S", 0.1)
     monkeypatch.setattr(JobRun, "_run_units", lambda _run: may_end.wait(20) and Succeeded())
-    monkeypatch.setattr(database.backend, "_busy_timeout_s", 0.1)
-    agent._settings = agent._settings.model_copy(update={"grace_s": 0.1})
+    agent._settings = agent._settings.model_copy(update={"grace_s": grace_s})
     job_id = submit(database)
     agent._serve_queue()
     (run,) = agent._runs.values()
-    loop = threading.Thread(target=agent._loop)
+    monkeypatch.setattr(database.backend, "_busy_timeout_s", 300.0)
+
+    def end() -> None:
+        agent._loop()
+        agent._announce("stopped")
+
+    ending = threading.Thread(target=end)
     with (tmp_path / "data" / "flopwatch.sqlite3.lock").open("rb+") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        agent._signals = 1
-        loop.start()
+        agent._signals = signals
+        ending.start()
         may_end.set()
-        loop.join(1.5 if sabotage else 20)
-        assert loop.is_alive() == sabotage
-    loop.join(20)
+        ending.join(1.5 if sabotage else 20)
+        assert ending.is_alive() == sabotage
+    ending.join(20)
     run._thread.join(20)
     attempts = [attempt["state"] for attempt in Reading(database).attempts(job_id)]
     assert attempts == (["succeeded"] if sabotage else ["running"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -47,15 +48,36 @@ def test_files_of_killed_agents_go_and_those_of_living_ones_stay(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_no_folder_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "scratch").mkdir()
+def test_what_no_agent_has_made_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "scratch" / "mine").mkdir(parents=True)
     (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "scratch" / "link").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "scratch" / "file").touch()
+    (tmp_path / "scratch" / ("a" * 16)).symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "scratch" / ("b" * 16)).touch()
+    before = sorted((tmp_path / "scratch").iterdir())
     mine = Scratch(tmp_path / "scratch")
     mine.remove_those_of_dead_agents()
+    mine.close()
+    assert sorted((tmp_path / "scratch").iterdir()) == before
     assert (tmp_path / "elsewhere").exists()
-    assert (tmp_path / "scratch" / "file").exists()
+
+
+def test_of_former_agents_pids_tell_who_is_dead(tmp_path: Path) -> None:
+    with subprocess.Popen(["true"]) as dead:
+        dead.wait()
+    for pid in (os.getpid(), dead.pid):
+        (tmp_path / f"{pid}-7-1").mkdir()
+    mine = Scratch(tmp_path)
+    mine.remove_those_of_dead_agents()
+    assert {folder.name for folder in tmp_path.iterdir()} == {mine.path.name, f"{os.getpid()}-7-1"}
+    mine.close()
+
+
+def test_the_root_may_be_a_link(tmp_path: Path) -> None:
+    (tmp_path / "large disk").mkdir()
+    (tmp_path / "scratch").symlink_to(tmp_path / "large disk")
+    mine = Scratch(tmp_path / "scratch")
+    mine.remove_those_of_dead_agents()
+    assert (tmp_path / "large disk" / mine.path.name).exists()
     mine.close()
 
 
