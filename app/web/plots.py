@@ -15,6 +15,7 @@ what is left out. What is the same for thousands of points, such as the words of
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -211,11 +212,15 @@ def chart(
     numeric = _is_numeric(places)
     log_x = _spans(places, WIDE) if log_x is None else log_x and _positive(places)
     every = list(series.items())[:MAX_SERIES]
-    notes = [f"The first {MAX_SERIES} of {len(series)} series"] if len(series) > MAX_SERIES else []
-    if not numeric and len(places) > (most := max(FEWEST_PLACES, MAX_BARS // max(1, len(every)))):
-        notes.append(f"The first {most} of {len(places)} values of {readable(axes.x).lower()}")
-        places = places[:most]
-    shown = _thinned(every, axes.x, log=log_x) if numeric else _at(every, axes.x, places)
+    if numeric:
+        fitting, shown = len(places), _thinned(every, axes.x, log=log_x)
+    else:
+        fitting = _fitting(every, axes.x, places)
+        shown = _at(every, axes.x, places[:fitting])
+    notes = [f"{len(shown)} of {len(series)} series"] if len(shown) < len(series) else []
+    if fitting < len(places):
+        notes.append(f"the first {fitting} of {len(places)} values of {readable(axes.x).lower()}")
+        places = places[:fitting]
     counts = [sum(len(group) for _, group in groups) for groups in (shown, every)]
     if numeric and counts[0] < counts[1]:
         notes.append(f"{counts[0]} of {counts[1]} points: the least and greatest of each stretch")
@@ -242,7 +247,8 @@ def chart(
     }
     names = (*axes.by, axes.x)
     table = _table(names, [point for _, group in every for point in group])
-    return {"data": traces, "layout": layout, "table": table, "note": "; ".join(notes), "empty": NOTHING}
+    note = f"Drawn: {'; '.join(notes)}" if notes else ""
+    return {"data": traces, "layout": layout, "table": table, "note": note, "empty": NOTHING}
 
 
 def heat_map(
@@ -444,6 +450,16 @@ def _series(points: Sequence[Point], axes: Axes) -> dict[str, list[Point]]:
         _name(group[0][1], axes.by): [point for _, point in sorted(group, key=itemgetter(0))]
         for _, group in sorted(groups.items())
     }
+
+
+def _fitting(series: Sequence[tuple[str, list[Point]]], x: str, places: Sequence[Scalar]) -> int:
+    """Return how many values along x have room for their bars: at each, every series that is drawn takes some."""
+    begin = {key: at for at, key in reversed(list(enumerate(_keys(places))))}
+    begins = sorted(min(begin.get(_key(point.place.get(x)), 0) for point in group) for _, group in series)
+    fitting = FEWEST_PLACES
+    while fitting < len(places) and bisect.bisect_right(begins, fitting) * (fitting + 1) <= MAX_BARS:
+        fitting += 1
+    return min(fitting, len(places))
 
 
 def _at(series: Sequence[tuple[str, list[Point]]], x: str, places: Sequence[Scalar]) -> list[tuple[str, list[Point]]]:

@@ -310,6 +310,7 @@ def test_an_agent_ends_although_its_jobs_end_cannot_be_stored(
     agent._serve_queue()
     (run,) = agent._runs.values()
     monkeypatch.setattr(database.backend, "_busy_timeout_s", 300.0)
+    agent._next_beat = 0.0
 
     def end() -> None:
         agent._loop()

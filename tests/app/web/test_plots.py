@@ -257,7 +257,7 @@ class TestMorePointsThanPixels:
         assert (line["x"][0], line["x"][-1]) == (0, 9999)
         assert line["x"][line["y"].index(100.0)] == 3333
         assert traces["oom"]["x"] == [5000]
-        assert figure["note"] == f"{len(line['x']) + 1} of 10000 points: the least and greatest of each stretch"
+        assert figure["note"] == f"Drawn: {len(line['x']) + 1} of 10000 points: the least and greatest of each stretch"
 
     def test_few_are_all_drawn(self) -> None:
         points = curve(1000)
@@ -299,8 +299,14 @@ class TestMorePointsThanPixels:
         assert set(marks["x"]) == {"n1"}
         assert len(traces) == series
         assert all(trace["x"] == [name for name in names if name != "n1"] for trace in traces.values())
-        assert figure["note"] == f"The first {drawn_places} of 500 values of name"
+        assert figure["note"] == f"Drawn: the first {drawn_places} of 500 values of name"
         assert figure["table"]["number"] == 500 * series
+
+    def test_only_series_that_are_drawn_take_room(self) -> None:
+        points = [Point({"name": f"n{at}", "kind": f"k{at:03}"}, 1.0) for at in range(100)]
+        figure = plots.chart(points, plots.axes_of(points, "name"), "step_ms", "ms")
+        assert [trace["x"] for trace in drawn(figure).values()] == [[f"n{at}"] for at in range(7)]
+        assert figure["note"] == "Drawn: 7 of 100 series; the first 7 of 100 values of name"
 
     def test_as_many_bars_as_are_seen_are_all_drawn(self) -> None:
         points = [Point({"name": f"n{at}"}, 1.0) for at in range(plots.MAX_BARS)]

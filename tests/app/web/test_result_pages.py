@@ -226,7 +226,7 @@ class TestPlots:
         assert 'href="/ui/tables?job=1"' in cut
         assert "/ui/tables" not in whole
         (bars,) = figures(cut)
-        assert bars["note"] == "The first 60 of 80 values of model"
+        assert bars["note"] == "Drawn: the first 60 of 80 values of model"
 
     def test_what_was_drawn_is_kept_until_something_changes(self, filled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         first = filled.http.get("/ui/plots?sweep=1").text
