@@ -312,7 +312,11 @@ class Agent:
         if self._signals == 0:
             return False
         if self._drain_until is None:
-            logger.info("draining: %s running", len(self._runs))
+            logger.info(
+                "draining: %s running; what is not done within %g s goes back to the queue (a second signal: at once)",
+                len(self._runs),
+                self._settings.grace_s,
+            )
             self._drain_until = time.monotonic() + self._settings.grace_s
             self._announce("draining")
         if self._signals > 1:

@@ -126,7 +126,13 @@ def up(
             time.sleep(LOOK_S)
         dead = [name for name, child in children.items() if child.poll() is not None]
         if not stop_signals:
-            echo(f"error: the {dead[0]} ended with exit code {children[dead[0]].returncode}", err=True)
+            code = children[dead[0]].returncode
+            how = (
+                f"was killed by signal {-code} ({signal.strsignal(-code)})"
+                if code < 0
+                else f"ended with exit code {code}"
+            )
+            echo(f"error: the {dead[0]} {how}", err=True)
     finally:
         # The worker stops first, so that the server still shows how its job ends.
         for child in reversed(children.values()):

@@ -74,6 +74,7 @@ def test_a_profile_with_kernels_flame_graph_and_trace(site: Site, page: Page, wa
     expect(kernels.locator("#explorer-words")).to_have_value("BMM")
     kernels.locator("#explorer-table").select_option("kernels-optimizer")
     expect(kernels.get_by_role("region", name="Table kernels-optimizer")).to_be_visible()
+    expect(page).to_have_title(re.compile(rf"^Job {job_id}: "))
 
     flames = page.locator("#panel-flame-graph")
     flames.scroll_into_view_if_needed()

@@ -22,6 +22,12 @@ htmx.registerExtension("flopwatch", {
   },
 });
 
+// A part of another page, such as a table in the page of its job, brings no title: this page keeps its own.
+document.addEventListener("htmx:after:swap", ({ detail: { ctx } }) => {
+  const from = ctx?.request?.action;
+  if (from && new URL(from, window.location).pathname !== window.location.pathname) ctx.title = null;
+});
+
 document.addEventListener("htmx:after:swap", () => {
   drawPlots(document);
   countPicked();

@@ -352,7 +352,7 @@ def test_up_ends_when_a_child_does(start: Any, tmp_path: Path, until: Any) -> No
     found.kill()
     _, err = up.communicate(timeout=40)
     assert up.returncode == 1
-    assert "the server ended" in err
+    assert "the server was killed by signal 9 (Killed)" in err
     misspelt = "warning: FLOPWATCH_DATADIR is no setting, and nothing reads it: did you mean FLOPWATCH_DATA_DIR?"
     assert err.count(misspelt) == 1, "not once more by each process that `up` starts"
 
