@@ -567,7 +567,7 @@ class Flopwatch(Connection):
         """
         asked = _chosen(job, sweep, kind, labels, since, until) | _layout(rows, columns, statistic, pivot, relative_to)
         asked |= {"sort": sort, "limit": limit, "caption": caption, "latex_label": latex_label}
-        # What is not asked for is left out.
+        # The query leaves out options that are not set.
         asked |= {"best": best or None, "links": links or None}
         return self.text("/tables", format=format, **asked)
 

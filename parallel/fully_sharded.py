@@ -199,7 +199,7 @@ class FullyShardedDataParallel(nn.Module):
         """Forget the previous forward pass."""
         if _in_backward():
             return
-        # What a forward pass without a backward pass has left whole is older than the optimizer's step.
+        # A forward pass without a backward pass leaves units whole, with values from before the optimizer's step.
         for unit in self.units:
             self._free(unit)
             unit.in_backward = False

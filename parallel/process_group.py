@@ -380,13 +380,13 @@ class _Ranks:
         while self._open:
             now = time.monotonic()
             deadlines = {index: self._deadline(index) for index in self._open}
-            # What a rank said in time may still wait here, if this process was slow to look.
+            # If this process was slow to look, messages that ranks sent in time may still wait here.
             late = [index for index, deadline in deadlines.items() if deadline < now and not self._open[index].poll()]
             if late:
                 self._silent(late)
             self._receive(max(0.0, min(deadlines.values()) - now))
             if self._failures:
-                # What one rank's failure did to others may have arrived first.
+                # The effects of one rank's failure on others may have arrived before its cause.
                 until = time.monotonic() + CAUSE_S
                 while self._open and (left := until - time.monotonic()) > 0:
                     self._receive(left)
@@ -422,7 +422,7 @@ class _Ranks:
                 self._steps[index] += 1
                 self._deadlines[index] = next_deadline
                 if self._steps[index] == 1 and self._all_stepping():
-                    # Whoever was ready first has waited for the others: that was no slow step.
+                    # Ranks that were ready early have waited for the others: that was no slow step.
                     self._deadlines = dict.fromkeys(self._deadlines, next_deadline)
             case "report":
                 self._reported(index, content)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -60,13 +61,13 @@ class Followed:
         key = (self.generation, position)
         if key not in self._readings:
             self._readings[key] = asyncio.create_task(run_sync(read))
-            self._readings[key].add_done_callback(self._forget)
+            self._readings[key].add_done_callback(functools.partial(self._forget, key))
         # A follower that disconnects must not cancel the answer for the others.
         found: Found = await asyncio.shield(self._readings[key])
         return found
 
-    def _forget(self, reading: asyncio.Task[Any]) -> None:
-        self._readings = {key: other for key, other in self._readings.items() if other is not reading}
+    def _forget(self, key: tuple[int, int], reading: asyncio.Task[Any]) -> None:
+        del self._readings[key]
         if not reading.cancelled():
             reading.exception()  # asked for, since asyncio logs an error that nobody who waits is left to hear of
 

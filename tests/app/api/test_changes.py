@@ -149,7 +149,7 @@ def test_an_error_of_a_reading_whose_followers_are_gone_is_nobodys(
 ) -> None:
     """The job was deleted, and its last follower has left."""
     if sabotage:
-        monkeypatch.setattr(Followed, "_forget", lambda self, _reading: self._readings.clear())
+        monkeypatch.setattr(Followed, "_forget", lambda self, *_: self._readings.clear())
     told: list[dict[str, Any]] = []
     may_fail = threading.Event()
 
