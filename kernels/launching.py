@@ -14,9 +14,10 @@ copies descriptors when it launches, also into a CUDA graph.
 from __future__ import annotations
 
 import functools
+import struct
 import threading
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +30,6 @@ KNOWN_VERSIONS = ("3.6.",)
 """Begin of the Triton versions whose launcher is called directly."""
 REMEMBERED_CALLS = 2048
 """Calls whose arguments are kept, of all launches together, up to 3 KiB each: those of a model's layers in a step."""
-REMEMBERED_CHAINS = 512
-"""The same, of chains of launches: each has three calls."""
 ALIGNMENT = 16
 """Triton compiles for addresses that are multiples of it, and again for others."""
 
@@ -111,7 +110,7 @@ class Launch:
     def __call__(self, tensors: Sequence[Tensor]) -> None:
         """Launch on the current device and stream."""
         direct = self._direct
-        if direct is not None and not _hooks_are_set():
+        if direct is not None and not hooks_are_set():
             try:
                 if direct.launch(tuple([tensor.data_ptr() for tensor in tensors])):
                     return
@@ -142,44 +141,6 @@ class Launch:
         return [*self._arguments, *(self._options[name] for name in names[len(self._arguments) :])]
 
 
-class Chain:
-    """Launches behind each other on one set of tensors, at less cost to the host than one by one."""
-
-    def __init__(self, *parts: tuple[Launch, tuple[int, ...]]) -> None:
-        """Prepare a chain of launches, each with the places of its tensors among those of a call."""
-        self.parts = parts
-        self._refused = False
-
-    def __call__(self, tensors: Sequence[Tensor]) -> None:
-        """Launch all on the current device and stream."""
-        if not self._refused and all(launch.direct is not None for launch, _ in self.parts) and not _hooks_are_set():
-            calls = _calls(self, tuple([tensor.data_ptr() for tensor in tensors]))
-            if calls is not None:
-                stream = torch._C._cuda_getCurrentRawStream(tensors[0].device.index)
-                try:
-                    for launch, head, rest in calls:
-                        launch(*head, stream, *rest)
-                except (TypeError, AttributeError):  # it takes other arguments than were read in it
-                    self._refused = True
-                else:
-                    return
-        for launch, places in self.parts:
-            launch([tensors[place] for place in places])
-
-
-@functools.lru_cache(maxsize=REMEMBERED_CHAINS)
-def _calls(chain: Chain, addresses: tuple[int, ...]) -> list[tuple[Any, tuple[Any, ...], tuple[Any, ...]]] | None:
-    """The arguments of each launcher of a chain, before and after the stream."""
-    calls = []
-    for launch, places in chain.parts:
-        direct = launch.direct
-        call = None if direct is None else direct.call(tuple([addresses[place] for place in places]))
-        if call is None:
-            return None
-        calls.append(call)
-    return calls
-
-
 class _Direct:
     """A compiled kernel, called without Triton's checks."""
 
@@ -187,6 +148,7 @@ class _Direct:
         self, compiled: Any, launcher: Any, raw: Any, arguments: Sequence[Any], grid: int, tensors: Sequence[Tensor]
     ) -> None:
         self._raw, self._arguments, self._device = raw, tuple(arguments), tensors[0].device
+        self._compiled, self._overlaps = compiled, bool(launcher.launch_pdl)
         self._sizes = tuple(tensor.element_size() for tensor in tensors)
         self._metas = tuple(getattr(compiled.metadata, "tensordesc_meta", None) or ())
         self._head = grid, 1, 1
@@ -226,11 +188,6 @@ class _Direct:
         self._raw(*self._head, stream, self._function, *self._middle, *expanded)
         return True
 
-    def call(self, addresses: tuple[int, ...]) -> tuple[Any, tuple[Any, ...], tuple[Any, ...]] | None:
-        """Triton's launcher, and its arguments before and after the stream; None as `expand`."""
-        expanded = self.expand(addresses)
-        return None if expanded is None else (self._raw, self._head, (self._function, *self._middle, *expanded))
-
     def expand(self, addresses: tuple[int, ...]) -> tuple[Any, ...] | None:
         """The kernel's arguments as the launcher takes them; None if it was not compiled for such addresses."""
         if any(address % ALIGNMENT for address in addresses):
@@ -253,6 +210,61 @@ class _Direct:
                 expanded += make_tensordesc_arg(_Place(argument, address), next(metas))
         return tuple(expanded)
 
+    def described(self, places: Sequence[int]) -> dict[str, Any] | None:
+        """Describe the launch for `hopper/source/calls.cpp`: all that the launcher passes to the driver.
+
+        Args:
+            places: For each tensor of this launch, its place among those of the call.
+
+        Returns:
+            None if the kernel needs more than is described.
+        """
+        warps, blocks_of_a_cluster, shared_bytes = self._compiled.packed_metadata
+        if blocks_of_a_cluster != 1 or self._middle[0]:
+            return None
+        parameters: list[tuple[Any, ...]] = []
+        metas = iter(self._metas)
+        for kind, argument in _flat(tuple(self._compiled.src.signature.values()), self._arguments):
+            if isinstance(argument, Window):
+                parameters += self._described_window(argument, places[argument.place], next(metas))
+            elif isinstance(argument, Address):
+                bytes_in = argument.offset * self._sizes[argument.place]
+                parameters.append(("address", places[argument.place], bytes_in))
+            elif kind in INTEGERS:
+                parameters.append(("value", argument & 0xFFFF_FFFF_FFFF_FFFF))
+            elif kind == "fp32":
+                parameters.append(("value", int.from_bytes(struct.pack("<f", argument), "little")))
+            else:
+                return None
+        return {
+            "function": self._function, "grid": self._head[0], "threads": 32 * warps, "shared_bytes": shared_bytes,
+            "overlaps": self._overlaps, "parameters": parameters,
+        }  # fmt: skip
+
+    def _described_window(self, window: Window, place: int, meta: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
+
+        size = meta["elem_size"]
+        descriptor = (
+            *("window", place, window.offset * self._sizes[window.place]),
+            *(TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]], meta["swizzle"]),
+            *(window.shape, [size * step for step in window.strides], meta["block_size"]),
+        )
+        return [descriptor, *(("value", number) for number in (*window.shape, *window.strides))]
+
+
+INTEGERS = frozenset({"i1", "i8", "i16", "i32", "i64", "u1", "u8", "u16", "u32", "u64"})
+"""Triton's names of types that a launcher passes as they are."""
+
+
+def _flat(kinds: Sequence[Any], arguments: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """The arguments of a kernel that are passed to it, with their types; tuples are passed one by one."""
+    for kind, argument in zip(kinds, arguments, strict=True):
+        if isinstance(kind, tuple):
+            yield from _flat(kind, argument)
+        elif kind != "constexpr":
+            yield kind, argument
+
 
 @functools.lru_cache(maxsize=REMEMBERED_CALLS)
 def _expanded(direct: _Direct, addresses: tuple[int, ...]) -> tuple[Any, ...] | None:
@@ -272,7 +284,8 @@ class _Place:
         return self._address
 
 
-def _hooks_are_set() -> bool:
+def hooks_are_set() -> bool:
+    """Return True if somebody wants to hear of each launch, which then goes through Triton."""
     hooks = triton.knobs.runtime
     return bool(getattr(hooks.launch_enter_hook, "calls", True) or getattr(hooks.launch_exit_hook, "calls", True))
 

@@ -29,6 +29,7 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from kernels.attention.hopper import launch as hopper
+from kernels.attention.hopper import native
 from kernels.attention.triton import decoding, launch
 from kernels.attention.triton.inputs import (
     as_autocast_asks,
@@ -73,6 +74,9 @@ def flash_attention(
         tf32 = q.dtype == torch.float32 and tf32_is_allowed()
     out: Tensor
     if _is_plain(q, k, v):
+        known = native.attend(q, k, v, is_causal)
+        if known is not None:
+            return known
         out = _Checked.apply(q, k, v, is_causal, tf32, only_hopper)  # type: ignore[no-untyped-call]
     else:
         out = _forward_operation(q, k, v, is_causal, tf32, only_hopper)[0]
@@ -119,7 +123,7 @@ def _from_saved(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
     q, k, v, out, logsumexp = ctx.saved_tensors
     inputs = out_gradient, None, q, k, v, out, logsumexp, ctx.is_causal, ctx.tf32
     if _is_plain(out_gradient, q, k, v, out, logsumexp):
-        return *_gradients(*inputs, ctx.needs_input_grad[:3]), None, None, None
+        return *gradients_of(*inputs, ctx.needs_input_grad[:3]), None, None, None
     return *_backward_operation(*inputs), None, None, None
 
 
@@ -185,7 +189,7 @@ def _forward(
     return out, logsumexp
 
 
-def _gradients(
+def gradients_of(
     out_gradient: Tensor, logsumexp_gradient: Tensor | None,
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor,
     is_causal: bool, tf32: bool, needed: tuple[bool, bool, bool],
@@ -220,7 +224,7 @@ def _backward(
     is_causal: bool, tf32: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     inputs = out_gradient, logsumexp_gradient, q, k, v, out, logsumexp, is_causal, tf32
-    return cast("tuple[Tensor, Tensor, Tensor]", _gradients(*inputs, needed=(True, True, True)))
+    return cast("tuple[Tensor, Tensor, Tensor]", gradients_of(*inputs, needed=(True, True, True)))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

@@ -19,7 +19,7 @@ from triton.backends.nvidia import driver as nvidia
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels import launching
-from kernels.launching import Address, Chain, Launch, Window
+from kernels.launching import Address, Launch, Window
 
 META = {"swizzle": 3, "elem_size": 2, "elem_type": 10, "block_size": [1, 64], "fp4_padded": False}
 BASE = 1 << 20
@@ -158,42 +158,7 @@ def test_one_bound_holds_for_all_launches_and_what_it_drops_is_freed(
 
 def test_the_bounds_are_a_few_mebibytes() -> None:
     assert launching._expanded.cache_info().maxsize == launching.REMEMBERED_CALLS
-    assert launching._calls.cache_info().maxsize == launching.REMEMBERED_CHAINS
-    assert (launching.REMEMBERED_CALLS + 3 * launching.REMEMBERED_CHAINS) * 3 * 1024 <= 12 << 20
-
-
-def test_a_chain_hands_its_launchers_the_same(encoded: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = Kernel([META]), Kernel([META])
-    chain = Chain((a_launch(first), (0, 1)), (a_launch(second), (2, 0)))
-    tensors = [At(BASE * place) for place in (1, 2, 3)]
-    for _ in range(3):
-        chain(tensors)
-    for kernel in (first, second):
-        assert kernel.through_triton == 1
-        by_triton, *direct = kernel.calls
-        assert [list(call) for call in direct] == [plain(by_triton)] * 2
-    monkeypatch.setattr(triton.knobs.runtime.launch_enter_hook, "calls", [print])
-    chain(tensors)
-    assert first.through_triton == second.through_triton == 2
-
-
-def test_a_chain_that_is_refused_goes_one_by_one(encoded: list[Any]) -> None:
-    kernel = Kernel([META])
-    chain = Chain((a_launch(kernel), (0, 1)), (a_launch(kernel), (0, 1)))
-    chain([At(BASE), At(BASE)])
-
-    def refuse(*_arguments: Any) -> None:
-        raise TypeError("function takes exactly 3 arguments")
-
-    for launch, _ in chain.parts:
-        assert launch._direct is not None
-        launch._direct._raw = refuse
-    for _ in range(2):
-        chain([At(BASE), At(BASE)])
-    assert kernel.through_triton == 6
-    odd = [At(BASE + 8), At(BASE)]
-    chain(odd)
-    assert kernel.through_triton == 8
+    assert launching.REMEMBERED_CALLS * 3 * 1024 <= 12 << 20
 
 
 def test_threads_share_a_launch(encoded: list[Any]) -> None:

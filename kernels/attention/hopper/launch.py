@@ -16,6 +16,7 @@ import torch
 import triton
 from torch import Tensor
 
+from kernels.attention.hopper import native
 from kernels.attention.triton.inputs import (
     capability,
     has_tensor_descriptors,
@@ -25,7 +26,7 @@ from kernels.attention.triton.inputs import (
 from kernels.attention.triton.kernels import finish_kernel, rows_kernel
 from kernels.attention.triton.launch import LAUNCHES, ROW_TILE, rows_at_once
 from kernels.attention.triton.tilings import padded_width
-from kernels.launching import ALIGNMENT, KNOWN_VERSIONS, Address, Chain, Launch, Window
+from kernels.launching import ALIGNMENT, KNOWN_VERSIONS, Address, Launch, Window
 
 Sizes = tuple[int, ...]
 
@@ -156,6 +157,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Te
 
     It knows the plans of what it took before, and returns None for inputs that need the checks.
     """
+    known = native.forward(q, k, v, is_causal)
+    if known is not None:
+        return known
     launch = _forward_plan(
         q.device, k.device, v.device, q.dtype, k.dtype, v.dtype, q.shape, k.shape, v.shape,
         q.stride(), k.stride(), v.stride(), is_causal,
@@ -168,6 +172,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Te
         return None
     out, logsumexp = torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
     launch((q, k, v, out, logsumexp))
+    native.learn_forward(q, k, v, is_causal, launch)
     return out, logsumexp
 
 
@@ -215,22 +220,29 @@ def gradients(
 
     The tensors come from `attend`, so that only the output's gradient is checked.
     """
-    plan = _backward_plan(
+    known = native.gradients(out_gradient, q, k, v, out, logsumexp, is_causal)
+    if known is not None:
+        return known
+    if 0 in out_gradient.stride():  # that of a sum is one number, expanded
+        out_gradient = out_gradient.contiguous()
+    launches = _backward_plan(
         q.device, k.device, v.device, q.dtype, k.dtype, v.dtype, q.shape, k.shape, v.shape,
         q.stride(), k.stride(), v.stride(), out.stride(), out_gradient.stride(), out_gradient.dtype, is_causal,
         torch.are_deterministic_algorithms_enabled(),
     )  # fmt: skip
     if (
-        plan is None
+        launches is None
         or not logsumexp.is_contiguous()
         or (q.data_ptr() | k.data_ptr() | v.data_ptr() | out_gradient.data_ptr()) % ALIGNMENT
         or q.device.index != torch.cuda.current_device()
     ):
         return None
-    size, chain = plan
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    buffer = torch.empty(size, dtype=torch.float32, device=q.device)
-    chain((q, k, v, out_gradient, buffer, dk, dv, dq, out, logsumexp))
+    _launch_backward(launches, out_gradient, q, k, v, out, dq, dk, dv, logsumexp, logsumexp)
+    native.learn_backward(
+        out_gradient, q, k, v, out, logsumexp, is_causal, launches.size, launches.is_deterministic,
+        ((launches.rows, (8, 3, 9, 9, 4)), (launches.keys, range(7)), (launches.queries, (0, 1, 2, 3, 4, 7))),
+    )  # fmt: skip
     return dq, dk, dv
 
 
@@ -240,11 +252,7 @@ def _backward_plan(
     dtype: torch.dtype, key_dtype: torch.dtype, value_dtype: torch.dtype,
     shape: Sizes, key_shape: Sizes, value_shape: Sizes, q_strides: Sizes, k_strides: Sizes, v_strides: Sizes,
     out_strides: Sizes, gradient_strides: Sizes, gradient_dtype: torch.dtype, is_causal: bool, deterministic: bool,
-) -> tuple[int, Chain] | None:  # fmt: skip
-    """Return the number of elements of the buffer, and the launches; None if the kernels do not take these inputs.
-
-    The launches take q, k, v, the output's gradient, buffer, dk, dv, dq, the output and its log-sum-exp.
-    """
+) -> BackwardLaunches | None:  # fmt: skip
     forward = _forward_plan(
         device, key_device, value_device, dtype, key_dtype, value_dtype, shape, key_shape, value_shape,
         q_strides, k_strides, v_strides, is_causal,
@@ -261,9 +269,7 @@ def _backward_plan(
     )  # fmt: skip
     if launches is None or (deterministic and not launches.is_deterministic):
         return None
-    rows = launches.rows, (8, 3, 9, 9, 4)
-    keys = launches.keys, (0, 1, 2, 3, 4, 5, 6)
-    return launches.size, Chain(rows, keys, (launches.queries, (0, 1, 2, 3, 4, 7)))
+    return launches
 
 
 def backward(
@@ -288,12 +294,19 @@ def backward(
         or (not launches.is_deterministic and torch.are_deterministic_algorithms_enabled())
     ):
         return False
-    buffer = torch.empty(launches.size, dtype=torch.float32, device=q.device)
     numbers = logsumexp if logsumexp_gradient is None else logsumexp_gradient
-    launches.rows((out, out_gradient, logsumexp, numbers, buffer))
+    _launch_backward(launches, out_gradient, q, k, v, out, dq, dk, dv, logsumexp, numbers)
+    return True
+
+
+def _launch_backward(
+    launches: BackwardLaunches, out_gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor,
+    dq: Tensor, dk: Tensor, dv: Tensor, logsumexp: Tensor, logsumexp_gradient: Tensor,
+) -> None:  # fmt: skip
+    buffer = torch.empty(launches.size, dtype=torch.float32, device=q.device)
+    launches.rows((out, out_gradient, logsumexp, logsumexp_gradient, buffer))
     launches.keys((q, k, v, out_gradient, buffer, dk, dv))
     launches.queries((q, k, v, out_gradient, buffer, dq))
-    return True
 
 
 class BackwardLaunches(NamedTuple):

@@ -1,0 +1,326 @@
+"""Calls without Python: what they launch, and when they leave a call to Python. The CUDA driver is a fake in C."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from torch import Tensor
+from triton.backends.nvidia import driver as nvidia
+
+from kernels import launching
+from kernels.attention.hopper import native
+from kernels.launching import Address, Window
+
+SHAPE = (2, 3, 4, 8)
+NUMBERS = 2 * 3 * 4 * 8
+
+
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The CUDA driver, whose kernels are functions in C."""
+    file = tmp_path_factory.mktemp("driver") / "libcuda.so"
+    source = Path(__file__).with_name("fake_driver.c")
+    command = ["c++", "-x", "c", "-shared", "-fPIC", f"-I{native.LIBRARY.include_folders[0]}", str(source)]
+    subprocess.run([*command, "-o", str(file)], check=True, capture_output=True, text=True)
+    loaded = ctypes.CDLL(str(file))
+    loaded.asked.restype = ctypes.c_char_p
+    return loaded
+
+
+@pytest.fixture
+def calls(fake: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The library, which knows no call yet."""
+    loaded = native.load(native.LIBRARY.file())
+    loaded.open(fake._name, fake._name)
+    monkeypatch.setattr(native, "_known", loaded)
+    fake.forget()
+    yield loaded
+    loaded.forget()
+    fake.fail_with(0)
+
+
+def function(fake: ctypes.CDLL, name: str) -> int:
+    address = ctypes.cast(getattr(fake, name), ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+def forward_kernel(fake: ctypes.CDLL) -> dict[str, Any]:
+    window = ("window", 0, 0, 7, 3, list(SHAPE), [384, 128, 32, 4], [1, 1, 4, 8])
+    scale = int.from_bytes(ctypes.c_float(0.25), "little")
+    tensors = [("address", place, 0) for place in (1, 2, 3, 4)]
+    return {
+        "function": function(fake, "forward_function"), "grid": 24, "threads": 128, "shared_bytes": 512,
+        "overlaps": False, "parameters": [window, *tensors, ("value", NUMBERS), ("value", scale)],
+    }  # fmt: skip
+
+
+def backward_kernels(fake: ctypes.CDLL) -> list[dict[str, Any]]:
+    common = {"grid": NUMBERS, "threads": 32, "shared_bytes": 0, "overlaps": True}
+    prepare = {"parameters": [("address", 3, 0), ("address", 4, 16)], "function": function(fake, "prepare_function")}
+    tensors = [("address", place, 0) for place in (7, 5, 6)]
+    finish = {"parameters": [("address", 4, 16), *tensors], "function": function(fake, "finish_function")}
+    return [common | prepare, common | finish]
+
+
+def draw(*, needs: str = "qkv") -> list[Tensor]:
+    return [torch.randn(SHAPE).requires_grad_(name in needs) for name in "qkv"]
+
+
+def teach(calls: Any, fake: ctypes.CDLL, *, deterministic: bool = True) -> None:
+    q, k, v = (one.detach() for one in draw())
+    calls.learn_forward(q, k, v, True, forward_kernel(fake))
+    rest = q, q.new_empty(SHAPE[:3]), True, NUMBERS + 4, deterministic
+    calls.learn_backward(q, q, k, v, *rest, backward_kernels(fake))
+
+
+def test_a_known_call_launches_and_is_differentiated(calls: Any, fake: ctypes.CDLL) -> None:
+    q, k, v = draw()
+    assert native.attend(q, k, v, True) is None
+    teach(calls, fake)
+    out = native.attend(q, k, v, True)
+    assert out is not None
+    torch.testing.assert_close(out, q + 2 * k + 3 * v)
+    gradient = torch.randn(SHAPE)
+    for given, factor in zip(torch.autograd.grad(out, (q, k, v), gradient), (1, 2, 3), strict=True):
+        torch.testing.assert_close(given, factor * gradient)
+    said = fake.asked().decode().splitlines()
+    assert said[0] == "context set"
+    assert said[1] == f"map {q.data_ptr()} type 7 swizzle 3 rest 0 2 0: 8/8/1/32 4/4/1/128 3/1/1/384 2/1/1/0"
+    assert said[2:] == [
+        "launch 24×1×1 of 128×1×1, 512 bytes, stream 1ff, overlaps 0",
+        f"launch {NUMBERS}×1×1 of 32×1×1, 0 bytes, stream 1ff, overlaps 1",
+        f"launch {NUMBERS}×1×1 of 32×1×1, 0 bytes, stream 1ff, overlaps 1",
+    ]
+
+
+def test_the_parts_alone(calls: Any, fake: ctypes.CDLL) -> None:
+    q, k, v = (one.detach() for one in draw())
+    assert native.forward(q, k, v, True) is None
+    teach(calls, fake)
+    found = native.forward(q, k, v, True)
+    assert found is not None
+    out, logsumexp = found
+    torch.testing.assert_close(out, q + 2 * k + 3 * v)
+    assert logsumexp.eq(0.25).all()
+    given = native.gradients(q, q, k, v, out, logsumexp, True)
+    assert given is not None
+    for one, factor in zip(given, (1, 2, 3), strict=True):
+        torch.testing.assert_close(one, factor * q)
+
+
+def test_only_calls_of_the_same_kind_are_known(calls: Any, fake: ctypes.CDLL) -> None:
+    q, k, v = (one.detach() for one in draw())
+    teach(calls, fake)
+    shifted = torch.randn(NUMBERS + 1)[1:].view(SHAPE)
+    turned = torch.randn(2, 4, 3, 8).transpose(1, 2)
+    sparse = q.to_sparse()
+    for others in (
+        (q[:1], k[:1], v[:1]), (q.half(), k.half(), v.half()), (q, k.half(), v), (q, turned, v), (turned, k, v),
+        (shifted, k, v), (q[0], k[0], v[0]), (sparse, k, v), (q, k[:, :1], v[:, :1]), (q, k, v[:, :, :2]),
+    ):  # fmt: skip
+        assert native.attend(*others, True) is None
+    assert native.attend(q, k, v, False) is None
+    assert native.attend(q, k, v, True) is not None
+
+
+@pytest.mark.parametrize("needs", ["q", "kv", "v", ""])
+def test_what_not_all_of_is_needed_is_left_to_python(
+    needs: str, calls: Any, fake: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teach(calls, fake)
+    inputs = draw(needs=needs)
+    out = native.attend(*inputs, True)
+    assert out is not None
+    assert out.requires_grad == bool(needs)
+    asked = []
+
+    def by_python(gradient: Tensor, _none: None, *rest: Any) -> tuple[Tensor | None, ...]:
+        asked.append(rest[-1])
+        return tuple(gradient + 7 if needed else None for needed in rest[-1])
+
+    monkeypatch.setattr("kernels.attention.flash_triton.gradients_of", by_python)
+    leaves = [one for one in inputs if one.requires_grad]
+    if not needs:
+        return
+    gradient = torch.randn(SHAPE)
+    for given in torch.autograd.grad(out, leaves, gradient):
+        torch.testing.assert_close(given, gradient + 7)
+    assert asked == [tuple(name in needs for name in "qkv")]
+
+
+def test_gradients_cannot_be_differentiated_in_turn(
+    calls: Any, fake: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teach(calls, fake)
+    monkeypatch.setattr(
+        "kernels.attention.flash_triton.gradients_of", lambda gradient, *_rest: (1 * gradient, 2 * gradient, gradient)
+    )
+    inputs = draw()
+    out = native.attend(*inputs, True)
+    assert out is not None
+    given = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        given[0].sum().backward()
+
+
+def test_an_expanded_gradient_and_one_that_is_unknown(
+    calls: Any, fake: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    teach(calls, fake)
+    inputs = draw()
+    out = native.attend(*inputs, True)
+    assert out is not None
+    for given, factor in zip(torch.autograd.grad(out.sum(), inputs), (1, 2, 3), strict=True):
+        torch.testing.assert_close(given, torch.full(SHAPE, float(factor)))
+    monkeypatch.setattr("kernels.attention.flash_triton.gradients_of", lambda gradient, *_rest: (gradient,) * 3)
+    odd = torch.randn(2, 4, 3, 8).transpose(1, 2)
+    out = native.attend(*inputs, True)
+    assert out is not None
+    for given in torch.autograd.grad(out, inputs, odd):
+        torch.testing.assert_close(given, odd)
+
+
+def test_determinism_is_kept(calls: Any, fake: ctypes.CDLL) -> None:
+    teach(calls, fake, deterministic=False)
+    q, k, v = (one.detach() for one in draw())
+    inputs = q, q, k, v, q, q.new_empty(SHAPE[:3]), True
+    assert native.gradients(*inputs) is not None
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert native.gradients(*inputs) is None
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_a_launch_that_fails_says_why(calls: Any, fake: ctypes.CDLL) -> None:
+    teach(calls, fake)
+    fake.fail_with(1)
+    with pytest.raises(RuntimeError, match="attention: a launch failed: invalid argument"):
+        native.attend(*draw(), True)
+    fake.fail_with(0)
+    assert native.attend(*draw(), True) is not None
+
+
+def test_launch_hooks_get_to_see_each_launch(
+    calls: Any, fake: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import triton
+
+    teach(calls, fake)
+    q, k, v = draw()
+    monkeypatch.setattr(triton.knobs.runtime.launch_enter_hook, "calls", [print])
+    assert native.attend(q, k, v, True) is None
+    assert native.forward(q, k, v, True) is None
+    assert native.gradients(q, q, k, v, q, q.new_empty(SHAPE[:3]), True) is None
+
+
+def test_what_is_kept_is_bounded(calls: Any, fake: ctypes.CDLL) -> None:
+    kernel = forward_kernel(fake)
+    one = torch.empty(1, 1, 1, 8)
+    for keys in range(1, 1500):
+        calls.learn_forward(one, one.expand(1, 1, keys, 8), one, True, kernel)
+    assert 0 < calls.known()[0] <= 1024
+
+
+def test_threads_call_and_learn_at_the_same_time(calls: Any, fake: ctypes.CDLL) -> None:
+    teach(calls, fake)
+
+    def run(index: int) -> bool:
+        q, k, v = draw()
+        gradient = torch.randn(SHAPE)
+        right = True
+        for _ in range(50):
+            if index % 4 == 0:
+                teach(calls, fake)
+            out = native.attend(q, k, v, True)
+            assert out is not None
+            (dq, _, dv) = torch.autograd.grad(out, (q, k, v), gradient)
+            right &= torch.equal(dq, gradient) and torch.equal(dv, 3 * gradient)
+        return right
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(run, range(16)))
+
+
+META = {"swizzle": 3, "elem_size": 2, "elem_type": 10, "block_size": [1, 1, 64, 64], "fp4_padded": False}
+
+
+def test_descriptors_are_encoded_as_triton_encodes_them(
+    calls: Any, fake: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The description of a launch, through the library, against the arguments of Triton's own function."""
+    given: list[tuple[Any, ...]] = []
+    utils = SimpleNamespace(fill_tma_descriptor=lambda *arguments: given.append(arguments))
+    monkeypatch.setattr("triton.runtime.driver._active", SimpleNamespace(utils=utils))
+    window = Window.of(1, (2, 1, 100, 64), (12800, 5, 128, 1), (1, 1, 64, 64), offset=64)
+    nvidia.make_tensordesc_arg(launching._Place(window, 4096 + 128), META)
+    ((address, swizzle, size, kind, block, shape, strides, padding),) = given
+    assert padding == 0
+    signature = {
+        "window": "tensordesc<bf16[1, 1, 64, 64]>", "source": "*bf16", "strides": ("i64", "constexpr"), "count": "i32",
+        "scale": "fp32", "CAUSAL": "constexpr",
+    }  # fmt: skip
+    metadata = SimpleNamespace(tensordesc_meta=[META])
+    compiled = SimpleNamespace(
+        function=5, packed_metadata=(4, 1, 1000), metadata=metadata, src=SimpleNamespace(signature=signature)
+    )  # fmt: skip
+    launcher = SimpleNamespace(launch_cooperative_grid=False, launch_pdl=True)
+    tensors = [torch.empty(1, dtype=torch.bfloat16)] * 2
+    arguments = window, Address(0, 3), (640, 1), -1, 0.5, True
+    direct = launching._Direct(compiled, launcher, None, arguments, 9, tensors)
+    described = direct.described((6, 2))
+    assert described is not None
+    first, *rest = described["parameters"]
+    assert first == ("window", 2, 128, kind, swizzle, window.shape, [size * one for one in strides], block)
+    numbers = [("value", number) for number in (*window.shape, *window.strides)]
+    half = int.from_bytes(ctypes.c_float(0.5), "little")
+    assert rest == [
+        *numbers, ("address", 6, 6), ("value", 640), ("value", 2**64 - 1), ("value", half)
+    ]  # fmt: skip
+    assert described | {"parameters": 0} == {
+        "function": 5, "grid": 9, "threads": 128, "shared_bytes": 1000, "overlaps": True, "parameters": 0
+    }  # fmt: skip
+    q = torch.empty(SHAPE)
+    kernel = described | {"parameters": [("window", 0, address - 4096, *first[3:])], "grid": 0}
+    calls.learn_forward(q, q, q, True, kernel | {"function": function(fake, "prepare_function")})
+    assert native.attend(q, q, q, True) is not None
+    axes = zip(
+        reversed(shape), reversed(block), [1] * 4, [*(size * one for one in reversed(strides[:-1])), 0], strict=True
+    )  # fmt: skip
+    expected = f"map {q.data_ptr() + 128} type {kind} swizzle 3 rest 0 2 0: " + " ".join(
+        "/".join(map(str, axis)) for axis in axes
+    )
+    assert expected in fake.asked().decode().splitlines()
+
+
+def test_a_host_that_cannot_build_it_is_told_once_and_goes_the_longer_way(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(native, "LIBRARY", replace(native.LIBRARY, name="flopwatch_never_built"))
+    monkeypatch.setattr(native, "_known", None)
+    monkeypatch.setattr(native, "_failed", False)
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    direct = SimpleNamespace(described=lambda _places: {"grid": 1})
+    launch = SimpleNamespace(direct=direct)
+    q, k, v = draw()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            native.learn_forward(q, k, v, True, launch)  # type: ignore[arg-type]
+            assert native.attend(q, k, v, True) is None
+    (record,) = caplog.records
+    assert "no compiler 'no-such-compiler'" in record.getMessage()
