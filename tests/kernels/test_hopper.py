@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +30,8 @@ from kernels.registry import ATTENTION
 from tests.kernels.flash import Shape, check, draw, draw_inputs
 
 CPU = torch.device("cpu")
+LARGEST_SHARE = 1.08
+"""The most that one program has to do, relative to the mean, in the order that is chosen."""
 
 
 @pytest.fixture
@@ -83,23 +86,83 @@ def _nothing_remembered() -> Iterator[None]:
         cached.cache_clear()
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize(
-    "shape", [(1, 1, 1), (128, 16, 8_000_000), (8, 128, 260_000), (256, 64, 16_000_000), (5, 7, 1)]
-)
-def test_each_unit_of_work_is_somebodys_turn(shape: tuple[int, int, float], is_causal: bool) -> None:
-    """The kernel's own arithmetic, on numbers of the host."""
-    from kernels.attention.hopper.forward import next_unit
+def walk(tiles: int, planes: int, programs: int, span: int, is_causal: bool) -> list[list[tuple[int, int]]]:
+    """(tile, plane) of all units of each program, by the kernel's own arithmetic, on numbers of the host."""
+    from kernels.attention.hopper import forward
 
-    tiles, planes, head_bytes = shape
-    programs, span = hopper.order_of_work(tiles, planes, head_bytes, 132, is_causal)
+    rounds = range(-(-tiles * planes // programs))
+    given = [[forward.next_unit.fn(turn, program, programs) for turn in rounds] for program in range(programs)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forward, "gl", SimpleNamespace(minimum=min))
+        return [
+            [forward.place.fn(unit, tiles, planes, span, is_causal) for unit in units if unit < tiles * planes]
+            for units in given
+        ]
+
+
+def work_of(shape: tuple[int, int, int, int], is_causal: bool = True) -> tuple[list[int], int, float]:
+    """(tiles of keys of each tile of queries, planes, bytes of keys and values of a head)."""
+    batches, heads, length, head_dim = shape
+    choice = hopper.CHOICES[padded_width(head_dim)]
+    how = choice.forward_long if length >= hopper.LONG else choice.forward
+    return hopper.key_tiles(how, length, length, is_causal), batches * heads, 4.0 * length * head_dim
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("multiprocessors", [78, 114, 132, 144])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (1, 1, 1, 64), (4, 25, 512, 64), (8, 16, 1024, 128), (2, 16, 8192, 64), (1, 16, 16384, 128), (1, 7, 600, 40),
+        (2, 8, 32768, 256), (512, 16, 512, 128),
+    ],
+)  # fmt: skip
+def test_each_unit_of_work_is_somebodys_turn(
+    shape: tuple[int, int, int, int], multiprocessors: int, is_causal: bool
+) -> None:
+    lengths, planes, head_bytes = work_of(shape, is_causal)
+    programs, span = hopper.order_of_work(lengths, planes, head_bytes, multiprocessors, is_causal)
+    tiles = len(lengths)
     assert 1 <= programs <= tiles * planes
     assert 1 <= span <= planes
-    total = tiles * planes
-    units = [
-        next_unit.fn(turn, program, programs) for turn in range(-(-total // programs)) for program in range(programs)
+    units = [unit for units in walk(tiles, planes, programs, span, is_causal) for unit in units]
+    assert sorted(units) == [(tile, plane) for tile in range(tiles) for plane in range(planes)]
+
+
+@pytest.mark.parametrize("multiprocessors", [78, 114, 132, 144])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (32, 16, 512, 64), (8, 16, 1024, 64), (16, 16, 1024, 128), (8, 16, 1024, 80), (8, 16, 2048, 128),
+        (4, 16, 4096, 64), (2, 16, 8192, 64), (2, 16, 8192, 128), (1, 16, 16384, 64), (2, 32, 8192, 256),
+    ],
+)  # fmt: skip
+def test_programs_share_causal_work_evenly(shape: tuple[int, int, int, int], multiprocessors: int) -> None:
+    """The most that a program of the kernel gets is what the host adds up, and close to the mean."""
+    lengths, planes, head_bytes = work_of(shape)
+    programs, span = hopper.order_of_work(lengths, planes, head_bytes, multiprocessors, True)
+    assert programs == multiprocessors
+    loads = [
+        sum(hopper.UNIT_COST + lengths[tile] for tile, _ in units)
+        for units in walk(len(lengths), planes, programs, span, True)
     ]
-    assert sorted(unit for unit in units if unit < total) == list(range(total))
+    assert max(loads) == hopper.heaviest_load(lengths, planes, span, programs)
+    assert max(loads) < LARGEST_SHARE * sum(loads) / programs
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(515, 515), (300, 1111), (1111, 300), (1, 1), (8200, 128)])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_tiles_of_keys_are_those_that_the_kernel_counts(queries: int, keys: int, is_causal: bool) -> None:
+    from kernels.attention.hopper import forward
+
+    how = hopper.CHOICES[64].forward_long
+    rows = how.consumers * how.queries
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forward, "gl", SimpleNamespace(minimum=min))
+        right = [
+            forward.key_tiles.fn(start, queries, keys, rows, how.keys, is_causal) for start in range(0, queries, rows)
+        ]
+    assert hopper.key_tiles(how, queries, keys, is_causal) == right
 
 
 @pytest.mark.usefixtures("here")

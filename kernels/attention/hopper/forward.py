@@ -26,7 +26,7 @@ LN_2 = gl.constexpr(0.6931471805599453)
 
 @gluon.jit
 def place(index, tiles, planes, span, CAUSAL: gl.constexpr):
-    """(tile, plane) of a unit of work: heads in groups of `span`, whose keys and values fit the L2 cache together."""
+    """(tile, plane) of a unit of work: heads go in groups of `span`, and the longest rows of a group first."""
     group = index // (tiles * span)
     rest = index % (tiles * span)
     members = gl.minimum(span, planes - group * span)
