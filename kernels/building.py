@@ -13,6 +13,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import sysconfig
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -45,6 +46,8 @@ class Library:
     """What the library is for: a plural that messages start with, such as "the cpu_* attention implementations"."""
     compiler_flags: tuple[str, ...]
     linker_flags: tuple[str, ...] = ()
+    include_folders: tuple[str, ...] = ()
+    """Folders of other projects' headers. Their paths determine the build; a change of a header in them does not."""
 
     def file(self) -> Path:
         """Return the built file; build it now if the cache has none.
@@ -123,6 +126,7 @@ class Library:
                     sources=[str(source) for source in sorted(self.sources.glob("*.cpp"))],
                     extra_cflags=list(self.compiler_flags),
                     extra_ldflags=list(self.linker_flags),
+                    extra_include_paths=list(self.include_folders),
                     build_directory=str(folder),
                     with_cuda=False,
                     is_python_module=False,
@@ -133,13 +137,15 @@ class Library:
     def _digest(self) -> str:
         """Hash all that determines the library except the compiler.
 
-        That is the sources, the flags, torch and the CPU (-march=native).
+        That is the sources, the flags, torch, Python's binary interface (extension modules depend on it) and the CPU
+        (-march=native).
         """
         digest = hashlib.sha256()
         for source in sorted(self.sources.iterdir()):
             digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
-        about = (self.compiler_flags, self.linker_flags, torch.__version__, platform.machine(), _processor())
-        digest.update(repr(about).encode())
+        flags = (self.compiler_flags, self.linker_flags, self.include_folders)
+        host = (torch.__version__, sysconfig.get_config_var("SOABI"), platform.machine(), _processor())
+        digest.update(repr((flags, host)).encode())
         return digest.hexdigest()[:16]
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,6 +100,18 @@ def test_it_is_built_once_and_then_needs_no_compiler(library: Library, cache: Pa
     assert sorted(path.suffix for path in cache.iterdir()) == ["", ".lock"]  # nothing half-built is left
 
 
+def test_headers_of_other_folders_and_the_linkers_flags_are_used(library: Library, cache: Path, tmp_path: Path) -> None:
+    headers = tmp_path / "headers"
+    headers.mkdir()
+    (library.sources / "answer.h").rename(headers / "answer.h")
+    flags = ("-Wl,-soname,named_by_the_linker.so",)
+    file = replace(library, include_folders=(str(headers),), linker_flags=flags).file()
+    assert ctypes.CDLL(str(file)).answer() == 42
+    assert file.parent.parent == cache
+    assert file.name == "answers.so"
+    assert b"named_by_the_linker.so" in file.read_bytes()
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -175,8 +189,9 @@ def test_the_cache_is_by_flags(library: Library) -> None:
     others = [
         replace(library, compiler_flags=("-O1",)),
         replace(library, linker_flags=("-lm",)),
+        replace(library, include_folders=("headers",)),
     ]
-    assert len({one._digest() for one in (library, *others)}) == 3
+    assert len({one._digest() for one in (library, *others)}) == 4
 
 
 def test_the_cache_is_by_content(library: Library, tmp_path: Path) -> None:
@@ -185,6 +200,12 @@ def test_the_cache_is_by_content(library: Library, tmp_path: Path) -> None:
     assert copy._digest() == first
     (copy.sources / "answer.h").write_text("changed")
     assert copy._digest() != first
+
+
+def test_the_cache_is_by_the_pythons_binary_interface(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = library._digest()
+    monkeypatch.setattr(sysconfig, "get_config_var", {"SOABI": "cpython-39-x86_64-linux-gnu"}.__getitem__)
+    assert library._digest() != first
 
 
 def test_the_cache_is_by_the_cpu(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
