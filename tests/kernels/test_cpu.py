@@ -1,16 +1,10 @@
-"""The C++ attention: any sizes and tiles, extreme numbers, gradients, memory, and how it is built."""
+"""The C++ attention: any sizes and tiles, extreme numbers, gradients, memory, and how it is loaded."""
 
 from __future__ import annotations
 
 import ctypes
-import json
 import math
-import os
 import random
-import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,7 +18,6 @@ from kernels.attention.cpu.implementations import cpu_blocked, cpu_flash
 from kernels.attention.reference import attention, attention_with_logsumexp
 
 FUNCTIONS = [cpu.naive, cpu.blocked, cpu.fused, cpu.flash]
-ROOT = Path(__file__).parents[2]
 AssertClose = Callable[[Tensor, Tensor], None]
 
 
@@ -220,127 +213,6 @@ def test_what_does_not_fit_is_refused(
         cpu.flash(*drawn(8, 8, 4, seed=9), br=0)
 
 
-ATTEND = """
-import os, sys
-import torch
-import torch._dynamo  # else each fork, whose first call needs it
-from kernels.attention import cpu
-
-def attend():
-    tensors = [torch.ones(1, 1, 4, 4)] * 3
-    try:
-        os.write(1, f"{cpu.fused(*tensors).sum().item()}\\n".encode())
-    except cpu.BuildError as error:
-        os.write(1, f"{type(error).__name__} {error}\\n".encode())
-
-def start():
-    # A fork, since importing torch takes longer than building. This process has one thread, and computes nothing.
-    if (pid := os.fork()) == 0:
-        attend()
-        os._exit(0)
-    return pid
-
-for count in (2, 1):
-    for pid in [start() for _ in range(count)]:
-        os.waitpid(pid, 0)
-    print([file.stat().st_mtime_ns for file in cpu.build.cache_folder().glob("*/*.so")], flush=True)
-    os.environ |= {"PATH": os.devnull, "CXX": ""}  # no compiler, and no ninja either
-"""
-
-
-QUICK = """#!/bin/sh
-case " $* " in *" -o "*) ;; *) exec c++ "$@" ;; esac
-while [ $# -gt 0 ]; do
-  case "$1" in
-    -o) case "$2" in *.so) cp '{library}' "$2" ;; *) : > "$2" ;; esac ;;
-    -MF) : > "$2" ;;
-  esac
-  shift
-done
-"""
-"""A compiler that knows its version, and takes the library which was built for the other tests: to build it anew takes
-seconds."""
-
-
-def test_it_is_built_once_and_then_needs_no_compiler(tmp_path: Path) -> None:
-    build.library()
-    compiler = tmp_path / "quick-c++"
-    compiler.write_text(QUICK.format(library=build._built(build.cache_folder())))
-    compiler.chmod(0o755)
-    cache = tmp_path / "cache"
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", ATTEND],
-        env={
-            **os.environ,
-            "TORCH_EXTENSIONS_DIR": str(cache),
-            "PYTHONPATH": str(ROOT),
-            "CXX": str(compiler),
-            "OPENBLAS_NUM_THREADS": "1",  # NumPy's would start threads when it is imported
-        },
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=200,
-    )
-    *racing, built, without_compiler, same = done.stdout.splitlines()
-    assert [*racing, without_compiler] == ["16.0"] * 3
-    assert len(json.loads(built)) == 1
-    assert same == built
-    assert sorted(path.suffix for path in cache.iterdir()) == ["", ".lock"]  # nothing half-built is left
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from kernels.attention.cpu import build
-
-def half(folder):
-    (folder / "flash.o").write_text("half of it")
-    os.kill(os.getpid(), signal.SIGKILL)
-
-build._build = half
-build._built(Path(sys.argv[1]))
-"""
-
-
-def test_what_a_killed_build_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    killed = subprocess.run([sys.executable, "-c", KILLED, tmp_path], env={**os.environ, "PYTHONPATH": str(ROOT)})
-    assert killed.returncode == -signal.SIGKILL
-    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".building", ".lock"]
-
-    def compile_nothing(folder: Path) -> None:
-        assert list(folder.iterdir()) == [], "nothing of the other build"
-        (folder / "library.so").write_text("library")
-
-    monkeypatch.setattr(build, "_build", compile_nothing)
-    assert build._built(tmp_path).read_text() == "library"
-    assert sorted(path.suffix for path in tmp_path.iterdir()) == ["", ".lock"]
-
-
-def test_another_version_of_the_compiler_builds_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    built = []
-
-    def compile_nothing(folder: Path) -> None:
-        built.append(folder)
-        (folder / "library.so").write_text(f"library {len(built)}")
-
-    monkeypatch.setattr(build, "_build", compile_nothing)
-    compiler = tmp_path / "c++"
-    monkeypatch.setenv("CXX", str(compiler))
-    files = []
-    for version in ("12.2.0", "12.2.0", "14.1.0"):
-        compiler.write_text(f"#!/bin/sh\necho g++ {version}\n")
-        compiler.chmod(0o755)
-        files.append(build._built(tmp_path / "cache"))
-    assert files[0] == files[1] != files[2]
-    assert [file.read_text() for file in files] == ["library 1", "library 1", "library 2"]
-    compiler.unlink()
-    assert build._built(tmp_path / "cache") == files[2], "without a compiler the newest one does"
-    monkeypatch.setattr(build, "COMPILER_FLAGS", (*build.COMPILER_FLAGS, "-g"))
-    with pytest.raises(build.CompilerMissing):
-        build._built(tmp_path / "cache")
-
-
 @pytest.mark.parametrize("change", ["order", "number"])
 def test_a_problem_that_differs_from_the_librarys_is_refused(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fields = list(build.Problem._fields_)
@@ -348,35 +220,14 @@ def test_a_problem_that_differs_from_the_librarys_is_refused(change: str, monkey
     loaded = build.library()
     build._check_problem(loaded)
     monkeypatch.setattr(build, "Problem", type("Problem", (ctypes.Structure,), {"_fields_": fields}))
-    with pytest.raises(build.BuildError, match=r"Problem is .* in source/problem\.h and .* in build\.py"):
+    with pytest.raises(cpu.BuildError, match=r"Problem is .* in source/problem\.h and .* in build\.py"):
         build._check_problem(loaded)
 
 
-def test_without_a_compiler_the_error_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_the_error_names_the_implementations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(build.CompilerMissing, match=r"(?s)'no-such-compiler'.*g\+\+"):
-        build._built(tmp_path)
-
-
-def test_a_failed_build_says_what_failed_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler = tmp_path / "c++"  # answers questions about itself, and compiles nothing
-    compiler.write_text(f'#!/bin/sh\n[ $# -gt 2 ] || exec {shutil.which("c++")} "$@"\necho out of order >&2\nexit 1\n')
-    compiler.chmod(0o755)
-    monkeypatch.setenv("CXX", str(compiler))
-    message = r"(?s)building the cpu_\* attention implementations failed.*out of order"
-    with pytest.raises(build.BuildError, match=message):
-        build._built(tmp_path / "cache")
-    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
-
-
-def test_the_cache_is_by_content(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    first = build._digest()
-    monkeypatch.setattr(build, "COMPILER_FLAGS", (*build.COMPILER_FLAGS, "-g"))
-    assert build._digest() != first
-    monkeypatch.undo()
-    for source in build.SOURCES.iterdir():
-        (tmp_path / source.name).write_bytes(source.read_bytes())
-    monkeypatch.setattr(build, "SOURCES", tmp_path)
-    assert build._digest() == first
-    (tmp_path / "tile.h").write_text("changed")
-    assert build._digest() != first
+    with pytest.raises(cpu.CompilerMissing, match=r"^the cpu_\* attention implementations are C\+\+"):
+        build.library.__wrapped__()

@@ -19,7 +19,7 @@ import torch
 
 from app.specs import Case
 from app.specs.benchmark import BenchmarkSpec
-from kernels.attention.cpu.build import CompilerMissing
+from kernels.building import CompilerMissing
 from kernels.registry import ATTENTION, BrokenEntryPoint, Implementation, Registry
 from tests.address_space import little_left
 from tests.workers.reporting import Report

@@ -1,0 +1,179 @@
+"""Builds C++ libraries on first use, with torch's own machinery, and keeps them in a cache.
+
+The cache keeps a library under a name made of all that determines its content, so each host builds a version once, in
+one process at a time; a host with a filled cache needs no compiler.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+# One for all libraries: a build changes this process's PATH.
+_building = threading.Lock()
+
+
+class BuildError(RuntimeError):
+    """A C++ library could not be built on this host; the message says why."""
+
+
+class CompilerMissing(BuildError):
+    """There is no C++ compiler, and no library in the cache."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """C++ sources in a folder, and how they are built."""
+
+    name: str
+    """The built file's name, without `.so`."""
+    sources: Path
+    """The folder: each *.cpp in it is compiled, and a change of any file in it leads to another build."""
+    what: str
+    """What the library is for: a plural that messages start with, such as "the cpu_* attention implementations"."""
+    compiler_flags: tuple[str, ...]
+    linker_flags: tuple[str, ...] = ()
+    include_folders: tuple[str, ...] = ()
+    """Folders of other projects' headers. Their paths determine the build; a change of a header in them does not."""
+
+    def file(self) -> Path:
+        """Return the built file; build it now if the cache has none.
+
+        Raises:
+            CompilerMissing: no compiler (`c++`, or what CXX names).
+            BuildError: the compiler or ninja failed; the message ends with their output.
+            OSError: the sources cannot be read, or the cache (TORCH_EXTENSIONS_DIR, or ~/.cache/flopwatch) not written.
+        """
+        with _building:
+            return self._built(cache_folder())
+
+    def _built(self, cache: Path) -> Path:
+        """Return the library's file in the cache; a build moves it there when it is complete."""
+        compiler = self._compiler()
+        if compiler is None:
+            return self._built_by_any_compiler(cache)
+        folder = cache / f"{self.name}-{self._digest()}-{hashlib.sha256(compiler.encode()).hexdigest()[:8]}"
+        file = folder / f"{self.name}.so"
+        if file.exists():
+            return file
+        cache.mkdir(parents=True, exist_ok=True)
+        # The operating system releases this lock when its holder dies. torch's own lock file would stay, and others
+        # would wait for it.
+        with folder.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not file.exists():
+                scratch = folder.with_suffix(".building")
+                shutil.rmtree(scratch, ignore_errors=True)  # left by a build that was killed: we hold its lock
+                scratch.mkdir()
+                try:
+                    self._build(scratch)
+                    folder.mkdir(exist_ok=True)
+                    next(scratch.glob("*.so")).replace(file)
+                finally:
+                    shutil.rmtree(scratch)
+        return file
+
+    def _built_by_any_compiler(self, cache: Path) -> Path:
+        """Return the newest library in the cache that differs only in its compiler.
+
+        Raises:
+            CompilerMissing: there is none, and no compiler to build one.
+        """
+        files = cache.glob(f"{self.name}-{self._digest()}-*/{self.name}.so")
+        newest = max(files, key=lambda file: file.stat().st_mtime_ns, default=None)
+        if newest is None:
+            raise CompilerMissing(
+                f"{self.what} are C++ and there is no compiler {_compiler_name()!r} on this host: "
+                "install one (Debian: g++), or name it in CXX"
+            )
+        return newest
+
+    def _compiler(self) -> str | None:
+        """Return the compiler's version text, since another version builds another library. None without a compiler.
+
+        Raises:
+            BuildError: the compiler does not answer.
+        """
+        if shutil.which(_compiler_name()) is None:
+            return None
+        command = [_compiler_name(), "--version"]
+        try:
+            return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        except (OSError, subprocess.SubprocessError) as error:
+            raise BuildError(f"building {self.what} failed: {error}") from error
+
+    def _build(self, folder: Path) -> None:
+        # Imported here, since the import looks for CUDA's toolkit, and only a first use needs it.
+        from torch.utils import cpp_extension
+
+        with _ninja_on_path():
+            try:
+                cpp_extension.load(
+                    name=self.name,
+                    sources=[str(source) for source in sorted(self.sources.glob("*.cpp"))],
+                    extra_cflags=list(self.compiler_flags),
+                    extra_ldflags=list(self.linker_flags),
+                    extra_include_paths=list(self.include_folders),
+                    build_directory=str(folder),
+                    with_cuda=False,
+                    is_python_module=False,
+                )
+            except (RuntimeError, OSError, subprocess.SubprocessError) as error:  # ninja's has the compiler's output
+                raise BuildError(f"building {self.what} failed: {error}") from error
+
+    def _digest(self) -> str:
+        """Hash all that determines the library except the compiler.
+
+        That is the sources, the flags, torch, Python's binary interface (extension modules depend on it) and the CPU
+        (-march=native).
+        """
+        digest = hashlib.sha256()
+        for source in sorted(self.sources.iterdir()):
+            digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+        flags = (self.compiler_flags, self.linker_flags, self.include_folders)
+        host = (torch.__version__, sysconfig.get_config_var("SOABI"), platform.machine(), _processor())
+        digest.update(repr((flags, host)).encode())
+        return digest.hexdigest()[:16]
+
+
+def cache_folder() -> Path:
+    """Return the folder of built libraries: in TORCH_EXTENSIONS_DIR if that is set, as for torch's own extensions."""
+    if extensions := os.environ.get("TORCH_EXTENSIONS_DIR"):
+        return Path(extensions)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flopwatch"
+
+
+def _compiler_name() -> str:
+    return os.environ.get("CXX") or "c++"
+
+
+@contextmanager
+def _ninja_on_path() -> Iterator[None]:
+    """Let torch find the ninja that is installed beside this interpreter, also if its environment is not active."""
+    former = os.environ.get("PATH", os.defpath)
+    os.environ["PATH"] = os.pathsep.join([former, str(Path(sys.executable).parent)])
+    try:
+        yield
+    finally:
+        os.environ["PATH"] = former
+
+
+def _processor() -> str:
+    """Return the CPU's features, as Linux lists them; hosts with different CPUs may share a cache in a home folder."""
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith(("flags", "Features")):
+            return line
+    return ""

@@ -1,0 +1,214 @@
+"""How C++ is built: once for each content and compiler, by one process, and with errors that say what failed."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kernels import building
+from kernels.building import BuildError, CompilerMissing, Library
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(folder))
+    return folder
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Library:
+    """A library of one function."""
+    sources = tmp_path / "source"
+    sources.mkdir()
+    (sources / "answer.h").write_text("#define ANSWER 42\n")
+    (sources / "answer.cpp").write_text('#include "answer.h"\nextern "C" int answer() { return ANSWER; }\n')
+    return Library("answers", sources, "the answers", ("-O0",))
+
+
+ANSWER = """
+import ctypes, os, sys
+from pathlib import Path
+import torch.utils.cpp_extension  # else each fork that builds
+from kernels.building import BuildError, Library, cache_folder
+
+library = Library("answers", Path(sys.argv[1]), "the answers", ("-O0",))
+
+def answer():
+    try:
+        os.write(1, f"{ctypes.CDLL(str(library.file())).answer()}\\n".encode())
+    except BuildError as error:
+        os.write(1, f"{type(error).__name__} {error}\\n".encode())
+
+def start():
+    # A fork, since importing torch takes longer than building. This process has one thread, and computes nothing.
+    if (pid := os.fork()) == 0:
+        answer()
+        os._exit(0)
+    return pid
+
+for count in (2, 1):
+    for pid in [start() for _ in range(count)]:
+        os.waitpid(pid, 0)
+    print([file.stat().st_mtime_ns for file in cache_folder().glob("*/*.so")], flush=True)
+    os.environ |= {"PATH": os.devnull, "CXX": ""}  # no compiler, and no ninja either
+"""
+
+
+COUNTED = """#!/bin/sh
+case " $* " in *" -shared "*) echo linked >> '{log}' ;; esac
+exec c++ "$@"
+"""
+"""A compiler that counts the libraries it makes."""
+
+
+def test_it_is_built_once_and_then_needs_no_compiler(library: Library, cache: Path, tmp_path: Path) -> None:
+    compiler, log = tmp_path / "counted-c++", tmp_path / "log"
+    compiler.write_text(COUNTED.format(log=log))
+    compiler.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", ANSWER, str(library.sources)],
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "CXX": str(compiler),
+            "OPENBLAS_NUM_THREADS": "1",  # NumPy's would start threads when it is imported
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=200,
+    )
+    *racing, built, without_compiler, same = done.stdout.splitlines()
+    assert [*racing, without_compiler] == ["42"] * 3
+    assert len(json.loads(built)) == 1
+    assert same == built
+    assert log.read_text().splitlines() == ["linked"], "the one that waited takes what the other built"
+    assert sorted(path.suffix for path in cache.iterdir()) == ["", ".lock"]  # nothing half-built is left
+
+
+def test_headers_of_other_folders_and_the_linkers_flags_are_used(library: Library, cache: Path, tmp_path: Path) -> None:
+    headers = tmp_path / "headers"
+    headers.mkdir()
+    (library.sources / "answer.h").rename(headers / "answer.h")
+    flags = ("-Wl,-soname,named_by_the_linker.so",)
+    file = replace(library, include_folders=(str(headers),), linker_flags=flags).file()
+    assert ctypes.CDLL(str(file)).answer() == 42
+    assert file.parent.parent == cache
+    assert file.name == "answers.so"
+    assert b"named_by_the_linker.so" in file.read_bytes()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from kernels.building import Library
+
+def half(library, folder):
+    (folder / "answer.o").write_text("half of it")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+Library._build = half
+Library("answers", Path(sys.argv[1]), "the answers", ("-O0",)).file()
+"""
+
+
+def test_what_a_killed_build_left_is_removed(library: Library, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = [sys.executable, "-c", KILLED, str(library.sources)]
+    killed = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert killed.returncode == -signal.SIGKILL
+    assert sorted(path.suffix for path in cache.iterdir()) == [".building", ".lock"]
+
+    def compile_nothing(_library: Library, folder: Path) -> None:
+        assert list(folder.iterdir()) == [], "nothing of the other build"
+        (folder / "library.so").write_text("library")
+
+    monkeypatch.setattr(Library, "_build", compile_nothing)
+    assert library.file().read_text() == "library"
+    assert sorted(path.suffix for path in cache.iterdir()) == ["", ".lock"]
+
+
+def test_another_version_of_the_compiler_builds_anew(
+    library: Library, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = []
+
+    def compile_nothing(_library: Library, folder: Path) -> None:
+        built.append(folder)
+        (folder / "library.so").write_text(f"library {len(built)}")
+
+    monkeypatch.setattr(Library, "_build", compile_nothing)
+    compiler = tmp_path / "c++"
+    monkeypatch.setenv("CXX", str(compiler))
+    files = []
+    for version in ("12.2.0", "12.2.0", "14.1.0"):
+        compiler.write_text(f"#!/bin/sh\necho g++ {version}\n")
+        compiler.chmod(0o755)
+        files.append(library.file())
+    assert files[0] == files[1] != files[2]
+    assert [file.read_text() for file in files] == ["library 1", "library 1", "library 2"]
+    compiler.unlink()
+    assert library.file() == files[2], "without a compiler the newest one does"
+    with pytest.raises(CompilerMissing):
+        replace(library, compiler_flags=(*library.compiler_flags, "-g")).file()
+
+
+@pytest.mark.usefixtures("cache")
+def test_without_a_compiler_the_error_says_so(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(CompilerMissing, match=r"(?s)^the answers are C\+\+.*'no-such-compiler'.*g\+\+"):
+        library.file()
+
+
+def test_a_failed_build_says_what_failed_and_leaves_nothing(
+    library: Library, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "c++"  # answers questions about itself, and compiles nothing
+    compiler.write_text(f'#!/bin/sh\n[ $# -gt 2 ] || exec {shutil.which("c++")} "$@"\necho out of order >&2\nexit 1\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    with pytest.raises(BuildError, match=r"(?s)building the answers failed.*out of order"):
+        library.file()
+    assert [path.suffix for path in cache.iterdir()] == [".lock"]
+
+
+def test_the_cache_is_by_flags(library: Library) -> None:
+    others = [
+        replace(library, compiler_flags=("-O1",)),
+        replace(library, linker_flags=("-lm",)),
+        replace(library, include_folders=("headers",)),
+    ]
+    assert len({one._digest() for one in (library, *others)}) == 4
+
+
+def test_the_cache_is_by_content(library: Library, tmp_path: Path) -> None:
+    first = library._digest()
+    copy = replace(library, sources=shutil.copytree(library.sources, tmp_path / "copy"))
+    assert copy._digest() == first
+    (copy.sources / "answer.h").write_text("changed")
+    assert copy._digest() != first
+
+
+def test_the_cache_is_by_the_pythons_binary_interface(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = library._digest()
+    monkeypatch.setattr(sysconfig, "get_config_var", {"SOABI": "cpython-39-x86_64-linux-gnu"}.__getitem__)
+    assert library._digest() != first
+
+
+def test_the_cache_is_by_the_cpu(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = library._digest()
+    monkeypatch.setattr(building, "_processor", lambda: "flags: another")
+    assert library._digest() != first
