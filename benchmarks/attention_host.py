@@ -106,9 +106,9 @@ def passes(name: str, shape: tuple[int, ...], *, compiled: bool) -> tuple[Call, 
 def rows(shape: tuple[int, ...], rounds: int, *, compiled: bool) -> Iterator[str]:
     """Measure all implementations in turns; yield a row of Markdown for each."""
     calls = {name: passes(name, shape, compiled=compiled) for name in BACKENDS}
-    for name, both in calls.items():
+    for name, pair in calls.items():
         with chosen(name):
-            for call in both:
+            for call in pair:
                 for _ in range(WARMUP):
                     call()
     taken: dict[str, list[tuple[Times, Times]]] = {name: [] for name in BACKENDS}

@@ -215,9 +215,7 @@ def test_a_launch_that_fails_says_why(calls: Any, fake: ctypes.CDLL) -> None:
     assert native.attend(*draw(), True) is not None
 
 
-def test_launch_hooks_get_to_see_each_launch(
-    calls: Any, fake: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_launch_hooks_get_to_see_each_launch(calls: Any, fake: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
     import triton
 
     teach(calls, fake)
