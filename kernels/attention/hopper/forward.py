@@ -109,12 +109,63 @@ def attend(
 
 
 @gluon.jit
+def attend_to_half(
+    count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
+    rows, first, keys, scale,
+    WHO: gl.constexpr, CONSUMERS: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, REST: gl.constexpr,
+):  # fmt: skip
+    """The end of a unit whose queries see no key of the last tile's second half: that half is not computed."""
+    HALF: gl.constexpr = N // 2
+    D: gl.constexpr = acc.shape[1]
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
+    row_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
+    weights_layout: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
+    stage = count % STAGES
+    before = (count - 1) % STAGES
+    mbarrier.wait(k_full.index(stage), (count // STAGES) & 1)
+    token = await_turn(token, WHO)
+    zeros = gl.zeros([acc.shape[0], HALF], gl.float32, s_layout)
+    s_future = along_rows(q, k_tiles.index(stage).reshape([N, D]).slice(0, HALF, 0), zeros, REST)
+    mbarrier.wait(v_full.index(before), ((count - 1) // STAGES) & 1)
+    acc_future = warpgroup_mma(weights, v_tiles.index(before).reshape([N, D]), acc, is_async=True)
+    token = give_turn(token, (WHO + 1) % CONSUMERS)
+    s = warpgroup_mma_wait(1, deps=[s_future])
+    mbarrier.arrive(k_empty.index(stage), count=1)
+    p, raised, summed, shrink = softmax_step(
+        s, gl.convert_layout(maximum, row_layout), gl.convert_layout(total, row_layout),
+        gl.convert_layout(rows, row_layout), first, keys, scale, True, True, HALF,
+    )  # fmt: skip
+    acc = warpgroup_mma_wait(0, deps=[acc_future])
+    mbarrier.arrive(v_empty.index(before), count=1)
+    acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
+    half_weights = gl.convert_layout(p.to(k_tiles.dtype), weights_layout)
+    mbarrier.wait(v_full.index(stage), (count // STAGES) & 1)
+    acc = warpgroup_mma(half_weights, v_tiles.index(stage).reshape([N, D]).slice(0, HALF, 0), acc, is_async=True)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    mbarrier.arrive(v_empty.index(stage), count=1)
+    maximum = gl.convert_layout(raised, maximum.type.layout)
+    total = gl.convert_layout(summed, total.type.layout)
+    return count + 1, token, acc, maximum, total
+
+
+@gluon.jit
+def attend_to_last(weights, acc, count, v_tiles, v_full, v_empty, N: gl.constexpr, STAGES: gl.constexpr):
+    """The output after the last tile's values."""
+    last = (count - 1) % STAGES
+    mbarrier.wait(v_full.index(last), ((count - 1) // STAGES) & 1)
+    acc = warpgroup_mma(weights, v_tiles.index(last).reshape([N, acc.shape[1]]), acc, is_async=True)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    mbarrier.arrive(v_empty.index(last), count=1)
+    return acc
+
+
+@gluon.jit
 def consume(
     out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
     tiles, heads, planes, span, queries, keys, scale,
     WHO: gl.constexpr, CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
-    MASK_FIRST: gl.constexpr, REST: gl.constexpr,
+    HALVES: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
     acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -149,29 +200,34 @@ def consume(
             s = along_rows(q, k_tiles.index(count % STAGES).reshape([N, D]), zeros, REST)
             s = warpgroup_mma_wait(0, deps=[s])
             mbarrier.arrive(k_empty.index(count % STAGES), count=1)
-            if not MASK_FIRST:  # noqa: SIM102 - this is decided by the compiler, the other by the program
-                if free < 1:
-                    s = mask(s, rows, 0, keys, CAUSAL, N)
-            p, maximum, total, _shrink = softmax_step(s, maximum, total, rows, 0, keys, scale, MASK_FIRST, CAUSAL, N)
+            # The mask is compared in any case: a branch around it is slower.
+            p, maximum, total, _shrink = softmax_step(s, maximum, total, rows, 0, keys, scale, True, CAUSAL, N)
             weights = gl.convert_layout(p.to(k_tiles.dtype), weights_layout)
             count += 1
             count, token, weights, acc, maximum, total = attend(
                 1, free, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full,
-                v_empty,
-                rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, False, REST,
+                v_empty, rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, False, REST,
             )  # fmt: skip
+            halved = 0
+            if HALVES and WHO == 0:
+                seen = gl.minimum(start + M, keys) - (number - 1) * N  # keys of the last tile, by the first consumer
+                halved = ((number > 1) & (seen <= N // 2)).to(gl.int32)
             count, token, weights, acc, maximum, total = attend(
-                gl.maximum(free, 1), number, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full,
-                k_empty, v_full,
-                v_empty, rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, True, REST,
+                gl.maximum(free, 1), number - halved, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles,
+                k_full, k_empty, v_full, v_empty, rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, True, REST,
             )  # fmt: skip
+            if HALVES and WHO == 0:
+                if halved > 0:
+                    count, token, acc, maximum, total = attend_to_half(
+                        count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full,
+                        v_empty, rows, (number - 1) * N, keys, scale, WHO, CONSUMERS, N, STAGES, REST,
+                    )  # fmt: skip
+                else:
+                    acc = attend_to_last(weights, acc, count, v_tiles, v_full, v_empty, N, STAGES)
+            else:
+                acc = attend_to_last(weights, acc, count, v_tiles, v_full, v_empty, N, STAGES)
             if OWN_ROOM:
                 mbarrier.arrive(q_empty.index(held), count=1)
-            last = (count - 1) % STAGES
-            mbarrier.wait(v_full.index(last), ((count - 1) // STAGES) & 1)
-            acc = warpgroup_mma(weights, v_tiles.index(last).reshape([N, D]), acc, is_async=True)
-            acc = warpgroup_mma_wait(0, deps=[acc])
-            mbarrier.arrive(v_empty.index(last), count=1)
             acc = acc / gl.convert_layout(total, gl.SliceLayout(1, acc_layout))[:, None]
             room = out_tiles.index(WHO if OWN_ROOM else held)
             if OWN_ROOM:
@@ -196,12 +252,12 @@ def consume_first(
     tiles, heads, planes, span, queries, keys, scale,
     CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
-    MASK_FIRST: gl.constexpr, REST: gl.constexpr,
+    HALVES: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     consume(
         out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
         tiles, heads, planes, span, queries, keys, scale, 0, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL, OWN_ROOM,
-        MASK_FIRST, REST,
+        HALVES, REST,
     )  # fmt: skip
 
 
@@ -211,12 +267,12 @@ def consume_second(
     tiles, heads, planes, span, queries, keys, scale,
     CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
-    MASK_FIRST: gl.constexpr, REST: gl.constexpr,
+    HALVES: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     consume(
         out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
         tiles, heads, planes, span, queries, keys, scale, 1, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL, OWN_ROOM,
-        MASK_FIRST, REST,
+        HALVES, REST,
     )  # fmt: skip
 
 
@@ -226,12 +282,12 @@ def consume_third(
     tiles, heads, planes, span, queries, keys, scale,
     CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
-    MASK_FIRST: gl.constexpr, REST: gl.constexpr,
+    HALVES: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     consume(
         out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
         tiles, heads, planes, span, queries, keys, scale, 2, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL, OWN_ROOM,
-        MASK_FIRST, REST,
+        HALVES, REST,
     )  # fmt: skip
 
 
@@ -285,7 +341,7 @@ def produce(
 def forward_kernel(
     q, k, v, out, logsumexp, heads, planes, span, queries, keys, group, scale,
     CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
-    Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr, MASK_FIRST: gl.constexpr,
+    Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr, HALVES: gl.constexpr,
     REGISTERS: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     """out and its log-sum-exp (natural, contiguous). `scale` is log2(e)/√d; `planes` is batches · heads."""
@@ -316,12 +372,12 @@ def forward_kernel(
             (consume_first, (
                 out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
                 tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
-                OWN_ROOM, MASK_FIRST, REST,
+                OWN_ROOM, HALVES, REST,
             )),
             (consume_second, (
                 out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
                 tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
-                OWN_ROOM, MASK_FIRST, REST,
+                OWN_ROOM, HALVES, REST,
             )),
             (produce, (
                 q, k, v, q_tiles, k_tiles, v_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
@@ -333,17 +389,17 @@ def forward_kernel(
             (consume_first, (
                 out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
                 tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
-                OWN_ROOM, MASK_FIRST, REST,
+                OWN_ROOM, HALVES, REST,
             )),
             (consume_second, (
                 out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
                 tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
-                OWN_ROOM, MASK_FIRST, REST,
+                OWN_ROOM, HALVES, REST,
             )),
             (consume_third, (
                 out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
                 tiles, heads, planes, span, queries, keys, scale, CONSUMERS, M, N, D, STAGES, Q_STAGES, CAUSAL,
-                OWN_ROOM, MASK_FIRST, REST,
+                OWN_ROOM, HALVES, REST,
             )),
             (produce, (
                 q, k, v, q_tiles, k_tiles, v_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,

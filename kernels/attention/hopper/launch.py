@@ -76,8 +76,9 @@ class Forward:
     """True if the output leaves through shared memory of its own; False: through that of the queries."""
     registers: int = 240
     """Of each thread of a consumer."""
-    mask_first: bool = True
-    """True compares the first tile of keys with the mask in any case; False: by a branch, if it needs the mask."""
+    halves: bool = False
+    """True: with a causal mask, the first consumer leaves out the half of the last tile of keys that it does not see.
+    It has half as many rows as a tile has keys, and there are two."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ class Choice:
 _128, _256, _TWO = Forward(2, 64, 128), Forward(2, 64, 64, own_room=False), TwoPasses(64, 64)
 CHOICES = {
     64: Choice(
-        Forward(2, 64, 128, query_stages=2),
+        Forward(2, 64, 128, query_stages=2, halves=True),
         Forward(3, 64, 128, registers=160),
         Backward(128, 128, longest_first=True),
         Backward(64, 128, longest_first=True),
@@ -369,7 +370,7 @@ def _forward_launch(
         {
             "CONSUMERS": how.consumers, "M": how.queries, "N": how.keys, "D": width, "STAGES": how.stages,
             "Q_STAGES": how.query_stages, "CAUSAL": is_causal, "OWN_ROOM": how.own_room,
-            "MASK_FIRST": how.mask_first, "REGISTERS": how.registers, "REST": rest(head_dim), "num_warps": 4,
+            "HALVES": how.halves and is_causal, "REGISTERS": how.registers, "REST": rest(head_dim), "num_warps": 4,
         },
     )  # fmt: skip
 

@@ -62,8 +62,8 @@ def candidates(width: int) -> Iterator[tuple[str, Choice]]:
     if width == min(CHOICES):
         ahead = replace(forward, query_stages=3 - forward.query_stages)
         yield f"forward, {ahead.query_stages} query stages", replace(present, forward=ahead, forward_long=ahead)
-        branch = replace(forward, mask_first=False)
-        yield "forward, first tile masked by a branch", replace(present, forward=branch, forward_long=branch)
+        whole = replace(forward, halves=False)
+        yield "forward, the whole of the last tile", replace(present, forward=whole, forward_long=whole)
         yield "forward, three consumers", replace(present, forward=present.forward_long)
 
 
