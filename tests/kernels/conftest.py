@@ -55,10 +55,11 @@ def _small_tiles_in_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def _without_hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The Triton kernels, also on a device that has others."""
-    from kernels.attention.hopper import launch
+    from kernels.attention.hopper import launch, native
 
-    remembered = launch._forward_launch, launch._backward_launches
+    remembered = launch._forward_plan, launch._backward_plan, launch._forward_launch, launch._backward_launches
     monkeypatch.setattr(launch, "is_here", lambda _device: False)
+    monkeypatch.setattr(native, "_known", None)
     for one in remembered:
         one.cache_clear()
     yield

@@ -22,7 +22,7 @@ pytest.importorskip("triton")
 from benchmarks import attention_stress as stress
 from kernels.attention.flash_triton import flash_attention
 from kernels.attention.hopper import launch as hopper
-from kernels.attention.hopper import tune
+from kernels.attention.hopper import native, tune
 from kernels.attention.triton import inputs as triton_inputs
 from kernels.attention.triton.tilings import padded_width
 from kernels.launching import Window
