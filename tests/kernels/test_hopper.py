@@ -84,6 +84,8 @@ def _nothing_remembered() -> Iterator[None]:
         hopper._forward_plan, hopper._backward_plan, hopper._forward_launch, hopper._backward_launches
     ):  # fmt: skip
         cached.cache_clear()
+    if native._known is not None:
+        native._known.forget()
 
 
 def walk(tiles: int, planes: int, programs: int, span: int, is_causal: bool) -> list[list[tuple[int, int]]]:
