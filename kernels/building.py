@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import platform
 import shutil
@@ -15,15 +16,15 @@ import subprocess
 import sys
 import sysconfig
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-# One for all libraries: a build changes this process's PATH.
+BUILD = "import json, sys; from torch.utils import cpp_extension; cpp_extension.load(**json.loads(sys.argv[1]))"
+
 _building = threading.Lock()
+"""One build at a time in this process; a file lock is for those of other processes."""
 
 
 class BuildError(RuntimeError):
@@ -116,23 +117,23 @@ class Library:
             raise BuildError(f"building {self.what} failed: {error}") from error
 
     def _build(self, folder: Path) -> None:
-        # Imported here, since the import looks for CUDA's toolkit, and only a first use needs it.
-        from torch.utils import cpp_extension
-
-        with _ninja_on_path():
-            try:
-                cpp_extension.load(
-                    name=self.name,
-                    sources=[str(source) for source in sorted(self.sources.glob("*.cpp"))],
-                    extra_cflags=list(self.compiler_flags),
-                    extra_ldflags=list(self.linker_flags),
-                    extra_include_paths=list(self.include_folders),
-                    build_directory=str(folder),
-                    with_cuda=False,
-                    is_python_module=False,
-                )
-            except (RuntimeError, OSError, subprocess.SubprocessError) as error:  # ninja's has the compiler's output
-                raise BuildError(f"building {self.what} failed: {error}") from error
+        settings = {
+            "name": self.name,
+            "sources": [str(source) for source in sorted(self.sources.glob("*.cpp"))],
+            "extra_cflags": self.compiler_flags,
+            "extra_ldflags": self.linker_flags,
+            "extra_include_paths": self.include_folders,
+            "build_directory": str(folder),
+            "with_cuda": False,
+            "is_python_module": False,
+        }
+        # In a process of its own: torch remembers by name what it has built, also a build that was interrupted.
+        # ninja is found beside this interpreter, even if its environment is not active.
+        path = os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)])
+        command = [sys.executable, "-c", BUILD, json.dumps(settings)]
+        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PATH": path}, check=False)
+        if done.returncode:
+            raise BuildError(f"building {self.what} failed: {done.stdout}{done.stderr}")
 
     def _digest(self) -> str:
         """Hash all that determines the library except the compiler.
@@ -158,17 +159,6 @@ def cache_folder() -> Path:
 
 def _compiler_name() -> str:
     return os.environ.get("CXX") or "c++"
-
-
-@contextmanager
-def _ninja_on_path() -> Iterator[None]:
-    """Let torch find the ninja that is installed beside this interpreter, also if its environment is not active."""
-    former = os.environ.get("PATH", os.defpath)
-    os.environ["PATH"] = os.pathsep.join([former, str(Path(sys.executable).parent)])
-    try:
-        yield
-    finally:
-        os.environ["PATH"] = former
 
 
 def _processor() -> str:

@@ -121,10 +121,20 @@ def _saved(
 
 def _from_saved(ctx: Any, out_gradient: Tensor) -> tuple[Tensor | None, ...]:
     q, k, v, out, logsumexp = ctx.saved_tensors
-    inputs = out_gradient, None, q, k, v, out, logsumexp, ctx.is_causal, ctx.tf32
+    needed = ctx.needs_input_grad[:3]
+    gradients = differentiate(out_gradient, q, k, v, out, logsumexp, ctx.is_causal, ctx.tf32, needed)
+    return *gradients, None, None, None
+
+
+def differentiate(
+    out_gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor,
+    is_causal: bool, tf32: bool, needed: tuple[bool, bool, bool],
+) -> Gradients:  # fmt: skip
+    """Compute the gradients of q, k and v that are needed, from all that the forward pass saves."""
+    inputs = out_gradient, None, q, k, v, out, logsumexp, is_causal, tf32
     if _is_plain(out_gradient, q, k, v, out, logsumexp):
-        return *gradients_of(*inputs, ctx.needs_input_grad[:3]), None, None, None
-    return *_backward_operation(*inputs), None, None, None
+        return _gradients(*inputs, needed)
+    return cast("Gradients", _backward_operation(*inputs))
 
 
 class _Checked(TritonFlashAttention2):
@@ -189,7 +199,7 @@ def _forward(
     return out, logsumexp
 
 
-def gradients_of(
+def _gradients(
     out_gradient: Tensor, logsumexp_gradient: Tensor | None,
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor,
     is_causal: bool, tf32: bool, needed: tuple[bool, bool, bool],
@@ -224,7 +234,7 @@ def _backward(
     is_causal: bool, tf32: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     inputs = out_gradient, logsumexp_gradient, q, k, v, out, logsumexp, is_causal, tf32
-    return cast("tuple[Tensor, Tensor, Tensor]", gradients_of(*inputs, needed=(True, True, True)))
+    return cast("tuple[Tensor, Tensor, Tensor]", _gradients(*inputs, needed=(True, True, True)))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

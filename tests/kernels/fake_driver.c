@@ -1,19 +1,30 @@
 // As much of the CUDA driver, and of torch's stream, as launches ask for. A "function" is one of those below; it is
 // called at once, with the parameters of the launch. What the driver was asked for can be read in `asked`.
 #include <cuda.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
 
 static char text[1 << 16];
+static size_t length_of_text = 0;
+static pthread_mutex_t writing = PTHREAD_MUTEX_INITIALIZER;
 static int result_of_launch = 0;
-static CUcontext context = 0;
+static _Thread_local CUcontext context = 0;
 
 const char* asked(void) { return text; }
-void forget(void) { text[0] = 0; }
+void forget(void) { text[length_of_text = 0] = 0; }
 void fail_with(int result) { result_of_launch = result; }
 
-static void note(const char* line) { strncat(text, line, sizeof text - strlen(text) - 1); }
+static void note(const char* line) {  // until there is no room
+  const size_t length = strlen(line);
+  pthread_mutex_lock(&writing);
+  if (length_of_text + length < sizeof text) {
+    memcpy(text + length_of_text, line, length + 1);
+    length_of_text += length;
+  }
+  pthread_mutex_unlock(&writing);
+}
 
 CUresult cuGetErrorString(CUresult result, const char** string) {
   *string = result == CUDA_ERROR_INVALID_VALUE ? "invalid argument" : "another error";

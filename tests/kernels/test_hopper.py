@@ -25,7 +25,7 @@ from kernels.attention.hopper import launch as hopper
 from kernels.attention.hopper import native, tune
 from kernels.attention.triton import inputs as triton_inputs
 from kernels.attention.triton.tilings import padded_width
-from kernels.launching import Window
+from kernels.launching import Launch, Window
 from kernels.registry import ATTENTION
 from tests.kernels.flash import Shape, check, draw, draw_inputs
 
@@ -367,6 +367,54 @@ def test_a_compiled_step_that_reduces_overhead_is_replayed_without_launches(head
         for one, other in zip((out, *given), (expected, *right), strict=True):
             torch.testing.assert_close(one, other, atol=4e-2, rtol=2e-2)
         assert not seen, "Triton launched a kernel in what should have been a replay"
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("h200")
+@pytest.mark.parametrize("head_dim", [64, 80, 256])
+def test_the_second_call_of_a_kind_goes_without_python(
+    head_dim: int, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = [
+        one.requires_grad_() for one in draw_inputs(Shape(2, 4, 2, 300, 300, head_dim), rng, torch.bfloat16, "cuda")
+    ]
+    gradient = torch.randn_like(inputs[0])
+
+    def step() -> tuple[Tensor, ...]:
+        out = flash_attention(*inputs, True)
+        return out, *torch.autograd.grad(out, inputs, gradient)
+
+    first = step()
+    assert native._known is not None
+    assert native._known.known() == (1, 1)
+
+    def refuse(*_arguments: Any) -> None:
+        raise AssertionError("Python was asked")
+
+    for name in ("_forward_plan", "_backward_plan", "_forward_launch", "_backward_launches"):
+        monkeypatch.setattr(hopper, name, refuse)
+    monkeypatch.setattr(Launch, "__call__", refuse)
+    second = step()
+    assert torch.equal(first[0], second[0])
+    for one, other in zip(first[1:], second[1:], strict=True):
+        torch.testing.assert_close(one, other, atol=1e-2, rtol=1e-2)
+    native._known.forget()
+    with pytest.raises(AssertionError, match="Python was asked"):
+        step()
+    monkeypatch.undo()
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("h200")
+def test_a_device_that_is_not_the_current_one(rng: random.Random) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    for _ in range(3):
+        inputs = draw_inputs(Shape(1, 2, 2, 300, 300, 64), rng, torch.bfloat16, "cuda:1")
+        check(*inputs, True, rng, only_hopper=True)
+    assert native._known is not None
+    assert native._known.known() == (1, 1)
+    assert torch.cuda.current_device() == 0
 
 
 @pytest.mark.gpu

@@ -18,6 +18,9 @@ import torch
 pytest.importorskip("triton")
 
 from torch import Tensor
+from torch._dynamo.backends.common import aot_autograd
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.nvidia import driver as nvidia
 
 from kernels import launching
@@ -152,7 +155,7 @@ def test_what_not_all_of_is_needed_is_left_to_python(
         asked.append(rest[-1])
         return tuple(gradient + 7 if needed else None for needed in rest[-1])
 
-    monkeypatch.setattr("kernels.attention.flash_triton.gradients_of", by_python)
+    monkeypatch.setattr("kernels.attention.flash_triton._gradients", by_python)
     leaves = [one for one in inputs if one.requires_grad]
     if not needs:
         return
@@ -167,7 +170,7 @@ def test_gradients_cannot_be_differentiated_in_turn(
 ) -> None:
     teach(calls, fake)
     monkeypatch.setattr(
-        "kernels.attention.flash_triton.gradients_of", lambda gradient, *_rest: (1 * gradient, 2 * gradient, gradient)
+        "kernels.attention.flash_triton._gradients", lambda gradient, *_rest: (1 * gradient, 2 * gradient, gradient)
     )
     inputs = draw()
     out = native.attend(*inputs, True)
@@ -175,6 +178,65 @@ def test_gradients_cannot_be_differentiated_in_turn(
     given = torch.autograd.grad(out.square().sum(), inputs, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         given[0].sum().backward()
+
+
+def test_who_listens_during_the_backward_pass_sees_the_operation(calls: Any, fake: ctypes.CDLL) -> None:
+    seen: list[str] = []
+
+    class Listener(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    teach(calls, fake)
+    inputs = draw()
+    out = native.attend(*inputs, True)
+    assert out is not None
+    with Listener():
+        torch.autograd.grad(out, inputs, torch.randn(SHAPE))
+    assert "flopwatch.flash_attention_backward.default" in seen
+
+
+def test_a_gradient_that_is_no_plain_tensor_goes_to_the_operation(calls: Any, fake: ctypes.CDLL) -> None:
+    teach(calls, fake)
+    inputs = draw()
+    out = native.attend(*inputs, True)
+    assert out is not None
+    gradient = TwoTensor(torch.randn(SHAPE), torch.randn(SHAPE))
+    given = torch.autograd.grad(out, inputs, gradient)
+    assert all(type(one) is TwoTensor for one in given)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
+)  # asked for by torch
+def test_compiled_autograd_takes_the_operation_into_its_graph(calls: Any, fake: ctypes.CDLL) -> None:
+    teach(calls, fake)
+    graphs = []
+
+    def keep(graph: torch.fx.GraphModule, _inputs: Any) -> torch.fx.GraphModule:
+        graphs.append(graph)
+        return graph
+
+    inputs = draw()
+    out = native.attend(*inputs, True)
+    assert out is not None
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend=aot_autograd(fw_compiler=keep), fullgraph=True)):
+        out.backward(torch.randn(SHAPE))
+    assert all(one.grad is not None for one in inputs)
+    assert any("flash_attention_backward" in str(node.target) for graph in graphs for node in graph.graph.nodes)
+
+
+def test_profilers_see_the_calls_by_name(calls: Any, fake: ctypes.CDLL) -> None:
+    teach(calls, fake)
+    inputs = draw()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        out = native.attend(*inputs, True)
+        assert out is not None
+        torch.autograd.grad(out, inputs, torch.randn(SHAPE))
+    names = {event.key for event in profile.key_averages()}
+    assert "flopwatch::flash_attention" in names
+    assert any("flopwatch::Attention" in name for name in names)
 
 
 def test_an_expanded_gradient_and_one_that_is_unknown(
@@ -186,7 +248,7 @@ def test_an_expanded_gradient_and_one_that_is_unknown(
     assert out is not None
     for given, factor in zip(torch.autograd.grad(out.sum(), inputs), (1, 2, 3), strict=True):
         torch.testing.assert_close(given, torch.full(SHAPE, float(factor)))
-    monkeypatch.setattr("kernels.attention.flash_triton.gradients_of", lambda gradient, *_rest: (gradient,) * 3)
+    monkeypatch.setattr("kernels.attention.flash_triton._gradients", lambda gradient, *_rest: (gradient,) * 3)
     odd = torch.randn(2, 4, 3, 8).transpose(1, 2)
     out = native.attend(*inputs, True)
     assert out is not None
@@ -303,6 +365,34 @@ def test_descriptors_are_encoded_as_triton_encodes_them(
         "/".join(map(str, axis)) for axis in axes
     )
     assert expected in fake.asked().decode().splitlines()
+
+
+def test_a_call_does_not_fail_because_nothing_could_be_learned(
+    calls: Any, fake: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(native, "_failed", False)
+    q, k, v = (one.detach() for one in draw())
+    shifted = torch.randn(NUMBERS + 1)[1:].view(SHAPE)
+    calls.learn_backward(q, q, k, v, shifted, q.new_empty(SHAPE[:3]), True, 4, True, backward_kernels(fake))
+    assert calls.known() == (0, 0)
+
+    def private_parts_changed(_places: Any) -> Any:
+        raise KeyError("elem_size")
+
+    asked = SimpleNamespace(direct=SimpleNamespace(described=private_parts_changed))
+    native.learn_forward(q, k, v, True, asked)  # type: ignore[arg-type]
+    assert "elem_size" in caplog.text
+    caplog.clear()
+    native.learn_forward(q, k, v, True, asked)  # type: ignore[arg-type]
+    assert not caplog.text, "it is not asked again"
+
+
+def test_a_thread_does_not_wait_while_another_one_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "_known", None)
+    monkeypatch.setattr(native, "_failed", False)
+    with native._loading:
+        assert native._library() is None
+    assert not native._failed
 
 
 def test_a_host_that_cannot_build_it_is_told_once_and_goes_the_longer_way(

@@ -9,51 +9,51 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-import torch
 import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kernels.building import BuildError, Library
+from kernels.building import Library
 from kernels.launching import Launch, hooks_are_set
 
 LIBRARY = Library(
     name="flopwatch_hopper_calls",
     sources=Path(__file__).with_name("source"),
-    what="calls of attention without Python",
+    what="attention's calls without Python",
     compiler_flags=("-std=c++20", "-O2", "-Wall", "-Wno-unknown-pragmas"),
     include_folders=(str(Path(triton.__file__).parent / "backends" / "nvidia" / "include"),),
 )
-DRIVER = "libcuda.so.1"
+DRIVER, STREAMS = "libcuda.so.1", "libtorch_cuda.so"
+"""Libraries that are loaded in a process with tensors on a GPU."""
 
 _log = logging.getLogger(__name__)
 
 
 _loading = threading.Lock()
-_failed = False
 _known: Any | None = None
 """The library, from the first call on that it was taught."""
+_failed = False
+"""True if this process does without it."""
 
 
 def _library() -> Any | None:
-    """The library, built now if this host has not built it; None if that is not possible, which is logged once."""
-    global _known, _failed
-    with _loading:
-        if _known is None and not _failed:
-            try:
-                loaded = load(LIBRARY.file())
-                loaded.open(DRIVER, str(Path(torch.__file__).parent / "lib" / "libtorch_cuda.so"))
-                _known = loaded
-            except (BuildError, ImportError, OSError, RuntimeError) as error:
-                _failed = True
-                _log.warning("attention's calls take the host longer than they need: %s", error)
-        return _known
+    """The library, built now if this host has not built it; None without it, and while another thread builds it."""
+    global _known
+    if _known is None and _loading.acquire(blocking=False):
+        try:
+            _log.info("building %s, unless an earlier process has: some 15 s", LIBRARY.what)
+            loaded = load(LIBRARY.file())
+            loaded.open(DRIVER, STREAMS)
+            _known = loaded
+        finally:
+            _loading.release()
+    return _known
 
 
 def load(file: Path) -> Any:
@@ -101,10 +101,7 @@ def gradients(
 
 def learn_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, launch: Launch) -> None:
     """Let later calls of this kind be known, once Triton has compiled their kernel."""
-    described = _described([(launch, range(5))])
-    library = None if described is None else _library()
-    if described is not None and library is not None:
-        library.learn_forward(q, k, v, is_causal, *described)
+    _teach([(launch, range(5))], lambda library, kernels: library.learn_forward(q, k, v, is_causal, *kernels))
 
 
 def learn_backward(
@@ -119,12 +116,25 @@ def learn_backward(
         launches: With the places of their tensors among q, k, v, the output's gradient, the buffer, dk, dv, dq, the
             output and its log-sum-exp.
     """
-    described = _described(launches)
-    library = None if described is None else _library()
-    if library is not None:
-        library.learn_backward(
-            out_gradient, q, k, v, out, logsumexp, is_causal, numbers, is_deterministic, described
-        )  # fmt: skip
+    kind = out_gradient, q, k, v, out, logsumexp, is_causal, numbers, is_deterministic
+    _teach(launches, lambda library, kernels: library.learn_backward(*kind, kernels))
+
+
+def _teach(
+    launches: Sequence[tuple[Launch, Sequence[int]]], learn: Callable[[Any, list[dict[str, Any]]], None]
+) -> None:
+    """Describe the launches to the library. A call never fails because later ones could not be made faster."""
+    global _failed
+    if _failed or hooks_are_set():
+        return
+    try:
+        kernels = _described(launches)
+        library = None if kernels is None else _library()
+        if kernels is not None and library is not None:
+            learn(library, kernels)
+    except Exception as error:  # noqa: BLE001 - of the build, the loading, or Triton's private parts
+        _failed = True
+        _log.warning("attention's calls take the host longer than they need: %s", error)
 
 
 def _described(launches: Sequence[tuple[Launch, Sequence[int]]]) -> list[dict[str, Any]] | None:
@@ -144,12 +154,8 @@ def _differentiate(*inputs: Any) -> tuple[Tensor | None, ...]:
 
 
 @once_differentiable
-def _differentiate_once(
-    _context: None, out_gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor,
-    is_causal: bool, needed: Sequence[bool],
-) -> tuple[Tensor | None, ...]:  # fmt: skip
-    from kernels.attention.flash_triton import gradients_of  # which imports this module
+def _differentiate_once(_context: None, *inputs: Any) -> tuple[Tensor | None, ...]:
+    from kernels.attention.flash_triton import differentiate  # which imports this module
 
-    return gradients_of(
-        out_gradient, None, q, k, v, out, logsumexp, is_causal, False, (needed[0], needed[1], needed[2])
-    )  # fmt: skip
+    out_gradient, q, k, v, out, logsumexp, is_causal, needed = inputs
+    return differentiate(out_gradient, q, k, v, out, logsumexp, is_causal, False, tuple(needed))

@@ -8,8 +8,11 @@
 #include <ATen/Context.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/record_function.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <cuda.h>
 #include <dlfcn.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -216,10 +219,21 @@ struct KeyHash {
   }
 };
 
+// Others who must see an operation, and tensors whose memory is not simply theirs: Python's dispatch, functorch, tracing.
+const c10::DispatchKeySet FOREIGN{c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched,
+                                  c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Functionalize};
+
+bool somebody_listens() {
+  return c10::impl::TorchDispatchModeTLS::any_modes_set() ||
+         c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
+}
+
+bool is_aligned(const Tensor& tensor) { return reinterpret_cast<uint64_t>(tensor.const_data_ptr()) % ALIGNMENT == 0; }
+
 // False if the tensor can be no argument of a known call.
 bool add(Key& key, const Tensor& tensor) {
-  if (tensor.layout() != at::kStrided || tensor.dim() != 4) return false;
-  if (reinterpret_cast<uint64_t>(tensor.const_data_ptr()) % ALIGNMENT != 0) return false;
+  if (!tensor.defined() || tensor.key_set().has_any(FOREIGN)) return false;
+  if (tensor.layout() != at::kStrided || tensor.dim() != 4 || !is_aligned(tensor)) return false;
   key.push_back(static_cast<int64_t>(tensor.scalar_type()));
   key.push_back(tensor.device().index());
   for (const int64_t size : tensor.sizes()) key.push_back(size);
@@ -228,6 +242,7 @@ bool add(Key& key, const Tensor& tensor) {
 }
 
 std::optional<Key> key_of(std::initializer_list<std::reference_wrapper<const Tensor>> tensors, bool is_causal) {
+  if (somebody_listens()) return std::nullopt;
   Key key;
   key.push_back(is_causal);
   for (const Tensor& tensor : tensors)
@@ -245,8 +260,9 @@ class Plans {
     return found == plans_.end() ? nullptr : found->second;
   }
 
+  // Calls with a tensor that `add` refuses stay unknown.
   void keep(const std::optional<Key>& key, std::shared_ptr<const Plan> plan) {
-    TORCH_CHECK(key, "calls with such tensors are never known");
+    if (!key) return;
     const std::unique_lock lock(mutex_);
     if (plans_.size() >= MOST_KINDS) plans_.clear();
     plans_[*key] = std::move(plan);
@@ -299,11 +315,13 @@ std::tuple<Tensor, Tensor> forward(const Kernel& kernel, const Tensor& q, const 
 
 std::optional<Key> backward_key(const Tensor& out_gradient, const Tensor& q, const Tensor& k, const Tensor& v,
                                 const Tensor& out, const Tensor& logsumexp, bool is_causal) {
-  return logsumexp.is_contiguous() ? key_of({out_gradient, q, k, v, out}, is_causal) : std::nullopt;
+  const bool is_ours = !logsumexp.key_set().has_any(FOREIGN) && logsumexp.is_contiguous() && is_aligned(logsumexp);
+  return is_ours ? key_of({out_gradient, q, k, v, out}, is_causal) : std::nullopt;
 }
 
 // The output's gradient as the copy engine takes it: that of a sum is one number, expanded.
 Tensor with_rows(const Tensor& out_gradient) {
+  if (out_gradient.key_set().has_any(FOREIGN) || out_gradient.layout() != at::kStrided) return out_gradient;
   const bool has_rows = out_gradient.dim() == 4 && out_gradient.stride(3) == 1;
   const auto strides = out_gradient.strides();
   return has_rows && std::find(strides.begin(), strides.end(), 0) == strides.end() ? out_gradient
@@ -326,7 +344,14 @@ std::optional<std::tuple<Tensor, Tensor, Tensor>> gradients(Tensor out_gradient,
   return std::make_tuple(dq, dk, dv);
 }
 
+}  // namespace
+
+namespace flopwatch {  // profilers show the name
+
 struct Attention : torch::autograd::Function<Attention> {
+  // Compiled autograd may call `backward` with its own tensors, which then go to Python's operation.
+  static constexpr bool is_traceable = true;
+
   static Tensor forward(AutogradContext* context, const Tensor& q, const Tensor& k, const Tensor& v, bool is_causal,
                         const std::shared_ptr<const Kernel>& kernel) {
     auto [out, logsumexp] = ::forward(*kernel, q, k, v);
@@ -355,10 +380,15 @@ struct Attention : torch::autograd::Function<Attention> {
   }
 };
 
+}  // namespace flopwatch
+
+namespace {
+
 std::optional<Tensor> attend(const Tensor& q, const Tensor& k, const Tensor& v, bool is_causal) {
   const auto kernel = forwards.find(key_of({q, k, v}, is_causal));
   if (!kernel) return std::nullopt;
-  return Attention::apply(q, k, v, is_causal, kernel);
+  RECORD_FUNCTION("flopwatch::flash_attention", std::vector<c10::IValue>({q, k, v}));
+  return flopwatch::Attention::apply(q, k, v, is_causal, kernel);
 }
 
 std::optional<std::tuple<Tensor, Tensor>> forward_alone(const Tensor& q, const Tensor& k, const Tensor& v,
