@@ -211,7 +211,7 @@ def compiled_turns() -> Iterator[Spec]:
     ours, *others = compiled_step()
     for other in others:
         if other["attention"] != "flex":
-            yield {"kind": "compare", "baseline": other, "candidate": ours, "replicates": 6}
+            yield {"kind": "compare", "baseline": other, "candidate": ours, "replicates": 4}
 
 
 def memory() -> Iterator[Spec]:
