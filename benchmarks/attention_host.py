@@ -135,6 +135,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--compiled", action="store_true", help="inside a function that torch.compile has compiled")
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("this measures GPU kernels: run it on a host with a GPU")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Triton {triton.__version__}")
     print("| shape | by | host: forward, µs | both | loop: forward, µs a call | both |\n|---|---|---:|---:|---:|---:|")
     for text in options.shape or ["4x25x512x64", "8x16x1024x64"]:

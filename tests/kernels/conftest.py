@@ -59,7 +59,7 @@ def _without_hopper(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
     remembered = launch._forward_plan, launch._backward_plan, launch._forward_launch, launch._backward_launches
     monkeypatch.setattr(launch, "is_here", lambda _device: False)
-    monkeypatch.setattr(native, "_known", None)
+    monkeypatch.setattr(native, "_loaded", None)
     for one in remembered:
         one.cache_clear()
     yield

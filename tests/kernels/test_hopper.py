@@ -84,8 +84,8 @@ def _nothing_remembered() -> Iterator[None]:
         hopper._forward_plan, hopper._backward_plan, hopper._forward_launch, hopper._backward_launches
     ):  # fmt: skip
         cached.cache_clear()
-    if native._known is not None:
-        native._known.forget()
+    if native._loaded is not None:
+        native._loaded.forget()
 
 
 def walk(tiles: int, planes: int, programs: int, span: int, is_causal: bool) -> list[list[tuple[int, int]]]:
@@ -385,8 +385,8 @@ def test_the_second_call_of_a_kind_goes_without_python(
         return out, *torch.autograd.grad(out, inputs, gradient)
 
     first = step()
-    assert native._known is not None
-    assert native._known.known() == (1, 1)
+    assert native._loaded is not None
+    assert native._loaded.known() == (1, 1)
 
     def refuse(*_arguments: Any) -> None:
         raise AssertionError("Python was asked")
@@ -398,7 +398,7 @@ def test_the_second_call_of_a_kind_goes_without_python(
     assert torch.equal(first[0], second[0])
     for one, other in zip(first[1:], second[1:], strict=True):
         torch.testing.assert_close(one, other, atol=1e-2, rtol=1e-2)
-    native._known.forget()
+    native._loaded.forget()
     with pytest.raises(AssertionError, match="Python was asked"):
         step()
     monkeypatch.undo()
@@ -412,8 +412,8 @@ def test_a_device_that_is_not_the_current_one(rng: random.Random) -> None:
     for _ in range(3):
         inputs = draw_inputs(Shape(1, 2, 2, 300, 300, 64), rng, torch.bfloat16, "cuda:1")
         check(*inputs, True, rng, only_hopper=True)
-    assert native._known is not None
-    assert native._known.known() == (1, 1)
+    assert native._loaded is not None
+    assert native._loaded.known() == (1, 1)
     assert torch.cuda.current_device() == 0
 
 

@@ -48,7 +48,7 @@ def calls(fake: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The library, which knows no call yet."""
     loaded = native.load(native.LIBRARY.file())
     loaded.open(fake._name, fake._name)
-    monkeypatch.setattr(native, "_known", loaded)
+    monkeypatch.setattr(native, "_loaded", loaded)
     fake.forget()
     yield loaded
     loaded.forget()
@@ -388,7 +388,7 @@ def test_a_call_does_not_fail_because_nothing_could_be_learned(
 
 
 def test_a_thread_does_not_wait_while_another_one_builds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "_known", None)
+    monkeypatch.setattr(native, "_loaded", None)
     monkeypatch.setattr(native, "_failed", False)
     with native._loading:
         assert native._library() is None
@@ -399,7 +399,7 @@ def test_a_host_that_cannot_build_it_is_told_once_and_goes_the_longer_way(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(native, "LIBRARY", replace(native.LIBRARY, name="flopwatch_never_built"))
-    monkeypatch.setattr(native, "_known", None)
+    monkeypatch.setattr(native, "_loaded", None)
     monkeypatch.setattr(native, "_failed", False)
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setenv("CXX", "no-such-compiler")

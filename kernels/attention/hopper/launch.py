@@ -39,6 +39,8 @@ COLUMNS = 8
 """Head dimensions are multiples of this, so that the rows of results begin at multiples of 16 bytes."""
 L2_BYTES = 25_000_000
 """Keys and values that are worked on at the same time: half of the L2 cache."""
+Q, K, V, GRADIENT, BUFFER, DK, DV, DQ, OUT, LOGSUMEXP = range(10)
+"""Places of a backward call's tensors in `source/calls.cpp`. Its launches take them as `_launch_backward` does."""
 LEAST_DEPTH = 16
 """Columns that tensor cores multiply at once."""
 ENOUGH_TURNS = 4
@@ -55,8 +57,8 @@ FARTHER = 0.03
 OWN_PROGRAM = 0.08
 """The share of time that a program for each tile adds: it starts when another has ended, and fetches nothing ahead.
 
-These four were fitted to 180 forward times of 19 shapes on an H200, with head dimensions 64 to 256: what they choose
-takes 1 % longer than the fastest choice on average, and 4 % at most.
+`UNIT_COST`, `CLOSE_BYTES`, `FARTHER` and `OWN_PROGRAM` were fitted to 180 forward times of 19 shapes on an H200, with
+head dimensions 64 to 256: what they choose takes 1 % longer than the fastest choice on average, and 4 % at most.
 """
 LONG = 8192
 """Queries from which on three consumers are faster than two at width 64."""
@@ -206,7 +208,7 @@ def _forward_plan(
     if (
         not (device == key_device == value_device and is_here(device))
         or len(shape) != 4
-        or shape[2] < ROW_TILE  # of few queries others may make more
+        or shape[2] < ROW_TILE  # for few queries, decoding may be faster
         or any(one.stride(-1) != 1 or 0 in one.stride() for one in (q, k, v))
     ):
         return None
@@ -255,7 +257,11 @@ def gradients(
         _launch_backward(launches, out_gradient, q, k, v, out, dq, dk, dv, logsumexp, logsumexp)
     native.learn_backward(
         out_gradient, q, k, v, out, logsumexp, is_causal, launches.size, launches.is_deterministic,
-        ((launches.rows, (8, 3, 9, 9, 4)), (launches.keys, range(7)), (launches.queries, (0, 1, 2, 3, 4, 7))),
+        (
+            (launches.rows, (OUT, GRADIENT, LOGSUMEXP, LOGSUMEXP, BUFFER)),
+            (launches.keys, (Q, K, V, GRADIENT, BUFFER, DK, DV)),
+            (launches.queries, (Q, K, V, GRADIENT, BUFFER, DQ)),
+        ),
     )  # fmt: skip
     return dq, dk, dv
 
@@ -334,7 +340,7 @@ class BackwardLaunches(NamedTuple):
     keys: Launch
     """Gives dK and dV, and adds to dQ's sum."""
     queries: Launch
-    """Gives dQ."""
+    """Gives dQ, from its sum if there is one."""
 
 
 @functools.lru_cache(maxsize=LAUNCHES)

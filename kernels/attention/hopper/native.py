@@ -33,27 +33,25 @@ DRIVER, STREAMS = "libcuda.so.1", "libtorch_cuda.so"
 """Libraries that are loaded in a process with tensors on a GPU."""
 
 _log = logging.getLogger(__name__)
-
-
 _loading = threading.Lock()
-_known: Any | None = None
-"""The library, from the first call on that it was taught."""
+_loaded: Any | None = None
+"""The library; None until a call has taught it."""
 _failed = False
 """True if this process does without it."""
 
 
 def _library() -> Any | None:
     """The library, built now if this host has not built it; None without it, and while another thread builds it."""
-    global _known
-    if _known is None and _loading.acquire(blocking=False):
+    global _loaded
+    if _loaded is None and _loading.acquire(blocking=False):
         try:
-            _log.info("building %s, unless an earlier process has: some 15 s", LIBRARY.what)
+            _log.info("building %s, unless an earlier process has: 10 to 30 s", LIBRARY.what)
             loaded = load(LIBRARY.file())
             loaded.open(DRIVER, STREAMS)
-            _known = loaded
+            _loaded = loaded
         finally:
             _loading.release()
-    return _known
+    return _loaded
 
 
 def load(file: Path) -> Any:
@@ -72,18 +70,22 @@ def load(file: Path) -> Any:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor | None:
-    """Return the output, differentiable, or None for a call of an unknown kind."""
-    if _known is None or hooks_are_set():
+    """Return the output (batch, heads, queries, head_dim), differentiable, or None for a call of an unknown kind.
+
+    Raises:
+        RuntimeError: the CUDA driver refuses a launch; the message says why.
+    """
+    if _loaded is None or hooks_are_set():
         return None
-    out: Tensor | None = _known.attend(q, k, v, is_causal)
+    out: Tensor | None = _loaded.attend(q, k, v, is_causal)
     return out
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor] | None:
-    """Return the output and its log-sum-exp, or None for a call of an unknown kind."""
-    if _known is None or hooks_are_set():
+    """Return the output and its log-sum-exp (batch, heads, queries; float32), or None for a call of an unknown kind."""
+    if _loaded is None or hooks_are_set():
         return None
-    results: tuple[Tensor, Tensor] | None = _known.forward(q, k, v, is_causal)
+    results: tuple[Tensor, Tensor] | None = _loaded.forward(q, k, v, is_causal)
     return results
 
 
@@ -91,9 +93,9 @@ def gradients(
     out_gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, is_causal: bool
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """Return dq, dk and dv, or None for a call of an unknown kind."""
-    if _known is None or hooks_are_set():
+    if _loaded is None or hooks_are_set():
         return None
-    results: tuple[Tensor, Tensor, Tensor] | None = _known.gradients(
+    results: tuple[Tensor, Tensor, Tensor] | None = _loaded.gradients(
         out_gradient, q, k, v, out, logsumexp, is_causal
     )  # fmt: skip
     return results
@@ -134,7 +136,7 @@ def _teach(
             learn(library, kernels)
     except Exception as error:  # noqa: BLE001 - of the build, the loading, or Triton's private parts
         _failed = True
-        _log.warning("attention's calls take the host longer than they need: %s", error)
+        _log.warning("attention's calls go through Python, which takes the host longer: %s", error)
 
 
 def _described(launches: Sequence[tuple[Launch, Sequence[int]]]) -> list[dict[str, Any]] | None:

@@ -225,6 +225,8 @@ def main() -> None:
     if options.candidate:
         serve(options)
         return
+    if not torch.cuda.is_available() or not launch.is_here(torch.device("cuda", 0)):
+        raise SystemExit("this tunes kernels for compute capability 9.0, with the Triton that they are for")
     began = time.monotonic()
     names = [CUDNN, *(name for name, _ in candidates(padded_width(options.head_dim)))]
     started = [Candidate(name, sys.argv[1:]) for name in names]
