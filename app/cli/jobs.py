@@ -260,6 +260,8 @@ def jobs(
 
     labels = arguments.parse_labels(label or [])
     found = server.list_jobs(state=state, kind=kind, labels=labels, sweep=sweep_id, limit=limit)
+    if not found:
+        _check_kind(server, kind)
     if as_json:
         print_json(found)
     else:
@@ -317,6 +319,7 @@ def cancel(
     """
     chosen = _chosen(job_ids, state, kind, label, sweep_id)
     if chosen is not None:
+        _check_kind(server, kind)
         done = server.send("POST", "/jobs/cancel", params=chosen, timeout_s=BULK_TIMEOUT_S).json()
         echo(f"jobs cancelled: {done['cancelled']}; being cancelled: {done['requested']}")
         return
@@ -366,6 +369,7 @@ def delete(
     """
     chosen = _chosen(job_ids, state, kind, label, sweep_id)
     if chosen is not None:
+        _check_kind(server, kind)
         done = server.send("DELETE", "/jobs", params=chosen, timeout_s=BULK_TIMEOUT_S).json()
         left = f"; queued or running, so not deleted: {done['unfinished']}" if done["unfinished"] else ""
         needed = f"; in baselines, so not deleted: {done['in_baselines']}" if done["in_baselines"] else ""
@@ -392,6 +396,20 @@ def _chosen(
     if bool(job_ids) == bool(chosen):
         raise typer.BadParameter("give ids, or at least one of --state, --kind, --label and --sweep, and not both")
     return chosen or None
+
+
+def _check_kind(server: Flopwatch, kind: str | None) -> None:
+    """Raise ClientError if no job has this kind, and none can have it.
+
+    Jobs of a kind that this server's version does not know may be stored, so the server takes any kind as a filter.
+    """
+    if kind is None:
+        return
+    from app.client import ClientError
+
+    known = [spec["kind"] for spec in server.specs()]
+    if kind not in known and not server.list_jobs(kind=kind, limit=1):
+        raise ClientError(f"--kind {kind}: no job is of this kind; known kinds: {', '.join(known)}")
 
 
 def _each(job_ids: list[int], act: Callable[[int], str]) -> None:

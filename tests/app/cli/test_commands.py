@@ -387,6 +387,25 @@ def test_jobs(site: Any, flopwatch: Any) -> None:
     assert "job 1 " not in ended(flopwatch("cancel", *map(str, ids[1:])))
 
 
+@pytest.mark.parametrize("command", ["jobs", "cancel", "delete"])
+def test_a_kind_that_no_job_can_have_is_refused_and_the_known_ones_are_named(
+    site: Any, flopwatch: Any, command: str
+) -> None:
+    error = ended(flopwatch(command, "--kind", "benchmak"), 1)
+    assert error == f"error: --kind benchmak: no job is of this kind; known kinds: {', '.join(sorted(KINDS))}\n"
+    ended(flopwatch(command, "--kind", "benchmark", "--label", "nobody=has"))
+
+
+def test_a_kind_that_only_stored_jobs_have_is_taken(site: Any, flopwatch: Any) -> None:
+    job_id = submitted(flopwatch)
+    ended(flopwatch("cancel", str(job_id)))
+    with site.services.database.write() as connection:
+        connection.exec_driver_sql(f"update job set kind = 'bygone' where id = {job_id}")
+    assert f"\n{job_id} " in ended(flopwatch("jobs", "--kind", "bygone"))
+    assert json.loads(ended(flopwatch("jobs", "--kind", "bygone", "--state", "running", "--json"))) == []
+    assert ended(flopwatch("delete", "--kind", "bygone")) == "jobs deleted: 1\n"
+
+
 def test_jobs_say_what_they_measure_and_where_they_stand(site: Any, flopwatch: Any) -> None:
     done = submitted(flopwatch, "--priority", "60", "--label", "stand=yes", "context_length=8")
     validity = {"verdict": "suspect", "checks": []}
