@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from app.errors import InvalidEnvironment
@@ -28,15 +29,15 @@ def _no_limit(value: object) -> object:
 def _is_a_token(token: SecretStr) -> SecretStr:
     text = token.get_secret_value()
     if not text:
-        raise ValueError("is empty, which protects nothing: set a token, or unset the variable")
+        raise PydanticCustomError("token", "is empty, which protects nothing: set a token, or unset the variable")
     if text != text.strip():
-        raise ValueError("begins or ends with a blank, which no client can send")
+        raise PydanticCustomError("token", "begins or ends with a blank, which no client can send")
     return token
 
 
 def _is_a_site(address: str) -> str:
     if address and not (address.startswith(("http://", "https://")) and urlsplit(address).hostname):
-        raise ValueError("must be an address such as https://ui.perfetto.dev, or empty")
+        raise PydanticCustomError("site", "must be an address such as https://ui.perfetto.dev, or empty")
     return address
 
 

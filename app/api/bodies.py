@@ -11,6 +11,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from fastapi import Request
 from pydantic import AfterValidator, BaseModel, Discriminator, Field, StringConstraints, Tag, ValidationError
+from pydantic_core import PydanticCustomError
 from starlette.requests import ClientDisconnect
 
 from app.api.pointers import field_errors, pointer, shown
@@ -28,7 +29,7 @@ MAX_LABELS = 64
 
 def _one_line(text: str) -> str:
     if not text.isprintable():
-        raise ValueError("must be printable, on one line")
+        raise PydanticCustomError("line", "must be printable, on one line")
     return text
 
 

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import Response
 from markupsafe import Markup
 from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from app.api.parameters import Id, StrictQuery, Text
 from app.api.services import CurrentServices, Services
@@ -41,7 +42,7 @@ NONE_IF_EMPTY = BeforeValidator(lambda value: value or None)
 def _only(value: str) -> str:
     name, colon, _ = value.partition(":")
     if value and not (name and colon):
-        raise ValueError("must be written coordinate:value")
+        raise PydanticCustomError("only", "must be written coordinate:value")
     return value
 
 

@@ -248,6 +248,11 @@ class TestPlots:
     def test_errors(self, filled: Any, query: str, status: int) -> None:
         assert filled.http.get(f"/ui/plots{query}").status_code == status
 
+    def test_a_filter_that_is_no_filter_is_told_in_our_words(self, filled: Any) -> None:
+        told = filled.http.get("/ui/plots?sweep=1&only=x").text
+        assert "must be written coordinate:value" in told
+        assert "Value error" not in told
+
     def test_nothing_measured(self, filled: Any) -> None:
         assert "Nothing is measured yet" in filled.http.get("/ui/plots?job=9").text
 
