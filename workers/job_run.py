@@ -438,7 +438,9 @@ class JobRun:
         if reason is not None or now >= self._timeout.deadline:
             self._storing_until = min(self._storing_until, now + self._grace_s)
             if now >= self._storing_until:
-                raise _Interrupted(reason or Failed("timeout", f"{self._timeout.detail}: it was storing {public_name}"))
+                raise _Interrupted(
+                    reason or Failed("timeout", f"{self._timeout.detail}, while it stored {public_name}")
+                )
         self._check_size(public_name, size)
 
     def _progress(self, done: int, total: int, message: str) -> None:

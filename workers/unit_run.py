@@ -282,13 +282,14 @@ class Timeout:
 
     deadline: float
     detail: str
+    """The error's detail. Its title says that the job ran longer than its timeout_s, so the detail does not."""
 
     @classmethod
     def after(cls, timeout_s: float | None) -> Timeout:
         """Start the timeout now; None means that there is none."""
         if timeout_s is None:
             return cls(float("inf"), "")
-        return cls(time.monotonic() + timeout_s, f"the job ran longer than its timeout_s, {timeout_s:g} s")
+        return cls(time.monotonic() + timeout_s, f"its time was over after {timeout_s:g} s")
 
 
 def _told(code: Any, detail: Any) -> Succeeded | Failed:

@@ -22,6 +22,7 @@ import httpx
 import pytest
 from pydantic_core import to_json
 
+from app.connection import problem_text
 from app.errors import STORE_UNAVAILABLE, DiskFull, FlopwatchError
 from app.main import create_app
 from app.settings import Settings
@@ -552,8 +553,9 @@ def test_a_unit_that_closes_its_pipes_and_goes_on_still_times_out(site: Site, or
             continue
         unit.report(exit_code=None, signal=15)
 
-    job = site.run(play, timeout_s=0.2)
-    assert job["error"]["code"] == "timeout"
+    error = site.run(play, timeout_s=0.2)["error"]
+    assert error["code"] == "timeout"
+    assert problem_text(error) == "The job ran longer than its timeout_s\n  its time was over after 0.2 s"
 
 
 def test_a_unit_that_crashes_goes_on_in_a_new_process_where_its_runner_says(site: Site) -> None:
@@ -1110,7 +1112,7 @@ class TestHugeArtifacts:
         self.time_out_while_it_is_taken(monkeypatch)
         job = self.store_slowly(site, monkeypatch, 5_000_000, timeout_s=60)
         assert job["error"]["code"] == "timeout"
-        assert "it was storing trace" in job["error"]["detail"]
+        assert job["error"]["detail"] == "its time was over after 60 s, while it stored trace"
         assert [path for path in site.settings.artifacts_dir.rglob("*") if path.is_file()] == []
         assert list((site.settings.data_dir / "scratch").iterdir()) == []
 
