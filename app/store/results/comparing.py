@@ -327,6 +327,7 @@ def _compared(
         headline,
         circumstances.obstacles(environments, elsewhere),
         alternated=alternated,
+        same=None if alternated else _same_jobs(baseline, candidate),
         asked=question.metrics,
         fail_above_percent=question.fail_above_percent,
     )
@@ -353,14 +354,15 @@ def _compared(
         "distributions": distributions,
         "notes": notes,
     }
-    lead = [_capital(judgement.sentence)]
+    return Sheet(columns=columns, rows=shown, notes=notes, about=about, lead=_lead(judgement))
+
+
+def _lead(judgement: judging.Judgement) -> list[str]:
+    """Return the sentences that stand above the table."""
+    lead = [f"{judgement.sentence}."]
     if judgement.gate is not None and judgement.gate.sentence != judgement.sentence:
         lead.append(f"Gate: {judgement.gate.sentence}.")
-    return Sheet(columns=columns, rows=shown, notes=notes, about=about, lead=lead)
-
-
-def _capital(sentence: str) -> str:
-    return f"{sentence}."
+    return lead
 
 
 def _columns_of(kind: str) -> Sequence[str]:
@@ -384,6 +386,8 @@ def _notes(
 ) -> list[str]:
     """Return the sentences that stand below the table."""
     notes = [ALTERNATED if alternated else NOT_ALTERNATED]
+    if not alternated and _same_jobs(baseline, candidate):
+        notes = []  # the sentence above the table says it
     if differences:
         notes.append(f"They differ in {case_text({name: _change(*both) for name, both in differences.items()})}.")
     if environments:
@@ -397,6 +401,15 @@ def _notes(
             which = f"job {side.jobs[0].id}" if len(side.jobs) == 1 else f"of {len(side.jobs)} jobs"
             notes.append(f"The {side.name}, {which}, is {side.validity}; its verdict says why.")
     return notes
+
+
+def _same_jobs(*sides: _Side) -> str | None:
+    """Say that both sides are the same jobs; None if they are not."""
+    ones, others = ({job.id for job in side.jobs} for side in sides)
+    if ones != others:
+        return None
+    named = f"job {min(ones)}" if len(ones) == 1 else f"the same {len(ones)} jobs"
+    return f"both sides are {named}, so there is nothing to compare"
 
 
 def _change(one: Scalar, other: Scalar) -> str:

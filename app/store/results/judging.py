@@ -323,14 +323,19 @@ def conclude(
     obstacles: Sequence[str],
     *,
     alternated: bool,
+    same: str | None = None,
     asked: Sequence[str] = (),
     fail_above_percent: float | None = None,
 ) -> Judgement:
-    """Sum a judged comparison up. `obstacles` are the reasons why the sides cannot be compared."""
+    """Sum a judged comparison up. `obstacles` are the reasons why the sides cannot be compared; `same` is the sentence
+    to say where both sides are the same jobs, since findings about these mislead.
+    """
     metrics = tuple(asked) or ((headline,) if headline is not None else ())
     chosen = [row for row in rows if row.metric in metrics]
     conclusion, sentence = _summed_up(chosen, obstacles)
-    if not alternated and conclusion in ("better", "worse", "changed", "mixed", "no_difference"):
+    if same is not None:
+        sentence = same
+    elif not alternated and conclusion in ("better", "worse", "changed", "mixed", "no_difference"):
         sentence += "; not alternated, so changes of the host count as well"
     gate = None if fail_above_percent is None else _gate(chosen, metrics, obstacles, sentence, fail_above_percent)
     return Judgement(headline, conclusion, sentence, gate)

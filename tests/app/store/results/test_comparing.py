@@ -112,6 +112,21 @@ class TestMetrics:
         names = [name.strip() for name in head.strip("|").split("|")]
         assert names == ["model", "context_length", "metric", "unit", "baseline", "candidate", "change", "ratio"]
 
+    @pytest.mark.parametrize("number", [1, 2])
+    def test_a_job_compared_with_itself_says_so(self, database: Database, measure: Measure, number: int) -> None:
+        jobs = [measure(("step_ms", {}), finish=Finish("succeeded")) for _ in range(number)]
+        named = "the same 2 jobs" if number == 2 else f"job {jobs[0]}"
+        told = f"both sides are {named}, so there is nothing to compare"
+        sheet = compare(database, jobs, jobs[::-1], Question(fail_above_percent=5))
+        assert (sheet.about or {})["sentence"] == told
+        text = render(sheet, "markdown")
+        assert text.startswith(f"{told}.\n")
+        assert "one after the other" not in text
+
+    def test_jobs_that_only_share_one_are_compared(self, database: Database, measure: Measure) -> None:
+        one, other = (measure(("step_ms", {})) for _ in range(2))
+        assert "nothing to compare" not in render(compare(database, [one, other], one), "markdown")
+
     def test_a_coordinate_named_as_another_column_keeps_its_values(self, database: Database, measure: Measure) -> None:
         jobs = [measure(*(("step_ms", {"case": {"metric": number}}) for number in (1, 2))) for _ in range(2)]
         found = rows(compare(database, *jobs))
