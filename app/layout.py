@@ -37,6 +37,10 @@ MAX_LISTED = 4
 """Largest number of values of a coordinate that a summary lists; for more values it gives their number."""
 MAX_DOUBTS = 5
 """Number of a job's failed checks that are shown."""
+FIRST_IN_QUEUE = (
+    "It starts as soon as a worker has its devices free. Jobs of another Flopwatch on the same host may hold them."
+)
+"""What the first job of the queue waits for, unless a reason is known why it cannot start."""
 
 
 def varying_columns(measurements: Mapping[str, Any]) -> list[str]:

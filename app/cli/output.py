@@ -13,6 +13,7 @@ from app.cli.terminal import cell, echo, echo_json, echo_table
 from app.client import Flopwatch, Show, progress_bar
 from app.connection import problem_text
 from app.layout import (
+    FIRST_IN_QUEUE,
     age,
     case_text,
     doubts,
@@ -56,7 +57,7 @@ def print_job(job: dict[str, Any], place: int | None = None) -> None:
         "sweep": job["sweep_id"],
         "priority": job["priority"],
         "place": f"{place} in the queue" if place is not None else None,
-        "waiting": job.get("waiting"),
+        "waiting": job.get("waiting") or (FIRST_IN_QUEUE if place == 1 else None),
         "created": ", ".join(filter(None, (moment(job["created_at"]), age(job["created_at"])))) or None,
         "started": moment(job["started_at"]),
         "finished": moment(job["finished_at"]),

@@ -16,7 +16,7 @@ from fastapi.responses import Response
 from fastapi.templating import Jinja2Templates
 from markupsafe import Markup, escape
 
-from app.layout import FORMATS, age, doubts, duration, notes, number, ran, verdict
+from app.layout import FIRST_IN_QUEUE, FORMATS, age, doubts, duration, notes, number, ran, verdict
 from app.metrics import readable
 from app.store import results
 
@@ -59,6 +59,7 @@ def _templates() -> Jinja2Templates:
         "kind": kind_title,
     }
     templates.env.globals["formats_of_tables"] = FORMATS
+    templates.env.globals["first_in_queue"] = FIRST_IN_QUEUE
     templates.env.globals["asset"] = asset
     return templates
 

@@ -16,6 +16,7 @@ import pytest
 
 from app import address
 from app.connection import parse_stream
+from app.layout import FIRST_IN_QUEUE
 from app.specs import KINDS
 from app.store.records import StoredArtifact, UnitRecord
 
@@ -432,6 +433,23 @@ def test_jobs_say_what_they_measure_and_where_they_stand(site: Any, flopwatch: A
     assert re.search(r"^  created:  \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC, \d+ s ago$", shown, re.MULTILINE)
     assert re.search(r"^  duration: [\d.]+ m?s$", ended(flopwatch("show", str(done))), re.MULTILINE)
     ended(flopwatch("cancel", *map(str, waiting), stuck))
+
+
+def test_the_first_of_the_queue_is_said_to_wait_for_free_devices_as_on_its_page(
+    fresh_site: Any, flopwatch: Any
+) -> None:
+    first, second = (fresh_site.submit()["id"] for _ in range(2))
+
+    def shown(job_id: int) -> str:
+        return ended(flopwatch("show", str(job_id), FLOPWATCH_URL=fresh_site.url))
+
+    assert "waiting:  no worker is connected" in shown(first), "the reason that is known"
+    fresh_site.worker.register()
+    assert f"\n  waiting:  {FIRST_IN_QUEUE}\n" in shown(first)
+    assert FIRST_IN_QUEUE in fresh_site.http.get(f"/ui/jobs/{first}").text
+    assert "waiting:" not in shown(second)
+    fresh_site.worker.claim_job(first)
+    assert "waiting:" not in shown(first)
 
 
 def test_a_job_whose_row_is_broken_is_listed_and_shown(site: Any, flopwatch: Any) -> None:
