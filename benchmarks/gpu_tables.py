@@ -381,15 +381,17 @@ def rows_of(result: Mapping[str, Any], table: Table) -> Iterator[list[str]]:
 
 def ratios_of(result: Mapping[str, Any], table: Table) -> Iterator[str]:
     """Say, for each metric of a comparison, how the candidate's turns differ from the baseline's turns before them."""
-    sides: dict[str, list[Mapping[str, Any]]] = {"baseline": [], "candidate": []}
+    sides: dict[str, dict[int, Mapping[str, Any]]] = {"baseline": {}, "candidate": {}}
     for measurements in _cases(result):
         if side := measurements[0].get("side"):
-            sides[side].append(_by_name(measurements))
+            sides[side][measurements[0]["unit_index"]] = _by_name(measurements)
+    before, after = sides.values()
+    pairs = [(before[turn], after[turn + 1]) for turn in before if turn + 1 in after]
     for metric in table.metrics:
         ratios = sorted(
-            after[metric]["median"] / before[metric]["median"]
-            for before, after in zip(*sides.values(), strict=False)
-            if all(metric in turn and turn[metric]["median"] for turn in (before, after))
+            new[metric]["median"] / old[metric]["median"]
+            for old, new in pairs
+            if all(metric in turn and turn[metric]["median"] for turn in (old, new))
         )
         if ratios:
             yield (

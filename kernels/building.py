@@ -80,7 +80,7 @@ class Library:
                 shutil.rmtree(scratch, ignore_errors=True)  # left by a build that was killed: we hold its lock
                 scratch.mkdir()
                 try:
-                    self._build(scratch)
+                    self._build(scratch, lock.fileno())
                     folder.mkdir(exist_ok=True)
                     next(scratch.glob("*.so")).replace(file)
                 finally:
@@ -116,7 +116,7 @@ class Library:
         except (OSError, subprocess.SubprocessError) as error:
             raise BuildError(f"building {self.what} failed: {error}") from error
 
-    def _build(self, folder: Path) -> None:
+    def _build(self, folder: Path, lock: int) -> None:
         settings = {
             "name": self.name,
             "sources": [str(source) for source in sorted(self.sources.glob("*.cpp"))],
@@ -127,11 +127,15 @@ class Library:
             "with_cuda": False,
             "is_python_module": False,
         }
-        # In a process of its own: torch remembers by name what it has built, also a build that was interrupted.
-        # ninja is found beside this interpreter, even if its environment is not active.
+        # In a process of its own: torch remembers by name what it has built, also a build that was interrupted. That
+        # process holds the lock, too, since it goes on in the folder if this one is killed. Modules in the present
+        # folder are none of its imports (-P). ninja is found beside this interpreter, even if its environment is not
+        # active.
         path = os.pathsep.join([os.environ.get("PATH", os.defpath), str(Path(sys.executable).parent)])
-        command = [sys.executable, "-c", BUILD, json.dumps(settings)]
-        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PATH": path}, check=False)
+        command = [sys.executable, "-P", "-c", BUILD, json.dumps(settings)]
+        done = subprocess.run(
+            command, capture_output=True, text=True, env={**os.environ, "PATH": path}, pass_fds=(lock,), check=False
+        )
         if done.returncode:
             raise BuildError(f"building {self.what} failed: {done.stdout}{done.stderr}")
 

@@ -56,7 +56,10 @@ def test_a_comparison_has_a_row_per_turn_and_a_ratio(tmp_path: Path) -> None:
 
 
 def test_the_ratio_is_of_turns_that_follow_each_other() -> None:
-    turns = [("baseline", 2.0), ("candidate", 1.0), ("baseline", 4.0), ("candidate", 4.0), ("baseline", 1.0)]
+    turns = [
+        ("baseline", 2.0), ("candidate", 1.0), ("baseline", 4.0), ("candidate", 4.0), ("baseline", 1.0),
+        ("candidate", None), ("baseline", 1.0),
+    ]  # fmt: skip
     common = {"case": {}, "metric": "step_ms", "phase": "step", "std": None}
     measurements = [
         {**common, "case_key": side, "side": side, "unit_index": index, "median": median}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ import pytest
 
 from kernels import building
 from kernels.building import BuildError, CompilerMissing, Library
+from tools.service import wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,7 +44,6 @@ def library(tmp_path: Path) -> Library:
 ANSWER = """
 import ctypes, os, sys
 from pathlib import Path
-import torch.utils.cpp_extension  # else each fork that builds
 from kernels.building import BuildError, Library, cache_folder
 
 library = Library("answers", Path(sys.argv[1]), "the answers", ("-O0",))
@@ -117,7 +118,7 @@ import os, signal, sys
 from pathlib import Path
 from kernels.building import Library
 
-def half(library, folder):
+def half(library, folder, lock):
     (folder / "answer.o").write_text("half of it")
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -132,7 +133,7 @@ def test_what_a_killed_build_left_is_removed(library: Library, cache: Path, monk
     assert killed.returncode == -signal.SIGKILL
     assert sorted(path.suffix for path in cache.iterdir()) == [".building", ".lock"]
 
-    def compile_nothing(_library: Library, folder: Path) -> None:
+    def compile_nothing(_library: Library, folder: Path, _lock: int) -> None:
         assert list(folder.iterdir()) == [], "nothing of the other build"
         (folder / "library.so").write_text("library")
 
@@ -141,12 +142,40 @@ def test_what_a_killed_build_left_is_removed(library: Library, cache: Path, monk
     assert sorted(path.suffix for path in cache.iterdir()) == ["", ".lock"]
 
 
+def test_a_build_whose_process_is_killed_goes_on_alone_in_its_folder(
+    library: Library, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler, started, go = (tmp_path / name for name in ("compiler", "started", "go"))
+    wait = f'case "$*" in *answer.cpp*) touch {started}; until [ -e {go} ]; do sleep 0.05; done;; esac'
+    compiler.write_text(f'#!/bin/sh\n{wait}\nexec c++ "$@"\n')
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    command = [sys.executable, "-c", "import sys\nfrom pathlib import Path\nfrom kernels.building import Library\n"]
+    command[-1] += 'Library("answers", Path(sys.argv[1]), "the answers", ("-O0",)).file()'
+    with subprocess.Popen([*command, str(library.sources)], env={**os.environ, "PYTHONPATH": str(ROOT)}) as builder:
+        wait_until(started.exists, timeout_s=60, what="the compiler's start")
+        builder.kill()
+    (lock,) = cache.glob("*.lock")
+    with lock.open() as file, pytest.raises(BlockingIOError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    go.touch()
+    assert ctypes.CDLL(str(library.file())).answer() == 42
+
+
+def test_modules_of_the_present_folder_are_not_imported(
+    library: Library, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "random.py").write_text("raise RuntimeError('a module of the user')")
+    monkeypatch.chdir(tmp_path)
+    assert ctypes.CDLL(str(library.file())).answer() == 42
+
+
 def test_another_version_of_the_compiler_builds_anew(
     library: Library, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = []
 
-    def compile_nothing(_library: Library, folder: Path) -> None:
+    def compile_nothing(_library: Library, folder: Path, _lock: int) -> None:
         built.append(folder)
         (folder / "library.so").write_text(f"library {len(built)}")
 

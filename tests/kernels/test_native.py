@@ -234,9 +234,26 @@ def test_profilers_see_the_calls_by_name(calls: Any, fake: ctypes.CDLL) -> None:
         out = native.attend(*inputs, True)
         assert out is not None
         torch.autograd.grad(out, inputs, torch.randn(SHAPE))
-    names = {event.key for event in profile.key_averages()}
-    assert "flopwatch::flash_attention" in names
-    assert any("flopwatch::Attention" in name for name in names)
+    (forward,) = [one for one in profile.events() if one.name == "flopwatch::flash_attention"]
+    backward = [one for one in profile.events() if "flopwatch::Attention" in one.name]
+    assert forward.sequence_nr >= 0
+    assert {one.sequence_nr for one in backward} == {forward.sequence_nr}, "who belongs together"
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.*torch.jit.*:DeprecationWarning")
+def test_a_trace_of_torch_jit_is_not_given_memory_instead_of_operations(calls: Any, fake: ctypes.CDLL) -> None:
+    teach(calls, fake)
+    q, k, v = (one.detach() for one in draw())
+    asked: list[object] = []
+
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        asked.append(native.attend(q, k, v, True))
+        return q + k + v
+
+    function(q, k, v)
+    torch.jit.trace(function, (q, k, v), check_trace=False)
+    assert asked[0] is not None
+    assert asked[1] is None
 
 
 def test_an_expanded_gradient_and_one_that_is_unknown(

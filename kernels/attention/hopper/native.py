@@ -45,6 +45,8 @@ def _library() -> Any | None:
     global _loaded
     if _loaded is None and _loading.acquire(blocking=False):
         try:
+            if _loaded is not None:  # by another thread, since
+                return _loaded
             _log.info("building %s, unless an earlier process has: 10 to 30 s", LIBRARY.what)
             loaded = load(LIBRARY.file())
             loaded.open(DRIVER, STREAMS)

@@ -6,6 +6,7 @@
 // said, a bounded number of kinds; the copy engine's descriptors are encoded in each call.
 
 #include <ATen/Context.h>
+#include <ATen/SequenceNumber.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/record_function.h>
@@ -219,13 +220,15 @@ struct KeyHash {
   }
 };
 
-// Others who must see an operation, and tensors whose memory is not simply theirs: Python's dispatch, functorch, tracing.
+// Tensors whose memory is not simply their own: those of Python's dispatch, of functorch, and of functionalization.
 const c10::DispatchKeySet FOREIGN{c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched,
                                   c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Functionalize};
 
+// True if somebody must see operations: a mode in Python, functorch, or torch.jit's tracer.
 bool somebody_listens() {
   return c10::impl::TorchDispatchModeTLS::any_modes_set() ||
-         c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode);
+         c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode) ||
+         c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::Tracer);
 }
 
 bool is_aligned(const Tensor& tensor) { return reinterpret_cast<uint64_t>(tensor.const_data_ptr()) % ALIGNMENT == 0; }
@@ -387,7 +390,10 @@ namespace {
 std::optional<Tensor> attend(const Tensor& q, const Tensor& k, const Tensor& v, bool is_causal) {
   const auto kernel = forwards.find(key_of({q, k, v}, is_causal));
   if (!kernel) return std::nullopt;
-  RECORD_FUNCTION("flopwatch::flash_attention", std::vector<c10::IValue>({q, k, v}));
+  // Profilers find the backward pass of a call by the number that its node in autograd's graph gets now.
+  const bool has_node = c10::GradMode::is_enabled() && (q.requires_grad() || k.requires_grad() || v.requires_grad());
+  const int64_t number = has_node ? static_cast<int64_t>(at::sequence_number::peek()) : -1;
+  RECORD_FUNCTION("flopwatch::flash_attention", std::vector<c10::IValue>({q, k, v}), number);
   return flopwatch::Attention::apply(q, k, v, is_causal, kernel);
 }
 
