@@ -12,15 +12,6 @@ import pytest
 FUNCTION_LINES = 60
 LONGER: dict[str, str] = {
     "migrations/versions/0001_create_every_table.py::upgrade": "declares every table; a migration never changes",
-    **{
-        f"kernels/attention/hopper/{name}": "a kernel's loop as an H200 ran it: parts compile to other code"
-        for name in (
-            "backward.py::backward_kernel",
-            "backward.py::visit",
-            "forward.py::consume",
-            "forward.py::forward_kernel",
-        )
-    },
 }
 """Functions ("path::name") that may be longer, with the reason."""
 

@@ -44,6 +44,35 @@ def query_tiles(start, queries, keys, M: gl.constexpr, N: gl.constexpr, CAUSAL: 
 
 
 @gluon.jit
+def hide(p, first_key, first_query, keys, CAUSAL: gl.constexpr):
+    """Weights (keys × queries), 0 where a query does not see a key."""
+    rows = first_key + gl.arange(0, p.shape[0], gl.SliceLayout(1, p.type.layout))
+    visible = (rows < keys)[:, None]
+    if CAUSAL:
+        columns = first_query + gl.arange(0, p.shape[1], gl.SliceLayout(0, p.type.layout))
+        visible = visible & (rows[:, None] <= columns[None, :])
+    return gl.where(visible, p, 0.0)
+
+
+@gluon.jit
+def part_of_dq(ds, k, WHO: gl.constexpr):
+    """A consumer's part of dQ, not waited for: half of the rows of a tile of 128 queries, else half of the columns.
+
+    `ds` (keys × queries) and `k` (keys × D) are in shared memory.
+    """
+    BY_ROWS: gl.constexpr = ds.shape[1] == 128
+    ROWS: gl.constexpr = ds.shape[1] // 2 if BY_ROWS else ds.shape[1]
+    WIDTH: gl.constexpr = k.shape[1] if BY_ROWS else k.shape[1] // 2
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
+    zeros = gl.zeros([ROWS, WIDTH], gl.float32, layout)
+    if BY_ROWS:
+        dq = warpgroup_mma(ds.slice(WHO * ROWS, ROWS, 1).permute((1, 0)), k, zeros, use_acc=False, is_async=True)
+    else:
+        dq = warpgroup_mma(ds.permute((1, 0)), k.slice(WHO * WIDTH, WIDTH, 1), zeros, use_acc=False, is_async=True)
+    return dq
+
+
+@gluon.jit
 def visit(
     begin, end, count, token, dk, dv, k_tiles, v_tiles, q_tiles, do_tiles, ds_tiles, dq_tiles, numbers,
     q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty, start, keys, scale,
@@ -56,10 +85,6 @@ def visit(
     d_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     left_layout: gl.constexpr = gl.DotOperandLayout(0, d_layout, 2)
     column_layout: gl.constexpr = gl.SliceLayout(0, s_layout)
-    BY_ROWS: gl.constexpr = M == 128
-    DQ_ROWS: gl.constexpr = M // 2 if BY_ROWS else M
-    DQ_WIDTH: gl.constexpr = D if BY_ROWS else D // 2
-    dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DQ_WIDTH, 16])
     for index in range(begin, end):
         stage = count % 2
         phase = (count // 2) & 1
@@ -79,12 +104,7 @@ def visit(
         s = warpgroup_mma_wait(1 if REST == 0 else 2, deps=[s])
         p = gl.exp2(s * scale - exponent[None, :])
         if MASKED:
-            rows = start + WHO * HALF + gl.arange(0, HALF, gl.SliceLayout(1, s_layout))
-            visible = (rows < keys)[:, None]
-            if CAUSAL:
-                columns = index * M + gl.arange(0, M, column_layout)
-                visible = visible & (rows[:, None] <= columns[None, :])
-            p = gl.where(visible, p, 0.0)
+            p = hide(p, start + WHO * HALF, index * M, keys, CAUSAL)
         weights = gl.convert_layout(p.to(q_tiles.dtype), left_layout)
         delta = numbers.index(stage * 2 + 1).load(column_layout)
         dp = warpgroup_mma_wait(0, deps=[dp])
@@ -94,18 +114,12 @@ def visit(
         shared_ds.slice(WHO * HALF, HALF, 0).store(ds)
         fence_async_shared()
         token = meet(token)
-        dq_zeros = gl.zeros([DQ_ROWS, DQ_WIDTH], gl.float32, dq_layout)
-        if BY_ROWS:
-            dq = warpgroup_mma(shared_ds.slice(WHO * DQ_ROWS, DQ_ROWS, 1).permute((1, 0)), k_tile, dq_zeros,
-                               use_acc=False, is_async=True)  # fmt: skip
-        else:
-            dq = warpgroup_mma(shared_ds.permute((1, 0)), k_tile.slice(WHO * DQ_WIDTH, DQ_WIDTH, 1), dq_zeros,
-                               use_acc=False, is_async=True)  # fmt: skip
+        dq = part_of_dq(shared_ds, k_tile, WHO)
         dk = warpgroup_mma(gl.convert_layout(ds, left_layout), q, dk, is_async=True)
         dq, dv = warpgroup_mma_wait(1, deps=[dq, dv])
         mbarrier.arrive(do_empty.index(stage), count=1)
         mbarrier.wait(dq_empty.index(WHO), (count & 1) ^ 1)
-        dq_tiles.index(WHO).reshape([DQ_ROWS, DQ_WIDTH]).store(dq)
+        dq_tiles.index(WHO).reshape([dq.shape[0], dq.shape[1]]).store(dq)
         fence_async_shared()
         mbarrier.arrive(dq_full.index(WHO), count=1)
         dk = warpgroup_mma_wait(0, deps=[dk])
@@ -240,6 +254,33 @@ def add_up(
             count += 1
 
 
+@gluon.jit
+def place(tiles, LONGEST_FIRST: gl.constexpr):
+    """(tile of keys, plane) of this program: head by head, or the first tiles of all heads first."""
+    program = gl.program_id(0)
+    tile = program % tiles
+    plane = program // tiles
+    if LONGEST_FIRST:
+        planes = gl.num_programs(0) // tiles
+        tile = program // planes
+        plane = program % planes
+    return tile, plane
+
+
+@gluon.jit
+def set_up(kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty):
+    """Initialise the barriers. Both consumers free a tile of queries; each fills a part of dQ of its own."""
+    mbarrier.init(kv_full, count=1)
+    for each in gl.static_range(2):
+        mbarrier.init(q_full.index(each), count=1)
+        mbarrier.init(q_empty.index(each), count=2)
+        mbarrier.init(do_full.index(each), count=1)
+        mbarrier.init(do_empty.index(each), count=2)
+        mbarrier.init(numbers_full.index(each), count=1)
+        mbarrier.init(dq_full.index(each), count=1)
+        mbarrier.init(dq_empty.index(each), count=1)
+
+
 # One kernel for all lengths: compiling takes ten seconds.
 @gluon.jit(do_not_specialize=["heads", "key_heads", "group", "queries", "keys", "padded"])
 def backward_kernel(
@@ -252,13 +293,7 @@ def backward_kernel(
     `scale` is log2(e)/√d, `root` 1/√d.
     """
     tiles = (keys + N - 1) // N
-    program = gl.program_id(0)
-    tile = program % tiles
-    plane = program // tiles
-    if LONGEST_FIRST:
-        planes = gl.num_programs(0) // tiles
-        tile = program // planes
-        plane = program % planes
+    tile, plane = place(tiles, LONGEST_FIRST)
     start = tile * N
     key_head = plane % key_heads
     batch = plane // key_heads
@@ -280,15 +315,7 @@ def backward_kernel(
     numbers_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     dq_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     dq_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(kv_full, count=1)
-    for each in gl.static_range(2):
-        mbarrier.init(q_full.index(each), count=1)
-        mbarrier.init(q_empty.index(each), count=2)
-        mbarrier.init(do_full.index(each), count=1)
-        mbarrier.init(do_empty.index(each), count=2)
-        mbarrier.init(numbers_full.index(each), count=1)
-        mbarrier.init(dq_full.index(each), count=1)
-        mbarrier.init(dq_empty.index(each), count=1)
+    set_up(kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty)
     fence_async_shared()
     start = after_the_kernel_before(start)
     gl.warp_specialize([

@@ -160,6 +160,76 @@ def attend_to_last(weights, acc, count, v_tiles, v_full, v_empty, N: gl.constexp
 
 
 @gluon.jit
+def attend_to_unit(
+    count, token, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, rows, start, free, number, keys, scale,
+    WHO: gl.constexpr, CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr,
+    STAGES: gl.constexpr, CAUSAL: gl.constexpr, HALVES: gl.constexpr, REST: gl.constexpr,
+):  # fmt: skip
+    """(count, token, output times total, maximum, total) of a consumer's queries after all tiles of keys.
+
+    The queries see all of the first `free` tiles, and some of up to `number`.
+    """
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
+    acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    row_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
+    weights_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
+    acc = gl.zeros([M, D], gl.float32, acc_layout)
+    maximum = gl.full([M], -float("inf"), gl.float32, row_layout)
+    total = gl.zeros([M], gl.float32, row_layout)
+    mbarrier.wait(k_full.index(count % STAGES), (count // STAGES) & 1)
+    zeros = gl.zeros([M, N], gl.float32, s_layout)
+    s = along_rows(q, k_tiles.index(count % STAGES).reshape([N, D]), zeros, REST)
+    s = warpgroup_mma_wait(0, deps=[s])
+    mbarrier.arrive(k_empty.index(count % STAGES), count=1)
+    # The mask is compared in any case: a branch around it is slower.
+    p, maximum, total, _shrink = softmax_step(s, maximum, total, rows, 0, keys, scale, True, CAUSAL, N)
+    weights = gl.convert_layout(p.to(k_tiles.dtype), weights_layout)
+    count += 1
+    count, token, weights, acc, maximum, total = attend(
+        1, free, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full,
+        v_empty, rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, False, REST,
+    )  # fmt: skip
+    halved = 0
+    if HALVES and WHO == 0:
+        seen = gl.minimum(start + M, keys) - (number - 1) * N  # keys of the last tile, by the first consumer
+        halved = ((number > 1) & (seen <= N // 2)).to(gl.int32)
+    count, token, weights, acc, maximum, total = attend(
+        gl.maximum(free, 1), number - halved, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles,
+        k_full, k_empty, v_full, v_empty, rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, True, REST,
+    )  # fmt: skip
+    if HALVES and WHO == 0:
+        if halved > 0:
+            count, token, acc, maximum, total = attend_to_half(
+                count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full,
+                v_empty, rows, (number - 1) * N, keys, scale, WHO, CONSUMERS, N, STAGES, REST,
+            )  # fmt: skip
+        else:
+            acc = attend_to_last(weights, acc, count, v_tiles, v_full, v_empty, N, STAGES)
+    else:
+        acc = attend_to_last(weights, acc, count, v_tiles, v_full, v_empty, N, STAGES)
+    return count, token, acc, maximum, total
+
+
+@gluon.jit
+def store(
+    out, logsumexp, out_tiles, q_empty, acc, maximum, total, rows, held, plane, heads, start, queries,
+    WHO: gl.constexpr, M: gl.constexpr, D: gl.constexpr, OWN_ROOM: gl.constexpr,
+):  # fmt: skip
+    """Write a unit's output, through shared memory and the copy engine, and its log-sum-exp."""
+    acc = acc / gl.convert_layout(total, gl.SliceLayout(1, acc.type.layout))[:, None]
+    room = out_tiles.index(WHO if OWN_ROOM else held)
+    if OWN_ROOM:
+        tma.store_wait(0)
+    room.reshape([M, D]).store(acc.to(out.dtype))
+    fence_async_shared()
+    tma.async_copy_shared_to_global(out, [plane // heads, plane % heads, start + WHO * M, 0], room)
+    gl.store(logsumexp + plane.to(gl.int64) * queries + rows, (maximum + gl.log2(total)) * LN_2, mask=rows < queries)
+    if not OWN_ROOM:
+        tma.store_wait(0)
+        mbarrier.arrive(q_empty.index(held), count=1)
+
+
+@gluon.jit
 def consume(
     out, logsumexp, q_tiles, k_tiles, v_tiles, out_tiles, q_full, q_empty, k_full, k_empty, v_full, v_empty,
     tiles, heads, planes, span, queries, keys, scale,
@@ -167,10 +237,7 @@ def consume(
     STAGES: gl.constexpr, Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr,
     HALVES: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
-    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
-    acc_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    row_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
-    weights_layout: gl.constexpr = gl.DotOperandLayout(0, acc_layout, 2)
+    row_layout: gl.constexpr = gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16]))
     program = gl.program_id(0)
     programs = gl.num_programs(0)
     count = 0
@@ -189,57 +256,19 @@ def consume(
             free = keys // N
             if CAUSAL:
                 free = gl.minimum(start + WHO * M, keys) // N
-            acc = gl.zeros([M, D], gl.float32, acc_layout)
-            maximum = gl.full([M], -float("inf"), gl.float32, row_layout)
-            total = gl.zeros([M], gl.float32, row_layout)
             held = done % Q_STAGES * CONSUMERS + WHO
             mbarrier.wait(q_full.index(held), (done // Q_STAGES) & 1)
             q = q_tiles.index(held).reshape([M, D])
-            mbarrier.wait(k_full.index(count % STAGES), (count // STAGES) & 1)
-            zeros = gl.zeros([M, N], gl.float32, s_layout)
-            s = along_rows(q, k_tiles.index(count % STAGES).reshape([N, D]), zeros, REST)
-            s = warpgroup_mma_wait(0, deps=[s])
-            mbarrier.arrive(k_empty.index(count % STAGES), count=1)
-            # The mask is compared in any case: a branch around it is slower.
-            p, maximum, total, _shrink = softmax_step(s, maximum, total, rows, 0, keys, scale, True, CAUSAL, N)
-            weights = gl.convert_layout(p.to(k_tiles.dtype), weights_layout)
-            count += 1
-            count, token, weights, acc, maximum, total = attend(
-                1, free, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full,
-                v_empty, rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, False, REST,
+            count, token, acc, maximum, total = attend_to_unit(
+                count, token, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty, rows, start, free, number, keys,
+                scale, WHO, CONSUMERS, M, N, D, STAGES, CAUSAL, HALVES, REST,
             )  # fmt: skip
-            halved = 0
-            if HALVES and WHO == 0:
-                seen = gl.minimum(start + M, keys) - (number - 1) * N  # keys of the last tile, by the first consumer
-                halved = ((number > 1) & (seen <= N // 2)).to(gl.int32)
-            count, token, weights, acc, maximum, total = attend(
-                gl.maximum(free, 1), number - halved, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles,
-                k_full, k_empty, v_full, v_empty, rows, keys, scale, WHO, CONSUMERS, N, STAGES, CAUSAL, True, REST,
-            )  # fmt: skip
-            if HALVES and WHO == 0:
-                if halved > 0:
-                    count, token, acc, maximum, total = attend_to_half(
-                        count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full,
-                        v_empty, rows, (number - 1) * N, keys, scale, WHO, CONSUMERS, N, STAGES, REST,
-                    )  # fmt: skip
-                else:
-                    acc = attend_to_last(weights, acc, count, v_tiles, v_full, v_empty, N, STAGES)
-            else:
-                acc = attend_to_last(weights, acc, count, v_tiles, v_full, v_empty, N, STAGES)
             if OWN_ROOM:
                 mbarrier.arrive(q_empty.index(held), count=1)
-            acc = acc / gl.convert_layout(total, gl.SliceLayout(1, acc_layout))[:, None]
-            room = out_tiles.index(WHO if OWN_ROOM else held)
-            if OWN_ROOM:
-                tma.store_wait(0)
-            room.reshape([M, D]).store(acc.to(k_tiles.dtype))
-            fence_async_shared()
-            tma.async_copy_shared_to_global(out, [plane // heads, plane % heads, start + WHO * M, 0], room)
-            gl.store(logsumexp + plane.to(gl.int64) * queries + rows, (maximum + gl.log2(total)) * LN_2,
-                     mask=rows < queries)  # fmt: skip
-            if not OWN_ROOM:
-                tma.store_wait(0)
-                mbarrier.arrive(q_empty.index(held), count=1)
+            store(
+                out, logsumexp, out_tiles, q_empty, acc, maximum, total, rows, held, plane, heads, start, queries,
+                WHO, M, D, OWN_ROOM,
+            )  # fmt: skip
             done += 1
     tma.store_wait(0)
     if WHO == 0:
@@ -336,13 +365,27 @@ def produce(
             done += 1
 
 
+@gluon.jit
+def set_up(q_full, q_empty, k_full, k_empty, v_full, v_empty, CONSUMERS: gl.constexpr):
+    """Initialise the barriers. All consumers free a tile of keys or values, one its own tile of queries."""
+    TILES_OF_QUERIES: gl.constexpr = q_full.shape[0]
+    STAGES: gl.constexpr = k_full.shape[0]
+    for held in gl.static_range(TILES_OF_QUERIES):
+        mbarrier.init(q_full.index(held), count=1)
+        mbarrier.init(q_empty.index(held), count=1)
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(k_full.index(stage), count=1)
+        mbarrier.init(k_empty.index(stage), count=CONSUMERS)
+        mbarrier.init(v_full.index(stage), count=1)
+        mbarrier.init(v_empty.index(stage), count=CONSUMERS)
+
+
 # One kernel for all lengths: compiling takes ten seconds.
 @gluon.jit(do_not_specialize=["heads", "planes", "span", "queries", "keys", "group"])
 def forward_kernel(
-    q, k, v, out, logsumexp, heads, planes, span, queries, keys, group, scale,
-    CONSUMERS: gl.constexpr, M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
-    Q_STAGES: gl.constexpr, CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr, HALVES: gl.constexpr,
-    REGISTERS: gl.constexpr, REST: gl.constexpr,
+    q, k, v, out, logsumexp, heads, planes, span, queries, keys, group, scale, CONSUMERS: gl.constexpr,
+    M: gl.constexpr, N: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, Q_STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr, OWN_ROOM: gl.constexpr, HALVES: gl.constexpr, REGISTERS: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     """out and its log-sum-exp (natural, contiguous). `scale` is log2(e)/√d; `planes` is batches · heads."""
     q_tiles = gl.allocate_shared_memory(q.dtype, [Q_STAGES * CONSUMERS, 1, 1, M, D], q.layout)
@@ -357,14 +400,7 @@ def forward_kernel(
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for held in gl.static_range(Q_STAGES * CONSUMERS):
-        mbarrier.init(q_full.index(held), count=1)
-        mbarrier.init(q_empty.index(held), count=1)
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(k_full.index(stage), count=1)
-        mbarrier.init(k_empty.index(stage), count=CONSUMERS)
-        mbarrier.init(v_full.index(stage), count=1)
-        mbarrier.init(v_empty.index(stage), count=CONSUMERS)
+    set_up(q_full, q_empty, k_full, k_empty, v_full, v_empty, CONSUMERS)
     fence_async_shared()
     tiles = (queries + CONSUMERS * M - 1) // (CONSUMERS * M)
     if CONSUMERS == 2:
