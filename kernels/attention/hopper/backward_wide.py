@@ -23,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels.attention.hopper.backward import produce, query_tiles
+from kernels.attention.hopper.backward import hide, produce, query_tiles
 from kernels.attention.hopper.barriers import after_the_kernel_before, along_rows, known_late
 from kernels.attention.hopper.forward import key_tiles
 
@@ -58,12 +58,7 @@ def weigh(
         mbarrier.arrive(q_empty.index(stage), count=1)
         p = gl.exp2(s * scale - exponent[None, :])
         if MASKED:
-            rows = start + gl.arange(0, N, gl.SliceLayout(1, s_layout))
-            visible = (rows < keys)[:, None]
-            if CAUSAL:
-                columns = index * M + gl.arange(0, M, column_layout)
-                visible = visible & (rows[:, None] <= columns[None, :])
-            p = gl.where(visible, p, 0.0)
+            p = hide(p, start, index * M, keys, CAUSAL)
         mbarrier.wait(p_empty.index(stage), phase ^ 1)
         p_tiles.index(stage).store(p.to(q_tiles.dtype))
         mbarrier.arrive(p_full.index(stage), count=1)
