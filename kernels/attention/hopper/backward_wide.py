@@ -25,7 +25,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from kernels.attention.hopper.backward import hide, produce, query_tiles
 from kernels.attention.hopper.barriers import after_the_kernel_before, along_rows, known_late
-from kernels.attention.hopper.forward import key_tiles
+from kernels.attention.hopper.forward import key_tiles, visible
 
 
 @gluon.jit
@@ -255,11 +255,7 @@ def visit_keys(
         s = warpgroup_mma_wait(1 if REST == 0 else 2, deps=[s])
         p = gl.exp2(s * scale - exponent[:, None])
         if MASKED:
-            columns = index * N + gl.arange(0, N, gl.SliceLayout(0, s_layout))
-            visible = (columns < keys)[None, :]
-            if CAUSAL:
-                visible = visible & (columns[None, :] <= rows[:, None])
-            p = gl.where(visible, p, 0.0)
+            p = gl.where(visible(rows, index * N, keys, p, CAUSAL), p, 0.0)
         dp = warpgroup_mma_wait(0, deps=[dp])
         mbarrier.arrive(v_empty.index(v_stage), count=1)
         ds = gl.convert_layout((p * (dp - delta[:, None])).to(k_tiles.dtype), left_layout)

@@ -53,21 +53,20 @@ def key_tiles(start, queries, keys, ROWS: gl.constexpr, N: gl.constexpr, CAUSAL:
 
 
 @gluon.jit
-def mask(s, rows, first, keys, CAUSAL: gl.constexpr, N: gl.constexpr):
-    """Scores of the keys from `first` on, −∞ where a query does not see a key."""
-    columns = first + gl.arange(0, N, gl.SliceLayout(0, s.type.layout))
-    visible = (columns < keys)[None, :]
+def visible(rows, first, keys, like, CAUSAL: gl.constexpr):
+    """Which of the keys from `first` on the queries `rows` see, in the shape and layout of `like` (queries × keys)."""
+    columns = first + gl.arange(0, like.shape[1], gl.SliceLayout(0, like.type.layout))
+    seen = (columns < keys)[None, :]
     if CAUSAL:
-        visible = visible & (columns[None, :] <= rows[:, None])
-    return gl.where(visible, s, -float("inf"))
+        seen = seen & (columns[None, :] <= rows[:, None])
+    return seen
 
 
 @gluon.jit
-def softmax_step(s, maximum, total, rows, first, keys, scale, MASKED: gl.constexpr, CAUSAL: gl.constexpr,
-                 N: gl.constexpr):  # fmt: skip
+def softmax_step(s, maximum, total, rows, first, keys, scale, MASKED: gl.constexpr, CAUSAL: gl.constexpr):
     """(weights, maximum, total, shrink) after one more tile of scores."""
     if MASKED:
-        s = mask(s, rows, first, keys, CAUSAL, N)
+        s = gl.where(visible(rows, first, keys, s, CAUSAL), s, -float("inf"))
     raised = gl.maximum(maximum, gl.max(s, 1) * scale)
     base = gl.where(raised == -float("inf"), 0.0, raised)  # as long as a row has seen scores of −∞ only
     p = gl.exp2(s * scale - base[:, None])
@@ -99,7 +98,7 @@ def attend(
         token = give_turn(token, (WHO + 1) % CONSUMERS)
         s = warpgroup_mma_wait(1, deps=[s_future])
         mbarrier.arrive(k_empty.index(stage), count=1)
-        p, maximum, total, shrink = softmax_step(s, maximum, total, rows, index * N, keys, scale, MASKED, CAUSAL, N)
+        p, maximum, total, shrink = softmax_step(s, maximum, total, rows, index * N, keys, scale, MASKED, CAUSAL)
         acc = warpgroup_mma_wait(0, deps=[acc_future])
         mbarrier.arrive(v_empty.index(before), count=1)
         acc = acc * gl.convert_layout(shrink, row_layout)[:, None]
@@ -133,7 +132,7 @@ def attend_to_half(
     mbarrier.arrive(k_empty.index(stage), count=1)
     p, raised, summed, shrink = softmax_step(
         s, gl.convert_layout(maximum, row_layout), gl.convert_layout(total, row_layout),
-        gl.convert_layout(rows, row_layout), first, keys, scale, True, True, HALF,
+        gl.convert_layout(rows, row_layout), first, keys, scale, True, True,
     )  # fmt: skip
     acc = warpgroup_mma_wait(0, deps=[acc_future])
     mbarrier.arrive(v_empty.index(before), count=1)
@@ -182,7 +181,7 @@ def attend_to_unit(
     s = warpgroup_mma_wait(0, deps=[s])
     mbarrier.arrive(k_empty.index(count % STAGES), count=1)
     # The mask is compared in any case: a branch around it is slower.
-    p, maximum, total, _shrink = softmax_step(s, maximum, total, rows, 0, keys, scale, True, CAUSAL, N)
+    p, maximum, total, _shrink = softmax_step(s, maximum, total, rows, 0, keys, scale, True, CAUSAL)
     weights = gl.convert_layout(p.to(k_tiles.dtype), weights_layout)
     count += 1
     count, token, weights, acc, maximum, total = attend(
