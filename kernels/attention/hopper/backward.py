@@ -268,8 +268,10 @@ def place(tiles, LONGEST_FIRST: gl.constexpr):
 
 
 @gluon.jit
-def set_up(kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, dq_empty):
-    """Initialise the barriers. Both consumers free a tile of queries; each fills a part of dQ of its own."""
+def set_up(kv_full, q_full, q_empty, do_full, do_empty, numbers_full, handed_full, handed_empty):
+    """Initialise the barriers. Two consumers free each tile of queries; one fills, and one empties, each tile that is
+    handed on: of dQ here, of weights for the greatest width.
+    """
     mbarrier.init(kv_full, count=1)
     for each in gl.static_range(2):
         mbarrier.init(q_full.index(each), count=1)
@@ -277,8 +279,8 @@ def set_up(kv_full, q_full, q_empty, do_full, do_empty, numbers_full, dq_full, d
         mbarrier.init(do_full.index(each), count=1)
         mbarrier.init(do_empty.index(each), count=2)
         mbarrier.init(numbers_full.index(each), count=1)
-        mbarrier.init(dq_full.index(each), count=1)
-        mbarrier.init(dq_empty.index(each), count=1)
+        mbarrier.init(handed_full.index(each), count=1)
+        mbarrier.init(handed_empty.index(each), count=1)
 
 
 # One kernel for all lengths: compiling takes ten seconds.

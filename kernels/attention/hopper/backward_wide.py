@@ -23,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernels.attention.hopper.backward import hide, produce, query_tiles
+from kernels.attention.hopper.backward import hide, produce, query_tiles, set_up
 from kernels.attention.hopper.barriers import after_the_kernel_before, along_rows, known_late
 from kernels.attention.hopper.forward import key_tiles, visible
 
@@ -193,15 +193,7 @@ def wide_keys_kernel(
     numbers_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     p_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     p_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(kv_full, count=1)
-    for each in gl.static_range(2):
-        mbarrier.init(q_full.index(each), count=1)
-        mbarrier.init(q_empty.index(each), count=2)
-        mbarrier.init(do_full.index(each), count=1)
-        mbarrier.init(do_empty.index(each), count=2)
-        mbarrier.init(numbers_full.index(each), count=1)
-        mbarrier.init(p_full.index(each), count=1)
-        mbarrier.init(p_empty.index(each), count=1)
+    set_up(kv_full, q_full, q_empty, do_full, do_empty, numbers_full, p_full, p_empty)
     fence_async_shared()
     start = after_the_kernel_before(start)
     gl.warp_specialize([

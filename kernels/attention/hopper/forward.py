@@ -76,6 +76,41 @@ def softmax_step(s, maximum, total, rows, first, keys, scale, MASKED: gl.constex
 
 
 @gluon.jit
+def attend_to_tile(
+    index, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
+    rows, keys, scale,
+    WHO: gl.constexpr, CONSUMERS: gl.constexpr, N: gl.constexpr, SEEN: gl.constexpr, STAGES: gl.constexpr,
+    CAUSAL: gl.constexpr, MASKED: gl.constexpr, REST: gl.constexpr,
+):  # fmt: skip
+    """The running softmax after the first SEEN keys of a tile, whose weights are not multiplied yet."""
+    D: gl.constexpr = acc.shape[1]
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, SEEN, 16])
+    numbers_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
+    stage = count % STAGES
+    before = (count - 1) % STAGES
+    mbarrier.wait(k_full.index(stage), (count // STAGES) & 1)
+    token = await_turn(token, WHO)
+    zeros = gl.zeros([acc.shape[0], SEEN], gl.float32, s_layout)
+    s_future = along_rows(q, k_tiles.index(stage).reshape([N, D]).slice(0, SEEN, 0), zeros, REST)
+    mbarrier.wait(v_full.index(before), ((count - 1) // STAGES) & 1)
+    acc_future = warpgroup_mma(weights, v_tiles.index(before).reshape([N, D]), acc, is_async=True)
+    token = give_turn(token, (WHO + 1) % CONSUMERS)
+    s = warpgroup_mma_wait(1, deps=[s_future])
+    mbarrier.arrive(k_empty.index(stage), count=1)
+    p, raised, summed, shrink = softmax_step(
+        s, gl.convert_layout(maximum, numbers_layout), gl.convert_layout(total, numbers_layout),
+        gl.convert_layout(rows, numbers_layout), index * N, keys, scale, MASKED, CAUSAL,
+    )  # fmt: skip
+    acc = warpgroup_mma_wait(0, deps=[acc_future])
+    mbarrier.arrive(v_empty.index(before), count=1)
+    acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
+    weights = gl.convert_layout(p.to(k_tiles.dtype), gl.DotOperandLayout(0, acc.type.layout, 2))
+    maximum = gl.convert_layout(raised, maximum.type.layout)
+    total = gl.convert_layout(summed, total.type.layout)
+    return token, weights, acc, maximum, total
+
+
+@gluon.jit
 def attend(
     begin, end, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
     rows, keys, scale,
@@ -83,78 +118,24 @@ def attend(
     MASKED: gl.constexpr, REST: gl.constexpr,
 ):  # fmt: skip
     """The running softmax after the tiles of keys from `begin` to `end`, whose weights are not multiplied yet."""
-    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
-    weights_layout: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
-    row_layout: gl.constexpr = gl.SliceLayout(1, acc.type.layout)
     for index in range(begin, end):
-        stage = count % STAGES
-        before = (count - 1) % STAGES
-        mbarrier.wait(k_full.index(stage), (count // STAGES) & 1)
-        token = await_turn(token, WHO)
-        zeros = gl.zeros([acc.shape[0], N], gl.float32, s_layout)
-        s_future = along_rows(q, k_tiles.index(stage).reshape([N, acc.shape[1]]), zeros, REST)
-        mbarrier.wait(v_full.index(before), ((count - 1) // STAGES) & 1)
-        acc_future = warpgroup_mma(weights, v_tiles.index(before).reshape([N, acc.shape[1]]), acc, is_async=True)
-        token = give_turn(token, (WHO + 1) % CONSUMERS)
-        s = warpgroup_mma_wait(1, deps=[s_future])
-        mbarrier.arrive(k_empty.index(stage), count=1)
-        p, maximum, total, shrink = softmax_step(s, maximum, total, rows, index * N, keys, scale, MASKED, CAUSAL)
-        acc = warpgroup_mma_wait(0, deps=[acc_future])
-        mbarrier.arrive(v_empty.index(before), count=1)
-        acc = acc * gl.convert_layout(shrink, row_layout)[:, None]
-        weights = gl.convert_layout(p.to(k_tiles.dtype), weights_layout)
+        token, weights, acc, maximum, total = attend_to_tile(
+            index, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
+            rows, keys, scale, WHO, CONSUMERS, N, N, STAGES, CAUSAL, MASKED, REST,
+        )  # fmt: skip
         count += 1
     return count, token, weights, acc, maximum, total
 
 
 @gluon.jit
-def attend_to_half(
-    count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full, v_empty,
-    rows, first, keys, scale,
-    WHO: gl.constexpr, CONSUMERS: gl.constexpr, N: gl.constexpr, STAGES: gl.constexpr, REST: gl.constexpr,
-):  # fmt: skip
-    """The end of a unit whose queries see no key of the last tile's second half: that half is not computed."""
-    HALF: gl.constexpr = N // 2
-    D: gl.constexpr = acc.shape[1]
-    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
-    row_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
-    weights_layout: gl.constexpr = gl.DotOperandLayout(0, acc.type.layout, 2)
+def attend_to_last(weights, acc, count, v_tiles, v_full, v_empty, N: gl.constexpr, STAGES: gl.constexpr):
+    """The output after the values of the last tile, which has the number `count`: of as many keys as have weights."""
     stage = count % STAGES
-    before = (count - 1) % STAGES
-    mbarrier.wait(k_full.index(stage), (count // STAGES) & 1)
-    token = await_turn(token, WHO)
-    zeros = gl.zeros([acc.shape[0], HALF], gl.float32, s_layout)
-    s_future = along_rows(q, k_tiles.index(stage).reshape([N, D]).slice(0, HALF, 0), zeros, REST)
-    mbarrier.wait(v_full.index(before), ((count - 1) // STAGES) & 1)
-    acc_future = warpgroup_mma(weights, v_tiles.index(before).reshape([N, D]), acc, is_async=True)
-    token = give_turn(token, (WHO + 1) % CONSUMERS)
-    s = warpgroup_mma_wait(1, deps=[s_future])
-    mbarrier.arrive(k_empty.index(stage), count=1)
-    p, raised, summed, shrink = softmax_step(
-        s, gl.convert_layout(maximum, row_layout), gl.convert_layout(total, row_layout),
-        gl.convert_layout(rows, row_layout), first, keys, scale, True, True,
-    )  # fmt: skip
-    acc = warpgroup_mma_wait(0, deps=[acc_future])
-    mbarrier.arrive(v_empty.index(before), count=1)
-    acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, acc.type.layout))[:, None]
-    half_weights = gl.convert_layout(p.to(k_tiles.dtype), weights_layout)
     mbarrier.wait(v_full.index(stage), (count // STAGES) & 1)
-    acc = warpgroup_mma(half_weights, v_tiles.index(stage).reshape([N, D]).slice(0, HALF, 0), acc, is_async=True)
+    v = v_tiles.index(stage).reshape([N, acc.shape[1]]).slice(0, weights.shape[1], 0)
+    acc = warpgroup_mma(weights, v, acc, is_async=True)
     acc = warpgroup_mma_wait(0, deps=[acc])
     mbarrier.arrive(v_empty.index(stage), count=1)
-    maximum = gl.convert_layout(raised, maximum.type.layout)
-    total = gl.convert_layout(summed, total.type.layout)
-    return count + 1, token, acc, maximum, total
-
-
-@gluon.jit
-def attend_to_last(weights, acc, count, v_tiles, v_full, v_empty, N: gl.constexpr, STAGES: gl.constexpr):
-    """The output after the last tile's values."""
-    last = (count - 1) % STAGES
-    mbarrier.wait(v_full.index(last), ((count - 1) // STAGES) & 1)
-    acc = warpgroup_mma(weights, v_tiles.index(last).reshape([N, acc.shape[1]]), acc, is_async=True)
-    acc = warpgroup_mma_wait(0, deps=[acc])
-    mbarrier.arrive(v_empty.index(last), count=1)
     return acc
 
 
@@ -198,14 +179,16 @@ def attend_to_unit(
     )  # fmt: skip
     if HALVES and WHO == 0:
         if halved > 0:
-            count, token, acc, maximum, total = attend_to_half(
-                count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full,
-                v_empty, rows, (number - 1) * N, keys, scale, WHO, CONSUMERS, N, STAGES, REST,
+            token, half_weights, acc, maximum, total = attend_to_tile(
+                number - 1, count, token, weights, acc, maximum, total, q, k_tiles, v_tiles, k_full, k_empty, v_full,
+                v_empty, rows, keys, scale, WHO, CONSUMERS, N, N // 2, STAGES, CAUSAL, True, REST,
             )  # fmt: skip
+            acc = attend_to_last(half_weights, acc, count, v_tiles, v_full, v_empty, N, STAGES)
+            count += 1
         else:
-            acc = attend_to_last(weights, acc, count, v_tiles, v_full, v_empty, N, STAGES)
+            acc = attend_to_last(weights, acc, count - 1, v_tiles, v_full, v_empty, N, STAGES)
     else:
-        acc = attend_to_last(weights, acc, count, v_tiles, v_full, v_empty, N, STAGES)
+        acc = attend_to_last(weights, acc, count - 1, v_tiles, v_full, v_empty, N, STAGES)
     return count, token, acc, maximum, total
 
 
