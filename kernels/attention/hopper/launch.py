@@ -432,17 +432,17 @@ def _fastest_order(
     sizes = {each for each in range(1, 2 * programs + 1) if 2 * programs % each == 0} | {fitting}
     enough = sorted({each for each in sizes if each < planes and 3 * each * len(lengths) >= programs} | {planes})
 
-    def time(order: tuple[int, int]) -> float:
-        walking, span = order
-        load = heaviest_load(lengths, planes, span, programs)
-        if walking == total > programs:
-            load = (1 + OWN_PROGRAM) * planes * sum(UNIT_COST + length for length in lengths) / programs
+    def time(load: float, span: int) -> float:
         return load * (1 + FARTHER * max(0.0, math.log2(span * head_bytes / CLOSE_BYTES)))
 
-    return min([*((programs, span) for span in enough), (total, fitting)], key=time)
+    times = {(programs, span): time(heaviest_load(lengths, planes, span, programs), span) for span in enough}
+    if total > programs:
+        even = planes * sum(UNIT_COST + length for length in lengths) / programs
+        times[total, fitting] = time((1 + OWN_PROGRAM) * even, fitting)
+    return min(times, key=times.__getitem__)
 
 
-def heaviest_load(lengths: Sequence[int], planes: int, span: int, programs: int) -> float:
+def heaviest_load(lengths: Sequence[int], planes: int, span: int, programs: int) -> int:
     """Return the most that a program has to do, in tiles of keys, if heads are taken in groups of `span`.
 
     It deals units as `place` and `next_unit` of the kernel do. It uses lists, since tensors would depend on the default

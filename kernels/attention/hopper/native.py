@@ -7,6 +7,7 @@ sequences. A call that is not known yet, and every call where the library cannot
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -67,7 +68,7 @@ def load(file: Path) -> Any:
     assert spec is not None
     module = module_from_spec(spec)
     loader.exec_module(module)
-    module.differentiate_with(_differentiate)
+    module.differentiate_with(functools.partial(_differentiate, None))
     return module
 
 
@@ -151,14 +152,9 @@ def _described(launches: Sequence[tuple[Launch, Sequence[int]]]) -> list[dict[st
     return described
 
 
-def _differentiate(*inputs: Any) -> tuple[Tensor | None, ...]:
-    """Return the gradients that are needed, of a call that the library does not know; it gives what it was given."""
-    results: tuple[Tensor | None, ...] = _differentiate_once(None, *inputs)
-    return results
-
-
 @once_differentiable
-def _differentiate_once(_context: None, *inputs: Any) -> tuple[Tensor | None, ...]:
+def _differentiate(_context: None, *inputs: Any) -> tuple[Tensor | None, ...]:
+    """Return the gradients that are needed, of a call that the library does not know; it gives what it was given."""
     from kernels.attention.flash_triton import differentiate  # which imports this module
 
     out_gradient, q, k, v, out, logsumexp, is_causal, needed = inputs
