@@ -40,7 +40,7 @@ MAX_DOUBTS = 5
 FIRST_IN_QUEUE = (
     "It starts as soon as a worker has its devices free. Jobs of another Flopwatch on the same host may hold them."
 )
-"""What the first job of the queue waits for, unless a reason is known why it cannot start."""
+"""Said of the first job of the queue, unless a reason is known why it cannot start."""
 
 
 def varying_columns(measurements: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a call of attention costs the host, and how long a loop of short calls takes a user, beside torch's own.
+"""Times the host's part of a call of attention, and a user's loop of short calls, beside torch's own attention.
 
     python -m benchmarks.attention_host [--shape 4x25x512x64 --shape 8x16x1024x64] [--compiled]
 

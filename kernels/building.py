@@ -44,7 +44,7 @@ class Library:
     sources: Path
     """The folder: each *.cpp in it is compiled, and a change of any file in it leads to another build."""
     what: str
-    """What the library is for: a plural that messages start with, such as "the cpu_* attention implementations"."""
+    """The library's purpose: a plural that messages start with, such as "the cpu_* attention implementations"."""
     compiler_flags: tuple[str, ...]
     linker_flags: tuple[str, ...] = ()
     include_folders: tuple[str, ...] = ()
