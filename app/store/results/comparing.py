@@ -322,19 +322,16 @@ def _compared(
     environments = circumstances.environment_differences(
         baseline.circumstances, candidate.circumstances, devices_may_differ=baseline.baseline is None
     )
-    same = None if alternated else _same_jobs(baseline, candidate)
     judgement = judging.conclude(
         judged,
         headline,
         circumstances.obstacles(environments, elsewhere),
         alternated=alternated,
-        same=same,
+        same=None if alternated else _same_jobs(baseline, candidate),
         asked=question.metrics,
         fail_above_percent=question.fail_above_percent,
     )
-    notes = [*_notes(baseline, candidate, differences, environments), *more_notes]
-    if same is None:  # else the sentence above the table says it
-        notes.insert(0, ALTERNATED if alternated else NOT_ALTERNATED)
+    notes = [*_notes(baseline, candidate, differences, environments, alternated=alternated), *more_notes]
     tables = _Tables() if question.metrics else _Tables.read(database, baseline, candidate)
     distributions: list[dict[str, Any]] = []
     if tables.joined:
@@ -384,9 +381,13 @@ def _notes(
     candidate: _Side,
     differences: Mapping[str, tuple[Scalar, Scalar]],
     environments: Sequence[circumstances.EnvironmentDifference],
+    *,
+    alternated: bool,
 ) -> list[str]:
     """Return the sentences that stand below the table."""
-    notes = []
+    notes = [ALTERNATED if alternated else NOT_ALTERNATED]
+    if not alternated and _same_jobs(baseline, candidate):
+        notes = []  # the sentence above the table says it
     if differences:
         notes.append(f"They differ in {case_text({name: _change(*both) for name, both in differences.items()})}.")
     if environments:
