@@ -117,7 +117,8 @@ def start_beside(
 
 def end_all_jobs(client: httpx.Client) -> None:
     """Cancel what waits or runs, and wait for its end."""
-    for state in ("running", "queued"):  # a running job whose worker was killed is queued again
+    # A running job whose worker was killed is queued again, and a queued one starts, between two of the questions.
+    for state in ("running", "queued", "running"):
         for job in client.get("/jobs", params={"state": state, "limit": 500}).raise_for_status().json()["data"]:
             client.post(f"/jobs/{job['id']}/cancel")
             wait_for_job(client, job["id"])
