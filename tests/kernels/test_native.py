@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.nvidia import driver as nvidia
 
 from kernels import launching
+from kernels.attention.flash_triton import flash_attention
 from kernels.attention.hopper import native
 from kernels.launching import Address, Window
 
@@ -48,6 +49,7 @@ def calls(fake: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The library, which knows no call yet."""
     loaded = native.load(native.LIBRARY.file())
     loaded.open(fake._name, fake._name)
+    native.implement(loaded, "CPU")
     monkeypatch.setattr(native, "_loaded", loaded)
     fake.forget()
     yield loaded
@@ -88,6 +90,18 @@ def teach(calls: Any, fake: ctypes.CDLL, *, deterministic: bool = True) -> None:
     calls.learn_forward(q, k, v, True, forward_kernel(fake))
     rest = q, q.new_empty(SHAPE[:3]), True, NUMBERS + 4, deterministic
     calls.learn_backward(q, q, k, v, *rest, backward_kernels(fake))
+
+
+class Listener(TorchDispatchMode):
+    """Sees the operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(str(function))
+        return function(*args, **(kwargs or {}))
 
 
 def test_a_known_call_launches_and_is_differentiated(calls: Any, fake: ctypes.CDLL) -> None:
@@ -181,20 +195,13 @@ def test_gradients_cannot_be_differentiated_in_turn(
 
 
 def test_who_listens_during_the_backward_pass_sees_the_operation(calls: Any, fake: ctypes.CDLL) -> None:
-    seen: list[str] = []
-
-    class Listener(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            seen.append(str(function))
-            return function(*args, **(kwargs or {}))
-
     teach(calls, fake)
     inputs = draw()
     out = native.attend(*inputs, True)
     assert out is not None
-    with Listener():
+    with Listener() as listener:
         torch.autograd.grad(out, inputs, torch.randn(SHAPE))
-    assert "flopwatch.flash_attention_backward.default" in seen
+    assert "flopwatch.flash_attention_backward.default" in listener.seen
 
 
 def test_a_gradient_that_is_no_plain_tensor_goes_to_the_operation(calls: Any, fake: ctypes.CDLL) -> None:
@@ -225,6 +232,99 @@ def test_compiled_autograd_takes_the_operation_into_its_graph(calls: Any, fake: 
         out.backward(torch.randn(SHAPE))
     assert all(one.grad is not None for one in inputs)
     assert any("flash_attention_backward" in str(node.target) for graph in graphs for node in graph.graph.nodes)
+
+
+@pytest.fixture
+def asked_of_python(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What Python's implementations are asked for; they answer with sevens."""
+    asked = []
+
+    def attend(q: Tensor, *_rest: Any) -> tuple[Tensor, Tensor]:
+        asked.append("forward")
+        return torch.full_like(q, 7), torch.full(q.shape[:3], 7.0)
+
+    def by_python(gradient: Tensor, *_rest: Any, needed: tuple[bool, ...]) -> tuple[Tensor, ...]:
+        asked.append("backward")
+        return tuple(torch.full_like(gradient, 7) for _ in needed)
+
+    monkeypatch.setattr("kernels.attention.hopper.launch.attend", attend)
+    monkeypatch.setattr("kernels.attention.flash_triton._gradients", by_python)
+    return asked
+
+
+def test_operations_launch_what_is_known(calls: Any, fake: ctypes.CDLL, asked_of_python: list[str]) -> None:
+    q, k, v = (one.detach() for one in draw())
+    operations = torch.ops.flopwatch
+    assert operations.flash_attention(q, k, v, True, False)[0].eq(7).all()
+    assert asked_of_python == ["forward"]
+    teach(calls, fake)
+    for context in (
+        torch.enable_grad(),
+        torch.no_grad(),
+        torch.inference_mode(),
+        torch.autocast("cpu", torch.bfloat16),
+    ):
+        with context:
+            out, logsumexp = operations.flash_attention(q, k, v, True, False)
+            torch.testing.assert_close(out, q + 2 * k + 3 * v)
+            assert logsumexp.eq(0.25).all()
+            given = operations.flash_attention_backward(q, None, q, k, v, out, logsumexp, True, False)
+            for one, factor in zip(given, (1, 2, 3), strict=True):
+                torch.testing.assert_close(one, factor * q)
+    assert asked_of_python == ["forward"]
+
+
+def test_operations_leave_to_python_what_is_not_known(
+    calls: Any, fake: ctypes.CDLL, asked_of_python: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import triton
+
+    teach(calls, fake)
+    q, k, v = (one.detach() for one in draw())
+    out, logsumexp = q, q.new_empty(SHAPE[:3])
+    forward, backward = torch.ops.flopwatch.flash_attention, torch.ops.flopwatch.flash_attention_backward
+    assert forward(q, k, v, False, False)[0].eq(7).all()
+    assert backward(q, None, q, k, v, out, logsumexp, False, False)[0].eq(7).all()
+    assert backward(q, logsumexp, q, k, v, out, logsumexp, True, False)[0].eq(7).all()
+    assert asked_of_python == ["forward", "backward", "backward"]
+    monkeypatch.setattr(triton.knobs.runtime.launch_exit_hook, "calls", [print])
+    assert forward(q, k, v, True, False)[0].eq(7).all()
+    assert backward(q, None, q, k, v, out, logsumexp, True, False)[0].eq(7).all()
+    assert asked_of_python[3:] == ["forward", "backward"]
+
+
+def test_operations_that_need_gradients_are_differentiated(calls: Any, fake: ctypes.CDLL) -> None:
+    teach(calls, fake)
+    inputs = draw(needs="qv")
+    out, logsumexp = torch.ops.flopwatch.flash_attention(*inputs, True, False)
+    assert out.requires_grad
+    assert logsumexp.requires_grad
+    gradient = torch.randn(SHAPE)
+    for given, factor in zip(torch.autograd.grad(out, inputs[::2], gradient), (1, 3), strict=True):
+        torch.testing.assert_close(given, factor * gradient)
+
+
+def test_who_listens_sees_the_operations(calls: Any, fake: ctypes.CDLL) -> None:
+    teach(calls, fake)
+    q, k, v = (one.detach() for one in draw())
+    with Listener() as listener:
+        torch.ops.flopwatch.flash_attention(q, k, v, True, False)
+    assert "flopwatch.flash_attention.default" in listener.seen
+
+
+def test_compiled_functions_call_without_python(calls: Any, fake: ctypes.CDLL, asked_of_python: list[str]) -> None:
+    compiled = torch.compile(flash_attention, fullgraph=True, dynamic=False, backend="aot_eager")
+    inputs = draw()
+    gradient = torch.randn(SHAPE)
+    assert compiled(*inputs, True).eq(7).all()
+    assert asked_of_python == ["forward"]
+    teach(calls, fake)
+    out = compiled(*inputs, True)
+    q, k, v = inputs
+    torch.testing.assert_close(out, q + 2 * k + 3 * v)
+    for given, factor in zip(torch.autograd.grad(out, inputs, gradient), (1, 2, 3), strict=True):
+        torch.testing.assert_close(given, factor * gradient)
+    assert asked_of_python == ["forward"]
 
 
 def test_profilers_see_the_calls_by_name(calls: Any, fake: ctypes.CDLL) -> None:

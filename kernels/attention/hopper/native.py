@@ -8,6 +8,7 @@ sequences. A call that is not known yet, and every call where the library cannot
 from __future__ import annotations
 
 import functools
+import importlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -51,6 +52,7 @@ def _library() -> Any | None:
             _log.info("building %s, unless an earlier process has: 10 to 30 s", LIBRARY.what)
             loaded = load(LIBRARY.file())
             loaded.open(DRIVER, STREAMS)
+            implement(loaded, "CUDA")
             _loaded = loaded
         finally:
             _loading.release()
@@ -58,7 +60,7 @@ def _library() -> Any | None:
 
 
 def load(file: Path) -> Any:
-    """Import the library from its file, and let it ask Python for gradients that it does not know.
+    """Import the library from its file, and let it ask Python for gradients that it does not know, and for hooks.
 
     Raises:
         ImportError: the file does not fit this Python or this torch.
@@ -68,8 +70,18 @@ def load(file: Path) -> Any:
     assert spec is not None
     module = module_from_spec(spec)
     loader.exec_module(module)
-    module.differentiate_with(functools.partial(_differentiate, None))
+    module.ask(functools.partial(_differentiate, None), hooks_are_set)
     return module
+
+
+def implement(library: Any, device: str) -> None:
+    """Let the library be the implementation of torch's operations, for tensors on such a device ("CUDA").
+
+    Compiled functions call these. Python's implementation, and its autograd function before it, take the host longer
+    than the rest of such a call. They get what the library does not know.
+    """
+    importlib.import_module("kernels.attention.flash_triton")  # which imports this module, and defines the operations
+    library.implement(device)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor | None:

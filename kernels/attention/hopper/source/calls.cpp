@@ -1,4 +1,5 @@
-// Calls of the kernels for compute capability 9.0 that need no Python, and their autograd function.
+// Calls of the kernels for compute capability 9.0 that need no Python: their autograd function, and the implementation
+// of torch's operations that compiled functions call.
 //
 // Python prepares the first call of each kind (`learn_forward`, `learn_backward`): it compiles the kernels, and says
 // what Triton's launcher passes to them. Later calls of that kind allocate their results and launch from here, in the
@@ -7,6 +8,9 @@
 
 #include <ATen/Context.h>
 #include <ATen/SequenceNumber.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/record_function.h>
@@ -18,6 +22,7 @@
 #include <dlfcn.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <array>
@@ -29,6 +34,7 @@
 #include <string>
 #include <tuple>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 namespace py = pybind11;
@@ -294,7 +300,10 @@ struct Backward {
 
 Plans<Kernel> forwards;
 Plans<Backward> backwards;
-py::object* differentiate = nullptr;  // by Python, what is not known here; never freed, since autograd may outlive it
+
+// What is asked of Python. Never freed, since autograd may outlive it.
+py::object* differentiate = nullptr;  // what is not known here
+py::object* hooks_are_set = nullptr;  // whether each launch must go through Triton, which tells somebody
 
 // ---- Calls --------------------------------------------------------------------------------------------------------
 
@@ -307,6 +316,7 @@ std::array<uint64_t, N> addresses(const std::array<std::reference_wrapper<const 
 }
 
 std::tuple<Tensor, Tensor> forward(const Kernel& kernel, const Tensor& q, const Tensor& k, const Tensor& v) {
+  const at::AutoDispatchBelowADInplaceOrView allocations_have_no_gradients;
   const c10::DeviceGuard guard(q.device());
   make_context_current(q.device().index());
   Tensor out = at::empty_like(q);
@@ -337,6 +347,7 @@ std::optional<std::tuple<Tensor, Tensor, Tensor>> gradients(Tensor out_gradient,
   out_gradient = with_rows(out_gradient);
   const auto plan = backwards.find(backward_key(out_gradient, q, k, v, out, logsumexp, is_causal));
   if (!plan || (at::globalContext().deterministicAlgorithms() && !plan->is_deterministic)) return std::nullopt;
+  const at::AutoDispatchBelowADInplaceOrView allocations_have_no_gradients;
   const c10::DeviceGuard guard(q.device());
   make_context_current(q.device().index());
   Tensor dq = at::empty_like(q), dk = at::empty_like(k), dv = at::empty_like(v);
@@ -387,12 +398,15 @@ struct Attention : torch::autograd::Function<Attention> {
 
 namespace {
 
+bool needs_gradients(const Tensor& q, const Tensor& k, const Tensor& v) {
+  return c10::GradMode::is_enabled() && (q.requires_grad() || k.requires_grad() || v.requires_grad());
+}
+
 std::optional<Tensor> attend(const Tensor& q, const Tensor& k, const Tensor& v, bool is_causal) {
   const auto kernel = forwards.find(key_of({q, k, v}, is_causal));
   if (!kernel) return std::nullopt;
   // Profilers find the backward pass of a call by the number that its node in autograd's graph gets now.
-  const bool has_node = c10::GradMode::is_enabled() && (q.requires_grad() || k.requires_grad() || v.requires_grad());
-  const int64_t number = has_node ? static_cast<int64_t>(at::sequence_number::peek()) : -1;
+  const int64_t number = needs_gradients(q, k, v) ? static_cast<int64_t>(at::sequence_number::peek()) : -1;
   RECORD_FUNCTION("flopwatch::flash_attention", std::vector<c10::IValue>({q, k, v}), number);
   return flopwatch::Attention::apply(q, k, v, is_causal, kernel);
 }
@@ -416,12 +430,82 @@ void learn_backward(const Tensor& out_gradient, const Tensor& q, const Tensor& k
   backwards.keep(backward_key(out_gradient, q, k, v, out, logsumexp, is_causal), plan);
 }
 
+// ---- torch's operations -------------------------------------------------------------------------------------------
+
+using torch::jit::Stack;
+
+bool somebody_hears_of_launches() {
+  const py::gil_scoped_acquire lock;
+  return (*hooks_are_set)().cast<bool>();
+}
+
+// These put the results of a known call in the place of its arguments, and return false for any other.
+
+bool do_forward(Stack& stack) {
+  const auto given = torch::jit::last(stack, 6);  // q, k, v, is_causal, tf32, only_hopper
+  const Tensor &q = given[0].toTensor(), &k = given[1].toTensor(), &v = given[2].toTensor();
+  if (needs_gradients(q, k, v)) return false;
+  const auto kernel = forwards.find(key_of({q, k, v}, given[3].toBool()));
+  if (!kernel || somebody_hears_of_launches()) return false;
+  auto [out, logsumexp] = forward(*kernel, q, k, v);
+  torch::jit::drop(stack, 6);
+  torch::jit::push(stack, std::move(out), std::move(logsumexp));
+  return true;
+}
+
+bool do_backward(Stack& stack) {
+  // the gradients of the output and of its log-sum-exp, q, k, v, the output, its log-sum-exp, is_causal, tf32
+  const auto given = torch::jit::last(stack, 9);
+  if (!given[1].isNone() || somebody_hears_of_launches()) return false;
+  auto known = gradients(given[0].toTensor(), given[2].toTensor(), given[3].toTensor(), given[4].toTensor(),
+                         given[5].toTensor(), given[6].toTensor(), given[7].toBool());
+  if (!known) return false;
+  torch::jit::drop(stack, 9);
+  torch::jit::push(stack, std::get<0>(*known), std::get<1>(*known), std::get<2>(*known));
+  return true;
+}
+
+// An implementation that leaves what it does not know to the one before it, Python's.
+class Implementation final : public c10::OperatorKernel {
+ public:
+  Implementation(bool (*done)(Stack&), c10::SafeKernelFunction before) : done_(done), before_(std::move(before)) {}
+
+  void operator()(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, Stack* stack) {
+    if (!done_(*stack)) before_.callBoxed(operation, keys, stack);
+  }
+
+ private:
+  bool (*const done_)(Stack&);
+  const c10::SafeKernelFunction before_;
+};
+
+// Implements the operations for tensors on such a device. A call in inference mode, or from below autograd, comes by
+// the device's own key; any other call of the forward pass by autograd's, where Python would come first.
+void implement(const std::string& device) {
+  static auto* const library = new torch::Library(torch::Library::IMPL, "flopwatch", std::nullopt, __FILE__, __LINE__);
+  static std::unordered_set<std::string> implemented;
+  if (!implemented.insert(device).second) return;
+  const auto put = [](const std::string& name, const std::string& key_name, bool (*done)(Stack&)) {
+    const auto key = c10::parseDispatchKey(key_name);
+    const auto operation = c10::Dispatcher::singleton().findSchemaOrThrow(("flopwatch::" + name).c_str(), "");
+    auto own = std::make_unique<Implementation>(done, operation.getComputedKernelForDispatchKey(key));
+    library->impl(name.c_str(), torch::dispatch(key, torch::CppFunction::makeFromBoxedFunctor(std::move(own))));
+  };
+  put("flash_attention", device, do_forward);
+  put("flash_attention", "Autograd" + device, do_forward);
+  put("flash_attention_backward", device, do_backward);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(flopwatch_hopper_calls, module) {
   using Free = py::call_guard<py::gil_scoped_release>;  // a launch waits while the driver's queue is full
   module.def("open", &open);
-  module.def("differentiate_with", [](py::object function) { differentiate = new py::object(std::move(function)); });
+  module.def("ask", [](py::object for_gradients, py::object for_hooks) {
+    differentiate = new py::object(std::move(for_gradients));
+    hooks_are_set = new py::object(std::move(for_hooks));
+  });
+  module.def("implement", &implement);
   module.def("attend", &attend, Free());
   module.def("forward", &forward_alone, Free());
   module.def("gradients", &gradients, Free());
