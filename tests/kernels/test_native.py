@@ -46,7 +46,7 @@ def fake(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.fixture
 def calls(fake: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The library, which knows no call yet."""
+    """The library, which knows no call yet. It stays the operations' implementation for tensors on the CPU."""
     loaded = native.load(native.LIBRARY.file())
     loaded.open(fake._name, fake._name)
     native.implement(loaded, "CPU")
@@ -258,12 +258,7 @@ def test_operations_launch_what_is_known(calls: Any, fake: ctypes.CDLL, asked_of
     assert operations.flash_attention(q, k, v, True, False)[0].eq(7).all()
     assert asked_of_python == ["forward"]
     teach(calls, fake)
-    for context in (
-        torch.enable_grad(),
-        torch.no_grad(),
-        torch.inference_mode(),
-        torch.autocast("cpu", torch.bfloat16),
-    ):
+    for context in (torch.enable_grad(), torch.no_grad(), torch.inference_mode()):
         with context:
             out, logsumexp = operations.flash_attention(q, k, v, True, False)
             torch.testing.assert_close(out, q + 2 * k + 3 * v)
@@ -272,6 +267,47 @@ def test_operations_launch_what_is_known(calls: Any, fake: ctypes.CDLL, asked_of
             for one, factor in zip(given, (1, 2, 3), strict=True):
                 torch.testing.assert_close(one, factor * q)
     assert asked_of_python == ["forward"]
+
+
+def test_operations_below_autograd_launch_for_inputs_that_need_gradients(
+    calls: Any, fake: ctypes.CDLL, asked_of_python: list[str]
+) -> None:
+    teach(calls, fake)
+    q, k, v = draw()
+    with torch._C._AutoDispatchBelowAutograd():
+        out, _ = torch.ops.flopwatch.flash_attention(q, k, v, True, False)
+    torch.testing.assert_close(out, (q + 2 * k + 3 * v).detach())
+    assert not asked_of_python
+
+
+def test_values_that_are_not_in_memory_are_not_read_from_it(
+    calls: Any, fake: ctypes.CDLL, asked_of_python: list[str]
+) -> None:
+    """Of a view that is to be negated, and of zeros without memory. torch fills memory with what an operation takes."""
+    teach(calls, fake)
+    q, k, v = (one.detach() for one in draw())
+    negated, zeros = torch._neg_view(q), torch._efficientzerotensor(SHAPE)
+    for odd in (negated, zeros):
+        assert native.attend(odd, k, v, True) is None
+        assert native.gradients(odd, q, k, v, q, q.new_empty(SHAPE[:3]), True) is None
+    out, logsumexp = torch.ops.flopwatch.flash_attention(negated, k, v, True, False)
+    torch.testing.assert_close(out, -q + 2 * k + 3 * v)
+    given = torch.ops.flopwatch.flash_attention_backward(zeros, None, q, k, v, out, logsumexp, True, False)
+    assert given[1].eq(0).all(), "the output's gradient is expanded, and then copied"
+    assert not asked_of_python
+    assert torch.ops.flopwatch.flash_attention(zeros, k, v, True, False)[0].eq(7).all(), "an expanded q is unknown"
+
+
+def test_an_operations_launch_that_fails_says_why(calls: Any, fake: ctypes.CDLL) -> None:
+    teach(calls, fake)
+    q, k, v = (one.detach() for one in draw())
+    fake.fail_with(1)
+    with pytest.raises(RuntimeError, match="attention: a launch failed: invalid argument"):
+        torch.ops.flopwatch.flash_attention(q, k, v, True, False)
+    with pytest.raises(RuntimeError, match="attention: a launch failed: invalid argument"):
+        torch.ops.flopwatch.flash_attention_backward(q, None, q, k, v, q, q.new_empty(SHAPE[:3]), True, False)
+    fake.fail_with(0)
+    torch.testing.assert_close(torch.ops.flopwatch.flash_attention(q, k, v, True, False)[0], q + 2 * k + 3 * v)
 
 
 def test_operations_leave_to_python_what_is_not_known(

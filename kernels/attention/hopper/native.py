@@ -1,4 +1,4 @@
-"""Calls that need no Python: `source/calls.cpp`, built on first use, and taught what calls of each kind launch.
+"""Calls from C++: `source/calls.cpp`, built on first use, and taught what calls of each kind launch.
 
 Python's part of an autograd function, and of three launches, takes the host longer than the device works on short
 sequences. A call that is not known yet, and every call where the library cannot be built, goes the longer way through
@@ -77,10 +77,10 @@ def load(file: Path) -> Any:
 def implement(library: Any, device: str) -> None:
     """Let the library be the implementation of torch's operations, for tensors on such a device ("CUDA").
 
-    Compiled functions call these. Python's implementation, and its autograd function before it, take the host longer
-    than the rest of such a call. They get what the library does not know.
+    Compiled functions call these. Python's implementation, and its function at autograd's key before it, take the host
+    longer than the rest of such a call. They get what the library does not know.
     """
-    importlib.import_module("kernels.attention.flash_triton")  # which imports this module, and defines the operations
+    importlib.import_module("kernels.attention.flash_triton")  # which defines the operations, and imports this module
     library.implement(device)
 
 

@@ -1,5 +1,5 @@
-// Calls of the kernels for compute capability 9.0 that need no Python: their autograd function, and the implementation
-// of torch's operations that compiled functions call.
+// Calls of the kernels for compute capability 9.0 that need no Python: their autograd function. And the implementation of
+// torch's operations, which compiled functions call: it asks Python one thing, whether launch hooks are set.
 //
 // Python prepares the first call of each kind (`learn_forward`, `learn_backward`): it compiles the kernels, and says
 // what Triton's launcher passes to them. Later calls of that kind allocate their results and launch from here, in the
@@ -226,9 +226,11 @@ struct KeyHash {
   }
 };
 
-// Tensors whose memory is not simply their own: those of Python's dispatch, of functorch, and of functionalization.
-const c10::DispatchKeySet FOREIGN{c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched,
-                                  c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Functionalize};
+// Tensors whose memory does not simply hold their values: those of Python's dispatch, of functorch, and of
+// functionalization; views that are to be negated, and zeros without memory.
+const c10::DispatchKeySet FOREIGN{c10::DispatchKey::Python,        c10::DispatchKey::FuncTorchBatched,
+                                  c10::DispatchKey::Functionalize, c10::DispatchKey::FuncTorchGradWrapper,
+                                  c10::DispatchKey::Negative,      c10::DispatchKey::ZeroTensor};
 
 // True if somebody must see operations: a mode in Python, functorch, or torch.jit's tracer.
 bool somebody_listens() {
@@ -316,7 +318,6 @@ std::array<uint64_t, N> addresses(const std::array<std::reference_wrapper<const 
 }
 
 std::tuple<Tensor, Tensor> forward(const Kernel& kernel, const Tensor& q, const Tensor& k, const Tensor& v) {
-  const at::AutoDispatchBelowADInplaceOrView allocations_have_no_gradients;
   const c10::DeviceGuard guard(q.device());
   make_context_current(q.device().index());
   Tensor out = at::empty_like(q);
@@ -341,21 +342,34 @@ Tensor with_rows(const Tensor& out_gradient) {
                                                                                     : out_gradient.contiguous();
 }
 
-std::optional<std::tuple<Tensor, Tensor, Tensor>> gradients(Tensor out_gradient, const Tensor& q, const Tensor& k,
-                                                            const Tensor& v, const Tensor& out,
-                                                            const Tensor& logsumexp, bool is_causal) {
-  out_gradient = with_rows(out_gradient);
-  const auto plan = backwards.find(backward_key(out_gradient, q, k, v, out, logsumexp, is_causal));
-  if (!plan || (at::globalContext().deterministicAlgorithms() && !plan->is_deterministic)) return std::nullopt;
-  const at::AutoDispatchBelowADInplaceOrView allocations_have_no_gradients;
+std::shared_ptr<const Backward> find_backward(const Tensor& out_gradient, const Tensor& q, const Tensor& k,
+                                              const Tensor& v, const Tensor& out, const Tensor& logsumexp,
+                                              bool is_causal) {
+  auto plan = backwards.find(backward_key(out_gradient, q, k, v, out, logsumexp, is_causal));
+  const bool must_be_deterministic = at::globalContext().deterministicAlgorithms();
+  return plan && must_be_deterministic && !plan->is_deterministic ? nullptr : plan;
+}
+
+using Gradients = std::tuple<Tensor, Tensor, Tensor>;  // of q, k and v
+
+Gradients backward(const Backward& plan, const Tensor& out_gradient, const Tensor& q, const Tensor& k, const Tensor& v,
+                   const Tensor& out, const Tensor& logsumexp) {
   const c10::DeviceGuard guard(q.device());
   make_context_current(q.device().index());
   Tensor dq = at::empty_like(q), dk = at::empty_like(k), dv = at::empty_like(v);
-  const Tensor buffer = at::empty({plan->numbers}, q.options().dtype(at::kFloat));
+  const Tensor buffer = at::empty({plan.numbers}, q.options().dtype(at::kFloat));
   const auto places = addresses<10>({q, k, v, out_gradient, buffer, dk, dv, dq, out, logsumexp});
   const CUstream stream = stream_of(q.device().index());
-  for (const Kernel& kernel : plan->kernels) kernel.launch(places.data(), stream);
-  return std::make_tuple(dq, dk, dv);
+  for (const Kernel& kernel : plan.kernels) kernel.launch(places.data(), stream);
+  return {dq, dk, dv};
+}
+
+std::optional<Gradients> gradients(const Tensor& given, const Tensor& q, const Tensor& k, const Tensor& v,
+                                   const Tensor& out, const Tensor& logsumexp, bool is_causal) {
+  const Tensor out_gradient = with_rows(given);
+  const auto plan = find_backward(out_gradient, q, k, v, out, logsumexp, is_causal);
+  if (!plan) return std::nullopt;
+  return backward(*plan, out_gradient, q, k, v, out, logsumexp);
 }
 
 }  // namespace
@@ -439,61 +453,77 @@ bool somebody_hears_of_launches() {
   return (*hooks_are_set)().cast<bool>();
 }
 
-// These put the results of a known call in the place of its arguments, and return false for any other.
+// Does a call, whose results then take the place of its arguments, or returns false and leaves them.
+using Attempt = bool(const c10::OperatorHandle&, c10::DispatchKeySet, Stack&);
 
-bool do_forward(Stack& stack) {
-  const auto given = torch::jit::last(stack, 6);  // q, k, v, is_causal, tf32, only_hopper
+constexpr size_t FORWARD_ARGUMENTS = 6;  // q, k, v, is_causal, tf32, only_hopper
+
+bool attempt_forward(const c10::OperatorHandle&, c10::DispatchKeySet, Stack& stack) {
+  const auto given = torch::jit::last(stack, FORWARD_ARGUMENTS);
   const Tensor &q = given[0].toTensor(), &k = given[1].toTensor(), &v = given[2].toTensor();
-  if (needs_gradients(q, k, v)) return false;
   const auto kernel = forwards.find(key_of({q, k, v}, given[3].toBool()));
   if (!kernel || somebody_hears_of_launches()) return false;
   auto [out, logsumexp] = forward(*kernel, q, k, v);
-  torch::jit::drop(stack, 6);
+  torch::jit::drop(stack, FORWARD_ARGUMENTS);
   torch::jit::push(stack, std::move(out), std::move(logsumexp));
   return true;
 }
 
-bool do_backward(Stack& stack) {
-  // the gradients of the output and of its log-sum-exp, q, k, v, the output, its log-sum-exp, is_causal, tf32
-  const auto given = torch::jit::last(stack, 9);
-  if (!given[1].isNone() || somebody_hears_of_launches()) return false;
-  auto known = gradients(given[0].toTensor(), given[2].toTensor(), given[3].toTensor(), given[4].toTensor(),
-                         given[5].toTensor(), given[6].toTensor(), given[7].toBool());
-  if (!known) return false;
-  torch::jit::drop(stack, 9);
-  torch::jit::push(stack, std::get<0>(*known), std::get<1>(*known), std::get<2>(*known));
+// Passes a call that needs no gradients on to the keys below autograd's.
+bool pass_autograd(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, Stack& stack) {
+  const auto given = torch::jit::last(stack, FORWARD_ARGUMENTS);
+  if (needs_gradients(given[0].toTensor(), given[1].toTensor(), given[2].toTensor())) return false;
+  const at::AutoDispatchBelowAutograd guard;
+  operation.redispatchBoxed(keys & c10::after_autograd_keyset, &stack);
   return true;
 }
 
-// An implementation that leaves what it does not know to the one before it, Python's.
+bool attempt_backward(const c10::OperatorHandle&, c10::DispatchKeySet, Stack& stack) {
+  // the gradients of the output and of its log-sum-exp, q, k, v, the output, its log-sum-exp, is_causal, tf32
+  constexpr size_t ARGUMENTS = 9;
+  const auto given = torch::jit::last(stack, ARGUMENTS);
+  if (!given[1].isNone()) return false;
+  const Tensor out_gradient = with_rows(given[0].toTensor());
+  const Tensor &q = given[2].toTensor(), &k = given[3].toTensor(), &v = given[4].toTensor();
+  const Tensor &out = given[5].toTensor(), &logsumexp = given[6].toTensor();
+  const auto plan = find_backward(out_gradient, q, k, v, out, logsumexp, given[7].toBool());
+  if (!plan || somebody_hears_of_launches()) return false;
+  auto [dq, dk, dv] = backward(*plan, out_gradient, q, k, v, out, logsumexp);
+  torch::jit::drop(stack, ARGUMENTS);
+  torch::jit::push(stack, std::move(dq), std::move(dk), std::move(dv));
+  return true;
+}
+
+// An implementation that leaves what it does not do to the one before it, Python's. That one lives as long as the
+// operations' definitions in Python, which is as long as the process.
 class Implementation final : public c10::OperatorKernel {
  public:
-  Implementation(bool (*done)(Stack&), c10::SafeKernelFunction before) : done_(done), before_(std::move(before)) {}
+  Implementation(Attempt* attempt, c10::SafeKernelFunction python) : attempt_(attempt), python_(std::move(python)) {}
 
   void operator()(const c10::OperatorHandle& operation, c10::DispatchKeySet keys, Stack* stack) {
-    if (!done_(*stack)) before_.callBoxed(operation, keys, stack);
+    if (!attempt_(operation, keys, *stack)) python_.callBoxed(operation, keys, stack);
   }
 
  private:
-  bool (*const done_)(Stack&);
-  const c10::SafeKernelFunction before_;
+  Attempt* const attempt_;
+  const c10::SafeKernelFunction python_;
 };
 
-// Implements the operations for tensors on such a device. A call in inference mode, or from below autograd, comes by
-// the device's own key; any other call of the forward pass by autograd's, where Python would come first.
+// Implements the operations for tensors on such a device, once. Python's function at autograd's key costs more than the
+// call, so it is asked only for what needs gradients.
 void implement(const std::string& device) {
   static auto* const library = new torch::Library(torch::Library::IMPL, "flopwatch", std::nullopt, __FILE__, __LINE__);
   static std::unordered_set<std::string> implemented;
   if (!implemented.insert(device).second) return;
-  const auto put = [](const std::string& name, const std::string& key_name, bool (*done)(Stack&)) {
+  const auto put = [](const std::string& name, const std::string& key_name, Attempt* attempt) {
     const auto key = c10::parseDispatchKey(key_name);
     const auto operation = c10::Dispatcher::singleton().findSchemaOrThrow(("flopwatch::" + name).c_str(), "");
-    auto own = std::make_unique<Implementation>(done, operation.getComputedKernelForDispatchKey(key));
+    auto own = std::make_unique<Implementation>(attempt, operation.getComputedKernelForDispatchKey(key));
     library->impl(name.c_str(), torch::dispatch(key, torch::CppFunction::makeFromBoxedFunctor(std::move(own))));
   };
-  put("flash_attention", device, do_forward);
-  put("flash_attention", "Autograd" + device, do_forward);
-  put("flash_attention_backward", device, do_backward);
+  put("flash_attention", device, attempt_forward);
+  put("flash_attention", "Autograd" + device, pass_autograd);
+  put("flash_attention_backward", device, attempt_backward);
 }
 
 }  // namespace
