@@ -73,8 +73,9 @@ class Forkserver:
                 self._process = run_forkserver(theirs)
         self._received = b""
         self._guard = threading.Lock()
-        self._started: list[int] = []
-        self._ended: dict[int, int] = {}
+        self._started: list[Forked] = []
+        self._running: dict[int, Forked] = {}
+        """By pid. The kernel gives the pid of a child that has ended to another one, sooner or later."""
 
     def start(
         self,
@@ -100,7 +101,9 @@ class Forkserver:
             self._socket.sendall(json.dumps(order).encode() + b"\n")
             while not self._started:
                 self._hear(None)
-            return Forked(self, self._started.pop(), arguments)
+            started = self._started.pop()
+        started.args = list(arguments)
+        return started
 
     @property
     def has_ended(self) -> bool:
@@ -109,15 +112,14 @@ class Forkserver:
         poller.register(self._socket, 0)  # a hang-up is always told
         return bool(poller.poll(0))
 
-    def returncode(self, pid: int, timeout_s: float | None) -> int | None:
-        """Wait at most so long for the end of a child; None if it still runs."""
+    def hear_of_the_end(self, child: Forked, timeout_s: float | None) -> None:
+        """Wait at most so long for the end of a child, which has a return code then."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._guard:
-            while pid not in self._ended:
+            while child.returncode is None:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 if not self._hear(left):
-                    return None
-            return self._ended[pid]
+                    return
 
     def _hear(self, timeout_s: float | None) -> bool:
         """Take what the forkserver says next; False if it says nothing for so long."""
@@ -133,32 +135,33 @@ class Forkserver:
         *lines, self._received = (self._received + chunk).split(b"\n")
         for line in lines:
             message: dict[str, Any] = json.loads(line)
+            pid = message["pid"]
             if "returncode" in message:
-                self._ended[message["pid"]] = message["returncode"]
+                self._running.pop(pid).returncode = message["returncode"]
             else:
-                self._started.append(message["pid"])
+                self._running[pid] = Forked(self, pid)
+                self._started.append(self._running[pid])
         return True
 
 
 class Forked(subprocess.Popen[bytes]):
     """A child of the forkserver, to be used as if it were one of this process."""
 
-    def __init__(self, forkserver: Forkserver, pid: int, arguments: Sequence[str]) -> None:
+    def __init__(self, forkserver: Forkserver, pid: int) -> None:
         self._child_created = False  # Popen's own destructor would wait for it
         self._forkserver = forkserver
         self.pid = pid
-        self.args = list(arguments)
         self.stdin = self.stdout = self.stderr = None
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
         if self.returncode is None:
-            self.returncode = self._forkserver.returncode(self.pid, 0.0)
+            self._forkserver.hear_of_the_end(self, 0.0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
-            self.returncode = self._forkserver.returncode(self.pid, timeout)
+            self._forkserver.hear_of_the_end(self, timeout)
         if self.returncode is None:
             assert timeout is not None
             raise subprocess.TimeoutExpired(self.args, timeout)
