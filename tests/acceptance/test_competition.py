@@ -16,9 +16,11 @@ from tests.acceptance.conftest import end_all_jobs, environment
 from tests.acceptance.sabotage import (
     attempt_states,
     get,
+    open_gate,
     other_host,
     plain_job,
     plain_kind,
+    wait_for_start,
     wait_for_state,
     worker_id,
 )
@@ -73,7 +75,11 @@ def run_all_once(service: Service, folder: Path, rng: random.Random, jobs: int, 
     workers = service.start_workers(
         *({**plain_kind(*mechanisms), **other_host(folder / name)} for name in ("first", "second"))
     )
-    ids = [submit(client, plain_job("counted", number=number, priority=rng.randint(-2, 2))) for number in numbers]
+    # Each worker has a job when the race begins: one that the host lets wait could find all jobs taken.
+    ids = [submit(client, plain_job("gated")) for _ in workers]
+    wait_for_start(folder, len(ids))
+    ids += [submit(client, plain_job("counted", number=number, priority=rng.randint(-2, 2))) for number in numbers]
+    open_gate(folder)
     wait_until(
         lambda: get(client, "/jobs?state=queued&limit=1") + get(client, "/jobs?state=running&limit=1") == [],
         timeout_s=PATIENCE_S,
