@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +59,8 @@ def alive(pid: int) -> bool:
 def kill(*pids: int) -> None:
     """Send SIGKILL to those that run."""
     for pid in pids:
-        if alive(pid):
-            os.kill(pid, signal.SIGKILL)
+        with suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).kill()
 
 
 @contextmanager
@@ -71,11 +70,11 @@ def cleaned_up(folder: Path) -> Iterator[None]:
         yield
     finally:
         for pid in [pid for line in started(folder) for pid in line]:
-            if alive(pid):
-                parent = psutil.Process(pid).parent()
+            with suppress(psutil.NoSuchProcess):  # the worker may end it meanwhile
+                parent = psutil.Process(pid).parent() if alive(pid) else None
                 if parent is not None and {"keeper", "warm"} & set(parent.cmdline()):
                     parent.kill()
-                kill(pid)
+            kill(pid)
 
 
 def started(folder: Path) -> list[list[int]]:
