@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ GONE_S = 5.0
 """How soon the ranks of a killed worker's job are gone, on a busy machine."""
 SHARED_S = 30.0
 """How long other tests may have files in shared memory that they remove themselves. What is left of ranks stays."""
+LISTENS = "0A"
+"""The state of a socket in /proc/net/tcp that listens."""
 DDP: dict[str, Any] = {
     "kind": "ddp",
     "model": {"d_model": 8, "d_ff": 8, "num_layers": 1, "num_heads": 1, "vocab_size": 16},
@@ -46,17 +49,25 @@ def shared_memory() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir()}
 
 
-def ports(processes: list[psutil.Process]) -> set[int]:
-    """The ports at which processes listen."""
-    found: set[int] = set()
-    for process in processes:
-        found |= {one.laddr.port for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN}
+def listening() -> set[str]:
+    """The sockets that listen on this host, as links to them read below /proc. A port may soon be another process's."""
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for row in Path("/proc/net", table).read_text().splitlines()[1:]:
+            _, _, _, state, _, _, _, _, _, inode, *_ = row.split()
+            if state == LISTENS:
+                found.add(f"socket:[{inode}]")
     return found
 
 
-def listening() -> set[int]:
-    """The ports at which any process of this host listens."""
-    return {one.laddr.port for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN}
+def listening_of(processes: list[psutil.Process]) -> set[str]:
+    """Those at which these processes listen."""
+    links: set[str] = set()
+    for process in processes:
+        for path in Path(f"/proc/{process.pid}/fd").iterdir():
+            with suppress(FileNotFoundError):  # it has just been closed
+                links.add(str(path.readlink()))
+    return links & listening()
 
 
 def ranks_alive(folder: Path) -> list[str]:
@@ -124,7 +135,7 @@ def test_four_ranks_of_a_killed_worker_are_gone_and_the_next_worker_tells_a_stop
     ranks = wait_until(lambda: ranks_that_measure(first), timeout_s=90, what="four ranks that measure")
     assert len(ranks_alive(first.folder)) == 4
     descendants = psutil.Process(first.worker.pid).children(recursive=True)
-    held = ports(descendants)
+    held = listening_of(descendants)
     assert held
     first.worker.kill()
     wait_until_gone(*(one.pid for one in ranks), timeout_s=GONE_S)
