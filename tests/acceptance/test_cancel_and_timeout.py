@@ -111,9 +111,11 @@ def cancels_against_the_finish(site: Site, rng: random.Random, *, rounds: int) -
     for number in range(1, rounds + 1):
         job_id = submit(client, plain_job("gated"))
         (child,) = wait_for_start(folder, number)
-        open_gate(folder, child)
-        time.sleep(rng.uniform(0.0, 0.08))
+        if number < rounds:
+            open_gate(folder, child)
+            time.sleep(rng.uniform(0.0, 0.08))
         answer = client.post(f"/jobs/{job_id}/cancel")
+        open_gate(folder, child)  # on a busy machine only the last cancel may come before the finish
         expected = "cancelled" if answer.status_code == 202 else "succeeded"
         job = wait_for_job(client, job_id)
         assert (answer.status_code, job["state"]) in {(202, "cancelled"), (409, "succeeded")}
@@ -136,7 +138,7 @@ def test_a_cancel_that_was_answered_is_never_overwritten(site: Site, rng: random
 def test_control_a_finish_that_overwrites_cancels(start_beside: Callable[..., Site], rng: random.Random) -> None:
     site = start_beside(**plain_kind("cancel_wins", "notice_of_cancels"))
     with pytest.raises(AssertionError, match=r"\(202, 'succeeded'\)"):
-        cancels_against_the_finish(site, rng, rounds=40)
+        cancels_against_the_finish(site, rng, rounds=10)
 
 
 def times_out(site: Site, *, patience_s: float = PATIENCE_S) -> None:
