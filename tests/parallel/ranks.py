@@ -41,11 +41,14 @@ def tell(rank: Rank, variable: str) -> list[Any]:
     return [rank.index, rank.world_size, rank.backend, os.environ.get(variable), (1, 2), float("inf")]
 
 
-def fail(rank: Rank, how: str, culprit: int) -> None:
-    """One rank fails; the others wait as long as they may."""
+def fail(rank: Rank, how: str, culprit: int, folder: str) -> None:
+    """One rank fails when all have told their process and made a step; the others wait as long as they may."""
     rank.report(os.getpid())
     rank.step_done()
+    Path(folder, f"stepped-{rank.index}").touch()
     if rank.index == culprit:
+        while len(list(Path(folder).glob("stepped-*"))) < rank.world_size:
+            time.sleep(0.01)
         print("the last words of the culprit", flush=True)
         if how == "raise":
             raise ArithmeticError("made to fail")

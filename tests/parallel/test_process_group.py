@@ -74,6 +74,37 @@ def hold_time(monkeypatch: pytest.MonkeyPatch, condition: Callable[[Any], bool])
     monkeypatch.setattr(process_group, "_Ranks", Held)
 
 
+def wait_for_last_words(monkeypatch: pytest.MonkeyPatch, log: Path, words: str) -> None:
+    """Let no rank be killed before its stack is in its log: on a busy host it may be slow to write that."""
+    ask = process_group._Ranks._last_words
+
+    def asked(self: Any) -> None:
+        ask(self)
+        wait_until(lambda: words in log.read_text(), 30)
+
+    monkeypatch.setattr(process_group._Ranks, "_last_words", asked)
+
+
+class StepClock:
+    """The launcher's time, which also moves on by some seconds whenever it hears of a step."""
+
+    sleep = staticmethod(time.sleep)
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, step_s: float) -> None:
+        self._offset_s = 0.0
+        take = process_group._Ranks._take
+
+        def taken(ranks: Any, index: int, kind: str, at: float, content: Any) -> None:
+            self._offset_s += step_s if kind == "step" else 0.0
+            take(ranks, index, kind, at, content)
+
+        monkeypatch.setattr(process_group._Ranks, "_take", taken)
+        monkeypatch.setattr(process_group, "time", self)
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self._offset_s
+
+
 def alive(pids: list[int]) -> list[int]:
     return [pid for pid in pids if Path(f"/proc/{pid}").exists() and "State:\tZ" not in status(pid)]
 
@@ -185,7 +216,7 @@ def test_one_ranks_failure_ends_all_and_is_told(
 ) -> None:
     began = time.monotonic()
     with pytest.raises(RanksFailed, match=f"rank 1 {reason}") as failure:
-        run(ranks.fail, how, 1, folder=tmp_path, pids=pids)
+        run(ranks.fail, how, 1, str(tmp_path), folder=tmp_path, pids=pids)
     assert time.monotonic() - began < 15  # the others would sleep for a minute
     assert failure.value.rank == 1
     assert failure.value.log_file == tmp_path / "rank-1.log"
@@ -202,7 +233,7 @@ def test_without_killing_the_others_would_live_on(
     monkeypatch.setattr(process_group._Ranks, "_kill", lambda self: None)
     monkeypatch.setattr(process_group, "END_S", 0.3)
     with pytest.raises(RanksFailed, match="rank 1 raised"):
-        run(ranks.fail, "raise", 1, folder=tmp_path, pids=pids)
+        run(ranks.fail, "raise", 1, str(tmp_path), folder=tmp_path, pids=pids)
     left = alive(pids)
     for pid in left:
         os.kill(pid, signal.SIGKILL)
@@ -217,7 +248,7 @@ def rank_1_is_stopped(ranks: Any, is_stopped: Callable[[int], bool] = process_gr
 def test_a_stopped_rank_is_named(light: None, tmp_path: Path, pids: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     hold_time(monkeypatch, rank_1_is_stopped)
     with pytest.raises(RanksTimedOut, match=r"rank 1 was stopped and made no step within 0.5 s") as failure:
-        run(ranks.fail, "stop", 1, folder=tmp_path, pids=pids, step_timeout_s=0.5)
+        run(ranks.fail, "stop", 1, str(tmp_path), folder=tmp_path, pids=pids, step_timeout_s=0.5)
     assert failure.value.rank == 1
     assert not alive(pids)
 
@@ -228,8 +259,9 @@ def test_without_looking_for_it_a_stopped_rank_would_be_one_of_many(
     """The control of the test above."""
     hold_time(monkeypatch, rank_1_is_stopped)
     monkeypatch.setattr(process_group, "_is_stopped", lambda pid: False)
+    wait_for_last_words(monkeypatch, tmp_path / "rank-0.log", "in fail")
     with pytest.raises(RanksTimedOut, match="the ranks made no step") as failure:
-        run(ranks.fail, "stop", 1, folder=tmp_path, pids=pids, step_timeout_s=0.5)
+        run(ranks.fail, "stop", 1, str(tmp_path), folder=tmp_path, pids=pids, step_timeout_s=0.5)
     assert failure.value.rank is None
     # The others have told where they were.
     assert "in fail" in (tmp_path / "rank-0.log").read_text()
@@ -270,10 +302,13 @@ def test_shared_memory_is_removed(light: None, tmp_path: Path, monkeypatch: pyte
 
 def test_each_step_has_its_own_time(light: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Five steps take longer than the timeout of one.
-    assert run(ranks.wait, 0.5, 5, folder=tmp_path, world_size=1, step_timeout_s=2) == [5]
+    with monkeypatch.context() as patch:
+        StepClock(patch, 20.0)
+        assert run(ranks.wait, 0.1, 5, folder=tmp_path, world_size=1, step_timeout_s=30) == [5]
     # Rank 0's steps must wait for rank 1, which begins slowly.
     pids: list[int] = []
     hold_time(monkeypatch, lambda ranks: 0 in ranks.results and len(pids) == 2)
+    wait_for_last_words(monkeypatch, tmp_path / "rank-1.log", "in wait")
     with pytest.raises(RanksTimedOut, match=r"rank 1 made no first step within 2 s") as failure:
         run(ranks.wait, 0.1, 3, folder=tmp_path, pids=pids, start_timeout_s=2, step_timeout_s=0.5)
     assert "in wait" in (tmp_path / "rank-1.log").read_text()
