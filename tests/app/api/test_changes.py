@@ -20,6 +20,7 @@ from app.store.engine import Database, open_database
 from app.store.queue import Queue
 from app.store.reading import Reading
 from app.store.records import NewJob
+from tools.service import wait_until
 
 TIMEOUT_S = 10.0
 
@@ -46,8 +47,26 @@ def run(database: Database, scenario: Callable[[Changes], Awaitable[None]]) -> N
     asyncio.run(main())
 
 
+def count_looks(changes: Changes) -> list[Any]:
+    """What each of the poller's looks from now on has found, as it finds it."""
+    looks: list[Any] = []
+    look = changes._look
+
+    def counted() -> Any:
+        looks.append(look())
+        return looks[-1]
+
+    changes._look = counted  # type: ignore[method-assign]
+    return looks
+
+
+def wait_for_looks(looks: list[Any], count: int) -> None:
+    wait_until(lambda: len(looks) >= count, timeout_s=TIMEOUT_S, what=f"{count} looks")
+
+
 async def wakes_of_others(changes: Changes, database: Database) -> int:
     """How often the follower of one job was woken by jobs of others, a readiness check, and an event of another job."""
+    looks = count_looks(changes)
     mine, other = submit(database), submit(database)
     with changes.following(mine) as followed, changes.following(other) as last:
         assert await followed.after(0, TIMEOUT_S), "the first look tells that anything may have changed"
@@ -55,7 +74,8 @@ async def wakes_of_others(changes: Changes, database: Database) -> int:
         for _ in range(3):
             submit(database)
             database.probe(1.0)
-            await asyncio.sleep(0.1)  # a look or two, each with a commit to see
+            # The first look may have begun before, the second sees the commit, and wakes before the third one.
+            await asyncio.to_thread(wait_for_looks, looks, len(looks) + 3)
         Queue(database).cancel(other)
         assert await last.after(seen, TIMEOUT_S), "its own event wakes"
         return followed.generation - before
