@@ -7,8 +7,9 @@ import fcntl
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,8 +25,6 @@ from workers.devices import DeviceLocks, Gpu, Host, Lease, discover
 GPUS = tuple(Gpu(f"GPU-{name}", "NVIDIA H200", 143_771) for name in ("aaaa-0", "aabb-1", "cccc-2"))
 CPU_HOST = Host((), 2, 1000)
 GPU_HOST = Host(GPUS, 16, 1000)
-WAITS_S = 0.5
-"""Who has not got his locks after this time waits for them; else it takes microseconds."""
 
 
 @pytest.fixture
@@ -154,8 +153,10 @@ class Interrupted:
 
     LOCK_EX, LOCK_SH, LOCK_NB = fcntl.LOCK_EX, fcntl.LOCK_SH, fcntl.LOCK_NB
 
-    def __init__(self, other: Callable[[], None]) -> None:
+    def __init__(self, other: Callable[[], None], waits: Callable[[], None]) -> None:
         self.other = other
+        self.waits = waits
+        """Called before a lock is waited for that somebody else holds."""
         self.acting = False
 
     def flock(self, descriptor: int, operation: int) -> None:
@@ -165,7 +166,13 @@ class Interrupted:
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
             self.other()
             self.acting = False
-        fcntl.flock(descriptor, operation)
+        try:
+            fcntl.flock(descriptor, operation | self.LOCK_NB)
+        except BlockingIOError:
+            if operation & self.LOCK_NB:
+                raise
+            self.waits()
+            fcntl.flock(descriptor, operation)
 
 
 class WithoutChoosing(DeviceLocks):
@@ -199,17 +206,25 @@ def waits_for_a_job_that_is_alone(locks: type[DeviceLocks], folder: Path, monkey
 
     free = ours.take_free()
     assert free.alone
-    monkeypatch.setattr(devices, "fcntl", Interrupted(start_cpu_job))
+    waits, waits_or_has_it = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        waits.set()
+        waits_or_has_it.set()
+
+    monkeypatch.setattr(devices, "fcntl", Interrupted(start_cpu_job, wait))
     with ThreadPoolExecutor(1) as pool:
         keeping = pool.submit(ours.keep_only, free, gpus=1, alone=False)
-        done, _ = wait([keeping], timeout=WAITS_S)
+        keeping.add_done_callback(lambda _: waits_or_has_it.set())
+        seen = waits_or_has_it.wait(60)
         for lease in kept:
             lease.release()
         ours_kept = keeping.result(timeout=10)
     monkeypatch.setattr(devices, "fcntl", fcntl)
     assert others.take_free().alone is False
     ours_kept.release()
-    return not done
+    assert seen
+    return waits.is_set()
 
 
 def test_an_agent_never_waits_for_anothers_job(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
