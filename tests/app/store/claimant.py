@@ -3,6 +3,7 @@
     python claimant.py URL NUMBER [--sabotage]
 
 With --sabotage there is no write lock, no transaction and no condition on the job's state: what the test must notice.
+Then all have chosen their first job before anybody takes one, however late some of them come.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ def hesitate() -> None:
 
     def slowly(*arguments: Any) -> Any:
         chosen = choose(*arguments)
+        if CHOOSING:
+            CHOOSING.pop().wait(60)
         time.sleep(PAUSE_S)
         return chosen
 
@@ -66,5 +69,7 @@ NAMES = [f"worker-{number}" for number in range(int(sys.argv[2]))]
 # Forks, since each new interpreter would import all of this anew.
 FORKS = multiprocessing.get_context("fork")
 ALL_READY = FORKS.Barrier(len(NAMES))
+CHOOSING = [FORKS.Barrier(len(NAMES))] if "--sabotage" in sys.argv else []
+"""Where each waits with its first choice."""
 with FORKS.Pool(len(NAMES)) as pool:
     print(json.dumps(pool.map(claim_all, NAMES, chunksize=1)))
