@@ -313,14 +313,16 @@ class TestRemove:
         self, files: ArtifactFiles, trace: Path, queue: Queue, shop: Any, database: Database
     ) -> bool:
         """Put, finish and release against removals of the same content at every moment."""
-        stop, missing = threading.Event(), []
+        stop, removing, missing = threading.Event(), threading.Event(), []
 
         def remove() -> None:
             while not stop.is_set():
                 files.remove([SHA256], database)
+                removing.set()
 
         remover = threading.Thread(target=remove)
         remover.start()
+        assert removing.wait(60)
         try:
             for _ in range(25):
                 files.put(trace)
