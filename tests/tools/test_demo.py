@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 import typer
 
 from app.cli.commands import cli
+from tools.service import wait_until
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = ROOT / "tests" / "plugins"
@@ -55,6 +55,12 @@ def processes_of(folder: Path) -> list[psutil.Process]:
     return found
 
 
+def wait_until_all_is_gone(folder: Path) -> None:
+    """Wait for the end of the demo's processes; its own folder must be gone with them."""
+    wait_until(lambda: not processes_of(folder), timeout_s=10, what="the end of all processes", poll_s=0.05)
+    assert not list(folder.glob("flopwatch-demo-*"))
+
+
 @pytest.mark.acceptance
 @pytest.mark.parametrize(
     "demo",
@@ -75,8 +81,7 @@ def test_it_prints_a_table(demo: subprocess.Popen[str], tmp_path: Path) -> None:
     told = [line.split("#")[0].split()[1:] for line in last.splitlines() if "#" in line]
     assert [words[0] for words in told] == ["up", "submit", "sweep", "table", "specs"]
     assert {words[0] for words in told} <= set(vars(typer.main.get_command(cli))["commands"])
-    assert not processes_of(tmp_path)
-    assert not list(tmp_path.glob("flopwatch-demo-*"))
+    wait_until_all_is_gone(tmp_path)
 
 
 @pytest.mark.acceptance
@@ -93,8 +98,4 @@ def test_nothing_is_left_of_an_interrupted_demo(
     assert len(processes_of(tmp_path)) >= processes  # what is gone in the end was there
     os.killpg(demo.pid, signum)  # as a terminal does
     assert demo.wait(DEADLINE_S) == code
-    deadline = time.monotonic() + 10.0
-    while processes_of(tmp_path) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not processes_of(tmp_path)
-    assert not list(tmp_path.glob("flopwatch-demo-*"))
+    wait_until_all_is_gone(tmp_path)
