@@ -1,5 +1,6 @@
-// Calls of the kernels for compute capability 9.0 that need no Python: their autograd function. And the implementation of
-// torch's operations, which compiled functions call: it asks Python one thing, whether launch hooks are set.
+// Calls of the kernels for compute capability 9.0: their autograd function, which needs no Python, and the
+// implementation of torch's operations, which compiled functions call. That asks Python only whether launch hooks are
+// set.
 //
 // Python prepares the first call of each kind (`learn_forward`, `learn_backward`): it compiles the kernels, and says
 // what Triton's launcher passes to them. Later calls of that kind allocate their results and launch from here, in the
