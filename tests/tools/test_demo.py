@@ -55,12 +55,6 @@ def processes_of(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def wait_until_all_is_gone(folder: Path) -> None:
-    """Wait for the end of the demo's processes; its own folder must be gone with them."""
-    wait_until(lambda: not processes_of(folder), timeout_s=10, what="the end of all processes", poll_s=0.05)
-    assert not list(folder.glob("flopwatch-demo-*"))
-
-
 @pytest.mark.acceptance
 @pytest.mark.parametrize(
     "demo",
@@ -81,7 +75,8 @@ def test_it_prints_a_table(demo: subprocess.Popen[str], tmp_path: Path) -> None:
     told = [line.split("#")[0].split()[1:] for line in last.splitlines() if "#" in line]
     assert [words[0] for words in told] == ["up", "submit", "sweep", "table", "specs"]
     assert {words[0] for words in told} <= set(vars(typer.main.get_command(cli))["commands"])
-    wait_until_all_is_gone(tmp_path)
+    assert not processes_of(tmp_path)
+    assert not list(tmp_path.glob("flopwatch-demo-*"))
 
 
 @pytest.mark.acceptance
@@ -98,4 +93,5 @@ def test_nothing_is_left_of_an_interrupted_demo(
     assert len(processes_of(tmp_path)) >= processes  # what is gone in the end was there
     os.killpg(demo.pid, signum)  # as a terminal does
     assert demo.wait(DEADLINE_S) == code
-    wait_until_all_is_gone(tmp_path)
+    wait_until(lambda: not processes_of(tmp_path), timeout_s=10, what="the end of all processes", poll_s=0.05)
+    assert not list(tmp_path.glob("flopwatch-demo-*"))

@@ -145,12 +145,13 @@ def test_an_agent_out_of_threads_does_not_use_up_the_queue(
 ) -> None:
     jobs = [submit(database, max_attempts=1) for _ in range(3)]
     monkeypatch.setattr(threading.Thread, "start", no_thread)
-    agent._backoff_s = 20.0  # longer than the turns take
+    assert agent._backoff_s == agent_module.MIN_BACKOFF_S
+    agent._backoff_s = pause_s = 20.0  # longer than the turns take
     for _ in range(3):
         turn(agent)
     assert [job_after(database, job_id)["state"] for job_id in jobs] == ["failed", "queued", "queued"]
     assert agent._claim_after > time.monotonic()
-    assert agent._backoff_s == 40.0
+    assert agent._backoff_s == 2 * pause_s
 
 
 @pytest.mark.parametrize(
